@@ -140,6 +140,13 @@ SWEEPS = [
         minutes=5,
         group=4,
     ),
+    Gate("native-loader", {}, ["tests/native/vcuda"], ["--sanitizer=loader", *SANITIZED], "native", 5, 1),
+    Gate(
+        "newest-headers",
+        {"newest CUDA": ["python", "tests/native/vcuda/driver_names.py", "--newest"]},
+        minutes=1,
+        group=2,
+    ),
     # Ten model runs of a second or two each, and 150 MB of Debian packages the first time.
     Gate(
         "workloads",

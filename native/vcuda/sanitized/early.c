@@ -41,6 +41,7 @@ static int early_iterate(int (*visit)(struct dl_phdr_info *info, size_t size, vo
 #define object_at early_object_at
 #define object_symbol early_object_symbol
 #define object_exports early_object_exports
+#define object_links early_object_links
 #include "../src/driver/elf.c"
 
 struct decision {

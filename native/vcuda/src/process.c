@@ -58,6 +58,7 @@ static __attribute__((noinline)) void start(void)
     lock_take(&start_lock);
     struct process_state *here = atomic_load_explicit(&vgpu_process, memory_order_relaxed);
     if (!everywhere) {
+        log_begin();
         void *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (page != MAP_FAILED && madvise(page, 1, MADV_WIPEONFORK) == 0)
             here = page;

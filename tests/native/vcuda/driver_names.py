@@ -4,6 +4,8 @@
 As a program it prints a line for each name that the table lacks or has in the wrong place:
 
     python3 tests/native/vcuda/driver_names.py
+
+``--newest`` compares with the headers of CUDA and NVML that NVIDIA published last, and exits 1 where a name is new.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ TABLE = Path(__file__).with_name("coverage.txt")
 CLASSES = ("hooked", "passed", "denied")
 # Column WHERE of the table → the script that fetches what it names, and its argument.
 LIBRARIES = {"535": "bookworm", "550": "trixie"}
-HEADERS = {"12": "12", "13": "13"}
+HEADERS = {"12": "12", "13": "13.0", "13.5": "13.5"}
 SOURCES = (*LIBRARIES, *HEADERS)
 
 
@@ -85,7 +87,40 @@ def names_of(source: str) -> set[str]:
     return exported(libcuda(source)) if source in LIBRARIES else declared(headers(source))
 
 
+def hooked(kind: str) -> set[str]:
+    """Symbols of hooks.def: HOOK of CUDA, NVML."""
+    text = (ROOT / "native/vcuda/src/driver/hooks.def").read_text()
+    return set(re.findall(rf"^{kind}\((\w+),", text, re.MULTILINE))
+
+
+def unknown_nvml(folder: Path) -> set[str]:
+    """Functions of nvml.h that are another form of a hooked one, and not hooked: a neighbour may be seen by them."""
+    names = set(re.findall(r"DECLDIR\s+(nvml\w+)\s*\(", (folder / "nvml.h").read_text()))
+    known = hooked("NVML")
+    bases = {re.sub(r"_v\d+$", "", name) for name in known}
+    return {name for name in names - known if re.sub(r"_v\d+$", "", name) in bases}
+
+
+def compare_newest() -> int:
+    rows, _reasons = read_table(TABLE.read_text())
+    try:
+        folder = fetched("fetch_cuda_headers.sh", "newest")
+    except Unavailable as why:
+        print(f"{why}; nothing was compared", file=sys.stderr)
+        return 3
+    names = declared(folder)
+    assert len(names) > 500, "the names were read wrongly"
+    new = sorted(names - {row.name for row in rows} | unknown_nvml(folder))
+    print((folder / "wheels").read_text(), end="")
+    for name in new:
+        print(f"{name}: no class in {TABLE.relative_to(ROOT)}, or no hook; README.md of native/vcuda says what to do")
+    print(f"{len(names)} names of CUDA, {len(new)} of CUDA and NVML are unknown")
+    return 1 if new else 0
+
+
 def main() -> int:
+    if sys.argv[1:] == ["--newest"]:
+        return compare_newest()
     rows, _reasons = read_table(TABLE.read_text())
     known = {row.name: row for row in rows}
     found: dict[str, list[str]] = {}

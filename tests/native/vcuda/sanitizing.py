@@ -4,6 +4,9 @@
 ``pytest tests/native/vcuda --sanitizer address`` (with undefined behaviour) or ``thread``. The sanitizer's runtime is
 preloaded before the library, so any program may be the host of it; the test programs are instrumented too, the
 simulated driver is not. A finding is a file in one folder: a test fails whose processes left one.
+
+``--sanitizer loader`` is ours: the library reports its locks, and programs/loader_watch.c stands before the
+loader's functions and ends a process that calls one with a lock held.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FLAGS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "thread": ("-fsanitize=thread",),
+    "loader": (),
 }
 RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so"}
 # No leaks: what the library holds it holds until the process ends. Another interposer may come before the runtime; a
@@ -26,6 +30,7 @@ OPTIONS = {
     "address": {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
     "thread": {"TSAN_OPTIONS": "die_after_fork=0:atexit_sleep_ms=0"},
 }
+WATCHED = ROOT / "native/build/watched"
 
 # What cannot be asked of a sanitizer's build, by the beginning of its name.
 BARE = "asks what the library alone needs or does; the sanitizer's runtime is there too"
@@ -51,24 +56,44 @@ LEFT_OUT = {
 }
 
 
+def build_watched() -> None:
+    """The library that reports its locks, and what it reports them to."""
+    subprocess.run(["make", "-s", "-C", ROOT / "native/vcuda", "WATCH=1"], check=True)
+    source = ROOT / "tests/native/vcuda/programs/loader_watch.c"
+    command = [os.environ.get("CC", "cc"), "-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror"]
+    command += ["-I", str(ROOT / "native/vcuda/src"), "-I", str(ROOT / "native/vcuda/include"), "-shared", "-fPIC"]
+    made = WATCHED / f"loader_watch.so.{os.getpid()}"
+    subprocess.run([*command, source, "-o", made], check=True)
+    made.replace(WATCHED / "loader_watch.so")  # another run of the tests may be using it
+
+
 class Sanitizer:
     """One build of the library, and the folder of its findings."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.flags = FLAGS[name]
-        self.library = ROOT / "native/build" / f"sanitized-{name}" / "libvgpu.so"
-        asked = [os.environ.get("CC", "cc"), f"-print-file-name={RUNTIMES[name]}"]
-        runtime = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-        # By its name: the file is one version of it, or a linker script.
-        self.preload = f"{os.path.realpath(runtime)}:{self.library}"
         self.folder = Path(tempfile.mkdtemp(prefix="vgpu-sanitizer-"))
         self.folder.chmod(0o1777)  # some tests become another user
-        self.environment = {
-            variable: f"{options}:log_path={self.folder}/found" for variable, options in OPTIONS[name].items()
-        }
+        if name == "loader":
+            self.library, runtime = WATCHED / "libvgpu.so", str(WATCHED / "loader_watch.so")
+            self.environment = {"VGPU_WATCH_FOUND": str(self.folder)}
+        else:
+            self.library = ROOT / "native/build" / f"sanitized-{name}" / "libvgpu.so"
+            asked = [os.environ.get("CC", "cc"), f"-print-file-name={RUNTIMES[name]}"]
+            # By its name: the file is one version of it, or a linker script.
+            runtime = os.path.realpath(
+                subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+            )
+            self.environment = {
+                variable: f"{options}:log_path={self.folder}/found" for variable, options in OPTIONS[name].items()
+            }
+        self.preload = f"{runtime}:{self.library}"
 
     def build(self) -> None:
+        if self.name == "loader":
+            build_watched()
+            return
         sanitize = self.flags[0].partition("=")[2]
         subprocess.run(["make", "-s", "-C", ROOT / "native/vcuda", f"SANITIZE={sanitize}"], check=True)
 

@@ -59,6 +59,40 @@ def test_nvidias_own_names_are_in_the_table(source: str) -> None:
     assert recorded - found == set(), f"{source} has no such names"
 
 
+def test_no_other_form_of_a_hooked_nvml_function_is_unhooked() -> None:
+    """By such a form a neighbour's figures would be shown."""
+    try:
+        folder = driver_names.headers("13.5")
+    except driver_names.Unavailable as why:
+        pytest.skip(str(why))
+    assert driver_names.hooked("NVML") == NVML and len(NVML) > 15
+    assert driver_names.unknown_nvml(folder) == set()
+
+
+def test_a_name_that_the_newest_headers_have_and_the_table_lacks_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """What `make newest-headers` asks, of headers that are there."""
+    try:
+        folder = driver_names.headers("13.5")
+    except driver_names.Unavailable as why:
+        pytest.skip(str(why))
+    monkeypatch.setattr(driver_names, "fetched", lambda *_unused: tmp_path)
+    for name in ("cuda.h", "nvml.h"):
+        (tmp_path / name).write_text((folder / name).read_text())
+    (tmp_path / "wheels").write_text("13.5\n")
+    assert driver_names.compare_newest() == 0
+    (tmp_path / "cuda.h").write_text((folder / "cuda.h").read_text() + "CUresult cuMemAlloc_v9(void);\n")
+    assert driver_names.compare_newest() == 1
+    assert "cuMemAlloc_v9: no class" in capsys.readouterr().out
+    (tmp_path / "cuda.h").write_text((folder / "cuda.h").read_text())
+    (tmp_path / "nvml.h").write_text(
+        (folder / "nvml.h").read_text() + "int DECLDIR nvmlDeviceGetMemoryInfo_v9(void);\n"
+    )
+    assert driver_names.compare_newest() == 1
+    assert "nvmlDeviceGetMemoryInfo_v9: no class" in capsys.readouterr().out
+
+
 def test_forms_of_one_function_are_of_one_class() -> None:
     """A per-thread-stream variant that is treated otherwise than its sibling would be a bypass."""
     by_name = {row.name: row for row in ROWS}
@@ -88,7 +122,7 @@ def test_the_readme_has_the_counts() -> None:
 # --- cuGetProcAddress: the same version and stream variant as without the library ---
 
 VERSIONS = [2000, 2010, 2020, 3000, 3010, 3020, 4000, 4010, 5000, 5050, 6000, 6050, 7000, 7050, 8000, 9000, 9020]
-VERSIONS += [10000, 10010, 10020, *range(11000, 11090, 10), *range(12000, 12100, 10), 13000]
+VERSIONS += [10000, 10010, 10020, *range(11000, 11090, 10), *range(12000, 12100, 10), *range(13000, 13060, 10)]
 FLAGS = (0, 1, 2)
 
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 import csv
 import os
 import re
+import shutil
+import struct
 import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, MIB, PROFILE, ROOT, Host
+from conftest import LIMIT, MIB, PROFILE, ROOT, SIMULATOR, Host
+from nvml_inside import ask
 
 FETCH = ROOT / "tests" / "native" / "fetch_nvidia_smi.sh"
 
@@ -94,12 +97,55 @@ def test_a_process_of_another_namespace_has_the_viewers_number(smi: Smi) -> None
     assert re.search(r"\|\s+0\s+N/A\s+N/A\s+1\s+C\s+\S*puppet\s+", inside)
 
 
-def test_on_a_driver_that_nobody_measured_the_box_stays_empty(tmp_path: Path, programs: Path) -> None:
+# version that the driver says, of a table that is the simulated driver's of that version → slots that are replaced
+TABLES = {
+    "535.261.03": [213, 214, 215],
+    "535.104.05": [213, 214, 215],
+    "550.163.01": [213, 214, 215],
+    "580.65.06": [213, 214, 215],
+    "570.86.15": [],
+    "590.44.01": [],
+    "615.36.01": [],
+}
+SLOTS = "[i for i in range(1, smi_table()[0] // 8) if 'vgpu' in object_of(smi_table()[i])]"
+
+
+@pytest.mark.parametrize("version", TABLES)
+def test_a_private_table_is_changed_only_where_it_was_measured(tmp_path: Path, programs: Path, version: str) -> None:
+    host = Host(tmp_path, programs, re.sub("driver_version = .*", f"driver_version = {version}", PROFILE))
+    try:
+        host.write_limits()
+        assert ask(host, SLOTS) == [TABLES[version]]
+        assert ask(host, SLOTS, preload=False) == [[]]
+    finally:
+        host.close()
+
+
+def test_a_table_of_another_size_is_none_that_was_measured(tmp_path: Path, programs: Path) -> None:
+    """A later build of the branch with a longer table: what lies in its slots nobody knows."""
+    host = Host(tmp_path, programs)
+    try:
+        host.write_limits()
+        driver = tmp_path / "driver"
+        shutil.copytree(SIMULATOR, driver)
+        library = driver / "libnvidia-ml.so.1"
+        image = library.read_bytes()
+        branch = struct.Struct("<I?3x")  # its size, and whether all of it was seen; then the next one's name
+        measured = branch.pack(1960, True)
+        assert image.count(measured) == 1
+        library.write_bytes(image.replace(measured, branch.pack(1968, True)))
+        assert ask(host, SLOTS, LD_LIBRARY_PATH=str(driver)) == [[]]
+        assert ask(host, SLOTS) == [[213, 214, 215]]
+    finally:
+        host.close()
+
+
+def test_on_a_driver_that_nobody_measured_the_box_is_the_drivers(tmp_path: Path, programs: Path) -> None:
     smi = Smi(fetched("bookworm"), tmp_path, programs, version="999.10.01")
     try:
         puppet = smi.host.puppet().start()
         puppet.get("alloc", 100 * MIB)
-        assert smi.box() == []
+        assert smi.box() == smi.box(preload=False)
         used = smi.host.on_card() // MIB
         assert smi.query("gpu", "memory.total,memory.used")[0] == [str(LIMIT // MIB), str(used)]
     finally:

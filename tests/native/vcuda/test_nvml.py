@@ -15,6 +15,7 @@ from pathlib import Path
 import layouts
 import pytest
 from conftest import HERE, LIMIT, MIB, PROFILE, ROOT, Host
+from newer import newer_driver
 from nvml_inside import ask
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
@@ -229,6 +230,22 @@ def test_accounting_has_the_living_of_the_container(clocked: Clocked) -> None:
     assert outside[1][0] > 0 and outside[2][0] > 0
     inside = ask(clocked, pids, *stats)
     assert inside == [[worker], [min(100, outside[1][0] * 2)], "NVML_ERROR_NOT_FOUND"]
+
+
+def test_the_later_form_of_accounting_has_no_neighbour(clocked: Clocked, tmp_path: Path) -> None:
+    """NVML of driver 615."""
+    clocked.driver_env["LD_LIBRARY_PATH"] = str(newer_driver(tmp_path / "newer"))
+    clocked.share(50)
+    mode = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetAccountingMode(n.nvmlDeviceGetHandleByIndex(0), 1)"
+    subprocess.run([sys.executable, "-c", mode], env=clocked.env(preload=False), check=True)
+    worker, neighbour = clocked.worker("200000", MIB), clocked.worker("200000", preload=False)
+    clocked.advance(1000)
+    asked = [f"stats_v2({pid})" for pid in (worker, neighbour)]
+    (status, percent, total), other = ask(clocked, *asked, preload=False)
+    assert status == other[0] == 0 and total == 400 * percent > 0 and other[1] > 0
+    double = [0, min(100, 2 * percent), min(40000, 2 * total)]
+    not_found = 6
+    assert ask(clocked, *asked) == [double, [not_found, 0, 0]]
 
 
 def test_where_the_driver_speaks_of_other_pids_utilisation_is_not_known(clocked: Clocked) -> None:

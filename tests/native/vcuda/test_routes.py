@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import layouts
@@ -119,17 +120,19 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
     assert replaced > 500
 
 
-# what is asked of a driver of a later CUDA → whose function under which name it gets; None: it is not found
+# what is asked of a driver of a later CUDA → whose function under which name it gets; without a name: an entry before
+# the driver's own (test_coverage_newer.py calls one); None: it is not found
 LATER = [
     ("cuCtxSynchronize", 12000, "libvgpu.so cuCtxSynchronize"),
     ("cuCtxSynchronize", 13000, "libvgpu.so cuCtxSynchronize_v2"),
     ("cuMemAlloc", 13000, "libvgpu.so cuMemAlloc_v2"),
-    ("cuMemAlloc", 19000, None),
+    ("cuMemAlloc", 19000, "libvgpu.so"),
     ("cuCtxCreate", 13000, "libvgpu.so cuCtxCreate_v2"),
-    ("cuCtxCreate", 19000, None),
+    ("cuCtxCreate", 19000, "libvgpu.so"),
     ("cuMemGetInfo", 19000, "libcuda.so.1 cuMemGetInfo_v9"),
     ("cuMemFree", 19000, "libcuda.so.1 cuMemFree_v9"),
-    ("cuLaunchKernel", 19000, None),
+    ("cuLaunchKernel", 19000, "libvgpu.so"),
+    ("cuGetProcAddress", 19000, None),
 ]
 
 
@@ -149,10 +152,27 @@ def test_a_form_of_a_later_cuda_is_never_an_older_one(host: Host, pointers: Path
         elif expected is None:
             assert (new, old) == (["0", "-", "-", "1"], ["500", "-", "-"]), (name, version)
         else:
-            assert (new[:3], old) == (["0", *expected.split()],) * 2, (name, version)
+            words = ["0", *expected.split()]
+            assert (new[: len(words)], old[: len(words)]) == (words, words), (name, version)
+            assert len(words) == 3 or new[2].endswith("_v9") is False, "an older form, or the driver's own"
     refused = [line for line in done.stderr.splitlines() if "is refused" in line]
     assert bool(refused) == limits
     assert all("libvgpu.so" in line for line in refused)
+
+
+@pytest.mark.parametrize("preload", [False, True])
+def test_a_later_form_of_what_hands_out_functions_is_not_found(host: Host, preload: bool) -> None:
+    """Behind it the program would get the driver's own functions."""
+    soname = ("-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1")
+    compile_program(host.folder, "libcuda.so.1", "later.c", flags=soname)
+    asks = (
+        "import ctypes\n"
+        "for name in ('cuGetProcAddress_v2', 'cuGetProcAddress_v9'):\n"
+        "    print(hasattr(ctypes.CDLL('libcuda.so.1'), name))"
+    )
+    env = host.env(preload=preload, LD_LIBRARY_PATH=str(host.folder))
+    done = subprocess.run([sys.executable, "-c", asks], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.split() == ["True", str(not preload)]
 
 
 @pytest.mark.parametrize("route", ["handle", "proc", "dlsym-of-libc"])

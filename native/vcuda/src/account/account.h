@@ -90,6 +90,8 @@ struct device {
 const struct device *device_of(CUdevice device, CUresult *status);
 /* The device that memory at a location is on. NULL and CUDA_SUCCESS: the host's own. A node of the host that is no GPU's of this
  * container and has no processors may be another's: that is refused. */
+/* A card's memory, or that of a part of one. */
+bool location_on_card(const CUmemLocation *location, CUdevice *ordinal);
 const struct device *device_at(const CUmemLocation *location, CUresult *status);
 /* The place of a GPU in NVML's order, of a MIG device that of its GPU (its own counts within that one); -1 */
 int nvml_gpu_index(nvmlDevice_t handle, const char *uuid);
@@ -140,6 +142,8 @@ void devices_reset(void);
 enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_EXPORTED /* plain, and others may have it open */, BLOCK_HOST };
 /* Charges bytes to the device, or answers the error that the caller gets. Asks own pools to give back first. */
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
+/* Into the table; where there is no memory for that the charge stays until exit, and a line says so. */
+void memory_put(struct block_map *map, const struct block *block, uint64_t bytes);
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
 /* The device and context of a hook that allocates in the current context; NULL: *status is what the caller gets. */
 const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "limits/limits.h"
 #include "vgpu_abi.h"
 
 #pragma GCC visibility push(hidden)
@@ -92,11 +93,16 @@ extern _Atomic bool ledger_owes; /* uncharges that found the lock held too long 
 static inline bool ledger_lock_try(void)
 {
     uint64_t unlocked = 0;
-    return __atomic_compare_exchange_n(ledger_key.lock, &unlocked, ledger_key.word, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+    bool took =
+        __atomic_compare_exchange_n(ledger_key.lock, &unlocked, ledger_key.word, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+    if (took)
+        watch_lock(&ledger_key, true);
+    return took;
 }
 
 static inline void ledger_lock_drop(void)
 {
+    watch_lock(&ledger_key, false);
     /* Looked at first: if the tenant has overwritten the word, the next holder is not robbed. Nobody else writes it while
      * this process lives, so no locked instruction is needed. */
     if (__builtin_expect(__atomic_load_n(ledger_key.lock, __ATOMIC_RELAXED) == ledger_key.word, 1))

@@ -41,8 +41,10 @@ static bool holder_dead(uint64_t word)
 
 static bool swap(uint64_t from)
 {
-    return __atomic_compare_exchange_n(ledger_key.lock, &from, ledger_key.word, false, __ATOMIC_ACQUIRE,
-                                       __ATOMIC_RELAXED);
+    bool took = __atomic_compare_exchange_n(ledger_key.lock, &from, ledger_key.word, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+    if (took)
+        watch_lock(&ledger_key, true);
+    return took;
 }
 
 bool ledger_lock_wait(void)

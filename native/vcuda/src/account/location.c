@@ -39,13 +39,25 @@ static bool without_processors(int node)
     return length == 0 || (length > 0 && text[0] == '\n');
 }
 
+bool location_on_card(const CUmemLocation *location, CUdevice *ordinal)
+{
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        *ordinal = location->id;
+    else if (location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
+        *ordinal = location->id & 0xff; /* its first byte; the domain is the second */
+    else
+        return false;
+    return true;
+}
+
 const struct device *device_at(const CUmemLocation *location, CUresult *status)
 {
     char uuid[VGPU_UUID_SIZE] = "";
     int count = 0;
     *status = CUDA_SUCCESS;
-    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
-        return device_of(location->id, status);
+    CUdevice place;
+    if (location_on_card(location, &place))
+        return device_of(place, status);
     if (location->type != CU_MEM_LOCATION_TYPE_HOST_NUMA || location->id <= 0)
         return NULL; /* the node of the calling thread's processor, which has one */
     if (gpu_of((unsigned)location->id, uuid)) {

@@ -75,25 +75,33 @@ BEGIN(cuStreamBeginCaptureToGraph,
 BEGIN(cuStreamBeginCaptureToGraph_ptsz,
       (CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const void *edges, size_t count, int mode),
       (stream, graph, dependencies, edges, count, mode))
+BEGIN(cuStreamBeginCaptureToCig, (CUstream stream, void *parameters), (stream, parameters))
+BEGIN(cuStreamBeginCaptureToCig_ptsz, (CUstream stream, void *parameters), (stream, parameters))
+BEGIN(cuStreamBeginRecaptureToGraph, (CUstream stream, int mode, CUgraph graph, void *callback, void *data),
+      (stream, mode, graph, callback, data))
+BEGIN(cuStreamBeginRecaptureToGraph_ptsz, (CUstream stream, int mode, CUgraph graph, void *callback, void *data),
+      (stream, mode, graph, callback, data))
 
 /* A capture that failed is over too: only one that this thread may not end goes on. */
 #define WRONG_THREAD 908
 #define UNMATCHED 903
 #define ILLEGAL_STATE 401
 
-#define END(symbol) \
-    EXPORT CUresult symbol(CUstream stream, CUgraph *graph) \
+#define END(symbol, parameters, arguments) \
+    EXPORT CUresult symbol parameters \
     { \
-        ENTER(symbol, (stream, graph)); \
+        ENTER(symbol, arguments); \
         (void)control; \
-        CUresult status = REAL(symbol)(stream, graph); \
+        CUresult status = REAL(symbol) arguments; \
         if (status != WRONG_THREAD && status != UNMATCHED && status != ILLEGAL_STATE) \
             end(); \
         return status; \
     }
 
-END(cuStreamEndCapture)
-END(cuStreamEndCapture_ptsz)
+END(cuStreamEndCapture, (CUstream stream, CUgraph *graph), (stream, graph))
+END(cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *graph), (stream, graph))
+END(cuStreamEndCaptureToCig, (CUstream stream), (stream))
+END(cuStreamEndCaptureToCig_ptsz, (CUstream stream), (stream))
 
 void capture_reset(void)
 {

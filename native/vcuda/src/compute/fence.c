@@ -336,19 +336,16 @@ static void *control(void *unused)
     return NULL;
 }
 
-/* Found by name: a version of the symbol that this library is linked with may be newer than the image's libc. */
 static void start_controller(void)
 {
-    typedef int (*create_type)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-    create_type create = (create_type)real_dlsym(NULL, "pthread_create");
     uint64_t all = ~0ull, before;
     pthread_t thread;
     controller_state = CANNOT;
-    if (!create)
+    if (!vgpu_threads.create)
         return;
     /* The program's signals are not for this thread. By number: pthread_sigmask has a new version in new libraries. */
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof all);
-    if (create(&thread, NULL, control, NULL) == 0)
+    if (vgpu_threads.create(&thread, NULL, control, NULL) == 0)
         controller_state = RUNS;
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
     if (controller_state == CANNOT)

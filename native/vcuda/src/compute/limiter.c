@@ -140,19 +140,16 @@ static void at_end(void *state)
     }
 }
 
-/* Found by name, as in fence.c. A program without these functions has no threads. */
+/* A program without these functions has no threads. */
 static void watch_end(struct thread_state *thread)
 {
-    typedef int (*create_type)(pthread_key_t *, void (*)(void *));
-    typedef int (*set_type)(pthread_key_t, const void *);
     static pthread_key_t key;
-    static set_type set; /* a child has its parent's key */
+    static thread_set_type set; /* a child has its parent's key */
     static bool tried;
     lock_take(&end_lock);
-    create_type create = tried ? NULL : (create_type)real_dlsym(NULL, "pthread_key_create");
+    if (!tried && vgpu_threads.key_create && vgpu_threads.key_create(&key, at_end) == 0)
+        set = vgpu_threads.set;
     tried = true;
-    if (create && create(&key, at_end) == 0)
-        set = (set_type)real_dlsym(NULL, "pthread_setspecific");
     lock_drop(&end_lock);
     if (set)
         set(key, thread);

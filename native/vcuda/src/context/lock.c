@@ -6,13 +6,16 @@
 
 static struct lock locks[VGPU_MAX_DEVICES];
 
+/* What is measured under the lock needs NVML, and the loader must not be called there. */
 void context_lock(int device)
 {
+    nvml_load();
     lock_take(&locks[device]);
 }
 
 bool context_try(int device)
 {
+    nvml_load();
     return lock_try(&locks[device]);
 }
 

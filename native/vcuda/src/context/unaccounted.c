@@ -31,6 +31,8 @@ static struct unaccounted {
 static void set_marks(const struct unaccounted *unaccounted, int device, bool looked)
 {
     uint64_t used = ledger_own(device, ACCOUNT_USED), step = used / STEP_PART > STEP_LEAST ? used / STEP_PART : STEP_LEAST;
+    if (atomic_load_explicit(&vgpu_forms_linked, memory_order_relaxed))
+        step = 0; /* nobody sees when such a form is called */
     uint64_t low = used > step ? used - step : 0;
     if (!low && unaccounted->charged && used)
         low = 1; /* with the last allocation it goes, most likely */

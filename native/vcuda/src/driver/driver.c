@@ -51,31 +51,46 @@ bool driver_object(bool nvml, struct object *found)
     return object_with_soname(soname_of(nvml), found) || (!nvml && object_each(take_renamed, found) != 0);
 }
 
+/*
+ * No call of the loader under a lock of ours: a thread inside dlopen holds the loader's lock while a constructor of the
+ * library that it opens waits for ours. So the functions are looked for without a lock, and published under one.
+ */
 static struct lock resolve_lock;
 static _Atomic bool driver_found, nvml_found;
-static uintptr_t taken[2]; /* where the object lies whose functions vgpu_real has, of driver and NVML */
+static _Atomic uintptr_t taken[2]; /* where the object lies whose functions vgpu_real has, of driver and NVML */
+
+static void take(const struct object *object, bool nvml, _Atomic bool *found)
+{
+    void *functions[FUNCTION_COUNT];
+    /* The functions are kept for good, so the library must stay although its opener may close it. */
+    real_dlopen(object->path, RTLD_LAZY | RTLD_NOLOAD);
+    for (int i = 0; i < FUNCTION_COUNT; i++)
+        functions[i] = names[i].nvml == nvml ? object_symbol(object, names[i].symbol) : NULL;
+    if (!nvml)
+        forms_look();
+    lock_take(&resolve_lock);
+    /* Another thread may have found the driver of the true name meanwhile. */
+    for (int i = 0; i < FUNCTION_COUNT && !atomic_load_explicit(found, memory_order_relaxed); i++)
+        if (names[i].nvml == nvml)
+            __atomic_store_n(&vgpu_real[i], functions[i], __ATOMIC_RELAXED);
+    atomic_store_explicit(&taken[nvml], object->low, memory_order_release);
+    /* One of another name may be a library that opens the driver later and hands calls on to it, by way of these hooks:
+     * its functions must not be theirs then, or both call each other for ever. So it is looked for at each call. */
+    if (strcmp(object->soname, soname_of(nvml)) == 0)
+        atomic_store_explicit(found, true, memory_order_release);
+    lock_drop(&resolve_lock);
+}
 
 static bool resolve(bool nvml, _Atomic bool *found)
 {
+    struct object object;
     if (atomic_load_explicit(found, memory_order_acquire))
         return true;
-    struct object object;
     if (!driver_object(nvml, &object))
         return false;
-    lock_take(&resolve_lock);
-    if (!atomic_load_explicit(found, memory_order_relaxed)) {
-        for (int i = 0; i < FUNCTION_COUNT && taken[nvml] != object.low; i++)
-            if (names[i].nvml == nvml)
-                __atomic_store_n(&vgpu_real[i], object_symbol(&object, names[i].symbol), __ATOMIC_RELAXED);
-        /* The functions are kept for good, so the library must stay although its opener may close it. */
-        if (taken[nvml] != object.low)
-            real_dlopen(object.path, RTLD_LAZY | RTLD_NOLOAD);
-        taken[nvml] = object.low;
-        /* One of another name may be a library that opens the driver later and hands calls on to it, by way of these hooks:
-         * its functions must not be theirs then, or both call each other for ever. So it is looked for at each call. */
-        atomic_store_explicit(found, strcmp(object.soname, soname_of(nvml)) == 0, memory_order_release);
-    }
-    lock_drop(&resolve_lock);
+    threads_ready();
+    if (atomic_load_explicit(&taken[nvml], memory_order_acquire) != object.low)
+        take(&object, nvml, found);
     return true;
 }
 
@@ -94,26 +109,22 @@ bool nvml_ready(void)
     return resolve(true, &nvml_found);
 }
 
-static struct lock nvml_lock;
 static _Atomic int nvml_state; /* 0 not tried, 1 works, 2 there is none */
 
+/* Several threads may be here at once: NVML counts who initialises it. */
 bool nvml_load(void)
 {
-    if (atomic_load_explicit(&nvml_state, memory_order_acquire))
-        return atomic_load_explicit(&nvml_state, memory_order_relaxed) == 1;
-    lock_take(&nvml_lock);
-    if (!atomic_load_explicit(&nvml_state, memory_order_relaxed)) {
-        bool works = (nvml_ready() || real_dlopen("libnvidia-ml.so.1", RTLD_LAZY)) && nvml_ready() &&
-                     REAL_HAS(nvmlInit_v2) && REAL(nvmlInit_v2)() == NVML_SUCCESS;
-        atomic_store_explicit(&nvml_state, works ? 1 : 2, memory_order_release);
-    }
-    lock_drop(&nvml_lock);
-    return atomic_load_explicit(&nvml_state, memory_order_relaxed) == 1;
+    int state = atomic_load_explicit(&nvml_state, memory_order_acquire);
+    if (state)
+        return state == 1;
+    bool works = (nvml_ready() || real_dlopen("libnvidia-ml.so.1", RTLD_LAZY)) && nvml_ready() && REAL_HAS(nvmlInit_v2) &&
+                 REAL(nvmlInit_v2)() == NVML_SUCCESS;
+    atomic_store_explicit(&nvml_state, works ? 1 : 2, memory_order_release);
+    return works;
 }
 
 void driver_reset(void)
 {
     atomic_store_explicit(&resolve_lock.word, 0, memory_order_relaxed);
-    atomic_store_explicit(&nvml_lock.word, 0, memory_order_relaxed);
     atomic_store_explicit(&nvml_state, 0, memory_order_relaxed); /* what a parent initialised serves no child */
 }

@@ -35,6 +35,7 @@ static int describe(struct dl_phdr_info *info, size_t size, void *data)
     if (!dynamic)
         return 0;
     const ElfW(Dyn) *soname = NULL;
+    object.dynamic = dynamic;
     for (; dynamic->d_tag != DT_NULL; dynamic++) {
         /* glibc has relocated these pointers in place, except in read-only dynamic sections (the vDSO). */
         uintptr_t pointer = dynamic->d_un.d_ptr;
@@ -187,4 +188,40 @@ bool object_exports(const struct object *object, const void *address)
         if (ELF64_ST_TYPE(symbols[i].st_info) == STT_FUNC && value_of(object, &symbols[i]) == address)
             return true;
     return false;
+}
+
+struct relocations {
+    const ElfW(Rela) *first;
+    size_t bytes;
+};
+
+static bool binds_one(const struct object *object, const struct relocations *table, bool (*wanted)(const char *name))
+{
+    const ElfW(Sym) *symbols = object->symbols;
+    for (const ElfW(Rela) *one = table->first; one && (size_t)(one - table->first) < table->bytes / sizeof *one; one++) {
+        const ElfW(Sym) *symbol = &symbols[ELF64_R_SYM(one->r_info)];
+        if (symbol->st_name && symbol->st_shndx == SHN_UNDEF && wanted(object->strings + symbol->st_name))
+            return true;
+    }
+    return false;
+}
+
+bool object_links(const struct object *object, const char *soname, bool (*wanted)(const char *name))
+{
+    struct relocations data = {NULL, 0}, calls = {NULL, 0};
+    bool needed = false;
+    for (const ElfW(Dyn) *entry = object->dynamic; entry->d_tag != DT_NULL; entry++) {
+        uintptr_t pointer = entry->d_un.d_ptr;
+        if (pointer < object->base)
+            pointer += object->base;
+        switch (entry->d_tag) {
+        case DT_NEEDED: needed = needed || strcmp(object->strings + entry->d_un.d_val, soname) == 0; break;
+        case DT_RELA: data.first = (const void *)pointer; break;
+        case DT_RELASZ: data.bytes = entry->d_un.d_val; break;
+        case DT_JMPREL: calls.first = (const void *)pointer; break;
+        case DT_PLTRELSZ: calls.bytes = entry->d_un.d_val; break;
+        default: break;
+        }
+    }
+    return needed && (binds_one(object, &calls, wanted) || binds_one(object, &data, wanted));
 }

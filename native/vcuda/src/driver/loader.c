@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libc's own dlsym, dlvsym and dlopen, read from its symbol table: what a program calls by these names is routes/route.c. */
+/*
+ * libc's own dlsym, dlvsym and dlopen, read from its symbol table: what a program calls by these names is routes/route.c.
+ * No lock of ours is held in a call of these (see driver.c).
+ */
 #include "real.h"
 
 typedef void *(*dlopen_type)(const char *, int);
@@ -23,14 +26,51 @@ void loader_ready(void)
     }
 }
 
+/* What a thread needs of the program's libraries: a version of these symbols that this library is linked with may be newer
+ * than the image's libc. The first object that has a name, as the loader would bind it. */
+struct thread_calls vgpu_threads;
+
+struct named {
+    const char *name;
+    void *function;
+};
+
+static int take_symbol(const struct object *object, void *data)
+{
+    struct named *named = data;
+    named->function = object_symbol(object, named->name);
+    return named->function != NULL;
+}
+
+static void *symbol_of_process(const char *name)
+{
+    struct named named = {name, NULL};
+    object_each(take_symbol, &named);
+    return named.function;
+}
+
+void threads_ready(void)
+{
+    static _Atomic bool ready; /* every thread that gets here stores the same values */
+    if (atomic_load_explicit(&ready, memory_order_acquire))
+        return;
+    __atomic_store_n(&vgpu_threads.create, (thread_create_type)symbol_of_process("pthread_create"), __ATOMIC_RELAXED);
+    __atomic_store_n(&vgpu_threads.detach, (thread_detach_type)symbol_of_process("pthread_detach"), __ATOMIC_RELAXED);
+    __atomic_store_n(&vgpu_threads.key_create, (thread_key_type)symbol_of_process("pthread_key_create"), __ATOMIC_RELAXED);
+    __atomic_store_n(&vgpu_threads.set, (thread_set_type)symbol_of_process("pthread_setspecific"), __ATOMIC_RELAXED);
+    atomic_store_explicit(&ready, true, memory_order_release);
+}
+
 void *real_dlsym(void *handle, const char *name)
 {
+    watch_loader("dlsym");
     loader_ready();
     return vgpu_real_dlsym ? vgpu_real_dlsym(handle, name) : NULL;
 }
 
 void *real_dlopen(const char *path, int flags)
 {
+    watch_loader("dlopen");
     loader_ready();
     return found_dlopen ? found_dlopen(path, flags) : NULL;
 }

@@ -7,6 +7,8 @@
 #include "limits/limits.h"
 #include "vgpu_abi.h"
 
+#include <pthread.h>
+
 #pragma GCC visibility push(hidden)
 
 /* --- elf.c: what is loaded, read from memory -------------------------------------------------------- */
@@ -15,7 +17,7 @@ struct object {
     uintptr_t base, low, high;
     const char *soname; /* or "" */
     const char *path;
-    const void *symbols, *hash, *gnu_hash;
+    const void *dynamic, *symbols, *hash, *gnu_hash;
     const char *strings;
 };
 /* Calls `visit` for every object in load order until it answers non-zero, and answers that. */
@@ -24,6 +26,22 @@ bool object_with_soname(const char *soname, struct object *found);
 bool object_at(const void *address, struct object *found);
 void *object_symbol(const struct object *object, const char *name);
 bool object_exports(const struct object *object, const void *address); /* as a function, under any name */
+/* Whether it is linked against that library and uses a symbol of others whose name is `wanted`. */
+bool object_links(const struct object *object, const char *soname, bool (*wanted)(const char *name));
+
+/* --- forms.c: names of a driver that is newer than this library ------------------------------------------ */
+
+enum form {
+    FORM_KNOWN,   /* a hook's name, or nothing that concerns us */
+    FORM_NEWER,   /* of a function that is hooked, and unknown: what it takes is looked for */
+    FORM_REFUSED, /* of one that hands out functions: behind it no hook would be seen */
+};
+enum form form_of(const char *symbol);
+/* The same of a name by which cuGetProcAddress was asked, whose answer is none of the hooked functions. */
+enum form form_of_name(const char *name);
+/* A library or the program was linked to such a form when the driver was found; no hook sees its calls. */
+extern _Atomic bool vgpu_forms_linked;
+void forms_look(void);
 
 /* --- driver.c: the real functions ------------------------------------------------------------------- */
 
@@ -75,6 +93,19 @@ extern dlvsym_type vgpu_real_dlvsym;
 void loader_ready(void); /* looks for them, the first time */
 void *real_dlsym(void *handle, const char *name);
 void *real_dlopen(const char *path, int flags);
+
+typedef int (*thread_create_type)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+typedef int (*thread_detach_type)(pthread_t);
+typedef int (*thread_key_type)(pthread_key_t *, void (*)(void *));
+typedef int (*thread_set_type)(pthread_key_t, const void *);
+/* The functions of that name; NULL: a program without threads. Found with the driver, so that no lock is held meanwhile. */
+extern struct thread_calls {
+    thread_create_type create;
+    thread_detach_type detach;
+    thread_key_type key_create;
+    thread_set_type set;
+} vgpu_threads;
+void threads_ready(void);
 
 #pragma GCC visibility pop
 

@@ -32,9 +32,24 @@ extern _Atomic int vgpu_log_level;
         if ((int)(level) <= atomic_load_explicit(&vgpu_log_level, memory_order_relaxed)) \
             vgpu_log_line(level, __VA_ARGS__); \
     } while (0)
+void log_begin(void); /* lines go to what descriptor 2 is now; the first line calls it too */
 void vgpu_log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* True once for each place (and once more each time `count` doubles): a loop must not flood stderr. */
 bool vgpu_log_again(_Atomic unsigned *count);
+
+/*
+ * A build with -DVGPU_WATCH (make WATCH=1) reports its locks, and its calls of the dynamic loader, to a library of the tests
+ * that is preloaded: no lock of ours may be held in such a call (tests/native/vcuda/programs/loader_watch.c).
+ */
+#ifdef VGPU_WATCH
+EXPORT void vgpu_watch_lock(const void *lock, bool held);
+EXPORT void vgpu_watch_loader(const char *function);
+#define watch_lock(lock, held) vgpu_watch_lock(lock, held)
+#define watch_loader(function) vgpu_watch_loader(function)
+#else
+#define watch_lock(lock, held) ((void)0)
+#define watch_loader(function) ((void)0)
+#endif
 
 /* A futex lock: no pthread symbols of a new glibc, and a forked child may simply zero it. */
 struct lock {
@@ -46,15 +61,21 @@ void lock_wake(struct lock *lock);
 static inline bool lock_try(struct lock *lock)
 {
     uint32_t expected = 0;
-    return atomic_compare_exchange_strong_explicit(&lock->word, &expected, 1, memory_order_acquire, memory_order_relaxed);
+    bool took = atomic_compare_exchange_strong_explicit(&lock->word, &expected, 1, memory_order_acquire, memory_order_relaxed);
+    if (took)
+        watch_lock(lock, true);
+    return took;
 }
 static inline void lock_take(struct lock *lock)
 {
-    if (__builtin_expect(!lock_try(lock), 0))
+    if (__builtin_expect(!lock_try(lock), 0)) {
         lock_wait(lock);
+        watch_lock(lock, true);
+    }
 }
 static inline void lock_drop(struct lock *lock)
 {
+    watch_lock(lock, false);
     if (__builtin_expect(atomic_exchange_explicit(&lock->word, 0, memory_order_release) == 2, 0))
         lock_wake(lock);
 }

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lines on stderr, and the lock of threads.
+ *
+ * A line goes to the file that descriptor 2 was when this process first used the library. A daemon closes its descriptors, and
+ * what it opens next gets number 2: a database must not get our text.
+ */
 #include "limits.h"
 
 #include <errno.h>
@@ -6,17 +12,54 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 _Atomic int vgpu_log_level = LOG_WARN;
 
+static _Atomic int begun;                /* 1: the two below are read; 2: there is no such descriptor */
+static _Atomic uint64_t on_device, inode; /* of descriptor 2 */
+
+/* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+static bool look(struct stat *status)
+{
+    return syscall(SYS_fstat, STDERR_FILENO, status) == 0;
+}
+
+void log_begin(void)
+{
+    struct stat status;
+    int saved = errno;
+    bool open = look(&status);
+    if (open) {
+        atomic_store_explicit(&on_device, status.st_dev, memory_order_relaxed);
+        atomic_store_explicit(&inode, status.st_ino, memory_order_relaxed);
+    }
+    atomic_store_explicit(&begun, open ? 1 : 2, memory_order_release);
+    errno = saved;
+}
+
+static bool same_file(void)
+{
+    struct stat status;
+    if (!atomic_load_explicit(&begun, memory_order_acquire))
+        log_begin();
+    return atomic_load_explicit(&begun, memory_order_acquire) == 1 && look(&status) &&
+           status.st_dev == atomic_load_explicit(&on_device, memory_order_relaxed) &&
+           status.st_ino == atomic_load_explicit(&inode, memory_order_relaxed);
+}
+
 void vgpu_log_line(enum log_level level, const char *format, ...)
 {
     static const char *const names[] = {"error", "warning", "info", "call", "debug", "trace"};
     char line[512];
     int saved = errno;
+    if (!same_file()) {
+        errno = saved;
+        return;
+    }
     int used = snprintf(line, sizeof line, "libvgpu.so[%d] %s: ", (int)getpid(), names[level]);
     va_list arguments;
     va_start(arguments, format);

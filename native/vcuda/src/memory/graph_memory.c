@@ -100,15 +100,16 @@ static CUresult count_node(CUgraphNode node, struct need *need)
     if (status != CUDA_SUCCESS || type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
         return status;
     status = REAL(cuGraphMemAllocNodeGetParams)(node, &memory);
-    if (status != CUDA_SUCCESS || memory.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    CUdevice ordinal;
+    if (status != CUDA_SUCCESS || !location_on_card(&memory.poolProps.location, &ordinal))
         return status;
-    const struct device *device = device_of(memory.poolProps.location.id, &status);
+    const struct device *device = device_of(ordinal, &status);
     if (!device)
         return status;
     struct reserve *reserve = &reserves[device->ledger];
     lock_take(&reserve->lock);
     reserve->device = device;
-    reserve->ordinal = memory.poolProps.location.id;
+    reserve->ordinal = ordinal;
     lock_drop(&reserve->lock);
     need->bytes[device->ledger] = add(need->bytes[device->ledger], round_up(memory.bytesize));
     return CUDA_SUCCESS;
@@ -383,15 +384,19 @@ EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNo
     return status == CUDA_SUCCESS ? REAL(cuGraphAddNode)(node, graph, dependencies, count, parameters) : status;
 }
 
-EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, const void *edges,
-                                  size_t count, void *parameters)
-{
-    ENTER(cuGraphAddNode_v2, (node, graph, dependencies, edges, count, parameters));
-    CUresult status = CUDA_SUCCESS;
-    if (parameters && *(const int *)parameters == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-        status = admit(control, "cuGraphAddNode_v2 with a memory node");
-    return status == CUDA_SUCCESS ? REAL(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, parameters) : status;
-}
+#define ADD_NODE(symbol) \
+    EXPORT CUresult symbol(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, const void *edges, size_t count, \
+                           void *parameters) \
+    { \
+        ENTER(symbol, (node, graph, dependencies, edges, count, parameters)); \
+        CUresult status = CUDA_SUCCESS; \
+        if (parameters && *(const int *)parameters == CU_GRAPH_NODE_TYPE_MEM_ALLOC) \
+            status = admit(control, #symbol " with a memory node"); \
+        return status == CUDA_SUCCESS ? REAL(symbol)(node, graph, dependencies, edges, count, parameters) : status; \
+    }
+
+ADD_NODE(cuGraphAddNode_v2)
+ADD_NODE(cuGraphAddNode_v3)
 
 CUresult graph_memory_captured(enum control control)
 {

@@ -373,9 +373,24 @@ BIND(cuMulticastBindMem,
      (CUmemGenericAllocationHandle object, size_t place, CUmemGenericAllocationHandle memory, size_t offset, size_t bytes,
       unsigned long long flags),
      (object, place, memory, offset, bytes, flags), keep_handle(memory))
+BIND(cuMulticastBindMem_v2,
+     (CUmemGenericAllocationHandle object, CUdevice device, size_t place, CUmemGenericAllocationHandle memory, size_t offset,
+      size_t bytes, unsigned long long flags),
+     (object, device, place, memory, offset, bytes, flags), keep_handle(memory))
+BIND(cuLogicalEndpointBindMem,
+     (unsigned int endpoint, CUdevice device, cuuint64_t place, CUmemGenericAllocationHandle memory, cuuint64_t offset,
+      cuuint64_t bytes, unsigned long long flags),
+     (endpoint, device, place, memory, offset, bytes, flags), keep_handle(memory))
 BIND(cuMulticastBindAddr,
      (CUmemGenericAllocationHandle object, size_t place, CUdeviceptr pointer, size_t bytes, unsigned long long flags),
      (object, place, pointer, bytes, flags), keep_range(pointer, bytes))
+BIND(cuMulticastBindAddr_v2,
+     (CUmemGenericAllocationHandle object, CUdevice device, size_t place, CUdeviceptr pointer, size_t bytes,
+      unsigned long long flags),
+     (object, device, place, pointer, bytes, flags), keep_range(pointer, bytes))
+BIND(cuLogicalEndpointBindAddr,
+     (unsigned int endpoint, CUdevice device, cuuint64_t place, void *pointer, cuuint64_t bytes, unsigned long long flags),
+     (endpoint, device, place, pointer, bytes, flags), keep_range((uintptr_t)pointer, bytes))
 
 #define MAP_TILES(symbol) \
     EXPORT CUresult symbol(CUarrayMapInfo *tiles, unsigned int count, CUstream stream) \

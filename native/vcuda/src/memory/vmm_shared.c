@@ -58,12 +58,13 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
 static const struct device *place_of(CUmemGenericAllocationHandle handle)
 {
     CUmemAllocationProp properties;
+    CUdevice ordinal;
     CUresult status;
     if (!REAL_HAS(cuMemGetAllocationPropertiesFromHandle) ||
         REAL(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) != CUDA_SUCCESS ||
-        properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        !location_on_card(&properties.location, &ordinal))
         return NULL;
-    return device_of(properties.location.id, &status);
+    return device_of(ordinal, &status);
 }
 
 /* The driver is asked all the same: what is no handle at all is its own to refuse. */

@@ -15,6 +15,8 @@ struct hook {
 };
 extern const struct hook vgpu_hooks[HOOK_COUNT];
 const struct hook *hook_find(const char *symbol);
+/* newer.c: what a program gets for this function of the driver, of a form that is newer than this library. */
+void *newer_form(const char *name, void *function);
 
 #pragma GCC visibility pop
 

@@ -57,9 +57,33 @@ static void *replacement(const struct hook *hook, void *function)
     return is_driver(&object, hook->nvml) ? hook->ours : NULL;
 }
 
+/* A name of a form that is newer than this library. */
+static struct decision decide_newer(void *handle, const char *name, const char *version, void *caller)
+{
+    struct object object;
+    void *found = NULL;
+    if (form_of(name) == FORM_REFUSED) {
+        real_dlsym(handle, "cuGetProcAddress of a later driver"); /* finds nothing, and leaves its message for dlerror */
+        return (struct decision){NULL, 1};
+    }
+    if (handle == RTLD_NEXT) {
+        struct next next = {.name = name, .after = (uintptr_t)caller};
+        object_each(look_after, &next);
+        found = next.function;
+    } else if (handle == RTLD_DEFAULT && driver_object(false, &object)) {
+        found = object_symbol(&object, name);
+    } else if (handle != RTLD_DEFAULT) {
+        found = version ? vgpu_real_dlvsym(handle, name, version) : real_dlsym(handle, name);
+    }
+    if (found && object_at(found, &object) && is_driver(&object, false))
+        return (struct decision){newer_form(name, found), 1};
+    return (struct decision){NULL, 0}; /* asked again by the jump: another library's, or nobody's */
+}
+
 struct decision vgpu_decide(void *handle, const char *name, const char *version, void *caller)
 {
     struct decision forward = {NULL, 0};
+    watch_loader("dlsym"); /* by whom ever: the driver, too, under a lock of ours */
     loader_ready();
     /* An old glibc in a program without libdl: there is nothing to jump to, and nobody to look a name up. */
     if (version ? !vgpu_real_dlvsym : !vgpu_real_dlsym)
@@ -71,7 +95,7 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
         return forward;
     const struct hook *hook = loader ? NULL : hook_find(name);
     if (!hook && !loader)
-        return forward;
+        return form_of(name) == FORM_KNOWN ? forward : decide_newer(handle, name, version, caller);
 
     if (loader) {
         void *found = version ? vgpu_real_dlvsym(handle, name, version) : real_dlsym(handle, name);
@@ -116,24 +140,6 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
     return (struct decision){ours, 1};
 }
 
-/*
- * Names whose newer forms, unknown to this library, may be used as they are: they take no memory. What such a form gives
- * back stays charged until exit.
- */
-static bool harmless(const char *name)
-{
-    static const char *const names[] = {
-        "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuMemGetInfo", "cuDeviceTotalMem", "cuMemFree",
-        "cuMemFreeAsync", "cuMemRelease", "cuMemUnmap", "cuMemPoolDestroy", "cuMemPoolTrimTo", "cuArrayDestroy",
-        "cuMipmappedArrayDestroy", "cuModuleUnload", "cuCtxDestroy", "cuCtxDetach", "cuDevicePrimaryCtxRelease",
-        "cuDevicePrimaryCtxReset", "cuGreenCtxDestroy", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent",
-    };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(names[i], name) == 0)
-            return true;
-    return false;
-}
-
 static bool hooked_name(const char *name)
 {
     for (int i = 0; i < HOOK_COUNT; i++)
@@ -144,7 +150,7 @@ static bool hooked_name(const char *name)
 
 /*
  * cuGetProcAddress: the pointer that the driver returned says which variant it chose. One of its exports that is not
- * replaced is a variant newer than this library: nothing older may stand in for it, its parameters are others. Where the
+ * replaced is a form newer than this library: nothing older may stand in for it, its parameters are others. Where the
  * driver returns a pointer that is none of its exported symbols, the rule of cuda.h decides: the newest symbol that is
  * not newer than the version asked for, in the stream variant asked for. NULL: the caller gets no such function.
  */
@@ -157,8 +163,9 @@ static void *variant(const char *name, void *function, int version, cuuint64_t f
         return function;
     struct object object;
     if (object_at(function, &object) && object_exports(&object, function)) {
-        if (harmless(name) || !is_driver(&object, false))
-            return function;
+        enum form form = is_driver(&object, false) ? form_of_name(name) : FORM_KNOWN;
+        if (form != FORM_REFUSED)
+            return form == FORM_NEWER ? newer_form(name, function) : function;
         static _Atomic unsigned count;
         if (vgpu_log_again(&count))
             vgpu_log_line(LOG_ERROR, "%s for CUDA %d is refused: this driver's form of it is newer than this library", name,

@@ -3,9 +3,9 @@
  * The private table through which NVIDIA's nvidia-smi asks for its box of processes. Word 0 is the table's size in bytes,
  * functions follow. The program gets a copy in which the three slots of processes are ours.
  *
- * Which slots those are, and what an entry looks like, was measured on drivers 535, 550 and 580 (native/gpusim/nvml/
- * export_table.c has the story). On a driver that nobody measured the three answer NOT_SUPPORTED and touch nothing: the
- * box stays empty rather than wrong. Every other slot is the driver's own.
+ * Which slots those are, and what an entry looks like, was measured on the builds below (native/gpusim/nvml/export_table.c
+ * has the story). A table that nobody measured is handed on as it is: what lies in its slots is not known, and a refusal
+ * there would refuse something else. Every other slot is the driver's own.
  */
 #include "nvml_shown.h"
 
@@ -22,7 +22,16 @@
 
 static const unsigned char process_table[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                                 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
-static const char *const measured[] = {"535.", "550.", "580."};
+/* By branch: NVIDIA's nvidia-smi of that build was run on a library that logs each call by its slot. size: of the table in
+ * the driver's own library of that build, so that a build of the branch with another table is not taken for it; 0: not seen. */
+static const struct {
+    const char *branch;
+    size_t size;
+} measured[] = {
+    {"535.", 1960}, /* 535.261.03 */
+    {"550.", 2008}, /* 550.163.01 */
+    {"580.", 0},    /* 580.65.06 */
+};
 
 struct entry {
     unsigned pid, pad;
@@ -80,20 +89,15 @@ static nvmlReturn_t nobody(nvmlDevice_t device, unsigned *count)
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t unknown(void)
-{
-    return NVML_ERROR_NOT_SUPPORTED;
-}
-
-static bool layout_known(void)
+static bool layout_known(size_t size)
 {
     char version[96];
     if (!REAL_HAS(nvmlSystemGetDriverVersion) ||
         REAL(nvmlSystemGetDriverVersion)(version, sizeof version) != NVML_SUCCESS)
         return false;
     for (size_t i = 0; i < sizeof measured / sizeof *measured; i++)
-        if (strncmp(version, measured[i], strlen(measured[i])) == 0)
-            return true;
+        if (strncmp(version, measured[i].branch, strlen(measured[i].branch)) == 0)
+            return !measured[i].size || measured[i].size == size;
     return false;
 }
 
@@ -101,12 +105,12 @@ static void *copy_of(void *const *table)
 {
     size_t size = (uintptr_t)table[0];
     void **ours = atomic_load_explicit(&copy, memory_order_acquire);
-    if (ours || size < (SLOT_GRAPHICS + 1) * sizeof *ours || size > LARGEST_TABLE || !(ours = malloc(size)))
+    if (ours || size < (SLOT_GRAPHICS + 1) * sizeof *ours || size > LARGEST_TABLE || !layout_known(size) ||
+        !(ours = malloc(size)))
         return ours;
     memcpy(ours, table, size);
-    bool known = layout_known();
-    ours[SLOT_COMPUTE] = known ? (void *)compute : (void *)unknown;
-    ours[SLOT_MPS] = ours[SLOT_GRAPHICS] = known ? (void *)nobody : (void *)unknown;
+    ours[SLOT_COMPUTE] = (void *)compute;
+    ours[SLOT_MPS] = ours[SLOT_GRAPHICS] = (void *)nobody;
     void *before = NULL;
     if (!atomic_compare_exchange_strong_explicit(&copy, &before, ours, memory_order_acq_rel, memory_order_acquire)) {
         free(ours);

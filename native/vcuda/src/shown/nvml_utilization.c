@@ -314,3 +314,33 @@ EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned i
     forget(&account);
     return status;
 }
+
+static unsigned long long relative_sum(const struct account_of *account, unsigned long long sum, unsigned samples)
+{
+    unsigned long long most = samples * 10000ull, scaled = sum * 100 / account->share; /* of hundredths of a percent */
+    return scaled < most ? scaled : most;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, nvmlAccountingStats_v2_t *stats)
+{
+    ENTER_NVML(nvmlDeviceGetAccountingStats_v2, (device, stats));
+    struct account_of account;
+    nvmlAccountingStats_v2_t found = {0};
+    if (stats)
+        found = *stats; /* it names the process */
+    nvmlReturn_t status = REAL(nvmlDeviceGetAccountingStats_v2)(device, stats ? &found : NULL);
+    if (status != NVML_SUCCESS)
+        return status;
+    status = open_account(control, device, &account);
+    if (status == NVML_SUCCESS && !is_own(&account, stats->pid))
+        status = NVML_ERROR_NOT_FOUND;
+    if (status == NVML_SUCCESS) {
+        *stats = found;
+        stats->gpuUtilization = relative(&account, found.gpuUtilization);
+        stats->memoryUtilization = relative(&account, found.memoryUtilization);
+        stats->sumGpuUtil = relative_sum(&account, found.sumGpuUtil, found.sampleCount);
+        stats->sumFbUtil = relative_sum(&account, found.sumFbUtil, found.sampleCount);
+    }
+    forget(&account);
+    return status;
+}

@@ -164,12 +164,7 @@ void tenant_correct(struct limited *limited, uint64_t predicted, uint64_t real)
     (void)limited;
     charged += (int64_t)(real - predicted);
 }
-void *real_dlsym(void *handle, const char *name)
-{
-    (void)handle;
-    (void)name;
-    return NULL; /* no thread: the program settles */
-}
+struct thread_calls vgpu_threads; /* no thread: the program settles */
 _Atomic int vgpu_log_level = LOG_ERROR;
 void vgpu_log_line(enum log_level level, const char *format, ...)
 {

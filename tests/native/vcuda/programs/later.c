@@ -21,6 +21,7 @@ FORM(cuMemFree_v9)
 FORM(cuCtxCreate_v2)
 FORM(cuCtxCreate_v9)
 FORM(cuLaunchKernel_v9)
+FORM(cuGetProcAddress_v9)
 
 static CUresult get(const char *name, void **function, int version)
 {
@@ -35,6 +36,7 @@ static CUresult get(const char *name, void **function, int version)
         {"cuMemFree", 19000, cuMemFree_v9},               {"cuMemFree", 3020, cuMemFree_v2},
         {"cuCtxCreate", 19000, cuCtxCreate_v9},           {"cuCtxCreate", 3020, cuCtxCreate_v2},
         {"cuLaunchKernel", 19000, cuLaunchKernel_v9},
+        {"cuGetProcAddress", 19000, cuGetProcAddress_v9},
     };
     *function = NULL;
     for (unsigned i = 0; i < sizeof forms / sizeof *forms && !*function; i++)

@@ -81,3 +81,38 @@ def rates():
 
 def samples(kind, since=0):
     return [s.sampleValue.uiVal for s in pynvml.nvmlDeviceGetSamples(gpu(0), kind, since)[1]]
+
+
+class Found(ctypes.Structure):
+    _fields_ = [("file", ctypes.c_char_p), ("base", POINTER), ("name", ctypes.c_char_p), ("address", POINTER)]
+
+
+def object_of(address):
+    """The file that a function lies in."""
+    found = Found()
+    return found.file.decode() if ctypes.CDLL(None).dladdr(POINTER(address), ctypes.byref(found)) else ""
+
+
+def smi_table():
+    """The private table of nvidia-smi: its size in bytes, then functions."""
+    table, uuid = ctypes.POINTER(ULONG)(), bytes.fromhex("c4fe3e6cc98f6c4ea327ee696e12f7c4")
+    assert lib.nvmlInternalGetExportTable(ctypes.byref(table), uuid) == 0
+    return table
+
+
+def stats_v2(pid):
+    """Of nvmlDeviceGetAccountingStats_v2: [status, GPU's percent, sum of the samples]."""
+    fields = [
+        ("pid", UINT),
+        *((name, UINT) for name in ("running", "gpu", "memory")),
+        ("most", ULONG),
+        ("samples", UINT),
+    ]
+    kind = type(
+        "Stats",
+        (ctypes.Structure,),
+        {"_fields_": [*fields, ("sum_gpu", ULONG), ("sum_fb", ULONG), ("more", ULONG * 2)]},
+    )
+    stats = kind(pid)
+    status = lib.nvmlDeviceGetAccountingStats_v2(gpu(0), ctypes.byref(stats))
+    return [status, stats.gpu, stats.sum_gpu]

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A driver that is newer than this library has forms of hooked functions that it does not know: cuMemAlloc_v3 next to
+ * cuMemAlloc_v2. Their parameters are unknown too, so no older form may stand in for them, and a program that asks for one
+ * would fail for no gain if it were refused. They are the driver's own, and what they take is looked for (routes/newer.c).
+ */
+#include "real.h"
+
+#include <ctype.h>
+#include <string.h>
+
+_Atomic bool vgpu_forms_linked;
+
+static const struct {
+    const char *symbol, *name;
+} hooked[] = {
+#define HOOK(symbol, name, since, stream, result, parameters) {#symbol, name},
+#define NVML(symbol, result, parameters)
+#include "hooks.def"
+#undef HOOK
+#undef NVML
+};
+#define HOOKED (sizeof hooked / sizeof *hooked)
+
+/* These take no memory: what such a form gives back stays charged until the next look, and that is all. */
+static bool harmless(const char *name, size_t length)
+{
+    static const char *const names[] = {
+        "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuMemGetInfo", "cuDeviceTotalMem", "cuMemFree",
+        "cuMemFreeAsync", "cuMemRelease", "cuMemUnmap", "cuMemPoolDestroy", "cuMemPoolTrimTo", "cuArrayDestroy",
+        "cuMipmappedArrayDestroy", "cuModuleUnload", "cuCtxDestroy", "cuCtxDetach", "cuDevicePrimaryCtxRelease",
+        "cuDevicePrimaryCtxReset", "cuGreenCtxDestroy", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strlen(names[i]) == length && memcmp(names[i], name, length) == 0)
+            return true;
+    return false;
+}
+
+/* Without what tells forms apart: _v and a number, then _ptds or _ptsz. */
+static size_t base_length(const char *symbol)
+{
+    size_t length = strlen(symbol);
+    if (length > 5 && (strcmp(symbol + length - 5, "_ptsz") == 0 || strcmp(symbol + length - 5, "_ptds") == 0))
+        length -= 5;
+    size_t digits = length;
+    while (digits > 2 && isdigit((unsigned char)symbol[digits - 1]))
+        digits--;
+    return digits < length && symbol[digits - 1] == 'v' && symbol[digits - 2] == '_' ? digits - 2 : length;
+}
+
+static enum form form_of_base(const char *symbol, size_t length)
+{
+    static const char route[] = "cuGetProcAddress";
+    for (size_t i = 0; i < HOOKED; i++)
+        if (strlen(hooked[i].name) == length && memcmp(hooked[i].name, symbol, length) == 0)
+            return length == sizeof route - 1 && memcmp(symbol, route, length) == 0 ? FORM_REFUSED
+                   : harmless(symbol, length)                                        ? FORM_KNOWN
+                                                                                     : FORM_NEWER;
+    return FORM_KNOWN;
+}
+
+enum form form_of(const char *symbol)
+{
+    if (symbol[0] != 'c' || symbol[1] != 'u')
+        return FORM_KNOWN;
+    size_t length = base_length(symbol);
+    if (!symbol[length])
+        return FORM_KNOWN;
+    for (size_t i = 0; i < HOOKED; i++)
+        if (strcmp(hooked[i].symbol, symbol) == 0)
+            return FORM_KNOWN;
+    return form_of_base(symbol, length);
+}
+
+enum form form_of_name(const char *name)
+{
+    return form_of_base(name, base_length(name));
+}
+
+static bool newer(const char *symbol)
+{
+    return form_of(symbol) == FORM_NEWER;
+}
+
+static int links(const struct object *object, void *unused)
+{
+    (void)unused;
+    return object_links(object, "libcuda.so.1", newer);
+}
+
+void forms_look(void)
+{
+    if (object_each(links, NULL))
+        atomic_store_explicit(&vgpu_forms_linked, true, memory_order_relaxed);
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Preloaded: while the file STARVED is there, no table of blocks of the library gets memory of the host. */
+#include "account/blocks.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+__attribute__((visibility("default"))) void *calloc(size_t count, size_t size)
+{
+    static const char *file;
+    if (size == sizeof(struct block) && count >= 32 && (file || (file = getenv("STARVED"))) && access(file, F_OK) == 0)
+        return NULL;
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes))
+        return NULL;
+    unsigned char *room = malloc(bytes ? bytes : 1);
+    for (size_t i = 0; room && i < bytes; i++)
+        ((volatile unsigned char *)room)[i] = 0; /* no memset: a compiler makes a calloc of both */
+    return room;
+}

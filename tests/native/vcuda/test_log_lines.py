@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of the library: on the standard error that the program had when it first used the GPU, or nowhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Host
+
+# LIBCUDA_LOG_LEVEL 3: each hooked call is a line.
+PROGRAM = """
+import ctypes, os, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+size = ctypes.c_size_t()
+def call():
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(size), 0)  # an error in a child
+assert cuda.cuInit(0) == 0
+{before}
+call()
+{then}
+call()
+"""
+TAKES_2 = "assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) == 2"
+
+# before the first call, after it → lines on the standard error, lines in the file that has its number in the end
+WAYS = {
+    "nothing is done": ("", "", 2, 0),
+    "it is moved and comes back": ("", "os.dup2(2, 9); os.close(2); os.dup2(9, 2)", 2, 0),
+    "it is closed": ("", "os.close(2)", 1, 0),
+    "its number is taken": ("", f"os.close(2); {TAKES_2}", 1, 0),
+    "it was closed before": ("os.close(2)", TAKES_2, 0, 0),
+    "a forked child takes its number": ("", f"os.fork() and os._exit(os.wait()[1] >> 8); os.close(2); {TAKES_2}", 1, 0),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stream", ["pipe", "file"])
+def test_no_line_goes_where_the_program_did_not_ask_for_it(host: Host, stream: str, way: str) -> None:
+    before, then, lines, taken = WAYS[way]
+    errors, database = host.folder / "errors", host.folder / "database"
+    command = [sys.executable, "-c", PROGRAM.format(before=before, then=then), database]
+    target = subprocess.PIPE if stream == "pipe" else os.open(errors, os.O_WRONLY | os.O_CREAT)
+    done = subprocess.run(command, env=host.env(LIBCUDA_LOG_LEVEL="3"), stderr=target, text=True, check=False)
+    said = done.stderr if stream == "pipe" else Path(errors).read_text()
+    assert done.returncode == 0, said
+    assert said.count("cuDeviceTotalMem_v2") == lines
+    assert database.read_text().count("libvgpu") == taken if database.exists() else taken == 0

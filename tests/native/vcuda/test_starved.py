@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No memory of the host for the library's tables: a charge that nobody can give back is said, and stays until exit."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import MIB, OK, PRELOAD, Host, compile_program
+from test_coverage_graphs import say
+
+pytestmark = pytest.mark.own_build  # it stands before the allocator, as a sanitizer does
+
+SIZE = 4 * MIB
+# what is made while there is no memory → before it, what would give it back
+MADE = {
+    f"alloc 20 {SIZE}": ((), ("free 20",)),
+    f"create 20 {SIZE} 0": ((), ("release-handle 20",)),
+    f"map 21 {SIZE} 20": ((f"create 20 {SIZE} 0", f"reserve 21 {SIZE}"), (f"unmap 21 {SIZE}", "release-handle 20")),
+}
+
+
+@pytest.mark.parametrize("call", MADE)
+def test_what_cannot_be_remembered_is_said_and_stays_charged(host: Host, call: str) -> None:
+    starve = compile_program(host.folder, "starve.so", "starve.c", flags=("-shared", "-fPIC", "-ldl"))
+    starved = host.folder / "starved"
+    before, gone = MADE[call]
+    puppet = host.puppet(preload=False, LD_PRELOAD=f"{starve}:{PRELOAD}", STARVED=str(starved)).start()
+    say(puppet, *before)
+    starved.touch()
+    assert puppet.result(call) == OK
+    starved.unlink()
+    assert f"no host memory to remember a block of {SIZE} bytes: it stays charged until exit" in puppet.errors()
+    held = host.on_card()
+    assert host.charged() == held
+    say(puppet, *gone)
+    assert host.on_card() == held - SIZE
+    assert host.charged() >= host.on_card(), "never less than what is held"
+    puppet.end()
+    assert host.charged() == 0
