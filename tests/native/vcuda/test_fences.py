@@ -20,7 +20,10 @@ def fences(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_program(tmp_path_factory.mktemp("fences"), "fences", "fences.c", *sources, flags=SANITIZED)
 
 
-@pytest.mark.parametrize("what", ["record", "sticky", "destroyed", "vanished", "refused", "times"])
+WHAT = ["record", "sticky", "destroyed", "vanished", "refused", "times", "captured", "strict", "marks"]
+
+
+@pytest.mark.parametrize("what", WHAT)
 def test_a_driver_that_fails(fences: Path, what: str) -> None:
     done = subprocess.run(
         [fences, what],
