@@ -221,7 +221,7 @@ EXPORT CUresult cuInit(unsigned flags)
 {
     REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);
     if (atomic_load(&driver.ready))
-        return driver_enter();
+        return driver_enter(__func__);
     pthread_mutex_lock(&init_mutex);
     CUresult result = CUDA_SUCCESS;
     if (!atomic_load(&driver.ready)) {
