@@ -39,14 +39,6 @@ static bool leads(uint32_t number)
     return atomic_load_explicit(&leader, memory_order_acquire) == number;
 }
 
-uint64_t wakes_take(struct wakes *wakes, uint64_t wanted)
-{
-    uint64_t burst = WAKE_BURST * WAKE_EVERY_NS, earliest = wakes->paid > burst ? wakes->paid - burst : 0;
-    uint64_t at = wanted > earliest ? wanted : earliest;
-    wakes->paid = (wakes->paid > at ? wakes->paid : at) + WAKE_EVERY_NS;
-    return at;
-}
-
 /* Once through all contexts. Answers when to look again; UINT64_MAX: nothing is open. */
 static uint64_t look(uint32_t number, uint64_t now)
 {
@@ -63,8 +55,7 @@ static uint64_t look(uint32_t number, uint64_t now)
 
 static void sleep_until(struct wakes *wakes, uint64_t wanted)
 {
-    uint64_t burst = WAKE_BURST * WAKE_EVERY_NS;
-    atomic_store_explicit(&affordable, wakes->paid > burst ? wakes->paid - burst : 0, memory_order_relaxed);
+    atomic_store_explicit(&affordable, wakes_from(wakes), memory_order_relaxed);
     uint64_t at = wakes_take(wakes, wanted);
     struct timespec until = {.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)};
     atomic_store_explicit(&asleep, TIMED, memory_order_seq_cst);

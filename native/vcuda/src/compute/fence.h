@@ -51,13 +51,23 @@ void controller_tell(uint64_t now);
 void fence_waited(bool done);
 void controller_reset(void);
 
-/* Wake-ups: so many apart on average, some of them at once. Pure. */
+/* Wake-ups: so many apart on average, some of them at once. */
 #define WAKE_EVERY_NS (5 * MS)
-#define WAKE_BURST 8
+#define WAKE_BURST 8u
 struct wakes {
     uint64_t paid; /* up to then wake-ups have been used */
 };
+/* An earlier one is not allowed. */
+static inline uint64_t wakes_from(const struct wakes *wakes)
+{
+    return wakes->paid > WAKE_BURST * WAKE_EVERY_NS ? wakes->paid - WAKE_BURST * WAKE_EVERY_NS : 0;
+}
 /* When the thread may wake that wants to at `wanted`; that wake-up is taken for used. */
-uint64_t wakes_take(struct wakes *wakes, uint64_t wanted);
+static inline uint64_t wakes_take(struct wakes *wakes, uint64_t wanted)
+{
+    uint64_t at = wanted > wakes_from(wakes) ? wanted : wakes_from(wakes);
+    wakes->paid = (wakes->paid > at ? wakes->paid : at) + WAKE_EVERY_NS;
+    return at;
+}
 
 #endif
