@@ -467,23 +467,30 @@ static void destroy_events(struct place *place)
     REAL(cuCtxPopCurrent_v2)(&unused);
 }
 
+/* Is it still the place of this context? A thread may have found that one gone, and another one be there. */
+static bool still(const struct place *place, uint64_t serial)
+{
+    lock_take(&lock);
+    bool same = place->context && place->serial == serial;
+    lock_drop(&lock);
+    return same;
+}
+
 void fence_context_leaving(struct leaving *leaving)
 {
     lock_take(&lock);
     struct place *place = place_of(leaving->context, false);
+    uint64_t serial = place ? place->serial : 0;
     lock_drop(&lock);
     if (place) {
         lock_take(&place->settling);
         uint64_t now = limiter_now();
-        lock_take(&lock);
-        bool still = place->context == leaving->context; /* another thread may have found it gone meanwhile */
-        lock_drop(&lock);
-        if (still && !atomic_load_explicit(&parked, memory_order_seq_cst)) {
+        bool asks = !atomic_load_explicit(&parked, memory_order_seq_cst);
+        if (asks && still(place, serial))
             settle(place, now);
-            if (place->context)
-                destroy_events(place);
-        }
-        if (still && place->context)
+        if (asks && still(place, serial))
+            destroy_events(place);
+        if (still(place, serial))
             leave_place(place);
         if (place->limited)
             predict(place, true, false, now);
