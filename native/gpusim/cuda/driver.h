@@ -82,7 +82,7 @@ struct device {
     uint64_t graph_used, graph_used_high, graph_reserved, graph_reserved_high;
 };
 
-#define DRIVER_ENDED 2 /* its teardown has begun, and faults whoever calls it: hostile.c */
+#define DRIVER_ENDED 2 /* its teardown has begun, and a call faults: hostile.c */
 
 struct driver {
     _Atomic int ready; /* 0 not initialised, 1 ready, DRIVER_ENDED */

@@ -2,6 +2,7 @@
 /* What a polite driver never does, and the table past every hook (private.h). */
 #include "hostile.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,19 @@ static int subscribe(gpusim_callback callback, void *data)
     tool.data = data;
     pthread_mutex_unlock(&tool.mutex);
     return CUDA_SUCCESS;
+}
+
+void tool_load(void)
+{
+    const char *path = getenv("CUDA_INJECTION64_PATH");
+    if (!path || !hostile(SIM_HOSTILE_CALLBACKS))
+        return;
+    void *library = dlopen(path, RTLD_NOW);
+    int (*begin)(void) = library ? (int (*)(void))dlsym(library, "InitializeInjection") : NULL;
+    if (begin)
+        begin();
+    else
+        fprintf(stderr, "gpusim: CUDA_INJECTION64_PATH: expected a library with InitializeInjection, found: %s\n", dlerror());
 }
 
 /* ---- teardown ----------------------------------------------------------------------------------------------------------- */

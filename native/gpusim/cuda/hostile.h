@@ -12,7 +12,7 @@ static inline bool hostile(enum sim_hostile what)
 }
 
 /*
- * context-lock: whoever holds a context's lock keeps all other threads out of its calls. The holder's own calls pass, so that
+ * context-lock: a thread that holds a context keeps all others out of its calls. The holder's own calls pass, so that
  * a tool that is called back inside a load may use the driver. True: held, to be given to context_unlock.
  */
 bool context_lock(CUcontext context);
@@ -24,5 +24,6 @@ CUresult free_wait(CUcontext context);
 
 /* callbacks */
 void tool_call(enum gpusim_moment moment, void *handle);
+void tool_load(void); /* the one that CUDA_INJECTION64_PATH names, as the real driver does */
 
 #endif

@@ -195,9 +195,8 @@ def test_pool_holds_no_more_than_its_maximum(host):
     a.ask("cu.context()")
     for most, answers in ((64, [0, 2]), (0, [0, 0])):
         a.ask(f"props = (U32 * 22)(1, 0, 1, 0, 0, 0, {most} * MIB, 0)")
-        a.ask(
-            "pool = cu.out(PTR, 'cuMemPoolCreate', props); take = lambda n: cu.raw('cuMemAllocFromPoolAsync', ctypes.byref(U64()), SIZE(n), pool, None)"
-        )
+        a.ask("pool = cu.out(PTR, 'cuMemPoolCreate', props); out = ctypes.byref(U64())")
+        a.ask("take = lambda size: cu.raw('cuMemAllocFromPoolAsync', out, SIZE(size), pool, None)")
         assert a.ask("[take(64 * MIB), take(1)]") == answers
 
 
