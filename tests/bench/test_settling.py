@@ -38,7 +38,15 @@ def hasty(folder: Path) -> Path:
     changed = folder / "controller.c"
     changed.write_text(source.replace("wakes_take(wakes, wanted)", "wakes ? wanted : 0"))
     objects = [world.object_of(one) for one in world.sources_of() if one.name != "controller.c"]
-    command = [os.environ.get("CC", "cc"), "-O2", "-std=c11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-shared"]
+    command = [
+        os.environ.get("CC", "cc"),
+        "-O2",
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-shared",
+    ]
     command += [f"-I{world.SOURCES}", f"-I{world.SOURCES}/../include", f"-I{world.SOURCES}/compute"]
     command += [f"-Wl,--version-script={world.SOURCES}/libvgpu.map", "-Wl,-Bsymbolic", "-Wl,-z,nodelete"]
     subprocess.run([*command, changed, *objects, "-o", folder / "hasty.so"], check=True)

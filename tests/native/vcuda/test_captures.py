@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured graph has the program's nodes and no other, whoever began the capture; captured launches are neither charged
-nor held up. On a driver that voids a capture whose events somebody asks for."""
+"""A captured graph has the program's nodes and no other, however it began; captured ones are not charged or held up.
+
+On a driver that voids a capture whose events are asked for.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +64,6 @@ def test_a_graph_has_the_programs_nodes(node: Node, how: str, percent: int) -> N
         assert said["throttled_ns"] < 100 * counted
 
 
-def test_a_capture_beside_launches(node: Node) -> None:
+def test_a_capture_next_to_launches(node: Node) -> None:
     """The other thread's events are looked at meanwhile, in a mode that a capture in global mode does not mind."""
-    assert run(node, Container(node, "a", 50, core_policy="force"), "beside") == [LAUNCHES]
+    assert run(node, Container(node, "a", 50, core_policy="force"), "meanwhile") == [LAUNCHES]

@@ -27,10 +27,17 @@ def test_the_other_gpu_goes_on(node: Node, percent: int) -> None:
     container = Container(node, "a", percent, core_policy="force")
     program = compile_program(node.folder, "apart", "apart.c", flags=LINKED)
     env = node.host.env(
-        CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"), VGPU_LIMITS_FILE=str(container.folder / "limits")
+        CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"),
+        VGPU_LIMITS_FILE=str(container.folder / "limits"),
     )
     done = subprocess.run(
-        [program, str(LAUNCHES)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        [program, str(LAUNCHES)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "launched\nok\n", "")
     if percent:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process ends with launches open: no thread of the library calls a driver whose teardown has begun, and none hangs."""
+"""It ends with launches open: no thread of the library calls a driver that is being torn down, and none hangs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def ends(node: Node, program: Path, how: str, percent: int = 50) -> str:
     folders = node.run / "allocations"
     container = Container(node, f"a{len(list(folders.iterdir()))}", percent, core_policy="force")
     env = node.host.env(
-        CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"), VGPU_LIMITS_FILE=str(container.folder / "limits")
+        CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"),
+        VGPU_LIMITS_FILE=str(container.folder / "limits"),
     )
     done = subprocess.run(
         [program, how], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60, check=False

@@ -16,7 +16,9 @@ SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 @pytest.fixture(scope="module")
 def fences(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sources = [str(ROOT / "native/vcuda/src" / name) for name in ("compute/fence.c", "compute/cost.c")]
+    sources = [
+        str(ROOT / "native/vcuda/src" / name) for name in ("compute/fence.c", "compute/settle.c", "compute/cost.c")
+    ]
     return compile_program(tmp_path_factory.mktemp("fences"), "fences", "fences.c", *sources, flags=SANITIZED)
 
 

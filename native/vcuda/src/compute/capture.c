@@ -35,7 +35,7 @@ void capture_restore(int mode)
         REAL(cuThreadExchangeStreamCaptureMode)(&mode);
 }
 
-/* Whoever launches next asks again: what is launched into the stream from now on runs nothing. */
+/* The next launch asks again: what is launched into the stream from now on runs nothing. */
 #define BEGIN(symbol, parameters, arguments) \
     EXPORT CUresult symbol parameters \
     { \

@@ -25,7 +25,7 @@ static _Atomic uint32_t asleep;
 static _Atomic uint32_t leader;    /* number of the thread that looks */
 static _Atomic uint64_t looking;   /* since when; 0: it does not */
 static _Atomic uint64_t affordable; /* an earlier wake-up is allowed from then on */
-static _Atomic unsigned told;
+static _Atomic unsigned fences_put;
 static _Atomic enum { NOT_TRIED, RUNS, CANNOT } state;
 static _Atomic bool at_exit_known;
 
@@ -88,7 +88,7 @@ static void *control(void *data)
         uint64_t now = limiter_now(), again = look(number, now);
         if (!leads(number))
             break;
-        unsigned put = atomic_load_explicit(&told, memory_order_relaxed);
+        unsigned put = atomic_load_explicit(&fences_put, memory_order_relaxed);
         if (again == UINT64_MAX && put == seen) {
             sleep_idle();
             now = limiter_now();
@@ -150,7 +150,7 @@ static void take_over(void)
 
 void controller_tell(uint64_t now)
 {
-    unsigned before = atomic_fetch_add_explicit(&told, 1, memory_order_relaxed);
+    unsigned before = atomic_fetch_add_explicit(&fences_put, 1, memory_order_relaxed);
     if (atomic_load_explicit(&state, memory_order_relaxed) == NOT_TRIED) {
         /* Only with the second fence: some programs must have one thread for what they do after a first look at the GPU. */
         if (before == 1) {
@@ -183,6 +183,6 @@ void controller_reset(void)
     atomic_store_explicit(&asleep, AWAKE, memory_order_relaxed);
     atomic_store_explicit(&leader, 0, memory_order_relaxed);
     atomic_store_explicit(&looking, 0, memory_order_relaxed);
-    atomic_store_explicit(&told, 0, memory_order_relaxed);
+    atomic_store_explicit(&fences_put, 0, memory_order_relaxed);
     atomic_store_explicit(&state, NOT_TRIED, memory_order_relaxed);
 }

@@ -6,7 +6,7 @@
  *   unseen       by the driver's own function, past every hook, as a newer way to begin would be
  *   recaptured   the same, again and again, with launches that run in between
  *   unmatched    hooked; before, and while it is open, captures are ended that were never begun
- *   beside       unseen, in global mode; meanwhile another thread launches, and what it launched is looked at
+ *   meanwhile       unseen, in global mode; meanwhile another thread launches, and what it launched is looked at
  *   newer        by cuStreamBeginRecaptureToGraph (CUDA 13.3), into a graph that was captured before
  */
 #include "driver/cuda_abi.h"
@@ -77,7 +77,7 @@ static CUresult begin_again(CUstream into, int mode)
     return again(into, mode, graph, NULL, NULL);
 }
 
-static void *beside(void *unused)
+static void *meanwhile(void *unused)
 {
     CUstream own;
     (void)unused;
@@ -119,7 +119,7 @@ int main(int argc, char **argv)
     MUST(cuModuleLoadData(&module, ".gpusim kernel work 50\n"));
     MUST(cuModuleGetFunction(&function, module, "work"));
     MUST(cuStreamCreate(&stream, 1));
-    if (!strcmp(how, "unseen") || !strcmp(how, "recaptured") || !strcmp(how, "beside"))
+    if (!strcmp(how, "unseen") || !strcmp(how, "recaptured") || !strcmp(how, "meanwhile"))
         *(void **)&begin = unhooked("cuStreamBeginCapture_v2");
     else if (!strcmp(how, "newer"))
         begin = begin_again;
@@ -129,8 +129,8 @@ int main(int argc, char **argv)
     MUST(cuStreamSynchronize(stream));
     usleep(50000); /* what was spent on the first launches is there again */
     pthread_t thread;
-    if (!strcmp(how, "beside")) {
-        pthread_create(&thread, NULL, beside, NULL);
+    if (!strcmp(how, "meanwhile")) {
+        pthread_create(&thread, NULL, meanwhile, NULL);
         while (!atomic_load(&running))
             usleep(100);
     }
@@ -140,7 +140,7 @@ int main(int argc, char **argv)
             launch(stream, 10);
     }
     atomic_store(&stop, 1);
-    if (!strcmp(how, "beside"))
+    if (!strcmp(how, "meanwhile"))
         pthread_join(thread, NULL);
     return 0;
 }
