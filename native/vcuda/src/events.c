@@ -36,7 +36,7 @@ const struct events vgpu_events = {
             driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, host_memory_reset,
             context_locks_reset, context_reset, unaccounted_reset,
             pools_reset, graph_memory_reset, vmm_reset, ipc_reset, external_reset,
-            limiter_reset, fence_reset, capture_reset, tenant_reset,
+            limiter_reset, fence_reset, tenant_reset,
         },
     .context_met = green_context_met,
 };

@@ -16,11 +16,16 @@ SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 @pytest.fixture(scope="module")
 def fences(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sources = [str(ROOT / "native/vcuda/src" / name) for name in ("compute/fence.c", "compute/cost.c")]
+    sources = [
+        str(ROOT / "native/vcuda/src" / name) for name in ("compute/fence.c", "compute/settle.c", "compute/cost.c")
+    ]
     return compile_program(tmp_path_factory.mktemp("fences"), "fences", "fences.c", *sources, flags=SANITIZED)
 
 
-@pytest.mark.parametrize("what", ["record", "sticky", "destroyed", "vanished", "refused", "times"])
+WHAT = ["record", "sticky", "destroyed", "vanished", "refused", "times", "captured", "strict", "marks"]
+
+
+@pytest.mark.parametrize("what", WHAT)
 def test_a_driver_that_fails(fences: Path, what: str) -> None:
     done = subprocess.run(
         [fences, what],
@@ -32,3 +37,15 @@ def test_a_driver_that_fails(fences: Path, what: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-2000:]
+
+
+# how often the thread wants to wake, in us → may it be late?
+@pytest.mark.parametrize(("every", "late"), [(50, True), (250, True), (2000, True), (10000, False), (100000, False)])
+def test_wake_ups_are_bounded(tmp_path_factory: pytest.TempPathFactory, every: int, late: bool) -> None:
+    program = compile_program(tmp_path_factory.mktemp("wakes"), "wakes", "wakes.c", flags=SANITIZED)
+    for seed in range(5):
+        done = subprocess.run([program, str(seed), str(every)], stdout=subprocess.PIPE, text=True, check=True)
+        most, latest, early = map(int, done.stdout.split())
+        assert early == 0
+        assert most <= 250, "of the 500 a second that the library may cost"
+        assert latest <= (5000 if late else 0)

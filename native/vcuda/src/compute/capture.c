@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Stream capture: a captured launch runs nothing, so it is neither charged nor throttled, and an event recorded into the
- * stream would become part of the graph. While no capture is open in the process the question costs one load.
+ * stream would become part of the graph. The driver is asked each time: nobody else knows of a capture that was begun by a
+ * function that this library does not have.
  */
 #include "limiter.h"
 
 #define RELAXED 2
 
-static _Atomic int open_captures;
-
 bool capture_of(CUstream stream, bool per_thread)
 {
-    if (atomic_load_explicit(&open_captures, memory_order_acquire) <= 0)
-        return false;
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = CUDA_SUCCESS;
     if (per_thread && REAL_HAS(cuStreamIsCapturing_ptsz))
@@ -23,13 +20,13 @@ bool capture_of(CUstream stream, bool per_thread)
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-int capture_relax(void)
+bool capture_relax(int *mode)
 {
-    int mode = RELAXED;
-    if (atomic_load_explicit(&open_captures, memory_order_relaxed) <= 0 || !REAL_HAS(cuThreadExchangeStreamCaptureMode) ||
-        REAL(cuThreadExchangeStreamCaptureMode)(&mode) != CUDA_SUCCESS)
-        return -1;
-    return mode;
+    *mode = RELAXED;
+    if (REAL_HAS(cuThreadExchangeStreamCaptureMode) && REAL(cuThreadExchangeStreamCaptureMode)(mode) == CUDA_SUCCESS)
+        return true;
+    *mode = -1;
+    return !REAL_HAS(cuThreadExchangeStreamCaptureMode); /* a driver that has no modes */
 }
 
 void capture_restore(int mode)
@@ -38,30 +35,15 @@ void capture_restore(int mode)
         REAL(cuThreadExchangeStreamCaptureMode)(&mode);
 }
 
-/* Counted before the driver is asked: another thread's launch into the stream must not slip through in between. */
-static void begin(void)
-{
-    atomic_fetch_add_explicit(&open_captures, 1, memory_order_acq_rel);
-    limiter_forget_all();
-}
-
-static void end(void)
-{
-    int count = atomic_load_explicit(&open_captures, memory_order_relaxed);
-    while (count > 0 && !atomic_compare_exchange_weak_explicit(&open_captures, &count, count - 1, memory_order_acq_rel,
-                                                               memory_order_relaxed))
-        ;
-}
-
+/* The next launch asks again: what is launched into the stream from now on runs nothing. */
 #define BEGIN(symbol, parameters, arguments) \
     EXPORT CUresult symbol parameters \
     { \
         ENTER(symbol, arguments); \
         (void)control; \
-        begin(); \
         CUresult status = REAL(symbol) arguments; \
-        if (status != CUDA_SUCCESS) \
-            end(); \
+        if (status == CUDA_SUCCESS) \
+            limiter_forget_all(); \
         return status; \
     }
 
@@ -81,29 +63,3 @@ BEGIN(cuStreamBeginRecaptureToGraph, (CUstream stream, int mode, CUgraph graph, 
       (stream, mode, graph, callback, data))
 BEGIN(cuStreamBeginRecaptureToGraph_ptsz, (CUstream stream, int mode, CUgraph graph, void *callback, void *data),
       (stream, mode, graph, callback, data))
-
-/* A capture that failed is over too: only one that this thread may not end goes on. */
-#define WRONG_THREAD 908
-#define UNMATCHED 903
-#define ILLEGAL_STATE 401
-
-#define END(symbol, parameters, arguments) \
-    EXPORT CUresult symbol parameters \
-    { \
-        ENTER(symbol, arguments); \
-        (void)control; \
-        CUresult status = REAL(symbol) arguments; \
-        if (status != WRONG_THREAD && status != UNMATCHED && status != ILLEGAL_STATE) \
-            end(); \
-        return status; \
-    }
-
-END(cuStreamEndCapture, (CUstream stream, CUgraph *graph), (stream, graph))
-END(cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *graph), (stream, graph))
-END(cuStreamEndCaptureToCig, (CUstream stream), (stream))
-END(cuStreamEndCaptureToCig_ptsz, (CUstream stream), (stream))
-
-void capture_reset(void)
-{
-    atomic_store_explicit(&open_captures, 0, memory_order_relaxed);
-}

@@ -75,7 +75,7 @@ static void rest(struct flow *flow)
     flow->segment.predicted = SEGMENT_NS;
 }
 
-static CUevent mark(const struct thread_state *thread, const struct flow *flow)
+static struct mark *mark(const struct thread_state *thread, const struct flow *flow)
 {
     return fence_mark(thread->context, (CUstream)(flow->stream & ~FLOW_PER_THREAD), (flow->stream & FLOW_PER_THREAD) != 0);
 }
@@ -85,10 +85,18 @@ static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
 {
     if (flow->segment.count && thread->limited)
         charge(thread->limited, &flow->segment, now);
-    if (flow->begin)
-        fence_drop_mark(thread->context, flow->begin);
+    fence_drop_mark(flow->begin);
     flow->begin = NULL;
     rest(flow);
+}
+
+/* What the fast path counted since the capture began ran nothing, and nobody knows how much that is. It is little, and from
+ * now on each launch into the stream comes here. */
+static void captured(struct thread_state *thread, uintptr_t stream)
+{
+    struct flow *flow = &thread->flow[flow_index(stream)];
+    if (thread->ready && flow->used && flow->stream == stream)
+        drop(thread, flow, limiter_now());
 }
 
 static void close_segment(struct thread_state *thread, struct flow *flow, uint64_t now)
@@ -96,8 +104,8 @@ static void close_segment(struct thread_state *thread, struct flow *flow, uint64
     if (!flow->segment.count)
         return;
     charge(thread->limited, &flow->segment, now);
-    CUevent end = mark(thread, flow);
-    fence_put(thread->limited, thread->context, flow, end);
+    struct mark *end = mark(thread, flow);
+    fence_put(thread->limited, flow, end);
     rest(flow);
 }
 
@@ -131,13 +139,9 @@ void limiter_forget_all(void)
 static void at_end(void *state)
 {
     struct thread_state *thread = state;
-    uint32_t epoch = atomic_load_explicit(&vgpu_launch_epoch, memory_order_acquire);
     uint64_t now = limiter_now();
-    for (unsigned i = 0; i < FLOWS; i++) {
-        if (thread->ready != epoch && thread->seen != epoch)
-            thread->flow[i].begin = NULL; /* its context may be gone */
+    for (unsigned i = 0; i < FLOWS; i++)
         drop(thread, &thread->flow[i], now);
-    }
 }
 
 /* A program without these functions has no threads. */
@@ -172,7 +176,6 @@ static bool resolve(struct thread_state *thread)
     }
     uint64_t now = limiter_now();
     for (unsigned i = 0; i < FLOWS; i++) {
-        thread->flow[i].begin = NULL; /* its context may be gone; an event more or less is no matter */
         drop(thread, &thread->flow[i], now);
         thread->flow[i].used = false;
     }
@@ -296,7 +299,11 @@ void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool p
             thread->off = sequence | 1;
         return;
     }
-    if (capture_of(stream, per_thread) || !resolve(thread))
+    if (capture_of(stream, per_thread)) {
+        captured(thread, flow_stream(stream, per_thread));
+        return;
+    }
+    if (!resolve(thread))
         return;
     struct limited *limited = thread->limited;
     if (limits_core_policy() == VGPU_CORE_DISABLE || !limits_sm_percent(limited->device->uuid, limited->device->nvml_index)) {

@@ -7,7 +7,7 @@
 #ifndef VGPU_LIMITER_H
 #define VGPU_LIMITER_H
 
-#include "pace.h"
+#include "fence.h"
 #include "account/account.h"
 #include "process.h"
 
@@ -45,7 +45,7 @@ void tenant_reset(void);
 struct flow {
     uintptr_t stream; /* flow_stream() */
     bool used;
-    CUevent begin; /* recorded before the segment's first launch; NULL: it begins where the last one ended */
+    struct mark *begin; /* recorded before the segment's first launch; NULL: it begins where the last one ended */
     uint64_t chain;
     struct segment segment;
 };
@@ -144,30 +144,12 @@ void limiter_forget_all(void);
 void limiter_reset(void);
 uint64_t limiter_now(void);
 
-/* --- fence.c: events, the controller thread, settling --------------------------------------------------- */
-
-/* A pooled event of the context, recorded in the stream; NULL: it could not be. */
-CUevent fence_mark(CUcontext context, CUstream stream, bool per_thread);
-/* Hands a finished segment over; `end` may be NULL: then it stays charged as predicted. */
-void fence_put(struct limited *limited, CUcontext context, struct flow *flow, CUevent end);
-void fence_drop_mark(CUcontext context, CUevent event);
-/* Settles what is done: after the program has waited for something. */
-void fence_settle(void);
-void fence_waited(bool done);
-/* Before the context is destroyed: its events go with it. */
-void fence_context_leaving(struct leaving *leaving);
-/* Sleeps until something was settled since `seen`, or until `until`. */
-uint32_t fence_settled(void);
-void fence_wait(uint32_t seen, uint64_t now, uint64_t until);
-void fence_reset(void);
-
 /* --- capture.c ------------------------------------------------------------------------------------------- */
 
-/* Is the stream being captured? Nothing may be recorded, charged or throttled then. Free while nothing is captured. */
+/* Is the stream being captured? Nothing may be recorded, charged or throttled then. */
 bool capture_of(CUstream stream, bool per_thread);
-/* Our own calls must not break a capture of another stream: RELAXED while one is open. -1: nothing was changed. */
-int capture_relax(void);
+/* Our own calls must not break a capture of another stream: RELAXED until capture_restore(). False: it could not be set. */
+bool capture_relax(int *mode);
 void capture_restore(int mode);
-void capture_reset(void);
 
 #endif

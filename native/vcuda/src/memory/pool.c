@@ -117,8 +117,6 @@ static CUresult place_of(const CUmemLocation *location, int type, const struct d
     *device = device_at(location, &status);
     if (!*device && status == CUDA_SUCCESS && type == CU_MEM_ALLOCATION_TYPE_MANAGED)
         status = memory_refuse("a pool of managed memory without a device");
-    else
-        status = place_of_host(location, "cuMemPoolCreate");
     return status;
 }
 

@@ -8,6 +8,9 @@
  *   destroyed  contexts are destroyed with fences open, more of them than the library has places for
  *   vanished   the same by a way that the library does not see
  *   refused    the driver refuses to destroy the context, again and again
+ *   captured   a stream is being captured, begun by whatever function: no event of ours is recorded in it
+ *   strict     the thread's capture mode cannot be relaxed: no event is looked at, and nobody waits for one
+ *   marks      segments that were begun and are never put, because the context or the capture changed: no event is lost
  *   times      for a while no time can be read: the next ones are charged as they were again
  */
 #include "compute/limiter.h"
@@ -39,6 +42,8 @@ struct CUevent_st {
     double ms; /* below 0: not recorded */
 };
 
+static bool capturing, relaxes = true;
+static int relaxed; /* 1: this thread's mode is RELAXED */
 static CUcontext current;
 static CUresult record_answer, time_answer;
 static double gpu_ms = 1, done_ms = 1e9; /* what is recorded after done_ms is not passed yet */
@@ -79,23 +84,32 @@ static CUresult destroy(CUevent event)
 static CUresult record(CUevent event, CUstream stream)
 {
     (void)stream;
+    CHECK(!capturing); /* it would be a node of the program's graph */
     CUresult status = use(event);
     if (status == CUDA_SUCCESS && (status = record_answer) == CUDA_SUCCESS)
         event->ms = gpu_ms;
     return status;
 }
 
+static int queries; /* events that were looked at */
+
 static CUresult query(CUevent event)
 {
     CUresult status = use(event);
+    CHECK(relaxed == 1 && event->ms >= 0);
+    queries++;
     return status ? status : event->ms <= done_ms ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 static CUresult elapsed(float *ms, CUevent from, CUevent to)
 {
     CUresult status = use(from) ? use(from) : use(to);
+    CHECK(relaxed == 1 && to->ms >= 0);
+    queries++;
     if (status || (status = time_answer))
         return status;
+    if (from->ms > done_ms || to->ms > done_ms)
+        return CUDA_ERROR_NOT_READY;
     *ms = (float)(to->ms - from->ms);
     return CUDA_SUCCESS;
 }
@@ -151,13 +165,29 @@ CUcontext green_enters(CUcontext context)
     return context; /* none is green */
 }
 
-int capture_relax(void)
+/* The driver's answers about captures: asked before each event of ours, and no event is looked at while RELAXED fails. */
+bool capture_of(CUstream stream, bool per_thread)
 {
-    return -1;
+    (void)stream;
+    (void)per_thread;
+    return capturing;
+}
+bool capture_relax(int *mode)
+{
+    relaxed += relaxes;
+    *mode = relaxes ? 0 : -1;
+    return relaxes;
 }
 void capture_restore(int mode)
 {
-    (void)mode;
+    relaxed -= mode >= 0;
+}
+void controller_tell(uint64_t now)
+{
+    (void)now; /* no thread: the program settles */
+}
+void controller_reset(void)
+{
 }
 void tenant_correct(struct limited *limited, uint64_t predicted, uint64_t real)
 {
@@ -185,6 +215,13 @@ static struct device device;
 static uint64_t lane;
 static struct limited limited = {.device = &device, .busy_lane = &lane};
 
+/* As the controller does it. */
+static void fence_settle(void)
+{
+    for (unsigned i = 0; i < FENCE_PLACES; i++)
+        fence_settle_place(i, clock_ns);
+}
+
 /* What limiter.c does of one launch of a kernel that is known to take 100 us; false: no fence could be recorded. */
 static bool launch(CUcontext context, double really_us)
 {
@@ -201,8 +238,8 @@ static bool launch(CUcontext context, double really_us)
     charged += (int64_t)known;
     atomic_store(&limited.busy_until, clock_ns + 50 * MS);
     lane = clock_ns + 50 * MS;
-    CUevent end = fence_mark(context, NULL, false);
-    fence_put(&limited, context, &flow, end);
+    struct mark *end = fence_mark(context, NULL, false);
+    fence_put(&limited, &flow, end);
     CHECK(!flow.begin);
     return end != NULL;
 }
@@ -316,6 +353,56 @@ static void does_times(void)
     works(context);
 }
 
+static void does_captured(void)
+{
+    CUcontext context = begin_context();
+    works(context);
+    int events = live_events;
+    capturing = true;
+    for (int i = 0; i < 100; i++)
+        CHECK(!launch(context, 100));
+    capturing = false;
+    CHECK(!fence_open() && live_events == events);
+    works(context);
+}
+
+static void does_strict(void)
+{
+    CUcontext context = begin_context();
+    works(context);
+    uint32_t passed = atomic_load(&limited.passed);
+    int before = queries;
+    int64_t paid = charged;
+    relaxes = false;
+    for (int i = 0; i < 100; i++) {
+        CHECK(launch(context, 500));
+        fence_settle();
+    }
+    CHECK(queries == before && charged == paid + (int64_t)(100 * 100 * US));
+    at_rest(passed + 100);
+    relaxes = true;
+    works(context);
+    CHECK(live_events <= 64 + 1);
+}
+
+static void does_marks(void)
+{
+    CUcontext context = begin_context(), other = begin_context();
+    for (int i = 0; i < 1000; i++) {
+        current = i % 2 ? context : other;
+        fence_drop_mark(fence_mark(current, NULL, false));
+    }
+    CHECK(live_events <= 2);
+    struct mark *held = fence_mark(context, NULL, false); /* a flow's, when its context ends */
+    fence_context_leaving(&(struct leaving){.context = context});
+    end_context(context);
+    begin_context(); /* in its place */
+    fence_drop_mark(held);
+    works(current);
+    current = other;
+    works(other);
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
@@ -334,6 +421,12 @@ int main(int argc, char **argv)
         does_destroyed(what[0] == 'd');
     else if (!strcmp(what, "refused"))
         does_refused();
+    else if (!strcmp(what, "captured"))
+        does_captured();
+    else if (!strcmp(what, "strict"))
+        does_strict();
+    else if (!strcmp(what, "marks"))
+        does_marks();
     else if (!strcmp(what, "times"))
         does_times();
     else

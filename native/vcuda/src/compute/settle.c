@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is charged once a fence is passed: the times of its events, on the one base of its context, so that overlap between
+ * streams is counted once. All here hold the place's `settling`.
+ */
+#include "place.h"
+
+#include "context/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define BLOCKED 16
+#define POOLED 64
+#define UNREADABLE CUDA_ERROR_NOT_FOUND
+#define ANCHOR_MS 4000.0f /* a float of milliseconds is exact to a quarter of a microsecond up to here */
+
+/* When the event was passed, in nanoseconds of the context's base. An error: not yet, or it cannot be read. */
+static CUresult time_of(const struct place *place, const struct mark *mark, double *when)
+{
+    float ms;
+    CUresult status = place->anchor ? REAL(cuEventElapsedTime)(&ms, place->anchor->event, mark->event) : UNREADABLE;
+    *when = status == CUDA_SUCCESS ? place->anchor_ns + (double)ms * 1e6 : -1;
+    return status;
+}
+
+/* Is it passed? One call says both that and when, where the context has a base. */
+static CUresult ask(const struct place *place, const struct fence *fence, double *end)
+{
+    CUresult status = time_of(place, fence->end, end);
+    return status == CUDA_SUCCESS || status == CUDA_ERROR_NOT_READY ? status : REAL(cuEventQuery)(fence->end->event);
+}
+
+/* From its first event on a context has a base; a later one takes over before floats grow coarse. */
+static void move_anchor(struct place *place, struct mark *mark, double when)
+{
+    if (place->anchor && when - place->anchor_ns < (double)ANCHOR_MS * 1e6) {
+        fence_drop_mark(mark);
+        return;
+    }
+    fence_drop_mark(place->anchor);
+    place->anchor = mark;
+    place->anchor_ns = when;
+}
+
+static void finish(struct place *place, struct fence *fence, double end)
+{
+    const struct segment *segment = &fence->segment;
+    struct chain *chain = &place->chains[fence->chain % FENCE_CHAINS];
+    double begin = -1;
+    if (!place->anchor) {
+        move_anchor(place, fence->begin ? fence->begin : fence->end, 1e12);
+        begin = segment->begun ? 1e12 : -1;
+        if (place->anchor == fence->end) {
+            end = 1e12;
+            fence->end = NULL;
+        } else {
+            fence->begin = NULL;
+            time_of(place, fence->end, &end);
+        }
+    } else if (fence->begin) {
+        time_of(place, fence->begin, &begin);
+    }
+    if (begin < 0 && chain->id == fence->chain)
+        begin = (double)chain->end;
+    if (begin < 0 || begin > end)
+        begin = end - (double)segment->predicted;
+    if (end > 0) {
+        uint64_t real = segment_settle(&vgpu_costs, &place->settler, segment, (uint64_t)begin, (uint64_t)end);
+        tenant_correct(place->limited, segment->predicted, real);
+        chain->id = fence->chain;
+        chain->end = (uint64_t)end;
+    }
+    fence_drop_mark(fence->begin);
+    if (fence->end)
+        move_anchor(place, fence->end, end);
+}
+
+/* Nobody waits for it any longer, whatever became of it. */
+static void take_off(struct place *place, struct fence **link)
+{
+    struct fence *fence = *link;
+    atomic_fetch_sub_explicit(&place->limited->queued, fence->segment.predicted, memory_order_relaxed);
+    atomic_fetch_add_explicit(&place->limited->passed, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&vgpu_open_fences, 1, memory_order_seq_cst);
+    *link = fence->next;
+    if (!*link)
+        place->open_last = link;
+    free(fence);
+}
+
+static void take_in(struct place *place)
+{
+    if (!place->open)
+        place->open_last = &place->open;
+    lock_take(&vgpu_place_lock);
+    if (place->put) {
+        *place->open_last = place->put;
+        place->open_last = place->last;
+        place->put = NULL;
+        place->last = &place->put;
+    }
+    lock_drop(&vgpu_place_lock);
+}
+
+/* All that is open stays charged as it was predicted. */
+static void take_off_all(struct place *place)
+{
+    take_in(place);
+    while (place->open) {
+        fence_drop_mark(place->open->begin);
+        fence_drop_mark(place->open->end);
+        take_off(place, &place->open);
+    }
+}
+
+/* Its events are gone, or going: another context may get the same handle, and must not meet them. */
+static void leave_place(struct place *place)
+{
+    take_off_all(place);
+    struct mark *anchor = place->anchor;
+    place->anchor = NULL;
+    lock_take(&vgpu_place_lock);
+    struct mark *pool = place->pool;
+    place->pool = NULL;
+    place->pooled = 0;
+    place->context = NULL;
+    lock_drop(&vgpu_place_lock);
+    free(anchor);
+    for (struct mark *next; pool; pool = next) {
+        next = pool->next;
+        free(pool);
+    }
+    place->settler = (struct settler){0};
+    memset(place->chains, 0, sizeof place->chains);
+}
+
+/* How long this process is still busy on the device, now that more is known, and when to look again. The oldest open fence
+ * may be overdue; those behind it are not done for that, or a program could queue slow kernels without end. */
+static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t now)
+{
+    struct limited *limited = place->limited;
+    uint64_t queued = atomic_load_explicit(&limited->queued, memory_order_relaxed);
+    uint64_t oldest = place->open ? place->open->segment.predicted : 0;
+    uint64_t until = now + queued, known = atomic_load_explicit(&limited->busy_until, memory_order_relaxed);
+    if (finished || fresh) {
+        place->soon = FENCE_SOON_NS;
+        place->due = now + oldest;
+    } else if (now >= place->due && place->soon < FENCE_POLL_NS) {
+        place->soon *= 2;
+    }
+    if (queued && !finished)
+        until = now + place->soon + (queued > oldest ? queued - oldest : 0);
+    if (!queued || finished || until >= known) {
+        atomic_store_explicit(&limited->busy_until, until, memory_order_relaxed);
+        __atomic_store_n(limited->busy_lane, queued ? until : 0, __ATOMIC_RELAXED); /* 0: the arbiter need not wait */
+    }
+    if (!place->open)
+        return UINT64_MAX;
+    uint64_t all = now + (queued < FENCE_LOOK_NS ? queued : FENCE_LOOK_NS);
+    uint64_t again = now >= place->due ? now + place->soon : all > place->due ? all : place->due;
+    return again > now + FENCE_SOON_NS ? again : now + FENCE_SOON_NS;
+}
+
+/* In the order of the records; a flow whose fence is not passed yet keeps its later ones waiting. Answers how many are
+ * settled. The context is current; `safe`: the driver may be asked although something is being captured. */
+static unsigned settle_open(struct place *place, bool safe)
+{
+    uint64_t blocked[BLOCKED];
+    unsigned blocked_count = 0, finished = 0;
+    for (struct fence **link = &place->open, *fence; (fence = *link);) {
+        bool waits = blocked_count == BLOCKED;
+        for (unsigned i = 0; i < blocked_count && !waits; i++)
+            waits = blocked[i] == fence->chain;
+        double end = -1;
+        CUresult status = waits ? CUDA_ERROR_NOT_READY : safe ? ask(place, fence, &end) : UNREADABLE;
+        if (status == CUDA_ERROR_NOT_READY) {
+            if (!waits)
+                blocked[blocked_count++] = fence->chain;
+            link = &fence->next;
+            continue;
+        }
+        if (status == CUDA_SUCCESS) {
+            finish(place, fence, end);
+        } else { /* the context is in error: what was charged stays charged */
+            fence_drop_mark(fence->begin);
+            fence_drop_mark(fence->end);
+        }
+        take_off(place, link);
+        finished++;
+    }
+    return finished;
+}
+
+static uint64_t settle(struct place *place, uint64_t now)
+{
+    bool had = place->open != NULL;
+    int mode;
+    CUcontext unused;
+    take_in(place);
+    if (!place->open)
+        return UINT64_MAX;
+    unsigned finished = 0;
+    bool safe = capture_relax(&mode);
+    /* A context that cannot be entered is gone, and its events with it: their handles must not be used. */
+    bool entered = REAL(cuCtxPushCurrent_v2)(green_enters(place->context)) == CUDA_SUCCESS;
+    if (entered) {
+        finished = settle_open(place, safe);
+        place_trim(place, POOLED);
+        REAL(cuCtxPopCurrent_v2)(&unused);
+    } else {
+        leave_place(place);
+    }
+    capture_restore(mode);
+    uint64_t again = predict(place, finished || !entered, !had, now);
+    if (finished || !entered)
+        fence_wake_waiters();
+    return again;
+}
+
+uint64_t fence_settle_place(unsigned index, uint64_t now)
+{
+    struct place *place = &vgpu_places[index];
+    if (!place->limited || !lock_try(&place->settling))
+        return UINT64_MAX;
+    /* Looked at with the lock held: who parks waits for the lock after it has said so. */
+    uint64_t again = atomic_load_explicit(&vgpu_fences_parked, memory_order_seq_cst) ? UINT64_MAX : settle(place, now);
+    lock_drop(&place->settling);
+    return again;
+}
+
+bool fence_park(uint64_t patience_ns)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    bool quiet = true;
+    atomic_store_explicit(&vgpu_fences_parked, true, memory_order_seq_cst);
+    for (int i = 0; i < FENCE_PLACES; i++) {
+        bool mine;
+        for (uint64_t waited = 0; !(mine = lock_try(&vgpu_places[i].settling)) && waited < patience_ns; waited += MS)
+            clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL);
+        if (mine)
+            lock_drop(&vgpu_places[i].settling);
+        quiet &= mine;
+    }
+    return quiet;
+}
+
+/* The driver frees the events with the context; but it may refuse to end it, and they would be there for good. */
+static void destroy_events(struct place *place)
+{
+    CUcontext unused;
+    if (REAL(cuCtxPushCurrent_v2)(green_enters(place->context)) != CUDA_SUCCESS)
+        return;
+    take_off_all(place);
+    fence_drop_mark(place->anchor);
+    place->anchor = NULL;
+    place_trim(place, 0);
+    REAL(cuCtxPopCurrent_v2)(&unused);
+}
+
+/* Is it still the place of this context? A thread may have found that one gone, and another one be there. */
+static bool still(const struct place *place, uint64_t serial)
+{
+    lock_take(&vgpu_place_lock);
+    bool same = place->context && place->serial == serial;
+    lock_drop(&vgpu_place_lock);
+    return same;
+}
+
+void fence_context_leaving(struct leaving *leaving)
+{
+    lock_take(&vgpu_place_lock);
+    struct place *place = place_of(leaving->context, false);
+    uint64_t serial = place ? place->serial : 0;
+    lock_drop(&vgpu_place_lock);
+    if (place) {
+        lock_take(&place->settling);
+        uint64_t now = limiter_now();
+        bool asks = !atomic_load_explicit(&vgpu_fences_parked, memory_order_seq_cst);
+        if (asks && still(place, serial))
+            settle(place, now);
+        if (asks && still(place, serial))
+            destroy_events(place);
+        if (still(place, serial))
+            leave_place(place);
+        if (place->limited)
+            predict(place, true, false, now);
+        lock_drop(&place->settling);
+        fence_wake_waiters();
+    }
+    limiter_forget_all();
+}

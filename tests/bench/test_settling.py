@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the thread that settles launches costs a busy process: its wake-ups, as the kernel counts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Bench, world
+
+MOST = 500  # wake-ups a second
+# way to launch, microseconds of a kernel, percent
+BUSY = [("kernel", 20, 50), ("kernel", 100, 50), ("kernel", 1000, 25), ("sync", 100, 50), ("two-streams", 100, 90)]
+
+
+@pytest.fixture
+def node(bench: Bench, programs: Path):
+    mine, sys.modules["conftest"] = sys.modules["conftest"], world  # shares.py is the library's tests' own
+    sys.path.insert(0, str(world.HERE))
+    try:
+        import shares
+    finally:
+        sys.modules["conftest"] = mine
+        sys.path.pop(0)
+    node = shares.Node(bench)
+    yield shares, node
+    node.close()
+
+
+def hasty(folder: Path) -> Path:
+    """The library, with a thread that wakes whenever it would like to."""
+    source = (world.SOURCES / "compute/controller.c").read_text()
+    assert "wakes_take(wakes, wanted)" in source
+    changed = folder / "controller.c"
+    changed.write_text(source.replace("wakes_take(wakes, wanted)", "wakes ? wanted : 0"))
+    objects = [world.object_of(one) for one in world.sources_of() if one.name != "controller.c"]
+    command = [
+        os.environ.get("CC", "cc"),
+        "-O2",
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-shared",
+    ]
+    command += [f"-I{world.SOURCES}", f"-I{world.SOURCES}/../include", f"-I{world.SOURCES}/compute"]
+    command += [f"-Wl,--version-script={world.SOURCES}/libvgpu.map", "-Wl,-Bsymbolic", "-Wl,-z,nodelete"]
+    subprocess.run([*command, changed, *objects, "-o", folder / "hasty.so"], check=True)
+    return folder / "hasty.so"
+
+
+def counted(pid: int) -> tuple[float, int, float]:
+    """Now, wake-ups and seconds of a processor of the settling threads."""
+    wakes, busy = 0, 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        if (task / "comm").read_text() == "vgpu-limiter\n":
+            lines = (task / "status").read_text().splitlines()
+            wakes += int(next(line for line in lines if line.startswith("voluntary")).split()[1])
+            busy += int((task / "schedstat").read_text().split()[0]) / 1e9
+    return time.monotonic(), wakes, busy
+
+
+def cost(node: tuple, name: str, seconds: float, **env: str) -> list:
+    """By each busy program: wake-ups a second, percent of a processor."""
+    shares, one = node
+    found = []
+    for way, us, percent in BUSY:
+        container = shares.Container(one, f"{name}-{way}-{us}", percent, core_policy="force")
+        process = container.start(way, us=us, **env)
+        time.sleep(0.5)
+        before = counted(process.pid)
+        time.sleep(seconds)
+        after = counted(process.pid)
+        passed = after[0] - before[0]
+        found.append(((after[1] - before[1]) / passed, 100 * (after[2] - before[2]) / passed))
+        process.kill()
+        process.wait()
+    return found
+
+
+def test_wake_ups(node: tuple, bench: Bench, sizes: dict, row) -> None:
+    """Upper bounds: a machine with other work makes it wake less often."""
+    control = hasty(bench.folder)
+    ours, theirs = cost(node, "ours", sizes["seconds"]), cost(node, "hasty", 1, LD_PRELOAD=str(control))
+    wakes, busy = (max(one[i] for one in ours) for i in (0, 1))
+    row(
+        "wakes",
+        f"at most {MOST} wake-ups a second with any of {len(BUSY)} busy programs",
+        lambda found: 0 < max(one[0] for one in found) <= MOST,
+        ours,
+        f"{wakes:.0f} wake-ups a second, {busy:.2f} % of a processor, the simulated driver's part in it",
+        theirs,
+        f"as often as it would like to: {max(one[0] for one in theirs):.0f} a second",
+    )

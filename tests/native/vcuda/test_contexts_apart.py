@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A context that the driver keeps locked delays nothing on another GPU, and what that one runs is settled meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from conftest import LINKED, PROFILE, Host, compile_program
+from shares import Container, Node
+
+LAUNCHES = 200
+US = 100
+
+
+@pytest.fixture
+def node(host: Host):
+    host.become(PROFILE.replace("[gpu]", "hostile = context-lock\n[gpu]"))
+    node = Node(host)
+    yield node
+    node.close()
+
+
+@pytest.mark.parametrize("percent", [50, 0])
+def test_the_other_gpu_goes_on(node: Node, percent: int) -> None:
+    """The first GPU waits for the launches on the second: whoever makes them wait for the first hangs for good."""
+    container = Container(node, "a", percent, core_policy="force")
+    program = compile_program(node.folder, "apart", "apart.c", flags=LINKED)
+    env = node.host.env(
+        CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"),
+        VGPU_LIMITS_FILE=str(container.folder / "limits"),
+    )
+    done = subprocess.run(
+        [program, str(LAUNCHES)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "launched\nok\n", "")
+    if percent:
+        # Settled, or each would have been charged the 2 ms of a kernel that nobody has measured.
+        assert 0.5 * LAUNCHES * US * 1000 < container.said(1)["used_ns"] < 3 * LAUNCHES * US * 1000

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""It ends with launches open: no thread of the library calls a driver that is being torn down, and none hangs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import LINKED, PROFILE, SIMULATOR, Host, compile_program
+from shares import Container, Node
+
+
+@pytest.fixture
+def node(host: Host):
+    host.become(PROFILE.replace("[gpu]", "hostile = teardown\n[gpu]"))
+    node = Node(host)
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def program(node: Node) -> Path:
+    return compile_program(node.folder, "exits", "exits.c", flags=LINKED)
+
+
+def ends(node: Node, program: Path, how: str, percent: int = 50) -> str:
+    """What it wrote; it ended well."""
+    folders = node.run / "allocations"
+    container = Container(node, f"a{len(list(folders.iterdir()))}", percent, core_policy="force")
+    env = node.host.env(
+        CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"),
+        VGPU_LIMITS_FILE=str(container.folder / "limits"),
+    )
+    done = subprocess.run(
+        [program, how], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def late_calls(node: Node) -> int:
+    """By the simulated driver's own count."""
+    command = [SIMULATOR / "gpusimctl", "usage", "--json"]
+    done = subprocess.run(command, env=node.host.driver_env, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)["late_calls"]
+
+
+@pytest.mark.parametrize("exits", [50, pytest.param(1000, marks=pytest.mark.slow)])
+def test_no_call_comes_after_the_drivers_end(node: Node, program: Path, exits: int) -> None:
+    for _ in range(exits):
+        ends(node, program, "main")
+    assert late_calls(node) == 0
+
+
+@pytest.mark.parametrize("percent", [50, 0])
+@pytest.mark.parametrize("how", ["handler", "destroy"])
+def test_handlers_of_the_program_use_the_gpu(node: Node, program: Path, how: str, percent: int) -> None:
+    for _ in range(5):
+        assert ends(node, program, how, percent) == "handled\n"
+    assert late_calls(node) == 0
+
+
+def test_a_thread_that_launches_during_the_exit_goes_on(node: Node, program: Path) -> None:
+    for _ in range(5):
+        assert ends(node, program, "thread") == "handled\n"
+
+
+@pytest.mark.parametrize(("how", "threads"), [("one", 0), ("few", 1)])
+def test_the_thread_starts_with_the_second_fence(node: Node, program: Path, how: str, threads: int) -> None:
+    """A program that looks at the GPU once may still unshare(CLONE_NEWUSER), which needs to be its only thread."""
+    assert ends(node, program, how) == f"{threads}\n"
