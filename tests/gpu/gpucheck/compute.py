@@ -39,7 +39,8 @@ class Spinner:
         self._errors = self.path.with_suffix(".stderr")
         depth = max(4, min(256, int(4000 / microseconds / max(graph, 1))))
         words = [host.folder / "spin", seconds, microseconds, max(steps, 1), depth, self.path]
-        words += [graph, spread]
+        if graph or spread > 1:
+            words += [graph, spread]
         self.process = subprocess.Popen(
             [str(word) for word in words],
             env=env,
