@@ -22,7 +22,7 @@ APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-p
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-down
-.PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow page
+.PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow native-hostile page
 .PHONY: molecule-all molecule-ubuntu packages-rpm e2e e2e-scheduler fuzz bench bench-long bench-hosts gpu-check
 .PHONY: docs execution-environment lock native clean venv collection apt-base apt-hosts apt-test
 
@@ -60,8 +60,9 @@ sanity: ## ansible-test sanity, galaxy-importer
 integration: ## tests/integration without its slow tests
 molecule: ## the scenario default: site.yml on two simulated hosts
 native-slow: ## the tests that are marked slow
+native-hostile: ## the library on a driver that blocks, calls back and tears down
 page: ## the fleet report in a headless Chromium
-lint unit sanity integration molecule native-slow page: apt-test venv collection
+lint unit sanity integration molecule native-slow native-hostile page: apt-test venv collection
 	@$(GATES) $@
 
 native-test: apt-test venv collection ## tests/native without its slow tests

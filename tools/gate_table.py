@@ -127,6 +127,7 @@ SWEEPS = [
     molecule("docker", 12, group=3),
     molecule("airgapped", 7, group=3),
     Gate("bench", {}, ["tests/bench"], lane="native", minutes=3, group=4),
+    Gate("native-hostile", {}, ["tests/native/vcuda"], ["--hostile=all", *QUICK], "native", 9, 4),
     # Ten model runs of a second or two each, and 150 MB of Debian packages the first time.
     Gate(
         "workloads",

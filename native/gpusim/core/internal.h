@@ -31,7 +31,7 @@ struct sim_config {
     char driver_version[32];
     uint32_t cuda_version;
     bool device_nodes_required;
-    uint32_t jitter_permille;
+    uint32_t jitter_permille, hostile;
     uint64_t slice_ns, switch_ns, granularity, copy_bytes_per_ms, seed;
     bool has_seed;
     enum sim_clock clock;

@@ -64,6 +64,31 @@ static bool text(const struct parser *p, const char *key, const char *value, cha
     return true;
 }
 
+/* "all", or names of behaviours separated by commas; nothing: a polite driver. */
+static bool behaviours(const struct parser *p, const char *value, uint32_t *out)
+{
+    static const char *const names[] = {"context-lock", "callbacks",     "teardown", "slow-nvml",
+                                        "capture-query", "waiting-frees", "rounding"};
+    uint32_t found = !strcmp(value, "all") ? (1u << COUNT(names)) - 1 : 0;
+    for (const char *at = found ? "" : value; *at;) {
+        size_t length = strcspn(at, ","), used = length;
+        while (used && isspace((unsigned char)at[used - 1]))
+            used--;
+        unsigned i = 0;
+        while (i < COUNT(names) && (strlen(names[i]) != used || strncmp(names[i], at, used) != 0))
+            i++;
+        if (i == COUNT(names))
+            return fault(p, "hostile", value,
+                         "all, or of context-lock, callbacks, teardown, slow-nvml, capture-query, waiting-frees, "
+                         "rounding those that are wanted, separated by commas");
+        found |= 1u << i;
+        at += length + (at[length] == ',');
+        at += strspn(at, " \t");
+    }
+    *out = found;
+    return true;
+}
+
 static bool host_key(struct parser *p, const char *key, const char *value)
 {
     struct sim_config *c = p->config;
@@ -102,11 +127,13 @@ static bool host_key(struct parser *p, const char *key, const char *value)
                (c->copy_bytes_per_ms = (uint64_t)(d * 1073741824.0 / 1000), true);
     if (!strcmp(key, "allocation_granularity"))
         return whole(p, key, value, 1, 1u << 30, &major) && (c->granularity = major, true);
+    if (!strcmp(key, "hostile"))
+        return behaviours(p, value, &c->hostile);
     if (!strcmp(key, "seed"))
         return number(p, key, value, 0, 9e15, &d) && (c->seed = (uint64_t)d, c->has_seed = true);
     return fault(p, "key", key,
                  "driver_version, cuda_version, device_nodes, clock, seed, slice_us, switch_us, jitter_percent, "
-                 "copy_gib_per_s, allocation_granularity or a [gpu] section");
+                 "copy_gib_per_s, allocation_granularity, hostile or a [gpu] section");
 }
 
 static bool gpu_key(struct parser *p, const char *key, const char *value)
@@ -289,11 +316,15 @@ void sim_profile_apply(const struct sim_config *config, struct sim_state *state)
     state->jitter_permille = config->jitter_permille;
     state->slice_ns = config->slice_ns;
     state->switch_ns = config->switch_ns;
+    state->hostile = config->hostile;
     state->granularity = config->granularity;
+    if (state->hostile & SIM_HOSTILE_ROUNDING && state->granularity < SIM_ROUNDING)
+        state->granularity = SIM_ROUNDING;
     state->copy_bytes_per_ms = config->copy_bytes_per_ms;
     state->nvml_fail = 0;
     state->event_count = 0;
     state->past_count = 0;
+    state->late_calls = 0;
     state->gpu_count = config->gpu_count;
     for (unsigned i = 0; i < config->gpu_count; i++) {
         apply_gpu(&config->gpus[i], &state->gpus[i], seed, i);

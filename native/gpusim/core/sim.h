@@ -23,7 +23,7 @@
 #include <sys/types.h>
 
 #define SIM_MAGIC "GPUSIM01"
-#define SIM_VERSION 4u
+#define SIM_VERSION 5u
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_PROCS 1024
 #define SIM_MAX_CHANNELS 512       /* contexts of all processes on one GPU */
@@ -270,6 +270,18 @@ struct sim_gpu {
     struct sim_channel channels[SIM_MAX_CHANNELS];
 };
 
+/* What a driver may do and a polite one does not: the profile's key `hostile`. */
+enum sim_hostile {
+    SIM_HOSTILE_CONTEXT_LOCK = 1 << 0,
+    SIM_HOSTILE_CALLBACKS = 1 << 1,
+    SIM_HOSTILE_TEARDOWN = 1 << 2,
+    SIM_HOSTILE_SLOW_NVML = 1 << 3,
+    SIM_HOSTILE_CAPTURE_QUERY = 1 << 4,
+    SIM_HOSTILE_WAITING_FREES = 1 << 5,
+    SIM_HOSTILE_ROUNDING = 1 << 6,
+};
+#define SIM_ROUNDING ((uint64_t)2 << 20)
+
 enum sim_clock { SIM_CLOCK_REAL = 0, SIM_CLOCK_MANUAL, SIM_CLOCK_AUTO };
 
 struct sim_state {
@@ -289,6 +301,7 @@ struct sim_state {
     uint32_t cuda_version;   /* 12020 */
     uint32_t gpu_count;
     uint32_t device_nodes_required;
+    uint32_t hostile;              /* enum sim_hostile */
     uint32_t jitter_permille;      /* kernels take cost * (1 ± jitter) */
     uint64_t slice_ns, switch_ns;  /* time slice of a context; cost of changing the context */
     uint64_t granularity;          /* allocations are charged in multiples of this; 1 = to the byte */
@@ -296,6 +309,7 @@ struct sim_state {
     uint64_t boot_wall_us;         /* wall clock at sim_now() == boot_now */
     uint64_t boot_now;
     uint64_t epoch; /* counts resets */
+    _Atomic uint64_t late_calls; /* that met a driver whose teardown had begun */
 
     /* guarded by lock */
     uint32_t nvml_fail; /* nvmlInit must fail with NVML_ERROR_DRIVER_NOT_LOADED */

@@ -96,7 +96,8 @@ void report_usage(bool json)
         return;
     sim_reap();
     if (json)
-        fprintf(out, "{\"repairs\":%" PRIu64 ",\"gpus\":[", state->repairs);
+        fprintf(out, "{\"repairs\":%" PRIu64 ",\"late_calls\":%" PRIu64 ",\"gpus\":[", state->repairs,
+                (uint64_t)state->late_calls);
     for (uint32_t i = 0; i < state->gpu_count; i++) {
         const struct sim_gpu *g = &state->gpus[i];
         uint64_t limit = g->total - g->reserved_bytes, unused = g->used < limit ? limit - g->used : 0;

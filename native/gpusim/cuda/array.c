@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arrays and mipmapped arrays. An array takes format * channels * width * height * depth bytes, without padding: what
  * hardware adds is not public. */
+#include "hostile.h"
 #include "op.h"
 #include "vmm.h"
 
@@ -141,7 +142,7 @@ EXPORT CUresult cuArrayDestroy(CUarray array)
 {
     ENTER();
     REQUIRE(valid(array) && !array->of, CUDA_ERROR_INVALID_HANDLE);
-    CUresult result = atomic_load(&array->context->alive) ? context_wait(array->context) : CUDA_SUCCESS;
+    CUresult result = atomic_load(&array->context->alive) ? free_wait(array->context) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS)
         return result;
     bool freed = true;
@@ -238,7 +239,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)
 {
     ENTER();
     REQUIRE(mipmap && mipmap->magic == ARRAY_MAGIC, CUDA_ERROR_INVALID_HANDLE);
-    CUresult result = atomic_load(&mipmap->context->alive) ? context_wait(mipmap->context) : CUDA_SUCCESS;
+    CUresult result = atomic_load(&mipmap->context->alive) ? free_wait(mipmap->context) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS)
         return result;
     mipmap->magic = 0;

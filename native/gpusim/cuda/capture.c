@@ -6,10 +6,10 @@
 #include "capture.h"
 
 #include "graph.h"
+#include "hostile.h"
 
 #include <stdlib.h>
 
-enum { MODE_GLOBAL = 0, MODE_THREAD_LOCAL = 1, MODE_RELAXED = 2 };
 enum { STATUS_NONE = 0, STATUS_ACTIVE = 1, STATUS_INVALIDATED = 2 };
 
 struct member {
@@ -20,7 +20,7 @@ struct member {
 };
 
 struct capture {
-    CUgraph graph;
+    CUgraph graph, into; /* into: recaptured into that one, NULL */
     CUstream origin;
     int mode;
     bool invalid;
@@ -82,7 +82,7 @@ CUresult capture_op(CUstream stream, const struct op *op)
     return result;
 }
 
-CUresult capture_event(CUstream stream, CUgraphNode *node)
+CUresult capture_event(CUstream stream, CUgraphNode *node, uint64_t *id)
 {
     CUresult result = CUDA_SUCCESS;
     *node = NULL;
@@ -99,21 +99,46 @@ CUresult capture_event(CUstream stream, CUgraphNode *node)
         if (result == CUDA_SUCCESS)
             result = set_frontier(member, node, 1, false);
     }
+    if (result == CUDA_SUCCESS)
+        *id = capture->id;
     pthread_mutex_unlock(&mutex);
     return result;
 }
 
-CUresult capture_wait(CUstream stream, struct capture *from, CUgraphNode node)
+/* Mutex held. NULL: it has ended. */
+static struct capture *capture_of(uint64_t id)
+{
+    struct capture *capture = captures;
+    while (capture && capture->id != id)
+        capture = capture->next;
+    return capture;
+}
+
+CUresult capture_asked(uint64_t id)
+{
+    pthread_mutex_lock(&mutex);
+    struct capture *capture = hostile(SIM_HOSTILE_CAPTURE_QUERY) ? capture_of(id) : NULL;
+    if (capture)
+        capture->invalid = true;
+    pthread_mutex_unlock(&mutex);
+    return CUDA_ERROR_CAPTURED_EVENT;
+}
+
+void capture_spoil(CUstream stream)
+{
+    if (hostile(SIM_HOSTILE_CAPTURE_QUERY))
+        capture_check(stream);
+}
+
+CUresult capture_wait(CUstream stream, uint64_t id, CUgraphNode node)
 {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
-    bool known = false;
-    for (const struct capture *c = captures; c; c = c->next)
-        known = known || c == from;
+    struct capture *from = id ? capture_of(id) : NULL;
     if (stream->capture && stream->capture != from) {
         stream->capture->invalid = true; /* would depend on something outside of the capture */
         result = CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-    } else if (!known) {
+    } else if (!from) {
         result = CUDA_ERROR_CAPTURED_EVENT; /* recorded in a capture that has ended */
     } else if (from->invalid) {
         result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -153,9 +178,14 @@ CUresult capture_forbids(void)
     return hit ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
+CUresult capture_forbids_also(void)
+{
+    return hostile(SIM_HOSTILE_CAPTURE_QUERY) ? capture_forbids() : CUDA_SUCCESS;
+}
+
 /* ---- begin and end -------------------------------------------------------------------------------------------------------- */
 
-static CUresult begin(CUstream handle, int mode)
+CUresult capture_begin(CUstream handle, int mode, CUgraph into)
 {
     ENTER_CONTEXT(context);
     CUstream stream;
@@ -167,7 +197,7 @@ static CUresult begin(CUstream handle, int mode)
     REQUIRE(!stream->capture, CUDA_ERROR_ILLEGAL_STATE);
     struct capture *capture = calloc(1, sizeof *capture);
     REQUIRE(capture, CUDA_ERROR_OUT_OF_MEMORY);
-    *capture = (struct capture){.origin = stream, .mode = mode, .id = atomic_fetch_add(&driver.next_id, 1),
+    *capture = (struct capture){.into = into, .origin = stream, .mode = mode, .id = atomic_fetch_add(&driver.next_id, 1),
                                 .thread = pthread_self()};
     result = graph_new(&capture->graph);
     pthread_mutex_lock(&mutex);
@@ -227,7 +257,20 @@ static void dissolve(struct capture *capture)
     free(capture);
 }
 
-static CUresult end(CUstream handle, CUgraph *out)
+/* The operations of a graph come into another of the same shape; those that own something are not handed on. */
+static CUresult recapture(CUgraph from, CUgraph into)
+{
+    REQUIRE(from->count == into->count, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    for (CUgraphNode a = from->first, b = into->first; a; a = a->next, b = b->next)
+        REQUIRE(a->op.kind == b->op.kind && a->dependency_count == b->dependency_count && a->op.kind != OP_CHILD &&
+                    a->op.kind != OP_ALLOC && a->op.kind != OP_FREE,
+                CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    for (CUgraphNode a = from->first, b = into->first; a; a = a->next, b = b->next)
+        b->op = a->op;
+    return CUDA_SUCCESS;
+}
+
+CUresult capture_end(CUstream handle, CUgraph *out)
 {
     ENTER_CONTEXT(context);
     CUstream stream;
@@ -245,14 +288,16 @@ static CUresult end(CUstream handle, CUgraph *out)
     else if (capture->mode != MODE_RELAXED && !pthread_equal(capture->thread, pthread_self()))
         result = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     if (result == CUDA_SUCCESS) {
-        CUgraph graph = capture->graph;
+        CUgraph graph = capture->graph, into = capture->into;
         result = capture->invalid      ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                  : !joined(capture)    ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
                                        : CUDA_SUCCESS;
         dissolve(capture);
+        if (result == CUDA_SUCCESS && into)
+            result = recapture(graph, into);
         if (result == CUDA_SUCCESS)
-            *out = graph;
-        else
+            *out = into ? into : graph;
+        if (*out != graph)
             graph_free(graph);
     }
     pthread_mutex_unlock(&mutex);
@@ -315,9 +360,10 @@ static CUresult update(CUstream handle, CUgraphNode *nodes, size_t count, unsign
 #define L LEGACY_STREAM(s)
 #define P PER_THREAD_STREAM(s)
 
-BOTH(cuStreamBeginCapture, (CUstream s), begin(L, MODE_GLOBAL), begin(P, MODE_GLOBAL))
-BOTH(cuStreamBeginCapture_v2, (CUstream s, int mode), begin(L, mode), begin(P, mode))
-BOTH(cuStreamEndCapture, (CUstream s, CUgraph *graph), end(L, graph), end(P, graph))
+BOTH(cuStreamBeginCapture, (CUstream s), capture_begin(L, MODE_GLOBAL, NULL), capture_begin(P, MODE_GLOBAL, NULL))
+BOTH(cuStreamBeginCapture_v2, (CUstream s, int mode), capture_begin(L, mode, NULL),
+     capture_begin(P, mode, NULL))
+BOTH(cuStreamEndCapture, (CUstream s, CUgraph *graph), capture_end(L, graph), capture_end(P, graph))
 BOTH(cuStreamIsCapturing, (CUstream s, int *status), info(L, status, NULL, NULL, NULL, NULL),
      info(P, status, NULL, NULL, NULL, NULL))
 BOTH(cuStreamGetCaptureInfo, (CUstream s, int *status, uint64_t *id), info(L, status, id, NULL, NULL, NULL),

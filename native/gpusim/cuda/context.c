@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts: making and ending them, what each costs, and the stack of current contexts of a thread. */
 #include "graph.h"
+#include "hostile.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,7 @@ struct arena *device_arena(int device)
 CUresult context_check(CUcontext context)
 {
     REQUIRE(context && context->magic == CONTEXT_MAGIC, CUDA_ERROR_INVALID_CONTEXT);
+    context_pass(context);
     if (!atomic_load_explicit(&context->alive, memory_order_acquire))
         return context->primary ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     const struct sim_gpu *gpu = &sim_state()->gpus[context->gpu];
@@ -130,7 +132,7 @@ static void greens_stop(CUcontext home)
 
 static void context_stop(CUcontext context)
 {
-    context_wait(context);
+    context_drain(context); /* not held: the caller has the mutex of primary contexts, which a holder may want */
     greens_stop(context);
     atomic_store(&context->alive, false);
     streams_destroy(context);
@@ -157,7 +159,13 @@ static CUcontext context_new(int device, unsigned flags, unsigned version, bool 
     context->flags = flags;
     context->version = version;
     context->primary = primary;
+    pthread_mutexattr_t recursive;
+    pthread_mutexattr_init(&recursive);
+    pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
     pthread_mutex_init(&context->mutex, NULL);
+    pthread_mutex_init(&context->entry, &recursive);
+    pthread_mutex_init(&context->loading, &recursive);
+    pthread_mutexattr_destroy(&recursive);
     pthread_mutex_lock(&driver.mutex);
     context->next = driver.contexts;
     driver.contexts = context; /* never taken off: a stale handle must stay readable to be refused */
@@ -208,13 +216,16 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     struct device *d = &driver.devices[device];
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&primary_mutex);
-    if (d->primary_refs == 0)
+    bool made = d->primary_refs == 0;
+    if (made)
         result = primary_make(device);
     if (result == CUDA_SUCCESS) {
         d->primary_refs++;
         *context = d->primary;
     }
     pthread_mutex_unlock(&primary_mutex);
+    if (made && result == CUDA_SUCCESS)
+        tool_call(GPUSIM_CONTEXT_CREATED, *context);
     return result;
 }
 
@@ -308,6 +319,7 @@ CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigne
         return result; /* the record stays on the list, dead; failures are rare */
     thread.stack[thread.depth++] = context;
     *out = context;
+    tool_call(GPUSIM_CONTEXT_CREATED, context);
     return CUDA_SUCCESS;
 }
 
@@ -386,6 +398,7 @@ static CUresult push(CUcontext context)
 {
     ENTER();
     REQUIRE(context && context->magic == CONTEXT_MAGIC, CUDA_ERROR_INVALID_CONTEXT);
+    context_pass(context->home ? context->home : context);
     REQUIRE(atomic_load(&context->alive), CUDA_ERROR_INVALID_CONTEXT);
     REQUIRE(thread.depth < MAX_STACK, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(enter(context), CUDA_ERROR_INVALID_CONTEXT);
@@ -432,6 +445,7 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context)
         return CUDA_SUCCESS;
     }
     REQUIRE(context->magic == CONTEXT_MAGIC && atomic_load(&context->alive), CUDA_ERROR_INVALID_CONTEXT);
+    context_pass(context->home ? context->home : context);
     if (context == context_current())
         return CUDA_SUCCESS;
     REQUIRE(enter(context), CUDA_ERROR_INVALID_CONTEXT);

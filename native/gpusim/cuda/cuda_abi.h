@@ -182,7 +182,8 @@ typedef struct {
     int alloc_type, handle_types;
     CUmemLocation location;
     void *win32_attributes;
-    unsigned char reserved[64];
+    size_t max_size; /* since CUDA 12.2; 0: what the device has */
+    unsigned char reserved[56];
 } CUmemPoolProps;
 _Static_assert(sizeof(CUmemPoolProps) == 88, "CUmemPoolProps");
 

@@ -46,6 +46,8 @@ struct CUctx_st {
     _Atomic uint64_t last;   /* newest item queued by anybody */
     _Atomic uint64_t waited; /* all up to here is known to be done */
     pthread_mutex_t mutex;
+    pthread_mutex_t entry;   /* recursive; held by calls that keep all others out: hostile.h */
+    pthread_mutex_t loading; /* recursive; of library code, taken after `entry` */
     uint32_t next_order;
     struct CUstream_st legacy;
     CUstream streams;
@@ -80,8 +82,10 @@ struct device {
     uint64_t graph_used, graph_used_high, graph_reserved, graph_reserved_high;
 };
 
+#define DRIVER_ENDED 2 /* its teardown has begun, and a call faults: hostile.c */
+
 struct driver {
-    _Atomic int ready; /* 0 not initialised, 1 ready */
+    _Atomic int ready; /* 0 not initialised, 1 ready, DRIVER_ENDED */
     unsigned forks;
     CUresult failure;
     int count;
@@ -97,17 +101,19 @@ extern struct driver driver;
 #define STREAM_MAGIC 0x53545231u
 
 /* First line of every entry point but cuInit. A forked child of an initialised process has no driver (as on hardware). */
-static inline CUresult driver_enter(void)
+_Noreturn void driver_late(const char *function);
+static inline CUresult driver_enter(const char *function)
 {
-    if (__builtin_expect(!atomic_load_explicit(&driver.ready, memory_order_acquire), 0))
+    int ready = atomic_load_explicit(&driver.ready, memory_order_acquire);
+    if (__builtin_expect(!ready || sim_forks() != driver.forks, 0))
         return CUDA_ERROR_NOT_INITIALIZED;
-    if (__builtin_expect(sim_forks() != driver.forks, 0))
-        return CUDA_ERROR_NOT_INITIALIZED;
+    if (__builtin_expect(ready == DRIVER_ENDED, 0))
+        driver_late(function);
     return CUDA_SUCCESS;
 }
 #define ENTER()                                  \
     do {                                         \
-        CUresult entered_ = driver_enter();      \
+        CUresult entered_ = driver_enter(__func__); \
         if (entered_ != CUDA_SUCCESS)            \
             return entered_;                     \
     } while (0)
@@ -187,7 +193,8 @@ CUstream stream_of(CUcontext context, CUcontext green, unsigned flags, int prior
 CUresult stream_resolve(CUcontext context, CUstream stream, CUstream *out);
 CUresult stream_submit(CUstream stream, struct sim_work *work, uint64_t *seq);
 CUresult stream_wait(CUstream stream);
-CUresult context_wait(CUcontext context);
+CUresult context_drain(CUcontext context); /* until its queue is empty */
+CUresult context_wait(CUcontext context);  /* the same as a call of the driver that holds the context meanwhile */
 void streams_destroy(CUcontext context);
 uint64_t copy_cost(uint64_t bytes, bool over_bus);
 
@@ -207,6 +214,9 @@ struct kernel_cost {
     unsigned sms; /* 0: all of the GPU */
 };
 CUresult function_of(const void *handle, CUfunction *out); /* a CUfunction, or a CUkernel in the current context */
+
+/* hostile.c: the table of that id, NULL: none */
+const void *private_table(const CUuuid *id);
 
 /* launch.c */
 CUresult launch_submit(CUstream stream, CUfunction function, const unsigned grid[3], const unsigned block[3]);

@@ -114,7 +114,7 @@ CUresult event_record_now(CUevent event, CUstream stream)
         return result;
     struct sim_work mark = {.kind = SIM_WORK_MARK, .tag = event->id};
     uint64_t seq;
-    event->capture = NULL;
+    event->capture = 0;
     result = stream_submit(stream, &mark, &seq);
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&event->context->mutex);
@@ -170,11 +170,12 @@ static CUresult record(CUevent event, CUstream handle)
         result = stream_resolve(context, handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    REQUIRE(stream->context == event->context, CUDA_ERROR_INVALID_HANDLE);
-    if (stream->capture) {
-        event->capture = stream->capture;
-        return capture_event(stream, &event->node);
+    if (stream->context != event->context) {
+        capture_spoil(stream);
+        return CUDA_ERROR_INVALID_HANDLE;
     }
+    if (stream->capture)
+        return capture_event(stream, &event->node, &event->capture);
     return event_record_now(event, stream);
 }
 
@@ -223,7 +224,8 @@ EXPORT CUresult cuEventQuery(CUevent event)
     CUresult result = event_check(event);
     if (result != CUDA_SUCCESS)
         return result;
-    REQUIRE(!event->capture, CUDA_ERROR_CAPTURED_EVENT);
+    if (event->capture)
+        return capture_asked(event->capture);
     REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     return passed(event, &when) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -234,7 +236,8 @@ EXPORT CUresult cuEventSynchronize(CUevent event)
     CUresult result = event_check(event);
     if (result != CUDA_SUCCESS)
         return result;
-    REQUIRE(!event->capture, CUDA_ERROR_CAPTURED_EVENT);
+    if (event->capture)
+        return capture_asked(event->capture);
     REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     struct place at = place_of(event);
     if (!at.seq || at.finish)

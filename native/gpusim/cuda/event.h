@@ -20,7 +20,7 @@ struct CUevent_st {
     CUcontext context; /* of the stream that recorded it last */
     uint64_t id, seq;  /* seq 0: never recorded */
     uint64_t finish;   /* 0: not known yet */
-    struct capture *capture; /* recorded in a capturing stream: a node, not a point in time */
+    uint64_t capture; /* recorded in that capture: a node, not a point in time; 0: in none */
     CUgraphNode node;
     struct shared_event *shared; /* NULL: no handle was made for it */
     int shared_fd;

@@ -2,6 +2,8 @@
 /* Functions: attributes, occupancy, and the context-independent libraries and kernels of CUDA 12. */
 #include "module.h"
 
+#include "hostile.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,6 +57,7 @@ static CUresult library_new(CUlibrary *out, const void *data, char *owned)
     library->file_data = owned;
     pthread_mutex_init(&library->mutex, NULL);
     *out = library;
+    tool_call(GPUSIM_LIBRARY_LOADED, library);
     return CUDA_SUCCESS;
 }
 
@@ -105,28 +108,40 @@ EXPORT CUresult cuLibraryUnload(CUlibrary library)
     return CUDA_SUCCESS;
 }
 
-static CUresult module_here(CUlibrary library, CUmodule *out)
+static struct loaded *loaded_in(CUlibrary library, CUcontext context)
 {
-    ENTER_CONTEXT(context);
-    CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&library->mutex);
     struct loaded *at = library->loaded;
     while (at && at->context_id != context->id)
         at = at->next;
+    pthread_mutex_unlock(&library->mutex);
+    return at;
+}
+
+static CUresult module_here(CUlibrary library, CUmodule *out)
+{
+    ENTER_CONTEXT(context);
+    CUresult result = CUDA_SUCCESS;
+    bool held = context_lock(context);
+    pthread_mutex_lock(&context->loading); /* another context must not wait while this one loads */
+    struct loaded *at = loaded_in(library, context);
     if (!at) {
         at = calloc(1, sizeof *at);
         result = at ? cuModuleLoadData(&at->module, library->data) : CUDA_ERROR_OUT_OF_MEMORY;
         if (result == CUDA_SUCCESS) {
             at->context_id = context->id;
+            pthread_mutex_lock(&library->mutex);
             at->next = library->loaded;
             library->loaded = at;
+            pthread_mutex_unlock(&library->mutex);
         } else {
             free(at);
         }
     }
     if (result == CUDA_SUCCESS)
         *out = at->module;
-    pthread_mutex_unlock(&library->mutex);
+    pthread_mutex_unlock(&context->loading);
+    context_unlock(context, held);
     return result;
 }
 

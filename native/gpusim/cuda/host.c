@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Page-locked host memory: allocated by the driver or registered with it. It costs no device memory. */
-#include "driver.h"
+#include "capture.h"
+#include "hostile.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -95,6 +96,7 @@ static CUresult allocate(void **out, size_t bytes, unsigned flags)
 {
     ENTER_CONTEXT(context);
     REQUIRE(out && bytes && flags <= 7, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(capture_forbids_also() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     void *memory = NULL;
     REQUIRE(bytes <= SIZE_MAX / 2 && posix_memalign(&memory, PAGE, bytes) == 0, CUDA_ERROR_OUT_OF_MEMORY);
     struct range range = {.base = (uintptr_t)memory, .bytes = bytes, .flags = flags, .context = context};
@@ -124,7 +126,8 @@ EXPORT CUresult cuMemAllocHost(void **pointer, unsigned bytes)
 EXPORT CUresult cuMemFreeHost(void *pointer)
 {
     ENTER_CONTEXT(context);
-    CUresult result = context_wait(context);
+    REQUIRE(capture_forbids_also() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    CUresult result = free_wait(context);
     if (result != CUDA_SUCCESS)
         return result;
     REQUIRE(drop((uintptr_t)pointer, false), CUDA_ERROR_INVALID_VALUE);

@@ -5,6 +5,7 @@
  *     .gpusim kernel NAME DURATION_US [SMS]     DURATION_US: decimal, or inf; SMS: 0 or left out = all of the GPU
  *     .gpusim global NAME BYTES                 or managed: a variable in unified memory
  *     .gpusim bytes N                           device memory that the code takes
+ *     .gpusim load MILLISECONDS                 how long the code takes to load (or, loaded lazily, its first use)
  *
  * PTX without declarations has its .entry names at a default cost; of cubins and fat binaries any name is a kernel.
  */
@@ -63,6 +64,10 @@ static CUresult declaration(struct image *image, const char *line)
         REQUIRE(entry, CUDA_ERROR_OUT_OF_MEMORY);
         entry->bytes = bytes;
         entry->managed = managed;
+        return CUDA_SUCCESS;
+    }
+    if (sscanf(line, ".gpusim load %llu", &bytes) == 1) {
+        image->load_ns = (uint64_t)bytes * 1000000u;
         return CUDA_SUCCESS;
     }
     if (sscanf(line, ".gpusim bytes %llu", &bytes) == 1) {

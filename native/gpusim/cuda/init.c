@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuInit and what is true of the whole driver: version, error names, and which GPUs this process may see. */
-#include "driver.h"
+#include "hostile.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -221,10 +221,11 @@ EXPORT CUresult cuInit(unsigned flags)
 {
     REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);
     if (atomic_load(&driver.ready))
-        return driver_enter();
+        return driver_enter(__func__);
     pthread_mutex_lock(&init_mutex);
     CUresult result = CUDA_SUCCESS;
-    if (!atomic_load(&driver.ready)) {
+    bool first = !atomic_load(&driver.ready);
+    if (first) {
         enum sim_status status = sim_attach(SIM_ROLE_CUDA);
         if (status != SIM_OK && getenv("GPUSIM_DEBUG"))
             fprintf(stderr, "gpusim: %s\n", sim_error());
@@ -236,6 +237,8 @@ EXPORT CUresult cuInit(unsigned flags)
             atomic_store_explicit(&driver.ready, 1, memory_order_release);
     }
     pthread_mutex_unlock(&init_mutex);
+    if (first && result == CUDA_SUCCESS)
+        tool_load();
     return result;
 }
 

@@ -5,6 +5,7 @@
  */
 #include "capture.h"
 #include "graph.h"
+#include "hostile.h"
 
 #define FREEABLE (1u << BLOCK_PLAIN | 1u << BLOCK_MANAGED)
 #define OWNED (FREEABLE | 1u << BLOCK_ARRAY) /* by a context, and gone with it */
@@ -131,7 +132,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     ENTER_CONTEXT(context);
     REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    CUresult result = context_wait(context);
+    CUresult result = free_wait(context);
     return result == CUDA_SUCCESS ? memory_free(pointer) : result;
 }
 
@@ -184,7 +185,7 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
     if (memory_find(pointer, &block, &device)) {
         start = block.base;
         length = block.bytes;
-    } else if (!vmm_find(pointer, &start, &length, &device)) {
+    } else if (!vmm_find(pointer, &start, &length, &device) && !host_find(pointer, &start, &length, NULL, NULL)) {
         return CUDA_ERROR_NOT_FOUND;
     }
     if (base)

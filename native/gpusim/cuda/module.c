@@ -2,6 +2,9 @@
 /* Modules: loading an image into a context, what it costs there, and its functions and globals. */
 #include "module.h"
 
+#include "capture.h"
+#include "hostile.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,6 +25,7 @@ struct CUmod_st {
     CUfunction functions;
     struct global *globals;
     uint64_t charged, due; /* due: code that the first function brings, where loading is lazy */
+    uint64_t due_ns;       /* … and how long that takes */
     CUmodule next;
 };
 
@@ -96,6 +100,21 @@ static bool lazy(void)
     return mode && strcmp(mode, "LAZY") == 0;
 }
 
+/* The first use of code that is loaded lazily. The driver waits for the context's work then, and so does, where the context
+ * has a lock, everybody else. */
+static CUresult load_late(CUmodule module)
+{
+    CUcontext context = module->context;
+    CUresult result = CUDA_SUCCESS;
+    bool held = context_lock(context);
+    if (held && module->due)
+        result = context_drain(context);
+    sim_sleep_until(sim_now() + module->due_ns);
+    module->due_ns = 0;
+    context_unlock(context, held);
+    return result;
+}
+
 /* Module's context locked. */
 static CUresult load_code(CUmodule module)
 {
@@ -109,16 +128,15 @@ static CUresult load_code(CUmodule module)
     return result;
 }
 
-static CUresult load(CUmodule *out, const void *data)
+static CUresult load_into(CUcontext context, CUmodule *out, const void *data)
 {
-    ENTER_CONTEXT(context);
-    REQUIRE(out && data, CUDA_ERROR_INVALID_VALUE);
     CUmodule module = calloc(1, sizeof *module);
     REQUIRE(module, CUDA_ERROR_OUT_OF_MEMORY);
     module->magic = MODULE_MAGIC;
     module->context = context;
     CUresult result = image_parse(data, &module->image);
     uint64_t bytes = lazy() ? 0 : module->image.code_bytes;
+    module->due_ns = lazy() ? module->image.load_ns : 0;
     module->due = module->image.code_bytes - bytes;
     for (const struct image_entry *entry = module->image.entries; entry; entry = entry->next)
         bytes += entry->bytes;
@@ -130,6 +148,8 @@ static CUresult load(CUmodule *out, const void *data)
     }
     if (result == CUDA_SUCCESS)
         result = make_globals(module);
+    if (result == CUDA_SUCCESS)
+        sim_sleep_until(sim_now() + module->image.load_ns - module->due_ns);
     for (const struct image_entry *e = module->image.entries; e && result == CUDA_SUCCESS; e = e->next) {
         CUfunction function;
         if (!e->bytes)
@@ -144,7 +164,19 @@ static CUresult load(CUmodule *out, const void *data)
     context->modules = module;
     pthread_mutex_unlock(&context->mutex);
     *out = module;
+    tool_call(GPUSIM_MODULE_LOADED, module);
     return CUDA_SUCCESS;
+}
+
+static CUresult load(CUmodule *out, const void *data)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(out && data, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(capture_forbids_also() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    bool held = context_lock(context);
+    CUresult result = load_into(context, out, data);
+    context_unlock(context, held);
+    return result;
 }
 
 void modules_unload(CUcontext context)
@@ -216,7 +248,10 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char
     ENTER();
     REQUIRE(out && name && *name, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(valid(module), CUDA_ERROR_INVALID_HANDLE);
-    CUresult result = CUDA_SUCCESS;
+    context_pass(module->context);
+    CUresult result = module->due || module->due_ns ? load_late(module) : CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS)
+        return result;
     pthread_mutex_lock(&module->context->mutex);
     CUfunction function = module->functions;
     while (function && strcmp(function->name, name) != 0)

@@ -33,6 +33,7 @@ struct image_entry {
 struct image {
     struct image_entry *entries;
     uint64_t code_bytes;
+    uint64_t load_ns; /* how long its code takes to load */
     bool any_name; /* machine code: every name is taken for a kernel's */
 };
 

@@ -18,6 +18,7 @@ struct CUmemPool_st {
     int device;
     pthread_mutex_t mutex;
     uint64_t threshold, reserved, used, reserved_high, used_high;
+    uint64_t most; /* that it may reserve; 0: what the device has */
     int reuse[3]; /* the three reuse policies: kept, without effect */
     uint64_t access; /* devices */
     int handle_types;
@@ -107,6 +108,7 @@ static CUresult reserve(CUmemoryPool pool, uint64_t bytes)
     if (needed <= pool->reserved)
         return CUDA_SUCCESS;
     uint64_t target = (needed + UNIT - 1) / UNIT * UNIT;
+    REQUIRE(!pool->most || target <= pool->most, CUDA_ERROR_OUT_OF_MEMORY);
     enum sim_status status = sim_charge(driver.devices[pool->device].gpu, SIM_MEMORY, target - pool->reserved);
     if (status != SIM_OK)
         return status_to_result(status);
@@ -271,10 +273,13 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
     ENTER();
     REQUIRE(pool && props && props->alloc_type == 1 && props->location.type == 1, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(props->location.id), CUDA_ERROR_INVALID_DEVICE);
+    REQUIRE(props->max_size < UINT64_MAX - UNIT, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_arena(props->location.id), CUDA_ERROR_OUT_OF_MEMORY);
     *pool = pool_new(props->location.id);
-    if (*pool)
+    if (*pool) {
         (*pool)->handle_types = props->handle_types;
+        (*pool)->most = (props->max_size + UNIT - 1) / UNIT * UNIT;
+    }
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 

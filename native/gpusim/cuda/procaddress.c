@@ -62,7 +62,7 @@ static CUresult table_slot(void)
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* The tables behind the ids are private to the driver and NVIDIA's own runtime. Any id gets a table of the driver's shape
+/* The tables behind the ids are private to the driver and NVIDIA's own runtime. Any id but that of private.h gets a table of the driver's shape
  * (its size in bytes, then functions), each of which answers NOT_SUPPORTED, so that a caller fails instead of crashing. */
 EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id)
 {
@@ -70,6 +70,9 @@ EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id)
     static const void *slots[SLOTS + 1];
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     REQUIRE(table && id, CUDA_ERROR_INVALID_VALUE);
+    *table = private_table(id);
+    if (*table)
+        return CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
     slots[0] = (const void *)(uintptr_t)sizeof slots;
     for (int i = 1; i <= SLOTS; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams: handles, the two kinds of default stream, and the way of all work into the context's queue. */
-#include "driver.h"
+#include "hostile.h"
 
 #include <stdlib.h>
 
@@ -124,7 +124,7 @@ CUresult stream_wait(CUstream stream)
     return context_check(context) ? context_check(context) : CUDA_ERROR_UNKNOWN;
 }
 
-CUresult context_wait(CUcontext context)
+CUresult context_drain(CUcontext context)
 {
     uint64_t last = atomic_load_explicit(&context->last, memory_order_acquire);
     if (last <= atomic_load_explicit(&context->waited, memory_order_relaxed)) {
@@ -136,6 +136,14 @@ CUresult context_wait(CUcontext context)
     raise(&context->waited, last);
     pools_trim_if_due(context->device);
     return CUDA_SUCCESS;
+}
+
+CUresult context_wait(CUcontext context)
+{
+    bool held = context_lock(context);
+    CUresult result = context_drain(context);
+    context_unlock(context, held);
+    return result;
 }
 
 uint64_t copy_cost(uint64_t bytes, bool over_bus)
@@ -213,7 +221,13 @@ static CUresult synchronize(CUstream handle)
     CUresult result = stream_resolve(context, handle, &stream);
     if (result == CUDA_SUCCESS)
         result = capture_check(stream);
-    return result == CUDA_SUCCESS ? stream_wait(stream) : result;
+    if (result != CUDA_SUCCESS)
+        return result;
+    context = stream->context; /* the stream may be destroyed meanwhile */
+    bool held = context_lock(context);
+    result = stream_wait(stream);
+    context_unlock(context, held);
+    return result;
 }
 
 EXPORT CUresult cuStreamSynchronize(CUstream stream)

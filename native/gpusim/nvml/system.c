@@ -54,11 +54,21 @@ nvmlReturn_t nvml_status(enum sim_status status)
     return NVML_ERROR_UNKNOWN;
 }
 
+/* A profile with `hostile = slow-nvml`: real time passes, whatever the clock. */
+static void take_time(void)
+{
+    if (sim_state()->hostile & SIM_HOSTILE_SLOW_NVML)
+        usleep(5000);
+}
+
 nvmlReturn_t nvml_enter(void)
 {
     if (__atomic_load_n(&init_count, __ATOMIC_ACQUIRE) == 0)
         return NVML_ERROR_UNINITIALIZED;
-    return nvml_status(sim_attach(SIM_ROLE_NVML));
+    nvmlReturn_t result = nvml_status(sim_attach(SIM_ROLE_NVML));
+    if (result == NVML_SUCCESS)
+        take_time();
+    return result;
 }
 
 nvmlReturn_t nvml_root(void)
@@ -83,6 +93,7 @@ static nvmlReturn_t initialise(void)
         nvml_trace("nvmlInit: %s", sim_error());
         return nvml_status(status);
     }
+    take_time();
     sim_lock();
     unsigned fails = sim_state()->nvml_fail;
     sim_unlock();

@@ -54,6 +54,7 @@ class GpuNode:
         gpusim.mkdir()
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
             shutil.copy2(BUILD / "gpusim" / name, gpusim / name)
+        (gpusim / "libcuda.so").symlink_to("libcuda.so.1")
         shutil.copy2(BUILD / "gpusim" / "gpusimctl", "/usr/local/bin/gpusimctl")
         shutil.copy2(self.programs.nvidia_smi / "nvidia-smi", "/usr/local/bin/nvidia-smi")
         Path("/etc/ld.so.conf.d/000-gpusim.conf").write_text(f"{gpusim}\n")

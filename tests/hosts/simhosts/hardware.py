@@ -146,6 +146,7 @@ def payload(profile: str, driver_version: str) -> Payload:
     files = Payload()
     for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
         files.add_file(f"{LIBRARIES}/{library}", GPUSIM / library, "make native", 0o755)
+    files.links[f"{LIBRARIES}/libcuda.so"] = "libcuda.so.1"  # some programs open no other name
     files.add_file("usr/local/sbin/gpusimctl", GPUSIM / "gpusimctl", "make native", 0o755)
     # The name sorts first, so that the loader prefers it to the libraries that nvidia_driver installs.
     files.add("etc/ld.so.conf.d/000-gpusim.conf", f"/{LIBRARIES}\n")

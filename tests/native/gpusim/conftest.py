@@ -90,12 +90,16 @@ class Host:
     def usage(self, gpu: int = 0) -> dict:
         return json.loads(self.ctl("usage", "--json").stdout)["gpus"][gpu]
 
+    def counter(self, name: str) -> int:
+        """Of the whole host."""
+        return json.loads(self.ctl("usage", "--json").stdout)[name]
+
     def log(self, *options: str, gpu: int = 0) -> dict:
         return json.loads(self.ctl("log", "--json", *options).stdout)["gpus"][gpu]
 
-    def start(self, prefix: list[str] | None = None, **more: str) -> Program:
+    def start(self, prefix: list[str] | None = None, library: Path = BUILD / "libcuda.so.1", **more: str) -> Program:
         process = subprocess.Popen(
-            [*(prefix or []), sys.executable, str(HERE / "cuda_program.py"), str(BUILD / "libcuda.so.1")],
+            [*(prefix or []), sys.executable, str(HERE / "cuda_program.py"), str(library)],
             env=self.environment(**more),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

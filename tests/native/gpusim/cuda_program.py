@@ -7,15 +7,33 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+import threading
+import time
 
 U32, U64, SIZE, PTR = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
 MIB = 1 << 20
+
+
+class Private(ctypes.Structure):
+    """gpusim_private of native/gpusim/cuda/private.h."""
+
+    CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    _fields_ = [
+        ("bytes", ctypes.c_size_t),
+        ("primary_retain", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(PTR), ctypes.c_int)),
+        ("primary_release", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)),
+        ("set_current", ctypes.CFUNCTYPE(ctypes.c_int, PTR)),
+        ("subscribe", ctypes.CFUNCTYPE(ctypes.c_int, CALLBACK, PTR)),
+    ]
 
 
 class Driver:
     def __init__(self, path: str) -> None:
         self.library = ctypes.CDLL(path)
         self.modules: dict[str, object] = {}
+        self.moments: list[list[object]] = []
+        self._callback = Private.CALLBACK(self.called_back)  # kept: the driver has its address
+        self.inside = ""  # what the tool does when it is called back: an expression of `cu`
 
     def raw(self, name: str, *arguments) -> int:
         """The bare result; Python whole numbers are passed as 64 bits."""
@@ -35,6 +53,48 @@ class Driver:
         value = kind()
         getattr(self, name)(ctypes.byref(value), *arguments)
         return value.value
+
+    @property
+    def private(self) -> Private:
+        table = PTR()
+        self.cuGetExportTable(ctypes.byref(table), b"gpusim-private-1")
+        return ctypes.cast(table, ctypes.POINTER(Private))[0]
+
+    def called_back(self, _data: object, moment: int, handle: int) -> None:
+        self.moments.append([moment, handle])
+        if self.inside:
+            eval(self.inside, {"cu": self})
+
+    def subscribe(self) -> int:
+        return self.private.subscribe(self._callback, None)
+
+    def unseen(self, device: int = 0) -> int:
+        """The primary context, past every hook."""
+        self.cuInit(0)
+        context = PTR()
+        for result in (self.private.primary_retain(ctypes.byref(context), device), self.private.set_current(context)):
+            assert result == 0, f"private function: {result}"
+        return context.value
+
+    def background(self, call) -> None:
+        """Runs it in a thread of its own that has this one's context, and comes back when it has begun."""
+        context = self.out(PTR, "cuCtxGetCurrent")
+        began = threading.Event()
+
+        def work() -> None:
+            self.cuCtxSetCurrent(context)
+            began.set()
+            call()
+
+        self.thread = threading.Thread(target=work)
+        self.thread.start()
+        began.wait()
+        time.sleep(0.1)
+
+    def seconds(self, call) -> float:
+        start = time.monotonic()
+        call()
+        return round(time.monotonic() - start, 3)
 
     # ---- shorthand -------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,10 @@ BAD_PROFILES = {
     "nonsense\n": ("expected key = value",),
     "[cpu]\n": ("expected [gpu]",),
     "slice_us = 0\n": ("slice_us: expected a number from 1",),
+    "hostile = everything\n": ("host.profile:1: hostile: expected all, or of context-lock, ", 'found "everything"'),
+    "hostile = callbacks, context\n": ('found "callbacks, context"',),
+    "hostile = callbacks,,rounding\n": ('found "callbacks,,rounding"',),
+    "[gpu]\nmodel = T4\nhostile = all\n": ('found "hostile"',),
 }
 
 

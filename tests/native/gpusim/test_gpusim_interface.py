@@ -36,6 +36,14 @@ def test_soname_and_needed():
     assert set(needed) <= {"libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 
 
+@pytest.mark.parametrize("folder", ["gpusim", "gpusim-550", "gpusim-615"])
+def test_either_name_is_the_library(folder):
+    """taichi and others open libcuda.so."""
+    link = LIBRARY.parents[1] / folder / "libcuda.so"
+    assert link.is_symlink()
+    assert link.samefile(link.with_name("libcuda.so.1"))
+
+
 DEFAULT, LEGACY, PER_THREAD = 0, 1, 2
 FOUND, NO_SYMBOL, OLD = (0, 0), (500, 1), (500, 2)
 # name, CUDA version asked for, flags → symbol, or how it fails. Versions are those of cudaTypedefs.h.

@@ -189,6 +189,27 @@ def test_pool_keeps_what_its_threshold_says(host):
     assert held(host, a)["memory"] == 0
 
 
+def test_pool_holds_no_more_than_its_maximum(host):
+    """CUmemPoolProps.maxSize, since CUDA 12.2; 0 is no maximum."""
+    a = host.start()
+    a.ask("cu.context()")
+    for most, answers in ((64, [0, 2]), (0, [0, 0])):
+        a.ask(f"props = (U32 * 22)(1, 0, 1, 0, 0, 0, {most} * MIB, 0)")
+        a.ask("pool = cu.out(PTR, 'cuMemPoolCreate', props); out = ctypes.byref(U64())")
+        a.ask("take = lambda size: cu.raw('cuMemAllocFromPoolAsync', out, SIZE(size), pool, None)")
+        assert a.ask("[take(64 * MIB), take(1)]") == answers
+
+
+@pytest.mark.parametrize("call", ["cu.out(PTR, 'cuMemHostAlloc', MIB, 3)", "cu.out(PTR, 'cuMemAllocHost_v2', MIB)"])
+def test_range_of_mapped_host_memory(host, call):
+    a = host.start()
+    a.ask("cu.context(); base = U64(); size = SIZE()")
+    a.ask(f"page = {call}; device = cu.out(U64, 'cuMemHostGetDevicePointer_v2', page, 0)")
+    a.ask("cu.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), device + 4097)")
+    assert a.ask("[base.value - page, size.value]") == [0, MIB]
+    assert a.ask("cu.raw('cuMemGetAddressRange_v2', None, None, page + MIB)") == 500
+
+
 def test_pool_gives_way_to_plain_memory(host):
     a = host.start()
     a.ask("cu.context(); pool = cu.out(PTR, 'cuDeviceGetDefaultMemPool', 0)")

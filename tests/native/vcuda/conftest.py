@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ PROBE = BUILD / "vgpu-probe"
 SIMULATOR = BUILD / "gpusim"
 sys.path[:0] = [str(HERE), str(ROOT / "plugins")]
 
+import hostility  # noqa: E402
 import sanitizing  # noqa: E402
 from module_utils.abi import files as abi_files  # noqa: E402
 
@@ -30,6 +32,7 @@ layouts = sys.modules["layouts"] = abi_files
 
 MIB = 1 << 20
 CARD = 16160 * MIB
+ANSWERS_WITHIN = 120  # seconds: a program that hangs must not hang the suite
 LIMIT = 5386 * MIB
 OK, INVALID, OOM, NOT_PERMITTED, NOT_SUPPORTED = 0, 1, 2, 800, 801
 
@@ -43,18 +46,22 @@ count = 2
 
 
 sanitizer: sanitizing.Sanitizer | None = None
+hostile: hostility.Hostility | None = None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sanitizer", choices=sanitizing.FLAGS, help="the library's build that is preloaded")
+    parser.addoption("--hostile", help="what the simulated driver does: all, or names separated by commas")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module asks for the names."""
-    global LIBRARY, PRELOAD, sanitizer
+    global LIBRARY, PRELOAD, sanitizer, hostile
     if name := config.getoption("--sanitizer", default=None):
         sanitizer = sanitizing.Sanitizer(name)
         LIBRARY, PRELOAD = sanitizer.library, sanitizer.preload
+    if names := config.getoption("--hostile", default=None):
+        hostile = hostility.Hostility(names)
 
 
 def pytest_unconfigure() -> None:
@@ -67,6 +74,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         test = f"{item.path.name}::{item.name}"
         if sanitizer and (why := sanitizer.why_not(test)):
             item.add_marker(pytest.mark.skip(reason=f"{sanitizer.name} sanitizer: {why}"))
+        if hostile and (why := hostile.why_not(test)):
+            item.add_marker(pytest.mark.skip(reason=f"hostile driver: {why}"))
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +126,7 @@ def programs(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     compile_program(folder, "racers", "racers.c", flags=LINKED)
     compile_program(folder, "contenders", "contenders.c", flags=LINKED)
     compile_program(folder, "stepper", "stepper.c", flags=LINKED)
+    compile_program(folder, "tool.so", "tool.c", flags=("-shared", "-fPIC"))
     return folder
 
 
@@ -142,6 +152,8 @@ class Puppet:
 
     def answer(self, line: str = "") -> list:
         assert self.process.stdout
+        ready, _unused, _unused = select.select([self.process.stdout], [], [], ANSWERS_WITHIN)
+        assert ready, f"puppet: no answer to '{line}' within {ANSWERS_WITHIN} s: {self.errors()}"
         answer = self.process.stdout.readline()
         assert answer, f"puppet ended with {self.process.wait()} at '{line}': {self.errors()}"
         return [int(word) if word.lstrip("-").isdigit() else word for word in answer.split()]
@@ -186,7 +198,7 @@ class Host:
     def __init__(self, folder: Path, programs: Path, profile: str = PROFILE, gpus: int = 2) -> None:
         self.folder, self.programs = folder, programs
         self.limits, self.ledger = folder / "limits", folder / "ledger"
-        (folder / "host.profile").write_text(profile)
+        self.write_profile(profile)
         self._puppets: list = []
         self.driver_env = {
             "PATH": os.environ["PATH"],
@@ -194,13 +206,18 @@ class Host:
             "GPUSIM_STATE": str(folder / "gpusim.state"),
             "GPUSIM_PROFILE": str(folder / "host.profile"),
             **(sanitizer.environment if sanitizer else {}),
+            **({"CUDA_INJECTION64_PATH": str(programs / "tool.so")} if hostile else {}),
         }
         self.uuids = [one["uuid"] for one in self._usage()]
         assert len(self.uuids) == gpus
 
+    def write_profile(self, profile: str) -> None:
+        """Of the simulated host; its driver is as hostile as the suite is told."""
+        (self.folder / "host.profile").write_text((hostile.line if hostile else "") + profile)
+
     def become(self, profile: str) -> None:
         """Another host, before anything runs on it."""
-        (self.folder / "host.profile").write_text(profile)
+        self.write_profile(profile)
         self.driver_env["GPUSIM_STATE"] = str(self.folder / "other.state")
         self.uuids = [one["uuid"] for one in self._usage()]
         self.write_limits()

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a polite driver never does, and the table past every hook (private.h). */
+#include "hostile.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- context-lock ------------------------------------------------------------------------------------------------------- */
+
+bool context_lock(CUcontext context)
+{
+    if (!hostile(SIM_HOSTILE_CONTEXT_LOCK))
+        return false;
+    pthread_mutex_lock(&context->entry);
+    return true;
+}
+
+void context_unlock(CUcontext context, bool held)
+{
+    if (held)
+        pthread_mutex_unlock(&context->entry);
+}
+
+void context_pass(CUcontext context)
+{
+    context_unlock(context, context_lock(context));
+}
+
+/* ---- waiting-frees ------------------------------------------------------------------------------------------------------ */
+
+CUresult free_wait(CUcontext context)
+{
+    CUresult result = context_wait(context);
+    if (result != CUDA_SUCCESS || !hostile(SIM_HOSTILE_WAITING_FREES))
+        return result;
+    pthread_mutex_lock(&driver.mutex);
+    CUcontext other = driver.contexts; /* none is ever taken off the list */
+    pthread_mutex_unlock(&driver.mutex);
+    for (; other; other = other->next)
+        if (other != context && other->device == context->device && !other->home && atomic_load(&other->alive))
+            context_wait(other);
+    return context_check(context);
+}
+
+/* ---- callbacks ---------------------------------------------------------------------------------------------------------- */
+
+static struct {
+    pthread_mutex_t mutex;
+    gpusim_callback function;
+    void *data;
+} tool = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+static __thread bool in_tool; /* what a tool does is not reported to it */
+
+void tool_call(enum gpusim_moment moment, void *handle)
+{
+    if (!hostile(SIM_HOSTILE_CALLBACKS) || in_tool)
+        return;
+    pthread_mutex_lock(&tool.mutex);
+    gpusim_callback function = tool.function;
+    void *data = tool.data;
+    pthread_mutex_unlock(&tool.mutex);
+    if (!function)
+        return;
+    in_tool = true;
+    function(data, moment, handle);
+    in_tool = false;
+}
+
+static int subscribe(gpusim_callback callback, void *data)
+{
+    ENTER();
+    REQUIRE(hostile(SIM_HOSTILE_CALLBACKS), CUDA_ERROR_NOT_SUPPORTED);
+    pthread_mutex_lock(&tool.mutex);
+    tool.function = callback;
+    tool.data = data;
+    pthread_mutex_unlock(&tool.mutex);
+    return CUDA_SUCCESS;
+}
+
+void tool_load(void)
+{
+    const char *path = getenv("CUDA_INJECTION64_PATH");
+    if (!path || !hostile(SIM_HOSTILE_CALLBACKS))
+        return;
+    void *library = dlopen(path, RTLD_NOW);
+    int (*begin)(void) = library ? (int (*)(void))dlsym(library, "InitializeInjection") : NULL;
+    if (begin)
+        begin();
+    else
+        fprintf(stderr, "gpusim: CUDA_INJECTION64_PATH: expected a library with InitializeInjection, found: %s\n", dlerror());
+}
+
+/* ---- teardown ----------------------------------------------------------------------------------------------------------- */
+
+#define TEARDOWN_US 20000 /* a real one gives back memory and queues meanwhile; threads of the process run on */
+
+void driver_late(const char *function)
+{
+    sim_state()->late_calls++;
+    fprintf(stderr, "gpusim: pid %d called the driver (%s) after its teardown had begun; end every thread that uses it in "
+            "an atexit handler that was registered later than the driver's\n", (int)getpid(), function);
+    abort();
+}
+
+static __attribute__((destructor)) void teardown(void)
+{
+    if (atomic_load(&driver.ready) != 1 || sim_forks() != driver.forks || !hostile(SIM_HOSTILE_TEARDOWN))
+        return;
+    atomic_store(&driver.ready, DRIVER_ENDED);
+    usleep(TEARDOWN_US);
+}
+
+/* ---- the table ---------------------------------------------------------------------------------------------------------- */
+
+/* The driver's own functions: -Bsymbolic keeps a preloaded library's out of the way. */
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUresult cuCtxSetCurrent(CUcontext context);
+
+static int primary_retain(void **context, int device)
+{
+    return cuDevicePrimaryCtxRetain((CUcontext *)context, device);
+}
+
+static int set_current(void *context)
+{
+    return cuCtxSetCurrent(context);
+}
+
+const void *private_table(const CUuuid *id)
+{
+    static const struct gpusim_private table = {.bytes = sizeof table, .primary_retain = primary_retain,
+                                                .primary_release = cuDevicePrimaryCtxRelease_v2,
+                                                .set_current = set_current, .subscribe = subscribe};
+    _Static_assert(sizeof(GPUSIM_PRIVATE_ID) - 1 == sizeof id->bytes, "an id has 16 bytes");
+    return memcmp(id->bytes, GPUSIM_PRIVATE_ID, sizeof id->bytes) == 0 ? &table : NULL;
+}
