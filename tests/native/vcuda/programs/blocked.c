@@ -4,6 +4,7 @@
  * close, and ends without cleaning up.
  *
  *   free      one thread frees memory behind a kernel that never ends; then another allocates, a third loads a module
+ *   slow      one thread loads code for seconds; meanwhile another makes a context, allocates and loads there
  *   load      a tool is called back inside the driver's load of a module, and loads its own
  *   library   the same inside what brings a library to the card
  *   create    inside the making of a context, and retains the primary one, which it uses
@@ -37,6 +38,8 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
 
 static const char image[] = ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim kernel forever inf\n"
                             "// .gpusim bytes 3145728\n";
+
+static const char slow_image[] = ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim load 4000\n// .gpusim bytes 3145728\n";
 
 static CUcontext context;
 static int nested = -1;
@@ -123,6 +126,34 @@ static int behind_a_kernel(int *allocated)
     return loaded;
 }
 
+static _Atomic int loaded;
+
+static void *loads_slowly(void *status)
+{
+    CUmodule module;
+    cuCtxSetCurrent(context);
+    *(int *)status = cuModuleLoadData(&module, slow_image);
+    atomic_store(&loaded, 1);
+    return NULL;
+}
+
+static int beside_a_load(int *status)
+{
+    CUcontext other;
+    CUmodule module;
+    CUdeviceptr pointer;
+    pthread_t loading;
+    pthread_create(&loading, NULL, loads_slowly, status);
+    usleep(200000);
+    int done = cuCtxCreate_v2(&other, 0, 0);
+    if (done == 0 && (done = cuMemAlloc_v2(&pointer, 1 << 20)) == 0)
+        done = cuModuleLoadData(&module, image);
+    if (atomic_load(&loaded))
+        done = -1; /* it was waited for */
+    pthread_join(loading, NULL);
+    return done;
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
@@ -136,6 +167,8 @@ int main(int argc, char **argv)
         return 2;
     } else if (strcmp(what, "free") == 0) {
         status = behind_a_kernel(&nested);
+    } else if (strcmp(what, "slow") == 0) {
+        status = beside_a_load(&nested);
     } else if (strcmp(what, "load") == 0) {
         called_back = loads;
         status = cuModuleLoadData(&module, image);
