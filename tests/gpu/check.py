@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from gpucheck import compute, host, memory, processes, report, shown
+from gpucheck import compute, host, memory, processes, report, rough, shown
 
 # Name → (function, most seconds it may take). The order is that of the whole run: what others rest on comes first.
 STAGES = {
@@ -37,6 +37,11 @@ STAGES = {
     "race": (processes.race, 120),
     "kill": (processes.kill, 90),
     "cost": (compute.cost, 120),
+    "private-context": (rough.private_context, 60),
+    "loader": (rough.loader, 90),
+    "capture": (rough.capture, 60),
+    "exit": (rough.leave, 90),
+    "mixed-shares": (rough.mixed_shares, 90),
     "pytorch": (shown.pytorch, 240),
     "alone": (compute.alone, 300),
     "together": (compute.together, 90),

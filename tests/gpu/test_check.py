@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,27 @@ def test_a_driver_that_rounds_up(tmp_path: Path) -> None:
     assert check.stages("granularity", "exact", "rounding", "contexts", "load") == 0, check.text
     steps = check.stage("granularity")["figures"]["physical_steps_by_size"]
     assert set(steps["2097153"]["steps"]) == {4 << 20}, "the driver of this test rounds up to 2 MiB"
+
+
+ROUGH = ["private-context", "loader", "capture", "exit", "mixed-shares"]
+
+
+def test_the_rough_stages(tmp_path: Path) -> None:
+    """On a driver that tears down at exit, and knows how CUDA 13.3 begins a capture."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    for name, source in {"libcuda.so.1": "gpusim-615", "libnvidia-ml.so.1": "gpusim", "gpusimctl": "gpusim"}.items():
+        shutil.copy(SIMULATOR.parent / source / name, folder)
+    check = Check(tmp_path, more="hostile = teardown\n", driver=folder)
+    assert check.stages(*ROUGH) == 0, check.text
+    assert "again: nodes" in check.text, "the recapture was tried"
+
+
+def test_without_a_library_the_rough_gates_do_not_hold(check: Check, no_library: Path) -> None:
+    """The loader, captures and the end of a process are the driver's own there."""
+    assert check.stages(*ROUGH, library=no_library) == 1
+    failed = {"private-context": "failed", "mixed-shares": "failed"}
+    assert check.status() == dict(dict.fromkeys(ROUGH, "passed"), **failed), check.text
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])

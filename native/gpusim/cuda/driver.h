@@ -211,6 +211,7 @@ void events_destroy(CUcontext context);
 /* module.c */
 struct kernel_cost {
     uint64_t ns; /* SIM_COST_FOREVER: until the context ends */
+    uint64_t most; /* 0: always ns; else each launch draws from ns to this, as many from each octave */
     unsigned sms; /* 0: all of the GPU */
 };
 CUresult function_of(const void *handle, CUfunction *out); /* a CUfunction, or a CUkernel in the current context */

@@ -2,7 +2,7 @@
 /*
  * Module images. What a kernel costs is declared in text, alone or inside PTX comments:
  *
- *     .gpusim kernel NAME DURATION_US [SMS]     DURATION_US: decimal, or inf; SMS: 0 or left out = all of the GPU
+ *     .gpusim kernel NAME DURATION_US [SMS]     DURATION_US: decimal, LOW..HIGH, or inf; SMS: 0 or left out = all of the GPU
  *     .gpusim global NAME BYTES                 or managed: a variable in unified memory
  *     .gpusim bytes N                           device memory that the code takes
  *     .gpusim load MILLISECONDS                 how long the code takes to load (or, loaded lazily, its first use)
@@ -43,18 +43,23 @@ static struct image_entry *entry_of(struct image *image, const char *name)
 
 static CUresult declaration(struct image *image, const char *line)
 {
-    char kind[16] = "", name[WORD], duration[32] = "";
+    char kind[16] = "", name[WORD], duration[48] = "";
     unsigned sms = 0;
     unsigned long long bytes;
-    int fields = sscanf(line, ".gpusim %15s %255s %31s %u", kind, name, duration, &sms);
+    int fields = sscanf(line, ".gpusim %15s %255s %47s %u", kind, name, duration, &sms);
     if (fields >= 3 && strcmp(kind, "kernel") == 0) {
         char *end = duration;
-        double us = strcmp(duration, "inf") == 0 ? 0 : strtod(duration, &end);
+        double us = strcmp(duration, "inf") == 0 ? 0 : strtod(duration, &end), most = 0;
+        if (us > 0 && strncmp(end, "..", 2) == 0) {
+            most = strtod(end + 2, &end);
+            REQUIRE(most >= us && most < 1e12, CUDA_ERROR_INVALID_IMAGE);
+        }
         struct image_entry *entry = entry_of(image, name);
         REQUIRE(entry, CUDA_ERROR_OUT_OF_MEMORY);
         REQUIRE(strcmp(duration, "inf") == 0 || (end != duration && *end == 0 && us >= 0 && us < 1e12),
                 CUDA_ERROR_INVALID_IMAGE);
-        entry->cost = (struct kernel_cost){.ns = end == duration ? SIM_COST_FOREVER : (uint64_t)(us * 1000), .sms = sms};
+        entry->cost = (struct kernel_cost){.ns = end == duration ? SIM_COST_FOREVER : (uint64_t)(us * 1000),
+                                            .most = (uint64_t)(most * 1000), .sms = sms};
         entry->declared = true;
         return CUDA_SUCCESS;
     }

@@ -3,6 +3,21 @@
 #include "module.h"
 #include "op.h"
 
+/* Of a kernel whose launches differ: as many from each octave, evenly within it. */
+static uint64_t draw(const struct kernel_cost *cost)
+{
+    static __thread uint64_t state;
+    unsigned octaves = 1;
+    if (!state)
+        state = sim_now() ^ (uint64_t)(uintptr_t)&state;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    uint64_t random = state >> 33;
+    while (cost->ns << octaves < cost->most && octaves < 32)
+        octaves++;
+    uint64_t low = cost->ns << random % octaves, ns = low + (random / octaves) * low / ((UINT64_C(1) << 31) / octaves);
+    return ns < cost->most ? ns : cost->most;
+}
+
 CUresult launch_submit(CUstream stream, CUfunction function, const unsigned grid[3], const unsigned block[3])
 {
     (void)block;
@@ -11,7 +26,7 @@ CUresult launch_submit(CUstream stream, CUfunction function, const unsigned grid
     unsigned need = function->cost.sms;
     if (need == 0 || need > sms)
         need = function->declared ? sms : blocks < sms ? (unsigned)blocks : sms;
-    uint64_t ns = function->cost.ns;
+    uint64_t ns = function->cost.most ? draw(&function->cost) : function->cost.ns;
     if (stream->green && need > stream->green->sms) { /* on a part of the SMs it takes as much longer */
         ns = ns >= SIM_COST_FOREVER ? ns : ns * need / stream->green->sms;
         need = stream->green->sms;

@@ -25,15 +25,21 @@ class Spinner:
     """A spin.c that is ready and waits for go()."""
 
     def __init__(
-        self, host: Host, microseconds: float, steps: int, seconds: float, env: dict[str, str], graph: int = 0
+        self,
+        host: Host,
+        microseconds: float,
+        steps: int,
+        seconds: float,
+        env: dict[str, str],
+        graph: int = 0,
+        spread: int = 1,
     ) -> None:
         self.host, self.seconds = host, seconds
         self.path = host.folder / f"stamps-{time.monotonic_ns()}"
         self._errors = self.path.with_suffix(".stderr")
         depth = max(4, min(256, int(4000 / microseconds / max(graph, 1))))
         words = [host.folder / "spin", seconds, microseconds, max(steps, 1), depth, self.path]
-        if graph:
-            words.append(graph)
+        words += [graph, spread]
         self.process = subprocess.Popen(
             [str(word) for word in words],
             env=env,
@@ -89,11 +95,16 @@ class Run:
     """Tenants that spin side by side for a while; ``shares[i]`` are the windows of the i-th."""
 
     def __init__(
-        self, host: Host, tenants: Sequence[tuple[float, int, dict[str, str]]], cost: Sequence[float], graph: int = 0
+        self,
+        host: Host,
+        tenants: Sequence[tuple[float, int, dict[str, str]]],
+        cost: Sequence[float],
+        graph: int = 0,
+        spread: int = 1,
     ) -> None:
         warm, count, length = (0.5, 2, 0.5) if host.quick else (1.5, 3, 1.0)
         seconds = warm + count * length + 0.25
-        spinners = [Spinner(host, us, steps, seconds, env, graph) for us, steps, env in tenants]
+        spinners = [Spinner(host, us, steps, seconds, env, graph, spread) for us, steps, env in tenants]
         self.shares: list[list[float]] = [[] for _unused in tenants]
         try:
             for spinner in spinners:

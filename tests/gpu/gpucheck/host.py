@@ -28,7 +28,16 @@ DRIVER_FOLDERS = [
     "/usr/lib64",
     "/usr/lib/wsl/lib",
 ]
-SOURCES = {"hand": ["hand.c"], "race": ["race.c"], "spin": ["spin.c"], "cost": ["cost.c", "bare.c"]}
+SOURCES = {
+    "hand": ["hand.c"],
+    "race": ["race.c"],
+    "spin": ["spin.c"],
+    "cost": ["cost.c", "bare.c"],
+    "loader": ["loader.c"],
+    "plugin.so": ["loader.c"],
+    "capture": ["capture.c"],
+    "leave": ["leave.c"],
+}
 OK, OUT_OF_MEMORY = 0, 2
 
 
@@ -92,7 +101,8 @@ def build(folder: Path, library: Path | None) -> Path:
         paths = [PROGRAMS / source for source in sources]
         if name == "cost":
             paths.append(ROOT / "native/vcuda/src/driver/elf.c")
-        run(command, *flags, *paths, "-o", folder / name, "-ldl", "-lpthread")
+        shared = ["-DPLUGIN", "-shared", "-fPIC"] if name.endswith(".so") else []
+        run(command, *flags, *shared, *paths, "-o", folder / name, "-ldl", "-lpthread")
     return library
 
 

@@ -126,13 +126,15 @@ static inline void gpu_open(void)
  * A module of the kernels. `simulated_us` is what vgpu_spin takes on the simulated driver, which computes nothing: a
  * comment to any other. *header gets the number of the header that was accepted.
  */
+static double simulated_spread = 1; /* times that, at most, of what vgpu_spin takes there */
+
 static inline CUresult gpu_module(CUmodule *module, double simulated_us, int *header)
 {
     static char text[sizeof ptx_body + 512];
     CUresult status = CUDA_ERROR_NOT_FOUND;
     for (int i = 0; i < (int)(sizeof ptx_headers / sizeof *ptx_headers) && status != CUDA_SUCCESS; i++) {
-        snprintf(text, sizeof text, "%s// .gpusim kernel vgpu_spin %.3f\n// .gpusim kernel vgpu_empty 1\n%s", ptx_headers[i],
-                 simulated_us, ptx_body);
+        snprintf(text, sizeof text, "%s// .gpusim kernel vgpu_spin %.3f..%.3f\n// .gpusim kernel vgpu_empty 1\n%s", ptx_headers[i],
+                 simulated_us, simulated_us * simulated_spread, ptx_body);
         status = CALL(cuModuleLoadData, module, text);
         if (header)
             *header = i;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * spin SECONDS MICROSECONDS STEPS DEPTH STAMPS [GRAPH]
+ * spin SECONDS MICROSECONDS STEPS DEPTH STAMPS [GRAPH [SPREAD]]
  *
  * Launches vgpu_spin without a pause for SECONDS, with at most DEPTH launches waiting, each of STEPS steps on all
  * multiprocessors (MICROSECONDS: what that is meant to take, for the simulated driver). With GRAPH, graphs of so many
- * kernels are launched instead. Says "ready", begins at a line on standard input, and writes the %globaltimer stamps of
+ * kernels are launched instead; with SPREAD a launch has up to so many times the steps, as many from each octave. Says "ready", begins at a line on standard input, and writes the %globaltimer stamps of
  * every launch to STAMPS: u64 count, starts, ends. Ends with one line of JSON.
  *
  * With STEPS 0 it finds out how many steps take MICROSECONDS, says so and ends.
@@ -22,6 +22,19 @@ static CUresult launch(unsigned index, unsigned steps)
 {
     void *parameters[] = {&starts, &ends, &index, &steps};
     return cu.cuLaunchKernel(spin, sms, 1, 1, THREADS, 1, 1, 0, stream, parameters, NULL);
+}
+
+static unsigned mixed(unsigned steps, double spread)
+{
+    static uint64_t state = 88172645463325252ull;
+    unsigned octaves = 0;
+    while ((double)(2u << octaves) <= spread)
+        octaves++;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    unsigned low = steps << (octaves ? state % octaves : 0);
+    return low + (unsigned)(state >> 32) % low;
 }
 
 static CUresult launch_mark(void)
@@ -113,10 +126,11 @@ static CUgraphExec graph_of(unsigned kernels, unsigned steps)
 int main(int argc, char **argv)
 {
     if (argc < 6)
-        gpu_fail("usage: spin SECONDS MICROSECONDS STEPS DEPTH STAMPS [GRAPH]", argc);
+        gpu_fail("usage: spin SECONDS MICROSECONDS STEPS DEPTH STAMPS [GRAPH [SPREAD]]", argc);
     double seconds = atof(argv[1]), microseconds = atof(argv[2]);
     unsigned steps = (unsigned)strtoul(argv[3], NULL, 10), depth = (unsigned)atoi(argv[4]);
     unsigned kernels = argc > 6 ? (unsigned)atoi(argv[6]) : 0, batch = depth / EVENTS ? depth / EVENTS : 1;
+    double spread = argc > 7 ? atof(argv[7]) : 1;
     CUcontext context;
     CUmodule module;
     CUevent event[EVENTS];
@@ -130,6 +144,7 @@ int main(int argc, char **argv)
     MUST(CALL(cuCtxSetCurrent, context));
     MUST(CALL(cuDeviceGetAttribute, &count, ATTRIBUTE_SM_COUNT, 0));
     sms = (unsigned)count;
+    simulated_spread = spread;
     MUST(gpu_module(&module, microseconds, &header));
     MUST(CALL(cuModuleGetFunction, &spin, module, "vgpu_spin"));
     MUST(CALL(cuModuleGetFunction, &mark, module, "vgpu_mark"));
@@ -156,7 +171,7 @@ int main(int argc, char **argv)
     unsigned most = kernels ? MOST / 2 - kernels : MOST - 1, made = 0;
     while (after < until && made < most) {
         uint64_t before = now_ns();
-        MUST(kernels ? cu.cuGraphLaunch(exec, stream) : launch(made, steps));
+        MUST(kernels ? cu.cuGraphLaunch(exec, stream) : launch(made, spread > 1 ? mixed(steps, spread) : steps));
         after = now_ns();
         inside += after - before;
         longest = after - before > longest ? after - before : longest;

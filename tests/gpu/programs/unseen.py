@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The primary context as NVIDIA's runtime makes it, past every hook of the driver, then memory by the public function
+up to the first refusal. With "public": the public retain comes before the allocations. Says "full" and waits for a
+line.
+
+Without a runtime (the simulated driver does not take NVIDIA's) its private table gives the same."""
+
+import ctypes
+import importlib.util
+import json
+import pathlib
+import sys
+
+MIB = 1 << 20
+
+
+def by_table(cuda):
+    """native/gpusim/cuda/private.h: bytes, primary_retain, primary_release, set_current, subscribe."""
+    table = ctypes.POINTER(ctypes.c_void_p)()
+    cuda.cuInit(0)
+    assert cuda.cuGetExportTable(ctypes.byref(table), b"gpusim-private-1") == 0
+    context = ctypes.c_void_p()
+    retain = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(table[1])
+    enter = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(table[3])
+    assert retain(ctypes.byref(context), 0) == 0
+    assert enter(context) == 0
+    return "gpusim's table"
+
+
+def runtime():
+    """NVIDIA's libcudart: that of PyTorch, or one that the loader finds."""
+    folders = []
+    for name in ("nvidia", "torch"):
+        found = importlib.util.find_spec(name)
+        folders += [pathlib.Path(one) for one in (found.submodule_search_locations or [] if found else [])]
+    for path in sorted(path for folder in folders for path in folder.glob("**/libcudart.so.*")):
+        return ctypes.CDLL(str(path))
+    for name in ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def main():
+    cuda = ctypes.CDLL("libcuda.so.1")
+    if "simulated" in sys.argv:
+        how = by_table(cuda)
+    else:
+        library = runtime()
+        if library is None:
+            print(json.dumps({"skipped": "no libcudart, neither PyTorch's nor the loader's"}))
+            return
+        status = library.cudaFree(None)
+        assert status == 0, f"cudaFree(0): {status}"
+        how = "libcudart"
+    if "public" in sys.argv:
+        context = ctypes.c_void_p()
+        assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    pointer = ctypes.c_uint64()
+    granted, status = 0, 0
+    while not status:
+        status = cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(16 * MIB))
+        granted += 0 if status else 16 * MIB
+    print("full", flush=True)
+    sys.stdin.readline()
+    print(json.dumps({"granted": granted, "refusal": status, "how": how}))
+
+
+main()
