@@ -44,6 +44,7 @@ EXACT_TESTS = (
     "test_shown.py::test_nvml_and_cuda_show_the_same_slice",
     "test_unaccounted.py::test_a_driver_that_takes_what_it_is_asked_for_is_charged_that",
     "test_unaccounted.py::test_small_blocks_share_a_unit",
+    "test_unseen.py::test_every_device_has_its_own",
     "test_unseen.py::test_no_context_is_current_where_memory_is_made",
     "test_unseen.py::test_one_that_does_not_fit_takes_the_room_that_comes",
     "test_unseen.py::test_reset_ends_its_charge",
