@@ -24,6 +24,7 @@ static const struct {
     {"totals", check_totals},
     {"visible-devices", check_visible},
     {"limit-exact", check_limit_exact},
+    {"private-context", check_private_context},
     {"every-allocator", check_every_allocator},
     {"four-processes", check_four_processes},
     {"dlsym-route", check_dlsym},

@@ -127,6 +127,7 @@ void check_export_beside(const struct slice *slice, struct board *board);
 void check_share(const struct slice *slice, struct board *board);
 void check_totals(const struct slice *slice, struct board *board);
 void check_limit_exact(const struct slice *slice, struct board *board);
+void check_private_context(const struct slice *slice, struct board *board);
 void check_every_allocator(const struct slice *slice, struct board *board);
 void check_four_processes(const struct slice *slice, struct board *board);
 void check_dlsym(const struct slice *slice, struct board *board);

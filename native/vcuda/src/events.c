@@ -25,11 +25,10 @@ const struct events vgpu_events = {
             limiter_context_left,
             memory_context_left, /* uncharged, or back in the tables */
             green_context_left,
-            code_context_left,
             context_left,         /* reclaims, then uncharges the context itself or puts it back */
             unaccounted_context_left, /* compares what is left of the charge, so it comes last */
         },
-    .waited = {pools_waited, fence_waited},
+    .waited = {pools_waited, fence_waited, unaccounted_waited},
     /* From the ground up; none of them asks another. */
     .reset =
         {

@@ -24,6 +24,7 @@ MIB = 1 << 20
 PROBE_CHECKS = (
     "totals",
     "limit-exact",
+    "private-context",
     "every-allocator",
     "four-processes",
     "dlsym-route",
@@ -87,7 +88,7 @@ FILLS = ("limit-exact", "four-processes")
 # The part of a fill, in percent, that a poll must have seen.
 SEEN_PERCENT = 90
 # A host may not have what these need; then they do not run, and the verdict does not depend on them.
-OPTIONAL = ("device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE, IMPORT)
+OPTIONAL = ("private-context", "device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE, IMPORT)
 # Prefix of the bypasses' names. Each has requirements of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
 # The only ones that may be open, as docs/threat-model.md says; the probe is not believed about others.

@@ -15,6 +15,7 @@ MEMORY = [
     "totals",
     "visible-devices",
     "limit-exact",
+    "private-context",
     "every-allocator",
     "four-processes",
     "dlsym-route",

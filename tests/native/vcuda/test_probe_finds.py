@@ -25,6 +25,7 @@ WINDOW = (
     FITS,
     f'extern int usleep(unsigned) __attribute__((visibility("default"))); {FITS} usleep(200);',
 )
+BEYOND = "now.own > known ? now.own - known : 0"
 CREDIT = "ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);"
 
 MANAGED = "ENTER(cuMemAllocManaged, (pointer, bytes, flags));"
@@ -57,6 +58,7 @@ MUTANTS = {
     "managed memory uncharged": ("memory.c", MANAGED, MANAGED + PASSED, {ALLOCATORS}),
     "a way that grants nothing": ("async.c", POOLED, POOLED + " return CUDA_ERROR_OUT_OF_MEMORY;", {ALLOCATORS}),
     "no credit for a context": ("context.c", CREDIT, ";", {"freed"}),
+    "a context that no hook saw uncharged": ("unaccounted.c", BEYOND, "0", {"private-context"}),
     "charged for the check alone": (
         "memory.c",
         ALLOCATED,

@@ -251,7 +251,7 @@ def test_a_library_opened_for_itself_finds_the_driver_by_default(host: Host) -> 
     plugin = ("-DPLUGIN", "-shared", "-fPIC", f"-L{SIMULATOR}", "-l:libcuda.so.1", "-ldl")
     library = compile_program(host.folder, "local.so", "local.c", flags=plugin)
     program = compile_program(host.folder, "local", "local.c", flags=("-ldl",))
-    names = ["cuMemAlloc_v2", "cuMemGetInfo_v2", "cuGetProcAddress_v2", "cuStreamCreate", "cuNoSuchFunction"]
+    names = ["cuMemAlloc_v2", "cuMemGetInfo_v2", "cuGetProcAddress_v2", "cuEventCreate", "cuNoSuchFunction"]
     found = {}
     for preload in (False, True):
         command = [program, library, *names]

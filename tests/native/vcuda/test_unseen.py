@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A context that no hook saw, made by the driver's own function as NVIDIA's runtime does by a private table.
 
-It is charged with the first allocation in it, as one that was made by a hooked function.
+It is charged when a hook first meets it, as far as the limit has room; as long as some of it has none nothing is
+granted.
 """
 
 from __future__ import annotations
 
 import functools
 import subprocess
+from pathlib import Path
 
 import pytest
-from conftest import LIMIT, MIB, NOT_PERMITTED, OK, OOM, SIMULATOR, Host, Puppet
+from conftest import LIMIT, MIB, NOT_PERMITTED, OK, OOM, PROFILE, SIMULATOR, Host, Puppet
+from test_coverage_graphs import say
 
 
 @functools.cache
@@ -142,15 +145,128 @@ def test_contexts_that_do_not_count_are_not_charged(host: Host) -> None:
     assert host.charged() == MIB
 
 
-def test_where_nvml_shows_no_process_it_is_charged_a_context(host: Host, context: int) -> None:
-    """As the first: measured by a second one; as a later one: what the container's contexts cost."""
+def hide(host: Host) -> dict:
+    """The environment of a container in which NVML shows no process."""
     folder = host.folder / "lib"
     folder.mkdir()
     (folder / "libcuda.so.1").symlink_to(SIMULATOR / "libcuda.so.1")
     known = (SIMULATOR / "libnvidia-ml.so.1").read_bytes()
     (folder / "libnvidia-ml.so.1").write_bytes(known.replace(b"RunningProcesses", b"RunningProcessez"))
+    return {"route": "handle", "program": "puppet-unlinked", "LD_LIBRARY_PATH": str(folder)}
+
+
+def test_where_nvml_shows_no_process_it_is_charged_a_context(host: Host, context: int) -> None:
+    """As the first: measured by a second one; as a later one: what the container's contexts cost."""
+    hidden = hide(host)
     for count in (1, 2):
-        puppet = host.puppet("handle", program="puppet-unlinked", LD_LIBRARY_PATH=str(folder))
+        puppet = host.puppet(**hidden)
         retain(puppet)
         puppet.get("alloc", 2 * MIB)
         assert host.charged() == host.on_card() == count * (context + 2 * MIB)
+
+
+# --- whichever hook meets it first, in a slice of 1 GiB of an A100 whose contexts take 412 MiB ------------------------
+
+GIB, CONTEXT, CODE = 1024 * MIB, 412 * MIB, 3 * MIB
+DATA = 8192  # of the module that is loaded past the hooks; not seen where NVML hides the process
+
+
+@pytest.fixture
+def a100(programs: Path, tmp_path: Path):
+    host = Host(tmp_path, programs, PROFILE.replace("V100-16GB", "A100-40GB"))
+    host.write_limits(memory=GIB)
+    yield host
+    host.close()
+
+
+# What a program does next; registers: 1 the context, 3 a kernel's function.
+CALLS = {
+    "set": ("set 1",),
+    "push": ("call cuCtxPushCurrent_v2 $1",),
+    "stream": ("call cuStreamCreate @10 0",),
+    "stream of a priority": ("call cuStreamCreateWithPriority @10 0 0",),
+    "load": (f"image 11 {CODE}", "unload 11"),
+    "library": (f"library 12 {CODE}",),
+    "launch": ("launch 3",),
+    "retain": ("retain 13 0",),
+    "alloc": (f"alloc 14 {MIB}", "free 14"),
+}
+
+
+# Each as the only one, and each as the first of all.
+ORDERS = [*zip(CALLS), *(tuple([*CALLS, *CALLS][at : at + len(CALLS)]) for at in range(len(CALLS)))]
+
+
+def unseen(puppet: Puppet, make: str) -> None:
+    """A context with a kernel in it, all of it past the hooks."""
+    for words in (
+        f"{make} @1 0" if make == RETAIN else f"{make} @1 0 0",
+        "cuCtxSetCurrent $1",
+        "cuModuleLoadData @2 %0",
+        "cuModuleGetFunction @3 $2 'k",
+    ):
+        name, arguments = words.split(maxsplit=1)
+        assert puppet.result(f"driver {offset(name)} {arguments}") == OK
+
+
+@pytest.mark.parametrize("hides", [False, True], ids=["shown", "hidden"])
+@pytest.mark.parametrize("make", [RETAIN, CREATE])
+@pytest.mark.parametrize("calls", ORDERS, ids="+".join)
+def test_in_every_order_of_calls_the_slice_holds_it_and_what_fits_beside_it(
+    a100: Host, calls: tuple, make: str, hides: bool
+) -> None:
+    puppet = a100.puppet(**hide(a100) if hides else {})
+    assert puppet.result("init") == OK
+    unseen(puppet, make)
+    others = 0
+    for call in calls:
+        say(puppet, *CALLS[call])
+        others += CONTEXT if call == "retain" and make == CREATE else 0
+        assert a100.charged() >= CONTEXT, f"met by {call}"
+    granted = 0
+    while puppet.refused("alloc", 4 * MIB) == OK:
+        granted += 4 * MIB
+    assert a100.on_card() <= GIB + (2 * MIB if hides else 0), "all but the module's data, in a unit of the driver"
+    assert GIB - CONTEXT - others - 2 * CODE - 4 * MIB <= granted <= GIB - CONTEXT - others
+
+
+@pytest.mark.parametrize("make", [RETAIN, CREATE])
+def test_without_the_library_it_takes_what_it_wants(a100: Host, make: str) -> None:
+    """The negative control."""
+    puppet = a100.puppet(preload=False)
+    assert puppet.result("init") == OK
+    unseen(puppet, make)
+    puppet.get("alloc", GIB)
+    assert a100.on_card() == GIB + CONTEXT + DATA
+
+
+@pytest.mark.parametrize("hides", [False, True], ids=["shown", "hidden"])
+@pytest.mark.parametrize("call", ["set", "stream", "launch", "alloc"])
+def test_one_that_does_not_fit_takes_the_room_that_comes(a100: Host, call: str, hides: bool) -> None:
+    environment = hide(a100) if hides else {}
+    first, second = a100.puppet(**environment).start(), a100.puppet(**environment)
+    size = GIB - CONTEXT - 10 * MIB
+    first.get("alloc", size // 2)
+    first.get("alloc", size - size // 2)
+    assert second.result("init") == OK
+    unseen(second, RETAIN)
+    for words in CALLS[call]:
+        second.result(words)
+    assert a100.charged() == GIB, "as far as the limit has room"
+    assert [second.refused(*words) for words in (("alloc", 1), ("image", 4096))] == [OOM, OOM]
+    say(first, "free 2")
+    assert second.refused("alloc", 1) == OOM, "there is no room for all of the context yet"
+    assert a100.charged() == GIB
+    say(first, "free 3")
+    second.get("alloc", 100 * MIB)
+    assert a100.charged() == a100.on_card() - (DATA if hides else 0) <= GIB
+
+
+def test_no_context_is_current_where_memory_is_made(a100: Host) -> None:
+    """What NVML shows is charged all the same, with the first step."""
+    puppet = a100.puppet()
+    assert puppet.result("init") == OK
+    unseen(puppet, RETAIN)
+    assert puppet.result(f"driver {offset('cuCtxSetCurrent')} 0") == OK
+    puppet.get("create", 2 * MIB, 0)
+    assert a100.charged() == a100.on_card() == CONTEXT + 2 * MIB + DATA

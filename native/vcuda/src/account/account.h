@@ -68,8 +68,8 @@ struct block {
     int32_t kind;
 };
 struct block_map;
-extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs,
-    vgpu_parts, vgpu_exported, vgpu_imported, vgpu_greens;
+extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, vgpu_mappings, vgpu_graphs,
+    vgpu_exported, vgpu_imported, vgpu_greens;
 /* false: no memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
 bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */

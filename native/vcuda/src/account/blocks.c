@@ -12,8 +12,8 @@
 
 #define FIRST_CAPACITY 32u
 
-struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_parts,
-    vgpu_exported, vgpu_imported, vgpu_greens;
+struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_exported,
+    vgpu_imported, vgpu_greens;
 
 static __attribute__((noinline)) void part_take(struct part *part)
 {
@@ -115,8 +115,8 @@ void block_sweep(struct block_map *map, bool (*match)(const struct block *block,
 
 void blocks_reset(void)
 {
-    struct block_map *maps[] = {&vgpu_memory, &vgpu_arrays, &vgpu_contexts, &vgpu_modules, &vgpu_handles, &vgpu_mappings,
-                                &vgpu_graphs, &vgpu_parts, &vgpu_exported, &vgpu_imported, &vgpu_greens};
+    struct block_map *maps[] = {&vgpu_memory, &vgpu_arrays, &vgpu_contexts, &vgpu_handles, &vgpu_mappings,
+                                &vgpu_graphs, &vgpu_exported, &vgpu_imported, &vgpu_greens};
     /* The parent's blocks are not this child's. The tables are left: a thread that was changing one is gone. */
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++)
         memset(maps[i], 0, sizeof *maps[i]);

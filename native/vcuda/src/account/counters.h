@@ -20,10 +20,12 @@
 #pragma GCC visibility push(hidden)
 
 enum account { ACCOUNT_USED, ACCOUNT_CONTEXT };
+#define FREEING 0x10000u
 
 struct counters {
-    /* Between a charge and the driver's call, or that call and the uncharge, the account and the card differ. A thread that
-     * does such a thing is in flight; both figures are read together while nobody is. */
+    /* Between a charge and the driver's answer, or that and the uncharge, the account and the card differ. A thread that
+     * does such a thing is in flight; both figures are read together while nobody is. A free counts FREEING: nobody waits for
+     * one, for the driver may hold it up until the GPU has done its work. */
     _Atomic uint32_t closed, flying;
     _Atomic uint32_t due; /* flight_moved, when this flight has ended */
     int32_t device;       /* its index in the ledger */
@@ -49,8 +51,10 @@ static inline struct counters *counters_of(int device)
 
 void flight_wait(struct counters *counters);
 void flight_moved(int device); /* the charge has moved by a step, and the flight has ended */
-/* True: no thread is in flight, and none begins until gate_open. False: one has been for seconds. */
+/* True: no thread is in flight but such as free, and none begins until gate_open. False: one has been for milliseconds; the gate
+ * is open. */
 bool gate_shut(int device);
+bool gate_frees(int device); /* a thread frees: the card may have less than the account by that much */
 void gate_open(int device);
 
 static inline void counters_enter(struct counters *counters)
@@ -63,6 +67,18 @@ static inline void counters_enter(struct counters *counters)
 static inline void counters_leave(struct counters *counters)
 {
     atomic_fetch_sub(&counters->flying, 1);
+    if (__builtin_expect(atomic_load_explicit(&counters->due, memory_order_relaxed) != 0, 0))
+        flight_moved(counters->device);
+}
+
+static inline void counters_enter_free(struct counters *counters)
+{
+    atomic_fetch_add(&counters->flying, FREEING);
+}
+
+static inline void counters_leave_free(struct counters *counters)
+{
+    atomic_fetch_sub(&counters->flying, FREEING);
     if (__builtin_expect(atomic_load_explicit(&counters->due, memory_order_relaxed) != 0, 0))
         flight_moved(counters->device);
 }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gate in front of a device's account. Between a charge and the driver's call the account and the card differ: a thread
- * that is there is in flight. Who reads both figures together shuts the gate and waits until no thread is.
+ * The gate in front of a device's account. Between a charge and the driver's answer the account and the card differ: a thread
+ * that is there is in flight. Who reads both figures together shuts the gate and waits until no thread is, for milliseconds:
+ * the driver may hold an allocation up for as long as it likes, and the figures can be read another time.
  */
 #include "account.h"
 #include "events.h"
 
 #include <time.h>
 
-#define PATIENCE_S 10
+#define PATIENCE_MS 10
 
 static void nap(void)
 {
@@ -33,16 +34,24 @@ void flight_moved(int device)
 
 bool gate_shut(int device)
 {
-    struct timespec now;
+    struct timespec from, now;
     bool quiet;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    int64_t until = now.tv_sec + PATIENCE_S;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    now = from;
     atomic_store(&vgpu_counters[device].closed, 1);
-    while (!(quiet = atomic_load(&vgpu_counters[device].flying) == 0) && now.tv_sec < until) {
+    while (!(quiet = atomic_load(&vgpu_counters[device].flying) % FREEING == 0) &&
+           (now.tv_sec - from.tv_sec) * 1000 + (now.tv_nsec - from.tv_nsec) / 1000000 < PATIENCE_MS) {
         nap();
         clock_gettime(CLOCK_MONOTONIC, &now);
     }
+    if (!quiet)
+        gate_open(device);
     return quiet;
+}
+
+bool gate_frees(int device)
+{
+    return atomic_load(&vgpu_counters[device].flying) >= FREEING;
 }
 
 void gate_open(int device)

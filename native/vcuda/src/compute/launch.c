@@ -226,20 +226,3 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, u
     }
     return status;
 }
-
-/* --- the thread's current context ------------------------------------------------------------------------- */
-
-#define CURRENT(symbol, parameters, arguments) \
-    EXPORT CUresult symbol parameters \
-    { \
-        ENTER(symbol, arguments); \
-        (void)control; \
-        limiter_forget_thread(); \
-        return REAL(symbol) arguments; \
-    }
-
-CURRENT(cuCtxSetCurrent, (CUcontext context), (context))
-CURRENT(cuCtxPushCurrent, (CUcontext context), (context))
-CURRENT(cuCtxPushCurrent_v2, (CUcontext context), (context))
-CURRENT(cuCtxPopCurrent, (CUcontext * context), (context))
-CURRENT(cuCtxPopCurrent_v2, (CUcontext * context), (context))

@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Contexts: where the library fails closed, and what they are charged.
- *
- * The first context of a container on a device is created while no other process of the container creates one there; its
- * measured size is kept in the ledger. Every later one is charged that size before it is created, by any number of
- * processes at once, and corrected to its own figure afterwards.
- */
+/* Contexts that are made, met, used by several, and end. */
 #include "context.h"
 
 #include "events.h"
@@ -14,130 +8,6 @@
 #include <string.h>
 
 static CUcontext primary[VGPU_MAX_DEVICES];
-
-struct opening {
-    const struct device *device;
-    struct measure measure;
-    uint64_t charged;
-    int measuring; /* handle of the container-wide lock, -1: the size is known */
-    bool counted;
-};
-
-/* Whether a context may be on the device. Asked when there is a slot: the node that withdraws the allocation writes that
- * first, then looks for slots. One of the two sees the other. */
-static bool permitted(const struct device *device)
-{
-    bool known;
-    if (limits_denied()) {
-        limits_complain();
-        return false;
-    }
-    device_limit(device, &known);
-    if (!known)
-        vgpu_log_line(LOG_ERROR, "no context is created: device %s is not in the limits file", device->uuid);
-    return known;
-}
-
-static const struct device *admit(enum control control, CUdevice ordinal, CUresult *status)
-{
-    if (control == CONTROL_BROKEN || limits_denied()) {
-        limits_complain();
-        *status = CUDA_ERROR_NOT_PERMITTED;
-        return NULL;
-    }
-    const struct device *device = device_of(ordinal, status);
-    if (!device || permitted(device))
-        return device;
-    *status = CUDA_ERROR_NOT_PERMITTED;
-    return NULL;
-}
-
-/* Device locked, here and in open_end. */
-static CUresult open_begin(struct opening *opening, const struct device *device)
-{
-    *opening = (struct opening){.device = device, .measuring = -1, .counted = limits_count_context()};
-    if (!opening->counted)
-        return CUDA_SUCCESS;
-    opening->charged = ledger_context_bytes(device->ledger);
-    if (!opening->charged) {
-        opening->measuring = ledger_measure_begin(device->ledger);
-        opening->charged = ledger_context_bytes(device->ledger);
-        if (opening->measuring < 0 && !opening->charged)
-            return CUDA_ERROR_NOT_PERMITTED;
-        if (opening->charged) {
-            ledger_measure_end(opening->measuring, device->ledger);
-            opening->measuring = -1;
-        }
-    }
-    CUresult status = memory_charge(device, ACCOUNT_CONTEXT, opening->charged);
-    if (status != CUDA_SUCCESS) {
-        ledger_measure_end(opening->measuring, device->ledger);
-        return status;
-    }
-    measure_begin(&opening->measure, device);
-    return CUDA_SUCCESS;
-}
-
-/* What the new context costs, and whether that is better than what the ledger has. */
-static uint64_t size_of(const struct opening *opening, CUcontext context, CUdevice ordinal, bool *learn)
-{
-    uint64_t bytes = 0, known = opening->charged;
-    enum measured how = measure_end(&opening->measure, &bytes);
-    if (how == MEASURED_OWN) {
-        *learn = bytes != known;
-        return bytes;
-    }
-    if (opening->measuring >= 0) {
-        bytes = measure_by_second(context, ordinal, how == MEASURED_CARD ? bytes : 0);
-        *learn = bytes > 0;
-        return bytes;
-    }
-    /* Of the first context of each process the card's figure is looked at again: the one in the ledger may be too high. */
-    *learn = false;
-    if (how == MEASURED_CARD && bytes < known && ledger_own(opening->device->ledger, ACCOUNT_CONTEXT) == known) {
-        bytes = measure_by_second(context, ordinal, bytes);
-        *learn = bytes > 0 && bytes < known;
-    }
-    return *learn ? bytes : known;
-}
-
-static CUresult open_end(struct opening *opening, CUresult status, CUcontext context, CUdevice ordinal,
-                         CUresult (*undo)(CUcontext context, CUdevice ordinal))
-{
-    const struct device *device = opening->device;
-    uint64_t bytes = opening->charged;
-    device_forget_contexts();
-    if (status == CUDA_SUCCESS && opening->counted) {
-        bool first = opening->measuring >= 0, learn;
-        bytes = size_of(opening, context, ordinal, &learn);
-        if (bytes > opening->charged) {
-            CUresult more = memory_charge(device, ACCOUNT_CONTEXT, bytes - opening->charged);
-            if (more == CUDA_SUCCESS) {
-                opening->charged = bytes;
-            } else {
-                undo(context, ordinal);
-                status = more;
-            }
-        }
-        /* Not of a context that did not fit: the figure may be a neighbour's, and nobody would ever get to correct it. */
-        if (learn && status == CUDA_SUCCESS)
-            ledger_learn_context(device->ledger, bytes);
-        if (first && !bytes)
-            vgpu_log_line(LOG_ERROR, "the size of a context on %s cannot be measured: contexts are not charged", device->uuid);
-    }
-    if (status != CUDA_SUCCESS) {
-        ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening->charged);
-    } else {
-        ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening->charged - bytes);
-        memory_keep(&vgpu_contexts, (uintptr_t)context, bytes, device, 1, 0);
-        unaccounted_begin(device);
-        EVENT(context_changed); /* it is the current one now */
-        vgpu_log(LOG_INFO, "a context on %s costs %llu bytes", device->uuid, (unsigned long long)bytes);
-    }
-    if (opening->measuring >= 0)
-        ledger_measure_end(opening->measuring, device->ledger);
-    return status;
-}
 
 /* --- a context that the driver frees; device locked ---------------------------------------------------- */
 
@@ -171,6 +41,14 @@ void context_left(struct leaving *leaving)
     ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);
 }
 
+/* What went is looked at when nobody waits for the lock any more. */
+static void unlock_left(int device, bool locked)
+{
+    context_unlock(device, locked);
+    if (vgpu_counters[device].due)
+        unaccounted_settle(device);
+}
+
 /* --- created contexts -------------------------------------------------------------------------------- */
 
 static CUresult destroy(CUcontext context, CUdevice ordinal)
@@ -185,16 +63,15 @@ static CUresult destroy(CUcontext context, CUdevice ordinal)
         ENTER(symbol, arguments); \
         struct opening opening; \
         CUresult status; \
-        const struct device *admitted = admit(control, device, &status); \
+        const struct device *admitted = context_admit(control, device, &status); \
         if (!admitted) \
             return status; \
-        context_lock(admitted->ledger); \
-        status = open_begin(&opening, admitted); \
+        status = opening_begin(&opening, admitted, context_lock(admitted->ledger)); \
         if (status == CUDA_SUCCESS) { \
             status = REAL(symbol) arguments; \
-            status = open_end(&opening, status, status ? NULL : *context, device, destroy); \
+            status = opening_end(&opening, status, status ? NULL : *context, device, destroy); \
         } \
-        context_unlock(admitted->ledger); \
+        context_unlock(admitted->ledger, opening.locked); \
         return status; \
     }
 
@@ -215,12 +92,12 @@ CREATE(cuVDPAUCtxCreate_v2,
        (context, flags, device, vdp_device, vdp_get_proc_address))
 
 /* Locks the context's device and answers it; -1: not a context that was charged. */
-static int lock_of(CUcontext context)
+static int lock_of(CUcontext context, bool *locked)
 {
     struct block block;
     if (!block_get(&vgpu_contexts, (uintptr_t)context, &block))
         return -1;
-    context_lock(block.device);
+    *locked = context_lock(block.device);
     return block.device;
 }
 
@@ -241,7 +118,8 @@ static CUresult end_context(CUcontext context, CUresult (*end)(CUcontext context
 {
     struct block block;
     struct leaving leaving;
-    int device = lock_of(context);
+    bool locked;
+    int device = lock_of(context, &locked);
     if (device < 0)
         return end(context);
     if (!last)
@@ -253,7 +131,7 @@ static CUresult end_context(CUcontext context, CUresult (*end)(CUcontext context
         leave_end(&leaving, status == CUDA_SUCCESS);
     else if (status == CUDA_SUCCESS)
         count_users(context, -1);
-    context_unlock(device);
+    unlock_left(device, locked);
     return status;
 }
 
@@ -273,10 +151,11 @@ EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned int flags)
 {
     ENTER(cuCtxAttach, (context, flags));
     CUresult status = REAL(cuCtxAttach)(context, flags);
-    int device = status == CUDA_SUCCESS ? lock_of(*context) : -1;
+    bool locked;
+    int device = status == CUDA_SUCCESS ? lock_of(*context, &locked) : -1;
     if (device >= 0) {
         count_users(*context, 1);
-        context_unlock(device);
+        context_unlock(device, locked);
     }
     return status;
 }
@@ -301,7 +180,7 @@ static bool is_primary(CUcontext context, CUdevice ordinal)
     return found == context;
 }
 
-/* What a context costs where NVML does not show this process, as open_begin and size_of have it. */
+/* What a context costs where NVML does not show this process, as opening.c has it. */
 static uint64_t cost_of(const struct device *device, CUcontext context, CUdevice ordinal)
 {
     uint64_t bytes = ledger_context_bytes(device->ledger);
@@ -315,42 +194,43 @@ static uint64_t cost_of(const struct device *device, CUcontext context, CUdevice
     return bytes;
 }
 
-/*
- * Device locked. Charged as far as the limit has room, where NVML shows what this process holds: that is there already.
- * Else as a whole, or nothing is allocated in it.
- */
-static CUresult adopt(const struct device *device, CUcontext context, CUdevice ordinal)
+/* Device locked. It is there already, so it is charged with what else the driver took without being asked. */
+static bool adopt(const struct device *device, CUcontext context, CUdevice ordinal)
 {
-    uint64_t bytes = 0;
-    if (!unaccounted_begin_now(device) && limits_count_context())
-        bytes = cost_of(device, context, ordinal);
-    CUresult status = memory_charge(device, ACCOUNT_CONTEXT, bytes);
-    if (status != CUDA_SUCCESS)
-        return status;
-    memory_keep(&vgpu_contexts, (uintptr_t)context, bytes, device, 1, 0);
+    struct block block = {.key = (uintptr_t)context, .device = device->ledger, .kind = 1};
+    unaccounted_begin(device);
+    enum looked looked = unaccounted_look_locked(device);
+    if (looked == LOOKED_NOT)
+        return false; /* another time */
+    if (looked == LOOKED_HIDDEN && limits_count_context()) {
+        block.owner = cost_of(device, context, ordinal);
+        unaccounted_unseen(device->ledger, block.owner, true);
+        unaccounted_look_locked(device);
+    }
+    block_put(&vgpu_contexts, &block);
     if (!primary[device->ledger] && is_primary(context, ordinal))
         primary[device->ledger] = context;
     vgpu_log(LOG_INFO, "a context on %s was made by no replaced function", device->uuid);
-    return CUDA_SUCCESS;
+    return true;
 }
 
 CUresult context_met(const struct device *device, CUcontext context, CUdevice ordinal, bool *known)
 {
     struct block block;
-    CUresult status = CUDA_SUCCESS;
+    uint64_t over = unaccounted_over(device->ledger);
     *known = block_get(&vgpu_contexts, (uintptr_t)context, &block);
-    if (*known)
-        return CUDA_SUCCESS;
-    if (!permitted(device))
+    if (*known && over)
+        over = unaccounted_look(device); /* there may be room by now */
+    if (!*known && !context_permitted(device))
         return CUDA_ERROR_NOT_PERMITTED;
     /* The holder of the lock is making a context, or is this thread, called back by the driver: another time. */
-    if (!context_try(device->ledger))
-        return CUDA_SUCCESS;
-    if (!block_get(&vgpu_contexts, (uintptr_t)context, &block))
-        status = adopt(device, context, ordinal);
-    *known = status == CUDA_SUCCESS;
-    context_unlock(device->ledger);
-    return status;
+    if (!*known && context_try(device->ledger)) {
+        *known = block_get(&vgpu_contexts, (uintptr_t)context, &block) || adopt(device, context, ordinal);
+        context_unlock(device->ledger, true);
+        over = unaccounted_over(device->ledger);
+    }
+    *known = *known && !over;
+    return over ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 /* --- the primary context ------------------------------------------------------------------------------- */
@@ -375,22 +255,22 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
     ENTER(cuDevicePrimaryCtxRetain, (context, ordinal));
     struct opening opening;
     CUresult status;
-    const struct device *device = admit(control, ordinal, &status);
+    const struct device *device = context_admit(control, ordinal, &status);
     if (!device)
         return primary_active(ordinal) ? REAL(cuDevicePrimaryCtxRetain)(context, ordinal) : status;
     /* Whether it is there, the driver's call and the charge are one step: another thread may be releasing it. */
-    context_lock(device->ledger);
+    bool locked = context_lock(device->ledger);
     if (primary_active(ordinal)) {
         status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
-        if (status == CUDA_SUCCESS && count_users(*context, 1) < 0 && (status = adopt(device, *context, ordinal)) != CUDA_SUCCESS)
-            release_primary(*context, ordinal);
-    } else if ((status = open_begin(&opening, device)) == CUDA_SUCCESS) {
+        if (status == CUDA_SUCCESS && count_users(*context, 1) < 0 && locked)
+            adopt(device, *context, ordinal);
+    } else if ((status = opening_begin(&opening, device, locked)) == CUDA_SUCCESS) {
         status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
-        status = open_end(&opening, status, status ? NULL : *context, ordinal, release_primary);
+        status = opening_end(&opening, status, status ? NULL : *context, ordinal, release_primary);
         if (status == CUDA_SUCCESS)
             primary[device->ledger] = *context;
     }
-    context_unlock(device->ledger);
+    context_unlock(device->ledger, locked);
     return status;
 }
 
@@ -433,9 +313,9 @@ static CUresult end_primary(enum control control, CUdevice ordinal, CUresult (*e
     const struct device *device = control == CONTROL_ON ? device_of(ordinal, &unused) : NULL;
     if (!device)
         return end(&ordinal);
-    context_lock(device->ledger);
+    bool locked = context_lock(device->ledger);
     CUresult status = context_end_use(device->ledger, ordinal, end, &ordinal, reset);
-    context_unlock(device->ledger);
+    unlock_left(device->ledger, locked);
     return status;
 }
 

@@ -123,7 +123,6 @@ void green_context_left(struct leaving *leaving)
         if (atomic_load_explicit(&vgpu_green_any, memory_order_relaxed))
             block_sweep(&vgpu_greens, collect, &found);
         for (unsigned i = 0; i < found.count; i++) {
-            code_forget_context((CUcontext)(uintptr_t)found.blocks[i].owner);
             ledger_uncharge(found.device, ACCOUNT_CONTEXT, found.blocks[i].bytes);
         }
     } while (found.count);
@@ -136,22 +135,21 @@ static CUresult destroy(CUgreenCtx green)
     return REAL_HAS(cuGreenCtxDestroy) ? REAL(cuGreenCtxDestroy)(green) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* What it took on top of its primary context. It is there already: one that does not fit goes again. */
-static CUresult charge(const struct device *device, const struct measure *measure, uint64_t *bytes)
+/* What it took on top of its primary context, looked at, or as much as a whole context. It is there already: one that does not
+ * fit goes again. */
+static CUresult charge(const struct device *device, uint64_t before, uint64_t *bytes)
 {
     *bytes = 0;
     if (!limits_count_context())
         return CUDA_SUCCESS;
-    enum measured how = measure_end(measure, bytes);
-    if (how != MEASURED_OWN) {
-        struct measure now;
-        measure_begin(&now, device);
-        /* Seen, and it has not grown: nothing. Else nobody knows, and it is no more than a whole context. */
-        *bytes = now.nvml && now.own > 0 && how != MEASURED_BUSY ? 0 : ledger_context_bytes(device->ledger);
-    }
-    CUresult status = memory_charge(device, ACCOUNT_CONTEXT, *bytes);
-    if (status != CUDA_SUCCESS)
-        *bytes = 0;
+    enum looked looked = unaccounted_look_locked(device);
+    if (looked == LOOKED_AT && unaccounted_over(device->ledger) > before)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (looked != LOOKED_HIDDEN)
+        return CUDA_SUCCESS;
+    CUresult status = memory_charge(device, ACCOUNT_CONTEXT, ledger_context_bytes(device->ledger));
+    if (status == CUDA_SUCCESS)
+        *bytes = ledger_context_bytes(device->ledger);
     return status;
 }
 
@@ -159,20 +157,18 @@ static CUresult charge(const struct device *device, const struct measure *measur
 static CUresult make(const struct device *device, CUgreenCtx *green, CUdevResourceDesc description, CUdevice ordinal,
                      unsigned flags)
 {
-    struct measure measure = {.device = device};
     CUcontext context = NULL;
-    uint64_t bytes;
-    if (limits_count_context())
-        measure_begin(&measure, device);
+    uint64_t bytes, before = unaccounted_over(device->ledger);
     CUresult status = REAL(cuGreenCtxCreate)(green, description, ordinal, flags);
     if (status != CUDA_SUCCESS)
         return status;
-    status = charge(device, &measure, &bytes);
+    status = charge(device, before, &bytes);
     if (status == CUDA_SUCCESS)
         status = REAL(cuCtxFromGreenCtx)(&context, *green);
     if (status != CUDA_SUCCESS) {
         ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, bytes);
         destroy(*green);
+        unaccounted_look_locked(device);
         return status;
     }
     memory_keep(&vgpu_greens, (uintptr_t)*green, bytes, device, ordinal + 1, (uintptr_t)context);
@@ -196,11 +192,11 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc descriptio
         return status;
     const struct device *device = device_of(ordinal, &status);
     if (device && control == CONTROL_ON) {
-        context_lock(device->ledger);
+        bool locked = context_lock(device->ledger);
         status = make(device, green, description, ordinal, flags);
         if (status == CUDA_SUCCESS)
             context_used(primary);
-        context_unlock(device->ledger);
+        context_unlock(device->ledger, locked);
     } else if (status == CUDA_SUCCESS) {
         status = memory_broken();
     }
@@ -223,9 +219,9 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
     struct block block;
     if (!block_get(&vgpu_greens, (uintptr_t)green, &block))
         return REAL(cuGreenCtxDestroy)(green);
-    context_lock(block.device);
+    bool locked = context_lock(block.device);
     if (!block_get(&vgpu_greens, (uintptr_t)green, &block)) { /* its primary context was reset meanwhile */
-        context_unlock(block.device);
+        context_unlock(block.device, locked);
         return REAL(cuGreenCtxDestroy)(green);
     }
     CUcontext context = (CUcontext)(uintptr_t)block.owner, primary = context_primary(block.device);
@@ -233,12 +229,13 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
     block_take(&vgpu_greens, (uintptr_t)green, &block);
     CUresult status = context_end_use(block.device, block.kind - 1, end, green, false);
     if (status == CUDA_SUCCESS) {
-        code_forget_context(context);
         ledger_uncharge(block.device, ACCOUNT_CONTEXT, block.bytes);
         device_forget_contexts();
     } else {
         block_put(&vgpu_greens, &block);
     }
-    context_unlock(block.device);
+    context_unlock(block.device, locked);
+    if (status == CUDA_SUCCESS)
+        unaccounted_settle(block.device);
     return status;
 }

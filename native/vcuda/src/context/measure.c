@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a context or a module costs is known to the driver alone. It is measured, never guessed: the difference of the
+ * What a context costs is known to the driver alone. It is measured, never guessed: the difference of the
  * bytes that NVML shows for this very process before and after. Where NVML does not show this process (containers of
  * some drivers see no process at all), the difference of the card's used bytes stands in, checked against what further,
  * short-lived contexts take: neighbours on the card allocate and free meanwhile. Such a figure is kept as long as no
@@ -59,31 +59,46 @@ static uint64_t on_card(int device)
     return ledger_own(device, ACCOUNT_USED) - host_memory_held(device);
 }
 
-/* Reads what NVML shows and what is charged in a moment when no thread is between the two. */
-static void read_both(struct measure *measure)
+/* Reads what NVML shows and what is charged in a moment when no thread is between the two: nothing, where one stays there. */
+static void read_both(struct measure *measure, bool card)
 {
     int device = measure->device->ledger;
     measure->quiet = gate_shut(device);
-    /* Pools shrink while streams are waited for: again, if they did so in between. */
+    if (!measure->quiet)
+        return;
+    /* Pools shrink while streams are waited for, and nobody keeps a free from ending: again, if so. */
     for (int again = 0; again < 8; again++) {
         EVENT(reclaim, false);
+        measure->frees = gate_frees(device);
         measure->charged = on_card(device);
         measure->own = own_bytes(measure->handle);
-        measure->card = card_bytes(measure->handle);
+        measure->card = card ? card_bytes(measure->handle) : UNKNOWN;
         EVENT(reclaim, false);
+        measure->frees = measure->frees || gate_frees(device);
         if (measure->charged == on_card(device))
             break;
     }
     gate_open(device);
 }
 
-void measure_begin(struct measure *measure, const struct device *device)
+static bool find(struct measure *measure, const struct device *device)
 {
     *measure = (struct measure){.device = device};
     measure->nvml = nvml_load() && REAL_HAS(nvmlDeviceGetHandleByUUID) &&
                     REAL(nvmlDeviceGetHandleByUUID)(device->uuid, &measure->handle) == NVML_SUCCESS;
-    if (measure->nvml)
-        read_both(measure);
+    return measure->nvml;
+}
+
+void measure_now(struct measure *measure, const struct device *device)
+{
+    if (find(measure, device))
+        read_both(measure, false);
+}
+
+void measure_begin(struct measure *measure, const struct device *device)
+{
+    if (find(measure, device))
+        read_both(measure, true);
 }
 
 enum measured measure_end(const struct measure *measure, uint64_t *bytes)
@@ -91,9 +106,9 @@ enum measured measure_end(const struct measure *measure, uint64_t *bytes)
     struct measure now = *measure;
     if (!measure->nvml)
         return MEASURED_NOT;
-    read_both(&now);
-    if (!measure->quiet || !now.quiet)
-        return MEASURED_BUSY;
+    read_both(&now, true);
+    if (!measure->quiet || !now.quiet || measure->frees || now.frees)
+        return MEASURED_NOT;
     /* Other threads of this process may have allocated meanwhile: that is charged already. */
     int64_t elsewhere = (int64_t)(now.charged - measure->charged);
     int64_t grown = (int64_t)(now.own - measure->own) - elsewhere;
@@ -108,17 +123,6 @@ enum measured measure_end(const struct measure *measure, uint64_t *bytes)
         return MEASURED_CARD;
     }
     return MEASURED_NOT;
-}
-
-uint64_t measure_fall(const struct measure *measure)
-{
-    struct measure now = *measure;
-    if (!measure->nvml || !measure->quiet)
-        return 0;
-    read_both(&now);
-    int64_t elsewhere = (int64_t)(now.charged - measure->charged);
-    int64_t fallen = (int64_t)(measure->own - now.own) + elsewhere;
-    return now.quiet && measure->own > 0 && fallen > 0 ? (uint64_t)fallen : 0;
 }
 
 /* What a second, short-lived context takes from the free memory that the driver shows inside the first. */

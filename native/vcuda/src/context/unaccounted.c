@@ -1,24 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the driver takes without being asked: sizes rounded up to its unit (a tenant that asks for many pieces just above
- * it would hold twice what it is charged), blocks of small pieces that are half empty, kernels that are loaded by their
- * first launch, local memory, and what reaches the card by other ways than CUDA.
+ * What the driver takes without being asked: code, stacks and heaps; contexts that no hook saw made; sizes rounded up to its unit
+ * (a tenant that asks for many pieces just above it would hold twice what it is charged), blocks of small pieces that are half
+ * empty, and what reaches the card by other ways than CUDA.
  *
- * Nobody can say when it comes. So the bytes that NVML shows for this very process are compared with what it is charged,
- * now and then: whenever its allocations have grown or shrunk by a step since the last time. What is on the card beyond
- * the charge is charged with the contexts, as far as the limit has room: more would only be a figure, for it is there
- * already and nothing more is granted. Within a step nothing is asked, so an allocation that fits makes no system call but
+ * Nobody can say when it comes. So the bytes that NVML shows for this very process are compared with what it is charged: after
+ * each load, and whenever its allocations have grown or shrunk by a step since the last time. What is on the card beyond the
+ * charge is charged with the contexts, as far as the limit has room. More would only be a figure, for it is there already; but as
+ * long as there is more nothing is granted. Within a step nothing is asked, so an allocation that fits makes no system call but
  * once in a step.
  *
+ * Where a thread stays inside an allocation the figures cannot be read together: nobody waits for that, and a later step looks.
+ *
  * Where NVML does not show this process, the addresses tell of its plain memory: the driver backs it in units of its own, and
- * a unit is held as long as a block lies in it. That is what the card holds for them however full it is of neighbours. Of
- * the rest (padding of arrays, code that comes late, graphics) nothing is known there.
+ * a unit is held as long as a block lies in it. That is what the card holds for them however full it is of neighbours. A
+ * context that no hook saw counts as much as one costs there. Of the rest (code, padding of arrays, graphics) nothing is known.
  */
 #include "context.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#define AGAIN_NS 50000000ull /* after a look that saw nothing, for a thread stayed inside an allocation */
+#define LATE_NS 2000000000ull /* between two looks for code that a launch brought */
 #define STEP_LEAST (32 * MIB)
 #define UNIT (2 * MIB) /* in which the driver backs plain memory; smaller blocks share one */
 #define STEP_PART 32 /* of what is in use: filling a slice costs some two hundred looks, however large it is */
@@ -26,7 +31,12 @@
 static struct unaccounted {
     const struct device *_Atomic device; /* NULL: no context of this process there yet, or no limit */
     uint64_t charged;                    /* context lock held */
+    _Atomic uint64_t over;               /* what else is there, and had no room */
+    _Atomic uint64_t unseen;             /* of contexts that no hook saw, where NVML hides this process */
+    _Atomic uint64_t again;              /* no look before that time */
 } unaccounted_of[VGPU_MAX_DEVICES];
+
+static _Atomic uint64_t late; /* the time to look for what launches brought; 0: no code was loaded */
 
 static void set_marks(const struct unaccounted *unaccounted, int device, bool looked)
 {
@@ -36,6 +46,10 @@ static void set_marks(const struct unaccounted *unaccounted, int device, bool lo
     uint64_t low = used > step ? used - step : 0;
     if (!low && unaccounted->charged && used)
         low = 1; /* with the last allocation it goes, most likely */
+    if (atomic_load_explicit(&unaccounted->over, memory_order_relaxed)) {
+        low = used; /* with the first byte that is given back there is room for some of it */
+        step = 0;
+    }
     atomic_store_explicit(&vgpu_counters[device].low, looked ? low : 0, memory_order_relaxed);
     atomic_store_explicit(&vgpu_counters[device].span, looked ? used - low + step : UINT64_MAX, memory_order_relaxed);
 }
@@ -122,53 +136,120 @@ static bool beyond_by_address(int device, uint64_t *beyond)
     return true;
 }
 
-/* Context lock held. False: NVML's figure of this process tells nothing of its contexts. */
-static bool settle(struct unaccounted *unaccounted, const struct device *device)
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+static void raise_to(struct unaccounted *unaccounted, const struct device *device, uint64_t beyond, bool sure)
+{
+    uint64_t charged = unaccounted->charged;
+    if (beyond != charged)
+        vgpu_log(LOG_DEBUG, "%llu bytes on %s were not asked for", (unsigned long long)beyond, device->uuid);
+    if (beyond > charged) {
+        unaccounted->charged += charge(device, beyond - charged);
+    } else if (sure) {
+        ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, charged - beyond);
+        unaccounted->charged = beyond;
+    }
+    uint64_t over = beyond > unaccounted->charged ? beyond - unaccounted->charged : 0;
+    if (atomic_exchange_explicit(&unaccounted->over, over, memory_order_relaxed) == 0 && over)
+        device_forget_contexts(); /* the next allocation of each thread asks context_met */
+}
+
+enum looked unaccounted_look_locked(const struct device *device)
 {
     int index = device->ledger;
+    struct unaccounted *unaccounted = &unaccounted_of[index];
     struct measure now;
-    measure_begin(&now, device);
-    /* Where contexts do not count, nobody can tell them from the rest of NVML's figure. */
-    bool seen = limits_count_context() && now.nvml && now.own > 0, sure = seen && now.quiet;
     uint64_t beyond = 0;
-    if (sure) {
+    if (!atomic_load_explicit(&unaccounted->device, memory_order_relaxed))
+        return LOOKED_HIDDEN; /* without a limit */
+    measure_now(&now, device);
+    if (now.nvml && !now.quiet) {
+        atomic_store_explicit(&unaccounted->again, now_ns() + AGAIN_NS, memory_order_relaxed);
+        unaccounted_due(index);
+        return LOOKED_NOT;
+    }
+    /* Where contexts do not count, nobody can tell them from the rest of NVML's figure. */
+    bool seen = limits_count_context() && now.nvml && now.own > 0;
+    if (seen) {
         uint64_t known = now.charged + ledger_own(index, ACCOUNT_CONTEXT) - unaccounted->charged;
         beyond = now.own > known ? now.own - known : 0;
-    } else if (!seen) {
-        sure = beyond_by_address(index, &beyond);
-    }
-    if (sure) {
-        if (beyond != unaccounted->charged)
-            vgpu_log(LOG_DEBUG, "%llu bytes on %s were not asked for", (unsigned long long)beyond, device->uuid);
-        if (beyond > unaccounted->charged) {
-            unaccounted->charged += charge(device, beyond - unaccounted->charged);
-        } else {
-            ledger_uncharge(index, ACCOUNT_CONTEXT, unaccounted->charged - beyond);
-            unaccounted->charged = beyond;
-        }
+        raise_to(unaccounted, device, beyond, !now.frees);
+    } else if (beyond_by_address(index, &beyond)) {
+        raise_to(unaccounted, device, beyond + atomic_load_explicit(&unaccounted->unseen, memory_order_relaxed), true);
     }
     set_marks(unaccounted, index, true);
-    atomic_store_explicit(&vgpu_counters[index].due, 0, memory_order_relaxed); /* raised by the lines above */
-    return seen;
+    /* Raised by the lines above, where it is not to be looked at again for a free that is under way. */
+    atomic_store_explicit(&vgpu_counters[index].due, 0, memory_order_relaxed);
+    return seen ? LOOKED_AT : LOOKED_HIDDEN;
+}
+
+uint64_t unaccounted_look(const struct device *device)
+{
+    unaccounted_begin(device);
+    if (context_try(device->ledger)) {
+        unaccounted_look_locked(device);
+        context_unlock(device->ledger, true);
+    } else {
+        unaccounted_due(device->ledger);
+    }
+    return unaccounted_over(device->ledger);
 }
 
 void unaccounted_settle(int index)
 {
     struct unaccounted *unaccounted = &unaccounted_of[index];
+    const struct device *device = device_in_ledger(index);
     atomic_store_explicit(&vgpu_counters[index].due, 0, memory_order_relaxed);
-    const struct device *device = atomic_load_explicit(&unaccounted->device, memory_order_acquire);
-    /* The holder of the context lock is measuring, or is this thread: another time. */
-    if (!device || !context_try(index))
+    if (!device)
         return;
-    settle(unaccounted, device);
-    context_unlock(index);
+    uint64_t again = atomic_load_explicit(&unaccounted->again, memory_order_relaxed);
+    if (again && now_ns() < again)
+        unaccounted_due(index);
+    else
+        unaccounted_look(device);
 }
 
-bool unaccounted_begin_now(const struct device *device)
+void unaccounted_due(int index)
 {
-    struct unaccounted *unaccounted = &unaccounted_of[device->ledger];
-    unaccounted_begin(device);
-    return atomic_load_explicit(&unaccounted->device, memory_order_relaxed) && settle(unaccounted, device);
+    if (unaccounted_any(index))
+        atomic_store_explicit(&vgpu_counters[index].due, 1, memory_order_relaxed);
+}
+
+/* A library's kernel comes with its first launch, and the data of the library with it. */
+void unaccounted_late(void)
+{
+    atomic_store_explicit(&late, now_ns() + LATE_NS, memory_order_relaxed);
+}
+
+void unaccounted_waited(bool done)
+{
+    uint64_t time = atomic_load_explicit(&late, memory_order_relaxed);
+    if (!done || !time || now_ns() < time)
+        return;
+    unaccounted_late();
+    for (int index = 0; index < VGPU_MAX_DEVICES; index++)
+        if (unaccounted_any(index))
+            unaccounted_settle(index);
+}
+
+bool unaccounted_any(int index)
+{
+    return atomic_load_explicit(&unaccounted_of[index].device, memory_order_relaxed) != NULL;
+}
+
+uint64_t unaccounted_over(int index)
+{
+    return atomic_load_explicit(&unaccounted_of[index].over, memory_order_relaxed);
+}
+
+void unaccounted_unseen(int index, uint64_t bytes, bool more)
+{
+    atomic_fetch_add_explicit(&unaccounted_of[index].unseen, more ? bytes : -bytes, memory_order_relaxed);
 }
 
 void unaccounted_begin(const struct device *device)
@@ -189,18 +270,20 @@ void unaccounted_context_left(struct leaving *leaving)
 {
     int device = leaving->block.device;
     struct unaccounted *unaccounted = &unaccounted_of[device];
-    if (!leaving->ours || !leaving->gone || !unaccounted->charged)
+    if (!leaving->ours || !leaving->gone)
         return;
-    /* With the last context all of it is gone; before that, how much is looked up with the next allocation. */
-    if (ledger_own(device, ACCOUNT_CONTEXT) <= unaccounted->charged) {
+    unaccounted_unseen(device, leaving->block.owner, false);
+    /* With the last context all of it is gone; before that, a look says how much. */
+    if (unaccounted->charged && ledger_own(device, ACCOUNT_CONTEXT) <= unaccounted->charged) {
         ledger_uncharge(device, ACCOUNT_CONTEXT, unaccounted->charged);
         unaccounted->charged = 0;
+        atomic_store_explicit(&unaccounted->over, 0, memory_order_relaxed);
     }
-    atomic_store_explicit(&vgpu_counters[device].low, 0, memory_order_relaxed);
-    atomic_store_explicit(&vgpu_counters[device].span, 0, memory_order_relaxed);
+    unaccounted_due(device);
 }
 
 void unaccounted_reset(void)
 {
     memset(unaccounted_of, 0, sizeof unaccounted_of);
+    atomic_store_explicit(&late, 0, memory_order_relaxed);
 }

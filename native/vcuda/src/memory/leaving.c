@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory, arrays and modules of a context that is about to go: taken out of their tables before the driver frees them, for
+ * Memory and arrays of a context that is about to go: taken out of their tables before the driver frees them, for
  * another thread may get the same addresses at once. Afterwards uncharged, or put back if the context stayed. Those of a green
  * context outlive it: they become its primary context's.
  */
@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-static struct block_map *const maps[COLLECTED_MAPS] = {&vgpu_memory, &vgpu_arrays, &vgpu_modules};
+static struct block_map *const maps[COLLECTED_MAPS] = {&vgpu_memory, &vgpu_arrays};
 
 static bool collect(const struct block *block, void *data)
 {
@@ -52,13 +52,12 @@ void memory_context_left(struct leaving *leaving)
 {
     for (int i = 0; i < COLLECTED_MAPS; i++) {
         struct collected *collected = &leaving->collected[i];
-        enum account account = maps[i] == &vgpu_modules ? ACCOUNT_CONTEXT : ACCOUNT_USED;
         struct block exported;
         for (size_t at = 0; at < collected->count; at++)
             if (leaving->gone && collected->blocks[at].kind == BLOCK_EXPORTED && ipc_exported(collected->blocks[at].key, &exported))
                 ipc_freed(&exported);
             else if (leaving->gone)
-                memory_gone(&collected->blocks[at], account);
+                memory_gone(&collected->blocks[at]);
             else
                 block_put(maps[i], &collected->blocks[at]);
         free(collected->blocks);

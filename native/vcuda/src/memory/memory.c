@@ -150,18 +150,19 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, un
 
 /* --- freeing --------------------------------------------------------------------------------------- */
 
-void memory_gone(const struct block *block, enum account account)
+void memory_gone(const struct block *block)
 {
     if (block->kind == BLOCK_HOST)
         host_memory_freed(block->device, block->bytes);
-    ledger_uncharge(block->device, account, block->bytes);
+    ledger_uncharge(block->device, ACCOUNT_USED, block->bytes);
 }
 
-/* Flight begun. */
 static __attribute__((noinline)) CUresult free_known(const struct block *block, CUdeviceptr pointer,
                                                       CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
 {
+    struct counters *counters = counters_of(block->device);
     struct block entry;
+    counters_enter_free(counters);
     bool exported = block->kind == BLOCK_EXPORTED && ipc_exported(pointer, &entry);
     CUresult status = release(pointer, data);
     if (status != CUDA_SUCCESS && exported)
@@ -173,7 +174,8 @@ static __attribute__((noinline)) CUresult free_known(const struct block *block, 
     else if (exported)
         ipc_freed(&entry);
     else
-        memory_gone(block, ACCOUNT_USED);
+        memory_gone(block);
+    counters_leave_free(counters);
     return status;
 }
 
@@ -188,7 +190,6 @@ CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointe
             external_settle(external, status == CUDA_SUCCESS);
         return status;
     }
-    FLIGHT(block.device);
     return free_known(&block, pointer, release, data);
 }
 
@@ -204,12 +205,6 @@ static __attribute__((noinline)) CUresult free_slowly(CUdeviceptr pointer)
     return memory_free(pointer, release_v2, NULL);
 }
 
-static __attribute__((noinline)) CUresult free_taken(const struct block *block)
-{
-    FLIGHT(block->device);
-    return free_known(block, block->key, release_v2, NULL);
-}
-
 /* Here too what is not the common case takes the ways above. */
 EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
@@ -218,15 +213,15 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
     if (!USUAL(cached && cached->plain && REAL_HAS(cuMemFree_v2) && block_take_now(&vgpu_memory, pointer, &block)))
         return free_slowly(pointer);
     if (!USUAL(block.kind == BLOCK_PLAIN))
-        return free_taken(&block);
+        return free_known(&block, pointer, release_v2, NULL);
     struct counters *counters = counters_of(block.device);
-    counters_enter(counters);
+    counters_enter_free(counters);
     CUresult status = REAL(cuMemFree_v2)(pointer);
     if (!USUAL(status == CUDA_SUCCESS))
         block_put(&vgpu_memory, &block);
     else if (!USUAL(counters_uncharged(counters, ACCOUNT_USED, block.bytes)))
         ledger_uncharge(block.device, ACCOUNT_USED, block.bytes);
-    counters_leave(counters);
+    counters_leave_free(counters);
     return status;
 }
 

@@ -10,7 +10,7 @@
 /* --- memory.c: plain memory ---------------------------------------------------------------------------- */
 
 CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data);
-void memory_gone(const struct block *block, enum account account); /* freed: uncharged */
+void memory_gone(const struct block *block); /* freed: uncharged */
 
 /* --- leaving.c ------------------------------------------------------------------------------------------ */
 

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The thread's current context. One that no hook saw made (NVIDIA's runtime has a private table for that) is charged when a
+ * hook first meets it: here, with the first launch of a thread in it, or with the first allocation or load.
+ */
+#include "context.h"
+
+#include "events.h"
+#include "process.h"
+
+static void meet(enum control control)
+{
+    CUcontext context;
+    CUresult unused;
+    if (control == CONTROL_ON)
+        device_current(&context, &unused);
+}
+
+#define CURRENT(symbol, parameters, arguments, met) \
+    EXPORT CUresult symbol parameters \
+    { \
+        ENTER(symbol, arguments); \
+        struct block unused; \
+        EVENT(context_changed); \
+        CUresult status = REAL(symbol) arguments; \
+        if (status == CUDA_SUCCESS && met) \
+            meet(control); \
+        return status; \
+    }
+#define UNKNOWN (context && !block_get(&vgpu_contexts, (uintptr_t)context, &unused))
+
+CURRENT(cuCtxSetCurrent, (CUcontext context), (context), UNKNOWN)
+CURRENT(cuCtxPushCurrent, (CUcontext context), (context), UNKNOWN)
+CURRENT(cuCtxPushCurrent_v2, (CUcontext context), (context), UNKNOWN)
+CURRENT(cuCtxPopCurrent, (CUcontext * context), (context), ((void)unused, false))
+CURRENT(cuCtxPopCurrent_v2, (CUcontext * context), (context), ((void)unused, false))
+
+#define STREAM(symbol, parameters, arguments) \
+    EXPORT CUresult symbol parameters \
+    { \
+        ENTER(symbol, arguments); \
+        meet(control); \
+        return REAL(symbol) arguments; \
+    }
+
+STREAM(cuStreamCreate, (CUstream * stream, unsigned int flags), (stream, flags))
+STREAM(cuStreamCreateWithPriority, (CUstream * stream, unsigned int flags, int priority), (stream, flags, priority))

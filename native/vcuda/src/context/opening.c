@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A context that is made: whether it may be, what it is charged before, and what it turns out to cost.
+ *
+ * The first context of a container on a device is created while no other process of the container creates one there; its
+ * measured size is kept in the ledger. Every later one is charged that size before it is created, by any number of
+ * processes at once, and corrected to its own figure afterwards. Where the device's lock cannot be had it is charged that
+ * size, or, as one that no hook saw, when it is met.
+ */
+#include "context.h"
+
+#include "events.h"
+
+/* Whether a context may be on the device. Asked when there is a slot: the node that withdraws the allocation writes that
+ * first, then looks for slots. One of the two sees the other. */
+bool context_permitted(const struct device *device)
+{
+    bool known;
+    if (limits_denied()) {
+        limits_complain();
+        return false;
+    }
+    device_limit(device, &known);
+    if (!known)
+        vgpu_log_line(LOG_ERROR, "no context is created: device %s is not in the limits file", device->uuid);
+    return known;
+}
+
+const struct device *context_admit(enum control control, CUdevice ordinal, CUresult *status)
+{
+    if (control == CONTROL_BROKEN || limits_denied()) {
+        limits_complain();
+        *status = CUDA_ERROR_NOT_PERMITTED;
+        return NULL;
+    }
+    const struct device *device = device_of(ordinal, status);
+    if (!device || context_permitted(device))
+        return device;
+    *status = CUDA_ERROR_NOT_PERMITTED;
+    return NULL;
+}
+
+/* Device locked, here and in open_end, if that was possible. */
+CUresult opening_begin(struct opening *opening, const struct device *device, bool locked)
+{
+    *opening = (struct opening){.device = device, .measuring = -1, .counted = limits_count_context(), .locked = locked};
+    if (!opening->counted)
+        return CUDA_SUCCESS;
+    opening->charged = ledger_context_bytes(device->ledger);
+    if (!opening->charged && locked) {
+        opening->measuring = ledger_measure_begin(device->ledger);
+        opening->charged = ledger_context_bytes(device->ledger);
+        if (opening->measuring < 0 && !opening->charged)
+            return CUDA_ERROR_NOT_PERMITTED;
+        if (opening->charged) {
+            ledger_measure_end(opening->measuring, device->ledger);
+            opening->measuring = -1;
+        }
+    }
+    CUresult status = memory_charge(device, ACCOUNT_CONTEXT, opening->charged);
+    if (status != CUDA_SUCCESS) {
+        ledger_measure_end(opening->measuring, device->ledger);
+        return status;
+    }
+    if (locked)
+        measure_begin(&opening->measure, device);
+    return CUDA_SUCCESS;
+}
+
+/* What the new context costs, and whether that is better than what the ledger has. */
+static uint64_t size_of(const struct opening *opening, CUcontext context, CUdevice ordinal, bool *learn)
+{
+    uint64_t bytes = 0, known = opening->charged;
+    enum measured how = measure_end(&opening->measure, &bytes);
+    if (how == MEASURED_OWN) {
+        *learn = bytes != known;
+        return bytes;
+    }
+    if (opening->measuring >= 0) {
+        bytes = measure_by_second(context, ordinal, how == MEASURED_CARD ? bytes : 0);
+        *learn = bytes > 0;
+        return bytes;
+    }
+    /* Of the first context of each process the card's figure is looked at again: the one in the ledger may be too high. */
+    *learn = false;
+    if (how == MEASURED_CARD && bytes < known && ledger_own(opening->device->ledger, ACCOUNT_CONTEXT) == known) {
+        bytes = measure_by_second(context, ordinal, bytes);
+        *learn = bytes > 0 && bytes < known;
+    }
+    return *learn ? bytes : known;
+}
+
+CUresult opening_end(struct opening *opening, CUresult status, CUcontext context, CUdevice ordinal,
+                     CUresult (*undo)(CUcontext context, CUdevice ordinal))
+{
+    const struct device *device = opening->device;
+    uint64_t bytes = opening->charged;
+    device_forget_contexts();
+    if (status == CUDA_SUCCESS && opening->counted && opening->locked) {
+        bool first = opening->measuring >= 0, learn;
+        bytes = size_of(opening, context, ordinal, &learn);
+        if (bytes > opening->charged) {
+            CUresult more = memory_charge(device, ACCOUNT_CONTEXT, bytes - opening->charged);
+            if (more == CUDA_SUCCESS) {
+                opening->charged = bytes;
+            } else {
+                undo(context, ordinal);
+                status = more;
+            }
+        }
+        /* Not of a context that did not fit: the figure may be a neighbour's, and nobody would ever get to correct it. */
+        if (learn && status == CUDA_SUCCESS)
+            ledger_learn_context(device->ledger, bytes);
+        if (first && !bytes)
+            vgpu_log_line(LOG_ERROR, "the size of a context on %s cannot be measured: contexts are not charged", device->uuid);
+    }
+    if (status != CUDA_SUCCESS) {
+        ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening->charged);
+    } else {
+        ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening->charged - bytes);
+        unaccounted_begin(device);
+        if (bytes || opening->locked)
+            memory_keep(&vgpu_contexts, (uintptr_t)context, bytes, device, 1, 0);
+        if (!opening->locked)
+            unaccounted_due(device->ledger);
+        EVENT(context_changed); /* it is the current one now */
+        vgpu_log(LOG_INFO, "a context on %s costs %llu bytes", device->uuid, (unsigned long long)bytes);
+    }
+    if (opening->measuring >= 0)
+        ledger_measure_end(opening->measuring, device->ledger);
+    return status;
+}

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program whose calls of the driver block or nest. Each way prints the results of its calls, waits for its standard input to
+ * close, and ends without cleaning up.
+ *
+ *   free      one thread frees memory behind a kernel that never ends; then another allocates, a third loads a module
+ *   slow      one thread loads code for seconds; meanwhile another makes a context, allocates and loads there
+ *   load      a tool is called back inside the driver's load of a module, and loads its own
+ *   library   the same inside what brings a library to the card
+ *   create    inside the making of a context, and retains the primary one, which it uses
+ *   second    the same, and makes one of its own, which it ends
+ *
+ * The callback is one of libc's functions, which the simulated driver calls with none of its locks held: the program's own
+ * comes before libc's.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "driver/cuda_abi.h"
+
+CUresult cuInit(unsigned flags);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
+CUresult cuMemFree_v2(CUdeviceptr pointer);
+CUresult cuModuleLoadData(CUmodule *module, const void *image);
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *a, void **b, unsigned c, int *d, void **e, unsigned f);
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library);
+CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, CUstream stream, void **parameters, void **extra);
+
+static const char image[] = ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim kernel forever inf\n"
+                            "// .gpusim bytes 3145728\n";
+
+static const char slow_image[] = ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim load 4000\n// .gpusim bytes 3145728\n";
+
+static CUcontext context;
+static int nested = -1;
+static void (*called_back)(void);
+
+static void call_back(void)
+{
+    void (*tool)(void) = called_back;
+    called_back = NULL;
+    if (tool)
+        tool();
+}
+
+char *strdup(const char *text)
+{
+    size_t size = strlen(text) + 1;
+    char *copy = malloc(size);
+    call_back();
+    return copy ? memcpy(copy, text, size) : NULL;
+}
+
+int pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes)
+{
+    static const pthread_mutex_t plain = PTHREAD_MUTEX_INITIALIZER;
+    (void)attributes; /* the simulated driver has none of another kind here */
+    *mutex = plain;
+    call_back();
+    return 0;
+}
+
+static void loads(void)
+{
+    CUmodule module;
+    nested = cuModuleLoadData(&module, image);
+}
+
+static void retains(void)
+{
+    CUcontext primary;
+    CUdeviceptr pointer;
+    nested = cuDevicePrimaryCtxRetain(&primary, 0);
+    if (nested == 0 && (nested = cuCtxSetCurrent(primary)) == 0)
+        nested = cuMemAlloc_v2(&pointer, 1 << 20);
+}
+
+static void makes(void)
+{
+    CUcontext other;
+    nested = cuCtxCreate_v2(&other, 0, 0);
+    if (nested == 0)
+        nested = cuCtxDestroy_v2(other);
+}
+
+static void *frees(void *pointer)
+{
+    cuCtxSetCurrent(context);
+    cuMemFree_v2(*(CUdeviceptr *)pointer);
+    puts("the kernel has ended");
+    return NULL;
+}
+
+static void *allocates(void *status)
+{
+    CUdeviceptr pointer;
+    cuCtxSetCurrent(context);
+    *(int *)status = cuMemAlloc_v2(&pointer, 1 << 20);
+    return NULL;
+}
+
+static int behind_a_kernel(int *allocated)
+{
+    CUmodule module;
+    CUfunction function;
+    CUdeviceptr pointer;
+    pthread_t freeing, allocating;
+    if (cuModuleLoadData(&module, image) || cuModuleGetFunction(&function, module, "forever") ||
+        cuMemAlloc_v2(&pointer, 1 << 20) || cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL))
+        return -1;
+    pthread_create(&freeing, NULL, frees, &pointer);
+    usleep(100000);
+    pthread_create(&allocating, NULL, allocates, allocated);
+    int loaded = cuModuleLoadData(&module, image);
+    pthread_join(allocating, NULL);
+    return loaded;
+}
+
+static _Atomic int loaded;
+
+static void *loads_slowly(void *status)
+{
+    CUmodule module;
+    cuCtxSetCurrent(context);
+    *(int *)status = cuModuleLoadData(&module, slow_image);
+    atomic_store(&loaded, 1);
+    return NULL;
+}
+
+static int beside_a_load(int *status)
+{
+    CUcontext other;
+    CUmodule module;
+    CUdeviceptr pointer;
+    pthread_t loading;
+    pthread_create(&loading, NULL, loads_slowly, status);
+    usleep(200000);
+    int done = cuCtxCreate_v2(&other, 0, 0);
+    if (done == 0 && (done = cuMemAlloc_v2(&pointer, 1 << 20)) == 0)
+        done = cuModuleLoadData(&module, image);
+    if (atomic_load(&loaded))
+        done = -1; /* it was waited for */
+    pthread_join(loading, NULL);
+    return done;
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "";
+    CUmodule module;
+    CUlibrary library;
+    CUdeviceptr pointer;
+    int status = cuInit(0);
+    if (status == 0 && strcmp(what, "create") && strcmp(what, "second"))
+        status = cuCtxCreate_v2(&context, 0, 0);
+    if (status) {
+        return 2;
+    } else if (strcmp(what, "free") == 0) {
+        status = behind_a_kernel(&nested);
+    } else if (strcmp(what, "slow") == 0) {
+        status = beside_a_load(&nested);
+    } else if (strcmp(what, "load") == 0) {
+        called_back = loads;
+        status = cuModuleLoadData(&module, image);
+    } else if (strcmp(what, "library") == 0) {
+        status = cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0);
+        called_back = loads;
+        if (status == 0)
+            status = cuLibraryGetModule(&module, library);
+    } else {
+        called_back = strcmp(what, "create") ? makes : retains;
+        status = cuCtxCreate_v2(&context, 0, 0);
+    }
+    /* What was not measured then is settled with a later step. */
+    int later = cuMemAlloc_v2(&pointer, 200 << 20);
+    printf("%d %d %d\n", status, nested, later);
+    fflush(stdout);
+    while (getchar() != EOF)
+        ;
+    _exit(0);
+}

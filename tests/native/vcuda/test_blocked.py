@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A driver whose calls wait for the GPU, or that calls a tool back: the library adds no wait and no error."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import LINKED, Host, compile_program
+
+
+@pytest.fixture(scope="module")
+def blocked(programs: Path) -> Path:
+    return compile_program(programs, "blocked", "blocked.c", flags=(*LINKED, "-rdynamic", "-fno-builtin"))
+
+
+# A hang, or the ten seconds for which the gate once waited.
+PATIENCE_S = 8
+
+
+def said(host: Host, program: Path, what: str, settled: bool = True, **options: bool) -> str:
+    """The program's line; what is on the card is charged then, where a look was possible."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(["timeout", str(PATIENCE_S), program, what], env=host.env(**options), **pipes) as process:  # type: ignore[call-overload]
+        line = process.stdout.readline()
+        if line and settled and options.get("preload", True):
+            assert host.charged() == host.on_card()
+        process.stdin.close()
+    return line.strip()
+
+
+@pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])
+@pytest.mark.parametrize("what", ["load", "library", "create", "second"])
+def test_a_tool_that_is_called_back_inside_a_call(host: Host, blocked: Path, what: str, preload: bool) -> None:
+    assert said(host, blocked, what, preload=preload) == "0 0 0"
+
+
+@pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])
+def test_a_load_that_takes_long_holds_up_no_other_context(host: Host, blocked: Path, preload: bool) -> None:
+    assert said(host, blocked, "slow", preload=preload) == "0 0 0"
+
+
+@pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])
+def test_a_free_that_waits_holds_up_neither_loads_nor_allocations(host: Host, blocked: Path, preload: bool) -> None:
+    assert said(host, blocked, "free", preload=preload) == "0 0 0"
