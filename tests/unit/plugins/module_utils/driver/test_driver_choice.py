@@ -38,7 +38,13 @@ REFUSED = [
     ("debian11", [T4], {}, {}, "supported are Debian 12 and 13"),
     ("fedora", [T4], {}, {}, "Fedora Linux 42 has no driver packages that are known"),
     ("debian12", [], {}, {}, "no NVIDIA GPU is on the PCI bus of this host"),
-    ("ubuntu24", [], {}, {"source": "cuda"}, "take the host out of the group, or set nvidia_driver_kernel_module: none"),
+    (
+        "ubuntu24",
+        [],
+        {},
+        {"source": "cuda"},
+        "take the host out of the group, or set nvidia_driver_kernel_module: none",
+    ),
     ("rocky9", [T4], {}, {}, "has no NVIDIA driver of its own; set nvidia_driver_source to cuda"),
     ("sles15", [T4], {}, {}, "has no NVIDIA driver of its own"),
     # GPUs that a branch no longer, or not yet, drives
