@@ -48,6 +48,11 @@ CUresult memory_broken(void) { return CUDA_ERROR_NOT_PERMITTED; }
 CUresult memory_meet(void) { return CUDA_SUCCESS; }
 CUresult memory_refuse(const char *what) { (void)what; return CUDA_ERROR_NOT_SUPPORTED; }
 const struct device *device_of(CUdevice ordinal, CUresult *status) { *status = CUDA_SUCCESS; return &devices[ordinal]; }
+bool location_on_card(const CUmemLocation *location, CUdevice *ordinal)
+{
+    *ordinal = location->id;
+    return location->type == CU_MEM_LOCATION_TYPE_DEVICE;
+}
 const struct device *device_at(const CUmemLocation *location, CUresult *status) { return device_of(location->id, status); }
 bool host_memory_physical_wanted(const struct device *device, const CUmemAllocationProp *properties, uint64_t bytes)
 {
