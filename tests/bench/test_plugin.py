@@ -26,7 +26,7 @@ assert spec and spec.loader
 world = importlib.util.module_from_spec(spec)
 sys.modules["plugin_world"] = world
 spec.loader.exec_module(world)
-node = world.node
+node, node_at_rest = world.node, world.node_at_rest
 
 from vgpu_plugin._proto import deviceplugin_pb2 as api  # noqa: E402
 from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc  # noqa: E402
