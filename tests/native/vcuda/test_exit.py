@@ -49,7 +49,7 @@ def late_calls(node: Node) -> int:
 
 @pytest.mark.parametrize("exits", [50, pytest.param(1000, marks=pytest.mark.slow)])
 def test_no_call_comes_after_the_drivers_end(node: Node, program: Path, exits: int) -> None:
-    for _ in range(exits):
+    for _turn in range(exits):
         ends(node, program, "main")
     assert late_calls(node) == 0
 
@@ -57,13 +57,13 @@ def test_no_call_comes_after_the_drivers_end(node: Node, program: Path, exits: i
 @pytest.mark.parametrize("percent", [50, 0])
 @pytest.mark.parametrize("how", ["handler", "destroy"])
 def test_handlers_of_the_program_use_the_gpu(node: Node, program: Path, how: str, percent: int) -> None:
-    for _ in range(5):
+    for _turn in range(5):
         assert ends(node, program, how, percent) == "handled\n"
     assert late_calls(node) == 0
 
 
 def test_a_thread_that_launches_during_the_exit_goes_on(node: Node, program: Path) -> None:
-    for _ in range(5):
+    for _turn in range(5):
         assert ends(node, program, "thread") == "handled\n"
 
 

@@ -86,7 +86,7 @@ def used(puppet: Puppet) -> None:
     puppet.start()
     for line in ("alloc 2 1048576", "pool 3 0", "image 4 1048576", "graph 5", "library 6 1048576", "kernel 7 6"):
         assert puppet.result(line) == 0, line
-    for _ in range(20):
+    for _turn in range(20):
         assert puppet.result("launch 7") == 0
     assert puppet.result("sync") == 0
     assert puppet.say("nvml 0")[0] == 0
