@@ -181,8 +181,8 @@ def test_kernels_of_mixed_length_beside_a_busy_neighbour(model, kernels: tuple, 
 ASIDE = [
     ("share=30,policy=force,kernels=1000,copy=4000", 0.05),
     ("share=30,policy=force,kernels=300,copy=1000", 0.10),
-    ("share=30,policy=force,kernels=20,copy=100", 0.20),
-    ("share=30,policy=force,kernels=20:50:100,copy=400", 0.20),
+    ("share=30,policy=force,kernels=20,copy=100", 0.30),
+    ("share=30,policy=force,kernels=20:50:100,copy=400", 0.30),
     ("share=40,policy=force,kernels=100,gap=300", 0.10),
     ("share=90,policy=force,kernels=10,gap=12", 0.35),
 ]
@@ -259,7 +259,7 @@ def test_shares_that_do_not_fill_the_gpu_are_limits(model) -> None:
 
 # --- the rule of policy and priority: what is set → points that each gets (both busy; or the first alone) -----------
 
-ALL, LIMIT, HALF, REST = (97, 101), (28, 31), (46, 51), (60, 71)
+ALL, LIMIT, HALF, REST = (97, 101), (26, 31), (46, 51), (60, 71)
 RULE = [
     (["share=30"], [ALL]),
     (["share=30,priority=0"], [ALL]),

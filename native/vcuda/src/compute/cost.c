@@ -18,7 +18,7 @@ static uint32_t load(const _Atomic uint32_t *word)
 /* Some launches of it took far longer than it takes as a rule: any of them may. */
 static bool unsteady(uint64_t most, uint64_t ns)
 {
-    return most > 2 * ns + UNSTEADY_NS;
+    return most > 2 * (ns + UNSTEADY_NS);
 }
 
 /* A kernel that has to be measured at each launch is longer than any segment for who only adds up (COST_APART). */
@@ -67,10 +67,13 @@ static void learn_one(struct costs *costs, unsigned item, uint64_t took)
     uint64_t old = atomic_load_explicit(&costs->entry[item], memory_order_relaxed), most = load(&costs->most[item]);
     double ns = (double)ns_of(old);
     uint32_t seen = load(&costs->seen[item]);
+    uint64_t step = 4 * (most > ns_of(old) ? most : ns_of(old)) + UNSTEADY_NS;
     most -= (most + FORGET - 1) / FORGET;
     ns += ((double)took - ns) / (seen + 1);
     atomic_store_explicit(&costs->seen[item], seen < TRUSTED ? seen + 1 : seen, memory_order_relaxed);
-    teach(costs, item, old, ns, most > took ? most : took);
+    /* By steps: one launch of a short kernel that was held up by whatever makes it no long one. */
+    uint64_t longest = took < step ? took : step;
+    teach(costs, item, old, ns, most > longest ? most : longest);
 }
 
 static void learn(struct costs *costs, const struct segment *segment, uint64_t took)
