@@ -141,8 +141,8 @@ def mixed(kernels: list, streak: int, *more: str) -> str:
 @pytest.mark.parametrize("arbiter", ["arbiter", "none"])
 @pytest.mark.parametrize("share", [20, 50, 80])
 def test_kernels_of_mixed_length_under_one_name_are_paid(model, kernels: tuple, arbiter: str, share: int) -> None:
-    """In each window of max(1 s, 20 times the longest kernel) after the first. A long kernel is charged when it ends, so
-    that of a window in which few have room one more or less counts.
+    """In each window of max(1 s, 20 times the longest kernel) after the first. A long kernel is charged when it ends,
+    so that of a window in which few have room one more or less counts.
     """
     longest = max(kernels[0]) / 1e6
     window = max(1, 20 * longest)
