@@ -22,7 +22,7 @@ static unsigned entries(char **word)
     uintptr_t function = strtoull(word[0], NULL, 0), step = strtoull(word[1], NULL, 0);
     unsigned found = 0;
     for (unsigned i = 0, count = (unsigned)atoi(word[2]); i < count; i++, function += step) {
-        uint64_t item = cost_index(cost_key((const void *)function, (unsigned)atoi(word[3]), (unsigned)atoi(word[4])));
+        uint64_t item = cost_index(cost_key((const void *)function, (unsigned)atoi(word[3]), (unsigned)atoi(word[4]), 1, 256));
         found += !taken[item];
         taken[item] = true;
     }
