@@ -61,7 +61,10 @@ static void teach(struct costs *costs, unsigned item, uint64_t old, double ns, u
                                             memory_order_relaxed);
 }
 
-/* What it takes follows slowly both ways; what it took at the most goes up at once, and down over thousands of launches. */
+/*
+ * What it takes follows slowly both ways; what it took at the most goes up at once, and down over thousands of launches. The
+ * first launch is of no account for either once there is another: the driver loads code in it, and the GPU's caches are cold.
+ */
 static void learn_one(struct costs *costs, unsigned item, uint64_t took)
 {
     uint64_t old = atomic_load_explicit(&costs->entry[item], memory_order_relaxed), most = load(&costs->most[item]);
@@ -69,10 +72,10 @@ static void learn_one(struct costs *costs, unsigned item, uint64_t took)
     uint32_t seen = load(&costs->seen[item]);
     uint64_t step = 4 * (most > ns_of(old) ? most : ns_of(old)) + UNSTEADY_NS;
     most -= (most + FORGET - 1) / FORGET;
-    ns += ((double)took - ns) / (seen + 1);
+    ns += ((double)took - ns) / (seen ? seen : 1);
     atomic_store_explicit(&costs->seen[item], seen < TRUSTED ? seen + 1 : seen, memory_order_relaxed);
     /* By steps: one launch of a short kernel that was held up by whatever makes it no long one. */
-    uint64_t longest = took < step ? took : step;
+    uint64_t longest = !seen ? 0 : took < step ? took : step;
     teach(costs, item, old, ns, most > longest ? most : longest);
 }
 

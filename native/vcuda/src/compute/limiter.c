@@ -102,9 +102,10 @@ static void close_segment(struct thread_state *thread, struct flow *flow, uint64
 {
     if (!flow->segment.count)
         return;
-    flow->segment.host_ns = now - flow->began;
     charge(thread->limited, &flow->segment, now);
     struct mark *end = mark(thread, flow);
+    /* Until here, not until its launch: whatever kept the host before the mark is no work of the GPU. */
+    flow->segment.host_ns = limiter_now() - flow->began;
     fence_put(thread->limited, flow, end);
     rest(flow);
 }
