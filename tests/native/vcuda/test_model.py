@@ -98,7 +98,7 @@ def test_a_launch_waits_for_no_more_than_one_long_kernel(model, share: int, kern
     """
     longest = int(kernels.split(":")[-1]) / 1000 * (1 + jitter / 100)
     (tenant,) = model("--seconds", 32, "--jitter", jitter, f"share={share},policy=force,kernels={kernels}")["tenants"]
-    assert tenant["longest_hold_ms"] <= 100 * longest / share + 1.0, tenant
+    assert tenant["longest_hold_ms"] <= 100 * longest / share + 0.5, tenant
     assert tenant["longest_hold_ms"] >= 0.9 * 100 * longest / share, "it does not pay for a kernel before the next"
 
 
@@ -259,7 +259,7 @@ def test_shares_that_do_not_fill_the_gpu_are_limits(model) -> None:
 
 # --- the rule of policy and priority: what is set → points that each gets (both busy; or the first alone) -----------
 
-ALL, LIMIT, HALF, REST = (97, 101), (26, 31), (46, 51), (60, 71)
+ALL, LIMIT, HALF, REST = (97, 101), (27, 31), (46, 51), (60, 71)
 RULE = [
     (["share=30"], [ALL]),
     (["share=30,priority=0"], [ALL]),
@@ -336,7 +336,7 @@ def test_kernels_that_outlast_their_turn_are_paid(model, share: int, ms: int, ov
     """
     long, short = f"share={share},kernels={ms * 1000}", f"share={100 - share},kernels=100"
     tenants = model("--seconds", 62, "--warm", 12, long, short)["tenants"]
-    assert share - 3 <= tenants[0]["mean"] <= share + over, tenants[0]["mean"]
+    assert share - 2.5 <= tenants[0]["mean"] <= share + over, tenants[0]["mean"]
 
 
 # --- changes and faults ---------------------------------------------------------------------------------------------
@@ -354,19 +354,20 @@ def test_a_live_change_settles_in_half_a_second(model, before: int, after: int, 
     assert abs(sum(series[50:60]) / 10 - old) <= 2.0, series[48:60]
 
 
+# tenants → what they get together at the least: each is charged for the others' time slices too
 NO_ARBITER = [
-    ("share=30", "share=70"),
-    ("share=50", "share=50"),
-    tuple(f"share={share},kernels=100" for share in (10, 20, 30, 40)),
-    tuple(f"share={share},kernels={MIXED}" for share in (10, 20, 30, 40)),
+    (("share=30", "share=70"), 70),
+    (("share=50", "share=50"), 80),
+    (tuple(f"share={share},kernels=100" for share in (10, 20, 30, 40)), 58),
+    (tuple(f"share={share},kernels={MIXED}" for share in (10, 20, 30, 40)), 58),
 ]
 
 
-@pytest.mark.parametrize("tenants", NO_ARBITER)
-def test_without_an_arbiter_nobody_gets_more_than_its_share(model, tenants: tuple) -> None:
+@pytest.mark.parametrize(("tenants", "least"), NO_ARBITER)
+def test_without_an_arbiter_nobody_gets_more_than_its_share(model, tenants: tuple, least: float) -> None:
     result = model("--no-arbiter", *tenants)
     assert all(t["mean"] <= t["share"] + 0.2 for t in result["tenants"]), result
-    assert result["total"] > 55  # each is charged for the others' time slices too
+    assert result["total"] > least
 
 
 def test_a_tenant_that_stops_leaves_the_gpu_to_the_other(model) -> None:
