@@ -110,13 +110,13 @@ LEARNED = [
     ("the first one loads the kernel", [60_000] + [1000] * 8, 1, (1000, 1000)),
     ("the first one loads a long kernel", [9 * MS] + [50_000] * 8, 1, (50_000, 50_000)),
     ("now and then a long one", [20_000, 20_000, 5 * MS] * 4, 0, (600_000, 3 * MS)),
-    ("by turns", [20_000, 5 * MS] * 6, 0, (600_000, 4 * MS)),
+    ("by turns: none takes much longer than they do as a rule", [20_000, 5 * MS] * 6, 1, (2 * MS, 4 * MS)),
     ("few of them", [1000] * 4, 0, (1000, 2 * MS)),
 ]
 
 
 @pytest.mark.parametrize(("took", "known", "cost"), [row[1:] for row in LEARNED], ids=[row[0] for row in LEARNED])
-def test_a_steady_kernel_is_known_after_few_launches_and_a_mixed_one_never(
+def test_a_kernel_is_known_unless_some_launches_take_far_longer_than_most(
     costs, took: list, known: int, cost: tuple
 ) -> None:
     answer, ns = costs("learns", *took)
