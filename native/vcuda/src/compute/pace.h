@@ -58,7 +58,7 @@ enum pace { PACE_GO, PACE_WAIT, PACE_WAIT_GATE };
 enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until);
 /*
  * How long nobody else runs from the begin of what is launched now; 0: somebody runs all the time. Without an arbiter nobody
- * knows, and what was measured is charged: a container never gets more than its share for it, and less beside a busy one.
+ * knows, and what was measured is charged: a container never gets more than its share for it, and less next to a busy one.
  */
 uint64_t pace_exclusive(const struct pace_view *view, uint32_t flags);
 
