@@ -318,6 +318,15 @@ static uint32_t outstanding(const struct schedule *schedule, const struct sum *s
     return sum->any_high && !schedule->tenant[holder].in.high ? LOW_OUTSTANDING_US : most;
 }
 
+/* Does somebody's work of an earlier turn run on, in the driver's time slices, or somebody who has no share to keep? */
+static bool exclusive(const struct schedule *schedule, const struct sum *sum, uint64_t now)
+{
+    for (int i = 0; i < SCHEDULE_TENANTS; i++)
+        if (schedule->tenant[i].present && schedule->tenant[i].late && schedule->tenant[i].in.busy_until_ns + LATE_NS > now)
+            return false;
+    return !sum->unlimited;
+}
+
 static uint64_t begin_turn(struct schedule *schedule, const struct sum *sum, int next, uint64_t now)
 {
     struct schedule_tenant *holder = &schedule->tenant[next];
@@ -329,7 +338,7 @@ static uint64_t begin_turn(struct schedule *schedule, const struct sum *sum, int
     holder->used_at = holder->in.used_ns;
     holder->late = false;
     holder->out.gate = VGPU_GATE_TURN;
-    holder->out.flags = sum->unlimited ? 0 : VGPU_GPU_EXCLUSIVE;
+    holder->out.flags = exclusive(schedule, sum, now) ? VGPU_GPU_EXCLUSIVE : 0;
     holder->out.rate_ppm = PPM;
     holder->out.turn_start_ns = now;
     holder->out.turn_end_ns = schedule->turn_end;

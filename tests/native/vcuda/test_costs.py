@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from conftest import compile_program
 
-PACE = "../../../../native/vcuda/src/compute/pace.c"
+PURE = tuple(f"../../../../native/vcuda/src/compute/{name}.c" for name in ("pace", "cost"))
 
 
 @pytest.fixture(scope="module")
 def costs(tmp_path_factory: pytest.TempPathFactory):
-    program: Path = compile_program(tmp_path_factory.mktemp("costs"), "costs", "costs.c", PACE)
+    program: Path = compile_program(tmp_path_factory.mktemp("costs"), "costs", "costs.c", *PURE)
 
     def run(*words: object) -> list:
         done = subprocess.run([program, *map(str, words)], check=True, stdout=subprocess.PIPE, text=True)
@@ -102,3 +102,22 @@ def test_who_is_out_of_budget_waits_until_there_is_some_and_no_longer(
     assert (0 < waits <= longest) if longest else waits == 0
     # Who waits to the end goes then: unless it is longer than without a look at limits and page.
     assert not longest or waits == 10 * MS or then > 0
+
+
+# What launches took that were measured alone → are several of them taken together from then on, and their cost
+LEARNED = [
+    ("steady", [1000] * 8, 1, (1000, 1000)),
+    ("the first one loads the kernel", [60_000] + [1000] * 8, 1, (1000, 1000)),
+    ("the first one loads a long kernel", [9 * MS] + [50_000] * 8, 1, (50_000, 50_000)),
+    ("now and then a long one", [20_000, 20_000, 5 * MS] * 4, 0, (600_000, 3 * MS)),
+    ("by turns: none takes much longer than they do as a rule", [20_000, 5 * MS] * 6, 1, (2 * MS, 4 * MS)),
+    ("few of them", [1000] * 4, 0, (1000, 2 * MS)),
+]
+
+
+@pytest.mark.parametrize(("took", "known", "cost"), [row[1:] for row in LEARNED], ids=[row[0] for row in LEARNED])
+def test_a_kernel_is_known_unless_some_launches_take_far_longer_than_most(
+    costs, took: list, known: int, cost: tuple
+) -> None:
+    answer, ns = costs("learns", *took)
+    assert answer == known and cost[0] <= ns <= cost[1], (answer, ns)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import subprocess
 from pathlib import Path
 
@@ -101,6 +102,102 @@ def test_a_launch_waits_for_no_more_than_one_long_kernel(model, share: int, kern
     assert tenant["longest_hold_ms"] >= 0.9 * 100 * longest / share, "it does not pay for a kernel before the next"
 
 
+# --- kernels of mixed length under one name and shape: persistent kernels, graphs whose nodes are set again ---------
+
+
+def steps(first: float, last: float, count: int) -> list:
+    return [round(first * (last / first) ** (i / (count - 1)), 1) for i in range(count)]
+
+
+GROWING = steps(20, 5000, 24)
+# durations in microseconds → how often each comes before the next; 0: drawn at random
+MIXES = {
+    "one of two short": ([20, 5000], 0),
+    "by turns": ([20, 5000], 1),
+    "short once in nine": ([20] + 8 * [5000], 1),
+    "long once in nine": (8 * [20] + [5000], 1),
+    "long once in thirty": (31 * [20] + [5000], 1),
+    "a little longer": ([20, 200], 0),
+    "milliseconds": ([1000, 5000], 0),
+    "any": (steps(20, 5000, 32), 0),
+    "growing": (GROWING, 7),
+    "growing slowly": (GROWING, 200),
+    "falling": (GROWING[::-1], 7),
+    "falling slowly": (GROWING[::-1], 200),
+    "streaks of 8": ([20, 5000], 8),
+    "streaks of 64": ([20, 5000], 64),
+    "streaks of 1000": ([20, 5000], 1000),
+    "streaks of short ones": ([20] * 31 + [5000], 100),
+    "longer than half a window": ([600_000], 1),
+    "longer than a window": ([20, 1_500_000], 1),
+}
+
+
+def mixed(kernels: list, streak: int, *more: str) -> str:
+    return f"onekey=1,streak={streak},kernels=" + ":".join(map(str, kernels)) + "".join("," + one for one in more)
+
+
+@pytest.mark.parametrize("kernels", MIXES.values(), ids=MIXES)
+@pytest.mark.parametrize("arbiter", ["arbiter", "none"])
+@pytest.mark.parametrize("share", [20, 50, 80])
+def test_kernels_of_mixed_length_under_one_name_are_paid(model, kernels: tuple, arbiter: str, share: int) -> None:
+    """In each window of max(1 s, 20 times the longest kernel) after the first. A long kernel is charged when it ends,
+    so that of a window in which few have room one more or less counts.
+    """
+    longest = max(kernels[0]) / 1e6
+    window = max(1, 20 * longest)
+    part = longest / (share / 100 * window)
+    slack = max(0.10, 0.02 + 1.2 * part)
+    # What the first long one of a kernel that was short finds queued behind it is paid for before all else.
+    warm = max(10, window) + 4 * longest * 100 / share
+    words = ["--seconds", warm + 5 * window + 10, "--warm", warm]
+    words += ["--no-arbiter"] if arbiter == "none" else []
+    (tenant,) = model(*words, mixed(*kernels, "policy=force", f"share={share}"))["tenants"]
+    assert tenant["charged"][0] >= 1 - slack and tenant["charged"][1] <= 1 + slack, tenant["charged"]
+    # 32 ms of work may be under way at the most, in kernels that take now more and now less.
+    assert tenant["high"] <= max(1.25 * share, share + 4, share * (1.05 + 1.2 * part)), tenant["high"]
+    assert abs(tenant["mean"] - share) <= share * max(0.1, part), tenant["mean"]
+
+
+@pytest.mark.parametrize("seed", range(1, 41))
+def test_sequences_of_durations_drawn_at_random_are_paid(model, seed: int) -> None:
+    draw = random.Random(seed)
+    kernels = [round(20 * 250 ** draw.random(), 1) for _ in range(draw.randint(1, 32))]
+    words = [*(["--no-arbiter"] if seed % 2 else []), "--seed", seed, "--jitter", draw.choice((0, 10, 20))]
+    streak = draw.choice((0, 0, 1, 3, 30, 300))
+    (tenant,) = model(*words, mixed(kernels, streak, "policy=force", "share=20"))["tenants"]
+    assert tenant["charged"][0] >= 0.90 and tenant["charged"][1] <= 1.10 and tenant["high"] <= 25, (kernels, streak)
+
+
+@pytest.mark.parametrize("kernels", [MIXES[name] for name in ("by turns", "long once in nine", "growing", "any")])
+@pytest.mark.parametrize("share", [20, 50])
+def test_kernels_of_mixed_length_beside_a_busy_neighbour(model, kernels: tuple, share: int) -> None:
+    one, other = model(mixed(*kernels, f"share={share}"), f"share={100 - share},kernels=300")["tenants"]
+    assert abs(one["mean"] - share) <= 2.5 and abs(other["mean"] - other["share"]) <= 2.5, (one["mean"], other["mean"])
+
+
+# --- what the GPU does not run is not charged: the host's time, copies, what a stream waits for ---------------------
+
+ASIDE = [
+    ("share=30,policy=force,kernels=1000,copy=4000", 0.05),
+    ("share=30,policy=force,kernels=300,copy=1000", 0.10),
+    ("share=30,policy=force,kernels=20,copy=100", 0.30),
+    ("share=30,policy=force,kernels=20:50:100,copy=400", 0.30),
+    ("share=40,policy=force,kernels=100,gap=300", 0.10),
+    ("share=90,policy=force,kernels=10,gap=12", 0.35),
+]
+
+
+@pytest.mark.parametrize(("words", "over"), ASIDE)
+@pytest.mark.parametrize("arbiter", ["arbiter", "none"])
+def test_what_is_no_work_of_the_gpu_is_not_charged(model, words: str, over: float, arbiter: str) -> None:
+    """Below the limit a program gets what it gets without one."""
+    natural = model(words.replace("force", "disable"))["tenants"][0]["mean"]
+    (found,) = model(*(["--no-arbiter"] if arbiter == "none" else []), words)["tenants"]
+    assert found["charged"][1] <= 1 + over, found["charged"]
+    assert found["mean"] >= 0.9 * natural, (found["mean"], natural)
+
+
 # --- tenants together, with an arbiter ------------------------------------------------------------------------------
 
 
@@ -162,7 +259,7 @@ def test_shares_that_do_not_fill_the_gpu_are_limits(model) -> None:
 
 # --- the rule of policy and priority: what is set → points that each gets (both busy; or the first alone) -----------
 
-ALL, LIMIT, HALF, REST = (97, 101), (28, 31), (46, 51), (60, 71)
+ALL, LIMIT, HALF, REST = (97, 101), (27, 31), (46, 51), (60, 71)
 RULE = [
     (["share=30"], [ALL]),
     (["share=30,priority=0"], [ALL]),
@@ -239,7 +336,7 @@ def test_kernels_that_outlast_their_turn_are_paid(model, share: int, ms: int, ov
     """
     long, short = f"share={share},kernels={ms * 1000}", f"share={100 - share},kernels=100"
     tenants = model("--seconds", 62, "--warm", 12, long, short)["tenants"]
-    assert share - 2 <= tenants[0]["mean"] <= share + over, tenants[0]["mean"]
+    assert share - 2.5 <= tenants[0]["mean"] <= share + over, tenants[0]["mean"]
 
 
 # --- changes and faults ---------------------------------------------------------------------------------------------
@@ -257,19 +354,20 @@ def test_a_live_change_settles_in_half_a_second(model, before: int, after: int, 
     assert abs(sum(series[50:60]) / 10 - old) <= 2.0, series[48:60]
 
 
+# tenants → what they get together at the least: each is charged for the others' time slices too
 NO_ARBITER = [
-    ("share=30", "share=70"),
-    ("share=50", "share=50"),
-    tuple(f"share={share},kernels=100" for share in (10, 20, 30, 40)),
-    tuple(f"share={share},kernels={MIXED}" for share in (10, 20, 30, 40)),
+    (("share=30", "share=70"), 70),
+    (("share=50", "share=50"), 80),
+    (tuple(f"share={share},kernels=100" for share in (10, 20, 30, 40)), 58),
+    (tuple(f"share={share},kernels={MIXED}" for share in (10, 20, 30, 40)), 58),
 ]
 
 
-@pytest.mark.parametrize("tenants", NO_ARBITER)
-def test_without_an_arbiter_nobody_gets_more_than_its_share(model, tenants: tuple) -> None:
+@pytest.mark.parametrize(("tenants", "least"), NO_ARBITER)
+def test_without_an_arbiter_nobody_gets_more_than_its_share(model, tenants: tuple, least: float) -> None:
     result = model("--no-arbiter", *tenants)
     assert all(t["mean"] <= t["share"] + 0.2 for t in result["tenants"]), result
-    assert result["total"] > 70
+    assert result["total"] > least
 
 
 def test_a_tenant_that_stops_leaves_the_gpu_to_the_other(model) -> None:

@@ -3,12 +3,34 @@
 #include "pace.h"
 
 #define LEAST_NS 200u
-#define STREAK 8u /* so many segments in a row far over the prediction: the kernels have become slower, not the neighbours */
+#define UNSTEADY_NS (20 * US)
+#define TRUSTED 7u /* launches that are measured before several are taken together, ever more of them under way */
+#define FORGET 8192u /* launches that are measured until the longest one counts for a third of what it took */
+#define MOST_PART 8u /* a launch of an unsteady kernel is taken for this part of its longest one at the least: so few are queued */
+#define PAUSE_NS (20 * US) /* no launch keeps the host for so long, unless it is interrupted or loads a module */
+#define CARRY_NS (10 * (int64_t)MS)
 
-static uint64_t entry_of(uint32_t key, double ns)
+static uint32_t load(const _Atomic uint32_t *word)
 {
-    uint32_t whole = ns < LEAST_NS ? LEAST_NS : ns < UINT32_MAX ? (uint32_t)(ns + 0.5) : UINT32_MAX;
-    return key | (uint64_t)whole << 32;
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
+/* Some launches of it took far longer than it takes as a rule: any of them may. */
+static bool unsteady(uint64_t most, uint64_t ns)
+{
+    return most > 2 * (ns + UNSTEADY_NS);
+}
+
+/* A kernel that has to be measured at each launch is longer than any segment for who only adds up (COST_APART). */
+static uint64_t entry_of(uint32_t key, double ns, uint64_t most)
+{
+    uint64_t whole = ns < LEAST_NS ? LEAST_NS : ns < COST_MOST_NS ? (uint64_t)(ns + 0.5) : COST_MOST_NS;
+    return key | (whole | (unsteady(most, whole) ? COST_APART : 0)) << 32;
+}
+
+static uint64_t ns_of(uint64_t entry)
+{
+    return entry >> 32 & ~COST_APART;
 }
 
 unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
@@ -16,38 +38,81 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
     unsigned index = (unsigned)cost_index(key);
     uint64_t entry = atomic_load_explicit(&costs->entry[index], memory_order_relaxed);
     if ((uint32_t)entry != key) {
-        entry = entry_of(key, COST_UNKNOWN_NS);
-        atomic_store_explicit(&costs->seen[index], 0, memory_order_relaxed);
+        /* Where another kernel was, the program has more of them than there are entries, and this one may have been here
+         * before: to take it for a long one would make it wait again and again. */
+        uint64_t guess = entry && ns_of(entry) < COST_UNKNOWN_NS ? ns_of(entry) : COST_UNKNOWN_NS;
+        atomic_store_explicit(&costs->seen[index], entry ? TRUSTED - 1 : 0, memory_order_relaxed);
+        atomic_store_explicit(&costs->most[index], 0, memory_order_relaxed);
+        entry = entry_of(key, (double)guess, 0);
         atomic_store_explicit(&costs->entry[index], entry, memory_order_relaxed);
     }
-    *ns = entry >> 32;
-    *known = atomic_load_explicit(&costs->seen[index], memory_order_relaxed) != 0;
+    uint32_t seen = load(&costs->seen[index]);
+    uint64_t least = entry >> 32 & COST_APART ? load(&costs->most[index]) / MOST_PART : seen < TRUSTED ? COST_UNKNOWN_NS >> seen : 0;
+    *ns = ns_of(entry) > least ? ns_of(entry) : least;
+    *known = seen >= TRUSTED && !(entry >> 32 & COST_APART);
     return index;
 }
 
-static void learn(struct costs *costs, const struct segment *segment, uint64_t took, double gain)
+/* A key that came between keeps its place. */
+static void teach(struct costs *costs, unsigned item, uint64_t old, double ns, uint64_t most)
 {
-    /* Of several launches only the sum is known: each is corrected by the same ratio. The costs of now count, not those of
-     * the launch: segments that were under way together would correct the same error again and again. */
-    double sum = 0;
-    for (uint64_t i = 0; i < segment->count; i++)
-        sum += (double)(atomic_load_explicit(&costs->entry[segment->items[i]], memory_order_relaxed) >> 32);
-    double step = 1.0 + gain / (double)segment->count * ((double)took / (sum > 1 ? sum : 1) - 1.0);
-    for (uint64_t i = 0; i < segment->count; i++) {
-        _Atomic uint64_t *entry = &costs->entry[segment->items[i]];
-        uint64_t old = atomic_load_explicit(entry, memory_order_relaxed);
-        double next = (double)(old >> 32) * step;
-        if (segment->count == 1) {
-            _Atomic uint32_t *times = &costs->seen[segment->items[i]];
-            uint32_t seen = atomic_load_explicit(times, memory_order_relaxed);
-            if (!seen)
-                next = (double)took;
-            atomic_store_explicit(times, seen < 1000 ? seen + 1 : seen, memory_order_relaxed);
-        }
-        /* A key that came between keeps its place. */
-        atomic_compare_exchange_strong_explicit(entry, &old, entry_of((uint32_t)old, next), memory_order_relaxed,
-                                                memory_order_relaxed);
+    atomic_store_explicit(&costs->most[item], (uint32_t)(most < COST_MOST_NS ? most : COST_MOST_NS), memory_order_relaxed);
+    atomic_compare_exchange_strong_explicit(&costs->entry[item], &old, entry_of((uint32_t)old, ns, most), memory_order_relaxed,
+                                            memory_order_relaxed);
+}
+
+/*
+ * What it takes follows slowly both ways; what it took at the most goes up at once, and down over thousands of launches. The
+ * first launch is of no account for either once there is another: the driver loads code in it, and the GPU's caches are cold.
+ */
+static void learn_one(struct costs *costs, unsigned item, uint64_t took)
+{
+    uint64_t old = atomic_load_explicit(&costs->entry[item], memory_order_relaxed), most = load(&costs->most[item]);
+    double ns = (double)ns_of(old);
+    uint32_t seen = load(&costs->seen[item]);
+    uint64_t step = 4 * (most > ns_of(old) ? most : ns_of(old)) + UNSTEADY_NS;
+    most -= (most + FORGET - 1) / FORGET;
+    ns += ((double)took - ns) / (seen ? seen : 1);
+    atomic_store_explicit(&costs->seen[item], seen < TRUSTED ? seen + 1 : seen, memory_order_relaxed);
+    /* By steps: one launch of a short kernel that was held up by whatever makes it no long one. */
+    uint64_t longest = !seen ? 0 : took < step ? took : step;
+    teach(costs, item, old, ns, most > longest ? most : longest);
+}
+
+static void learn(struct costs *costs, const struct segment *segment, uint64_t took)
+{
+    if (segment->count == 1) {
+        learn_one(costs, segment->items[0], took);
+        return;
     }
+    /* Of several launches only the sum is known: each is corrected by the same ratio. The costs of now count, not those of
+     * the launch: segments that were under way together would correct the same error again and again. Where the sum is far
+     * from what was expected no ratio says which of them it was: each will be measured. */
+    double sum = 0, count = (double)segment->count;
+    for (uint64_t i = 0; i < segment->count; i++)
+        sum += (double)ns_of(atomic_load_explicit(&costs->entry[segment->items[i]], memory_order_relaxed));
+    bool apart = (double)took > 1.5 * sum + (double)(100 * US);
+    double step = 1.0 + 0.125 / count * ((double)took / (sum > 1 ? sum : 1) - 1.0);
+    for (uint64_t i = 0; i < segment->count; i++) {
+        unsigned item = segment->items[i];
+        uint64_t old = atomic_load_explicit(&costs->entry[item], memory_order_relaxed), most = load(&costs->most[item]);
+        uint64_t each = (uint64_t)((double)ns_of(old) * 2 + (double)took / count) + UNSTEADY_NS;
+        if (apart)
+            teach(costs, item, old, (double)ns_of(old), most > each ? most : each);
+        else
+            teach(costs, item, old, (double)ns_of(old) * step, most);
+    }
+}
+
+/*
+ * Somebody runs all the time, so that a good third of what passed was its own in the long run, but not of each segment: one
+ * lies within a slice of the GPU, the next waits for the other's.
+ */
+static uint64_t shared_least(struct settler *settler, const struct segment *segment, uint64_t passed)
+{
+    int64_t carry = settler->carry + (int64_t)(passed / 8 * 3) - (int64_t)segment->predicted;
+    settler->carry = carry > 0 ? 0 : carry < -CARRY_NS ? -CARRY_NS : carry;
+    return carry > 0 ? segment->predicted + (uint64_t)carry : 0;
 }
 
 uint64_t segment_settle(struct costs *costs, struct settler *settler, const struct segment *segment, uint64_t begin,
@@ -61,20 +126,17 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
     /* From then on another tenant's turns take every second slice, but for what they leave between them. */
     if (segment->exclusive_ns && took > segment->exclusive_ns)
         took = segment->exclusive_ns + (took - segment->exclusive_ns) / 8 * 5;
-    if (!segment->known) {
-        if (!overlapped)
-            learn(costs, segment, took, 0.25);
-        return took;
-    }
-    uint64_t likely = segment->predicted + segment->predicted / 4 + 100 * US;
-    if (took > likely && !(segment->exclusive_ns && segment->begun)) {
-        /* Another tenant's slices, or time in which the host gave nothing: neither is ours. */
-        if (!overlapped && ++settler->streak > STREAK)
-            learn(costs, segment, took, 0.125);
-        return segment->predicted;
-    }
-    settler->streak = 0;
-    if (!overlapped)
-        learn(costs, segment, took, 0.125);
-    return took;
+    /* Its stream may have been dry while the host was between its launches. */
+    uint64_t dry = segment->begun ? segment->host_ns : took, least = took > dry ? took - dry : 0, ran = took;
+    bool near = segment->known && took <= segment->predicted + segment->predicted / 4 + 100 * US;
+    bool sure = (segment->exclusive_ns || near) && 2 * dry <= took;
+    if (!segment->exclusive_ns && !near)
+        least = shared_least(settler, segment, least);
+    if (!sure && segment->exclusive_ns && !segment->known)
+        ran = dry > PAUSE_NS ? least : took; /* nothing is expected of it yet */
+    else if (!sure && segment->predicted < took)
+        ran = segment->predicted > least ? segment->predicted : least;
+    if (!overlapped && (sure || !segment->known || (segment->exclusive_ns && ran != segment->predicted)))
+        learn(costs, segment, ran);
+    return ran;
 }

@@ -83,7 +83,7 @@ static bool there(enum function function, CUresult *status)
     }
 
 #define SHAPE unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz
-#define KERNEL_KEY cost_key(function, gx, gy)
+#define KERNEL_KEY cost_key(function, gx, gy, gz, bx)
 
 /*
  * The hot ones. A compiler that knows of all eleven parameters moves those on the stack to the same place again before it
@@ -143,7 +143,7 @@ KERNEL(cuLaunchKernel_ptsz, WITH_EXTRA, (function, gx, gy, gz, bx, by, bz, share
 KERNEL(cuLaunchCooperativeKernel, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, bz, shared, stream, parameters), false)
 KERNEL(cuLaunchCooperativeKernel_ptsz, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, bz, shared, stream, parameters), true)
 
-#define CONFIG_KEY cost_key(function, config->gridDimX, config->gridDimY)
+#define CONFIG_KEY cost_key(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX)
 /* The driver's own error for a call without a configuration. */
 static const CUlaunchConfig no_config;
 #define EX(symbol, per_thread) \
@@ -181,7 +181,7 @@ EX(cuLaunchKernelEx_ptsz, true)
             return status; \
         if (off()) \
             return graph_memory_run(exec, stream, REAL(symbol)); \
-        limiter_before(&ticket, cost_key(exec, 0, 0), stream, per_thread); \
+        limiter_before(&ticket, cost_key(exec, 0, 0, 0, 0), stream, per_thread); \
         status = graph_memory_run(exec, stream, REAL(symbol)); \
         limiter_after(&ticket, status); \
         return status; \
@@ -191,11 +191,11 @@ GRAPH(cuGraphLaunch, false)
 GRAPH(cuGraphLaunch_ptsz, true)
 
 /* The calls of before CUDA 4. The shape is kept in the function, so the function and the grid are all that is known. */
-LAUNCH(cuLaunch, (CUfunction function), (function), cost_key(function, 1, 1), CU_STREAM_LEGACY, false)
+LAUNCH(cuLaunch, (CUfunction function), (function), cost_key(function, 1, 1, 1, 1), CU_STREAM_LEGACY, false)
 LAUNCH(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height),
-       cost_key(function, (unsigned)width, (unsigned)height), CU_STREAM_LEGACY, false)
+       cost_key(function, (unsigned)width, (unsigned)height, 1, 1), CU_STREAM_LEGACY, false)
 LAUNCH(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream), (function, width, height, stream),
-       cost_key(function, (unsigned)width, (unsigned)height), stream, false)
+       cost_key(function, (unsigned)width, (unsigned)height, 1, 1), stream, false)
 
 /* One kernel on several devices: the current device's part stands for all of them; every part waits for it. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
@@ -215,7 +215,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, u
             limiter_forget_thread();
         const CUDA_LAUNCH_PARAMS *one = &list[0];
         limiter_before(&ticket,
-                       cost_key(one->function, one->gridDimX, one->gridDimY),
+                       cost_key(one->function, one->gridDimX, one->gridDimY, one->gridDimZ, one->blockDimX),
                        one->hStream, false);
     }
     status = REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);

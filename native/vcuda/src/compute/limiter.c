@@ -16,12 +16,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MARGIN_NS (50 * US)
 #define GAP_US 20u
+#define SAMPLE 8u /* of so many segments one is a single launch: the sum of a longer one may be mostly the host's time */
 #define STALL_NS (500 * MS)
 #define STALL_AGAIN_NS (10 * MS)
 #define WAKE_ON 2 /* waiters of the gate, by each that was woken */
-#define SAMPLE 8u /* of the launches after a pause one in so many is measured alone */
 
 __thread struct thread_state vgpu_thread;
 _Atomic uint32_t vgpu_launch_epoch = 1;
@@ -105,6 +104,8 @@ static void close_segment(struct thread_state *thread, struct flow *flow, uint64
         return;
     charge(thread->limited, &flow->segment, now);
     struct mark *end = mark(thread, flow);
+    /* Until here, not until its launch: whatever kept the host before the mark is no work of the GPU. */
+    flow->segment.host_ns = limiter_now() - flow->began;
     fence_put(thread->limited, flow, end);
     rest(flow);
 }
@@ -319,27 +320,20 @@ void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool p
     struct flow *flow = flow_of(thread, flow_stream(stream, per_thread));
     unsigned item = cost_find(&vgpu_costs, key, &cost, &known);
     calibrate(thread, ticks, now);
-    bool gap = ticks - thread->ticks > thread->window;
-    /* After a pause its end would be marked too late: what the host did meanwhile is not the GPU's work. */
-    if (flow->segment.count && gap)
-        drop(thread, flow, now);
-    bool sample = gap && known && ++thread->pauses % SAMPLE == 0;
-    if (flow->segment.count && (!known || !flow->segment.known || flow->segment.count >= SEGMENT_LAUNCHES ||
-                                flow->segment.predicted + cost >= SEGMENT_NS))
+    bool alone = !known, gap = ticks - thread->ticks > thread->window;
+    if (alone || gap || !flow->segment.known || flow->segment.count >= SEGMENT_LAUNCHES || flow->segment.predicted + cost >= SEGMENT_NS)
         close_segment(thread, flow, now);
     uint64_t exclusive_ns = admit(thread, flow, cost, &now);
     if (!flow->segment.count) {
         segment_start(&flow->segment);
         flow->segment.known = known;
         flow->segment.exclusive_ns = exclusive_ns;
-        uint64_t busy = atomic_load_explicit(&limited->busy_until, memory_order_relaxed);
-        uint64_t queued = atomic_load_explicit(&limited->queued, memory_order_relaxed);
-        if (!known || sample || busy < now + MARGIN_NS + queued / 4) {
-            flow->begin = mark(thread, flow);
-            flow->segment.begun = flow->begin != NULL;
-        }
+        flow->began = now;
+        flow->begin = mark(thread, flow);
+        flow->segment.begun = flow->begin != NULL;
+        alone = alone || ++thread->segments % SAMPLE == 0;
     }
-    *ticket = (struct ticket){.flow = flow, .item = item, .ns = cost, .fence_after = !known || sample || cost >= SEGMENT_NS};
+    *ticket = (struct ticket){.flow = flow, .item = item, .ns = cost, .fence_after = alone || cost >= SEGMENT_NS};
 }
 
 void limiter_after(struct ticket *ticket, CUresult status)

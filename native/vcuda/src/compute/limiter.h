@@ -45,7 +45,8 @@ void tenant_reset(void);
 struct flow {
     uintptr_t stream; /* flow_stream() */
     bool used;
-    struct mark *begin; /* recorded before the segment's first launch; NULL: it begins where the last one ended */
+    struct mark *begin; /* recorded before the segment's first launch; NULL: it could not be */
+    uint64_t began; /* when it was recorded */
     uint64_t chain;
     struct segment segment;
 };
@@ -60,8 +61,8 @@ struct thread_state {
     struct limited *limited;
     CUcontext context;
     uint64_t number; /* tells threads apart */
+    uint32_t segments;
     uint32_t seen;   /* `ready` as it was before the thread's context may have changed */
-    uint32_t pauses;
     uint32_t stalled; /* `passed`, plus 1, at which a launch of this thread was let through although nothing got done; 0: none */
     uint64_t calibration_ns;
     uint32_t calibration_ticks;

@@ -78,7 +78,9 @@ static enum pace later(const struct pace_view *view, uint64_t when, enum pace an
 uint64_t pace_exclusive(const struct pace_view *view, uint32_t flags)
 {
     uint64_t start = view->busy_until > view->now ? view->busy_until : view->now, end = view->turn_end + VGPU_ARBITER_DRAIN_NS;
-    if (!(flags & VGPU_GPU_EXCLUSIVE) || view->gate == VGPU_GATE_NONE)
+    if (view->gate == VGPU_GATE_NONE)
+        return UINT64_MAX;
+    if (!(flags & VGPU_GPU_EXCLUSIVE))
         return 0;
     return view->gate != VGPU_GATE_TURN ? UINT64_MAX : end > start ? end - start : 0;
 }

@@ -56,7 +56,10 @@ struct pace_view {
 enum pace { PACE_GO, PACE_WAIT, PACE_WAIT_GATE };
 /* *until: when to ask again. WAIT_GATE: or when the gpu page's `wake` changes. */
 enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until);
-/* How long nobody else runs from the begin of what is launched now; 0: not known. */
+/*
+ * How long nobody else runs from the begin of what is launched now; 0: somebody runs all the time. Without an arbiter nobody
+ * knows, and what was measured is charged: a container never gets more than its share for it, and less next to a busy one.
+ */
 uint64_t pace_exclusive(const struct pace_view *view, uint32_t flags);
 
 /*
@@ -67,26 +70,29 @@ uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, c
 
 /* --- cost -------------------------------------------------------------------------------------------- */
 
-#define COST_BITS 12u
+#define COST_BITS 14u
 #define COST_ENTRIES (1u << COST_BITS)
 #define COST_UNKNOWN_NS (2 * MS) /* what a kernel is taken for that was never measured: few of them are queued at once */
+#define COST_APART 0x80000000ull /* in an entry's nanoseconds: each of its launches is to be measured */
+#define COST_MOST_NS (COST_APART - 1)
 
 struct costs {
     _Atomic uint64_t entry[COST_ENTRIES]; /* the key below, the nanoseconds above: a launch reads both at once */
     _Atomic uint32_t seen[COST_ENTRIES];
+    _Atomic uint32_t most[COST_ENTRIES]; /* ns that the longest launch took, less with each one since */
 };
-/* The key of a kernel's cost: its function and the parts of its shape that vary most (every instruction counts here). Two
- * that collide are taken for one, and settled by what they took all the same. */
-static inline uint32_t cost_key(const void *function, unsigned gx, unsigned gy)
+/* The key of a kernel's cost: its function and the parts of its shape that vary most (every instruction counts here: three
+ * additions with a shift). Two that collide are taken for one, and settled by what they took all the same. */
+static inline uint32_t cost_key(const void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx)
 {
-    return (uint32_t)(uintptr_t)function ^ (gx * 0x2c1b3c6du + gy * 0x297a2d39u);
+    return (uint32_t)(uintptr_t)function ^ (((gx * 8 + gy) * 8 + gz) * 8 + bx) * 0x2c1b3c6du;
 }
 /* Drivers give functions that lie near each other: keys that differ in a few low bits must not meet. */
 static inline uint64_t cost_index(uint32_t key)
 {
     return key * 0xc2b2ae35u >> (32 - COST_BITS);
 }
-/* The entry of a key, made new if another key had it. *known: it has been measured. */
+/* The entry of a key, made new if another key had it. *known: it has been measured, and takes about as long each time. */
 unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known);
 
 /* --- segments ---------------------------------------------------------------------------------------- */
@@ -99,7 +105,8 @@ struct segment {
     uint64_t count;
     bool known;     /* all its launches had been measured before */
     bool begun;     /* it has a begin event of its own: no time of the host before it is in it */
-    uint64_t exclusive_ns; /* from its begin on nobody else runs for so long, by the arbiter's word; 0: not known */
+    uint64_t host_ns; /* from its begin event to its last launch: so long its stream may have had nothing to run */
+    uint64_t exclusive_ns; /* from its begin on nobody else runs for so long; 0: somebody runs all the time */
     uint16_t items[SEGMENT_LAUNCHES + 1]; /* one more, for the launch that finds it full */
 };
 /*
@@ -119,6 +126,7 @@ static inline void segment_start(struct segment *segment)
     segment->count = 0;
     segment->known = true;
     segment->begun = false;
+    segment->host_ns = 0;
     segment->exclusive_ns = 0;
 }
 static inline void segment_add(struct segment *segment, unsigned item, uint64_t ns)
@@ -130,7 +138,7 @@ static inline void segment_add(struct segment *segment, unsigned item, uint64_t 
 /* Per context: streams of one context overlap, and what runs at once is counted once. */
 struct settler {
     uint64_t frontier; /* up to here device time has been counted */
-    uint32_t streak;   /* segments in a row that took far longer than predicted */
+    int64_t carry;     /* of segments while somebody else ran all the time: what was charged over the least (never above 0) */
 };
 /* What a finished segment is charged; teaches `costs`. begin and end are on one time base. */
 uint64_t segment_settle(struct costs *costs, struct settler *settler, const struct segment *segment, uint64_t begin,

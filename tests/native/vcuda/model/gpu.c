@@ -22,14 +22,24 @@ uint64_t gpu_depth(const struct gpu *gpu, int context)
     return gpu->context[context].tail - gpu->context[context].head;
 }
 
-void gpu_put(struct gpu *gpu, int context, uint64_t ns, uint64_t *passed)
+static void put(struct gpu *gpu, int context, struct item item)
 {
     struct context *c = &gpu->context[context];
     if (c->tail - c->head >= DEPTH) {
         fprintf(stderr, "model: the queue of context %d is full\n", context);
         exit(2);
     }
-    c->queue[c->tail++ % DEPTH] = (struct item){ns, passed};
+    c->queue[c->tail++ % DEPTH] = item;
+}
+
+void gpu_put(struct gpu *gpu, int context, uint64_t ns, uint64_t *passed)
+{
+    put(gpu, context, (struct item){.left = ns, .passed = passed});
+}
+
+void gpu_put_aside(struct gpu *gpu, int context, uint64_t ns)
+{
+    put(gpu, context, (struct item){.aside = ns});
 }
 
 static void note(struct gpu *gpu, int context, uint64_t from, uint64_t to)
@@ -46,11 +56,29 @@ static void note(struct gpu *gpu, int context, uint64_t from, uint64_t to)
 static bool ready(struct gpu *gpu, int context)
 {
     struct context *c = &gpu->context[context];
-    while (c->head != c->tail && c->queue[c->head % DEPTH].passed) {
-        *c->queue[c->head % DEPTH].passed = gpu->now;
-        c->head++;
+    for (; c->head != c->tail; c->head++) {
+        struct item *item = &c->queue[c->head % DEPTH];
+        if (item->passed)
+            *item->passed = gpu->now;
+        else if (!item->aside)
+            return true;
+        else if (!item->until)
+            item->until = gpu->now + item->aside;
+        if (item->until > gpu->now)
+            return false;
     }
-    return c->head != c->tail;
+    return false;
+}
+
+/* When the first context that is busy elsewhere is back. */
+static uint64_t back(const struct gpu *gpu, uint64_t to)
+{
+    for (int i = 0; i < gpu->contexts; i++) {
+        const struct context *c = &gpu->context[i];
+        uint64_t until = c->head != c->tail ? c->queue[c->head % DEPTH].until : 0;
+        to = until > gpu->now && until < to ? until : to;
+    }
+    return to;
 }
 
 void gpu_advance(struct gpu *gpu, uint64_t to)
@@ -72,8 +100,9 @@ void gpu_advance(struct gpu *gpu, uint64_t to)
             } else if (has_work) {
                 gpu->slice_end = gpu->now + gpu->slice_ns;
             } else {
-                gpu->now = to;
-                return;
+                gpu->now = back(gpu, to);
+                if (gpu->now == to)
+                    return;
             }
             continue;
         }

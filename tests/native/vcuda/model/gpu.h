@@ -12,6 +12,7 @@
 
 struct item {
     uint64_t left; /* ns; a mark has none */
+    uint64_t aside, until; /* ns that the stream is busy elsewhere (a copy, a call of the host), and when that ends */
     uint64_t *passed; /* a mark writes the time here */
 };
 
@@ -31,6 +32,8 @@ struct gpu {
 
 void gpu_start(struct gpu *gpu, int contexts, uint64_t slice_ns, uint64_t switch_ns, uint64_t end_ns);
 void gpu_put(struct gpu *gpu, int context, uint64_t ns, uint64_t *passed);
+/* The context's stream does for so long what takes no time of the GPU's. */
+void gpu_put_aside(struct gpu *gpu, int context, uint64_t ns);
 uint64_t gpu_depth(const struct gpu *gpu, int context);
 void gpu_advance(struct gpu *gpu, uint64_t to);
 /* Share of one window that starts at `from`, in points. */

@@ -2,12 +2,16 @@
 /*
  * A discrete-event model of tenants on one GPU. The limiter's arithmetic is the library's and the arbiter's own object
  * code; what is modelled is the GPU (gpu.c), the launching threads, the controller threads and the delays of wake-ups.
- * Shares are read from the GPU's log. The answer is one JSON object.
+ * Shares are read from the GPU's log. The answer is one JSON object; "charged" is what the library charged, in parts of
+ * what the GPU ran, at the least and at the most of any window of max(1 s, 20 times the longest kernel) after --warm.
  *
  *   model [--seconds S] [--warm S] [--seed N] [--slice US] [--switch US] [--jitter PERCENT] [--no-arbiter] TENANT...
  *
  *   TENANT   key=value,...   share=PERCENT (100: no limit)  policy=default|force|disable  priority=0|1
- *                            kernels=US[:US...]  blocks=N[:N...] (grids, drawn for each launch)  gap=US (host time after each kernel)  burst=N,rest=US (N kernels, then a pause)
+ *                            kernels=US[:US...]  onekey=1 (they are one kernel, of one shape)  streak=N (each N times in
+ *                            its turn; 0: drawn at random)  copy=US (what its stream does after each, beside the GPU)
+ *                            blocks=N[:N...] (grids, drawn for each launch)  gap=US (host time after each kernel)
+ *                            burst=N,rest=US (N kernels, then a pause)
  *                            change=SECOND:PERCENT (a live change of the limit)  start=SECOND  stop=SECOND  copies=N
  */
 #include "gpu.h"
@@ -24,11 +28,11 @@
 #define POLL_NS 200000ull  /* the controller thread */
 #define FENCES 4096u
 #define NEVER UINT64_MAX
+#define STEP_NS (50 * MS) /* from one window to the next */
 
 struct fence {
     struct segment segment;
     uint64_t begin, end; /* passed at; 0: not yet */
-    bool own_begin;
 };
 
 struct tenant {
@@ -39,22 +43,25 @@ struct tenant {
     unsigned blocks[32], block_count;
     uint64_t kernels[32], gap, start, stop, change_at;
     unsigned burst;
-    uint64_t rest;
+    uint64_t rest, copy;
+    bool one_key;
+    unsigned streak;
     /* library */
     struct vgpu_tenant_device page;
     struct schedule_output gpu_page;
     struct costs costs;
     struct settler settler;
     struct segment open;
-    uint64_t busy_until, queued, looked, last_end;
+    uint64_t busy_until, queued, looked, began;
     struct fence fences[FENCES];
     uint64_t fence_head, fence_tail;
     /* thread */
     uint64_t next, wants_since, poll, unlimited_wait;
     bool at_gate, waits;
     int kernel;
-    unsigned grid, in_burst, pauses;
+    unsigned grid, in_burst, segments;
     /* figures */
+    uint64_t *charged; /* in all, at the end of each step of the windows */
     uint64_t launches, longest_hold, hold_sum;
 };
 
@@ -106,6 +113,7 @@ static void close_segment(struct tenant *t, int index, uint64_t now)
     t->page.busy_until_ns[0] = t->busy_until;
     t->queued += t->open.predicted;
     fence->segment = t->open;
+    fence->segment.host_ns = now - t->began;
     fence->end = 0;
     gpu_put(&gpu, index, 0, &fence->end);
     if (t->poll == NEVER)
@@ -120,10 +128,8 @@ static void controller(struct tenant *t, uint64_t now)
         struct fence *fence = &t->fences[t->fence_head % FENCES];
         if (!fence->end)
             break;
-        uint64_t begin = fence->own_begin ? fence->begin : t->last_end;
-        uint64_t real = segment_settle(&t->costs, &t->settler, &fence->segment, begin, fence->end);
+        uint64_t real = segment_settle(&t->costs, &t->settler, &fence->segment, fence->begin, fence->end);
         bucket_correct(&t->page, fence->segment.predicted, real);
-        t->last_end = fence->end;
         t->queued -= fence->segment.predicted;
         t->fence_head++;
     }
@@ -134,7 +140,7 @@ static void controller(struct tenant *t, uint64_t now)
         return;
     }
     const struct fence *first = &t->fences[t->fence_head % FENCES];
-    uint64_t since = first->own_begin ? (first->begin ? first->begin : now) : t->last_end;
+    uint64_t since = first->begin ? first->begin : now;
     /* The first one may be overdue; those behind it are not done for that. */
     uint64_t least = now + 50 * US + t->queued - first->segment.predicted;
     uint64_t until = since + t->queued > least ? since + t->queued : least;
@@ -147,7 +153,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
 {
     const char *functions = NULL; /* as near each other as a driver's */
     uint64_t cost, until;
-    uint32_t key = cost_key(functions + 0x55d1c0a01000 + 0x240 * t->kernel, t->blocks[t->grid], 1);
+    uint32_t key = cost_key(functions + 0x55d1c0a01000 + 0x240 * (t->one_key ? 0 : t->kernel), t->blocks[t->grid], 1, 1, 256);
     double factor = 1.0 + jitter / 100.0 * (2.0 * chance() - 1.0);
     uint64_t real = (uint64_t)((double)t->kernels[t->kernel] * factor);
     if (unlimited(t, now)) {
@@ -168,13 +174,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
         gpu_put(&gpu, index, real, NULL);
         return true;
     }
-    if (t->open.count && gap) {
-        bucket_charge(&t->page, t->open.predicted);
-        t->busy_until = (t->busy_until > now ? t->busy_until : now) + t->open.predicted;
-        t->page.busy_until_ns[0] = t->busy_until;
-        segment_start(&t->open);
-    }
-    bool sample = gap && known && ++t->pauses % 8 == 0;
+    bool alone = !known;
     close_segment(t, index, now);
     bool speaks = arbiter && t->gpu_page.gate != VGPU_GATE_NONE;
     uint32_t share = share_now(t, now);
@@ -200,16 +200,17 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     segment_start(&t->open);
     t->open.known = known;
     t->open.exclusive_ns = pace_exclusive(&view, t->gpu_page.flags);
+    t->open.begun = true;
+    t->began = now;
+    alone = alone || ++t->segments % 8 == 0;
     struct fence *fence = &t->fences[t->fence_tail % FENCES];
-    fence->own_begin = t->open.begun = !known || sample || t->busy_until < now + 50 * US + t->queued / 4;
     fence->begin = 0;
-    if (fence->own_begin)
-        gpu_put(&gpu, index, 0, &fence->begin);
+    gpu_put(&gpu, index, 0, &fence->begin);
     segment_add(&t->open, item, cost);
     gpu_advance(&gpu, now + LAUNCH_NS); /* an idle GPU passes the begin mark before the kernel comes */
     gpu_put(&gpu, index, real, NULL);
-    if (!known || sample || t->open.predicted >= SEGMENT_NS)
-        close_segment(t, index, now);
+    if (alone || t->open.predicted >= SEGMENT_NS)
+        close_segment(t, index, now + LAUNCH_NS);
     return true;
 }
 
@@ -234,7 +235,9 @@ static void thread(struct tenant *t, int index, uint64_t now)
     t->hold_sum += held;
     t->wants_since = 0;
     t->launches++;
-    t->kernel = (int)(chance() * t->kernel_count);
+    if (t->copy)
+        gpu_put_aside(&gpu, index, t->copy);
+    t->kernel = t->streak ? (int)(t->launches / t->streak % (unsigned)t->kernel_count) : (int)(chance() * t->kernel_count);
     if (t->block_count > 1)
         t->grid = (unsigned)(chance() * t->block_count);
     t->next = now + LAUNCH_NS + (t->gap ? (uint64_t)((double)t->gap * (0.5 + chance())) : 0);
@@ -293,6 +296,12 @@ static int parse(char *text)
                 given.blocks[given.block_count++] = (unsigned)atof(one);
         } else if (!strcmp(word, "gap"))
             given.gap = (uint64_t)(atof(value) * 1000);
+        else if (!strcmp(word, "copy"))
+            given.copy = (uint64_t)(atof(value) * 1000);
+        else if (!strcmp(word, "onekey"))
+            given.one_key = atoi(value) != 0;
+        else if (!strcmp(word, "streak"))
+            given.streak = (unsigned)atoi(value);
         else if (!strcmp(word, "burst"))
             given.burst = (unsigned)atoi(value);
         else if (!strcmp(word, "rest"))
@@ -321,22 +330,46 @@ static int parse(char *text)
     return 1;
 }
 
+/* max(1 s, 20 times the longest kernel) */
+static uint64_t window_of(const struct tenant *t)
+{
+    uint64_t window = 1000 * MS;
+    for (int i = 0; i < t->kernel_count; i++)
+        window = 20 * t->kernels[i] > window ? 20 * t->kernels[i] : window;
+    return (window + STEP_NS - 1) / STEP_NS * STEP_NS;
+}
+
+static void report_windows(const struct tenant *t, int index)
+{
+    uint64_t window = window_of(t);
+    double low = 1e9, high = -1, charged_low = 1e9, charged_high = -1;
+    for (uint64_t from = warm_ns; from + window <= end_ns; from += STEP_NS) {
+        double share = gpu_share(&gpu, index, from, window), ran = share / 100 * (double)window;
+        low = share < low ? share : low;
+        high = share > high ? share : high;
+        if (ran < 5e6) /* it pays for what it ran before */
+            continue;
+        double charged = (double)(t->charged[(from + window) / STEP_NS] - t->charged[from / STEP_NS]) / (ran > 1 ? ran : 1);
+        charged_low = charged < charged_low ? charged : charged_low;
+        charged_high = charged > charged_high ? charged : charged_high;
+    }
+    printf("\"window_s\": %.2f, \"low\": %.3f, \"high\": %.3f, \"charged\": [%.3f, %.3f], ", (double)window / 1e9, low, high,
+           charged_low, charged_high);
+}
+
 static void report(void)
 {
     double total = 0;
     printf("{\"seconds\": %.3f, \"tenants\": [", (double)(end_ns - warm_ns) / 1e9);
     for (int i = 0; i < tenant_count; i++) {
         const struct tenant *t = &tenants[i];
-        double mean = gpu_share(&gpu, i, warm_ns, end_ns - warm_ns), low = 1e9, high = -1;
-        for (uint64_t from = warm_ns; from + 1000 * MS <= end_ns; from += 50 * MS) {
-            double share = gpu_share(&gpu, i, from, 1000 * MS);
-            low = share < low ? share : low;
-            high = share > high ? share : high;
-        }
+        double mean = gpu_share(&gpu, i, warm_ns, end_ns - warm_ns);
         total += mean;
-        printf("%s\n {\"share\": %.2f, \"mean\": %.3f, \"low\": %.3f, \"high\": %.3f, \"launches\": %llu, \"longest_hold_ms\": %.3f,"
-               " \"mean_hold_us\": %.3f, \"turns\": %u, \"used_ms\": %.3f, \"series\": [", i ? "," : "",
-               share_now(t, end_ns) / 10000.0, mean, low, high, (unsigned long long)t->launches, (double)t->longest_hold / 1e6,
+        printf("%s\n {", i ? "," : "");
+        report_windows(t, i);
+        printf("\"share\": %.2f, \"mean\": %.3f, \"launches\": %llu, \"longest_hold_ms\": %.3f,"
+               " \"mean_hold_us\": %.3f, \"turns\": %u, \"used_ms\": %.3f, \"series\": [",
+               share_now(t, end_ns) / 10000.0, mean, (unsigned long long)t->launches, (double)t->longest_hold / 1e6,
                t->launches ? (double)t->hold_sum / 1e3 / (double)t->launches : 0, t->gpu_page.turns, (double)t->page.used_ns / 1e6);
         for (uint64_t from = 0; from + 100 * MS <= end_ns; from += 100 * MS)
             printf("%s%.2f", from ? ", " : "", gpu_share(&gpu, i, from, 100 * MS));
@@ -375,7 +408,9 @@ int main(int argc, char **argv)
         return 2;
     }
     gpu_start(&gpu, tenant_count, slice, change, end_ns);
-    for (uint64_t now = 0; now < end_ns;) {
+    for (int i = 0; i < tenant_count; i++)
+        tenants[i].charged = calloc(end_ns / STEP_NS + 2, sizeof *tenants[i].charged);
+    for (uint64_t now = 0, step = 0; now < end_ns;) {
         uint64_t next = arbiter ? look_at : end_ns;
         int who = -1;
         bool poll = false;
@@ -392,6 +427,9 @@ int main(int argc, char **argv)
             }
         }
         now = next > now ? next : now + (who < 0);
+        for (; step * STEP_NS <= now; step++)
+            for (int i = 0; i < tenant_count; i++)
+                tenants[i].charged[step] = tenants[i].page.used_ns;
         if (now >= end_ns)
             break;
         gpu_advance(&gpu, now);

@@ -7,6 +7,8 @@
  *                                        For each that is looked for: 1 there was no pause, 0 there was
  *   costs decides BALANCE RATE COST WAITED  a launch at NOW with such a bucket: may it go (0), and if not, for how long it
  *                                        waits and what the bucket holds then
+ *   costs learns NS...                   launches of one kernel, each measured alone: is it known (1) after all of them, and
+ *                                        what is it taken for?
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +24,7 @@ static unsigned entries(char **word)
     uintptr_t function = strtoull(word[0], NULL, 0), step = strtoull(word[1], NULL, 0);
     unsigned found = 0;
     for (unsigned i = 0, count = (unsigned)atoi(word[2]); i < count; i++, function += step) {
-        uint64_t item = cost_index(cost_key((const void *)function, (unsigned)atoi(word[3]), (unsigned)atoi(word[4])));
+        uint64_t item = cost_index(cost_key((const void *)function, (unsigned)atoi(word[3]), (unsigned)atoi(word[4]), 1, 256));
         found += !taken[item];
         taken[item] = true;
     }
@@ -43,6 +45,27 @@ static void decides(char **word)
     printf("%llu\n%lld\n", (unsigned long long)(until - NOW), (long long)bucket_balance(&bucket));
 }
 
+static void learns(char **word, int count)
+{
+    static struct costs costs;
+    struct settler settler = {0};
+    uint64_t at = 10 * MS, ns;
+    bool known;
+    for (int i = 0; i < count; i++) {
+        struct segment segment;
+        segment_start(&segment);
+        unsigned item = cost_find(&costs, 7, &ns, &segment.known);
+        segment_add(&segment, item, ns);
+        segment.begun = true;
+        segment.exclusive_ns = UINT64_MAX;
+        uint64_t took = strtoull(word[i], NULL, 0);
+        segment_settle(&costs, &settler, &segment, at, at + took);
+        at += took + MS;
+    }
+    cost_find(&costs, 7, &ns, &known);
+    printf("%d\n%llu\n", known, (unsigned long long)ns);
+}
+
 int main(int argc, char **argv)
 {
     static struct thread_state thread;
@@ -61,6 +84,8 @@ int main(int argc, char **argv)
                 printf("%d\n", limiter_looked(&thread, BEGAN + (uint32_t)strtoul(argv[i], NULL, 0)));
     } else if (argc == 6 && !strcmp(argv[1], "decides"))
         decides(argv + 2);
+    else if (argc > 2 && !strcmp(argv[1], "learns"))
+        learns(argv + 2, argc - 2);
     else
         return 2;
     return 0;
