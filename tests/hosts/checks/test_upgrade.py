@@ -127,7 +127,9 @@ class OldWork:
         pages = [name for name in node.run("ls", str(folder)).split() if name.startswith("gpu-")]
         mounts += [(f"/run/vgpu/{name}", f"{folder}/{name}", True) for name in pages]
         keys = ("container_path", "host_path", "read_only")
-        old = {**answer, "mounts": [dict(zip(keys, one, strict=True)) for one in mounts]}
+        ours = ("/dev/vgpu", "/etc/ld.so.preload")
+        of_driver = [one for one in answer["mounts"] if not one["container_path"].startswith(ours)]
+        old = {**answer, "mounts": [*of_driver, *(dict(zip(keys, one, strict=True)) for one in mounts)]}
         options = ("--interactive", "--name", "old", "--volume", "/root/old-churn:/churn:ro")
         run, container = docker_command(old, ["/churn"], *options), ["docker", "create"]
         assert run[:3] == ["docker", "run", "--rm"]
