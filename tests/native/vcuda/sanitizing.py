@@ -53,6 +53,7 @@ LEFT_OUT = {
     "test_processes.py::test_a_kill_at_any_instruction": "single-steps a call, of which most would be the sanitizer's",
     "test_processes.py::test_kills_during_start_up": "its kills are timed for a start without a sanitizer",
     "test_properties.py::test_a_library_that_books_no_free_is_found": "preloads a library of its own",
+    "test_frees.py::test_a_library_that_books_no_free_is_found": "preloads a library of its own",
 }
 
 

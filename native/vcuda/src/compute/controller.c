@@ -74,7 +74,7 @@ static void sleep_idle(void)
 static void wake(uint32_t from)
 {
     if (atomic_compare_exchange_strong_explicit(&asleep, &from, AWAKE, memory_order_seq_cst, memory_order_relaxed))
-        futex(FUTEX_WAKE_PRIVATE, 1, NULL);
+        futex(FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);
 }
 
 static void *control(void *data)
@@ -99,6 +99,9 @@ static void *control(void *data)
         seen = put;
         sleep_until(&wakes, again < now + LONGEST_NS ? again : now + LONGEST_NS);
     }
+    /* It may have slept beside the thread that took over, and written over that one's word. */
+    atomic_store_explicit(&asleep, AWAKE, memory_order_seq_cst);
+    futex(FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);
     return NULL;
 }
 
@@ -139,8 +142,11 @@ static void take_over(void)
     if (!atomic_compare_exchange_strong_explicit(&leader, &stuck, stuck + 1, memory_order_acq_rel, memory_order_relaxed))
         return;
     atomic_store_explicit(&looking, 0, memory_order_relaxed);
-    if (!start(stuck + 1))
-        atomic_store_explicit(&leader, stuck, memory_order_release);
+    if (start(stuck + 1))
+        return;
+    /* The former one may have ended meanwhile: from now on whoever waits for the GPU looks too. */
+    atomic_store_explicit(&leader, stuck, memory_order_release);
+    atomic_store_explicit(&state, CANNOT, memory_order_relaxed);
 }
 
 void controller_tell(uint64_t now)
