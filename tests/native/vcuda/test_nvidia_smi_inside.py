@@ -107,7 +107,7 @@ TABLES = {
     "590.44.01": [],
     "615.36.01": [],
 }
-SLOTS = "[i for i in range(1, smi_table()[0] // 8) if 'vgpu' in object_of(smi_table()[i])]"
+SLOTS = "[i for i in range(1, smi_table()[0] // 8) if object_of(smi_table()[i]).endswith('/libvgpu.so')]"
 
 
 @pytest.mark.parametrize("version", TABLES)
