@@ -11,6 +11,7 @@ loader's functions and ends a process that calls one with a lock held.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import tempfile
@@ -58,14 +59,17 @@ LEFT_OUT = {
 
 
 def build_watched() -> None:
-    """The library that reports its locks, and what it reports them to."""
-    subprocess.run(["make", "-s", "-C", ROOT / "native/vcuda", "WATCH=1"], check=True)
-    source = ROOT / "tests/native/vcuda/programs/loader_watch.c"
-    command = [os.environ.get("CC", "cc"), "-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror"]
-    command += ["-I", str(ROOT / "native/vcuda/src"), "-I", str(ROOT / "native/vcuda/include"), "-shared", "-fPIC"]
-    made = WATCHED / f"loader_watch.so.{os.getpid()}"
-    subprocess.run([*command, source, "-o", made], check=True)
-    made.replace(WATCHED / "loader_watch.so")  # another run of the tests may be using it
+    """The library that reports its locks, and what it reports them to. One worker at a time: make knows no other one."""
+    WATCHED.mkdir(parents=True, exist_ok=True)
+    with open(WATCHED / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["make", "-s", "-C", ROOT / "native/vcuda", "WATCH=1"], check=True)
+        source = ROOT / "tests/native/vcuda/programs/loader_watch.c"
+        command = [os.environ.get("CC", "cc"), "-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror"]
+        command += ["-I", str(ROOT / "native/vcuda/src"), "-I", str(ROOT / "native/vcuda/include"), "-shared", "-fPIC"]
+        made = WATCHED / f"loader_watch.so.{os.getpid()}"
+        subprocess.run([*command, source, "-o", made], check=True)
+        made.replace(WATCHED / "loader_watch.so")  # another run of the tests may be using it
 
 
 class Sanitizer:
