@@ -59,7 +59,7 @@ LEFT_OUT = {
 
 
 def build_watched() -> None:
-    """The library that reports its locks, and what it reports them to. One worker at a time: make knows no other one."""
+    """The library that reports its locks, and what it reports them to. One worker at a time builds it."""
     WATCHED.mkdir(parents=True, exist_ok=True)
     with open(WATCHED / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
