@@ -162,7 +162,7 @@ def test_kernels_of_mixed_length_under_one_name_are_paid(model, kernels: tuple, 
 @pytest.mark.parametrize("seed", range(1, 41))
 def test_sequences_of_durations_drawn_at_random_are_paid(model, seed: int) -> None:
     draw = random.Random(seed)
-    kernels = [round(20 * 250 ** draw.random(), 1) for _ in range(draw.randint(1, 32))]
+    kernels = [round(20 * 250 ** draw.random(), 1) for _kernel in range(draw.randint(1, 32))]
     words = [*(["--no-arbiter"] if seed % 2 else []), "--seed", seed, "--jitter", draw.choice((0, 10, 20))]
     streak = draw.choice((0, 0, 1, 3, 30, 300))
     (tenant,) = model(*words, mixed(kernels, streak, "policy=force", "share=20"))["tenants"]
