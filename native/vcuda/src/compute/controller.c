@@ -99,7 +99,7 @@ static void *control(void *data)
         seen = put;
         sleep_until(&wakes, again < now + LONGEST_NS ? again : now + LONGEST_NS);
     }
-    /* It may have slept beside the thread that took over, and written over that one's word. */
+    /* It may have slept while another thread took over, and written over that one's word. */
     atomic_store_explicit(&asleep, AWAKE, memory_order_seq_cst);
     futex(FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);
     return NULL;
@@ -144,7 +144,7 @@ static void take_over(void)
     atomic_store_explicit(&looking, 0, memory_order_relaxed);
     if (start(stuck + 1))
         return;
-    /* The former one may have ended meanwhile: from now on whoever waits for the GPU looks too. */
+    /* The former one may have ended meanwhile: from now on each thread that waits for the GPU looks too. */
     atomic_store_explicit(&leader, stuck, memory_order_release);
     atomic_store_explicit(&state, CANNOT, memory_order_relaxed);
 }
