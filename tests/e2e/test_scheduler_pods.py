@@ -106,9 +106,13 @@ def load_images(cluster: Any) -> None:
     packed.unlink()
 
 
+def all_pods(cluster: Any) -> list[dict[str, Any]]:
+    """Also those that end: they answer admission for some seconds more, by the configuration that they have."""
+    return cluster.api.get(f"{SYSTEM}/pods?{OURS}")["items"]
+
+
 def our_pods(cluster: Any) -> list[dict[str, Any]]:
-    found = cluster.api.get(f"{SYSTEM}/pods?{OURS}")["items"]
-    return [one for one in found if not one["metadata"].get("deletionTimestamp")]
+    return [one for one in all_pods(cluster) if not one["metadata"].get("deletionTimestamp")]
 
 
 def ready(cluster: Any, count: int = 2) -> bool:
@@ -273,7 +277,7 @@ def test_admission_has_no_gap_while_another_configuration_rolls_out(deployed, po
     try:
         assert call(deployed, config={"defaultMemoryMiB": 700})["changed"]
         wait_until_ready(deployed, "two replicas of the new configuration")
-        until(lambda: not before & {one["metadata"]["name"] for one in our_pods(deployed)}, "the end of the old ones")
+        until(lambda: not before & {one["metadata"]["name"] for one in all_pods(deployed)}, "the end of the old ones")
     finally:
         stop.set()
         asks.join(60)
