@@ -143,6 +143,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         registrations.bring_in_line(resources(pool, now))
 
     changes.after += [static_slices.configure, register]
+    changes.more_notes.append(static_slices.notes)
     labeller = Labeller(source, pool) if extras.labels else None
     if labeller is not None:
         changes.after.append(lambda now, _driver: labeller.write(now))
