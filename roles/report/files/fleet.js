@@ -25,10 +25,10 @@ function showSums() {
   const sums = fleet.totals;
   const before = fleet.history.length > 1 ? fleet.history[fleet.history.length - 2] : null;
   const tiles = [
-    ["nodes", "nodes"], ["trouble", "need a look"], ["gpus", "GPUs"], ["expected", "slices"], ["advertised", "advertised"],
+    ["nodes", "nodes"], ["trouble", "need a look"], ["gpus", "GPUs"], ["lost", "GPUs lost"], ["expected", "slices"], ["advertised", "advertised"],
     ["in_use", "in use"], ["differences", "differences"], ["violated", "isolation violated"],
   ];
-  const unwanted = new Set(["trouble", "differences", "violated"]);
+  const unwanted = new Set(["trouble", "lost", "differences", "violated"]);
   for (const [key, name] of tiles) {
     const delta = before ? sums[key] - before[key] : 0;
     const trend = delta ? ` (${delta > 0 ? "+" : "−"}${Math.abs(delta).toLocaleString("en")})` : "";
@@ -200,11 +200,12 @@ function memoryBar(one) {
 }
 
 const rank = new Map(fleet.states.map((name, at) => [name, at]));
+const gpuCount = (one) => one.lost.length ? `${one.gpus.length} of ${one.gpus.length + one.lost.length}` : one.gpus.length;
 const models = (one) => [...new Set(one.gpus.map((gpu) => gpu.model))];
 const COLUMNS = [
   { name: "node", of: (one) => one.name },
   { name: "state", of: (one) => rank.get(one.state), show: (one) => state(one.state) },
-  { name: "GPUs", of: (one) => one.gpus.length, show: (one) => one.gpus.length ? `${one.gpus.length} × ${models(one).join(", ")}` : "" },
+  { name: "GPUs", of: (one) => one.gpus.length, show: (one) => one.gpus.length || one.lost.length ? `${gpuCount(one)} × ${models(one).join(", ")}` : "" },
   { name: "slices", of: (one) => one.advertised, show: (one) => `${one.advertised} of ${one.expected}`, number: true },
   { name: "in use", of: (one) => one.in_use, number: true },
   { name: "memory", of: (one) => memory(one).used, show: (one) => one.gpus.length ? memoryBar(one) : "" },

@@ -110,7 +110,9 @@ def resources(pool: Pool, settings: Settings) -> list[str]:
 
 
 def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSource, gpus: list[Gpu]) -> Parts:
-    """``pieces``: those of the settings; a GPU whose former pieces are held keeps them. Raises Fatal."""
+    """``pieces``: those of the settings; a GPU whose former pieces are held keeps them. ``gpus``: also those that are
+    lost. Raises Fatal.
+    """
     paths, extras = setup.paths, setup.extras
     last_offer = LastOffer(paths.last_offer)
     pool = Pool(gpus, last_offer.before(gpus, pieces))
@@ -137,12 +139,15 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     collector = Collector(allocator, files, paths.checkpoint, holders, send_again=pool.send_again)
     changes = Reconfiguration(setup.choice, settings, source, allocator, held, last_offer)
     health = HealthWatch(source, pool, health_rules(os.environ), changes.poll, setup.clean_s)
-    changes.on_lost = health.lost
+    changes.on_lost, changes.poll_soon = health.lost, health.ask
+    # Before anything is offered.
+    changes.find_gpus()
 
     def register(now: Settings, _driver: DriverFiles) -> None:
         registrations.bring_in_line(resources(pool, now))
 
     changes.after += [static_slices.configure, register]
+    changes.more_notes.append(static_slices.notes)
     labeller = Labeller(source, pool) if extras.labels else None
     if labeller is not None:
         changes.after.append(lambda now, _driver: labeller.write(now))

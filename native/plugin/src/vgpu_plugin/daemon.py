@@ -19,6 +19,7 @@ from .node.claim import claimed
 from .node.gpus import Gpu, GpuError, GpuSource
 from .node.notify import notify
 from .offer.health import HealthWatch
+from .offer.last_offer import LastOffer
 from .offer.settings import Settings
 
 HOUSEKEEPING_S = 10.0
@@ -64,6 +65,7 @@ class Daemon:
             if source is None:
                 return  # stopped while waiting for the driver
             try:
+                gpus = LastOffer(self._setup.paths.last_offer).with_lost(gpus)
                 settings, pieces = self._setup.choice.first_pieces(gpus, settings)
                 self._serve(assembly.build(self._setup, settings, pieces, source, gpus), pieces)
             finally:

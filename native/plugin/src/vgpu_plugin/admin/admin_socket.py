@@ -29,6 +29,7 @@ METHODS: Mapping[str, tuple[type[Message], type[Message]]] = {
     "Status": (api.StatusRequest, api.StatusResponse),
     "Lease": (api.LeaseRequest, api.LeaseResponse),
     "Release": (api.ReleaseRequest, api.ReleaseResponse),
+    "Forget": (api.ForgetRequest, api.ForgetResponse),
     "Usage": (api.UsageRequest, api.UsageResponse),
     "Watch": (api.WatchRequest, api.WatchResponse),
 }

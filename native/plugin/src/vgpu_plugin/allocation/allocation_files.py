@@ -13,13 +13,15 @@ A container gets folders, not files: a mount point cannot be renamed from inside
 
 vgpu-arbiter finds the folders here and writes the gpu pages in place; it creates nothing.
 
+An engine that starts a container before the files are there, as docker after a boot, makes a directory in the place of
+each. Every write here clears such a directory.
+
 ``rw`` is a tmpfs of 1 MiB, so that a tenant who fills its writable files fills nothing else. It is not below ``ro``,
 because runtimes bind a folder with what is mounted below it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import stat
@@ -113,9 +115,8 @@ class AllocationFiles:
         if not fresh:
             # The last container may have filled the tmpfs through its files; new ones need room next to them.
             for name in WRITABLE:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{rw}/{name}")
-            shutil.rmtree(f"{folder}/ro", ignore_errors=True)
+                _removed(f"{rw}/{name}")
+            _removed(f"{folder}/ro")
         # No process has a file of a new folder yet, so each is written where it belongs. A reader that comes before all
         # are there, the arbiter or the watcher, reads the limits first: they come last, and all at once.
         write, label = _write if fresh else _replace, self._label
@@ -139,7 +140,8 @@ class AllocationFiles:
         for name in _shared(record):
             _linked(f"{folder}/{name}", f"{share}/{name}")
         for name in WRITABLE:
-            with contextlib.suppress(FileExistsError):
+            if not os.path.isfile(f"{share}/{name}"):
+                _removed(f"{share}/{name}")
                 _empty(f"{share}/{name}", label)
         preload, text = f"{share}/ld.so.preload", _preload(CONTAINER_LIBRARY)
         if fresh:
@@ -215,8 +217,8 @@ class AllocationFiles:
             ours = abi_files.is_ledger_of(f"{folder}/rw/ledger", uuids, record.id)
         except (OSError, abi_files.LayoutError):
             return False
-        hosts = [host for _inside, host, _ro in self.expected_mounts(record)]
-        return ours and all(map(os.path.exists, hosts)) and self.has_share(record)
+        there = os.path.isfile(f"{folder}/rw/tenant") and os.path.isdir(record.library)
+        return ours and there and self.has_share(record)
 
     def has_share(self, record: Record) -> bool:
         """Whether ``ro`` and ``root`` are as a container needs them: the files of the folder itself, and places for all
@@ -225,7 +227,7 @@ class AllocationFiles:
         folder = f"{self._root}/{record.id}"
         return (
             all(_same_file(f"{folder}/{name}", f"{folder}/ro/{name}") for name in _shared(record))
-            and all(os.path.exists(f"{folder}/ro/{name}") for name in WRITABLE)
+            and all(os.path.isfile(f"{folder}/ro/{name}") for name in WRITABLE)
             and _has_places(f"{folder}/root")
             and _says(f"{folder}/ro/ld.so.preload", _preload(CONTAINER_LIBRARY))
         )
@@ -286,7 +288,7 @@ def _removed(path: str) -> None:
     """Removes a folder with all in it, a file or a link; nothing there is no fault."""
     try:
         os.unlink(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except IsADirectoryError:
         shutil.rmtree(path)
@@ -298,7 +300,7 @@ def _linked(target: str, name: str) -> None:
         os.link(target, name)
     except FileExistsError:
         if not _same_file(target, name):
-            os.unlink(name)
+            _removed(name)
             os.link(target, name)
 
 
@@ -321,7 +323,7 @@ def _says(path: str, data: bytes) -> bool:
     try:
         with open(path, "rb") as stream:
             return stream.read() == data
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return False
 
 
@@ -350,9 +352,13 @@ def _replace(path: str, data: bytes, mode: int, label: Label | None, size: int |
     try:
         _write(fresh, data, mode, label, size)
     except FileExistsError:  # of a program that was killed, or of a tenant
-        os.unlink(fresh)
+        _removed(fresh)
         _write(fresh, data, mode, label, size)
-    os.replace(fresh, path)
+    try:
+        os.replace(fresh, path)
+    except IsADirectoryError:  # of an engine that started a container first
+        _removed(path)
+        os.replace(fresh, path)
 
 
 def _write(path: str, data: bytes, mode: int, label: Label | None, size: int | None = None) -> None:
