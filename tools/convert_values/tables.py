@@ -84,8 +84,8 @@ OF_COUNT_ALONE = (
 )
 # What a group needs whose pods ask for sizes, and nothing of HAMi's names.
 OF_CLUSTER = (
-    "after site.yml run cluster.yml, which puts the scheduler into the cluster; vgpu_kubeconfig is kubectl's usual file "
-    "on the controller, so check it"
+    "after site.yml run cluster.yml, which puts the scheduler into the cluster; vgpu_kubeconfig is kubectl's usual "
+    "file on the controller, so check it"
 )
 RENAMED = (
     "becomes {new}, for a name here has small letters, digits and dashes; label the nodes that name it: "
@@ -181,6 +181,6 @@ ASKED = (
     "tencent.com/vcuda-core", "tencent.com/vcuda-memory",
 )  # fmt: skip
 ASKED_NOTE = (
-    "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and cluster.yml put the scheduler into "
-    "the cluster; without them such a pod stays Pending"
+    "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and cluster.yml put the scheduler "
+    "into the cluster; without them such a pod stays Pending"
 )
