@@ -29,6 +29,8 @@ from .kinds import (
 
 PREFIX = "vgpu_"
 MAX_SPLIT = 1024  # slots of a ledger
+# K where pods ask for their sizes and the group sets none: there it only bounds how many containers share a GPU.
+REQUESTED_SPLIT = 10
 
 RESOURCE = Text(
     "a resource name such as nvidia.com/gpu",
@@ -69,7 +71,7 @@ VARIABLES: dict[str, Variable] = {
         Choice("vcuda", "time-slicing", "mps", "mig", "none"), "vcuda", (), "how the GPUs of a host are shared"
     ),
     "vgpu_split_count": Variable(
-        PER_GPU["split_count"], 2, (*VCUDA, "splitCount"), "K: slices (or replicas) of each GPU"
+        PER_GPU["split_count"], 2, (*VCUDA, "splitCount"), "K: slices (or replicas) of each GPU; 10 where requested"
     ),
     "vgpu_memory_scaling": Variable(
         PER_GPU["memory_scaling"], "1.0", (*VCUDA, "memoryScaling"), "S: above 1 sells more memory than the card has"
@@ -139,7 +141,13 @@ VARIABLES: dict[str, Variable] = {
     "vgpu_verify": Variable(
         Choice("changed", "always", "never"), "changed", (), "when isolation is checked at the end of a run"
     ),
+    "vgpu_kubeconfig": Variable(
+        Text(), "", (), "a kubeconfig file on the controller, for all roles that call the Kubernetes API"
+    ),
+    "vgpu_kube_context": Variable(Text(), "", (), "context of that file; empty: its current one"),
 }
+# Of the run or of the whole cluster: no named configuration has them.
+NOT_NAMED = ("vgpu_configs", "vgpu_verify", "vgpu_kubeconfig", "vgpu_kube_context")
 
 
 class _NamedConfig(Kind):
@@ -148,11 +156,7 @@ class _NamedConfig(Kind):
     expected = "a mapping of variables without the prefix vgpu_"
 
     def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
-        fields = {
-            name[len(PREFIX) :]: variable.kind
-            for name, variable in VARIABLES.items()
-            if name not in ("vgpu_configs", "vgpu_verify")
-        }
+        fields = {name[len(PREFIX) :]: variable.kind for name, variable in VARIABLES.items() if name not in NOT_NAMED}
         return Record(fields).read(value, path, findings)
 
 
@@ -198,6 +202,9 @@ def read(values: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
             findings.append(unknown_variable(name))
         elif not (value is None and variable.default is None):
             clean[name] = variable.kind.read(value, name, findings)
+    requested = clean["vgpu_sharing"] == "vcuda" and clean["vgpu_slice_sizing"] == "requested"
+    if requested and "vgpu_split_count" not in values:
+        clean["vgpu_split_count"] = REQUESTED_SPLIT
     return clean
 
 

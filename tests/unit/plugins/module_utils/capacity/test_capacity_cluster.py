@@ -159,6 +159,14 @@ def test_kubernetes_that_was_not_asked_is_said(kube, why):
     assert (found["ok"], found["missing"]) == (True, {"kubernetes": why})
 
 
+@pytest.mark.parametrize(("kubelet", "ok"), [(False, True), (True, False)])
+def test_a_host_that_has_not_joined_yet_is_no_difference(kubelet, ok):
+    """vgpu_kubeconfig may be set before the host has a kubelet."""
+    seen = {"found": False, "ready": False, "resources": {}, "pods": [], "drift": [DRIFT]}
+    found = tables.with_kubernetes(dict(CAPACITY, ok=True, kubelet=kubelet), {"nodes": {"n1": seen}}, "n1")
+    assert (found["ok"], "kubernetes" in found["missing"]) == (ok, ok)
+
+
 @pytest.fixture
 def cluster(tmp_path):
     with KubeApi() as api:

@@ -106,6 +106,28 @@ def test_good_value_becomes_clean(name, value, clean):
     assert findings == []
 
 
+@pytest.mark.parametrize(
+    "values, split",
+    [
+        ({}, 2),
+        ({"vgpu_slice_sizing": "equal"}, 2),
+        ({"vgpu_slice_sizing": "requested"}, 10),
+        ({"vgpu_slice_sizing": "requested", "vgpu_split_count": 2}, 2),
+        ({"vgpu_slice_sizing": "requested", "vgpu_sharing": "time-slicing"}, 2),
+    ],
+)
+def test_split_count_where_the_group_sets_none(values, split):
+    """Two containers a GPU would keep a pod of 3000 MiB from a card that is nearly free."""
+    assert schema.read(values, [])["vgpu_split_count"] == split
+
+
+@pytest.mark.parametrize("name", ["vgpu_kubeconfig", "vgpu_kube_context"])
+def test_how_the_cluster_is_reached_is_of_no_named_configuration(name):
+    findings = []
+    schema.read({"vgpu_configs": {"small": {name[len("vgpu_") :]: "x"}}}, findings)
+    assert [(one.level, one.path) for one in findings] == [("error", f"vgpu_configs.small.{name[len('vgpu_') :]}")]
+
+
 def test_every_default_is_valid():
     findings = []
     schema.read(schema.defaults(), findings)
