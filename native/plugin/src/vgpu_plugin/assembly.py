@@ -18,6 +18,7 @@ from .allocation.collector import Collector
 from .allocation.leases import Leases
 from .allocation.pod_mounts import MountCheck
 from .allocation.records import RecordStore
+from .allocation.recovery import recover
 from .allocation.sizer import Sizer
 from .allocation.static_slices import StaticSlices
 from .inject import driver_files
@@ -119,6 +120,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     records = RecordStore(paths.records)
     records.load()
     files = AllocationFiles(paths.allocations, setup.mounter)
+    recover(records, files)
     pods = _pod_sizes(setup, POD_ANSWER_S)
     mounts = MountCheck(_pod_sizes(setup, MOUNTS_ANSWER_S))
     sizer = Sizer(records, pool, paths.checkpoint, settings, pods, mounts)
