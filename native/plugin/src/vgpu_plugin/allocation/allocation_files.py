@@ -136,6 +136,30 @@ class AllocationFiles:
         _replace(f"{folder}/limits", abi_files.pack_limits(record.limits), 0o444, label)
         self.make_share(record)
 
+    def lacks(self, record: Record) -> bool:
+        """Whether a file is missing. Cheap: none is read."""
+        folder = f"{self._root}/{record.id}"
+        names = (*_shared(record), *(f"ro/{name}" for name in (*_shared(record), *WRITABLE)))
+        files = (*names, *(f"rw/{name}" for name in WRITABLE), "ro/ld.so.preload")
+        return not (all(os.path.isfile(f"{folder}/{name}") for name in files) and os.path.isdir(f"{folder}/root"))
+
+    def mend(self, record: Record) -> None:
+        """Makes again what is missing; what is there stays, for a container may have it mounted. Raises OSError."""
+        folder, label = f"{self._root}/{record.id}", self._label
+        if not os.path.isfile(f"{folder}/rw/ledger"):
+            # Without its ledger a container has nothing here that could be kept.
+            self.make(record)
+            return
+        uuids = [device["uuid"] for device in record.limits["devices"]]
+        texts = {_gpu_page(uuid): abi_files.pack_gpu_page(uuid, record.id) for uuid in uuids}
+        texts["limits"] = abi_files.pack_limits(record.limits)
+        for name, data in texts.items():
+            if not os.path.isfile(f"{folder}/{name}"):
+                _replace(f"{folder}/{name}", data, 0o444, label)
+        if not os.path.isfile(f"{folder}/rw/tenant"):
+            _replace(f"{folder}/rw/tenant", abi_files.pack_tenant_page(uuids, record.id), 0o666, label)
+        self.make_share(record)
+
     def make_share(self, record: Record) -> None:
         """Makes what is not there yet of ``ro`` and ``root``, as in a folder of an older version; also while a
         container runs. Raises OSError.

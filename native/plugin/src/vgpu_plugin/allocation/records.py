@@ -118,6 +118,12 @@ class RecordStore:
             raise
         self._words = words
 
+    def renew(self) -> None:
+        """Writes the file again where it is gone. Raises OSError."""
+        if self._words and not os.path.exists(self._name):
+            log.warning("%s was gone; it is written again", self._path)
+            self._save(self._words)
+
     def all(self) -> list[Record]:
         return list(self._records.values())
 
