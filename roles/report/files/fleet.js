@@ -25,15 +25,17 @@ function showSums() {
   const sums = fleet.totals;
   const before = fleet.history.length > 1 ? fleet.history[fleet.history.length - 2] : null;
   const tiles = [
-    ["nodes", "nodes"], ["trouble", "need a look"], ["gpus", "GPUs"], ["lost", "GPUs lost"], ["expected", "slices"], ["advertised", "advertised"],
+    ["nodes", "nodes"], ["trouble", "need a look"], ["gpus", "GPUs"], ["expected", "slices"], ["advertised", "advertised"],
     ["in_use", "in use"], ["differences", "differences"], ["violated", "isolation violated"],
   ];
-  const unwanted = new Set(["trouble", "lost", "differences", "violated"]);
+  const unwanted = new Set(["trouble", "differences", "violated"]);
   for (const [key, name] of tiles) {
     const delta = before ? sums[key] - before[key] : 0;
     const trend = delta ? ` (${delta > 0 ? "+" : "−"}${Math.abs(delta).toLocaleString("en")})` : "";
-    const kind = unwanted.has(key) && sums[key] ? "sum bad" : "sum";
-    place("sums").append(element("div", { class: kind }, element("b", {}, sums[key].toLocaleString("en")), name + trend));
+    const lost = key === "gpus" ? sums.lost : 0;
+    const kind = (unwanted.has(key) && sums[key]) || lost ? "sum bad" : "sum";
+    const all = lost ? ` of ${(sums[key] + lost).toLocaleString("en")}` : "";
+    place("sums").append(element("div", { class: kind }, element("b", {}, sums[key].toLocaleString("en") + all), name + trend));
   }
 }
 

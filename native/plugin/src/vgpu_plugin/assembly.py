@@ -18,6 +18,8 @@ from .allocation.collector import Collector
 from .allocation.leases import Leases
 from .allocation.pod_mounts import MountCheck
 from .allocation.records import RecordStore
+from .allocation.recovery import recover
+from .allocation.repair import Repair
 from .allocation.sizer import Sizer
 from .allocation.static_slices import StaticSlices
 from .inject import driver_files
@@ -90,6 +92,7 @@ class Parts:
     leases: Leases
     collector: Collector
     static_slices: StaticSlices
+    repair: Repair
     registrations: Registrations
     changes: Reconfiguration
     health: HealthWatch
@@ -119,6 +122,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     records = RecordStore(paths.records)
     records.load()
     files = AllocationFiles(paths.allocations, setup.mounter)
+    recover(records, files)
     pods = _pod_sizes(setup, POD_ANSWER_S)
     mounts = MountCheck(_pod_sizes(setup, MOUNTS_ANSWER_S))
     sizer = Sizer(records, pool, paths.checkpoint, settings, pods, mounts)
@@ -162,6 +166,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         leases=leases,
         collector=collector,
         static_slices=static_slices,
+        repair=Repair(paths, records, files),
         registrations=registrations,
         changes=changes,
         health=health,

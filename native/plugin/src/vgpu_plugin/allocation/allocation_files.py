@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of an allocation: /run/vgpu/allocations/<id>/
 
+    record                     a copy of the allocation's record, for one that is lost (recovery.py)
     limits, gpu-<uuid>         the arbiter, the watcher and vgpuctl go by these; a live change is made in place
     rw/ledger, rw/tenant       what the container writes; mounted into it
     ro/                        mounted into the container as a whole, read-only: hard links to limits and gpu-<uuid>,
@@ -22,10 +23,13 @@ because runtimes bind a folder with what is mounted below it.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from .._shared.abi import files as abi_files
@@ -48,6 +52,7 @@ from ..node.paths import (
 from .records import Record
 
 RW_SIZE = 1 << 20
+RECORD = "record"
 LIBRARY_FILE = "libvgpu.so"
 # Files of ``rw``, and places of ``ro``.
 WRITABLE = ("ledger", "tenant")
@@ -64,7 +69,7 @@ Label = Callable[[int], None]
 
 class AllocationFiles:
     def __init__(self, root: Path, mounter: Mounter, label: Label | None = None) -> None:
-        self._root = root
+        self.root = self._root = root
         self._mounter = mounter
         self._label = label or confinement.labeller()
 
@@ -120,6 +125,8 @@ class AllocationFiles:
         # No process has a file of a new folder yet, so each is written where it belongs. A reader that comes before all
         # are there, the arbiter or the watcher, reads the limits first: they come last, and all at once.
         write, label = _write if fresh else _replace, self._label
+        if not record.id.startswith(STATIC):
+            write(f"{folder}/{RECORD}", _words(record), 0o400, None)
         if not new:
             write(f"{folder}/ld.so.preload", _preload(OLD_LIBRARY), 0o444, label)
         for uuid in uuids:
@@ -127,6 +134,30 @@ class AllocationFiles:
         write(f"{rw}/ledger", abi_files.ledger_head(uuids, record.id), 0o666, label, abi_files.LEDGER_FILE_SIZE)
         write(f"{rw}/tenant", abi_files.pack_tenant_page(uuids, record.id), 0o666, label)
         _replace(f"{folder}/limits", abi_files.pack_limits(record.limits), 0o444, label)
+        self.make_share(record)
+
+    def lacks(self, record: Record) -> bool:
+        """Whether a file is missing. Cheap: none is read."""
+        folder = f"{self._root}/{record.id}"
+        names = (*_shared(record), *(f"ro/{name}" for name in (*_shared(record), *WRITABLE)))
+        files = (*names, *(f"rw/{name}" for name in WRITABLE), "ro/ld.so.preload")
+        return not (all(os.path.isfile(f"{folder}/{name}") for name in files) and os.path.isdir(f"{folder}/root"))
+
+    def mend(self, record: Record) -> None:
+        """Makes again what is missing; what is there stays, for a container may have it mounted. Raises OSError."""
+        folder, label = f"{self._root}/{record.id}", self._label
+        if not os.path.isfile(f"{folder}/rw/ledger"):
+            # Without its ledger a container has nothing here that could be kept.
+            self.make(record)
+            return
+        uuids = [device["uuid"] for device in record.limits["devices"]]
+        texts = {_gpu_page(uuid): abi_files.pack_gpu_page(uuid, record.id) for uuid in uuids}
+        texts["limits"] = abi_files.pack_limits(record.limits)
+        for name, data in texts.items():
+            if not os.path.isfile(f"{folder}/{name}"):
+                _replace(f"{folder}/{name}", data, 0o444, label)
+        if not os.path.isfile(f"{folder}/rw/tenant"):
+            _replace(f"{folder}/rw/tenant", abi_files.pack_tenant_page(uuids, record.id), 0o666, label)
         self.make_share(record)
 
     def make_share(self, record: Record) -> None:
@@ -169,6 +200,29 @@ class AllocationFiles:
             if not _has_places(path):
                 _removed(path)
                 os.symlink(TO_ROOT, path)
+
+    def keep_record(self, record: Record) -> None:
+        """Its copy, where a folder of a former version has none. Faults cost the copy alone."""
+        folder = f"{self._root}/{record.id}"
+        with contextlib.suppress(OSError):
+            if os.path.isdir(folder) and not os.path.exists(f"{folder}/{RECORD}"):
+                _replace(f"{folder}/{RECORD}", _words(record), 0o400, None)
+
+    def record(self, allocation: str) -> Record | None:
+        """The copy in a folder, with the limits of now; None where it cannot be read."""
+        folder = f"{self._root}/{allocation}"
+        try:
+            with open(f"{folder}/{RECORD}", "rb") as stream:
+                found = Record.of(json.loads(stream.read()))
+            if found.id != allocation:
+                return None
+            with contextlib.suppress(OSError, abi_files.LayoutError), open(f"{folder}/limits", "rb") as stream:
+                data = stream.read()
+                if not abi_files.says(data, found.limits):
+                    found = replace(found, limits=abi_files.as_packed(abi_files.parse_limits(data)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return found
 
     def expected_mounts(self, record: Record) -> list[tuple[str, str, bool]]:
         """(container path, host path, read-only) of what the container gets, each folder before what lies in it;
@@ -252,6 +306,10 @@ class AllocationFiles:
     def static_name(slice_id: str) -> str:
         """Without the colons of a slice id, which separate fields in the options of container tools."""
         return STATIC + slice_id.replace("::", "-")
+
+
+def _words(record: Record) -> bytes:
+    return json.dumps(vars(record)).encode()
 
 
 def _gpu_page(uuid: str) -> str:
