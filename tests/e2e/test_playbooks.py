@@ -67,6 +67,7 @@ class Controller:
             "nvidia_driver_source": "present",
             "nvidia_driver_kernel_module": "none",
             "nvidia_docker_packages": [],
+            "nvidia_docker_config": {"accept-nvidia-visible-devices-as-volume-mounts": True},
             "scheduler_kube_scheduler_repository": REPOSITORY,
             "scheduler_kube_scheduler_archive": str(self.archive),
         }
