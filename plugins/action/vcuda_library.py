@@ -20,15 +20,25 @@ class ActionModule(ActionBase):
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
-        source = arguments.get("source")
+        given = arguments.get("source") or []
+        sources = [os.path.expanduser(str(one)) for one in (given if isinstance(given, (list, tuple)) else [given])]
         found: dict[str, Any] = self._execute_module(MODULE, arguments, task_vars=task_vars)
-        if not (source and found.get("needs_archive")):
+        if not (sources and found.get("needs_archive")):
             return found
-        if not os.path.isfile(source):
-            return {"failed": True, "msg": f"{source}: no such archive on the controller; the task build makes it"}
+        paths = [one.replace("{arch}", found["arch"]) for one in sources]
+        source = next((path for path in paths if os.path.isfile(path)), None)
+        if source is None:
+            return {"failed": True, "msg": no_archive(found["arch"], paths)}
         folder = self._connection._shell.tmpdir or self._make_tmp_path()
         place = self._connection._shell.join_path(folder, os.path.basename(source))
         self._transfer_file(source, place)
         self._fixup_perms2((folder, place))
         arguments.update(archive=place, checksum=secure_hash(source, hash_func=sha256))
         return self._execute_module(MODULE, arguments, task_vars=task_vars)
+
+
+def no_archive(arch: str, paths: list[str]) -> str:
+    return (
+        f"the host is {arch}: expected one of {', '.join(paths)} on the controller, found none. Set vcuda_build_host "
+        f"to a host of {arch} that has make and a C compiler, or vcuda_prebuilt to a folder with the archive"
+    )

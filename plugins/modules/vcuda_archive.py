@@ -14,15 +14,29 @@ description:
     M(vgpu.fleet.vcuda_library) deploys.
   - The archive appears by one rename when it is whole, so an existing one is complete, and nothing is compiled.
   - The same sources and compiler give the same bytes.
+  - Its name is C(vcuda-<version>-<architecture>.tar.gz).
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes.no_diff
 options:
-  archive:
+  folder:
     description: Where the archive is, or is to be, on this host.
     type: path
     required: true
+  prebuilt:
+    description: Folders on this host that may hold archives which were built elsewhere.
+    type: list
+    elements: path
+    default: []
+  architectures:
+    description:
+      - The architectures that archives are needed for, as C(uname -m) says them. By default that of this host.
+      - Nothing is compiled where this host's own is not among them.
+      - Nothing is compiled where O(folder) or one of O(prebuilt) has the archive of this host's own.
+    type: list
+    elements: str
+    default: []
   version:
     description: The version that is written into the archive's manifest.
     type: str
@@ -37,7 +51,7 @@ options:
 EXAMPLES = r"""
 - name: Build once on the controller
   vgpu.fleet.vcuda_archive:
-    archive: ~/.cache/vgpu.fleet/vcuda-0.1.0-0123456789ab.tar.gz
+    folder: ~/.cache/vgpu.fleet
     version: 0.1.0-0123456789ab
     sources: native/vcuda
   delegate_to: localhost
@@ -46,16 +60,22 @@ EXAMPLES = r"""
 
 RETURN = r"""
 archive:
-  description: Its path, C(~) and variables of the environment resolved on this host.
+  description: Path of the archive for this host's architecture, C(~) and variables of the environment resolved.
   returned: always
   type: str
 exists:
   description: Whether the archive is there now.
   returned: always
   type: bool
+missing:
+  description: The architectures among O(architectures) for which there is no archive now.
+  returned: always
+  type: list
+  elements: str
 """
 
 import os
+import platform
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -65,22 +85,30 @@ from ..module_utils.library import build as library_build
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "archive": {"type": "path", "required": True},
+            "folder": {"type": "path", "required": True},
+            "prebuilt": {"type": "list", "elements": "path", "default": []},
+            "architectures": {"type": "list", "elements": "str", "default": []},
             "version": {"type": "str", "required": True},
             "sources": {"type": "path"},
         },
         supports_check_mode=True,
     )
-    archive, sources = module.params["archive"], module.params["sources"]
-    there = os.path.exists(archive)
-    if there or not sources:
-        module.exit_json(changed=False, archive=archive, exists=there)
+    params, own = module.params, platform.machine()
+    version, folders = params["version"], [params["folder"], *params["prebuilt"]]
+    archive = os.path.join(params["folder"], library_build.archive_name(version, own))
+    needed = params["architectures"] or [own]
+    missing = library_build.missing(folders, version, needed)
+    if own not in missing or not params["sources"]:
+        module.exit_json(changed=False, archive=archive, exists=os.path.exists(archive), missing=missing)
     if not module.check_mode:
         try:
-            library_build.build(archive, module.params["version"], sources)
+            library_build.build(archive, version, params["sources"])
         except (library_build.BuildError, OSError) as fault:
-            module.fail_json(msg=f"the vGPU library was not built: {fault}", archive=archive, exists=False)
-    module.exit_json(changed=True, archive=archive, exists=not module.check_mode)
+            module.fail_json(
+                msg=f"the vGPU library was not built: {fault}", archive=archive, exists=False, missing=missing
+            )
+        missing = library_build.missing(folders, version, needed)
+    module.exit_json(changed=True, archive=archive, exists=not module.check_mode, missing=missing)
 
 
 if __name__ == "__main__":

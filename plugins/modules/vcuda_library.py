@@ -42,8 +42,12 @@ options:
       - With O(source) it is that of the controller's file.
     type: str
   source:
-    description: The archive on the controller. It is sent only to a node where the version is missing.
-    type: path
+    description:
+      - The archive on the controller, or several, of which the first that exists is sent.
+      - C({arch}) in a path stands for the node's architecture, as C(uname -m) says it.
+      - It is sent only to a node where the version is missing.
+    type: list
+    elements: path
   root:
     description: Folder of the versions.
     type: path
@@ -54,7 +58,7 @@ EXAMPLES = r"""
 - name: Deploy the library
   vgpu.fleet.vcuda_library:
     version: 0.1.0-0123456789ab
-    source: ~/.cache/vgpu.fleet/vcuda-0.1.0-0123456789ab.tar.gz
+    source: ~/.cache/vgpu.fleet/vcuda-0.1.0-0123456789ab-{arch}.tar.gz
 
 - name: Go back to a version that is still on the node
   vgpu.fleet.vcuda_library:
@@ -76,6 +80,10 @@ current:
   description: The version that C(current) names now, V(null) where there is none.
   returned: always
   type: str
+arch:
+  description: The node's architecture, as C(uname -m) says it.
+  returned: where RV(needs_archive) is true
+  type: str
 needs_archive:
   description: Nothing was done, for the node lacks the version and was given no archive.
   returned: always
@@ -86,6 +94,8 @@ versions:
   type: list
   elements: str
 """
+
+import platform
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -136,7 +146,7 @@ def main() -> None:
             "version": {"type": "str"},
             "archive": {"type": "path"},
             "checksum": {"type": "str"},
-            "source": {"type": "path"},
+            "source": {"type": "list", "elements": "path"},
             "root": {"type": "path", "default": "/usr/local/lib/vgpu"},
         },
         required_if=[("state", "present", ("version",)), ("state", "collected", ("version",))],
@@ -153,7 +163,9 @@ def main() -> None:
                 msg=f"{params['root']}/{params['version']} is not there, or not whole, and no archive was given; "
                 f"it holds {', '.join(before['versions']) or 'no version'}"
             )
-        module.exit_json(changed=False, needs_archive=True, actions=[], diff=[], **shape(before))
+        module.exit_json(
+            changed=False, needs_archive=True, arch=platform.machine(), actions=[], diff=[], **shape(before)
+        )
     if actions and not module.check_mode:
         try:
             if params["state"] == "present":

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import platform
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Run, Workplace
 
+OWN, FOREIGN = platform.machine(), "riscv64"
 MAKEFILE = """\
 all:
 \tmkdir -p ../build
@@ -71,8 +74,9 @@ def sources(tmp_path: Path) -> Path:
 
 
 def archive(place: Workplace, tmp_path: Path, sources: Path, *options: str, name: str = "one") -> tuple[Run, Path]:
-    path = tmp_path / "cache" / f"{name}.tar.gz"
-    return task(place, "vcuda_archive", {"archive": str(path), "version": "1", "sources": str(sources)}, *options), path
+    folder = tmp_path / name
+    run = task(place, "vcuda_archive", {"folder": str(folder), "version": "1", "sources": str(sources)}, *options)
+    return run, folder / f"vcuda-1-{OWN}.tar.gz"
 
 
 def test_an_archive_is_built_once_and_is_the_same_bytes(place: Workplace, tmp_path: Path, sources: Path) -> None:
@@ -91,6 +95,37 @@ def test_an_archive_is_built_once_and_is_the_same_bytes(place: Workplace, tmp_pa
     assert tree(sources) == before, "nothing is written into the sources"
 
 
+@pytest.mark.parametrize(
+    ("there", "needed", "builds", "missing"),
+    [
+        ([], [], True, []),
+        ([OWN], [], False, []),
+        ([OWN], [OWN], False, []),
+        # What other hosts need is not what this machine can compile.
+        ([OWN], [OWN, FOREIGN], False, [FOREIGN]),
+        ([FOREIGN], [FOREIGN], False, []),
+        ([FOREIGN], [OWN, FOREIGN], True, []),
+        ([], [FOREIGN], False, [FOREIGN]),
+    ],
+)
+def test_only_what_no_folder_has_is_compiled(
+    place: Workplace,
+    sources: Path,
+    there: list[str],
+    needed: list[str],
+    builds: bool,
+    missing: list[str],
+) -> None:
+    prebuilt, cache = sources.parent / "prebuilt", sources.parent / "cache"
+    prebuilt.mkdir()
+    for arch in there:
+        (prebuilt / f"vcuda-1-{arch}.tar.gz").write_bytes(b"prebuilt")
+    options = {"folder": str(cache), "prebuilt": ["/nowhere", str(prebuilt)], "architectures": needed}
+    run = task(place, "vcuda_archive", {**options, "version": "1", "sources": str(sources)}, "-v")
+    assert (changed(run), (cache / f"vcuda-1-{OWN}.tar.gz").exists()) == (builds, builds), run.output
+    assert f'"missing": {json.dumps(missing)}' in run.output
+
+
 def test_a_build_that_fails_says_what_the_compiler_said(place: Workplace, tmp_path: Path, sources: Path) -> None:
     (sources / "Makefile").write_text("all:\n\t@echo source.c:1: error: no such thing; false\n")
     run, path = archive(place, tmp_path, sources)
@@ -101,7 +136,11 @@ def test_a_build_that_fails_says_what_the_compiler_said(place: Workplace, tmp_pa
 
 def test_the_library_is_sent_only_where_it_lacks(place: Workplace, tmp_path: Path, sources: Path) -> None:
     path, root = archive(place, tmp_path, sources)[1], tmp_path / "lib"
-    desired = {"version": "1", "root": str(root), "source": str(path)}
+    desired = {
+        "version": "1",
+        "root": str(root),
+        "source": [str(path.parent / "no-{arch}.tar.gz"), str(path).replace(OWN, "{arch}")],
+    }
     predicted = task(place, "vcuda_library", desired, "--check")
     assert (changed(predicted), predicted.calls, root.exists()) == (True, {"one": 1}, False)
     done = task(place, "vcuda_library", desired)
@@ -131,7 +170,7 @@ def test_the_library_is_sent_only_where_it_lacks(place: Workplace, tmp_path: Pat
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"source": "/nonexistent.tar.gz"}, "/nonexistent.tar.gz: no such archive on the controller"),
+        ({"source": "/no-{arch}.tar.gz"}, f"the host is {OWN}: expected one of /no-{OWN}.tar.gz on the controller"),
         ({}, "is not there, or not whole, and no archive was given; it holds no version"),
     ],
 )

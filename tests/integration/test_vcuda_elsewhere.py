@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def left(tmp_path: Path) -> list[str]:
 
 
 def test_another_host_builds_for_all(build: Any, tmp_path: Path) -> None:
-    path = tmp_path / "cache" / f"vcuda-{VERSION}.tar.gz"
+    path = tmp_path / "cache" / f"vcuda-{VERSION}-{platform.machine()}.tar.gz"
     predicted: Run = build("--check")
     assert (predicted.code, path.exists()) == (0, False), predicted.output
     done: Run = build()
@@ -76,7 +77,7 @@ def test_each_host_has_a_home_of_its_own(
     place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str | None, came: str
 ) -> None:
     """The build host has the archive in the home of its user, and nothing of the controller's paths is made there."""
-    name = f"vcuda-{VERSION}.tar.gz"
+    name = f"vcuda-{VERSION}-{platform.machine()}.tar.gz"
     kept = tmp_path / "there" / ".cache" / "vgpu.fleet" / name
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"built before")

@@ -25,19 +25,36 @@ class BuildError(Exception):
     """The library was not built; the text names the command and what it said."""
 
 
-def build(archive: str, version: str, sources: str, files: Sequence[str] = FILES) -> None:
+def archive_name(version: str, arch: str) -> str:
+    """Name of the archive of a version for the hosts of one architecture, as ``uname -m`` says it."""
+    return f"vcuda-{version}-{arch}.tar.gz"
+
+
+def missing(folders: Sequence[str], version: str, architectures: Sequence[str]) -> list[str]:
+    """The architectures for which none of the folders has an archive of the version."""
+    return [
+        arch
+        for arch in architectures
+        if not any(os.path.isfile(os.path.join(folder, archive_name(version, arch))) for folder in folders)
+    ]
+
+
+def build(
+    archive: str, version: str, sources: str, files: Sequence[str] = FILES, cross: tuple[str, str] | None = None
+) -> None:
     """Compile the sources and put the archive in its place by one rename, so that one that is there is whole.
 
     ``sources`` is the folder with the library's Makefile; it is copied, and nothing is written in it. The Makefile
-    writes what it makes into ``../build``.
+    writes what it makes into ``../build``. ``cross``: architecture and compiler where both are not this machine's.
     """
     cache = os.path.dirname(archive)
     os.makedirs(cache, mode=0o755, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="vcuda-build-") as folder:
         place = os.path.join(folder, "native", "vcuda")
         shutil.copytree(sources, place, symlinks=True)
-        _make(place)
-        content = pack(os.path.join(folder, "native", "build"), version, files)
+        arch, compiler = cross or (platform.machine(), "")
+        _make(place, compiler)
+        content = pack(os.path.join(folder, "native", "build"), version, files, arch)
     fresh = os.path.join(cache, f".{os.path.basename(archive)}.{os.getpid()}")
     try:
         with open(fresh, "wb") as stream:
@@ -50,7 +67,7 @@ def build(archive: str, version: str, sources: str, files: Sequence[str] = FILES
             os.unlink(fresh)
 
 
-def pack(folder: str, version: str, files: Sequence[str]) -> bytes:
+def pack(folder: str, version: str, files: Sequence[str], arch: str) -> bytes:
     """The archive's bytes: no time, no owner and no order of the build host in them."""
     contents = {}
     for name in files:
@@ -60,7 +77,7 @@ def pack(folder: str, version: str, files: Sequence[str]) -> bytes:
         except OSError as fault:
             raise BuildError(f"make wrote no {name} ({fault.strerror}); see the Makefile of the library") from None
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    manifest = {"version": version, "arch": platform.machine(), "files": digests}
+    manifest = {"version": version, "arch": arch, "files": digests}
     contents[MANIFEST] = (json.dumps(manifest, indent=4, sort_keys=True) + "\n").encode("utf-8")
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as bundle:
@@ -74,10 +91,10 @@ def pack(folder: str, version: str, files: Sequence[str]) -> bytes:
     return packed.getvalue()
 
 
-def _make(place: str) -> None:
+def _make(place: str, compiler: str) -> None:
     # A play that was itself started by make would hand down its options and its jobs.
     environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    command = ["make", "-C", place]
+    command = ["make", "-C", place, *([f"CC={compiler}"] if compiler else [])]
     try:
         done = subprocess.run(
             command,
