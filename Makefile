@@ -24,7 +24,7 @@ APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-p
 .PHONY: help demo demo-down
 .PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow native-hostile page clients
 .PHONY: molecule-all molecule-ubuntu packages-rpm e2e e2e-scheduler fuzz bench bench-long bench-hosts gpu-check
-.PHONY: docs execution-environment lock native clean venv collection apt-base apt-hosts apt-test
+.PHONY: docs artefact execution-environment lock native clean venv collection apt-base apt-hosts apt-test
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -119,6 +119,11 @@ docs: apt-base ## pages of variables, modules and roles; HTML in .build/docs/htm
 	@tools/venv.sh $(BUILD)/docs-env requirements/docs.txt $(PYTHON)
 	@$(BUILD)/docs-env/bin/python tools/variables.py
 	@$(BUILD)/docs-env/bin/python tools/pages.py
+
+# PLATFORMS="3.11-x86_64 3.12-x86_64": for hosts of these alone; all of them are more than Galaxy takes.
+artefact: apt-base venv ## the collection with its wheels and libraries, in .build/artefact; the same bytes each time
+	@tools/apt.sh gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+	@$(BIN)/python tools/artefact.py --platforms "$(PLATFORMS)"
 
 # docs/awx.md builds an image of it.
 execution-environment: apt-base ## the build context of an execution environment for AWX, in .build/ee/context

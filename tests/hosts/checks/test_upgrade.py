@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import signal
 import subprocess
 import tarfile
@@ -26,6 +27,7 @@ FIRST, SECOND = "gpu-t4-1", "gpu-v100-1"
 LIBRARY = "/usr/local/lib/vgpu"
 FORMER = f"{LIBRARY}/{former.VERSION}"
 CACHE = ROOT / ".build" / "cache"
+MACHINE = platform.machine()
 # Long enough for the plugin to see that a pod is gone.
 LIMIT = 150.0
 CONFIGS = "/etc/vgpu/configs"
@@ -62,13 +64,13 @@ def advertised(node: Node) -> list[str]:
 
 def repack(version: str, new: str, library: bytes | None = None) -> str:
     """Make an archive of another version: the same code with a few bytes more at its end, or another library."""
-    with tarfile.open(CACHE / f"vcuda-{version}.tar.gz") as bundle:
+    with tarfile.open(CACHE / f"vcuda-{version}-{MACHINE}.tar.gz") as bundle:
         files = {one.name: bundle.extractfile(one).read() for one in bundle if one.isfile()}  # type: ignore[union-attr]
     manifest = json.loads(files.pop("manifest.json"))
     files["libvgpu.so"] = library or files["libvgpu.so"] + f"\n{new}\n".encode()
     manifest["version"] = new
     manifest["files"] = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    with tarfile.open(CACHE / f"vcuda-{new}.tar.gz", "w:gz") as bundle:
+    with tarfile.open(CACHE / f"vcuda-{new}-{MACHINE}.tar.gz", "w:gz") as bundle:
         for name, content in {**files, "manifest.json": json.dumps(manifest).encode()}.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(content)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way of a stranger: install the artefact, site.yml as a dry run, for good and again, another split, an upgrade,
+and teardown. The controller has no compiler, no make, no pip and no index. The tests build on each other."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Controller, Node, artefact_in
+
+# Of two T4.
+CARDS = 2
+
+
+def names(artefact: Path) -> list[str]:
+    with tarfile.open(artefact) as bundle:
+        return bundle.getnames()
+
+
+def test_it_has_the_wheels_and_the_library(artefact: Path) -> None:
+    prebuilt = [Path(name).name for name in names(artefact) if name.startswith("prebuilt/")]
+    assert [one for one in prebuilt if one.startswith("vcuda-") and one.endswith(f"-{platform.machine()}.tar.gz")]
+    assert [one for one in prebuilt if one.startswith("vgpu_fleet_plugin-") and one.endswith("-py3-none-any.whl")]
+    lock = (ROOT / "requirements" / "plugin.txt").read_text()
+    pinned = {line.split("==")[0].lower().replace("-", "_") for line in lock.splitlines() if "==" in line[:60]}
+    assert {one.split("-")[0].lower() for one in prebuilt if one.endswith(".whl")} == pinned | {"vgpu_fleet_plugin"}
+
+
+def test_it_is_the_same_bytes_twice(artefact: Path, tmp_path: Path) -> None:
+    # The download alone is spared.
+    shutil.copytree(artefact.parent / "cache", tmp_path / "cache")
+    assert artefact_in(tmp_path).read_bytes() == artefact.read_bytes()
+
+
+@pytest.mark.parametrize("program", ["make", "cc", "gcc", "pip"])
+def test_the_controller_has_no(controller: Controller, program: str) -> None:
+    assert shutil.which(program, path=controller.environment()["PATH"]) is None
+    assert controller.call([str(controller.venv / "bin" / "python"), "-c", "import pip"])[0] != 0
+
+
+def test_a_dry_run_changes_nothing(controller: Controller, node: Node) -> None:
+    before = node.snapshot()
+    played = controller.play("site", "--check")
+    assert played.code == 0, played.output
+    assert played.counters["changed"] > 0
+    assert node.snapshot() == before
+
+
+def test_site_proves_the_node(controller: Controller, node: Node) -> None:
+    played = controller.play("site")
+    assert played.code == 0, played.output
+    assert node.slices() == 7 * CARDS
+    again = controller.play("site")
+    assert (again.code, again.counters["changed"]) == (0, 0), again.output
+
+
+def test_another_split(controller: Controller, node: Node) -> None:
+    played = controller.play("site", vgpu_split_count=4)
+    assert played.code == 0, played.output
+    assert node.slices() == 4 * CARDS
+
+
+def test_upgrade(controller: Controller, node: Node) -> None:
+    played = controller.play("upgrade", vgpu_split_count=3)
+    assert played.code == 0, played.output
+    assert node.slices() == 3 * CARDS
+
+
+def test_teardown(controller: Controller, node: Node) -> None:
+    played = controller.play("teardown", vgpu_split_count=3)
+    assert played.code == 0, played.output
+    assert node.shell("ls -d /usr/local/lib/vgpu /opt/vgpu/plugin /etc/vgpu 2>/dev/null || true") == ""
+    assert "nvidia" not in node.shell("cat /etc/docker/daemon.json 2>/dev/null || true")
