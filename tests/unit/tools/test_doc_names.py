@@ -227,7 +227,7 @@ RULES = "plugins/module_utils"
 SEEN = {
     "keeps its old slices until the last one in use is free": f"{PLUGIN}/reconcile/reconfigure.py",
     "the configuration was not applied, the one before stays: ": f"{PLUGIN}/reconcile/reconfigure.py",
-    "does not exist: the plugin does not run, or waits for the driver": f"{PLUGIN}/admin/admin_socket.py",
+    "does not exist: the plugin does not run, waits for the driver, or makes it again soon": f"{PLUGIN}/admin/admin_socket.py",
     "not registered: ": f"{PLUGIN}/ctl/main.py",
     "somebody else": f"{PLUGIN}/ctl/text.py",
     "a finding is named": f"{PLUGIN}/ctl/text.py",
