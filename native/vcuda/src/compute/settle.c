@@ -230,6 +230,15 @@ uint64_t fence_settle_place(unsigned index, uint64_t now)
     return again;
 }
 
+void fence_settle_context(CUcontext context, uint64_t now)
+{
+    lock_take(&vgpu_place_lock);
+    const struct place *place = place_of(context, false);
+    lock_drop(&vgpu_place_lock);
+    if (place)
+        fence_settle_place((unsigned)(place - vgpu_places), now);
+}
+
 bool fence_park(uint64_t patience_ns)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
