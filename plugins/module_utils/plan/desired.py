@@ -29,6 +29,7 @@ INPUTS: dict[str, dict[str, Any]] = {
         "setup_record": "",
     },
     "nvidia_docker": {
+        "package": "nvidia-container-toolkit",
         "packages": [],
         "record": "",
         "config": {},
