@@ -24,6 +24,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "nvidia_driver": {
         **driver_choice.DEFAULTS,
         "kernel_module": "none",
+        "key": "",
         "reboot": "never",
         "record": "",
         "setup_record": "",
