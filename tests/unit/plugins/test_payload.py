@@ -15,10 +15,10 @@ MODULES = ROOT / "plugins" / "modules"
 
 # Files of the core in each payload, without the __init__.py that Ansible adds. A higher number needs a reason.
 MOST = {
-    "apt_packages": 8,
+    "apt_packages": 9,  # one more: lists of its own, by which check mode asks an archive
     "containerd_config": 8,  # one more: what the kubelet that runs has as its cgroup driver
     "docker_daemon": 9,
-    "driver_choice": 9,
+    "driver_choice": 10,  # one more: the keys of repositories
     "driver_setup": 5,
     "engine_choice": 10,  # auto: the kubelet that runs, its version, and the text of a file for CRI-O, k3s and RKE2
     "gpu_info": 3,
