@@ -141,6 +141,8 @@ OWN_PREFIXES = (
     "device_plugin_",
     "time_slicing_",
 )
+# One letter from vcuda_ and vgpu_, and words that every inventory of GPU hosts may use.
+OTHERS_PREFIXES = ("cuda_", "gpu_")
 
 
 class Names:
@@ -159,7 +161,7 @@ class Names:
 
     def fault(self, name: str) -> Finding | None:
         """The error for a name that looks like ours and is none."""
-        if name in self.valid or name.startswith(("_", "ansible_")):
+        if name in self.valid or name.startswith(("_", "ansible_", *OTHERS_PREFIXES)):
             return None
         meant = self._one_off(name) or self._alike(name)
         if meant is None and not name.startswith(OWN_PREFIXES):

@@ -83,7 +83,8 @@ def typing_errors(name: str) -> list[str]:
         name[:middle] + "x" + name[middle + 1 :],
         swapped,
         name + "s",
-        name[1:],
+        # cuda_version and gpu_devices are words of others.
+        name[1:] if not name.startswith(("vcuda_", "vgpu_")) else name[0] + name[2:],
     ]
 
 
@@ -163,6 +164,7 @@ RIGHT = [
     {"device_plugin_image": "registry.example/plugin:{{ device_plugin_version }}", "device_plugin_version": "1"},
     # Names of others.
     {"report_email": "a@b", "verify_ssl": True, "scheduler_host": "x", "upgrade_window": "night", "mig_enabled": True},
+    {"cuda_version": "12.4", "gpu_devices": [0], "gpu_sharing": "none"},
     {"upgrade_nodes": [], "vgpu_mine": 1, "vgpu_other_names": ["upgrade_nodes", "vgpu_mine"]},
     {"ansible_user": "x", "docker_vgpu_x": 1, "__vgpu_split": 1},
 ]
