@@ -6,35 +6,59 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check, Mistake
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import DesiredStates
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check, Kin, Mistake
 
 
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("hosts",))
+    _VALID_ARGS = frozenset(("hosts", "desired"))
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
         hosts = [str(host) for host in self._task.args.get("hosts") or concerned(task_vars)]
-        mistakes = Check(task_vars, self._loader, self._task.get_play()).mistakes(hosts)
-        wrong = [mistake for mistake in mistakes if mistake.finding.level == "error"]
-        doubtful = [str(mistake) for mistake in mistakes if mistake.finding.level == "warning"]
-        if not wrong:
-            return {"changed": False, "warnings": doubtful}
-        lines = [str(mistake) for mistake in wrong]
-        # The last key makes callbacks show the lines one below the other.
-        answer = {"failed": True, "changed": False, "mistakes": lines, "_ansible_verbose_always": True}
-        return {**answer, "msg": heading(wrong, first(task_vars))}
+        check = Check(task_vars, self._loader, self._task.get_play())
+        kins = check.kin(hosts)
+        mistakes = check.mistakes(kins)
+        states: list[dict[str, Any]] = []
+        if self._task.args.get("desired") and not wrong(mistakes):
+            findings: list[tuple[Kin, Finding]] = []
+            states = collect(check, kins, findings)
+            mistakes += check.with_sources(findings)
+        faults = wrong(mistakes)
+        if faults:
+            # The last key makes callbacks show the lines one below the other.
+            answer = {"failed": True, "changed": False, "_ansible_verbose_always": True}
+            return {**answer, "mistakes": [str(one) for one in faults], "msg": heading(faults, first(task_vars))}
+        kind_of = {host: number for number, kin in enumerate(kins) for host in kin.hosts}
+        doubtful = [str(one) for one in mistakes]
+        return {"changed": False, "warnings": doubtful, "states": states, "kinds": kind_of if states else {}}
 
 
-def heading(wrong: list[Mistake], unchanged: bool) -> str:
+def collect(check: Check, kins: list[Kin], findings: list[tuple[Kin, Finding]]) -> list[dict[str, Any]]:
+    """The desired state of each kind of host."""
+    desired = DesiredStates(check)
+    states = []
+    for kin in kins:
+        faults: list[Finding] = []
+        states.append(desired.of(kin, faults))
+        findings += [(kin, fault) for fault in faults]
+    return states
+
+
+def wrong(mistakes: list[Mistake]) -> list[Mistake]:
+    return [mistake for mistake in mistakes if mistake.finding.level == "error"]
+
+
+def heading(faults: list[Mistake], unchanged: bool) -> str:
     """What the lines that follow say together, and the way out that all of them share."""
-    said = ["The variables hold 1 mistake." if len(wrong) == 1 else f"The variables hold {len(wrong)} mistakes."]
+    said = ["The variables hold 1 mistake." if len(faults) == 1 else f"The variables hold {len(faults)} mistakes."]
     if unchanged:
         said.append("No host was changed.")
-    if any(mistake.finding.message.startswith("unknown variable") for mistake in wrong):
+    if any(mistake.finding.message.startswith("unknown variable") for mistake in faults):
         said.append("A name that belongs to something else goes into the list vgpu_other_names.")
     return " ".join(said)
 

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible.template import Templar
-from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
-from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, error, errors
-from ansible_collections.vgpu.fleet.plugins.module_utils.config.options import native
-from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired
-from ansible_collections.vgpu.fleet.plugins.plugin_utils import role_tables
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, errors
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import DesiredStates
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
 
 # Set by tasks that stop every host before the first change.
@@ -22,50 +18,23 @@ BEFORE_CHANGES = "__preflight_before_changes"
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS: frozenset[str] = frozenset()
+    _VALID_ARGS = frozenset(("checked",))
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
+        host = task_vars.get("inventory_hostname", "")
+        # Taken as it is: an argument with the result itself would be evaluated whole for each host.
+        checked = task_vars.get(self._task.args.get("checked") or "") or {}
+        if host in checked.get("kinds", {}):
+            return {"changed": False, **checked["states"][checked["kinds"][host]]}
+        check = Check(task_vars, self._loader, self._task.get_play())
         findings: list[Finding] = []
-        variables = self._template(task_vars, findings)
-        clean = schema.read(variables, findings)
-        for name, kind in role_tables.kinds().items():
-            if name in variables:
-                kind.read(native(variables[name]), name, findings)
-        if not errors(findings):
-            # Its warnings are said once for all hosts, by check_variables.
-            findings += errors(schema.unavailable(clean))
-        if findings:
-            sources = Sources(
-                getattr(task_vars.get("hostvars"), "_inventory", None), self._loader, self._task.get_play()
-            )
-            faults = [tell(finding, sources, task_vars) for finding in findings]
+        state = DesiredStates(check).of(check.kin([host])[0], findings)
+        if errors(findings):
+            faults = [tell(finding, check.sources, task_vars) for finding in errors(findings)]
             return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
-        wanted = desired.collect(variables)
-        return {"changed": False, "desired": wanted, "reads": desired.reads(wanted)}
-
-    def _template(self, task_vars: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-        """The values of all ``vgpu_*`` variables and of the variables of the roles that the plan compares."""
-        names = [name for name in task_vars if str(name).startswith(schema.PREFIX)]
-        values = self._values(names, task_vars, findings)
-        for role, inputs in desired.INPUTS.items():
-            if role + "_state" in task_vars:
-                names = [f"{role}_{name}" for name in ("state", *inputs) if f"{role}_{name}" in task_vars]
-                # A default may name a file of its role; this action runs in another one.
-                as_role = {**task_vars, "role_path": os.path.join(role_tables.COLLECTION, "roles", role)}
-                values.update(self._values(names, as_role, findings))
-        return values
-
-    def _values(self, names: list[str], variables: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-        templar = Templar(loader=self._loader, variables=variables)
-        values = {}
-        for name in names:
-            try:
-                values[name] = templar.template(variables[name])
-            except Exception as fault:  # a filter of a template raises what it likes
-                findings.append(error(name, f"its template cannot be evaluated: {fault}"))
-        return values
+        return {"changed": False, **state}
 
 
 def heading(number: int, task_vars: dict[str, Any]) -> str:

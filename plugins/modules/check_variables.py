@@ -27,6 +27,12 @@ options:
     description: Names of the hosts. By default all hosts of the play, also those of later batches.
     type: list
     elements: str
+  desired:
+    description:
+      - Whether the desired states are returned too, for M(vgpu.fleet.desired_state). A template of a variable that
+        the plan compares must be one that can be evaluated now.
+    type: bool
+    default: false
 seealso:
   - module: vgpu.fleet.desired_state
 """
@@ -43,4 +49,13 @@ mistakes:
   returned: failure
   type: list
   elements: str
+states:
+  description: A desired state for each kind of host, with O(desired).
+  returned: success
+  type: list
+  elements: dict
+kinds:
+  description: The place of each host's state in RV(states).
+  returned: success
+  type: dict
 """

@@ -8,7 +8,7 @@ host. A mistake is said once, with who made it, where, and the hosts that it con
 from __future__ import annotations
 
 import re
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
 from ansible.errors import AnsibleUndefinedVariable
 from ansible.template import Templar
@@ -22,6 +22,8 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import 
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Through these a template may name variables that its text does not show.
 INDIRECT = frozenset(("hostvars", "vars", "varnames"))
+# What ansible-core itself puts among the variables of a task.
+OF_TASK = frozenset(("hostvars", "vars", "role_path"))
 NAMED_HOSTS = 3
 
 
@@ -58,21 +60,26 @@ class Check:
         self._ours: dict[str, bool] = {}
         # Kept with its value, for an address is given again after its object is gone.
         self._texts: dict[int, tuple[Any, str]] = {}
-        self._base: dict[str, Any] | None = None
+        self.base = role_tables.base(loader)
+        self._of_play = self._shared()
 
-    def mistakes(self, hosts: list[str]) -> list[Mistake]:
+    def mistakes(self, kins: list[Kin]) -> list[Mistake]:
+        """Errors and warnings, each once."""
+        return self.with_sources((kin, finding) for kin in kins for finding in self.findings(kin))
+
+    def with_sources(self, findings: Iterable[tuple[Kin, Finding]]) -> list[Mistake]:
+        """Findings with their sources, each once."""
         found: dict[tuple[Finding, Source | None], list[str]] = {}
-        for kin in self.kin(hosts):
-            for finding in self.findings(kin):
-                name = head(finding.path)
-                for host in kin.hosts:
-                    source = self.sources.of(host, name, kin.ours[name]) if name in kin.ours else None
-                    found.setdefault((finding, source), []).append(host)
+        for kin, finding in findings:
+            name = head(finding.path)
+            for host in kin.hosts:
+                source = self.sources.of(host, name, kin.ours[name]) if name in kin.ours else None
+                found.setdefault((finding, source), []).append(host)
         return [Mistake(finding, source, names) for (finding, source), names in found.items()]
 
     def kin(self, hosts: list[str]) -> list[Kin]:
         """The hosts by kind, in the order of their first ones."""
-        above = self._of_play()
+        above = self._of_play
         found: dict[tuple[tuple[str, str], ...], Kin] = {}
         for host in hosts:
             variables = self.hostvars.raw_get(host)
@@ -80,9 +87,8 @@ class Check:
             ours = {str(name): value for name, value in variables.items() if self._is_ours(name)}
             key = tuple(sorted((name, self._text(value)) for name, value in ours.items()))
             if any(template for value in ours.values() for template in templates(value)):
-                matters = closure(ours.values(), {**self.base(), **variables})
-                key += tuple(sorted((name, self._text(variables[name])) for name in matters if name in variables))
-                key += (("host", host),) if matters & INDIRECT else ()
+                matters = closure(ours.values(), {**self.base, **variables})
+                key += self.key(matters, variables)
             if key in found:
                 found[key].hosts.append(host)
             else:
@@ -105,20 +111,22 @@ class Check:
         of_groups = schema.read({name: one for name, one in clean.items() if name in schema.VARIABLES}, [])
         return [*faults, *schema.unavailable(of_groups), *relations.faults(values.of_role)]
 
-    def base(self) -> dict[str, Any]:
-        if self._base is None:
-            self._base = role_tables.base(self.loader)
-        return self._base
+    def key(self, names: Iterable[str], variables: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+        """The same for hosts for which templates that lead to these names give the same."""
+        names = set(names)
+        if names & INDIRECT:
+            names.add("inventory_hostname")
+        return tuple(sorted((name, self._text(variables[name])) for name in names if name in variables))
 
-    def _of_play(self) -> dict[str, Any]:
+    def _shared(self) -> dict[str, Any]:
         """What this play sets for all its hosts: what is neither of the inventory nor the default of a role."""
         own = self.hostvars.raw_get(self.here["inventory_hostname"])
         found = {}
         for name, value in self.here.items():
-            if self._is_ours(name) and not (name in own and own[name] == value):
-                default = self.base().get(name, own)
-                if default is own or default != value:
-                    found[name] = value
+            if name in own and own[name] == value:
+                continue
+            if not (name in self.base and self.base[name] == value) and name not in OF_TASK:
+                found[str(name)] = value
         return found
 
     def _is_ours(self, name: Any) -> bool:
@@ -162,7 +170,7 @@ class Values:
     def of_role(self, name: str) -> Any:
         """The value of a variable, or of its default; None where nobody can know it yet."""
         try:
-            return self.evaluate(self.variables[name] if name in self.variables else self.check.base()[name])
+            return self.evaluate(self.variables[name] if name in self.variables else self.check.base[name])
         except Exception:  # as above; each fault of a variable that was set is said already
             return None
 
@@ -173,7 +181,7 @@ class Values:
         return option_kinds.native(raw)
 
     def known(self) -> dict[str, Any]:
-        return {**self.check.base(), **self.variables, "hostvars": self.check.hostvars}
+        return {**self.check.base, **self.variables, "hostvars": self.check.hostvars}
 
     def _engine(self) -> Any:
         if self._templar is None:

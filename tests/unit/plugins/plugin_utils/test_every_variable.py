@@ -32,6 +32,10 @@ OPTIONS = options()
 NAMES = sorted([*OPTIONS, *schema.VARIABLES])
 
 
+# Keeps the files of the collection that were read once.
+LOADER = DataLoader()
+
+
 class HostVars:
     """What Ansible knows of the hosts; nothing else of it is needed."""
 
@@ -47,7 +51,8 @@ class HostVars:
 def check(hosts: dict[str, dict[str, Any]]) -> list[Mistake]:
     first = next(iter(hosts))
     here = {**hosts[first], "hostvars": HostVars(hosts), "inventory_hostname": first}
-    return Check(here, DataLoader(), None).mistakes(list(hosts))
+    one = Check(here, LOADER, None)
+    return one.mistakes(one.kin(list(hosts)))
 
 
 def wrong_value(option: dict[str, Any]) -> Any:
@@ -224,4 +229,4 @@ def test_alike_hosts_are_checked_once(value: Any, kinds: int) -> None:
         for n in range(50)
     }
     here = {**hosts["h0"], "hostvars": HostVars(hosts), "inventory_hostname": "h0"}
-    assert len(Check(here, DataLoader(), None).kin(list(hosts))) == kinds
+    assert len(Check(here, LOADER, None).kin(list(hosts))) == kinds
