@@ -34,10 +34,9 @@ class DesiredStates:
             if role in self.roles or role + "_state" in kin.ours:
                 names = [f"{role}_{name}" for name in ("state", *inputs)]
                 values.update(self._values(names, kin, role, findings))
-        kinds = role_tables.kinds()
-        for name, value in values.items():
-            if name in kinds:
-                kinds[name].read(value, name, findings)
+        for name in [name for name in values if name in role_tables.kinds()]:
+            # A text such as "no", of the command line or of an old ansible-core, becomes what it says.
+            values[name] = role_tables.kinds()[name].read(values[name], name, findings)
         clean = schema.read(values, findings)
         if not errors(findings):
             findings += errors(schema.unavailable(clean))
