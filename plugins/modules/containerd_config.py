@@ -41,8 +41,12 @@ options:
     type: bool
     default: true
   systemd_cgroup:
-    description: The cgroup driver of the runtime. Left out, it is the one that the file has for runc.
-    type: bool
+    description:
+      - Whether the runtime asks systemd for cgroups, which must be as the kubelet has it.
+      - V(auto) takes what the kubelet that runs says, else what the file has for runc; where neither says anything and
+        no kubelet runs, V(true), as kubeadm sets its kubelets up.
+    type: raw
+    default: auto
   state:
     description: V(absent) reverts V(present), byte for byte where the file was not edited meanwhile.
     type: str
@@ -98,11 +102,22 @@ applied:
   returned: always
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.engines.containerd_apply import Applier, Options
-from ..module_utils.engines.containerd_text import ConfigError, Desired
+from ..module_utils.engines import kubelet_engine
+from ..module_utils.engines.containerd_apply import Applier, Options, text_of
+from ..module_utils.engines.containerd_text import ConfigError, Desired, systemd_cgroup
+from ..module_utils.host.host import Host
 from ..module_utils.text.toml_text import TomlError
+
+
+def cgroup_driver(params: dict[str, Any]) -> bool | None:
+    """What the runtime is to have; on absent any value, for then the key is only named."""
+    if params["state"] == "absent":
+        return True
+    return systemd_cgroup(params["systemd_cgroup"], kubelet_engine.read(Host(), None), text_of(params["path"]))
 
 
 def main() -> None:
@@ -112,7 +127,7 @@ def main() -> None:
             "name": {"type": "str", "default": "nvidia"},
             "runtime": {"type": "path", "default": "/usr/bin/nvidia-container-runtime"},
             "default": {"type": "bool", "default": True},
-            "systemd_cgroup": {"type": "bool"},
+            "systemd_cgroup": {"type": "raw", "default": "auto"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "record": {"type": "path"},
             "apply": {"type": "str", "choices": ["auto", "none"], "default": "auto"},
@@ -123,9 +138,13 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    try:
+        cgroup = cgroup_driver(params)
+    except (ConfigError, TomlError) as fault:
+        module.fail_json(msg=f"{params['path']}: {fault}", target=params["path"])
     options = Options(
         path=params["path"],
-        desired=Desired(params["name"], params["runtime"], params["default"], params["systemd_cgroup"]),
+        desired=Desired(params["name"], params["runtime"], params["default"], cgroup),
         absent=params["state"] == "absent",
         record=params["record"],
         service=params["service"],

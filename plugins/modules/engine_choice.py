@@ -10,6 +10,8 @@ module: engine_choice
 short_description: Choose the packages of a host's container engine
 version_added: 0.1.0
 description:
+  - Decides which engine V(auto) means on this host. The engine of the kubelet that runs, else one that is there, else
+    docker.
   - Reads the host's distribution, whether docker or containerd is there, and their packages, and decides which to
     install.
   - An engine that is installed already is used as it is.
@@ -21,8 +23,8 @@ extends_documentation_fragment:
 options:
   desired:
     description:
-      - The variables C(engine), C(packages), C(repository) and C(packages_record) of the role C(container_runtime),
-        without its prefix.
+      - The variables C(engine), C(packages), C(repository), C(runtimes), C(default_runtime) and the records of the role
+        C(container_runtime), without its prefix.
     type: dict
     default: {}
   state:
@@ -49,6 +51,16 @@ choice:
   returned: success
   type: dict
   contains:
+    engines:
+      description:
+        - The engine; with V(absent) and V(auto) each one that holds changes of ours.
+      type: list
+      elements: str
+      returned: always
+    drop_in:
+      description: Our file for CRI-O, k3s or RKE2, with C(engine), C(path) and C(text); empty for other engines.
+      type: dict
+      returned: always
     manager:
       description: V(apt), V(dnf) or V(zypper).
       type: str
@@ -69,10 +81,13 @@ choice:
       returned: always
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.engines import engine_packages
+from ..module_utils.engines import engine_auto, engine_packages, kubelet_engine
 from ..module_utils.host.host import Host
+from ..module_utils.kube import version as kube_version
 from ..module_utils.packages.pins import name_of
 
 
@@ -84,19 +99,33 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    wanted = {**engine_packages.DEFAULTS, **module.params["desired"]}
+    wanted, present = {**engine_packages.DEFAULTS, **module.params["desired"]}, module.params["state"] == "present"
     host = Host()
-    record = wanted["packages_record"]
-    state = {
+    kubelet = kube_version.of_host(host)
+    records = [wanted["packages_record"], *(wanted[name] for name in engine_auto.RECORDS.values())]
+    paths = [*filter(None, records), *engine_auto.files(wanted["engine"])]
+    state: dict[str, Any] = {
         "os": host.os_release(),
-        "units": host.units(sorted(engine_packages.UNITS.values())),
+        "units": host.units([*engine_packages.UNITS.values(), *engine_auto.units(wanted["engine"])]),
         "packages": host.packages([name_of(package) for package in engine_packages.names(wanted)]),
-        "files": {record: host.file(record)} if record else {},
+        "files": {path: host.file(path) for path in paths},
+        "kubelet": kubelet,
+        "kubelet_engine": kubelet_engine.read(host, kubelet),
     }
-    choice = engine_packages.choose(state, wanted)
-    if choice.refusal and module.params["state"] == "present":
+    found = engine_auto.resolve(wanted, state).name
+    engines = [found] if present else engine_auto.configured(wanted, state["files"])
+    if found in engine_auto.DROP_INS and found not in engines:
+        # A run that was cut off may have removed the file and not restarted the engine.
+        engines.append(found)
+    choice = engine_packages.choose(state, {**wanted, "engine": found})
+    if choice.refusal and present:
         module.fail_json(msg=f"nothing was changed: {choice.refusal}")
-    module.exit_json(changed=False, choice=choice._asdict())
+    drop_ins = [engine for engine in engines if engine in engine_auto.DROP_INS]
+    drop_in: dict[str, str] = {}
+    if drop_ins:
+        path, text = engine_auto.drop_in(drop_ins[0], wanted)
+        drop_in = {"engine": drop_ins[0], "path": path, "text": text}
+    module.exit_json(changed=False, choice={**choice._asdict(), "engines": engines, "drop_in": drop_in})
 
 
 if __name__ == "__main__":

@@ -58,6 +58,18 @@ options:
     type: list
     elements: str
     default: []
+  nodes:
+    description: Names of the only nodes that it may run on, such as those that have its images. Empty means all.
+    type: list
+    elements: str
+    default: []
+  rollout:
+    description:
+      - Seconds until all replicas of the applied configuration must be ready and a pod that asks for GPU memory must be
+        admitted, tried without being stored. What is missing then fails the module.
+      - V(0) does not wait.
+    type: int
+    default: 0
   node_selector:
     description: Labels of the nodes that it may run on.
     type: dict
@@ -107,7 +119,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.kube import apply as kube_apply
 from ..module_utils.kube import client as kube_client
-from ..module_utils.kube import mount_policy, scheduler_manifests
+from ..module_utils.kube import mount_policy, rollout, scheduler_manifests
 
 # Before, an API server drops the conditions that tell GPU pods from others.
 MATCH_CONDITIONS = (1, 28, 0)
@@ -130,6 +142,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         fail_closed=params["fail_closed"],
         node_selector=params["node_selector"],
         tolerations=params["tolerations"],
+        nodes=params["nodes"],
         may_give=params["may_give"],
         wakes=WAKES[0] <= numbers < WAKES[1],
         policies=numbers >= mount_policy.KNOWS_POLICIES,
@@ -139,7 +152,10 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         objects[:0] = [scheduler_manifests.secret(desired), *scheduler_manifests.leases(desired)]
         changes = kube_apply.remove(api, objects, module.check_mode)
     else:
+        refuse_early(module, api, objects)
         changes = kube_apply.apply(api, objects, module.check_mode)
+        if params["rollout"] and not module.check_mode:
+            wait(module, api, desired)
     if not desired.match_conditions and params["state"] == "present" and params["fail_closed"]:
         module.warn(f"Kubernetes {tag} cannot select GPU pods before the webhook: it fails open for all")
     out = {"manifests": objects} if params["state"] == "present" else {}
@@ -150,6 +166,35 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         "kubernetes": tag,
         "diff": kube_client.diff(changes),
     }
+
+
+def refuse_early(module: AnsibleModule, api: kube_client.Api, objects: list) -> None:
+    """Fails before the first write with all that this user may not write."""
+    refused = [api.refusal(kube_apply.path_of(one), one) for one in objects]
+    lines = list(dict.fromkeys(filter(None, refused)))
+    if lines:
+        way_out = "use the kubeconfig of a cluster administrator, or have these rights granted"
+        module.fail_json(msg="\n".join([f"Nothing was changed: the API server would refuse; {way_out}:", *lines]))
+
+
+def wait(module: AnsibleModule, api: kube_client.Api, desired: scheduler_manifests.Desired) -> None:
+    """Fails where its pods do not run in time, or a pod that asks for memory is not admitted."""
+    seconds, place = module.params["rollout"], f"namespaces/{desired.namespace}"
+    said = rollout.wait(
+        api,
+        f"/apis/apps/v1/{place}/deployments/{scheduler_manifests.NAME}",
+        f"/api/v1/{place}/pods",
+        f"app.kubernetes.io/name={scheduler_manifests.NAME}",
+        seconds,
+    )
+    if said:
+        module.fail_json(msg="\n".join([f"vgpu-scheduler does not run, after {seconds} s at most:", *said]))
+    memory = scheduler_manifests.resource_names(desired.config)[2]
+    fault, doubt = rollout.admission(api, memory, desired.scheduler_name, seconds)
+    if fault:
+        module.fail_json(msg=f"vgpu-scheduler runs, and pods that ask for {memory} are not given to it: {fault}")
+    if doubt:
+        module.warn(f"whether pods that ask for {memory} are given to vgpu-scheduler could not be tried: {doubt}")
 
 
 def main() -> None:
@@ -165,6 +210,8 @@ def main() -> None:
             "config": {"type": "dict", "default": {}},
             "fail_closed": {"type": "bool", "default": True},
             "may_give": {"type": "list", "elements": "str", "default": []},
+            "nodes": {"type": "list", "elements": "str", "default": []},
+            "rollout": {"type": "int", "default": 0},
             "node_selector": {"type": "dict", "default": {}},
             "tolerations": {"type": "list", "elements": "dict", "default": []},
         },

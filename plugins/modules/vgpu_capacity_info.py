@@ -109,6 +109,16 @@ advertised:
   returned: always
   type: list
   elements: str
+lost:
+  description: GPUs that the driver counts and cannot read, or that were offered and are gone.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - index: 3
+      uuid: GPU-44444444-2222-3333-4444-555555555555
+      reason: a GPU has fallen off the bus
+      counted: true
 gpus:
   description: Each GPU with the number, memory and SM share of its slices, and how many of them are advertised.
   returned: always

@@ -49,6 +49,7 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "in_use": sum(len(one["taken"]) for one in gpus),
         "proven": bool(capacity.get("proven")) or isolation.get("verdict") == PASSED,
         "gpus": gpus,
+        "lost": [dict(one) for one in capacity.get("lost") or []],
         "drift": [dict(one) for one in capacity.get("drift") or []],
         "notes": [dict(one) for one in capacity.get("notes") or []],
         "unheard": {str(source): str(why) for source, why in sorted((capacity.get("missing") or {}).items())},
@@ -133,6 +134,7 @@ def totals(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     sums = {
         "nodes": len(nodes),
         "gpus": len(gpus),
+        "lost": sum(len(one["lost"]) for one in nodes),
         "memory_mib": sum(int(gpu["memory_mib"] or 0) for gpu in gpus),
         "sold_mib": sum(gpu["sold_mib"] for gpu in gpus),
         "used_mib": sum(int(gpu["used_mib"] or 0) for gpu in gpus),

@@ -7,12 +7,10 @@ The kube-scheduler beside it is the real one, in an image that is made of its bi
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 import uuid
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubebox import images, pods
+from kubebox import deployments, pods
 from kubebox.api import ApiError
 from kubebox.cluster import PODS, SERVER
 from kubebox.gpunode import LIBRARIES, MIB
@@ -40,27 +38,6 @@ LEASE = f"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/{NAME}-exte
 OURS = f"labelSelector=app.kubernetes.io/name%3D{NAME}"
 REPOSITORY = "localhost/kube-scheduler"
 GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
-# What turns a Deployment into pods, and a Service into their addresses.
-CONTROLLERS = (
-    "deployment-controller",
-    "replicaset-controller",
-    "endpoints-controller",
-    "endpointslice-controller",
-    "garbage-collector-controller",
-    "root-ca-certificate-publisher-controller",
-)
-# Each pod has a wire of its own to the node; the API server's address is the node's.
-NETWORK = {
-    "cniVersion": "0.4.0",
-    "name": "pods",
-    "plugins": [
-        {
-            "type": "ptp",
-            "ipMasq": False,
-            "ipam": {"type": "host-local", "subnet": "10.77.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]},
-        }
-    ],
-}
 
 
 def call(cluster: Any, check: bool = False, **params: Any) -> dict[str, Any]:
@@ -86,29 +63,21 @@ def call(cluster: Any, check: bool = False, **params: Any) -> dict[str, Any]:
 
 
 def load_images(cluster: Any) -> None:
-    version = cluster.api.get("/version")["gitVersion"].partition("+")[0].partition("-")[0]
-    name, root = f"{REPOSITORY}:{version}", cluster.folder / "kube-scheduler-root.tar"
-    with tarfile.open(root, "w") as stream:
-        for folder in ("usr", "usr/local", "usr/local/bin", "tmp"):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            stream.addfile(entry, io.BytesIO())
-        entry = tarfile.TarInfo("usr/local/bin/kube-scheduler")
-        content = (cluster.programs.kubernetes / "kube-scheduler").read_bytes()
-        entry.size, entry.mode = len(content), 0o755
-        stream.addfile(entry, io.BytesIO(content))
-    packed = cluster.folder / "kube-scheduler.tar"
-    images.archive(root, name, packed)
+    name, packed = f"{REPOSITORY}:{deployments.version(cluster)}", cluster.folder / "kube-scheduler.tar"
+    deployments.pack_program(cluster.programs.kubernetes / "kube-scheduler", name, packed)
     for file, image in ((packed, name), (cluster.programs.scheduler_image, SCHEDULER_IMAGE)):
         cluster.ctr("images", "import", str(file))
         cluster.ctr("images", "label", image, "io.cri-containerd.pinned=pinned")
-    root.unlink()
     packed.unlink()
 
 
+def all_pods(cluster: Any) -> list[dict[str, Any]]:
+    """Also those that end: they answer admission for some seconds more, by the configuration that they have."""
+    return cluster.api.get(f"{SYSTEM}/pods?{OURS}")["items"]
+
+
 def our_pods(cluster: Any) -> list[dict[str, Any]]:
-    found = cluster.api.get(f"{SYSTEM}/pods?{OURS}")["items"]
-    return [one for one in found if not one["metadata"].get("deletionTimestamp")]
+    return [one for one in all_pods(cluster) if not one["metadata"].get("deletionTimestamp")]
 
 
 def ready(cluster: Any, count: int = 2) -> bool:
@@ -146,14 +115,13 @@ def refused(cluster: Any, body: dict[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def deployed(machine: Any) -> Iterator[Any]:
     cluster, node = machine
-    network = cluster.folder / "cni" / "05-pods.conflist"
-    network.write_text(json.dumps(NETWORK))
+    deployments.write_network(cluster)
     load_images(cluster)
     node.exchange(GPUS)
     node.configure(CONFIGURATION)
     kubeconfig = str(cluster.authority.folder / "kubelet.conf")
     node.plugin.command = [*node.plugin.command, "--kubeconfig", kubeconfig, "--node-name", cluster.node]
-    controllers = cluster.start_controllers(*CONTROLLERS)
+    controllers = cluster.start_controllers(*deployments.CONTROLLERS)
     try:
         node.start()
         until(lambda: cluster.allocatable() == SLOTS, f"{SLOTS} slices at the node")
@@ -165,7 +133,7 @@ def deployed(machine: Any) -> Iterator[Any]:
         call(cluster, state="absent")
         until(lambda: our_pods(cluster) == [], "the end of the scheduler's pods")
         controllers.stop()
-        network.unlink()
+        deployments.network_file(cluster).unlink()
         node.stop()
 
 
@@ -273,7 +241,7 @@ def test_admission_has_no_gap_while_another_configuration_rolls_out(deployed, po
     try:
         assert call(deployed, config={"defaultMemoryMiB": 700})["changed"]
         wait_until_ready(deployed, "two replicas of the new configuration")
-        until(lambda: not before & {one["metadata"]["name"] for one in our_pods(deployed)}, "the end of the old ones")
+        until(lambda: not before & {one["metadata"]["name"] for one in all_pods(deployed)}, "the end of the old ones")
     finally:
         stop.set()
         asks.join(60)

@@ -117,8 +117,8 @@ def play(fleet, folder, **variables):
 
 def test_the_role(fleet, tmp_path):
     code, said = play(fleet, tmp_path)
-    assert code and "name images that the cluster can pull" in said
-    desired = {"scheduler_image": "x:1", "scheduler_kube_scheduler_repository": "registry.example/kube-scheduler"}
+    assert code and "scheduler_hosts is []; expected hosts of the inventory" in said
+    desired = {"scheduler_image": "x:1", "scheduler_rollout": 0}
     desired["vgpu_resource_names"] = {"count": "example.com/gpu", "memory_percentage": "example.com/part"}
     desired["scheduler_default_memory"] = 700
     # Only written: nothing is in the cluster afterwards, and each object is one that the API server would take.

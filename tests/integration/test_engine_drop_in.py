@@ -49,8 +49,8 @@ class Engine:
 
     def play(self, **variables: str) -> Run:
         (self.folder / "calls").write_text("")
-        given = {"container_runtime_engine": "crio", "container_runtime_drop_in_path": str(self.path)}
-        given |= {"container_runtime_drop_in_text": NEW, **variables}
+        choice = {"drop_in": {"engine": "crio", "path": str(self.path), "text": NEW}}
+        given = {"__container_runtime": {"choice": choice}, **variables}
         role = {"name": "vgpu.fleet.container_runtime", "tasks_from": "drop_in"}
         path = f"{self.folder}/bin:{os.environ['PATH']}"
         tasks = [{"ansible.builtin.import_role": role, "vars": given}]

@@ -8,6 +8,7 @@ is dropped in silence: what has no variable here is a note that names it and say
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -116,7 +117,10 @@ def _is_of_the_operator(values: Mapping[str, Any]) -> bool:
 def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
     found.set("", "vgpu_sharing", "vcuda")
     found.set("", "vgpu_slice_sizing", "requested")
+    found.set("", "vgpu_kubeconfig", "~/.kube/config")
+    found.note("", tables.OF_CLUSTER)
     leaves = dict(leaves_of(values))
+    _default_memory(leaves.get(tables.DEFAULT_MEMORY), found)
     for path, default in tables.HAMI_DEFAULTS.items():
         leaves.setdefault(path, default)
     others = []
@@ -136,6 +140,8 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
             _hami_nodes(parse(value).get("nodeconfig") or [], f"{path}.nodeconfig", found)
         elif path in tables.HAMI_NOTES:
             found.note(path, tables.HAMI_NOTES[path])
+        elif path.startswith(tuple(tables.HAMI_SERVICES)) and not path.startswith(tables.CHART_ONLY):
+            found.note(path, tables.HAMI_SERVICES[".".join(path.split(".")[:2])])
         elif path.startswith(tables.OTHER_VENDORS) and not path.startswith(tables.NVIDIA_CARDS):
             others.append(path)
         elif not path.startswith(tables.CHART_ONLY):
@@ -143,6 +149,15 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
     if others:
         more = f"and {len(others) - 1} more are" if len(others) > 1 else "is"
         found.note(others[0], f"{more} of other vendors' cards: this collection shares NVIDIA's alone")
+
+
+def _default_memory(value: Any, found: Converted) -> None:
+    """What a pod with a count of GPUs alone gets. ``value``: MiB; 0 is the whole card, None where nothing is said."""
+    if value is None:
+        found.note("", tables.NO_DEFAULT_MEMORY)
+    elif plain(value) != 0:
+        found.set(tables.DEFAULT_MEMORY, "scheduler_plain", "default")
+        found.note(tables.DEFAULT_MEMORY, tables.OF_COUNT_ALONE)
 
 
 def _nvidia_chart(values: Mapping[str, Any], found: Converted) -> None:
@@ -216,9 +231,22 @@ def _named_files(config: Mapping[str, Any], key: str, where: str, found: Convert
             _file_v1(one, path, other)
             found.notes += other.notes
             named = found.variables.setdefault("vgpu_configs", {})
-            named[name] = {key[len(schema.PREFIX) :]: value for key, value in other.variables.items() if _is_ours(key)}
+            ours = _config_name(str(name), path, found)
+            if ours in named:
+                found.note(path, f"the name {ours} is taken; give this file another name and convert again")
+                continue
+            named[ours] = {key[len(schema.PREFIX) :]: value for key, value in other.variables.items() if _is_ours(key)}
             for option in other.variables.get("device_plugin_options", []):
                 found.note(path, f"{option} holds for the whole program here; set it in device_plugin_options")
+
+
+def _config_name(name: str, path: str, found: Converted) -> str:
+    """The name of a configuration as the schema takes it. Noted where it is another."""
+    ours = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "config"
+    if schema.CONFIG_NAME.pattern is not None and schema.CONFIG_NAME.pattern.match(name):
+        return name
+    found.note(path, tables.RENAMED.format(new=ours))
+    return ours
 
 
 def _is_ours(variable: str) -> bool:

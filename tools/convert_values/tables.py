@@ -34,9 +34,9 @@ CHART_ONLY = (
     "podAnnotations", "podLabels", "updateStrategy", "nfd.", "allowDefaultNamespace", "selectorLabelsOverride",
     "componentSelectorLabels", "priorityClassName", "devicePlugin.containers", "gfd.", "mps.enableHost",
     "devicePlugin.image", "devicePlugin.resources", "devicePlugin.nvidianodeSelector", "devicePlugin.tolerations",
-    "devicePlugin.podAnnotations", "devicePlugin.updateStrategy", "devicePlugin.monitor", "devicePlugin.service",
-    "scheduler.kubeScheduler", "scheduler.extender", "scheduler.image", "scheduler.resources",
-    "scheduler.nodeSelector", "scheduler.tolerations", "scheduler.podAnnotations", "scheduler.service",
+    "devicePlugin.podAnnotations", "devicePlugin.updateStrategy", "devicePlugin.monitor.image",
+    "devicePlugin.monitor.resources", "scheduler.kubeScheduler", "scheduler.extender", "scheduler.image",
+    "scheduler.resources", "scheduler.nodeSelector", "scheduler.tolerations", "scheduler.podAnnotations",
     "scheduler.patch", "scheduler.certManager",
 )  # fmt: skip
 
@@ -66,6 +66,31 @@ HAMI_PLACES = {
     "devicePlugin.gdsEnabled": ("flags", "gdsEnabled"),
     "devicePlugin.mofedEnabled": ("flags", "mofedEnabled"),
 }
+# Ports and addresses, by the beginning of the path.
+HAMI_SERVICES = {
+    "scheduler.service": "no NodePort here: the webhook and /metrics are at the Service vgpu-scheduler, port 443",
+    "devicePlugin.service": "off here until device_plugin_options names a port for metrics: --metrics-listen=:9410",
+    "devicePlugin.monitor": "not carried over: the device plugin itself has the metrics (--metrics-listen)",
+}
+# What pods get that name a count of GPUs and no memory.
+DEFAULT_MEMORY = "scheduler.defaultMem"
+NO_DEFAULT_MEMORY = (
+    "says nothing of scheduler.defaultMem: older charts give a pod with a count alone 5000 MiB, newer ones the whole "
+    "card, as is done here; for the former add scheduler_plain: default"
+)
+OF_COUNT_ALONE = (
+    "a pod with a count alone has this memory too (scheduler_plain: default); HAMi gives it all compute of the card as "
+    "well, so that nobody shares it, which is not carried over: scheduler_plain: whole is nearest to that"
+)
+# What a group needs whose pods ask for sizes, and nothing of HAMi's names.
+OF_CLUSTER = (
+    "after site.yml run cluster.yml, which puts the scheduler into the cluster; vgpu_kubeconfig is kubectl's usual "
+    "file on the controller, so check it"
+)
+RENAMED = (
+    "becomes {new}, for a name here has small letters, digits and dashes; label the nodes that name it: "
+    "kubectl label node NODE nvidia.com/device-plugin.config={new} --overwrite"
+)
 # Its config.json as a text.
 HAMI_NODES = "devicePlugin.nodeConfiguration.config"
 # Where cards of other vendors are set up, and NVIDIA's next to them.
@@ -156,6 +181,6 @@ ASKED = (
     "tencent.com/vcuda-core", "tencent.com/vcuda-memory",
 )  # fmt: skip
 ASKED_NOTE = (
-    "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and the cluster the role scheduler; "
-    "without them such a pod stays Pending"
+    "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and cluster.yml put the scheduler "
+    "into the cluster; without them such a pod stays Pending"
 )

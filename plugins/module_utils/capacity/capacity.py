@@ -15,6 +15,7 @@ from typing import Any, Sequence
 
 from ..config import named_configs, node_config, sharing, slices
 from ..config.kinds import errors
+from ..gpu import lost as lost_gpus
 from ..gpu import nvml
 from ..host import digest
 from ..host.host import Host
@@ -85,6 +86,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
         "expected": [],
         "advertised": [],
         "gpus": [],
+        "lost": [],
         "library": (seen["plugin"] or {}).get("library"),
         "versions": {
             "driver": seen["nvml"].get("driver_version"),
@@ -104,9 +106,11 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
         answer["shared"] = slices.vcuda_of(config) is not None
     if not seen["nvml"]["ok"]:
         _differ(drift, "driver", "NVML", "an answer", seen["nvml"]["error"], "look at the driver: nvidia-smi")
-    for lost in seen["nvml"]["lost"]:
-        where = "GPU {}".format(lost["index"])
-        _differ(drift, "GPU", where, "readable", lost["error"], "look at the kernel log for Xid; reset or replace it")
+    else:
+        answer["lost"] = lost_gpus.find(seen["nvml"]["gpus"], seen["nvml"]["lost"], seen["plugin"])
+    for lost in answer["lost"]:
+        # The one finding of all that follows from it.
+        _differ(drift, "GPU", lost_gpus.name(lost), "readable", lost["reason"], lost_gpus.remedy(lost))
     if config is not None and seen["nvml"]["ok"]:
         _expect(config, seen, answer)
     _compare_plugin(seen, answer, config)
@@ -260,9 +264,13 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
         if found.get("health", HEALTHY) != HEALTHY and wanted["id"] not in _leased(status):
             remedy = "look at the GPU: journalctl -u vgpu-device-plugin, kernel log for Xid"
             _differ(drift, "slice health", wanted["id"], HEALTHY, found["health"], remedy)
-    for extra in made:
-        if config is not None and answer["expected"]:
+    for extra, piece in made.items():
+        if config is not None and answer["expected"] and piece["uuid"] not in _lost(answer):
             _differ(drift, "slice", extra, "not to exist", "made by the device plugin", restart)
+
+
+def _lost(answer: dict[str, Any]) -> set[str]:
+    return {one["uuid"] for one in answer["lost"]}
 
 
 def _compare_library(seen: dict[str, Any], answer: dict[str, Any]) -> None:
@@ -305,7 +313,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
         answer["advertised"] = advertised
         expected = [piece["id"] for piece in answer["expected"]]
         missing = sorted(set(expected) - set(advertised) - set(leased))
-        foreign = sorted(set(advertised) - set(expected))
+        foreign = sorted(one for one in set(advertised) - set(expected) if one.partition("::")[0] not in _lost(answer))
         # One cause is one difference: with an unregistered plugin all slices are missing.
         if expected and missing and not deaf:
             remedy = "systemctl restart vgpu-device-plugin; if it stays, check slice health above"

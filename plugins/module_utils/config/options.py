@@ -80,6 +80,7 @@ TIGHTER: dict[str, Kind] = {
     "container_runtime_shm_size": Text(
         "a size such as 2G or an empty text", r"^([0-9]+(\.[0-9]+)?[bkmgBKMG]?[bB]?)?\Z"
     ),
+    "container_runtime_systemd_cgroup": AUTO_OR_FLAG,
     "nvidia_driver_branch": Text("a number such as 580 or an empty text", r"^([0-9]{3,4})?\Z"),
     "nvidia_driver_fabric_manager": AUTO_OR_FLAG,
     "nvidia_driver_prebuilt": AUTO_OR_FLAG,

@@ -136,7 +136,8 @@ def findings_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list
             size_of(gpu, share)
         except SliceError as fault:
             findings.append(error(where + ".splitCount", str(fault)))
-        advised = advised_split(str(gpu.get("model") or ""))
+        equal = vcuda.get("sliceSizing") != "requested"
+        advised = advised_split(str(gpu.get("model") or "")) if equal else None
         if advised is not None and share.split_count > advised[1]:
             message = "{0}: {1} slices, advised for {2} are at most {3}"
             findings.append(

@@ -64,7 +64,7 @@ class Applier:
             if self.after != self.before:
                 self.changes = [f"take NVIDIA's runtime out of {self.target}"]
         else:
-            base = main if main is not None else containerd_text.fresh(daemon)
+            base = main if main is not None else containerd_text.fresh(daemon, self.options.desired)
             found = containerd_text.problems(base, daemon)
             if found:
                 raise ConfigError("nothing was written to {}: {}".format(self.options.path, "; ".join(found)))

@@ -55,9 +55,41 @@ def version_of(text: str) -> int:
     return int(written)
 
 
-def fresh(daemon: tuple[int, ...]) -> str:
-    """The text of a file where there is none, of the version that the daemon has as its own."""
-    return f"version = {3 if daemon >= (2,) else 2}\n"
+def fresh(daemon: tuple[int, ...], desired: Desired) -> str:
+    """The text of a file where there is none, of the version that the daemon has as its own.
+
+    runc gets the cgroup driver of NVIDIA's runtime: pods that name a runtime may be started by either.
+    """
+    version = 3 if daemon >= (2,) else 2
+    text = f"version = {version}\n"
+    if desired.systemd_cgroup is None:
+        return text
+    runc = f"{SECTIONS[version]}.containerd.runtimes.runc"
+    wanted: dict[str, toml_text.Value] = {
+        f"{runc}.runtime_type": "io.containerd.runc.v2",
+        f"{runc}.options.SystemdCgroup": desired.systemd_cgroup,
+    }
+    return toml_text.merge(text, wanted)[0]
+
+
+def systemd_cgroup(given: Any, kubelet: Any, text: str | None) -> bool | None:
+    """The cgroup driver of the runtime. ``given``: auto, true or false; ``kubelet``: ``kubelet_engine`` of host_state.
+
+    None: as the file has it for runc. auto is what the kubelet that runs says; where none runs and the file says
+    nothing of runc, it is systemd's, which kubeadm gives its kubelets.
+    """
+    if str(given).lower() != "auto":
+        return str(given).lower() in ("true", "yes", "on", "1")
+    driver = (kubelet or {}).get("cgroup_driver")
+    if driver:
+        return bool(driver == "systemd")
+    silent = text is None or _runc_cgroup(text) is None
+    return True if silent and not kubelet else None
+
+
+def _runc_cgroup(text: str, version: int | None = None) -> bool | None:
+    written = _get(text, SECTIONS[version or version_of(text)] + ".containerd.runtimes.runc.options.SystemdCgroup")
+    return None if written is None else written == "true"
 
 
 def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
@@ -89,8 +121,7 @@ def keys(text: str, desired: Desired, version: int | None = None) -> dict[str, t
     # It must be what the kubelet has; what runc uses is what works on this host.
     cgroup = desired.systemd_cgroup
     if cgroup is None:
-        written = _get(text, f"{base}.runtimes.runc.options.SystemdCgroup")
-        cgroup = None if written is None else written == "true"
+        cgroup = _runc_cgroup(text, version)
     if cgroup is not None:
         wanted[f"{runtime}.options.SystemdCgroup"] = cgroup
     if desired.default:
@@ -160,7 +191,7 @@ def undo(text: str, former: str | None, ours: str, desired: Desired) -> str | No
     if text == ours:
         return former
     for key in keys(ours, desired):
-        if _get(text, key) != _get(ours, key):
+        if _get(ours, key) is None or _get(text, key) != _get(ours, key):
             continue
         before = _get(former or "", key)
         text = toml_text.remove(text, key) if before is None else toml_text.put(text, key, before)
@@ -196,6 +227,9 @@ def missing(dump: str, desired: Desired) -> list[str]:
     ]
     if desired.default:
         rows.append((("containerd", "default_runtime_name"), desired.name))
+    if desired.systemd_cgroup is not None:
+        cgroup = ("containerd", "runtimes", desired.name, "options", "SystemdCgroup")
+        rows.append((cgroup, str(desired.systemd_cgroup).lower()))
     return [
         "{}: expected {}, containerd would use {}".format(".".join(tail), expected, value(*tail) or "nothing")
         for tail, expected in rows

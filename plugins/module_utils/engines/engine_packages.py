@@ -35,13 +35,12 @@ DEFAULTS: dict[str, Any] = {
     "repository": {},
     "docker_config": "/etc/docker/daemon.json",
     "docker_settings": {},
-    "engine": "docker",
+    "engine": "auto",
     "default_runtime": "nvidia",
     "runtimes": {},
     "containerd_config": "/etc/containerd/config.toml",
     "containerd_record": "",
-    "drop_in_path": "",
-    "drop_in_text": "",
+    "systemd_cgroup": "auto",
     "restart": "if_idle",
     "packages_record": "",
     "docker_record": "",
@@ -65,8 +64,8 @@ def names(wanted: dict[str, Any]) -> list[str]:
     """All packages whose versions ``choose`` must know: those of the desired state, or every one that may be chosen."""
     if wanted["packages"]:
         return [str(package) for package in wanted["packages"]]
-    engine = wanted["engine"]
-    found = {name for family in (*DISTRIBUTION.values(), REPOSITORY) for name in family.get(engine, [])}
+    asked = UNITS if wanted["engine"] == "auto" else (wanted["engine"],)
+    found = {name for family in (*DISTRIBUTION.values(), REPOSITORY) for one in asked for name in family.get(one, [])}
     return sorted(found)
 
 

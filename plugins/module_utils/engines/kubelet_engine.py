@@ -15,10 +15,10 @@ from ..host.host import Host
 
 FLAG = "--container-runtime-endpoint"
 # In a configuration file, which is YAML or JSON.
-IN_CONFIG = re.compile(
-    r"""(?:^|[{,])\s*["']?containerRuntimeEndpoint["']?\s*:[ \t]*["']?([^\s"'#,}]+)""",
-    re.MULTILINE,
-)
+VALUE = r"""(?:^|[{,])\s*["']?%s["']?\s*:[ \t]*["']?([^\s"'#,}]+)"""
+IN_CONFIG = re.compile(VALUE % "containerRuntimeEndpoint", re.MULTILINE)
+CGROUP_FLAG = "--cgroup-driver"
+CGROUP_IN_CONFIG = re.compile(VALUE % "cgroupDriver", re.MULTILINE)
 # From this version on there is no dockershim, and an unconfigured kubelet takes containerd.
 WITHOUT_DOCKERSHIM = (1, 24)
 CONTAINERD = "unix:///run/containerd/containerd.sock"
@@ -28,9 +28,10 @@ RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
 
 
 def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
-    """``{"engine", "endpoint"}`` of the kubelet that runs, None where none does. ``version``: of the host's kubelet.
+    """``{"engine", "endpoint", "cgroup_driver"}`` of the kubelet that runs, None where none does.
 
-    ``engine``: docker, containerd, crio, k3s, rke2; empty of an endpoint that nobody knows.
+    ``version``: of the host's kubelet; ``engine``: docker, containerd, crio, k3s, rke2, empty of an endpoint that
+    nobody knows; ``cgroup_driver``: systemd or cgroupfs, empty where its configuration does not say.
     """
     running: dict[str, str] = {}
     network = host.link("/proc/1/ns/net")
@@ -41,25 +42,26 @@ def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
             running[comm] = pid
     rancher = sorted({RANCHER[comm] for comm in running if comm in RANCHER})
     if "kubelet" not in running:
-        return {"engine": rancher[0], "endpoint": f"unix://{RANCHER_SOCKET}"} if rancher else None
-    endpoint = _endpoint(host, host.argv(int(running["kubelet"])))
+        return {"engine": rancher[0], "endpoint": f"unix://{RANCHER_SOCKET}", "cgroup_driver": ""} if rancher else None
+    argv = host.argv(int(running["kubelet"]))
+    endpoint, driver = _setting(host, argv, FLAG, IN_CONFIG), _setting(host, argv, CGROUP_FLAG, CGROUP_IN_CONFIG)
     if not endpoint:
         # Before that version, no endpoint means dockershim.
         endpoint = "dockershim" if version and tuple(version[:2]) < WITHOUT_DOCKERSHIM else CONTAINERD
-    return {"engine": engine_of(endpoint, rancher), "endpoint": endpoint}
+    return {"engine": engine_of(endpoint, rancher), "endpoint": endpoint, "cgroup_driver": driver}
 
 
-def _endpoint(host: Host, argv: Sequence[str]) -> str:
-    """The endpoint of the flag, or of the configuration with its drop-ins, the last of which counts; else empty."""
-    flag, path, folder = _option(argv, FLAG), _option(argv, "--config"), _option(argv, "--config-dir")
-    if flag:
-        return flag
+def _setting(host: Host, argv: Sequence[str], flag: str, in_config: re.Pattern[str]) -> str:
+    """The value of a flag, or of the configuration with its drop-ins, the last of which counts; else empty."""
+    given, path, folder = _option(argv, flag), _option(argv, "--config"), _option(argv, "--config-dir")
+    if given:
+        return given
     drop_ins = [f"{folder}/{name}" for name in host.names(folder) if name.endswith(".conf")] if folder else []
-    endpoint = ""
+    value = ""
     for one in [*([path] if path else []), *drop_ins]:
-        match = IN_CONFIG.search(host.text(one) or "")
-        endpoint = match.group(1) if match else endpoint
-    return endpoint
+        match = in_config.search(host.text(one) or "")
+        value = match.group(1) if match else value
+    return value
 
 
 def _option(argv: Sequence[str], name: str) -> str:

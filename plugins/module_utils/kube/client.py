@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import traceback
 from typing import Any, Callable, Sequence
 
@@ -22,6 +23,9 @@ except ImportError:
 # Seconds for one answer of the API server; lists come in pages, so that a large cluster is no single answer.
 ANSWER = 30
 PAGE = 500
+# Of an object that may not be read or written, or whose namespace is not there. Other refusals of a trial, such as by a
+# webhook of others that knows no trials, say nothing of the write.
+REFUSALS = (401, 403, 404)
 MANAGER = "vgpu.fleet"
 
 
@@ -76,6 +80,26 @@ class Api:
             query["dryRun"] = "All"
         return self._call("PATCH", path, body, "application/apply-patch+yaml", query)
 
+    def refusal(self, path: str, body: dict) -> str:
+        """Why the server would not let this user read and apply an object, in its own words; empty where it would.
+
+        Nothing is changed. The server also judges whether the rights that a role gives are rights of this user.
+        """
+        try:
+            self.get(path)
+            self.apply(path, body, dry_run=True)
+        except ApiException as fault:
+            if fault.status in REFUSALS:
+                return message_of(fault)
+        return ""
+
+    def trial(self, path: str, body: dict) -> tuple[int, dict | str]:
+        """The answer to the creation of an object that is not stored: (201, as it would be), or (status, why not)."""
+        try:
+            return 201, self._call("POST", path, body, "application/json", {"dryRun": "All"})
+        except ApiException as fault:
+            return fault.status, message_of(fault)
+
     def patch(self, path: str, body: dict) -> dict:
         return self._call("PATCH", path, body, "application/strategic-merge-patch+json")
 
@@ -89,24 +113,31 @@ class Api:
                 raise
 
 
+def message_of(fault: Any) -> str:
+    """The server's own sentence, else the reason of the HTTP status."""
+    try:
+        return str(json.loads(fault.body or "")["message"])
+    except (ValueError, KeyError, TypeError):
+        return str(fault.reason)
+
+
 def answer(module: AnsibleModule, run: Callable[[Any, Any], dict], fail: Callable[[str], None] | None = None) -> None:
     """Ends the module with what ``run(module, api)`` returns, or calls ``fail`` with a sentence about what failed."""
     if MISSING:
         module.fail_json(msg=missing_required_lib("kubernetes"), exception=MISSING)
     params = module.params
     fail = fail or (lambda sentence: module.fail_json(msg=sentence))
+    if not os.path.exists(params["kubeconfig"]):
+        fail(f"{params['kubeconfig']}: no such file here; set vgpu_kubeconfig to a kubeconfig file of the controller")
     try:
         result = run(module, Api(params["kubeconfig"], params["context"]))
     except ApiException as fault:
-        try:
-            said = json.loads(fault.body or "")["message"]
-        except (ValueError, KeyError, TypeError):
-            said = fault.reason
-        fail(f"the API server answered {fault.status}: {said}; check the rights of this user")
+        fail(f"the API server answered {fault.status}: {message_of(fault)}; check the rights of this user")
     except (ConfigException, OSError) as fault:
         fail(f"{params['kubeconfig']}: {fault}; give a kubeconfig that kubectl can use")
     except HTTPError as fault:
-        fail(f"the API server of {params['kubeconfig']} cannot be reached: {fault}")
+        test = f"try `kubectl --kubeconfig {params['kubeconfig']} get nodes` on the controller"
+        fail(f"the API server of {params['kubeconfig']} cannot be reached: {fault}; {test}")
     except ValueError as fault:
         fail(f"the API server of {params['kubeconfig']}: {fault}")
     module.exit_json(**result)

@@ -41,6 +41,8 @@ class Desired(NamedTuple):
     node_selector: dict[str, str] = {}
     tolerations: Sequence[dict[str, Any]] = ()
     options: Sequence[str] = ()
+    # Names of the only nodes that it may run on, such as those that its images were loaded on; empty: all.
+    nodes: Sequence[str] = ()
     # Users of device plugins that are not nodes: they write the allocated GPUs.
     may_give: Sequence[str] = ()
     # Whether the kube-scheduler knows the option of kube_options.
@@ -294,6 +296,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
         "nodeSelector": dict(desired.node_selector),
         "tolerations": list(desired.tolerations),
         "affinity": {
+            **_on_nodes(desired.nodes),
             "podAntiAffinity": {
                 "preferredDuringSchedulingIgnoredDuringExecution": [
                     {
@@ -304,7 +307,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
                         },
                     }
                 ]
-            }
+            },
         },
     }
     template = {
@@ -324,6 +327,13 @@ def _deployment(desired: Desired) -> dict[str, Any]:
             "template": template,
         },
     }
+
+
+def _on_nodes(names: Sequence[str]) -> dict[str, Any]:
+    """By name, so that no node needs a label of ours."""
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]} for name in names]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"nodeAffinity": required} if terms else {}
 
 
 def _budget(desired: Desired) -> dict[str, Any]:

@@ -7,10 +7,23 @@ DevicePlugins with another protocol), so an older one would never call us, and n
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Sequence
+from typing import Any, Sequence
 
 OLDEST = (1, 10)
+KUBELETS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet")
+
+
+def of_host(host: Any) -> tuple[int, int] | None:
+    """Major and minor of the kubelet of a ``Host``; None where there is none, or one that does not tell.
+
+    That class is not imported: most modules that read a version by this file read no host.
+    """
+    for path in KUBELETS:
+        if os.access(host.path(path), os.X_OK):
+            return of_text(host.run([host.path(path), "--version"]).out)
+    return None
 
 
 def of_text(text: str) -> tuple[int, int] | None:

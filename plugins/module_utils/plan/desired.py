@@ -11,7 +11,7 @@ from typing import Any
 from ..config import node_config
 from ..config import variables as schema
 from ..driver import choice as driver_choice
-from ..engines import daemon_json, engine_packages
+from ..engines import daemon_json, engine_auto, engine_packages
 from ..gpu import mig_unit, mps, time_slice
 from ..packages.pins import name_of
 from . import plugin_python
@@ -115,14 +115,12 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
         options["texts"].append(roles["nvidia_docker"]["config_path"])
     if "container_runtime" in roles:
         part = roles["container_runtime"]
-        options["units"].append(engine_packages.DOCKER_UNIT)
+        options["units"] += [engine_packages.DOCKER_UNIT, *engine_auto.units(part["engine"])]
         options["files"].append(daemon_json.PENDING)
         options["docker_config"] = part["docker_config"]
         options["packages"] += [name_of(package) for package in engine_packages.names(part)]
-        if part["engine"] != "docker":
-            options["units"] += engine_packages.ENGINE_UNITS[part["engine"]]
-            options["files"] += [part["drop_in_path"]] if part["drop_in_path"] else []
-            options["containerd_config"] = part["containerd_config"]
+        options["files"] += engine_auto.files(part["engine"])
+        options["containerd_config"] = part["containerd_config"]
     if "vcuda" in roles:
         part = roles["vcuda"]
         options["library_root"] = part["root"]
@@ -144,7 +142,8 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
         options["files"] += [part["unit_path"], part["daemonset_path"]]
         options["plugin_root"] = part["root"]
         options["node_config"] = part["config_path"]
-    options["packages"] = sorted(set(options["packages"]))
+    for name in ("packages", "units"):
+        options[name] = sorted(set(options[name]))
     return options
 
 

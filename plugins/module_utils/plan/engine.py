@@ -6,7 +6,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..engines import containerd_text, daemon_check, daemon_json, docker_variants, engine_packages, kubelet_engine
+from ..engines import (
+    containerd_text,
+    daemon_check,
+    daemon_json,
+    docker_variants,
+    engine_auto,
+    engine_packages,
+    kubelet_engine,
+)
 from ..engines.containerd_text import ConfigError, Desired
 from ..engines.engine_packages import DOCKER_UNIT, ENGINE_UNITS
 from ..host.digest import sha256
@@ -19,6 +27,8 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
     if wanted["state"] != PRESENT:
         changes = [*undone(wanted, state), *absent(wanted, state)]
         return Part("the container runtime's changes are to be undone", changes)
+    found = engine_auto.resolve(wanted, state)
+    wanted = {**wanted, "engine": found.name}
     engine = engine_packages.choose(state, wanted)
     if engine.refusal:
         return NOTHING._replace(errors=[engine.refusal])
@@ -30,7 +40,7 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
     if wanted["engine"] != "docker":
         missing = packages(engine.packages, "", state)
         reason, changes, faults = differences(wanted, state)
-        reason = "packages are missing or of another version" if missing else reason
+        reason = found.reason or "packages are missing or of another version" if missing else reason
         return Part(reason, [*missing, *changes], warnings=kubelet, errors=faults)
     if unit.get("masked"):
         way_out = f"systemctl unmask {DOCKER_UNIT}, or take the role container_runtime out of the play"
@@ -39,7 +49,7 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
     if faults:
         return NOTHING._replace(errors=faults)
     changes = packages(engine.packages, "", state)
-    reason = "packages are missing or of another version"
+    reason = found.reason or "packages are missing or of another version"
     path = wanted["docker_config"]
     try:
         text, merged = daemon_json.merge(docker["config_text"], wanted["docker_settings"])
@@ -106,8 +116,7 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
 
 def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
     """The removal of our own file; the plan reverts the records itself."""
-    path = wanted["drop_in_path"]
-    return [f"remove {path}"] if path and state["files"].get(path) is not None else []
+    return [f"remove {path}" for path in engine_auto.files(wanted["engine"]) if state["files"].get(path) is not None]
 
 
 def differences(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str], list[str]]:
@@ -135,7 +144,8 @@ def differences(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, lis
 def _containerd(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[list[str], float]:
     path, found = wanted["containerd_config"], state["containerd"]
     runtime = (wanted["runtimes"].get("nvidia") or {}).get("path") or Desired().path
-    desired = Desired(path=runtime, default=wanted["default_runtime"] == "nvidia")
+    cgroup = containerd_text.systemd_cgroup(wanted["systemd_cgroup"], state.get("kubelet_engine"), found["config_text"])
+    desired = Desired(path=runtime, default=wanted["default_runtime"] == "nvidia", systemd_cgroup=cgroup)
     record = state["files"].get(wanted["containerd_record"]) or {}
     text = found["config_text"]
     if text is None:
@@ -153,11 +163,11 @@ def _containerd(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[list[str
 
 
 def _drop_in(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[list[str], float]:
-    path = wanted["drop_in_path"]
+    path, text = engine_auto.drop_in(wanted["engine"], wanted)
     on_disk = state["files"].get(path)
     if on_disk is None:
         return [f"write {path}"], 0.0
-    changed = on_disk["sha256"] != sha256(wanted["drop_in_text"])
+    changed = on_disk["sha256"] != sha256(text)
     return [f"change {path}"] if changed else [], float(on_disk["mtime"])
 
 

@@ -13,6 +13,7 @@ from typing import Any, Sequence
 from ..config import named_configs, sharing, slices
 from ..config.kinds import Finding, error, errors, warning
 from ..engines import engine_packages
+from ..gpu import lost as lost_gpus
 from ..host import distribution
 from ..host.digest import fingerprint, sha256
 from ..kube import version as kube_version
@@ -44,6 +45,10 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     faults = refusals(desired, state)
     if state["os"].get("selinux") == "enforcing" and "device_plugin" in desired["roles"]:
         warnings.append(CONFINED)
+    warnings += [
+        f"GPU {lost_gpus.name(one)} is lost: {one['reason']}; {lost_gpus.remedy(one)}; this run does not change that"
+        for one in _lost(state)
+    ]
     for role in ROLES:
         wanted = desired["roles"].get(role)
         if wanted is None:
@@ -68,6 +73,13 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "errors": faults,
         "disturbs": any(step["disturbs"] for step in steps),
     }
+
+
+def _lost(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """GPUs that were there; a driver that does not answer is another fault."""
+    if not state["nvml"]["ok"]:
+        return []
+    return lost_gpus.find(state["gpus"], state["nvml"]["lost"], state["plugin"]["status"])
 
 
 def refusals(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
@@ -315,7 +327,9 @@ def _plugin_running(wanted: dict[str, Any], unit: dict[str, Any], state: dict[st
 
 def describe(plan: dict[str, Any], state: dict[str, Any]) -> list[str]:
     """The plan as lines that a person reads before it is carried out."""
-    lines = ["{} GPUs: {}".format(len(state["gpus"]), _models(state["gpus"]))]
+    here, lost = len(state["gpus"]), len(_lost(state))
+    count = f"{here} of {here + lost}" if lost else str(here)
+    lines = [f"{count} GPUs: {_models(state['gpus'])}"]
     if not plan["steps"]:
         lines.append("nothing to do")
     for number, step in enumerate(plan["steps"], 1):

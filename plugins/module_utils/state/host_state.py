@@ -15,8 +15,6 @@ from ..kube import version as kube_version
 from ..library import versions
 from . import conflicting_on_host, running_plugin
 
-KUBELETS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet")
-
 
 def read(
     host: Host,
@@ -32,7 +30,7 @@ def read(
     mig: bool = False,
 ) -> dict[str, Any]:
     """The state of a host. Reads only, and a part that is absent is None or empty, never a failure."""
-    found, kube = nvml.read(), kubelet(host)
+    found, kube = nvml.read(), kube_version.of_host(host)
     return {
         "os": host.os_release(),
         "node": host.node_name(),
@@ -65,14 +63,6 @@ def read(
         "mig": mig_nvml.read() if mig else None,
         "proof": running_plugin.proof(host),
     }
-
-
-def kubelet(host: Host) -> tuple[int, int] | None:
-    """Major and minor of the host's kubelet; None where there is none, or one that does not tell."""
-    for path in KUBELETS:
-        if os.access(host.path(path), os.X_OK):
-            return kube_version.of_text(host.run([host.path(path), "--version"]).out)
-    return None
 
 
 def named_configs(host: Host, path: str) -> dict[str, str | None]:

@@ -32,8 +32,10 @@ function showSums() {
   for (const [key, name] of tiles) {
     const delta = before ? sums[key] - before[key] : 0;
     const trend = delta ? ` (${delta > 0 ? "+" : "−"}${Math.abs(delta).toLocaleString("en")})` : "";
-    const kind = unwanted.has(key) && sums[key] ? "sum bad" : "sum";
-    place("sums").append(element("div", { class: kind }, element("b", {}, sums[key].toLocaleString("en")), name + trend));
+    const lost = key === "gpus" ? sums.lost : 0;
+    const kind = (unwanted.has(key) && sums[key]) || lost ? "sum bad" : "sum";
+    const all = lost ? ` of ${(sums[key] + lost).toLocaleString("en")}` : "";
+    place("sums").append(element("div", { class: kind }, element("b", {}, sums[key].toLocaleString("en") + all), name + trend));
   }
 }
 
@@ -200,11 +202,12 @@ function memoryBar(one) {
 }
 
 const rank = new Map(fleet.states.map((name, at) => [name, at]));
+const gpuCount = (one) => one.lost.length ? `${one.gpus.length} of ${one.gpus.length + one.lost.length}` : one.gpus.length;
 const models = (one) => [...new Set(one.gpus.map((gpu) => gpu.model))];
 const COLUMNS = [
   { name: "node", of: (one) => one.name },
   { name: "state", of: (one) => rank.get(one.state), show: (one) => state(one.state) },
-  { name: "GPUs", of: (one) => one.gpus.length, show: (one) => one.gpus.length ? `${one.gpus.length} × ${models(one).join(", ")}` : "" },
+  { name: "GPUs", of: (one) => one.gpus.length, show: (one) => one.gpus.length || one.lost.length ? `${gpuCount(one)} × ${models(one).join(", ")}` : "" },
   { name: "slices", of: (one) => one.advertised, show: (one) => `${one.advertised} of ${one.expected}`, number: true },
   { name: "in use", of: (one) => one.in_use, number: true },
   { name: "memory", of: (one) => memory(one).used, show: (one) => one.gpus.length ? memoryBar(one) : "" },

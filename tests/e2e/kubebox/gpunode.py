@@ -62,17 +62,23 @@ class GpuNode:
         PROFILE.parent.mkdir()
         self._insert(self.gpus)
         self._furnish_runtime()
-        library = LIBRARIES / LIBRARY_VERSION
-        library.mkdir(parents=True)
-        for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter"):
-            shutil.copy2(BUILD / name, library / name)
-        (LIBRARIES / "current").symlink_to(LIBRARY_VERSION)
+        self.furnish_library()
         self.reset()
         subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
         worker = Path("/usr/local/bin/gpu-worker")
         source = Path(__file__).resolve().parent.parent / "worker.c"
         subprocess.run(["cc", "-std=c11", "-O1", "-o", str(worker), str(source), "-ldl"], check=True)
         self.gpusimctl("devices")  # makes the state, which pods mount
+
+    @staticmethod
+    def furnish_library() -> None:
+        """libvgpu, also after a playbook that put another in its place or removed it."""
+        library, current = LIBRARIES / LIBRARY_VERSION, LIBRARIES / "current"
+        library.mkdir(parents=True, exist_ok=True)
+        for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter"):
+            shutil.copy2(BUILD / name, library / name)
+        current.unlink(missing_ok=True)
+        current.symlink_to(LIBRARY_VERSION)
 
     def reset(self) -> None:
         """Our programs are ended and have their own commands, and the folders that a role may have removed exist."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 E2E = ROOT / "tests" / "e2e"
@@ -34,6 +37,7 @@ class Programs:
     runc: Path
     plugin_image: Path  # a tar of the image of our device plugin, as PLUGIN_IMAGE
     scheduler_image: Path  # the same of our scheduler, as SCHEDULER_IMAGE
+    cache: Path  # what the playbooks build and keep on a controller, for inside there is no network; as XDG_CACHE_HOME
 
     def to_json(self) -> str:
         return json.dumps({name: str(path) for name, path in asdict(self).items()})
@@ -67,6 +71,37 @@ def _our_image(name: str, tag: str, *options: str) -> Path:
     return image
 
 
+def _of_playbooks(cache: Path) -> Path:
+    """What site.yml and cluster.yml build on the controller, made by their own commands; they find it and go on."""
+    tools, out = ROOT / "native" / "plugin" / "tools", cache / "vgpu.fleet"
+    for role, options in (("device_plugin", []), ("scheduler", ["--scheduler"])):
+        settings = yaml.safe_load((ROOT / "roles" / role / "vars" / "main.yml").read_text())
+        version = _version(settings[f"__{role}_sources"])
+        command = [sys.executable, "-I", str(tools / "wheelhouse.py"), "--out", str(out), "--python=3.11", *options]
+        made = json.loads(_printed([*command, f"--arch={os.uname().machine}", f"--version={version}"]))
+    image = [sys.executable, "-I", str(tools / "image.py"), f"--archive={made['archive']}", "--engine=podman"]
+    _printed([*image, f"--tag=localhost/vgpu-scheduler:{version}", f"--out={out}/scheduler-{version}.tar", "--base="])
+    return cache
+
+
+def _version(sources: list[str]) -> str:
+    """As the roles' own lookup makes it of these sources."""
+    program = str(Path(sys.executable).with_name("ansible"))
+    words = f"{{{{ lookup('vgpu.fleet.source_version', {', '.join(map(repr, sources))}) }}}}"
+    environment = {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".build" / "collections"), "ANSIBLE_LOCALHOST_WARNING": "0"}
+    done = subprocess.run(
+        [program, "localhost", "-m", "ansible.builtin.debug", "-a", f"msg=VERSION:{words}:"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    found = re.search(r"VERSION:(\S+):", done.stdout)
+    if found is None:
+        raise MissingProgram(f"the lookup vgpu.fleet.source_version said {done.stdout}")
+    return found.group(1)
+
+
 def _printed(command: list[str]) -> str:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
@@ -93,4 +128,5 @@ def find() -> Programs:
         runc=Path(runc),
         plugin_image=_our_image("plugin-image", PLUGIN_IMAGE),
         scheduler_image=_our_image("scheduler-image", SCHEDULER_IMAGE, "--scheduler"),
+        cache=_of_playbooks(ROOT / ".build" / "playbook-cache"),
     )

@@ -141,7 +141,7 @@ def programs(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     compile_program(folder, "racers", "racers.c", flags=LINKED)
     compile_program(folder, "contenders", "contenders.c", flags=LINKED)
     compile_program(folder, "stepper", "stepper.c", flags=LINKED)
-    compile_program(folder, "tool.so", "tool.c", flags=("-shared", "-fPIC"))
+    compile_program(folder, "tool.so", "tool.c", flags=("-shared", "-fPIC", "-ldl"))
     return folder
 
 

@@ -16,14 +16,12 @@ SECONDS = int(os.environ.get("VGPU_HOSTILE_SECONDS", "120"))  # that a test may 
 
 # These fail where sizes are rounded up, each at a comparison of bytes (2026-11-23).
 EXACT_TESTS = (
-    "test_coverage_code.py::test_code_goes_with_its_context",
     "test_coverage_code.py::test_code_is_charged_a_step_later_and_given_back",
     "test_coverage_code.py::test_late_code_that_does_not_fit",
     "test_coverage_errors.py::test_any_legal_call_frees",
     "test_coverage_passed.py::test_what_is_queued_takes_nothing_that_is_not_accounted",
     "test_edges.py::test_at_the_wrong_moment",
     "test_external.py::test_what_carries_no_mark_is_charged_to_the_importer",
-    "test_green.py::test_it_keeps_the_primary_context",
     "test_green.py::test_memory_of_any_number_of_them_goes_with_the_primary_context",
     "test_memory.py::test_a_context_takes_its_memory_with_it",
     "test_memory.py::test_modules_count_with_the_contexts",

@@ -120,7 +120,7 @@ def test_late_code_that_does_not_fit(host: Host, brings: tuple, later: float) ->
 @pytest.mark.parametrize("how", ["image", "library"])
 def test_a_load_in_a_process_that_holds_too_much(host: Host, how: str) -> None:
     puppet = host.puppet().start()
-    puppet.get("alloc", LIMIT - host.on_card() - MIB)
+    puppet.get("alloc", LIMIT - host.on_card() - 2 * MIB)
     say(puppet, f"library 10 {SIZE}", "kernel 20 10", "launch 20", "sync")
     held = host.on_card()
     for _unused in range(3):

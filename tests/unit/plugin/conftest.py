@@ -70,6 +70,11 @@ class FakeGpus:
         # UUID → what the driver says against it; a GPU that is to vanish is taken out of ``listed``.
         self.faults: dict[str, str] = {}
         self.opened = 1
+        # Index of a GPU that is counted and cannot be read → what the driver says.
+        self.lost: dict[int, str] = {}
+
+    def unreadable(self) -> dict[int, str]:
+        return dict(self.lost)
 
     def gpus(self) -> list[Gpu]:
         return list(self.listed)

@@ -17,11 +17,11 @@ MODULES = ROOT / "plugins" / "modules"
 MOST = {
     "apt_packages": 8,
     "check_variables": 0,
-    "containerd_config": 7,
+    "containerd_config": 8,  # one more: what the kubelet that runs has as its cgroup driver
     "docker_daemon": 9,
     "driver_choice": 9,
     "driver_setup": 5,
-    "engine_choice": 4,
+    "engine_choice": 10,  # auto: the kubelet that runs, its version, and the text of a file for CRI-O, k3s and RKE2
     "gpu_info": 3,
     "host_state": 20,
     "kube_capacity_info": 3,

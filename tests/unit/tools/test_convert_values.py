@@ -18,7 +18,12 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "native" / "plugin" / "src")]
 from convert_values import convert  # noqa: E402
 
 POLICY = "scheduler: {defaultSchedulerPolicy"
-CHART = {"vgpu_sharing": "vcuda", "vgpu_slice_sizing": "requested", "vgpu_split_count": 10}
+CHART = {
+    "vgpu_sharing": "vcuda",
+    "vgpu_slice_sizing": "requested",
+    "vgpu_kubeconfig": "~/.kube/config",
+    "vgpu_split_count": 10,
+}
 
 
 def converted(text):
@@ -99,7 +104,10 @@ def test_environment_of_a_plugin(env, expected):
         ("resourceCores: a.b/c", {"vgpu_resource_names": {"cores": "a.b/c"}}),
         ("resourceName: a.b/c\nresourcePriority: a.b/p",
          {"vgpu_resource_names": {"count": "a.b/c", "priority": "a.b/p"}}),
-        ("scheduler: {defaultMem: 5000}", {"scheduler_default_memory": 5000}),
+        # A pod with a count alone gets it there.
+        ("scheduler: {defaultMem: 5000}", {"scheduler_default_memory": 5000, "scheduler_plain": "default"}),
+        ("scheduler: {defaultMem: '3000'}", {"scheduler_default_memory": 3000, "scheduler_plain": "default"}),
+        ("scheduler: {defaultMem: 0}", {"scheduler_default_memory": 0}),
         ("scheduler: {defaultCores: 30}", {"scheduler_default_cores": 30}),
         ("scheduler: {defaultCores: 0}", {"scheduler_default_cores": 0}),
         ("scheduler: {defaultGPUNum: 2}", {"scheduler_default_count": 2}),
@@ -128,12 +136,60 @@ def test_values_of_hami(text, expected):
         (f"{POLICY}: {{gpuSchedulerPolicy: mutex}}}}", "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy"),
         ("devicePlugin: {somethingNew: 1}", "devicePlugin.somethingNew"),
         ("devicePlugin: {extraArgs: [--brand-new=1]}", "devicePlugin.extraArgs[0]"),
+        ("scheduler: {service: {monitorPort: 31993}}", "scheduler.service.monitorPort"),
+        ("scheduler: {service: {httpPort: 443, schedulerPort: 31998}}", "scheduler.service.schedulerPort"),
+        ("devicePlugin: {service: {httpPort: 31992}}", "devicePlugin.service.httpPort"),
+        ("devicePlugin: {monitor: {ctrPath: /usr/local/vgpu/containers}}", "devicePlugin.monitor.ctrPath"),
     ],
 )
 def test_nothing_of_hami_is_dropped_in_silence(text, path):
     found = converted(text)
     assert path in [note.path for note in found.notes]
     assert found.variables == CHART
+
+
+NEEDED = [
+    # the values, words of a note
+    ("devicePlugin: {deviceSplitCount: 5}", "cluster.yml"),
+    ("devicePlugin: {deviceSplitCount: 5}", "older charts give a pod with a count alone 5000 MiB"),
+    ("scheduler: {defaultMem: 5000}", "all compute of the card"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), NEEDED)
+def test_what_else_a_group_of_hami_needs(text, words):
+    assert [one for one in converted(text).notes if words in one.text], converted(text).notes
+
+
+def test_nothing_is_said_of_a_default_that_was_set():
+    assert not [one for one in converted("scheduler: {defaultMem: 0}").notes if "5000" in one.text]
+
+
+RENAMED = [
+    ("A100.large_Config", "a100-large-config"),
+    ("-x-", "x"),
+    ("plain", "plain"),
+]
+
+
+@pytest.mark.parametrize(("name", "ours"), RENAMED)
+def test_a_name_that_the_schema_refuses_gets_another(name, ours):
+    """Preflight would refuse the whole group; the label of the nodes is told."""
+    inner = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}"
+    values = {"config": {"default": "all", "map": {"all": inner % 2, name: inner % 8}}}
+    found = convert.convert([values])
+    assert list(found.variables["vgpu_configs"]) == [ours]
+    told = [one.text for one in found.notes if f"nvidia.com/device-plugin.config={ours}" in one.text]
+    assert bool(told) == (name != ours)
+    assert not [one for one in found.notes if one.text.startswith("preflight says (error)")], found.notes
+
+
+def test_two_names_that_become_one_are_not_merged():
+    inner = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}"
+    values = {"config": {"default": "all", "map": {"all": inner % 2, "Big": inner % 8, "big": inner % 4}}}
+    found = convert.convert([values])
+    assert found.variables["vgpu_configs"] == {"big": {"sharing": "time-slicing", "split_count": 8}}
+    assert [one.path for one in found.notes if "is taken" in one.text] == ["config.map.big"]
 
 
 def test_cards_of_other_vendors_are_one_note():

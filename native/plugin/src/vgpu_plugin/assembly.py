@@ -18,6 +18,8 @@ from .allocation.collector import Collector
 from .allocation.leases import Leases
 from .allocation.pod_mounts import MountCheck
 from .allocation.records import RecordStore
+from .allocation.recovery import recover
+from .allocation.repair import Repair
 from .allocation.sizer import Sizer
 from .allocation.static_slices import StaticSlices
 from .inject import driver_files
@@ -90,6 +92,7 @@ class Parts:
     leases: Leases
     collector: Collector
     static_slices: StaticSlices
+    repair: Repair
     registrations: Registrations
     changes: Reconfiguration
     health: HealthWatch
@@ -110,13 +113,16 @@ def resources(pool: Pool, settings: Settings) -> list[str]:
 
 
 def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSource, gpus: list[Gpu]) -> Parts:
-    """``pieces``: those of the settings; a GPU whose former pieces are held keeps them. Raises Fatal."""
+    """``pieces``: those of the settings; a GPU whose former pieces are held keeps them. ``gpus``: also those that are
+    lost. Raises Fatal.
+    """
     paths, extras = setup.paths, setup.extras
     last_offer = LastOffer(paths.last_offer)
     pool = Pool(gpus, last_offer.before(gpus, pieces))
     records = RecordStore(paths.records)
     records.load()
     files = AllocationFiles(paths.allocations, setup.mounter)
+    recover(records, files)
     pods = _pod_sizes(setup, POD_ANSWER_S)
     mounts = MountCheck(_pod_sizes(setup, MOUNTS_ANSWER_S))
     sizer = Sizer(records, pool, paths.checkpoint, settings, pods, mounts)
@@ -137,12 +143,15 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     collector = Collector(allocator, files, paths.checkpoint, holders, send_again=pool.send_again)
     changes = Reconfiguration(setup.choice, settings, source, allocator, held, last_offer)
     health = HealthWatch(source, pool, health_rules(os.environ), changes.poll, setup.clean_s)
-    changes.on_lost = health.lost
+    changes.on_lost, changes.poll_soon = health.lost, health.ask
+    # Before anything is offered.
+    changes.find_gpus()
 
     def register(now: Settings, _driver: DriverFiles) -> None:
         registrations.bring_in_line(resources(pool, now))
 
     changes.after += [static_slices.configure, register]
+    changes.more_notes.append(static_slices.notes)
     labeller = Labeller(source, pool) if extras.labels else None
     if labeller is not None:
         changes.after.append(lambda now, _driver: labeller.write(now))
@@ -157,6 +166,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         leases=leases,
         collector=collector,
         static_slices=static_slices,
+        repair=Repair(paths, records, files),
         registrations=registrations,
         changes=changes,
         health=health,

@@ -19,6 +19,7 @@ from .node.claim import claimed
 from .node.gpus import Gpu, GpuError, GpuSource
 from .node.notify import notify
 from .offer.health import HealthWatch
+from .offer.last_offer import LastOffer
 from .offer.settings import Settings
 
 HOUSEKEEPING_S = 10.0
@@ -64,6 +65,7 @@ class Daemon:
             if source is None:
                 return  # stopped while waiting for the driver
             try:
+                gpus = LastOffer(self._setup.paths.last_offer).with_lost(gpus)
                 settings, pieces = self._setup.choice.first_pieces(gpus, settings)
                 self._serve(assembly.build(self._setup, settings, pieces, source, gpus), pieces)
             finally:
@@ -103,6 +105,8 @@ class Daemon:
             raise Fatal(f"{run}: the folder of all containers cannot be made there: {fault}; is it writable?") from None
         parts.static_slices.refresh()
         parts.leases.restore()
+        # After a boot a container that an engine starts again must find its files.
+        self._attempt(parts.repair.poll)
         servers = self._servers(parts.admin)
         if parts.labeller is not None:
             parts.labeller.write(settings)
@@ -118,7 +122,7 @@ class Daemon:
             summary = f"{len(parts.pool.gpus)} GPUs, {len(parts.pool.slices)} slices as {names}"
             log.info("version %s: %s", version(), summary)
             notify(f"READY=1\nSTATUS={summary}")
-            self._housekeeping(parts)
+            self._housekeeping(parts, servers)
         finally:
             notify("STOPPING=1")
             parts.health.stop()
@@ -147,9 +151,10 @@ class Daemon:
             start(parts.label.report, "node label")
         return health
 
-    def _housekeeping(self, parts: Parts) -> None:
+    def _housekeeping(self, parts: Parts, servers: list[admin_socket.Server | metrics.Server]) -> None:
         static = parts.static_slices
-        tasks: list[Callable[[], object]] = [parts.files.prepare, parts.leases.expire, parts.collector.collect]
+        tasks: list[Callable[[], object]] = [parts.repair.poll, *(one.renew for one in servers)]
+        tasks += [parts.leases.expire, parts.collector.collect]
         tasks += [static.refresh_if_changed, static.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)

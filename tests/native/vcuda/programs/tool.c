@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A tool as a profiler is one: the driver loads it (CUDA_INJECTION64_PATH), and calls it back inside loads and inside the making
- * of contexts. There it loads a module of its own and starts that kernel, by the functions that every program calls.
+ * of contexts. There it loads a module of its own and starts that kernel, by the functions that every program calls. They are
+ * looked for by name, also in a driver that the program has opened for itself alone.
  */
 #include "../../../../native/gpusim/cuda/private.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-int cuGetExportTable(const void **table, const void *id);
-int cuCtxPushCurrent_v2(void *context);
-int cuCtxPopCurrent_v2(void **context);
-int cuModuleLoadData(void **module, const void *image);
-int cuModuleGetFunction(void **function, void *module, const char *name);
+#define NOT_INITIALIZED 3
+
+static int (*get_export_table)(const void **table, const void *id);
+static int (*push)(void *context);
+static int (*pop)(void **context);
+static int (*load)(void **module, const void *image);
+static int (*get_function)(void **function, void *module, const char *name);
 
 static void called_back(void *data, enum gpusim_moment moment, void *handle)
 {
@@ -20,19 +24,35 @@ static void called_back(void *data, enum gpusim_moment moment, void *handle)
     (void)data;
     if (moment == GPUSIM_LIBRARY_LOADED)
         return; /* of no context */
-    if (moment == GPUSIM_CONTEXT_CREATED && cuCtxPushCurrent_v2(handle))
+    if (moment == GPUSIM_CONTEXT_CREATED && push(handle))
         return;
-    if (cuModuleLoadData(&module, ".gpusim kernel tool 1\n") == 0) /* refused while a capture forbids it */
-        cuModuleGetFunction(&function, module, "tool");
+    if (load(&module, ".gpusim kernel tool 1\n") == 0) /* refused while a capture forbids it */
+        get_function(&function, module, "tool");
     if (moment == GPUSIM_CONTEXT_CREATED)
-        cuCtxPopCurrent_v2(&popped);
+        pop(&popped);
+}
+
+static void *find(const char *name)
+{
+    void *found = dlsym(RTLD_DEFAULT, name), *driver = found ? NULL : dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return driver ? dlsym(driver, name) : found;
 }
 
 __attribute__((visibility("default"))) int InitializeInjection(void);
 int InitializeInjection(void)
 {
     const void *table;
-    if (cuGetExportTable(&table, GPUSIM_PRIVATE_ID) || ((const struct gpusim_private *)table)->subscribe(called_back, NULL)) {
+    *(void **)&get_export_table = find("cuGetExportTable");
+    *(void **)&push = find("cuCtxPushCurrent_v2");
+    *(void **)&pop = find("cuCtxPopCurrent_v2");
+    *(void **)&load = find("cuModuleLoadData");
+    *(void **)&get_function = find("cuModuleGetFunction");
+    if (!get_export_table || get_export_table(&table, GPUSIM_PRIVATE_ID))
+        return 0;
+    int status = ((const struct gpusim_private *)table)->subscribe(called_back, NULL);
+    if (status == NOT_INITIALIZED)
+        return 0; /* another driver works here, under another name */
+    if (status) {
         fprintf(stderr, "tool: this driver takes no subscriber\n");
         abort();
     }

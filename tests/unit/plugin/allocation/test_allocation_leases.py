@@ -218,6 +218,26 @@ def test_allocation_that_pod_resources_knows_does_not_end(node):
     assert collector.collect() == [kept.allocation]
 
 
+def test_slice_that_another_pod_has_by_now_does_not_keep_the_former_allocation(node):
+    """PodResources has slices and no allocations: the checkpoint says which of two it means."""
+    parts = node.parts()
+    time = Time()
+    slice_id = f"{node.gpus[0].uuid}::0"
+    held = {slice_id: ("ml", "again", "main")}
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, lambda: held, time)
+    (former,) = parts[1].allocate([[slice_id]])
+    (now,) = parts[1].allocate([[slice_id]])
+    write_checkpoint(node)
+    assert collector.collect() == []  # of neither: either may be the holder's
+    time.now += GRACE_S
+    assert collector.collect() == []
+    write_checkpoint(node, [now])
+    assert collector.collect() == []  # missing for the first time
+    time.now += GRACE_S
+    assert collector.collect() == [former.allocation]
+    assert parts[2].present() == [now.allocation]
+
+
 def test_kubelet_that_keeps_a_deleted_pod_is_asked_to_write_its_checkpoint(node):
     """It drops a deleted pod from its file no earlier than something makes it write; PodResources lacks it at once."""
     parts = node.parts()

@@ -108,13 +108,15 @@ def test_without_a_memory_gpus_are_offered_again(node, kubelet, begin, text):
     until(lambda: offered(kubelet, node) == [2, 2], "both GPUs' new split")
 
 
-def test_a_gpu_that_left_is_forgotten(node, kubelet, begin):
+def test_a_gpu_that_left_is_kept_until_a_person_forgets_it(node, kubelet, begin):
     begin(splitCount=4)
     until(lambda: offered(kubelet, node) == [4, 4], "the first split")
     gone = node.gpus.pop()
     begin(splitCount=2)
     until(lambda: offered(kubelet, node) == [2], "the GPU that is there")
-    assert gone.uuid not in node.paths.last_offer.read_text()
+    assert gone.uuid in node.paths.last_offer.read_text()
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "forget", gone.uuid]) == 0
+    until(lambda: gone.uuid not in node.paths.last_offer.read_text(), "the file without it")
 
 
 def test_purge_leaves_nothing_of_it(node):

@@ -13,6 +13,7 @@ from ..allocation.records import LEASE
 from ..errors import PluginError
 from ..kubelet.registrations import Registrations
 from ..kubelet.service import to_message
+from ..node.gpus import NO_NUMA
 from ..offer.pool import Pool
 from ..reconcile.reconfigure import Reconfiguration
 from .containers import Containers
@@ -51,20 +52,7 @@ class Admin:
             library=self._library(),
             registered=registered,
             kubelet_error=fault,
-            gpus=[
-                api.Gpu(
-                    index=gpu.index,
-                    uuid=gpu.uuid,
-                    model=gpu.model,
-                    memory_mib=gpu.memory_mib,
-                    minor=gpu.minor,
-                    pci=gpu.pci,
-                    numa_node=gpu.numa_node,
-                    healthy=not self._pool.unhealthy_reason(gpu.uuid),
-                    reason=self._pool.unhealthy_reason(gpu.uuid),
-                )
-                for gpu in self._pool.gpus
-            ],
+            gpus=self._gpus(),
             slices=[
                 api.Slice(
                     id=offer.slice.id,
@@ -98,6 +86,28 @@ class Admin:
             waiting=self._changes.waiting,
             mounts_unchecked=self._allocator.sizer.mounts.unchecked,
         )
+
+    def _gpus(self) -> list[api.Gpu]:
+        """Every GPU of the pool, and those that the driver counts and nobody ever read."""
+        found = [
+            api.Gpu(
+                index=gpu.index,
+                uuid=gpu.uuid,
+                model=gpu.model,
+                memory_mib=gpu.memory_mib,
+                minor=gpu.minor,
+                pci=gpu.pci,
+                numa_node=gpu.numa_node,
+                healthy=not self._pool.unhealthy_reason(gpu.uuid),
+                reason=self._pool.unhealthy_reason(gpu.uuid),
+            )
+            for gpu in self._pool.gpus
+        ]
+        unknown = [
+            api.Gpu(index=index, model="unknown", numa_node=NO_NUMA, reason=f"lost: {reason}")
+            for index, reason in self._changes.unknown.items()
+        ]
+        return sorted([*found, *unknown], key=lambda gpu: gpu.index)
 
     def _library(self) -> str:
         try:
@@ -145,6 +155,10 @@ class Admin:
     def Lease(self, request: api.LeaseRequest) -> api.LeaseResponse:
         answer = self._leases.lease(request.uuid, request.ttl_s)
         return api.LeaseResponse(allocation=answer.allocation, ids=answer.slice_ids, answer=to_message(answer))
+
+    def Forget(self, request: api.ForgetRequest) -> api.ForgetResponse:
+        self._changes.forget(request.uuid)
+        return api.ForgetResponse()
 
     def Release(self, request: api.ReleaseRequest) -> api.ReleaseResponse:
         self._leases.release(request.allocation)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of an allocation: /run/vgpu/allocations/<id>/
 
+    record                     a copy of the allocation's record, for one that is lost (recovery.py)
     limits, gpu-<uuid>         the arbiter, the watcher and vgpuctl go by these; a live change is made in place
     rw/ledger, rw/tenant       what the container writes; mounted into it
     ro/                        mounted into the container as a whole, read-only: hard links to limits and gpu-<uuid>,
@@ -13,6 +14,9 @@ A container gets folders, not files: a mount point cannot be renamed from inside
 
 vgpu-arbiter finds the folders here and writes the gpu pages in place; it creates nothing.
 
+An engine that starts a container before the files are there, as docker after a boot, makes a directory in the place of
+each. Every write here clears such a directory.
+
 ``rw`` is a tmpfs of 1 MiB, so that a tenant who fills its writable files fills nothing else. It is not below ``ro``,
 because runtimes bind a folder with what is mounted below it.
 """
@@ -20,10 +24,12 @@ because runtimes bind a folder with what is mounted below it.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from .._shared.abi import files as abi_files
@@ -46,6 +52,7 @@ from ..node.paths import (
 from .records import Record
 
 RW_SIZE = 1 << 20
+RECORD = "record"
 LIBRARY_FILE = "libvgpu.so"
 # Files of ``rw``, and places of ``ro``.
 WRITABLE = ("ledger", "tenant")
@@ -62,7 +69,7 @@ Label = Callable[[int], None]
 
 class AllocationFiles:
     def __init__(self, root: Path, mounter: Mounter, label: Label | None = None) -> None:
-        self._root = root
+        self.root = self._root = root
         self._mounter = mounter
         self._label = label or confinement.labeller()
 
@@ -113,12 +120,13 @@ class AllocationFiles:
         if not fresh:
             # The last container may have filled the tmpfs through its files; new ones need room next to them.
             for name in WRITABLE:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{rw}/{name}")
-            shutil.rmtree(f"{folder}/ro", ignore_errors=True)
+                _removed(f"{rw}/{name}")
+            _removed(f"{folder}/ro")
         # No process has a file of a new folder yet, so each is written where it belongs. A reader that comes before all
         # are there, the arbiter or the watcher, reads the limits first: they come last, and all at once.
         write, label = _write if fresh else _replace, self._label
+        if not record.id.startswith(STATIC):
+            write(f"{folder}/{RECORD}", _words(record), 0o400, None)
         if not new:
             write(f"{folder}/ld.so.preload", _preload(OLD_LIBRARY), 0o444, label)
         for uuid in uuids:
@@ -126,6 +134,30 @@ class AllocationFiles:
         write(f"{rw}/ledger", abi_files.ledger_head(uuids, record.id), 0o666, label, abi_files.LEDGER_FILE_SIZE)
         write(f"{rw}/tenant", abi_files.pack_tenant_page(uuids, record.id), 0o666, label)
         _replace(f"{folder}/limits", abi_files.pack_limits(record.limits), 0o444, label)
+        self.make_share(record)
+
+    def lacks(self, record: Record) -> bool:
+        """Whether a file is missing. Cheap: none is read."""
+        folder = f"{self._root}/{record.id}"
+        names = (*_shared(record), *(f"ro/{name}" for name in (*_shared(record), *WRITABLE)))
+        files = (*names, *(f"rw/{name}" for name in WRITABLE), "ro/ld.so.preload")
+        return not (all(os.path.isfile(f"{folder}/{name}") for name in files) and os.path.isdir(f"{folder}/root"))
+
+    def mend(self, record: Record) -> None:
+        """Makes again what is missing; what is there stays, for a container may have it mounted. Raises OSError."""
+        folder, label = f"{self._root}/{record.id}", self._label
+        if not os.path.isfile(f"{folder}/rw/ledger"):
+            # Without its ledger a container has nothing here that could be kept.
+            self.make(record)
+            return
+        uuids = [device["uuid"] for device in record.limits["devices"]]
+        texts = {_gpu_page(uuid): abi_files.pack_gpu_page(uuid, record.id) for uuid in uuids}
+        texts["limits"] = abi_files.pack_limits(record.limits)
+        for name, data in texts.items():
+            if not os.path.isfile(f"{folder}/{name}"):
+                _replace(f"{folder}/{name}", data, 0o444, label)
+        if not os.path.isfile(f"{folder}/rw/tenant"):
+            _replace(f"{folder}/rw/tenant", abi_files.pack_tenant_page(uuids, record.id), 0o666, label)
         self.make_share(record)
 
     def make_share(self, record: Record) -> None:
@@ -139,7 +171,8 @@ class AllocationFiles:
         for name in _shared(record):
             _linked(f"{folder}/{name}", f"{share}/{name}")
         for name in WRITABLE:
-            with contextlib.suppress(FileExistsError):
+            if not os.path.isfile(f"{share}/{name}"):
+                _removed(f"{share}/{name}")
                 _empty(f"{share}/{name}", label)
         preload, text = f"{share}/ld.so.preload", _preload(CONTAINER_LIBRARY)
         if fresh:
@@ -167,6 +200,29 @@ class AllocationFiles:
             if not _has_places(path):
                 _removed(path)
                 os.symlink(TO_ROOT, path)
+
+    def keep_record(self, record: Record) -> None:
+        """Its copy, where a folder of a former version has none. Faults cost the copy alone."""
+        folder = f"{self._root}/{record.id}"
+        with contextlib.suppress(OSError):
+            if os.path.isdir(folder) and not os.path.exists(f"{folder}/{RECORD}"):
+                _replace(f"{folder}/{RECORD}", _words(record), 0o400, None)
+
+    def record(self, allocation: str) -> Record | None:
+        """The copy in a folder, with the limits of now; None where it cannot be read."""
+        folder = f"{self._root}/{allocation}"
+        try:
+            with open(f"{folder}/{RECORD}", "rb") as stream:
+                found = Record.of(json.loads(stream.read()))
+            if found.id != allocation:
+                return None
+            with contextlib.suppress(OSError, abi_files.LayoutError), open(f"{folder}/limits", "rb") as stream:
+                data = stream.read()
+                if not abi_files.says(data, found.limits):
+                    found = replace(found, limits=abi_files.as_packed(abi_files.parse_limits(data)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return found
 
     def expected_mounts(self, record: Record) -> list[tuple[str, str, bool]]:
         """(container path, host path, read-only) of what the container gets, each folder before what lies in it;
@@ -215,8 +271,8 @@ class AllocationFiles:
             ours = abi_files.is_ledger_of(f"{folder}/rw/ledger", uuids, record.id)
         except (OSError, abi_files.LayoutError):
             return False
-        hosts = [host for _inside, host, _ro in self.expected_mounts(record)]
-        return ours and all(map(os.path.exists, hosts)) and self.has_share(record)
+        there = os.path.isfile(f"{folder}/rw/tenant") and os.path.isdir(record.library)
+        return ours and there and self.has_share(record)
 
     def has_share(self, record: Record) -> bool:
         """Whether ``ro`` and ``root`` are as a container needs them: the files of the folder itself, and places for all
@@ -225,7 +281,7 @@ class AllocationFiles:
         folder = f"{self._root}/{record.id}"
         return (
             all(_same_file(f"{folder}/{name}", f"{folder}/ro/{name}") for name in _shared(record))
-            and all(os.path.exists(f"{folder}/ro/{name}") for name in WRITABLE)
+            and all(os.path.isfile(f"{folder}/ro/{name}") for name in WRITABLE)
             and _has_places(f"{folder}/root")
             and _says(f"{folder}/ro/ld.so.preload", _preload(CONTAINER_LIBRARY))
         )
@@ -250,6 +306,10 @@ class AllocationFiles:
     def static_name(slice_id: str) -> str:
         """Without the colons of a slice id, which separate fields in the options of container tools."""
         return STATIC + slice_id.replace("::", "-")
+
+
+def _words(record: Record) -> bytes:
+    return json.dumps(vars(record)).encode()
 
 
 def _gpu_page(uuid: str) -> str:
@@ -286,7 +346,7 @@ def _removed(path: str) -> None:
     """Removes a folder with all in it, a file or a link; nothing there is no fault."""
     try:
         os.unlink(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except IsADirectoryError:
         shutil.rmtree(path)
@@ -298,7 +358,7 @@ def _linked(target: str, name: str) -> None:
         os.link(target, name)
     except FileExistsError:
         if not _same_file(target, name):
-            os.unlink(name)
+            _removed(name)
             os.link(target, name)
 
 
@@ -321,7 +381,7 @@ def _says(path: str, data: bytes) -> bool:
     try:
         with open(path, "rb") as stream:
             return stream.read() == data
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return False
 
 
@@ -350,9 +410,13 @@ def _replace(path: str, data: bytes, mode: int, label: Label | None, size: int |
     try:
         _write(fresh, data, mode, label, size)
     except FileExistsError:  # of a program that was killed, or of a tenant
-        os.unlink(fresh)
+        _removed(fresh)
         _write(fresh, data, mode, label, size)
-    os.replace(fresh, path)
+    try:
+        os.replace(fresh, path)
+    except IsADirectoryError:  # of an engine that started a container first
+        _removed(path)
+        os.replace(fresh, path)
 
 
 def _write(path: str, data: bytes, mode: int, label: Label | None, size: int | None = None) -> None:

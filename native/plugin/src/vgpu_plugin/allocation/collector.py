@@ -62,7 +62,10 @@ class Collector:
                 if record.kind == KUBELET and not found.holds(record.id, frozenset(record.kubelet_ids))
             }
             self._ask_for_the_checkpoint(missing, holders, now)
-            missing = {one for one in missing if not self._held(one, holders or {})}
+            # A slice that the file has under another allocation is no sign of life of this one.
+            in_use = found.ids_in_use
+            unexplained = {one: who for one, who in (holders or {}).items() if one not in in_use}
+            missing = {one for one in missing if not self._held(one, unexplained)}
             missing |= set(self._unexplained(found))
             self._missing_since = {one: self._missing_since.get(one, now) for one in missing}
             ended = [one for one, since in self._missing_since.items() if now - since >= GRACE_S]

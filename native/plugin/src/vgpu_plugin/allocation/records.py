@@ -43,6 +43,11 @@ class Record:
     # Percent of the SMs that are promised, by UUID, of a size that a pod requested; 0 is left out.
     cores: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, words: dict[str, Any]) -> Record:
+        """As JSON keeps it. Raises KeyError, TypeError, AttributeError."""
+        return cls(**dict(words, slice_ids=tuple(words["slice_ids"]), asked=tuple(words.get("asked", ()))))
+
     @property
     def kubelet_ids(self) -> tuple[str, ...]:
         return self.asked or self.slice_ids
@@ -67,26 +72,26 @@ class RecordStore:
         self._substituted: frozenset[str] = frozenset()
         self._name, self._fresh = str(path), str(path.with_suffix(".new"))
         self.warnings: list[str] = []
+        # Whether the last load found no file, or one that cannot be read.
+        self.lost = False
 
     def load(self) -> None:
-        """Reads the file. One that cannot be read is put aside, and the kubelet's checkpoint rebuilds what matters."""
+        """Reads the file. One that cannot be read is put aside; recovery.py and the kubelet's checkpoint rebuild it."""
         try:
             data = json.loads(self._path.read_text())
             if data.get("version") != FORMAT:
                 raise ValueError(f"version is {data.get('version')!r}, expected {FORMAT}")
-            self._records = {
-                one["id"]: Record(**dict(one, slice_ids=tuple(one["slice_ids"]), asked=tuple(one.get("asked", ()))))
-                for one in data["allocations"]
-            }
+            self._records = {one["id"]: Record.of(one) for one in data["allocations"]}
             self._words = {one.id: json.dumps(vars(one)) for one in self._records.values()}
             for one in self._records.values():
                 frozenset(one.kubelet_ids)  # as with_ids will
                 self._remember(one)
         except FileNotFoundError:
-            return
+            self.lost = True
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
             # All or nothing: what stayed of a file that is put aside would be written down again.
             self._records, self._words, self._leased, self._substituted = {}, {}, {}, frozenset()
+            self.lost = True
             aside = self._path.with_suffix(".broken")
             try:
                 os.replace(self._path, aside)
@@ -112,6 +117,12 @@ class RecordStore:
                 os.unlink(self._fresh)
             raise
         self._words = words
+
+    def renew(self) -> None:
+        """Writes the file again where it is gone. Raises OSError."""
+        if self._words and not os.path.exists(self._name):
+            log.warning("%s was gone; it is written again", self._path)
+            self._save(self._words)
 
     def all(self) -> list[Record]:
         return list(self._records.values())

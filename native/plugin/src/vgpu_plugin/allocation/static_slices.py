@@ -34,6 +34,9 @@ MOST_SLICES = 256
 OUTSIDE = "used by a container outside Kubernetes"
 # Every so many calls of ``refresh_if_changed`` everything is checked, also where no sign shows a change.
 WHOLE_EVERY = 6
+# What keeps slices from being offered; and of how many the status has a line each.
+FAULTS = (OSError, PluginError, abi_files.LayoutError)
+MOST_NOTES = 8
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +57,8 @@ class StaticSlices:
         self._allocator = allocator
         self._files = files
         self._driver = driver
-        self._reported = ""
+        # What speaks against offering slices now, and the lines of it that are in the log.
+        self._faults: list[str] = []
         # The signs of ``refresh_if_changed`` after the last refresh, and how many calls ago that was.
         self._signs: tuple[object, ...] = ()
         self._calls = 0
@@ -103,28 +107,35 @@ class StaticSlices:
         return tuple(map(_identity, seen))
 
     def refresh(self) -> None:
-        """Brings folders and CDI files in line with pool, library and driver. Faults are logged, and end nothing."""
+        """Brings folders and CDI files in line with pool, library and driver. Faults are logged and in ``notes``, and
+        end nothing.
+        """
         with self._allocator.lock:
             # Before the work: what changes meanwhile, as a library that is switched, shows at the next call.
-            causes = self._causes_now()
+            causes, before = self._causes_now(), self._faults
             try:
-                self._refresh()
-                fault = ""
-            except (OSError, PluginError, abi_files.LayoutError) as error:
-                fault = f"slices cannot be offered by CDI: {error}"
+                self._faults = self._refresh()
+            except FAULTS as error:
+                self._faults = [f"no slice can be offered by CDI: {error}"]
             self._calls, self._signs = 0, (*causes, *self._files_now())
-        if fault and fault != self._reported:
-            log.warning("%s", fault)
-        self._reported = fault
+        for fault in self._faults:
+            if fault not in before:
+                log.warning("%s", fault)
 
-    def _refresh(self) -> None:
+    def notes(self) -> list[str]:
+        """What a person should know of the slices that cannot be offered now."""
+        faults = self._faults
+        more = [f"{len(faults) - MOST_NOTES} more slices cannot be offered by CDI"] if len(faults) > MOST_NOTES else []
+        return faults[:MOST_NOTES] + more
+
+    def _refresh(self) -> list[str]:
+        """Returns why single slices are left out."""
         folder = self._paths.cdi_dir
         if folder is None:
-            return
+            return []
         if not any(name == "libcuda.so.1" for name, _host in self._driver.libraries):
             cdi.remove(folder)
-            self._reported = ""
-            return
+            return []
         common = cdi.common_edits(self._driver, self._settings.dev_root)
         gpus = self._pool.gpus
         dev_root = self._settings.dev_root
@@ -144,17 +155,25 @@ class StaticSlices:
                 self._files.remove(name)
         if not offered:
             (folder / cdi.file_name(cdi.SLICE_KIND)).unlink(missing_ok=True)
-            return
+            return []
         library = str(self._allocator.library())
         held = self._held()
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         flags = {uuid: self._settings.limit_flags([gpu]) for uuid, gpu in by_uuid.items()}
         self._written = {name: one for name, one in self._written.items() if name in desired}
-        devices = [
-            (piece.id, self._make(piece, by_uuid[piece.uuid], flags[piece.uuid], library, piece.id in held))
-            for piece in offered
-        ]
-        cdi.write(folder, cdi.specification(cdi.SLICE_KIND, common, devices))
+        devices, faults = [], []
+        for piece in offered:
+            try:
+                edits = self._make(piece, by_uuid[piece.uuid], flags[piece.uuid], library, piece.id in held)
+            except FAULTS as error:
+                faults.append(f"slice {piece.id} cannot be offered by CDI: {error}")
+            else:
+                devices.append((piece.id, edits))
+        if devices:
+            cdi.write(folder, cdi.specification(cdi.SLICE_KIND, common, devices))
+        else:
+            (folder / cdi.file_name(cdi.SLICE_KIND)).unlink(missing_ok=True)
+        return faults
 
     def _offered(self) -> list[Piece]:
         pieces = [one for one in self._pool.slices if self._pool.limited(one.id)]
@@ -168,8 +187,9 @@ class StaticSlices:
         record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, flags), library)
         desired = {**record.limits, "deny": denied}
         # First what a folder of an older version lacks: nothing else of it is made again, for a container may have it.
+        # Where that cannot be made, more is missing than that.
         if not self._files.has_share(record):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 self._files.make_share(record)
         # A container that runs keeps its ledger, also where it spoilt it: with a new one it would not be seen to run.
         if self._files.is_whole(record) or self._in_use(record.id):

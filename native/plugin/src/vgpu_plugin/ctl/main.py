@@ -53,6 +53,8 @@ def parser() -> argparse.ArgumentParser:
     )
     release = commands.add_parser("release", help="give a leased slice back")
     release.add_argument("allocation", help="as lease answered")
+    gone = commands.add_parser("forget", help="a lost GPU was removed for good: show it no more")
+    gone.add_argument("uuid", help="as status has it")
     top = commands.add_parser("top", help="what each container holds and uses, again and again")
     top.add_argument("--once", action="store_true", help="one table and no more")
     top.add_argument("--interval", type=_interval, default=2.0, metavar="SECONDS", help="default: %(default)s")
@@ -66,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     why.add_argument("--kubeconfig", default="", metavar="FILE", help="for pod (default: KUBECONFIG, ~/.kube/config)")
     figures = commands.add_parser("metrics", help="Prometheus metrics, as --metrics-listen serves them")
     found = commands.add_parser("watch", help="processes that bypass the library, as the watcher found them")
-    for one in (status, lease, release, top, pieces, why, figures, found):
+    for one in (status, lease, release, gone, top, pieces, why, figures, found):
         one.add_argument("--json", action="store_true", help="for programs")
     run = commands.add_parser("exec", help="run a command in a free slice on this host (exit 3: none is free)")
     run.add_argument("--uuid", default="", help="a slice of this GPU (default: any)")
@@ -175,6 +177,11 @@ def lease(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
 def release(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
     plugin.call("Release", api.ReleaseRequest(allocation=given.allocation))
     return {"released": given.allocation}
+
+
+def forget(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
+    plugin.call("Forget", api.ForgetRequest(uuid=given.uuid))
+    return {"forgotten": given.uuid}
 
 
 def usage(plugin: Client) -> list[dict[str, Any]]:
@@ -327,6 +334,7 @@ COMMANDS = {
     "status": status,
     "lease": lease,
     "release": release,
+    "forget": forget,
     "slices": status,
     "explain": explain,
     "metrics": metrics_of,
@@ -342,6 +350,7 @@ TEXTS = {
     "metrics": lambda answer: metrics.text(answer["status"], answer["usages"], answer["watch"]).rstrip(),
     "watch": ctl_text.watch,
     "release": lambda answer: f"released {answer['released']}",
+    "forget": lambda answer: f"forgotten {answer['forgotten']}",
 }
 
 if __name__ == "__main__":

@@ -83,7 +83,10 @@ class GpuSource(Protocol):
     """What the plugin needs of a driver."""
 
     def gpus(self) -> list[Gpu]:
-        """All GPUs in NVML's order. Raises GpuError."""
+        """All GPUs in NVML's order that can be read. Raises GpuError."""
+
+    def unreadable(self) -> dict[int, str]:
+        """Index of each GPU that the driver counted at the last call of ``gpus`` and could not read → what it said."""
 
     def next_xid(self, timeout_ms: int) -> tuple[str, int] | None:
         """Waits for the next critical Xid; (uuid, number), or None when the time is over. Raises GpuError.
@@ -129,6 +132,7 @@ class Nvml:
         self._nvml = pynvml
         self._sys_root = sys_root
         self._events: object = None
+        self._unreadable: dict[int, str] = {}
         # Uncorrected ECC errors of each GPU when it was last found well.
         self._ecc: dict[str, int] = {}
         # NUMA nodes by PCI address: they change with the machine alone.
@@ -157,12 +161,13 @@ class Nvml:
         except nvml.NVMLError as fault:
             raise GpuError(f"NVML does not list the GPUs: {fault}") from None
         found = []
+        self._unreadable = {}
         for index in range(count):
             try:
                 found.append(self._gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)))
             except nvml.NVMLError as fault:
-                # One that fell off the bus must not hide the others; a caller that knows it misses it.
-                log.debug("GPU %d cannot be read: %s", index, fault)
+                # One that fell off the bus must not hide the others.
+                self._unreadable[index] = f"the driver says: {fault}"
         if count and not found:
             raise GpuError(f"NVML lists {count} GPUs and none can be read")
         uuids = tuple(gpu.uuid for gpu in found)
@@ -170,6 +175,9 @@ class Nvml:
             # The ways between GPUs change with the machine alone, and each pair is a call of the driver.
             self._linked, self._links = uuids, self._scores(found)
         return [replace(gpu, links=self._links.get(gpu.uuid, ())) for gpu in found]
+
+    def unreadable(self) -> dict[int, str]:
+        return dict(self._unreadable)
 
     def _scores(self, gpus: list[Gpu]) -> dict[str, tuple[tuple[str, int], ...]]:
         nvml = self._nvml
@@ -367,6 +375,8 @@ class Nvml:
             cuda = int(nvml.nvmlSystemGetCudaDriverVersion())
             compute = {}
             for index in range(nvml.nvmlDeviceGetCount()):
+                if index in self._unreadable:
+                    continue
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
                 compute[_text(nvml.nvmlDeviceGetUUID(handle))] = (int(major), int(minor))

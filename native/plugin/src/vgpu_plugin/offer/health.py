@@ -44,10 +44,6 @@ class Rules:
     def critical(self, xid: int) -> bool:
         return xid in self.only if self.only is not None else xid not in self.ignored
 
-    @property
-    def off(self) -> bool:
-        return self.only == frozenset()
-
 
 def rules(environment: Mapping[str, str]) -> Rules:
     """From NVIDIA's two variables. DISABLE: ``all`` or ``xids`` turns the checks off, numbers are ignored in addition
@@ -149,7 +145,7 @@ class HealthWatch:
 
     def lost(self, uuid: str, reason: str) -> None:
         """A GPU that the driver no longer answers for."""
-        if self._rules.off or self._pool.unhealthy_reason(uuid):
+        if self._pool.unhealthy_reason(uuid):
             return
         log.error("GPU %s is lost: %s; all its slices are unhealthy now", uuid, reason)
         self._last.setdefault(uuid, 0.0)

@@ -14,14 +14,16 @@ from collections.abc import Callable
 
 from .._shared.config.sharing import Piece
 from ..allocation.allocator import Allocator
-from ..errors import Fatal
+from ..errors import Fatal, Unknown
 from ..inject import driver_files
 from ..node.gpus import Gpu, GpuError, GpuSource
 from ..offer import settings as node_settings
-from ..offer.last_offer import LastOffer
+from ..offer.last_offer import LastOffer, with_lost
 from .config_choice import ConfigChoice
 
 APPLIED, WAITING, REFUSED = "Applied", "Waiting", "Refused"
+NOT_LISTED = "NVML does not list it"
+ADVICE = "reset or replace it, and it comes back by itself"
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,12 @@ class Reconfiguration:
         # Called after a change with the driver's files, and with the GPUs that are missing.
         self.after: list[Callable[[node_settings.Settings, driver_files.DriverFiles], None]] = []
         self.on_lost: Callable[[str, str], None] = lambda uuid, reason: None
+        # Has the thread of ``poll`` poll soon.
+        self.poll_soon: Callable[[], None] = lambda: None
+        # GPUs that are known and gone, by UUID; by index, GPUs that are counted, cannot be read, and were never known.
+        self.lost: dict[str, str] = {}
+        self.unknown: dict[int, str] = {}
+        self._forgotten: frozenset[str] = frozenset()
         # Called after each poll.
         self.on_poll: Callable[[], None] = lambda: None
         # What other parts add to the notes.
@@ -71,6 +79,11 @@ class Reconfiguration:
         if self.fault:
             out.append(f"the configuration was not applied, the one before stays: {self.fault}")
         out += [f"GPU {uuid} keeps its old slices until the last one in use is free" for uuid in self.waiting]
+        for gpu in self._pool.gpus:
+            if reason := self.lost.get(gpu.uuid):
+                name = f"GPU {gpu.index} ({gpu.model}, {gpu.uuid})"
+                out.append(f"{name} is lost: {reason}; {ADVICE}; removed for good: vgpuctl forget {gpu.uuid}")
+        out += [f"GPU {index} is lost: {reason}; {ADVICE}" for index, reason in self.unknown.items()]
         return out + [note for notes in self.more_notes for note in notes()]
 
     def name_of(self, settings: node_settings.Settings) -> str:
@@ -89,6 +102,14 @@ class Reconfiguration:
         if self.waiting:
             return WAITING, f"{active}; {', '.join(self.waiting)}: the old slices stay until the last in use is free"
         return APPLIED, active
+
+    def forget(self, uuid: str) -> None:
+        """A lost GPU will not come back: no more is said of it. Raises Unknown where it is not lost."""
+        if uuid not in self.lost:
+            raise Unknown(f"GPU {uuid} is not lost; lost now: {', '.join(self.lost) or 'none'}; see: vgpuctl status")
+        log.info("GPU %s was removed for good, a person says", uuid)
+        self._forgotten |= {uuid}
+        self.poll_soon()
 
     def begin(self, pieces: list[Piece], driver: driver_files.DriverFiles) -> None:
         """Once at the start, before anything is offered. The pool has what was offered before; GPUs of which nothing is
@@ -110,7 +131,7 @@ class Reconfiguration:
     def _poll(self) -> None:
         now = self._identity()
         changed = now != self._file
-        gpus = self._found()
+        gpus = self.find_gpus()
         if changed:
             self._file = now
             try:
@@ -141,19 +162,21 @@ class Reconfiguration:
             return name, 0, 0, 0
         return name, found.st_ino, found.st_mtime_ns, found.st_size
 
-    def _found(self) -> list[Gpu]:
+    def find_gpus(self) -> list[Gpu]:
         """The GPUs of now; one that is missing stays, for its slices may be in use, and is lost."""
+        before = [gpu for gpu in self._gpus if gpu.uuid not in self._forgotten]
         try:
             found = self._source.gpus()
+            unreadable = self._source.unreadable()
         except GpuError as fault:
-            for gpu in self._gpus:
-                self.on_lost(gpu.uuid, str(fault))
-            return self._gpus
-        known = {gpu.uuid for gpu in found}
-        for gpu in self._gpus:
-            if gpu.uuid not in known:
-                self.on_lost(gpu.uuid, "NVML does not list it")
-        return sorted([*found, *(gpu for gpu in self._gpus if gpu.uuid not in known)], key=lambda gpu: gpu.index)
+            found, unreadable = [], dict.fromkeys((gpu.index for gpu in before), str(fault))
+        here = {gpu.uuid for gpu in found}
+        gpus = with_lost(found, before)
+        lost = {gpu.uuid: unreadable.pop(gpu.index, NOT_LISTED) for gpu in gpus if gpu.uuid not in here}
+        self.lost, self.unknown = lost, unreadable
+        for uuid, reason in lost.items():
+            self.on_lost(uuid, reason)
+        return gpus
 
     def apply(self, gpus: list[Gpu]) -> None:
         """Brings pool, allocator and everything after in line with settings and GPUs."""
@@ -185,7 +208,7 @@ class Reconfiguration:
             before = self._pool.slices
             self.waiting = self._pool.update(self._gpus, self._pieces, self._held())
             offered = self._pool.slices
-            self._last_offer.persist(offered)
+            self._last_offer.persist(offered, self._gpus)
         for uuid in self.waiting:
             if uuid not in waited:
                 log.warning("GPU %s keeps its old slices until the last one in use is free", uuid)

@@ -160,6 +160,14 @@ def test_advice_of_the_model_is_a_warning(model, split, warned):
     assert [finding.level for finding in found] == (["warning"] if warned else [])
 
 
+@pytest.mark.parametrize(("sizing", "levels"), [("equal", ["warning"]), ("requested", [])])
+def test_advice_is_of_equal_slices(sizing, levels):
+    """Where pods ask for their sizes, the split only bounds how many share a card."""
+    wanted = config(10)
+    wanted["sharing"]["vcuda"]["sliceSizing"] = sizing
+    assert [one.level for one in slices.findings_for(gpus(16160, count=1, model="Tesla T4"), wanted)] == levels
+
+
 def test_an_exception_that_matches_nothing_is_an_error_with_what_is_there():
     (found,) = slices.findings_for(gpus(16160), config(2, devices=[{"match": {"index": 9}, "splitCount": 1}]))
     assert found.level == "error"

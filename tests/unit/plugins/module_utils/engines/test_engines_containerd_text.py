@@ -150,6 +150,49 @@ def test_a_desired_for_the_cgroup_driver_wins():
     assert cri(merged, 1)["containerd"]["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
 
 
+KUBELET = {"engine": "containerd", "endpoint": "", "cgroup_driver": ""}
+# the variable, what the kubelet says (None: none runs), the file -> cgroups by systemd, None for what runc has
+CGROUPS = [
+    ("auto", None, None, True),
+    ("auto", None, DEBIAN, True),
+    ("auto", None, KUBEADM, None),
+    ("auto", None, ONE, None),
+    ("auto", "systemd", None, True),
+    ("auto", "systemd", ONE, True),
+    ("auto", "cgroupfs", KUBEADM, False),
+    ("auto", "", None, None),
+    ("auto", "", DEBIAN, None),
+    (True, "cgroupfs", ONE, True),
+    (False, "systemd", KUBEADM, False),
+    ("no", None, None, False),
+]
+
+
+@pytest.mark.parametrize("given, driver, text, expected", CGROUPS)
+def test_the_cgroup_driver_is_the_kubelets(given, driver, text, expected):
+    kubelet = None if driver is None else {**KUBELET, "cgroup_driver": driver}
+    assert containerd_text.systemd_cgroup(given, kubelet, text) is expected
+
+
+@pytest.mark.parametrize("daemon, version", [((1, 7), 2), ((2, 1), 3), ((), 2)])
+@pytest.mark.parametrize("cgroup", [True, False, None])
+def test_a_file_of_our_own_gives_every_runtime_the_same_driver(daemon, version, cgroup):
+    desired = Desired(systemd_cgroup=cgroup)
+    text = containerd_text.fresh(daemon, desired)
+    runtimes = cri(containerd_text.merge(text, desired)[0], version)["containerd"]["runtimes"]
+    drivers = {name: runtime.get("options", {}).get("SystemdCgroup") for name, runtime in runtimes.items()}
+    assert drivers == ({"nvidia": None} if cgroup is None else {"nvidia": cgroup, "runc": cgroup})
+    assert {runtime["runtime_type"] for runtime in runtimes.values()} == {"io.containerd.runc.v2"}
+
+
+@pytest.mark.parametrize("shown, said", [("true", []), ("false", ["SystemdCgroup: expected true"]), ("", ["nothing"])])
+def test_another_driver_than_asked_for_is_found_in_what_containerd_says(shown, said):
+    dump = containerd_text.merge("version = 2\n", Desired(systemd_cgroup=True))[0]
+    line = f"SystemdCgroup = {shown}" if shown else ""
+    found = containerd_text.missing(dump.replace("SystemdCgroup = true", line), Desired(systemd_cgroup=True))
+    assert len(found) == len(said) and all(words in text for words, text in zip(said, found))
+
+
 def test_only_version_3_that_imports_a_folder_gets_a_file_of_our_own():
     path = "/etc/containerd/config.toml"
     assert [containerd_text.place(path, text) for text in (DEBIAN, ONE, KUBEADM)] == [path] * 3

@@ -89,6 +89,24 @@ def test_a_kubelet_of_another_network_is_another_nodes(tmp_path, network, engine
     assert (found and found["engine"]) == engine
 
 
+# command line, text of the configuration -> the driver of cgroups that it says
+DRIVERS = [
+    (f"kubelet --config={CONFIG}", "cgroupDriver: systemd\n", "systemd"),
+    (f"kubelet --config={CONFIG}", '{"cgroupDriver":"cgroupfs"}', "cgroupfs"),
+    (f"kubelet --config={CONFIG}", "# cgroupDriver: systemd\n", ""),
+    (f"kubelet --config={CONFIG} --cgroup-driver=cgroupfs", "cgroupDriver: systemd\n", "cgroupfs"),
+    ("kubelet", "cgroupDriver: systemd\n", ""),
+]
+
+
+@pytest.mark.parametrize("line, config, driver", DRIVERS)
+def test_the_cgroup_driver_of_a_running_kubelet(tmp_path, line, config, driver):
+    write(tmp_path, CONFIG, config)
+    write(tmp_path, "proc/40/comm", "kubelet\n")
+    write(tmp_path, "proc/40/cmdline", line.replace(" ", "\0") + "\0")
+    assert kubelet_engine.read(Host(str(tmp_path)), (1, 34))["cgroup_driver"] == driver
+
+
 MIRROR = {"container_runtime_packages": [], "container_runtime_docker_settings": {}}
 PRESENT = {"docker.service": {"present": True, "enabled": True, "active": True}}
 # engine of the kubelet, wanted engine, what is on the host -> words of an error, words of a warning
@@ -96,10 +114,13 @@ PLANS = [
     (None, "docker", {}, "", ""),
     ("docker", "docker", {}, "", ""),
     ("", "docker", {}, "", ""),
-    # The default of the collection on a node of containerd: docker would come beside it.
+    # docker would come beside it.
     ("containerd", "docker", {}, "set container_runtime_engine: containerd. docker is not on this host", ""),
     ("k3s", "containerd", {}, "set container_runtime_engine: k3s. containerd is not on this host", ""),
     ("containerd", "k3s", {}, "nothing was installed beside containerd", ""),
+    ("containerd", "auto", {}, "", ""),
+    ("docker", "auto", {}, "", ""),
+    (None, "auto", {}, "", ""),
     ("containerd", "docker", PRESENT, "", "unless docker is there for containers outside Kubernetes"),
 ]
 
@@ -116,7 +137,8 @@ def test_another_engine_than_the_kubelets_is_not_set_up_in_silence(engine, wante
     if fault:
         assert "container_runtime" not in made["roles"], "nothing of it is done"
     brought = [change for step in made["steps"] for change in step["changes"] if change == "install docker.io"]
-    assert brought == ["install docker.io"] * (wanted == "docker" and not units and not fault)
+    comes = wanted == "docker" or (wanted == "auto" and engine in (None, "docker"))
+    assert brought == ["install docker.io"] * (comes and not units and not fault)
 
 
 def test_every_engine_that_may_be_found_may_be_wanted():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube import version as kube_version
-from ansible_collections.vgpu.fleet.plugins.module_utils.state import host_state
 
 TEXTS = [
     # what is said, major and minor, refused
@@ -38,9 +37,9 @@ def test_version(text, numbers, refused):
     ("folder", "said", "numbers"), [("usr/bin", "v1.9.3", (1, 9)), ("usr/local/bin", "v1.34.2", (1, 34))]
 )
 def test_kubelet_of_a_host_says_it(tmp_path, folder, said, numbers):
-    assert host_state.kubelet(Host(str(tmp_path))) is None
+    assert kube_version.of_host(Host(str(tmp_path))) is None
     program = tmp_path / folder / "kubelet"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho Kubernetes {said}\n")
     program.chmod(0o755)
-    assert host_state.kubelet(Host(str(tmp_path))) == numbers
+    assert kube_version.of_host(Host(str(tmp_path))) == numbers

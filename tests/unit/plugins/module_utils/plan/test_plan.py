@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import engine_auto
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan, plugin_python
 from plan_samples import BARE, CONVERGED, DAEMON_JSON, DOCKER, NODE_YAML, SILENT, UNIT, VARIABLES, changed, made
 
@@ -269,10 +270,14 @@ def test_what_is_read_is_what_is_compared():
     options = desired.reads(desired.collect({**VARIABLES, "nvidia_driver_packages": ["nvidia-smi=535", "libcuda1"]}))
     named = ["docker.io", "libcuda1", "nvidia-docker2", "nvidia-smi"]
     assert options["packages"] == sorted([*named, *plugin_python.EVERY_PACKAGE])
-    assert options["units"] == ["docker.service", "vgpu-arbiter.service", "vgpu-device-plugin.service"]
+    # Which engine auto means depends on those that are there.
+    engines = ["containerd", "crio", "docker", "k3s-agent", "k3s", "kubelet", "rke2-agent", "rke2-server"]
+    services = [*engines, "vgpu-arbiter", "vgpu-device-plugin"]
+    assert options["units"] == [f"{name}.service" for name in services]
     assert options["files"] == [
         "/var/lib/vgpu/baseline/nvidia_docker.json",
         "/run/vgpu-docker-daemon.pending",
+        *engine_auto.DROP_INS.values(),
         "/etc/systemd/system/vgpu-arbiter.service",
         "/etc/systemd/system/vgpu-device-plugin.service",
         "/etc/vgpu/daemonset.json",

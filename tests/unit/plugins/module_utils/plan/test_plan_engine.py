@@ -17,11 +17,11 @@ WANTED = {
     "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}},
     "default_runtime": "nvidia",
     "restart": "if_idle",
-    "drop_in_path": "",
-    "drop_in_text": "",
+    "systemd_cgroup": "auto",
 }
 PLAIN = "version = 2\n"
-OURS = containerd_text.merge(PLAIN, containerd_text.Desired())[0]
+SYSTEMD = containerd_text.Desired(systemd_cgroup=True)
+OURS = containerd_text.merge(PLAIN, SYSTEMD)[0]
 THREE = 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n'
 UP = {"present": True, "active": True, "started": 1000.0}
 
@@ -49,7 +49,7 @@ HOSTS = [
     (state(PLAIN), {"runtimes": {"nvidia": {"path": "/opt/nvidia"}}}, 'BinaryName to "/opt/nvidia"', ""),
     (state(THREE, package="2.1.9-1"), {}, "write /etc/containerd/conf.d/99-vgpu.toml", ""),
     (
-        state(THREE, package="2.1.9-1", drop_in=containerd_text.drop_in(THREE, containerd_text.Desired())),
+        state(THREE, package="2.1.9-1", drop_in=containerd_text.drop_in(THREE, SYSTEMD)),
         {},
         "",
         "",
@@ -80,6 +80,6 @@ DROP_INS = [
 @pytest.mark.parametrize("files, unit, words", DROP_INS)
 def test_a_file_of_our_own(files, unit, words):
     found = {"files": files, "units": {"crio.service": unit}, "packages": {}}
-    wanted = {**WANTED, "engine": "crio", "drop_in_path": CRIO, "drop_in_text": TEXT}
+    wanted = {**WANTED, "engine": "crio"}
     assert plan_engine.differences(wanted, found)[1] == ([words] if words else [])
     assert plan_engine.absent(wanted, found) == ([f"remove {CRIO}"] if files else [])

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine ``container_runtime_engine: auto`` means on a host, and the file of ours that an engine reads. Pure.
+
+The kubelet decides where one runs. Where none runs yet, the engines that are there do: a host that is to join a cluster
+later must not get docker in front of its containerd.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import containerd_text
+from .engine_packages import DOCKER_UNIT, ENGINE_UNITS
+
+AUTO = "auto"
+KUBELET_UNIT = "kubelet.service"
+# From this version on a kubelet has no dockershim.
+WITHOUT_DOCKERSHIM = (1, 24)
+# Docker comes with a containerd of its own, so it goes before it; k3s and RKE2 bring their own as well.
+ORDER = ("k3s", "rke2", "crio", "docker", "containerd")
+BEFORE_A_KUBELET = ("k3s", "rke2", "crio", "containerd", "docker")
+# CRI-O, k3s and RKE2 read a file of ours next to theirs.
+DROP_INS = {
+    "crio": "/etc/crio/crio.conf.d/99-vgpu.conf",
+    "k3s": "/etc/rancher/k3s/config.yaml.d/99-vgpu.yaml",
+    "rke2": "/etc/rancher/rke2/config.yaml.d/99-vgpu.yaml",
+}
+# The variables of container_runtime with what an engine keeps of the time before it was configured.
+RECORDS = {"docker": "docker_record", "containerd": "containerd_record"}
+
+
+class Engine(NamedTuple):
+    """``reason``: why an engine is chosen that nothing on the host asks for; else empty."""
+
+    name: str
+    reason: str = ""
+
+
+def units(engine: str) -> list[str]:
+    """The units whose state ``resolve`` and the plan need."""
+    if engine != AUTO:
+        return ENGINE_UNITS.get(engine, [DOCKER_UNIT])
+    return [DOCKER_UNIT, KUBELET_UNIT, *(unit for several in ENGINE_UNITS.values() for unit in several)]
+
+
+def files(engine: str) -> list[str]:
+    """The files of ours that the engine, or any that ``auto`` may mean, reads."""
+    return [path for name, path in DROP_INS.items() if engine in (AUTO, name)]
+
+
+def resolve(wanted: dict[str, Any], state: dict[str, Any]) -> Engine:
+    """``state``: ``units``, ``files``, ``kubelet``, ``kubelet_engine`` of host_state, with the units of ``units``."""
+    if wanted["engine"] != AUTO:
+        return Engine(wanted["engine"])
+    running = (state.get("kubelet_engine") or {}).get("engine")
+    if running:
+        return Engine(str(running))
+    kubelet = _present(state, KUBELET_UNIT) or bool(state.get("kubelet"))
+    version = state.get("kubelet")
+    if kubelet and version and tuple(version[:2]) < WITHOUT_DOCKERSHIM:
+        kubelet = False
+    order = BEFORE_A_KUBELET if kubelet else ORDER
+    there = [name for name in order if any(_present(state, unit) for unit in units(name))]
+    if there == ["containerd"] and not kubelet and _begun(wanted, state["files"]):
+        return Engine("docker", "the installation of docker was interrupted")
+    if there:
+        return Engine(there[0])
+    if kubelet:
+        return Engine("containerd", "a kubelet is here and no engine, so it gets containerd")
+    return Engine("docker", "no engine and no kubelet is here, so docker is chosen (container_runtime_engine: auto)")
+
+
+def configured(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """The engines that hold changes of ours. ``found``: state of each file by path, None where it is not there."""
+    engine = wanted["engine"]
+    if engine != AUTO:
+        return [engine]
+    by_record = [name for name, key in RECORDS.items() if wanted.get(key) and found.get(wanted[key]) is not None]
+    return by_record + [name for name, path in DROP_INS.items() if found.get(path) is not None]
+
+
+def drop_in(engine: str, wanted: dict[str, Any]) -> tuple[str, str]:
+    """Path and text of our file for an engine; empty for one that has none."""
+    program = str((wanted["runtimes"].get("nvidia") or {}).get("path") or containerd_text.Desired().path)
+    desired = containerd_text.Desired(path=program, default=wanted["default_runtime"] == "nvidia")
+    text = containerd_text.crio(desired) if engine == "crio" else containerd_text.rancher(desired)
+    return (DROP_INS[engine], text) if engine in DROP_INS else ("", "")
+
+
+def _begun(wanted: dict[str, Any], found: dict[str, Any]) -> bool:
+    """Whether a run was cut off that had brought docker's containerd and not docker. The record comes first."""
+    return found.get(wanted["packages_record"]) is not None and found.get(wanted["containerd_record"]) is None
+
+
+def _present(state: dict[str, Any], unit: str) -> bool:
+    return bool((state["units"].get(unit) or {}).get("present"))

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs that are lost: the driver counts them and cannot read them, or they were offered and are gone. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+NOT_LISTED = "the driver does not list it"
+ADVICE = "look at the kernel log for Xid; reset or replace it, and it comes back by itself"
+
+
+def find(
+    readable: Sequence[dict[str, Any]], unreadable: Sequence[dict[str, Any]], status: dict[str, Any] | None
+) -> list[dict[str, Any]]:
+    """``{index, uuid, reason, counted}`` of each, by index. ``uuid`` is empty where nobody ever read it.
+
+    ``readable`` and ``unreadable``: what NVML says now (``gpus`` and ``lost`` of nvml.read); ``status``: of the device
+    plugin, which remembers what it offered.
+    """
+    here = {gpu["uuid"] for gpu in readable}
+    faults = {one["index"]: str(one["error"]) for one in unreadable}
+    found = []
+    for gpu in (status or {}).get("gpus") or []:
+        if gpu["uuid"] and gpu["uuid"] not in here:
+            counted = gpu["index"] in faults
+            reason = faults.pop(gpu["index"], NOT_LISTED)
+            found.append({"index": gpu["index"], "uuid": gpu["uuid"], "reason": reason, "counted": counted})
+    found += [{"index": index, "uuid": "", "reason": fault, "counted": True} for index, fault in faults.items()]
+    return sorted(found, key=lambda one: int(one["index"]))
+
+
+def name(gpu: dict[str, Any]) -> str:
+    """Index and, where it is known, UUID."""
+    return "{index} ({uuid})".format(**gpu) if gpu["uuid"] else str(gpu["index"])
+
+
+def remedy(gpu: dict[str, Any]) -> str:
+    """What a person may do."""
+    return ADVICE if gpu["counted"] else f"{ADVICE}; removed for good: vgpuctl forget {gpu['uuid']}"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a cluster's nodes are ready for the scheduler: known by name, set up by site.yml, of an engine and an
+architecture that its images can be loaded for. Pure, on Node objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from ..pods import annotations as pod_annotations
+from . import node_images
+
+# Of the kernel, as `uname -m` says it → of Go, as a Node object has it.
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+JOIN = "join the host to the cluster, or set device_plugin_node_name to its name in `kubectl get nodes`"
+
+
+def faults(nodes: Mapping[str, dict[str, Any]], hosts: Mapping[str, str]) -> list[str]:
+    """A line for each GPU host (host → name of its node) whose node is unknown or was not made by site.yml."""
+    found = []
+    for host, name in sorted(hosts.items()):
+        node = nodes.get(name)
+        if node is None:
+            found.append(f"{host}: the cluster has no node {name}; {JOIN}")
+            continue
+        text = (node["metadata"].get("annotations") or {}).get(pod_annotations.GPUS)
+        if not text:
+            found.append(
+                f"{host}: node {name} has no annotation {pod_annotations.GPUS}, which the device plugin writes where "
+                "pods ask for their sizes; run site.yml with vgpu_slice_sizing: requested on this host, then this again"
+            )
+    return found
+
+
+def loading(
+    nodes: Mapping[str, dict[str, Any]],
+    hosts: Mapping[str, str],
+    arch: str,
+    repository: str,
+    images: Sequence[str],
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """How each host (host → name of its node) loads the scheduler's images, and a line for each that cannot.
+
+    ``arch``: as ``uname -m`` says it, of the image that is built.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    lines = []
+    for host, name in sorted(hosts.items()):
+        node = nodes.get(name)
+        if node is None:
+            lines.append(f"{host}: the cluster has no node {name}; {JOIN}")
+            continue
+        info = (node.get("status") or {}).get("nodeInfo") or {}
+        engine = node_images.engine_of(node)
+        if not engine:
+            runs = info.get("containerRuntimeVersion") or "nothing that is known"
+            lines.append(
+                f"{host}: its kubelet runs containers with {runs}; expected containerd, CRI-O or docker to load an "
+                "image into; choose other nodes (scheduler_hosts), or a registry (scheduler_image)"
+            )
+        elif info.get("architecture") not in ("", None, ARCHITECTURES.get(arch, arch)):
+            lines.append(
+                f"{host}: its architecture is {info.get('architecture')}, and the image is built for {arch}; choose "
+                "nodes of one architecture (scheduler_hosts) and set scheduler_image_arch"
+            )
+        else:
+            found[host] = {"node": name, "engine": engine, **node_images.commands(engine, repository, images)}
+    return found, lines

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a Deployment runs as it was applied, and why not; and whether a pod is given to the scheduler.
+
+The API object has ``get(path)`` (None where there is no such object), ``list(path, **query)``, ``trial(path, body)``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable
+
+# What a kubelet says of an image that it cannot have; waiting longer brings none.
+NO_IMAGE = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+PAUSE_S = 1.0
+
+
+def is_done(deployment: dict[str, Any] | None) -> bool:
+    """Whether every replica is of the newest template and ready, and none of an older one is left."""
+    if deployment is None:
+        return False
+    status, spec = deployment.get("status") or {}, deployment.get("spec") or {}
+    counts = [status.get(key) or 0 for key in ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")]
+    seen = (status.get("observedGeneration") or 0) >= (deployment["metadata"].get("generation") or 0)
+    return seen and counts == [spec.get("replicas", 1)] * len(counts)
+
+
+def reasons(pods: list[dict[str, Any]]) -> list[str]:
+    """One line for each pod that is not ready: why it is not scheduled, or what its containers wait for."""
+    found = []
+    for pod in pods:
+        status, name = pod.get("status") or {}, pod["metadata"]["name"]
+        conditions = {one.get("type"): one for one in status.get("conditions") or []}
+        placed = conditions.get("PodScheduled") or {}
+        if pod["metadata"].get("deletionTimestamp") or (conditions.get("Ready") or {}).get("status") == "True":
+            continue
+        if placed.get("status") == "False":
+            found.append(f"pod {name} has no node: {placed.get('message') or 'no reason given'}")
+            continue
+        waiting = [_of_container(one) for one in status.get("containerStatuses") or [] if not one.get("ready")]
+        found.append(f"pod {name}: {'; '.join(waiting) or status.get('phase') or 'no status'}")
+    return found
+
+
+def _of_container(status: dict[str, Any]) -> str:
+    state = status.get("state") or {}
+    said = state.get("waiting") or state.get("terminated") or (status.get("lastState") or {}).get("terminated") or {}
+    words = " ".join(str(said[key]) for key in ("reason", "message") if said.get(key))
+    return f"container {status.get('name')} ({status.get('image')}) {words or 'runs and is not ready'}"
+
+
+def wait(
+    api: Any,
+    path: str,
+    pods_path: str,
+    selector: str,
+    seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[str]:
+    """Waits for the Deployment at ``path``; empty where it runs, else why not.
+
+    Ends early where an image cannot be had.
+    """
+    deadline = clock() + seconds
+    while not is_done(api.get(path)):
+        pods = api.list(pods_path, labelSelector=selector)
+        said = reasons(pods)
+        hopeless = any(word in line for line in said for word in NO_IMAGE)
+        if hopeless or clock() >= deadline:
+            return said or ["no pod of it was created; is the controller manager of the cluster running?"]
+        sleep(PAUSE_S)
+    return []
+
+
+def admission(
+    api: Any,
+    resource: str,
+    scheduler: str,
+    seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[str, str]:
+    """(fault, doubt): whether a pod that asks for ``resource`` is given to ``scheduler``; tried without being stored.
+
+    The certificate and the addresses of a webhook are known to the API server some seconds after its pods are ready.
+    A doubt is a refusal that is not ours: of the user's rights, or of a rule of the cluster.
+    """
+    deadline = clock() + seconds
+    limits = {"limits": {resource: "1"}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": "vgpu-fleet-trial-"},
+        "spec": {"containers": [{"name": "trial", "image": "localhost/none", "resources": limits}]},
+    }
+    while True:
+        status, answer = api.trial("/api/v1/namespaces/default/pods", pod)
+        if status == 201 and isinstance(answer, dict):
+            found = answer.get("spec", {}).get("schedulerName")
+            if found == scheduler:
+                return "", ""
+            fault = f"expected schedulerName {scheduler}, found {found}; does another webhook set it?"
+        else:
+            fault = f"{status}: {answer}"
+        if status == 403 and "admission webhook" not in fault:
+            return "", fault
+        if clock() >= deadline:
+            return fault, ""
+        sleep(PAUSE_S)

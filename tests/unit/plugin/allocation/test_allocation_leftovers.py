@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine that starts a container before our files are there makes a directory in the place of each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.assembly import build
+from vgpu_plugin.inject.driver_files import DriverFiles
+from vgpu_plugin.offer import settings
+
+from ..conftest import FakeGpus
+from ..inject.test_inject_handover import specs, static_slices
+
+# What the mounts of a container name below the folder of its allocation, now and in a former version.
+NOW = ("root", "ro", "rw/ledger", "rw/tenant", "ro/ld.so.preload")
+FORMER = ("ld.so.preload", "limits", "rw/ledger", "rw/tenant", "gpu-{uuid}")
+SINGLE = tuple(dict.fromkeys((*NOW, *FORMER, "ro/limits", "ro/ledger", "ro/tenant", "ro/gpu-{uuid}", "limits.new")))
+
+
+def engine_makes(node, folder, names: tuple[str, ...], uuid: str) -> None:
+    """As after a reboot: the mounts are gone, and the engine has made directories with its own mode."""
+    node.mounter.mounted.clear()
+    shutil.rmtree(folder)
+    for name in names:
+        os.makedirs(folder / name.format(uuid=uuid), 0o755, exist_ok=True)
+
+
+def one_becomes_a_directory(folder, name: str, uuid: str) -> None:
+    path = folder / name.format(uuid=uuid)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+@pytest.mark.parametrize("names", [NOW, FORMER, NOW + FORMER], ids=["now", "former", "both"])
+def test_directories_of_an_engine_give_way_before_a_container_starts(node, names):
+    _pool, allocator, files = node.parts()
+    uuid = node.gpus[0].uuid
+    (answer,) = allocator.allocate([[f"{uuid}::0"]])
+    (record,) = allocator.records.all()
+    engine_makes(node, files.folder(answer.allocation), names, uuid)
+    assert not files.is_whole(record)
+    allocator.prestart([f"{uuid}::0"])
+    assert files.is_whole(record)
+    for inside, host, _read_only in answer.mounts:
+        expected_folder = inside in ("/dev/vgpu", "/dev/vgpu/lib", "/dev/vgpu/0")
+        assert (os.path.isdir(host), os.path.isfile(host)) == (expected_folder, not expected_folder), inside
+    for inside, host, _read_only in files.old_mounts(record):
+        assert os.path.isfile(host), inside
+
+
+@pytest.mark.parametrize("again", ["make", "make_share"])
+@pytest.mark.parametrize("name", SINGLE)
+def test_one_directory_in_the_place_of_a_file(node, name, again):
+    _pool, allocator, files = node.parts()
+    uuid = node.gpus[0].uuid
+    (answer,) = allocator.allocate([[f"{uuid}::0"]])
+    (record,) = allocator.records.all()
+    one_becomes_a_directory(files.folder(answer.allocation), name, uuid)
+    of_share = name.startswith("ro") or name == "root"
+    assert files.has_share(record) is not (of_share or name in ("limits", "gpu-{uuid}"))
+    if again == "make":
+        files.make(record)
+        assert files.is_whole(record)
+    elif of_share:
+        files.make_share(record)
+        assert files.has_share(record)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_slice_for_docker_and_podman_comes_back(node, name):
+    outside, pool, _allocator, files = static_slices(node, splitCount=3)
+    outside.refresh()
+    desired = specs(node)
+    uuid = pool.slices[0].uuid
+    one_becomes_a_directory(files.folder(files.static_name(pool.slices[0].id)), name, uuid)
+    outside.refresh()
+    assert specs(node) == desired
+    for one in desired["vgpu.fleet/slice"]["devices"]:
+        for mount in one["containerEdits"]["mounts"]:
+            found = os.path.isdir(mount["hostPath"])
+            assert found is (mount["containerPath"] in ("/dev/vgpu", "/dev/vgpu/lib", "/dev/vgpu/0")), mount
+    assert outside.notes() == []
+
+
+def unusable(node, monkeypatch, slice_name: str) -> None:
+    """The folder of one slice cannot be made, whoever tries."""
+    real = node.mounter.mount_tmpfs
+
+    def mount(target, size):
+        if slice_name in str(target):
+            raise OSError(28, "No space left on device", str(target))
+        real(target, size)
+
+    monkeypatch.setattr(node.mounter, "mount_tmpfs", mount)
+
+
+def test_slice_that_cannot_be_offered_stops_no_other(node, monkeypatch):
+    outside, pool, _allocator, files = static_slices(node, splitCount=3)
+    bad, *others = [one.id for one in pool.slices]
+    unusable(node, monkeypatch, files.static_name(bad))
+    outside.refresh()
+    assert [one["name"] for one in specs(node)["vgpu.fleet/slice"]["devices"]] == others
+    (note,) = outside.notes()
+    assert bad in note
+    assert "No space left on device" in note
+    for one in others:
+        assert not abi_files.parse_limits((files.folder(files.static_name(one)) / "limits").read_bytes())["deny"]
+    monkeypatch.undo()
+    outside.refresh()
+    assert [one["name"] for one in specs(node)["vgpu.fleet/slice"]["devices"]] == [bad, *others]
+    assert outside.notes() == []
+
+
+def test_no_slice_can_be_offered(node):
+    """The fault of all is a warning too, and named once."""
+    outside, _pool, _allocator, _files = static_slices(node)
+    outside.refresh()
+    (node.library_root / "current").unlink()
+    outside.refresh()
+    (note,) = outside.notes()
+    assert "the role vcuda installs it" in note
+    node.install_library("0.2.0-bbbbbbbbbbbb")
+    outside.refresh()
+    assert outside.notes() == []
+
+
+def test_status_warns_of_a_slice_that_cannot_be_offered(node, monkeypatch):
+    """As the daemon puts the parts together."""
+    driver = DriverFiles((("libcuda.so.1", "/lib/libcuda.so.1"),))
+    monkeypatch.setattr("vgpu_plugin.inject.driver_files.find", lambda *_given, **_named: driver)
+    found = node.configure(splitCount=2)
+    parts = build(node.setup(), found, settings.make_slices(node.gpus, found), FakeGpus(node.gpus), node.gpus)
+    bad = parts.pool.slices[0].id
+    unusable(node, monkeypatch, parts.files.static_name(bad))
+    parts.files.prepare()
+    parts.static_slices.refresh()
+    assert [bad in one for one in parts.admin.status().warnings] == [True]

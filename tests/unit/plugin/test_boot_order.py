@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which units begin before those that start containers: an engine that is first makes directories for our files."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from .conftest import ROOT
+
+ENGINES = (
+    "docker.service",
+    "containerd.service",
+    "crio.service",
+    "kubelet.service",
+    "podman-restart.service",
+    "k3s.service",
+    "k3s-agent.service",
+    "rke2-server.service",
+    "rke2-agent.service",
+)
+
+
+def plugin_unit() -> str:
+    text = (ROOT / "roles/device_plugin/defaults/main.yml").read_text()
+    return str(yaml.safe_load(text)["device_plugin_unit_text"])
+
+
+def arbiter_unit() -> str:
+    return (ROOT / "native/vcuda/arbiter/vgpu-arbiter.service").read_text()
+
+
+def named(unit: str, key: str) -> set[str]:
+    """Every unit that the lines of ``key`` name, as systemd reads them: several lines add up."""
+    lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith(f"{key}=")]
+    return {name for line in lines for name in line.split()}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("unit", [plugin_unit, arbiter_unit])
+def test_unit_is_before_what_starts_containers(unit, engine):
+    assert engine in named(unit(), "Before")
+    # An order alone: neither is a reason to start or to stop the other.
+    for key in ("Requires", "Wants", "BindsTo", "PartOf", "After"):
+        assert engine not in named(unit(), key)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs that are lost, joined from NVML and the running device plugin, and how capacity and plan name them: once."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import lost
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan
+from capacity_samples import GPUS, IDS, checkpoint, compared, plugin, slices
+from plan_samples import CONVERGED, changed, made
+
+BUS = "nvmlDeviceGetHandleByIndex_v2 failed with 15: a GPU has fallen off the bus"
+
+
+def status(*unhealthy, known=("GPU-a", "GPU-b"), unknown=()):
+    """Of a plugin with these GPUs; ``unhealthy``: (UUID, reason)."""
+    reasons = dict(unhealthy)
+    gpus = [
+        {"index": n, "uuid": uuid, "model": "Tesla T4", "healthy": uuid not in reasons, "reason": reasons.get(uuid, "")}
+        for n, uuid in enumerate(known)
+    ]
+    gpus += [{"index": n, "uuid": "", "model": "unknown", "healthy": False, "reason": "lost: x"} for n in unknown]
+    return {"gpus": gpus}
+
+
+# about, what NVML says of unreadable GPUs, whom it reads, the plugin's status, (index, UUID, a word of the reason)
+ROWS = [
+    ("all are well", [], GPUS, status(), []),
+    ("no plugin runs", [{"index": 2, "error": BUS}], GPUS, None, [(2, "", "fallen off")]),
+    (
+        "counted, and the plugin knows it",
+        [{"index": 1, "error": BUS}],
+        GPUS[:1],
+        status(),
+        [(1, "GPU-b", "fallen off")],
+    ),
+    ("gone, and the plugin knows it", [], GPUS[:1], status(("GPU-b", "lost: x")), [(1, "GPU-b", "does not list it")]),
+    ("it had an Xid before", [], GPUS[:1], status(("GPU-b", "Xid 79")), [(1, "GPU-b", "does not list it")]),
+    ("an Xid, and it is there", [], GPUS, status(("GPU-b", "Xid 79")), []),
+    (
+        "known to nobody",
+        [{"index": 1, "error": BUS}],
+        GPUS[:1],
+        status(known=("GPU-a",), unknown=(1,)),
+        [(1, "", "bus")],
+    ),
+    ("the plugin found it lost, NVML reads it", [], GPUS, status(("GPU-b", "lost: x")), []),
+    ("a plugin that says no GPUs", [], GPUS[:1], {}, []),
+]
+
+
+@pytest.mark.parametrize(("about", "unreadable", "read", "said", "expected"), ROWS, ids=[one[0] for one in ROWS])
+def test_who_is_lost(about, unreadable, read, said, expected):
+    found = lost.find(read, unreadable, said)
+    assert [(one["index"], one["uuid"]) for one in found] == [one[:2] for one in expected]
+    assert all(word in one["reason"] for one, (_index, _uuid, word) in zip(found, expected))
+
+
+def one_lost(**more):
+    nvml = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": [{"index": 1, "error": BUS}]}
+    return compared(nvml=nvml, **more)
+
+
+MADE = [
+    ("the plugin has its slices, unhealthy", slices(), checkpoint(IDS[:2])),
+    ("the kubelet still offers them", slices(), checkpoint(IDS)),
+    ("a plugin of before has forgotten them", slices()[:2], checkpoint(IDS[:2])),
+]
+
+
+@pytest.mark.parametrize(("about", "pieces", "kept"), MADE, ids=[one[0] for one in MADE])
+def test_capacity_names_a_lost_gpu_once(about, pieces, kept):
+    pieces = copy.deepcopy(pieces)
+    for one in pieces[2:]:
+        one["health"] = "Unhealthy"
+    answered = plugin(slices=pieces, **status(("GPU-b", "lost: x")))
+    found = one_lost(plugin=answered, checkpoint_text=kept)
+    (said,) = found["sentences"] if "sentences" in found else [" ".join(one.values()) for one in found["drift"]]
+    assert "GPU 1" in said and "GPU-b" in said
+    assert "fallen off the bus" in said
+    assert "reset or replace it" in said
+    assert "restart" not in said
+    assert found["ok"] is False
+    assert [(one["index"], one["uuid"]) for one in found["lost"]] == [(1, "GPU-b")]
+
+
+def test_gpu_that_left_the_bus_may_be_forgotten():
+    nvml = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": []}
+    found = compared(nvml=nvml, plugin=plugin(**status(("GPU-b", "lost: x"))), checkpoint_text=checkpoint(IDS[:2]))
+    (only,) = found["drift"]
+    assert "vgpuctl forget GPU-b" in only["remedy"]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_the_plan_says_it_before_any_change(counted):
+    state = {"gpus": CONVERGED["gpus"][:1], "nvml.lost": [{"index": 1, "error": BUS}] if counted else []}
+    told = {**CONVERGED["plugin"]["status"], **status(("GPU-b", "lost: x"))}
+    planned = made(state={**state, "plugin.status": told})
+    (warning,) = planned["warnings"]
+    assert "GPU 1 (GPU-b)" in warning
+    assert "reset or replace it" in warning
+    lines = plan.describe(planned, changed(CONVERGED, {**state, "plugin.status": told}))
+    assert lines[0] == "1 of 2 GPUs: 1 x Tesla V100-SXM2-16GB 16160 MiB"

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine auto means, as a table of hosts."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import engine_auto, engine_packages
+
+WANTED = {
+    **engine_packages.DEFAULTS,
+    "packages_record": "/r/packages",
+    "docker_record": "/r/docker",
+    "containerd_record": "/r/containerd",
+}
+CRI = "unix:///run/containerd/containerd.sock"
+
+
+def state(there=(), running=None, kubelet=None, files=()):
+    return {
+        "units": {f"{name}.service": {"present": True} for name in there},
+        "files": {key: {"mtime": 1.0} for key in files},
+        "kubelet": kubelet,
+        "kubelet_engine": None if running is None else {"engine": running, "endpoint": CRI, "cgroup_driver": ""},
+    }
+
+
+# what is on the host -> the engine
+HOSTS = [
+    (state(), "docker"),
+    (state(["docker", "containerd"]), "docker"),
+    (state(["containerd"]), "containerd"),
+    (state(["crio", "docker", "containerd"]), "crio"),
+    (state(["k3s-agent"]), "k3s"),
+    (state(["rke2-server", "containerd"]), "rke2"),
+    # A kubelet is the one who starts pods, whatever else is there.
+    (state(["docker", "containerd"], running="containerd", kubelet=(1, 34)), "containerd"),
+    (state(["docker", "containerd"], running="docker", kubelet=(1, 23)), "docker"),
+    (state(running="crio"), "crio"),
+    (state(["docker"], running=""), "docker"),
+    # kubeadm joins later.
+    (state(["kubelet"]), "containerd"),
+    (state(kubelet=(1, 34)), "containerd"),
+    (state(["kubelet", "docker", "containerd"], kubelet=(1, 34)), "containerd"),
+    (state(["kubelet", "docker"], kubelet=(1, 34)), "docker"),
+    (state(["kubelet", "docker", "containerd"], kubelet=(1, 22)), "docker"),
+    # dpkg had configured docker's containerd, and the run was cut off.
+    (state(["containerd"], files=["/r/packages"]), "docker"),
+    (state(["containerd"], files=["/r/packages", "/r/containerd"]), "containerd"),
+    (state(["containerd", "kubelet"], files=["/r/packages"]), "containerd"),
+]
+
+
+@pytest.mark.parametrize(("found", "engine"), HOSTS)
+def test_auto_is_what_starts_the_containers_of_the_host(found, engine):
+    assert engine_auto.resolve(WANTED, found).name == engine
+    asked = {*engine_auto.units("auto")}
+    assert {*found["units"]} <= asked, "the table has no unit that nobody reads"
+
+
+@pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "k3s", "rke2"])
+def test_an_engine_that_is_named_is_taken(engine):
+    assert engine_auto.resolve({**WANTED, "engine": engine}, state(["docker"], running="containerd")).name == engine
+
+
+# the variable, the files on the host -> the engines that are restored
+CONFIGURED = [
+    ("auto", [], []),
+    ("auto", ["/r/docker"], ["docker"]),
+    ("auto", ["/r/docker", "/r/containerd"], ["docker", "containerd"]),
+    ("auto", ["/etc/crio/crio.conf.d/99-vgpu.conf"], ["crio"]),
+    ("docker", [], ["docker"]),
+    ("k3s", ["/r/docker"], ["k3s"]),
+]
+
+
+@pytest.mark.parametrize(("engine", "files", "engines"), CONFIGURED)
+def test_absent_restores_what_was_configured(engine, files, engines):
+    assert engine_auto.configured({**WANTED, "engine": engine}, {key: {} for key in files}) == engines
+
+
+def test_a_host_where_nothing_asks_for_an_engine_gets_one_with_a_reason():
+    assert "no engine and no kubelet" in engine_auto.resolve(WANTED, state()).reason
+    assert not engine_auto.resolve(WANTED, state(["docker"])).reason

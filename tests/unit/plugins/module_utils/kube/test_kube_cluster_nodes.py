@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes are ready for the scheduler, and how each loads an image."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import cluster_nodes, node_images
+
+
+def node(runtime="containerd://2.1.5", kubelet="v1.34.2", arch="amd64", notes=None):
+    info = {"containerRuntimeVersion": runtime, "kubeletVersion": kubelet, "architecture": arch}
+    return {"metadata": {"name": "n", "annotations": notes}, "status": {"nodeInfo": info}}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kubelet", "engine"),
+    [
+        ("containerd://1.6.20~ds1", "v1.34.2", "containerd"),
+        ("containerd://2.1.5-k3s1", "v1.34.2+k3s1", "k3s"),
+        ("containerd://2.1.5-k3s1", "v1.34.2+rke2r1", "rke2"),
+        ("docker://28.5.2", "v1.34.2", "docker"),
+        ("docker://28.5.2", "v1.34.2+k3s1", "docker"),
+        ("cri-o://1.34.0", "v1.34.2", "crio"),
+        ("rkt://1", "v1.9.0", ""),
+        ("", "", ""),
+    ],
+)
+def test_engine_of_a_kubelet(runtime, kubelet, engine):
+    assert node_images.engine_of(node(runtime, kubelet)) == engine
+
+
+def test_engine_of_a_node_without_a_status():
+    assert node_images.engine_of({"metadata": {}}) == ""
+
+
+IMAGE = "localhost/vgpu-scheduler:1"
+COMMANDS = [
+    (
+        "docker",
+        ["docker", "image", "ls", "--quiet", IMAGE],
+        ["docker", "load", "--quiet", "--input"],
+        ["docker", "image", "rm"],
+    ),
+    (
+        "crio",
+        ["podman", "image", "ls", "--quiet", IMAGE],
+        ["podman", "load", "--quiet", "--input"],
+        ["podman", "image", "rm"],
+    ),
+    (
+        "containerd",
+        ["ctr", "--namespace", "k8s.io", "images", "ls", "--quiet", f"name=={IMAGE}"],
+        ["ctr", "--namespace", "k8s.io", "images", "import"],
+        ["ctr", "--namespace", "k8s.io", "images", "rm"],
+    ),
+    (
+        "k3s",
+        ["k3s", "ctr", "--namespace", "k8s.io", "images", "ls", "--quiet", f"name=={IMAGE}"],
+        ["k3s", "ctr", "--namespace", "k8s.io", "images", "import"],
+        ["k3s", "ctr", "--namespace", "k8s.io", "images", "rm"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("engine", "find", "load", "remove"), COMMANDS, ids=[one[0] for one in COMMANDS])
+def test_commands_of_an_engine(engine, find, load, remove):
+    found = node_images.commands(engine, "localhost/vgpu-scheduler", [IMAGE])
+    assert (found["images"][IMAGE]["find"], found["load"], found["remove"]) == (find, load, remove)
+    assert bool(found["images"][IMAGE]["pin"]) == (engine not in ("docker", "crio"))
+    assert "localhost/vgpu-scheduler" in found["all"][-1]
+
+
+def test_every_engine_has_commands():
+    for engine in ("containerd", "k3s", "rke2", "docker", "crio"):
+        assert node_images.commands(engine, "r", ["r:1"])["images"]["r:1"]["find"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ({"n": node(notes={"vgpu.fleet/gpus": "{}"})}, []),
+        ({}, ["h: the cluster has no node n; join the host"]),
+        ({"n": node()}, ["h: node n has no annotation vgpu.fleet/gpus"]),
+        # What a device plugin that is removed leaves.
+        ({"n": node(notes={"vgpu.fleet/gpus": ""})}, ["h: node n has no annotation vgpu.fleet/gpus"]),
+    ],
+)
+def test_a_node_that_site_did_not_make(nodes, words):
+    found = cluster_nodes.faults(nodes, {"h": "n"})
+    assert len(found) == len(words) and all(one.startswith(word) for one, word in zip(found, words))
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (node(), ""),
+        (node(arch=""), ""),
+        (node("rkt://1"), "h: its kubelet runs containers with rkt://1; expected containerd, CRI-O or docker"),
+        (node(""), "h: its kubelet runs containers with nothing that is known"),
+        (node(arch="arm64"), "h: its architecture is arm64, and the image is built for x86_64"),
+        (None, "h: the cluster has no node n"),
+    ],
+)
+def test_a_node_that_cannot_load(one, words):
+    found, lines = cluster_nodes.loading({"n": one} if one else {}, {"h": "n"}, "x86_64", "r", ["r:1"])
+    assert [words in line for line in lines] == ([True] if words else [])
+    assert list(found) == ([] if words else ["h"]) and (words or found["h"]["node"] == "n")
