@@ -30,9 +30,7 @@ class ActionModule(ActionBase):
         if not isinstance(desired, dict) or not isinstance(state, dict):
             msg = "desired and state must be mappings: what vgpu.fleet.desired_state and vgpu.fleet.host_state returned"
             return {"failed": True, "changed": False, "msg": msg}
-        host = task_vars.get("inventory_hostname", "")
-        inventory = getattr(task_vars.get("hostvars"), "_inventory", None)
-        sources = Sources(inventory, self._loader, host)
+        sources = Sources(getattr(task_vars.get("hostvars"), "_inventory", None), self._loader, self._task.get_play())
         findings = [by_variable(finding) for finding in plan.check_gpus(desired, state)]
         findings += plan_toolkit.check(desired, state)
         findings += driver_key(desired, state)

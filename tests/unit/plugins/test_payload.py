@@ -16,6 +16,7 @@ MODULES = ROOT / "plugins" / "modules"
 # Files of the core in each payload, without the __init__.py that Ansible adds. A higher number needs a reason.
 MOST = {
     "apt_packages": 9,  # one more: lists of its own, by which check mode asks an archive
+    "check_variables": 0,
     "containerd_config": 8,  # one more: what the kubelet that runs has as its cgroup driver
     "docker_daemon": 9,
     "driver_choice": 10,  # one more: the keys of repositories
