@@ -21,7 +21,7 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import 
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("desired", "state"))
+    _VALID_ARGS = frozenset(("desired", "state", "groups"))
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
@@ -40,7 +40,14 @@ class ActionModule(ActionBase):
             return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
         made = plan.make_plan(desired, state)
         lines = plan.describe(made, state)
-        return {"changed": False, **made, "text": lines, "warnings": [*texts, *made["warnings"]]}
+        result = {"changed": False, **made, "text": lines, "warnings": [*texts, *made["warnings"]]}
+        return {**result, **group_of(made["steps"], self._task.args.get("groups") or {})}
+
+
+def group_of(steps: list[dict[str, Any]], groups: dict[str, str]) -> dict[str, Any]:
+    """What makes Ansible add this host to a group, as the action ``group_by`` returns it. It costs no task of its own."""
+    name = groups.get("changed" if steps else "unchanged")
+    return {"add_group": name, "parent_groups": ["all"]} if name else {}
 
 
 def driver_key(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
