@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
-from ansible.template import Templar
-from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
-from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, error, errors
-from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, errors
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import DesiredStates
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
-
-COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 # Set by tasks that stop every host before the first change.
 BEFORE_CHANGES = "__preflight_before_changes"
@@ -23,47 +18,23 @@ BEFORE_CHANGES = "__preflight_before_changes"
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS: frozenset[str] = frozenset()
+    _VALID_ARGS = frozenset(("checked",))
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
-        findings: list[Finding] = []
-        variables = self._template(task_vars, findings)
-        clean = schema.read(variables, findings)
-        if not errors(findings):
-            findings += schema.unavailable(clean)
         host = task_vars.get("inventory_hostname", "")
-        inventory = getattr(task_vars.get("hostvars"), "_inventory", None)
-        sources = Sources(inventory, self._loader, host)
-        texts = [tell(finding, sources, task_vars) for finding in findings]
+        # Taken as it is: an argument with the result itself would be evaluated whole for each host.
+        checked = task_vars.get(self._task.args.get("checked") or "") or {}
+        if host in checked.get("kinds", {}):
+            return {"changed": False, **checked["states"][checked["kinds"][host]]}
+        check = Check(task_vars, self._loader, self._task.get_play())
+        findings: list[Finding] = []
+        state = DesiredStates(check).of(check.kin([host])[0], findings)
         if errors(findings):
-            faults = [text for text, finding in zip(texts, findings) if finding.level == "error"]
+            faults = [tell(finding, check.sources, task_vars) for finding in errors(findings)]
             return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
-        wanted = desired.collect(variables)
-        return {"changed": False, "desired": wanted, "reads": desired.reads(wanted), "warnings": texts}
-
-    def _template(self, task_vars: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-        """The values of all ``vgpu_*`` variables and of the variables of the roles that the plan compares."""
-        names = [name for name in task_vars if str(name).startswith(schema.PREFIX)]
-        values = self._values(names, task_vars, findings)
-        for role, inputs in desired.INPUTS.items():
-            if role + "_state" in task_vars:
-                names = [f"{role}_{name}" for name in ("state", *inputs) if f"{role}_{name}" in task_vars]
-                # A default may name a file of its role; this action runs in another one.
-                as_role = {**task_vars, "role_path": os.path.join(COLLECTION, "roles", role)}
-                values.update(self._values(names, as_role, findings))
-        return values
-
-    def _values(self, names: list[str], variables: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-        templar = Templar(loader=self._loader, variables=variables)
-        values = {}
-        for name in names:
-            try:
-                values[name] = templar.template(variables[name])
-            except AnsibleError as fault:
-                findings.append(error(name, f"its template cannot be evaluated: {fault}"))
-        return values
+        return {"changed": False, **state}
 
 
 def heading(number: int, task_vars: dict[str, Any]) -> str:
@@ -76,6 +47,7 @@ def heading(number: int, task_vars: dict[str, Any]) -> str:
 def tell(finding: Finding, sources: Sources, task_vars: dict[str, Any]) -> str:
     """A finding as a line that names the host, its innermost group, who set the variable, the file and the variable."""
     name = finding.path.split(".")[0].split("[")[0]
+    host = str(task_vars.get("inventory_hostname", ""))
     if name not in task_vars:
-        return f"{sources.name}: {finding}"
-    return f"{sources.name}, set by {sources.of(name, task_vars[name])}: {finding}"
+        return f"{sources.title(host)}: {finding}"
+    return f"{sources.title(host)}, set by {sources.of(host, name, task_vars[name])}: {finding}"

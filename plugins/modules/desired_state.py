@@ -22,7 +22,14 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
+options:
+  checked:
+    description:
+      - Name of the variable that M(vgpu.fleet.check_variables) registered its result in. What it holds for this host is
+        returned then, and computed only where it holds nothing.
+    type: str
 seealso:
+  - module: vgpu.fleet.check_variables
   - module: vgpu.fleet.host_state
   - module: vgpu.fleet.plan
 """

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the value of a variable came from: the host group, the host or the play that set it. Controller only."""
+"""Where the value of a variable came from: the host group, the host, the play or the command line. Controller only."""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, NamedTuple
 
 from ansible.inventory.helpers import sort_groups
+from ansible.utils.vars import load_extra_vars
 from ansible.vars.plugins import get_vars_from_inventory_sources, get_vars_from_path
 
 try:
@@ -27,44 +29,88 @@ class Source(NamedTuple):
 
 
 class Sources:
-    """Looks variables up as Ansible ranks them: groups from the outermost inwards, then the host, then the play."""
+    """Looks variables up as Ansible ranks them: groups from the outermost inwards, the host, the play, -e."""
 
-    def __init__(self, inventory: Any, loader: Any, host_name: str) -> None:
-        self.layers: list[tuple[str, dict[str, Any]]] = []
-        self.name = f"host {host_name}"
-        host = inventory.get_host(host_name) if inventory is not None else None
+    def __init__(self, inventory: Any, loader: Any, play: Any = None) -> None:
+        self.inventory, self.loader = inventory, loader
+        self.paths = [path for path in getattr(inventory, "_sources", []) if path]
+        self.above: list[tuple[str, dict[str, Any]]] = [
+            ("the play", play.get_vars() if play is not None else {}),
+            ("the command line", load_extra_vars(loader)),
+        ]
+        self._layers: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        self._of: dict[tuple[str, str], list[dict[str, Any]]] = {}
+
+    def of(self, host_name: str, name: str, value: Any) -> Source:
+        """The source of a variable of a host whose active, untemplated value is ``value``."""
+        for setter, variables in reversed(self._host(host_name)):
+            if name in variables and variables[name] == value:
+                key = next(one for one in variables if one == name)
+                place = place_of(key) or place_of(variables[name])
+                if not place and setter.startswith(("group", "host")):
+                    place = self._written(name)
+                return Source(setter, place)
+        return Source("the play", place_of(value))
+
+    def title(self, host_name: str) -> str:
+        """A host with its innermost group."""
+        host = self.inventory.get_host(host_name) if self.inventory is not None else None
+        groups = sort_groups(host.get_groups()) if host is not None else []
+        return f"host {host_name} (group {groups[-1].name})" if groups else f"host {host_name}"
+
+    def _host(self, host_name: str) -> list[tuple[str, dict[str, Any]]]:
+        if host_name not in self._layers:
+            self._layers[host_name] = self._ranked(host_name) + self.above
+        return self._layers[host_name]
+
+    def _ranked(self, host_name: str) -> list[tuple[str, dict[str, Any]]]:
+        host = self.inventory.get_host(host_name) if self.inventory is not None else None
         if host is None:
-            return
-        paths = [path for path in getattr(inventory, "_sources", []) if path]
+            return []
         groups = sort_groups(host.get_groups())
-        if groups:
-            self.name += f" (group {groups[-1].name})"  # the innermost
-        for group in groups:
-            self.layers.append((f"group {group.name}", self._vars(loader, paths, group, group.vars)))
-        self.layers.append((f"host {host_name}", self._vars(loader, paths, host, host.vars)))
+        everyone = [group for group in groups if group.name == "all"]
+        groups = [group for group in groups if group.name != "all"]
+        order = [(everyone, 0), (groups, 0), (everyone, 1), (everyone, 2), (groups, 1), (groups, 2)]
+        ranked = [(f"group {group.name}", self._parts("group", group)[n]) for some, n in order for group in some]
+        return ranked + [(f"host {host_name}", part) for part in self._parts("host", host)]
 
-    @staticmethod
-    def _vars(loader: Any, paths: list[str], entity: Any, inline: dict[str, Any]) -> dict[str, Any]:
-        found = dict(inline)
-        found.update(get_vars_from_inventory_sources(loader, paths, [entity], "all"))
-        found.update(get_vars_from_path(loader, loader.get_basedir(), [entity], "all"))
-        return found
+    def _parts(self, kind: str, entity: Any) -> list[dict[str, Any]]:
+        """What the inventory itself, the files of its folder, and the files of the playbook's folder set."""
+        key = (kind, entity.name)
+        if key not in self._of:
+            self._of[key] = [
+                dict(entity.vars),
+                get_vars_from_inventory_sources(self.loader, self.paths, [entity], "all"),
+                get_vars_from_path(self.loader, self.loader.get_basedir(), [entity], "all"),
+            ]
+        return self._of[key]
 
-    def of(self, name: str, value: Any) -> Source:
-        """The source of a variable whose active, untemplated value is ``value``."""
-        for setter, variables in reversed(self.layers):
-            if name in variables:
-                if variables[name] == value:
-                    return Source(setter, place_of(variables[name]))
-                break
-        return Source("the play or the command line", place_of(value))
+    def _written(self, name: str) -> str:
+        """File and line of a variable of an INI inventory, of which ansible-core before 2.19 remembers nothing."""
+        found = []
+        for path in self.paths:
+            if not os.path.isfile(path) or os.access(path, os.X_OK):
+                continue
+            with open(path, encoding="utf-8", errors="replace") as text:
+                lines = enumerate(text, start=1)
+                found += [(path, n) for n, line in lines if re.search(rf"(^|\s){re.escape(name)}\s*=", line)]
+        if len(found) == 1:
+            return shown(*found[0])
+        return shown(found[0][0], 0) if len({path for path, _line in found}) == 1 else ""
 
 
 def place_of(value: Any) -> str:
-    """File and line where a value was written, as far as ansible-core remembers them."""
+    """File and line where a name or a value was written, as far as ansible-core remembers them."""
     origin = Origin.get_tag(value) if Origin is not None else None
-    if origin is None or not origin.path:
-        return ""
-    path = os.path.relpath(origin.path)
-    shown = str(origin.path) if path.startswith("..") else path
-    return f"{shown}:{origin.line_num}" if origin.line_num else shown
+    if origin is not None and origin.path:
+        return shown(str(origin.path), int(origin.line_num or 0))
+    # ansible-core before 2.19 has it of each text of a YAML file, names included.
+    position = getattr(value, "ansible_pos", None)
+    return shown(str(position[0]), int(position[1])) if position and position[0] else ""
+
+
+def shown(path: str, line: int) -> str:
+    """A path below the working folder relatively, any other one whole."""
+    relative = os.path.relpath(path)
+    path = path if relative.startswith("..") else relative
+    return f"{path}:{line}" if line else path

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
-from conftest import Run, Workplace
+import yaml
+from conftest import ROOT, Run, Workplace
 
 PREFLIGHT = {"name": "check", "ansible.builtin.import_role": {"name": "vgpu.fleet.preflight"}}
 AFTER = {"name": "change", "ansible.builtin.debug": {"msg": "CHANGED A HOST"}}
@@ -15,6 +17,11 @@ AFTER = {"name": "change", "ansible.builtin.debug": {"msg": "CHANGED A HOST"}}
 def run_preflight(place: Workplace, *options: str, **variables: Any) -> Run:
     play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": [PREFLIGHT, AFTER]}
     return place.play([play], *options)
+
+
+def said(run: Run) -> str:
+    """The output with its quotes as they were before JSON."""
+    return run.output.replace('\\"', '"')
 
 
 # Variables of the group t4, what every message must hold.
@@ -31,6 +38,9 @@ MISTAKES = [
     ),
     ({"vgpu_splitcount": 3}, ['unknown variable "vgpu_splitcount"; did you mean "vgpu_split_count"?']),
     ({"vgpu_split_count": "{{ no_such_variable }}"}, ["vgpu_split_count: its template cannot be evaluated"]),
+    ({"nvidia_driver_branhc": 570}, ['did you mean "nvidia_driver_branch"?']),
+    ({"container_runtime_engine": "dockerd"}, ["container_runtime_engine: expected one of", 'found "dockerd"']),
+    ({"device_plugin_deploy": "daemonset"}, ["device_plugin_api_kubeconfig is empty"]),
 ]
 
 
@@ -45,39 +55,122 @@ def test_a_mistake_stops_all_hosts_before_any_is_called(
     assert run.code != 0
     assert run.calls == {"good-1": 0, "bad-1": 0, "good-2": 0}, run.output
     assert "CHANGED A HOST" not in run.output
-    for word in [*words, "host bad-1", "No host was changed."]:
-        assert word in run.output
+    for word in [*words, "bad-1", "No host was changed."]:
+        assert word in said(run)
 
 
 # Where a value is set, and what the message calls that place.
 SETTERS = [
-    (("group", "t4"), "group t4 in group_vars/t4.yml:1"),
-    (("group", "gpu_nodes"), "group gpu_nodes in group_vars/gpu_nodes.yml:1"),
-    (("group", "all"), "group all in group_vars/all.yml:1"),
+    (("group", "t4"), "group t4 in group_vars/t4.yml:1, 2 hosts (gpu-1, gpu-2)"),
+    (("group", "gpu_nodes"), "group gpu_nodes in group_vars/gpu_nodes.yml:1, 3 hosts (gpu-3, gpu-1, gpu-2)"),
+    (("group", "all"), "group all in group_vars/all.yml:1, 3 hosts (gpu-3, gpu-1, gpu-2)"),
     (("host", "gpu-1"), "host gpu-1 in host_vars/gpu-1.yml:1"),
 ]
 
 
 @pytest.mark.parametrize(("setter", "words"), SETTERS)
-def test_the_message_names_who_set_the_value(place: Workplace, setter: tuple[str, str], words: str) -> None:
-    place.hosts({"t4": ["gpu-1"]})
+def test_the_message_names_who_set_the_value_and_the_hosts(
+    place: Workplace, setter: tuple[str, str], words: str
+) -> None:
+    place.hosts({"t4": ["gpu-1", "gpu-2"], "a100": ["gpu-3"]})
     kind, name = setter
     (place.group if kind == "group" else place.host)(name, vgpu_split_count=0)
-    assert f"host gpu-1 (group t4), set by {words}: vgpu_split_count" in run_preflight(place).output
+    output = said(run_preflight(place))
+    assert output.count(f"{words}: vgpu_split_count: expected a whole number") == 1, output
 
 
 def test_the_group_that_wins_is_named(place: Workplace) -> None:
     place.hosts({"t4": ["gpu-1"]})
     place.group("all", vgpu_split_count=2)
     place.group("t4", vgpu_split_count=0)
-    assert "group t4 in group_vars/t4.yml:1: vgpu_split_count" in run_preflight(place).output
+    assert "group t4 in group_vars/t4.yml:1, 1 host (gpu-1): vgpu_split_count" in said(run_preflight(place))
 
 
-def test_a_value_from_the_command_line_is_said_to_be(place: Workplace) -> None:
-    place.hosts({"t4": ["gpu-1"]})
+INI = """\
+[t4]
+gpu-1 nvidia_driver_source=cudaa ansible_connection=local
+[t4:vars]
+vgpu_split_count=0
+"""
+
+
+def test_a_value_of_an_ini_inventory_is_found(place: Workplace) -> None:
+    place.hosts({})
+    place.write("hosts.ini", INI)
+    output = said(run_preflight(place, "-i", "hosts.ini"))
+    assert "host gpu-1 in hosts.ini:2: nvidia_driver_source: expected one of" in output
+    assert "group t4 in hosts.ini:4, 1 host (gpu-1): vgpu_split_count: expected" in output
+
+
+def test_a_value_of_a_yaml_inventory_is_found(place: Workplace) -> None:
+    place.hosts({})
+    place.write("more.yml", "t4:\n  vars:\n    vgpu_split_count: 0\n  hosts:\n    gpu-1:\n      vgpu_log_level: 9\n")
+    output = said(run_preflight(place, "-i", "more.yml"))
+    assert "group t4 in more.yml:3, 1 host (gpu-1): vgpu_split_count: expected" in output
+    assert "host gpu-1 in more.yml:6: vgpu_log_level: expected" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-e", "vgpu_split_count=0"], "the command line, 2 hosts (gpu-1, gpu-2): vgpu_split_count"),
+        (["-e", '{"vgpu_split_count": 0}'], "the command line, 2 hosts (gpu-1, gpu-2): vgpu_split_count"),
+        (["-e", "@more.yml"], "the command line in more.yml:2, 2 hosts (gpu-1, gpu-2): vgpu_split_count"),
+        (["-e", "nvidia_driver_branhc=570"], 'did you mean "nvidia_driver_branch"?'),
+    ],
+)
+def test_a_value_from_the_command_line_is_said_to_be(place: Workplace, options: list[str], words: str) -> None:
+    place.hosts({"t4": ["gpu-1", "gpu-2"]})
     place.group("t4", vgpu_split_count=2)
-    run = run_preflight(place, "-e", "vgpu_split_count=0")
-    assert "host gpu-1 (group t4), set by the play or the command line" in run.output
+    place.write("more.yml", "# more\nvgpu_split_count: 0\n")
+    assert words in said(run_preflight(place, *options))
+
+
+def test_a_value_of_the_play_is_said_to_be(place: Workplace) -> None:
+    place.hosts({"t4": ["gpu-1", "gpu-2"]})
+    place.host("gpu-2", vgpu_log_level=2)
+    output = said(run_preflight(place, vgpu_log_level=9))
+    assert re.search(r"the play in play.yml:[0-9]+, 2 hosts \(gpu-1, gpu-2\): vgpu_log_level: expected", output), output
+
+
+def test_every_option_at_once_is_named_with_its_line(place: Workplace) -> None:
+    """One wrong value for each variable of each role, as the specifications list them, in one file."""
+    wrong = {}
+    for path in sorted(ROOT.glob("roles/*/meta/argument_specs.yml")):
+        for entry in yaml.safe_load(path.read_text())["argument_specs"].values():
+            for name, option in (entry.get("options") or {}).items():
+                wrong[name] = "wrong" if option.get("type") in ("bool", "int", "list", "dict") else {"no": "text"}
+    place.hosts({"t4": ["gpu-1"], "a100": ["gpu-2"]})
+    lines = yaml.safe_dump(wrong, default_flow_style=True, width=10**9)[1:-2].split(", ")
+    assert len(lines) == len(wrong) > 150
+    place.write("group_vars/t4.yml", "\n".join(lines) + "\n")
+    run = run_preflight(place)
+    assert run.calls == {"gpu-1": 0, "gpu-2": 0}
+    output = said(run)
+    for number, line in enumerate(lines, start=1):
+        name = line.partition(":")[0]
+        assert f"group t4 in group_vars/t4.yml:{number}, 1 host (gpu-1): {name}: expected" in output
+    assert f"The variables hold {len(wrong)} mistakes. No host was changed." in output
+    assert "KeyError" not in output
+    assert "Traceback" not in output
+
+
+def test_a_mistake_of_the_last_batch_stops_the_first(place: Workplace) -> None:
+    place.hosts({"t4": ["gpu-1", "gpu-2", "gpu-3"]})
+    place.host("gpu-3", device_plugin_deplyo="daemonset")
+    play = {"hosts": "all", "serial": 1, "gather_facts": False, "tasks": [PREFLIGHT, AFTER]}
+    run = place.play([play])
+    assert run.code != 0
+    assert set(run.calls.values()) == {0}
+    assert "host gpu-3 in host_vars/gpu-3.yml:1: device_plugin_deplyo: unknown variable" in said(run)
+
+
+def test_a_value_that_needs_facts_is_left_to_its_role(place: Workplace) -> None:
+    place.hosts({"t4": ["gpu-1"]})
+    place.group("t4", device_plugin_node_name="{{ ansible_facts.nodename }}")
+    run = run_preflight(place)
+    assert run.code == 0, run.output
+    assert run.calls == {"gpu-1": 1}
 
 
 def test_a_role_that_runs_after_changes_does_not_claim_that_there_were_none(place: Workplace) -> None:
@@ -92,7 +185,7 @@ def test_a_role_that_runs_after_changes_does_not_claim_that_there_were_none(plac
 def test_all_mistakes_of_a_host_are_told_at_once(place: Workplace) -> None:
     place.hosts({"t4": ["gpu-1"]})
     place.group("t4", vgpu_split_count=0, vgpu_sharing="x", vgpu_verfy="always")
-    output = run_preflight(place).output
+    output = said(run_preflight(place))
     assert "3 mistakes" in output
     assert 'did you mean "vgpu_verify"?' in output
 
@@ -131,7 +224,7 @@ def test_a_toolkit_that_gives_every_gpu_is_told_of_and_not_refused(
     assert run.code == 0, run.output
     assert run.output.count("CHANGED A HOST") == 1
     told = " ".join(run.output.split())
-    line = f"host gpu-1 (group t4), set by group t4 in group_vars/t4.yml:2: nvidia_docker_config.{ENVIRONMENT}: {words}"
+    line = f"host gpu-1 (group t4), set by group t4 in group_vars/t4.yml:1: nvidia_docker_config.{ENVIRONMENT}: {words}"
     assert (line in told) is bool(words), run.output
     assert ("NVIDIA_VISIBLE_DEVICES has every GPU" in told) is bool(words)
 
@@ -154,7 +247,8 @@ def test_a_licence_token_is_read_where_it_is_brought_alone(
     place.hosts({"t4": ["gpu-1"]})
     # The role is of the play for its defaults alone.
     role = {"role": "vgpu.fleet.nvidia_driver", "tags": ["never"]}
-    given = {TOKEN: str(place.folder / "no-such-token"), **variables}
+    given = {TOKEN: str(place.folder / "no-such-token"), "nvidia_driver_source": "file", **variables}
+    given["nvidia_driver_files"] = ["/driver.deb"]
     play = {"hosts": "all", "gather_facts": False, "vars": given, "roles": [role], "tasks": [PREFLIGHT]}
     run = place.play([play], "--skip-tags", "never")
     assert ("nvidia_driver_vgpu_token_sha256: its template cannot be evaluated" in run.output) is read, run.output

@@ -145,9 +145,12 @@ VARIABLES: dict[str, Variable] = {
         Text(), "", (), "a kubeconfig file on the controller, for all roles that call the Kubernetes API"
     ),
     "vgpu_kube_context": Variable(Text(), "", (), "context of that file; empty: its current one"),
+    "vgpu_other_names": Variable(
+        ListOf(Text()), [], (), "names of variables that look like ours and belong to something else: not checked"
+    ),
 }
 # Of the run or of the whole cluster: no named configuration has them.
-NOT_NAMED = ("vgpu_configs", "vgpu_verify", "vgpu_kubeconfig", "vgpu_kube_context")
+NOT_NAMED = ("vgpu_configs", "vgpu_verify", "vgpu_kubeconfig", "vgpu_kube_context", "vgpu_other_names")
 
 
 class _NamedConfig(Kind):
@@ -194,8 +197,9 @@ def read(values: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
     Names in ``values`` that do not start with ``vgpu_`` are none of our business and are left out.
     """
     clean = defaults()
+    others = values.get("vgpu_other_names")
     for name, value in values.items():
-        if not str(name).startswith(PREFIX):
+        if not str(name).startswith(PREFIX) or (isinstance(others, (list, tuple)) and name in others):
             continue
         variable = VARIABLES.get(name)
         if variable is None:

@@ -104,7 +104,7 @@ NOTHING = Choice(None, "none", "", [], {}, [], "", [], [], {}, [], [], [], {}, [
 def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
     """``state``: ``os``, ``pci_gpus``, ``nvswitches``, ``driver`` of host_state; ``wanted``: as DEFAULTS."""
     wanted = {**DEFAULTS, **{key: value for key, value in wanted.items() if key in DEFAULTS}}
-    refusals = _inputs(wanted)
+    refusals = inputs(wanted)
     host = distribution.system(state["os"])
     if refusals:
         return NOTHING._replace(refusals=refusals)
@@ -123,14 +123,15 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
     return _install(host, state, wanted)
 
 
-def _inputs(wanted: dict[str, Any]) -> list[str]:
+def inputs(wanted: dict[str, Any]) -> list[str]:
     """The errors in the desired state itself, whatever the host."""
     said = []
     source, version, branch = wanted["source"], str(wanted["version"]), str(wanted["branch"])
     if source not in SOURCES:
         said.append(f"nvidia_driver_source: expected one of {', '.join(SOURCES)}, found {source}")
     if driver_support.too_old(version) or (branch.isdigit() and int(branch) < driver_support.OLDEST_DRIVER[0]):
-        said.append(f"driver {version or branch} is too old; the first that works here is 384.81")
+        which = "version" if version else "branch"
+        said.append(f"nvidia_driver_{which} {version or branch} is too old; the first that works here is 384.81")
     if branch and not branch.isdigit():
         said.append(f"nvidia_driver_branch: expected a number such as 580, found {branch}")
     of_version = driver_support.branch_of(version) if version else None
@@ -141,8 +142,8 @@ def _inputs(wanted: dict[str, Any]) -> list[str]:
         said.append(f"nvidia_driver_source is {source} and {need} is empty; say where the packages are")
     if wanted["vgpu_guest"] and source in ("distribution", "cuda"):
         said.append(
-            "a vGPU guest needs NVIDIA's guest driver of the branch of its host, which no public repository has; "
-            "set nvidia_driver_source to mirror or file"
+            "nvidia_driver_vgpu_guest: a vGPU guest needs NVIDIA's guest driver of the branch of its host, which no "
+            "public repository has; set nvidia_driver_source to mirror or file"
         )
     if wanted["vgpu_feature"] not in FEATURE_TYPES:
         features = ", ".join(FEATURE_TYPES)

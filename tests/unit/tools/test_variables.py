@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,32 @@ def test_defaults_and_specification_name_the_same_variables(role: str) -> None:
     for name, option in options.items():
         if "default" in option and name in defaults and "{{" not in str(defaults[name]):
             assert option["default"] == defaults[name], f"{role}: {name} has two defaults"
+
+
+# What a role sets itself, for playbooks and later tasks.
+RESULTS = {"preflight_plan", "verify_facts", "verify_report"}
+
+
+@pytest.mark.parametrize("role", tool.roles(ROOT))
+def test_every_variable_that_a_role_uses_is_specified(role: str) -> None:
+    """A name in a template that no specification has can never be set right."""
+    used = set()
+    for path in [*ROOT.glob(f"roles/{role}/*/*.yml"), *ROOT.glob(f"roles/{role}/templates/*")]:
+        text = re.sub(r"(?m)#.*$", "", path.read_text())
+        text = re.sub(r"vgpu\.fleet\.\w+|\w+\.(yml|json|py|j2)\b|'[^'\n]*'|/[\w./-]+", " ", text)
+        used |= set(re.findall(rf"(?<![\w./-]){role}_[a-z0-9_]+", text))
+    known = set(tool.options_of(ROOT, role)) | RESULTS
+    assert used & known, "nothing was read"
+    assert sorted(used - known) == []
+
+
+@pytest.mark.parametrize("role", tool.roles(ROOT))
+def test_a_role_without_a_default_says_so(role: str) -> None:
+    """An option that is neither required nor has a default would be undefined where the role uses it."""
+    defaults = tool.defaults_of(ROOT, role)
+    optional = {"site_hosts", "upgrade_serial"}  # of playbooks, which have the default themselves
+    for name, option in tool.options_of(ROOT, role).items():
+        assert option.get("required") or name in defaults or name in optional, name
 
 
 @pytest.mark.parametrize(

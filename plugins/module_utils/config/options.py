@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of the variables of roles, made of the roles' argument_specs.yml, and the search for mistyped names.
+
+An argument specification says type, choices, elements and keys. What it cannot say (ranges, patterns) is in ``TIGHTER``
+and ``RANGES``. Everything here is pure; the files are read by ``plugin_utils/role_tables.py``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Iterable, Mapping
+
+from .kinds import Bool, Choice, Either, Finding, Int, Kind, ListOf, Record, error
+from .kinds import Mapping as MappingKind
+from .kinds import Text as ExactText
+
+MOST = 2**31 - 1
+# What Ansible's filter bool and its argument check read alike.
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+class Anything(Kind):
+    """A value that only its user understands."""
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        return value
+
+
+class Flag(Bool):
+    """A truth value in each spelling that Ansible's own check takes."""
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        word = str(value).strip().lower() if isinstance(value, (str, int)) else ""
+        if word in TRUE or word in FALSE:
+            return word in TRUE
+        return self.wrong(value, path, findings)
+
+
+class Text(ExactText):
+    """A text; a whole number counts as one, as YAML reads ``580``. A decimal does not: YAML reads 3.10 as 3.1."""
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        if isinstance(value, float):
+            findings.append(error(path, f"expected {self.expected}, found the decimal {value}; put it in quotes"))
+            return None
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return super().read(str(value) if whole else value, path, findings)
+
+
+def path(empty: bool, on_host: bool) -> Kind:
+    """A path; on the hosts it is absolute, for nobody knows in which folder a task starts there."""
+    shape = r"/[^\n]*" if on_host else r"[^\n]+"
+    expected = "an absolute path" if on_host else "a path"
+    return Text(expected + (" or an empty text" if empty else ""), rf"^({shape}{'|' if empty else ''})\Z")
+
+
+# Options of type path whose file lies on the controller, or below a home.
+ON_CONTROLLER = (
+    "device_plugin_cache",
+    "report_dir",
+    "scheduler_image_cache",
+    "scheduler_image_out",
+    "scheduler_kubeconfig",
+    "scheduler_manifests_out",
+    "vcuda_build_cache",
+    "vcuda_cache",
+)
+# Least and most of an int; others are from 0 on.
+RANGES = {
+    "mps_replicas": (1, 1024),
+    "scheduler_default_cores": (0, 100),
+    "scheduler_replicas": (1, 64),
+}
+AUTO_OR_FLAG = Either(Choice("auto"), Flag())
+CHECKSUM = Text("64 hexadecimal digits or an empty text", r"^([0-9a-fA-F]{64})?\Z")
+# What argument_specs.yml has no word for.
+# Of upgrade.yml; Ansible's own word for it is serial.
+SERIAL = Text('a number of hosts or a share such as "25%"', r"^[1-9][0-9]*%?\Z")
+TIGHTER: dict[str, Kind] = {
+    "container_runtime_shm_size": Text(
+        "a size such as 2G or an empty text", r"^([0-9]+(\.[0-9]+)?[bkmgBKMG]?[bB]?)?\Z"
+    ),
+    "container_runtime_systemd_cgroup": AUTO_OR_FLAG,
+    "nvidia_driver_branch": Text("a number such as 580 or an empty text", r"^([0-9]{3,4})?\Z"),
+    "nvidia_driver_fabric_manager": AUTO_OR_FLAG,
+    "nvidia_driver_prebuilt": AUTO_OR_FLAG,
+    "nvidia_driver_vgpu_license_server": Text("name:port or an empty text", r"^([^\s:]+(:[0-9]{1,5})?)?\Z"),
+    "nvidia_driver_vgpu_token_sha256": CHECKSUM,
+    "upgrade_serial": Either(SERIAL, ListOf(SERIAL)),
+    "vcuda_archive_checksum": CHECKSUM,
+}
+PLAIN: dict[str, Kind] = {
+    "bool": Flag(),
+    "dict": MappingKind(Text(), Anything()),
+    "float": Text("a number", r"^[0-9]+(\.[0-9]+)?\Z"),
+    "raw": Anything(),
+    "str": Text(),
+}
+
+
+def kind_of(name: str, option: Mapping[str, Any]) -> Kind:
+    """The kind of one option of an argument specification."""
+    if name in TIGHTER:
+        return TIGHTER[name]
+    kind = str(option.get("type", "str"))
+    if option.get("choices") and kind != "list":
+        return Choice(*(str(one) for one in option["choices"]))
+    if kind == "int":
+        return Int(*RANGES.get(name, (0, MOST)))
+    if kind == "path":
+        return path(option.get("default") == "", name not in ON_CONTROLLER)
+    if kind == "list":
+        item = {key: option[key] for key in ("choices", "options") if key in option}
+        return ListOf(kind_of(f"{name}[]", {**item, "type": option.get("elements", "raw")}))
+    if kind == "dict" and option.get("options"):
+        fields = {str(key): kind_of(f"{name}.{key}", one) for key, one in option["options"].items()}
+        needed = tuple(str(key) for key, one in option["options"].items() if one.get("required"))
+        return Record(fields, required=needed)
+    return PLAIN[kind]
+
+
+def native(value: Any) -> Any:
+    """The value without the marks of ansible-core, of the plain types that JSON has."""
+    if isinstance(value, Mapping):
+        return {native(key): native(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [native(item) for item in value]
+    for plain in (bool, int, float, str):
+        if isinstance(value, plain):
+            return plain(value)
+    # A vaulted text, a date: their text is what a role gets.
+    return None if value is None else str(value)
+
+
+# A name that starts so can be nobody else's; the other roles have plain words for names.
+OWN_PREFIXES = (
+    "vgpu_",
+    "vcuda_",
+    "nvidia_driver_",
+    "nvidia_docker_",
+    "container_runtime_",
+    "device_plugin_",
+    "time_slicing_",
+)
+# One letter from vcuda_ and vgpu_, and words that every inventory of GPU hosts may use.
+OTHERS_PREFIXES = ("cuda_", "gpu_")
+
+
+class Names:
+    """The valid names; says of any other name whether it was meant to be one. Cost: one dictionary look-up a letter."""
+
+    def __init__(self, valid: Iterable[str]) -> None:
+        self.valid = frozenset(valid)
+        self._shorter: dict[str, list[str]] = {}
+        for name in sorted(self.valid):
+            for form in _without_one(name):
+                self._shorter.setdefault(form, []).append(name)
+
+    def looks_ours(self, name: str) -> bool:
+        """Whether this is one of our names, or a mistyped one."""
+        return name in self.valid or self.fault(name) is not None
+
+    def fault(self, name: str) -> Finding | None:
+        """The error for a name that looks like ours and is none."""
+        if name in self.valid or name.startswith(("_", "ansible_", *OTHERS_PREFIXES)):
+            return None
+        meant = self._one_off(name) or self._alike(name)
+        if meant is None and not name.startswith(OWN_PREFIXES):
+            return None
+        hint = f'did you mean "{meant}"?' if meant else "docs/variables.md lists the valid ones"
+        return error(name, f'unknown variable "{name}"; {hint}')
+
+    def _alike(self, name: str) -> str | None:
+        """The nearest name of the same role, by what follows the common prefix."""
+        own = [prefix for prefix in OWN_PREFIXES if name.startswith(prefix)]
+        prefix = own[0] if own else name.split("_")[0] + "_"
+        rest = {one[len(prefix) :]: one for one in sorted(self.valid) if one.startswith(prefix)}
+        # Of a plain word such as verify_ only a near miss is taken for ours.
+        close = difflib.get_close_matches(name[len(prefix) :], rest, n=1, cutoff=0.6 if own else 0.9)
+        return rest[close[0]] if close else None
+
+    def _one_off(self, name: str) -> str | None:
+        """The valid name that differs by one letter: left out, added, replaced, or swapped with its neighbour."""
+        for form in _without_one(name):
+            for meant in self._shorter.get(form, ()):
+                if _edits(name, meant) <= 1:
+                    return meant
+        return None
+
+
+def _without_one(name: str) -> list[str]:
+    return [name, *(name[:n] + name[n + 1 :] for n in range(len(name)))]
+
+
+def _edits(one: str, other: str) -> int:
+    """0, 1, or 2 for more, after the common beginning and end are cut off."""
+    while one and other and one[0] == other[0]:
+        one, other = one[1:], other[1:]
+    while one and other and one[-1] == other[-1]:
+        one, other = one[:-1], other[:-1]
+    if len(one) <= 1 and len(other) <= 1:
+        return max(len(one), len(other))
+    return 1 if len(one) == 2 and one == other[::-1] else 2

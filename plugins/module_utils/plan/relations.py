@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults between the variables of roles, whatever the host: what one value needs of another one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, NamedTuple
+
+from ..config.kinds import Finding, error
+from ..driver import choice as driver_choice
+
+DRIVER = ("source", "version", "branch", "repository", "files", "vgpu_guest", "vgpu_feature")
+
+
+class Needs(NamedTuple):
+    """Where ``name`` has one of ``values`` (any but empty: None), ``needed`` must not be empty."""
+
+    name: str
+    values: tuple[str, ...] | None
+    needed: str
+    way_out: str
+
+
+NEEDS = (
+    Needs(
+        "device_plugin_deploy",
+        ("daemonset",),
+        "device_plugin_api_kubeconfig",
+        "name a kubeconfig file of the controller in it or in vgpu_kubeconfig",
+    ),
+    Needs(
+        "device_plugin_conflicting_plugins_remove",
+        None,
+        "device_plugin_api_kubeconfig",
+        "name a kubeconfig file of the controller in it or in vgpu_kubeconfig, or remove them yourself",
+    ),
+    Needs("vcuda_archive", None, "vcuda_archive_checksum", "give the SHA-256 of the archive"),
+)
+
+
+def faults(value: Callable[[str], Any]) -> list[Finding]:
+    """The errors. ``value`` returns the value of a variable, its default where it is not set, and None where nobody
+    can know it yet; then nothing is said."""
+    return [*(fault for needs in NEEDS for fault in _missing(needs, value)), *_driver(value)]
+
+
+def _missing(needs: Needs, value: Callable[[str], Any]) -> list[Finding]:
+    # Of a role that shall be gone nothing is needed.
+    role = "vcuda" if needs.name.startswith("vcuda_") else "device_plugin"
+    given = value(needs.name)
+    if not given or value(role + "_state") == "absent" or (needs.values and given not in needs.values):
+        return []
+    needed = value(needs.needed)
+    if needed is None or needed:
+        return []
+    found = f"is {given}" if needs.values else "is set"
+    return [error(needs.name, f"{found} and {needs.needed} is empty; {needs.way_out}")]
+
+
+def _driver(value: Callable[[str], Any]) -> list[Finding]:
+    wanted = {name: value("nvidia_driver_" + name) for name in DRIVER}
+    if None in wanted.values() or value("nvidia_driver_state") == "absent":
+        return []
+    found = []
+    for sentence in driver_choice.inputs(wanted):
+        # Each begins with the variable that it is about.
+        name = re.split(r"[: ]", sentence, maxsplit=1)[0]
+        found.append(error(name, sentence[len(name) :].lstrip(": ")))
+    return found

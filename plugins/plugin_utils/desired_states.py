@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The desired states of many hosts at once. Controller only, no remote call.
+
+The defaults of a role are evaluated once for all hosts whose variables, as far as these defaults lead to them, are the
+same.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ansible.template import Templar
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, error, errors
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.options import native
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import role_tables
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check, Kin, closure, templates
+
+
+class DesiredStates:
+    """``here`` as for Check: a role is wanted where it is of the play, or where its state is set."""
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        self.roles = [role for role in desired.INPUTS if role + "_state" in check.here]
+        self._known: dict[Any, tuple[dict[str, Any], list[Finding]]] = {}
+
+    def of(self, kin: Kin, findings: list[Finding]) -> dict[str, Any]:
+        """``desired`` and ``reads`` of one kind of host; empty where ``findings`` got an error."""
+        values = self._values([name for name in kin.ours if name in schema.VARIABLES], kin, "", findings)
+        for role, inputs in desired.INPUTS.items():
+            if role in self.roles or role + "_state" in kin.ours:
+                names = [f"{role}_{name}" for name in ("state", *inputs)]
+                values.update(self._values(names, kin, role, findings))
+        for name in [name for name in values if name in role_tables.kinds()]:
+            # A text such as "no", of the command line or of an old ansible-core, becomes what it says.
+            values[name] = role_tables.kinds()[name].read(values[name], name, findings)
+        clean = schema.read(values, findings)
+        if not errors(findings):
+            findings += errors(schema.unavailable(clean))
+        if errors(findings):
+            return {}
+        wanted = desired.collect(values)
+        return {"desired": wanted, "reads": desired.reads(wanted)}
+
+    def _values(self, names: list[str], kin: Kin, role: str, findings: list[Finding]) -> dict[str, Any]:
+        """The values of those of the names that are set or have a default."""
+        context = {**self.check.base, **kin.variables, "hostvars": self.check.hostvars}
+        # A default may name a file of its role; the task that asks runs in another one.
+        context["role_path"] = os.path.join(role_tables.COLLECTION, "roles", role)
+        raw = {name: context[name] for name in names if name in context}
+        matters = closure(raw.values(), context) | set(raw)
+        key = (role, self.check.key(matters, kin.variables))
+        if key not in self._known:
+            templar = Templar(loader=self.check.loader, variables=context)
+            found: dict[str, Any] = {}
+            faults: list[Finding] = []
+            for name, value in raw.items():
+                try:
+                    found[name] = native(templar.template(value) if any(templates(value)) else value)
+                except Exception as fault:  # a filter of a template raises what it likes
+                    faults.append(error(name, f"its template cannot be evaluated: {fault}"))
+            self._known[key] = (found, faults)
+        known, faults = self._known[key]
+        findings += faults
+        return dict(known)

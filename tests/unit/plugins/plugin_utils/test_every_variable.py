@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every variable of the collection: one wrong value each, typing errors of each name, and right values that pass.
+
+The table is made of the argument specifications and of the table of group variables, so a new variable has its rows at
+once. What is wrong follows from the documented type here, not from the code that reads it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check, Mistake
+
+ROOT = Path(__file__).resolve().parents[4]
+SPECS = sorted(ROOT.glob("roles/*/meta/argument_specs.yml"))
+
+
+def options() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for path in SPECS:
+        for entry in yaml.safe_load(path.read_text())["argument_specs"].values():
+            found.update(entry.get("options") or {})
+    return found
+
+
+OPTIONS = options()
+NAMES = sorted([*OPTIONS, *schema.VARIABLES])
+
+
+# Keeps the files of the collection that were read once.
+LOADER = DataLoader()
+
+
+class HostVars:
+    """What Ansible knows of the hosts; nothing else of it is needed."""
+
+    _inventory = None
+
+    def __init__(self, hosts: dict[str, dict[str, Any]]) -> None:
+        self.hosts = hosts
+
+    def raw_get(self, host: str) -> dict[str, Any]:
+        return dict(self.hosts[host])
+
+
+def check(hosts: dict[str, dict[str, Any]]) -> list[Mistake]:
+    first = next(iter(hosts))
+    here = {**hosts[first], "hostvars": HostVars(hosts), "inventory_hostname": first}
+    one = Check(here, LOADER, None)
+    return one.mistakes(one.kin(list(hosts)))
+
+
+def wrong_value(option: dict[str, Any]) -> Any:
+    if option.get("choices") and option["type"] != "list":
+        return "no-such-choice"
+    return {"bool": "perhaps", "int": "many", "list": "no list", "dict": "no mapping"}.get(
+        option["type"], {"no": "text"}
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_value_is_one_mistake_that_names_the_variable(name: str) -> None:
+    value = wrong_value(OPTIONS[name]) if name in OPTIONS else {"no": {"such": "value"}}
+    found = check({"h": {name: value}})
+    if name in ("vgpu_resource_names", "vgpu_mig_geometry", "vgpu_configs"):
+        # Mappings themselves: each of their keys is read.
+        assert found
+        assert all(one.finding.path.startswith(name + ".") for one in found)
+        return
+    assert [one.finding.path for one in found] == [name]
+    assert found[0].finding.level == "error"
+    assert found[0].finding.message.startswith("expected "), found
+
+
+def typing_errors(name: str) -> list[str]:
+    middle = len(name) // 2
+    while name[middle] == name[middle + 1]:
+        middle += 1
+    swapped = name[:middle] + name[middle + 1] + name[middle] + name[middle + 2 :]
+    return [
+        name[:middle] + name[middle + 1 :],
+        name[:middle] + name[middle] + name[middle:],
+        name[:middle] + "x" + name[middle + 1 :],
+        swapped,
+        name + "s",
+        # cuda_version and gpu_devices are words of others.
+        name[1:] if not name.startswith(("vcuda_", "vgpu_")) else name[0] + name[2:],
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_typing_error_is_one_mistake_that_names_the_variable(name: str) -> None:
+    for mistyped in set(typing_errors(name)) - set(NAMES):
+        found = check({"h": {mistyped: 1}})
+        assert [(one.finding.level, one.finding.path) for one in found] == [("error", mistyped)]
+        meant = [one for one in NAMES if f'did you mean "{one}"?' in found[0].finding.message]
+        assert meant == [name] or abs(len(meant[0]) - len(mistyped)) <= 1, found
+
+
+@pytest.mark.parametrize("name", sorted(name for name, option in OPTIONS.items() if "default" in option))
+def test_the_documented_default_is_no_mistake(name: str) -> None:
+    assert check({"h": {name: OPTIONS[name]["default"]}}) == []
+
+
+MORE = [
+    ("vcuda_root", "relative/path", "expected an absolute path"),
+    ("vcuda_root", "", "expected an absolute path"),
+    ("vcuda_root", None, "found None"),
+    ("nvidia_driver_branch", "580-open", "expected a number such as 580"),
+    ("nvidia_driver_version", 535.1, "put it in quotes"),
+    ("nvidia_driver_version", True, "expected a text"),
+    ("nvidia_driver_prebuilt", "always", "expected one of auto or true or false"),
+    ("nvidia_driver_packages", "cuda-drivers", "expected a list"),
+    ("nvidia_driver_packages", [["a"]], "expected a text"),
+    ("nvidia_driver_reboot_timeout", -1, "from 0 to"),
+    ("nvidia_driver_source", "cudaa", 'did you mean "cuda"?'),
+    ("teardown_roles", ["vcuda", "mgi"], 'found "mgi"; did you mean "mig"?'),
+    ("nvidia_docker_repository", {"uri": []}, 'unknown key "uri"; did you mean "uris"?'),
+    ("scheduler_default_cores", 101, "from 0 to 100"),
+    ("container_runtime_shm_size", "two", "expected a size such as 2G"),
+    ("vcuda_archive_checksum", "abc", "64 hexadecimal digits"),
+    ("device_plugin_environment", ["a=b"], "expected a mapping"),
+    ("upgrade_serial", [1, "half"], "expected a number of hosts"),
+    ("vgpu_other_names", "mine", "expected a list"),
+    # Between variables.
+    ("device_plugin_deploy", "daemonset", "device_plugin_api_kubeconfig is empty"),
+    ("device_plugin_conflicting_plugins_remove", ["DaemonSet a/b"], "device_plugin_api_kubeconfig is empty"),
+    ("vcuda_archive", "/tmp/x.tar", "vcuda_archive_checksum is empty"),
+    ("nvidia_driver_source", "mirror", "is mirror and nvidia_driver_repository is empty"),
+    ("nvidia_driver_vgpu_guest", True, "set nvidia_driver_source to mirror or file"),
+    ("nvidia_driver_version", "384.80", "too old"),
+    ("vgpu_sharing", "mig", "name a profile"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), MORE)
+def test_what_argument_specs_cannot_say_is_said_too(name: str, value: Any, words: str) -> None:
+    found = check({"h": {name: value}})
+    assert found
+    assert words in str(found[0])
+    assert {one.finding.level for one in found} == {"error"}
+
+
+RIGHT = [
+    {"nvidia_driver_branch": 580},
+    {"nvidia_driver_branch": "580", "nvidia_driver_version": "580.*"},
+    {"nvidia_driver_prebuilt": False},
+    {"nvidia_driver_prebuilt": "auto"},
+    {"nvidia_driver_hold": "yes"},  # -e nvidia_driver_hold=yes
+    {"verify_timeout": "60"},
+    {"upgrade_serial": [1, "25%"]},
+    {"upgrade_serial": 3},
+    {"scheduler_kubeconfig": "~/.kube/config"},
+    {"device_plugin_deploy": "daemonset", "device_plugin_api_kubeconfig": "/k"},
+    {"device_plugin_deploy": "daemonset", "vgpu_kubeconfig": "/k"},
+    {"device_plugin_deploy": "daemonset", "device_plugin_state": "absent"},
+    {"nvidia_driver_source": "mirror", "nvidia_driver_repository": {"uris": ["http://m"]}},
+    # Facts that nobody has read yet; the role that uses the value checks it.
+    {"nvidia_driver_branch": "{{ ansible_facts.branch }}"},
+    {"vgpu_split_count": "{{ ansible_processor_count }}"},
+    {"vgpu_split_count": "{{ hostvars['h'].ansible_facts.count }}"},
+    {"slices": "{{ ansible_facts['x'] }}", "vgpu_split_count": "{{ slices }}"},
+    {"slices": 4, "vgpu_split_count": "{{ slices }}"},
+    {"device_plugin_image": "registry.example/plugin:{{ device_plugin_version }}", "device_plugin_version": "1"},
+    # Names of others.
+    {"report_email": "a@b", "verify_ssl": True, "scheduler_address": "x", "upgrade_window": "night", "mig_enabled": True},
+    {"cuda_version": "12.4", "gpu_devices": [0], "gpu_sharing": "none"},
+    {"upgrade_nodes": [], "vgpu_mine": 1, "vgpu_other_names": ["upgrade_nodes", "vgpu_mine"]},
+    {"ansible_user": "x", "docker_vgpu_x": 1, "__vgpu_split": 1},
+]
+
+
+@pytest.mark.parametrize("variables", RIGHT)
+def test_what_is_right_is_no_mistake(variables: dict[str, Any]) -> None:
+    assert check({"h": trusted(variables)}) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"vgpu_split_count": "{{ no_such_variable }}"}, "its template cannot be evaluated"),
+        ({"slices": 0, "vgpu_split_count": "{{ slices }}"}, "expected a whole number from 1"),
+        ({"device_plugin_options": ["{{ 1 / 0 }}"]}, "its template cannot be evaluated"),
+        ({"verify_timeout": "{{ 'x' | no_such_filter }}"}, "its template cannot be evaluated"),
+        ({"mig_python": "{{ 'crio' | vgpu.fleet.runtime_drop_in }}"}, "its template cannot be evaluated"),
+    ],
+)
+def test_a_wrong_template_is_a_mistake_with_its_name(variables: dict[str, Any], words: str) -> None:
+    found = check({"h": trusted(variables)})
+    assert [one.finding.path for one in found] == [next(name for name in variables if "_" in name)]
+    assert words in str(found[0])
+
+
+def trusted(variables: dict[str, Any]) -> dict[str, Any]:
+    """As if a person had written them into an inventory."""
+    return DataLoader().load(as_yaml(variables))
+
+
+def as_yaml(variables: dict[str, Any]) -> Any:
+    text = yaml.safe_dump(variables)
+    try:
+        from ansible.template import trust_as_template
+    except ImportError:
+        return text
+    return trust_as_template(text)
+
+
+def test_a_mistake_of_many_hosts_is_said_once_with_their_number() -> None:
+    hosts = {f"gpu-{n}": {"nvidia_driver_source": "cudaa", "rack": n} for n in range(5)}
+    hosts["other"] = {"nvidia_driver_source": "cuda"}
+    found = check(hosts)
+    assert len(found) == 1
+    assert "5 hosts (gpu-0, gpu-1, gpu-2, …)" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "kinds"),
+    [(3, 1), ("{{ shared }}", 1), ("{{ rack }}", 50), ("{{ inventory_hostname | length }}", 50)],
+)
+def test_alike_hosts_are_checked_once(value: Any, kinds: int) -> None:
+    """Only a difference that can matter makes another kind of host."""
+    hosts = {
+        f"h{n}": trusted({"vgpu_split_count": value, "shared": 4, "rack": n, "inventory_hostname": f"h{n}"})
+        for n in range(50)
+    }
+    here = {**hosts["h0"], "hostvars": HostVars(hosts), "inventory_hostname": "h0"}
+    assert len(Check(here, LOADER, None).kin(list(hosts))) == kinds
