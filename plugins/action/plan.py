@@ -8,16 +8,20 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 from ansible_collections.vgpu.fleet.plugins.action.desired_state import heading, tell
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
-from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, errors
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, error, errors, warning
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice, repository_keys
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import toolkit as plan_toolkit
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan.driver import nvidia_driver
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan.part import PRESENT
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import repository_key
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
 
 
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("desired", "state"))
+    _VALID_ARGS = frozenset(("desired", "state", "groups"))
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
@@ -29,13 +33,40 @@ class ActionModule(ActionBase):
         sources = Sources(getattr(task_vars.get("hostvars"), "_inventory", None), self._loader, self._task.get_play())
         findings = [by_variable(finding) for finding in plan.check_gpus(desired, state)]
         findings += plan_toolkit.check(desired, state)
+        findings += driver_key(desired, state)
         texts = [tell(finding, sources, task_vars) for finding in findings]
         if errors(findings):
             faults = [text for text, finding in zip(texts, findings) if finding.level == "error"]
             return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
         made = plan.make_plan(desired, state)
         lines = plan.describe(made, state)
-        return {"changed": False, **made, "text": lines, "warnings": [*texts, *made["warnings"]]}
+        result = {"changed": False, **made, "text": lines, "warnings": [*texts, *made["warnings"]]}
+        return {**result, **group_of(made["steps"], self._task.args.get("groups") or {})}
+
+
+def group_of(steps: list[dict[str, Any]], groups: dict[str, str]) -> dict[str, Any]:
+    """What makes Ansible add this host to a group, as the action ``group_by`` returns it. It costs no task of its own."""
+    name = groups.get("changed" if steps else "unchanged")
+    return {"add_group": name, "parent_groups": ["all"]} if name else {}
+
+
+def driver_key(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
+    """A key of the driver's repository that the controller cannot have, where a host is to get packages from there."""
+    wanted = desired["roles"].get("nvidia_driver") or {}
+    if wanted.get("state") != PRESENT or not nvidia_driver(wanted, state, desired).changes:
+        return []
+    repository = choice.choose(state, wanted).repository
+    if repository.get("key") or "key_url" not in repository:
+        return []
+    fingerprint = str(repository.get("key_fingerprint") or "")
+    try:
+        repository_key.read(repository["key_url"], fingerprint, wanted["key"])
+    except repository_key.KeyFault as fault:
+        return [error(repository_key.VARIABLE, str(fault))]
+    if fingerprint and not repository_keys.is_known(fingerprint):
+        said = f"only the last digits {fingerprint} of the key's fingerprint are known, and they fit"
+        return [warning(repository_key.VARIABLE, said)]
+    return []
 
 
 def by_variable(finding: Finding) -> Finding:

@@ -10,7 +10,10 @@ short_description: Install packages with their APT source; remove them on state=
 version_added: 0.1.0
 description:
   - One remote call for a whole role installs source, key and package lists, and all packages in one transaction of apt.
-  - Check mode asks apt to simulate the transaction and so names every package that it would install too.
+  - Check mode asks apt to simulate the transaction and so names every package that it would install too. Where the
+    sources change, or the package lists are old, it reads the lists into a folder of its own. What it cannot find out
+    it says in a warning.
+  - A source of the host that cannot be read and that nothing here needs is a warning.
   - Refuses a transaction that would remove a package that was not named.
   - Finishes an interrupted dpkg first, so that a second run repairs a killed one.
   - With a O(record), V(absent) removes what V(present) installed, dependencies included, and nothing that was there
@@ -124,6 +127,18 @@ options:
   record:
     description: File that records what was installed and moved away; O(state=absent) reverts exactly that.
     type: path
+  optional:
+    description:
+      - Packages that come along where a repository has them; as O(packages). They are never the reason for a change.
+    type: list
+    elements: str
+    default: []
+  cache_valid_time:
+    description:
+      - Seconds after which package lists are read again before something is installed. They are read again, too, where
+        a package is unknown, and once where the archive no longer has a file that they name.
+    type: int
+    default: 86400
   lock_timeout:
     description: Seconds to wait for another user of dpkg.
     type: int
@@ -193,6 +208,8 @@ def main() -> None:
             "keep_files": {"type": "list", "elements": "path", "default": []},
             "hold": {"type": "list", "elements": "str", "default": []},
             "record": {"type": "path"},
+            "optional": {"type": "list", "elements": "str", "default": []},
+            "cache_valid_time": {"type": "int", "default": 86400},
             "lock_timeout": {"type": "int", "default": 300},
         },
         supports_check_mode=True,

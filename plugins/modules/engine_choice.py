@@ -51,6 +51,10 @@ choice:
   returned: success
   type: dict
   contains:
+    engine:
+      description: What V(auto) means on this host, else the engine that was named.
+      type: str
+      returned: always
     engines:
       description:
         - The engine; with V(absent) and V(auto) each one that holds changes of ours.
@@ -125,7 +129,9 @@ def main() -> None:
     if drop_ins:
         path, text = engine_auto.drop_in(drop_ins[0], wanted)
         drop_in = {"engine": drop_ins[0], "path": path, "text": text}
-    module.exit_json(changed=False, choice={**choice._asdict(), "engines": engines, "drop_in": drop_in})
+    module.exit_json(
+        changed=False, choice={**choice._asdict(), "engine": found, "engines": engines, "drop_in": drop_in}
+    )
 
 
 if __name__ == "__main__":

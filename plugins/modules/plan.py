@@ -28,6 +28,16 @@ options:
     description: What M(vgpu.fleet.host_state) returned as RV(vgpu.fleet.host_state#module:state).
     type: dict
     required: true
+  groups:
+    description: Groups of the inventory in memory that the host is added to. An empty name, or none, adds it to no group.
+    type: dict
+    suboptions:
+      changed:
+        description: Name of the group of hosts whose plan has a step.
+        type: str
+      unchanged:
+        description: Name of the group of hosts whose plan is empty.
+        type: str
 seealso:
   - module: vgpu.fleet.desired_state
   - module: vgpu.fleet.host_state

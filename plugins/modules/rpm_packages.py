@@ -95,6 +95,12 @@ options:
   record:
     description: File that records what was installed and changed; O(state=absent) reverts exactly that.
     type: path
+  optional:
+    description:
+      - Packages that come along where a repository has them; as O(packages). They are never the reason for a change.
+    type: list
+    elements: str
+    default: []
   lock_timeout:
     description: Seconds that zypper waits for another one; dnf waits until the other has ended.
     type: int
@@ -165,6 +171,7 @@ def main() -> None:
             "stale_sources": {"type": "list", "elements": "str", "default": []},
             "hold": {"type": "list", "elements": "str", "default": []},
             "record": {"type": "path"},
+            "optional": {"type": "list", "elements": "str", "default": []},
             "lock_timeout": {"type": "int", "default": 300},
         },
         supports_check_mode=True,
@@ -179,6 +186,8 @@ def main() -> None:
             packages.absent()
     except (PackageError, OSError) as fault:
         module.fail_json(msg=f"{module.params['name']}: {fault}", plan=packages.plan)
+    for warning in packages.warnings:
+        module.warn(warning)
     module.exit_json(
         changed=packages.changed,
         plan=packages.plan,

@@ -57,6 +57,8 @@ def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
         "device_plugin_conflicting_plugins_remove": [],
         "verify_kubeconfig": "",
         "upgrade_kubeconfig": "",
+        "scheduler_kubeconfig": "",
+        "vgpu_kubeconfig": "",
         "verify_isolation_image": IMAGE,
         # Every bypass, however busy this machine is.
         "verify_isolation_duration": 0,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,10 @@ class Apt:
         self.broken = False  # an interrupted dpkg
         self.unreachable = ""  # a text in a source that cannot be fetched
         self.would_remove: list[str] = []
+        self.age = 0.0  # of the package lists, in seconds
+        self.gone = False  # the archive has no more what the lists name
+        self.elsewhere: str | None = None  # sources that are asked of in the place of the host's
+        self.private = ""
         self.deletes: Path | None = None
         (root / "debian.sources").write_text(DEBIAN)
         self.lists = self.texts()
@@ -48,7 +54,8 @@ class Apt:
         }
 
     def known(self) -> dict[str, list[str]]:
-        return {name: more for mark, world in WORLD.items() if mark in self.lists for name, more in world.items()}
+        lists = self.lists if self.elsewhere is None else self.private
+        return {name: more for mark, world in WORLD.items() if mark in lists for name, more in world.items()}
 
     def os_name(self) -> str:
         return "Debian GNU/Linux 12"
@@ -80,11 +87,33 @@ class Apt:
     def leftovers(self, names: list[str]) -> list[str]:
         return [name for name in names if name in self.rests]
 
-    def update(self) -> None:
-        self.calls.append("update")
-        if self.unreachable and self.unreachable in self.texts():
+    def lists_age(self) -> float:
+        return self.age
+
+    def update(self, needed: Sequence[str] = ()) -> str:
+        sources = self.elsewhere if self.elsewhere is not None else self.texts()
+        self.calls.append("update" if self.elsewhere is None else "look")
+        broken = bool(self.unreachable) and self.unreachable in sources
+        fault = f"E: Failed to fetch https://{self.unreachable}"
+        if broken and any(address in fault for address in needed):
             raise AptError("reading the package lists failed: 404")
-        self.lists = self.texts()
+        # A source that cannot be read leaves the lists that were read of it before.
+        texts = sources.replace(self.unreachable, "") if broken else sources
+        if self.elsewhere is None:
+            self.lists, self.gone, self.age = texts, self.gone and broken, 0.0
+        else:
+            self.private = texts
+        return fault if broken else ""
+
+    @contextlib.contextmanager
+    def with_sources(self, changed: Mapping[str, str | None]) -> Iterator[None]:
+        texts = {**self.source_files(), **changed}
+        self.elsewhere = "\n".join(text for text in texts.values() if text is not None)
+        self.private = self.lists
+        try:
+            yield
+        finally:
+            self.elsewhere = None
 
     def held(self) -> list[str]:
         return sorted(self.holds)
@@ -97,6 +126,10 @@ class Apt:
     def change(self, verb: str, packages: list[str], simulate: bool, held: bool = False) -> str:
         if not simulate:
             self.calls.append(verb)
+            if verb == "install" and self.gone:
+                raise AptError(
+                    "the install failed\nE: Failed to fetch http://m.test/x.deb  404  Not Found [IP: 127.0.0.1]"
+                )
         names = [package.partition("=")[0] for package in packages]
         if verb == "purge":
             going = [*names, *self.would_remove]

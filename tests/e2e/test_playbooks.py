@@ -186,9 +186,14 @@ def test_a_pod_has_what_it_asks_for(person, limits, mib):
 
 
 def test_another_setting_is_an_upgrade(person):
-    """Running it again is the upgrade: the new configuration runs when the playbook ends."""
+    """Running it again is the upgrade: the new configuration runs when the playbook ends, and an image of a former
+    version is gone then."""
+    images = scheduler_images(person.cluster)
+    (ours,) = (one for one in images if NAME in one)
+    person.cluster.ctr("images", "tag", ours, f"localhost/{NAME}:former")
     found = person.must("cluster", scheduler_default_memory=700)
-    assert found.changed == 1, found.said
+    assert found.changed == 2, found.said
+    assert scheduler_images(person.cluster) == images
     one = pods.create(person.cluster, gpu_pod("asks-cores", {CORES: 20}))
     try:
         assert int(one.wait_running().wait_log(r"^total (\d+)$").group(1)) == 700 * MIB

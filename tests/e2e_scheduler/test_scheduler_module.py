@@ -88,7 +88,7 @@ def test_faults_are_said(fleet):
     failed, code = call(fleet)
     assert code and "image" in failed["msg"]
     failed, code = call(fleet, kubeconfig="/nowhere", state="absent")
-    assert code and "give a kubeconfig" in failed["msg"]
+    assert code and "no such file here; set vgpu_kubeconfig" in failed["msg"]
     failed, code = call(fleet, namespace="nowhere", image="x", kube_scheduler_repository="y")
     assert code and 'namespaces "nowhere" not found' in failed["msg"]
 

@@ -2,11 +2,14 @@
 """Makes one file that installs the node programs on a host without network: <name>-<version>-cp311-x86_64.pyz.
 
     python3 tools/wheelhouse.py --out .build/wheelhouse --python 3.11 --arch x86_64 [--version V] [--double|--scheduler]
+                                [--wheels FOLDER]...
+    python3 tools/wheelhouse.py --collect FOLDER --python 3.11 --arch x86_64 [--version V]
     python3 vgpu-plugin-….pyz --root /opt/vgpu/plugin     (on the host)
 
 The file is a zip that Python runs: installer.py, the wheels, and their versions with hashes. Wheels of others come by
 hash from requirements/plugin.txt, the scheduler's from scheduler.txt; ours are built here. The same sources give the
-same bytes. What exists is kept.
+same bytes. What exists is kept. A folder of wheels is asked first: where it has them all, neither pip nor a network is
+needed. `make artefact` makes such a folder with --collect.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 PLUGIN = Path(__file__).resolve().parents[1]
 ROOT = PLUGIN.parents[1]
@@ -56,32 +60,109 @@ def main() -> int:
         ("--scheduler", SCHEDULER, "the scheduler's program instead, for its image"),
     ):
         kind.add_argument(word, dest="name", action="store_const", const=name, help=text)
+    parser.add_argument("--wheels", type=Path, action="append", default=[], help="folder of wheels, asked first")
+    parser.add_argument("--collect", type=Path, help="put the wheels into this folder, and make no archive")
     given = parser.parse_args()
+    # An empty word of a role is no folder.
+    wheels = [one for one in given.wheels if str(one) != "."]
+    wanted = Wanted(given.name or "vgpu-plugin", given.version or own_version(), given.python, given.arch)
     try:
-        version = given.version or own_version()
-        print(json.dumps(make(given.out.resolve(), given.python, given.arch, version, given.name or "vgpu-plugin")))
+        if given.collect:
+            print(json.dumps({"wheels": collect(given.collect.resolve(), given.out.resolve(), wanted)}))
+        else:
+            print(json.dumps(make(given.out.resolve(), wanted, wheels)))
     except WheelhouseError as fault:
         print(f"wheelhouse: {fault}", file=sys.stderr)
         return 1
     return 0
 
 
-def make(out: Path, python: str, arch: str, version: str, name: str) -> dict[str, object]:
+class Wanted(NamedTuple):
+    """One archive: ``name`` of the program, ``version`` as 0.1.0-1f2e3d, ``python`` as 3.11, ``arch`` as uname -m."""
+
+    name: str
+    version: str
+    python: str
+    arch: str
+
+    @property
+    def tag(self) -> str:
+        return f"cp{self.python.replace('.', '')}"
+
+    @property
+    def requirements(self) -> Path:
+        return OF_SCHEDULER if self.name == SCHEDULER else REQUIREMENTS
+
+
+def make(out: Path, wanted: Wanted, wheels: list[Path]) -> dict[str, object]:
     """Makes the file unless it is there; one process at a time."""
-    requirements = OF_SCHEDULER if name == SCHEDULER else REQUIREMENTS
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*-[0-9a-z]+", version):
-        raise WheelhouseError(f"version {version!r}: expected digits with dots, a dash, small letters or digits")
-    tag = f"cp{python.replace('.', '')}"
-    archive = out / f"{name}-{version}-{tag}-{arch}.pyz"
+    version = checked_version(wanted)
+    archive = out / f"{wanted.name}-{version}-{wanted.tag}-{wanted.arch}.pyz"
     with locked(out):
         made = not archive.exists()
         if made:
-            foreign = download(out, python, arch, requirements)
+            foreign = found_foreign(wheels, wanted) or download(out, wanted)
             with tempfile.TemporaryDirectory(dir=out) as scratch:
-                ours = build_wheels(Path(scratch), out, version, name)
-                pack(archive, name, version, foreign, ours, requirements)
+                ours = found_ours(wheels, wanted) or build_wheels(Path(scratch), out, version, wanted.name)
+                pack(archive, wanted.name, version, foreign, ours, wanted.requirements)
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     return {"archive": str(archive), "made": made, "version": version, "sha256": digest}
+
+
+def collect(folder: Path, out: Path, wanted: Wanted) -> list[str]:
+    """Puts the wheels of one platform, and ours, into a folder that ``--wheels`` reads. Returns their names."""
+    version = checked_version(wanted)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(out), tempfile.TemporaryDirectory(dir=out) as scratch:
+        ours = found_ours([folder], wanted) or build_wheels(Path(scratch), out, version, wanted.name)
+        wheels = [*download(out, wanted), *ours]
+        for wheel in wheels:
+            if not (folder / wheel.name).exists():
+                shutil.copyfile(wheel, folder / wheel.name)
+    return sorted(wheel.name for wheel in wheels)
+
+
+def checked_version(wanted: Wanted) -> str:
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*-[0-9a-z]+", wanted.version):
+        raise WheelhouseError(f"version {wanted.version!r}: expected digits with dots, a dash, small letters or digits")
+    return wanted.version
+
+
+def found_ours(folders: list[Path], wanted: Wanted) -> list[Path]:
+    """Our wheel of this version out of the folders. Its name has the digest of the sources; nodes have one wheel."""
+    if wanted.name != "vgpu-plugin":
+        return []
+    name = f"vgpu_fleet_plugin-{wanted.version.replace('-', '+', 1)}-py3-none-any.whl"
+    return [folder / name for folder in folders if (folder / name).is_file()][:1]
+
+
+def found_foreign(folders: list[Path], wanted: Wanted) -> list[Path]:
+    """The wheels of others out of the folders, each with a digest of the lock; empty where one is missing."""
+    chosen = []
+    for name, block in locked_blocks(wanted.requirements):
+        start = f"{name.replace('-', '_')}-{block.split('==')[1].split()[0]}-"
+        fitting = [
+            wheel
+            for folder in folders
+            for wheel in sorted(folder.glob("*.whl"))
+            if wheel.name.lower().startswith(start)
+            and fits(wheel.name, wanted)
+            and f"sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}" in block
+        ]
+        if not fitting:
+            return []
+        chosen.append(fitting[0])
+    return sorted(chosen)
+
+
+def fits(wheel: str, wanted: Wanted) -> bool:
+    """Whether a wheel's name says that it is for the host's Python and architecture."""
+    python, abi, platforms = wheel[: -len(".whl")].split("-")[-3:]
+    minor = re.fullmatch(r"cp3([0-9]+)", python)
+    ours = int(wanted.python.split(".")[1])
+    if python == abi == wanted.tag or (abi == "abi3" and minor and int(minor.group(1)) <= ours):
+        return any(one.endswith("_" + wanted.arch) for one in platforms.split("."))
+    return abi == "none" and "py3" in python.split(".") and platforms == "any"
 
 
 @contextlib.contextmanager
@@ -117,15 +198,17 @@ def call(what: str, command: list[str], **environment: str) -> None:
         raise WheelhouseError(f"{what} failed:\n{done.stdout[-4000:]}")
 
 
-def download(out: Path, python: str, arch: str, requirements: Path) -> list[Path]:
+def download(out: Path, wanted: Wanted) -> list[Path]:
     """The wheels of others for the host's Python, each by its hash; kept for the next version of ours."""
+    requirements, arch = wanted.requirements, wanted.arch
     key = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
-    folder = out / f"wheels-{key}-cp{python.replace('.', '')}-{arch}"
+    folder = out / f"wheels-{key}-{wanted.tag}-{arch}"
     if not folder.exists():
         fresh = folder.with_name(folder.name + ".part")
         shutil.rmtree(fresh, ignore_errors=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        command += ["--require-hashes", "--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+        command = [pip_python(out), "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--require-hashes", "--only-binary=:all:", "--implementation", "cp"]
+        command += ["--python-version", wanted.python]
         # Tags that every glibc since 2.17 takes, and the two newer ones that wheels are commonly built for.
         for tag in (
             f"manylinux2014_{arch}",
@@ -138,6 +221,21 @@ def download(out: Path, python: str, arch: str, requirements: Path) -> list[Path
         call("downloading the wheels", [*command, "-r", str(requirements), "-d", str(fresh)])
         fresh.rename(folder)
     return sorted(folder.glob("*.whl"))
+
+
+def pip_python(out: Path) -> str:
+    """A Python with pip: the one that runs this, else a virtual environment, which brings the pip of the Python."""
+    if importlib.util.find_spec("pip"):
+        return sys.executable
+    folder = out / f"pip-{hashlib.sha256(sys.version.encode()).hexdigest()[:12]}"
+    if not (folder / ".complete").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        call(
+            f"{sys.executable} has no pip, and making a virtual environment with one",
+            [sys.executable, "-m", "venv", str(folder)],
+        )
+        (folder / ".complete").touch()
+    return str(folder / "bin" / "python")
 
 
 def build_wheels(scratch: Path, out: Path, version: str, name: str) -> list[Path]:

@@ -11,11 +11,10 @@ import re
 from typing import Any
 
 from ..host.distribution import System
+from . import repository_keys
 from .support import OPEN_FIRST, PREBUILT
 
 CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
-# Where the repository of CUDA keeps its key; NVIDIA revoked the one before (7fa2af80) in 2022.
-CUDA_DEB_KEY, CUDA_RPM_KEY = "3bf863cc.pub", "D42D0685.pub"
 # Branches that Debian carries, with the part of the package names that tells one from the other.
 DEBIAN = {"12": {535: "", 470: "tesla-470-"}, "13": {550: "", 535: "tesla-535-"}}
 # Ubuntu's -server branches, as its archive had them on 2026-11-23, without those whose packages are empty and bring a
@@ -174,12 +173,13 @@ def fabric_manager(host: System, source: str, branch: int, user_space: str, vers
 
 
 def cuda_repository(host: System) -> dict[str, Any]:
-    """NVIDIA's CUDA repository for this release; ``key_url`` is fetched by the controller or by the package "
-    "manager."""
+    """NVIDIA's CUDA repository for this release, with the address and the fingerprint of its key."""
     base = f"{CUDA}/{host.cuda_name}/{ARCHITECTURES.get(host.arch, host.arch)}/"
+    key = repository_keys.CUDA[host.cuda_name]
+    signed = {"key_url": base + key.file, "key_fingerprint": key.fingerprint}
     if host.manager == "apt":
-        return {"uris": [base], "suites": ["/"], "components": [], "key_url": base + CUDA_DEB_KEY}
-    return {"baseurl": base, "key_url": base + CUDA_RPM_KEY}
+        return {"uris": [base], "suites": ["/"], "components": [], **signed}
+    return {"baseurl": base, **signed}
 
 
 def hold_patterns(host: System, names: list[str], kernel: bool) -> list[str]:

@@ -57,19 +57,23 @@ def wait(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[str]:
-    """Waits for the Deployment at ``path``; empty where it runs, else why not.
+    """Waits for the Deployment at ``path``, and for the end of its former pods, which may still place pods by a former
+    configuration; empty where it runs, else why not.
 
     Ends early where an image cannot be had.
     """
     deadline = clock() + seconds
-    while not is_done(api.get(path)):
+    while True:
+        done = is_done(api.get(path))
         pods = api.list(pods_path, labelSelector=selector)
+        # A pod whose node is gone ends never: no reason to fail.
+        if done and (clock() >= deadline or not any(one["metadata"].get("deletionTimestamp") for one in pods)):
+            return []
         said = reasons(pods)
         hopeless = any(word in line for line in said for word in NO_IMAGE)
-        if hopeless or clock() >= deadline:
+        if not done and (hopeless or clock() >= deadline):
             return said or ["no pod of it was created; is the controller manager of the cluster running?"]
         sleep(PAUSE_S)
-    return []
 
 
 def admission(

@@ -6,11 +6,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import math
+import os
 import tempfile
 import time
-from typing import Any, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
-from . import apt_text
+from . import apt_scratch, apt_text
 from . import manager as package_manager
 
 SOURCES = "/etc/apt/sources.list.d"
@@ -29,6 +31,8 @@ class AptError(package_manager.PackageError):
 class AptHost:
     def __init__(self, lock_timeout: int = 300) -> None:
         self.lock_timeout = lock_timeout
+        # Options by which apt reads sources and lists that are not the host's.
+        self.elsewhere: list[str] = []
 
     def run(self, *arguments: str) -> tuple[int, str]:
         quiet = {"DEBIAN_FRONTEND": "noninteractive", "APT_LISTCHANGES_FRONTEND": "none", "NEEDRESTART_SUSPEND": "1"}
@@ -71,7 +75,9 @@ class AptHost:
         return found
 
     def policy(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        return apt_text.parse_policy(self.must("asking apt for the packages", "apt-cache", "policy", *names))
+        return apt_text.parse_policy(
+            self.must("asking apt for the packages", "apt-cache", *self.elsewhere, "policy", *names)
+        )
 
     def leftovers(self, names: Sequence[str]) -> list[str]:
         """Which of the packages are gone and have left files of settings and traces in dpkg's own."""
@@ -121,11 +127,35 @@ class AptHost:
         self.must(what, *words, "install")
         self.must(what, *configure)
 
-    def update(self) -> None:
-        # Without this option a source that cannot be fetched is a warning, and the run goes on with old lists.
-        self.must(
-            "reading the package lists", "apt-get", "-q", *self.options(), "-o", "APT::Update::Error-Mode=any", "update"
-        )
+    def lists_age(self) -> float:
+        """Seconds since the package lists were read; without end where they never were."""
+        # apt writes there also where nothing has changed.
+        times = [os.stat(path).st_mtime for path in (f"{apt_scratch.LISTS}/partial",) if os.path.isdir(path)]
+        return max(0.0, time.time() - max(times)) if times else math.inf
+
+    def update(self, needed: Sequence[str] = ()) -> str:
+        """Read the package lists; the faults of sources that are not needed, empty where there were none.
+
+        ``needed``: addresses of sources that must be read. Raises AptError where one cannot be.
+        """
+        # Without this option a source that cannot be fetched is no fault, and apt goes on with old lists in silence.
+        strict = ["-o", "APT::Update::Error-Mode=any"]
+        code, text = self.run("apt-get", "-q", *self.options(), *self.elsewhere, *strict, "update")
+        if code == 0:
+            return ""
+        if apt_text.is_fatal(text, needed):
+            raise AptError(f"reading the package lists failed (apt-get, exit status {code}):\n{faults_of(text)}")
+        return faults_of(text)
+
+    @contextlib.contextmanager
+    def with_sources(self, changed: Mapping[str, str | None]) -> Iterator[None]:
+        """Ask apt as if these source files were written, or gone where their text is None, with lists of its own."""
+        with tempfile.TemporaryDirectory(prefix="vgpu-apt-", dir="/var/tmp") as folder:
+            self.elsewhere = apt_scratch.lay_out(folder, self.source_files(), changed, MAIN_LIST)
+            try:
+                yield
+            finally:
+                self.elsewhere = []
 
     def options(self) -> list[str]:
         return ["-o", f"DPkg::Lock::Timeout={self.lock_timeout}"]
@@ -143,7 +173,7 @@ class AptHost:
         words = ["apt-get", "-q", "-y", *self.options(), "--no-install-recommends", "--no-auto-remove"]
         words += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
         if simulate:
-            words.append("--simulate")
+            words += ["--simulate", *self.elsewhere]
         if held:
             words.append("--allow-change-held-packages")
         what = ("simulating " if simulate else "") + f"the {verb} of {', '.join(packages)}"

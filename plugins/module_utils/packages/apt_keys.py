@@ -13,13 +13,18 @@ PUBLIC_KEY = 6
 
 
 def key_ids(data: bytes) -> list[str]:
-    """Long ids of the primary keys in a key file, armoured or not; empty for what is none, or is torn (RFC 4880)."""
+    """Long ids of the primary keys in a key file, as ``fingerprints``."""
+    return [fingerprint[-16:] for fingerprint in fingerprints(data)]
+
+
+def fingerprints(data: bytes) -> list[str]:
+    """Of the primary keys in a key file, armoured or not; empty for what is none, or is torn (RFC 4880)."""
     found = []
     try:
         for tag, body in _packets(_plain(data)):
             if tag == PUBLIC_KEY and body[:1] == b"\x04":
                 whole = b"\x99" + len(body).to_bytes(2, "big") + body
-                found.append(hashlib.sha1(whole).hexdigest().upper()[-16:])
+                found.append(hashlib.sha1(whole).hexdigest().upper())
     except (IndexError, OverflowError, binascii.Error, ValueError):
         return []
     return found

@@ -15,6 +15,9 @@ from .apt_host import KEYRINGS, SOURCES, TRUSTED, AptError, AptHost
 from .apt_text import Source, Transaction
 from .pins import matching, split_pin
 
+# How the lines of a plan begin that a transaction makes.
+CHANGES = ("install ", "change ", "remove ")
+
 
 class Desired(NamedTuple):
     packages: Sequence[str]
@@ -28,6 +31,10 @@ class Desired(NamedTuple):
     keep_files: Sequence[str] = ()
     hold: Sequence[str] = ()
     record: str | None = None
+    # Packages that come along where a repository has them.
+    optional: Sequence[str] = ()
+    # Seconds after which package lists are read again before something is installed.
+    cache_valid_time: int = 86400
 
 
 class PackageSet:
@@ -38,6 +45,8 @@ class PackageSet:
         self.transaction = Transaction({}, {}, [])
         self.plan: list[str] = []
         self.warnings: list[str] = []
+        self.updated = False
+        self.unread = ""
         self.record_before: str | None = None
         self.files_before: dict[str, str | None] = {}
         self.files_after: dict[str, str | None] = {}
@@ -69,34 +78,75 @@ class PackageSet:
     def present(self) -> None:
         self.heal()
         self.record_before = package_manager.read_text(self.desired.record)
-        names = [split_pin(package)[0] for package in self.desired.packages]
-        policy = self.host.policy(names)
+        policy = self.policy()
         wanted_files = self.wanted_files(policy)
-        missing = self.missing(policy)
+        missing = self.missing(policy, ())
         self.put_files(wanted_files)
         if missing:
-            self.install_missing(missing, names, policy)
+            self.install_missing(missing, policy)
         self.hold()
 
-    def missing(self, policy: dict[str, dict[str, Any]]) -> list[str]:
-        wanted = apt_text.same_version(self.desired.packages, policy)
+    def missing(self, policy: dict[str, dict[str, Any]], optional: Sequence[str]) -> list[str]:
+        known = [one for one in optional if not apt_text.unavailable([one], policy)]
+        wanted = apt_text.same_version([*self.desired.packages, *known], policy)
         return [one for one in wanted if not apt_text.satisfied(one, installed(policy, one))]
 
-    def install_missing(self, missing: list[str], names: list[str], policy: dict[str, dict[str, Any]]) -> None:
-        if self.check_mode and self.source_changed:
-            # apt cannot simulate from lists that it has not read.
-            self.plan += [f"install {one}" for one in missing]
-            self.transaction = Transaction({split_pin(one)[0]: "" for one in missing}, {}, [])
+    def install_missing(self, missing: list[str], policy: dict[str, dict[str, Any]]) -> None:
+        old = self.host.lists_age() > self.desired.cache_valid_time
+        ask = self.source_changed or old or bool(apt_text.unavailable(missing, policy))
+        if self.check_mode and ask:
+            with self.host.with_sources(self.files_after):
+                self.predict(missing)
             return
-        if apt_text.unavailable(missing, policy) and not self.source_changed:
-            if self.check_mode:
-                self.plan += ["read the package lists", *(f"install {one}" for one in missing)]
-                return
-            self.host.update()
-        policy = self.host.policy(names)
-        missing = self.missing(policy)
+        if ask and not self.updated:
+            self.update()
+        try:
+            self.install_known()
+        except AptError as fault:
+            if self.check_mode or self.updated or not apt_text.is_outdated(str(fault)):
+                raise
+            self.update()
+            self.transaction = Transaction({}, {}, [])
+            self.plan = [line for line in self.plan if not line.startswith(CHANGES)]
+            self.install_known()
+
+    def predict(self, missing: Sequence[str]) -> None:
+        """Ask the archive by lists that the host does not keep."""
+        names = ", ".join(split_pin(one)[0] for one in missing)
+        try:
+            self.unread = self.host.update(self.addresses())
+        except AptError as fault:
+            self.warnings.append(f"{names} cannot be predicted: {fault}")
+            return
+        policy = self.policy()
+        if self.unread and apt_text.unavailable(self.missing(policy, ()), policy):
+            self.warnings.append(f"{names} cannot be predicted, for some package lists cannot be read:\n{self.unread}")
+            return
+        self.install_known()
+
+    def install_known(self) -> None:
+        """Install what is missing from the lists that apt has read."""
+        policy = self.policy()
+        missing = self.missing(policy, self.desired.optional)
         self.refuse_unavailable(missing, policy)
         self.install([apt_text.resolve(one, policy) for one in missing])
+
+    def policy(self) -> dict[str, dict[str, Any]]:
+        return self.host.policy([split_pin(one)[0] for one in (*self.desired.packages, *self.desired.optional)])
+
+    def update(self, needed: Sequence[str] = ()) -> None:
+        """Read the package lists. A source that nothing here needs and that cannot be read is a warning."""
+        self.updated = True
+        self.unread = self.host.update(needed)
+        if self.unread:
+            self.warnings.append(f"some package lists cannot be read, and apt goes on with older ones:\n{self.unread}")
+
+    def addresses(self) -> list[str]:
+        """The addresses of the sources that must be read: those that this set brings, all where a key goes."""
+        if any(text is None and not path.endswith((".list", ".sources")) for path, text in self.files_after.items()):
+            return ["://", "file:", "cdrom:", "copy:"]
+        ours = self.files_after.get(f"{SOURCES}/{self.desired.name}.sources")
+        return [uri for source in apt_text.parse_deb822(ours or "") for uri in source.uris]
 
     def heal(self) -> None:
         self.host.wait_for_lock()
@@ -109,8 +159,9 @@ class PackageSet:
         unavailable = apt_text.unavailable(missing, policy)
         if unavailable:
             self.take_files_back()
+            unread = f"\nSome package lists cannot be read:\n{self.unread}" if self.unread else ""
             raise AptError(
-                f"on {self.host.os_name()} these packages cannot be installed:\n- " + "\n- ".join(unavailable)
+                f"on {self.host.os_name()} these packages cannot be installed:\n- " + "\n- ".join(unavailable) + unread
             )
 
     def install(self, missing: Sequence[str]) -> None:
@@ -127,6 +178,10 @@ class PackageSet:
         self.remember({"packages": sorted(self.transaction.install)})
         with self.kept_files():
             self.host.change("install", missing, simulate=False, held=self.own_holds != [])
+        # An archive in a folder may have changed since its lists were read.
+        came = self.host.policy(sorted(self.transaction.install)) if self.transaction.install else {}
+        versions = {name: installed(came, name) or version for name, version in self.transaction.install.items()}
+        self.transaction = self.transaction._replace(install=versions)
 
     @property
     def own_holds(self) -> list[str]:
@@ -249,7 +304,7 @@ class PackageSet:
         self.remember({"files": self.files_before})
         try:
             self.write_files(self.files_after)
-            self.host.update()
+            self.update(self.addresses())
         except AptError as fault:
             self.take_files_back()
             raise AptError(f"{fault}\nThe sources of apt are as they were.") from None
@@ -299,7 +354,7 @@ class PackageSet:
         if self.source_changed:
             self.write_files(self.files_after)
             try:
-                self.host.update()
+                self.update()
             except AptError as fault:
                 self.warnings.append(str(fault))
         if self.desired.record:

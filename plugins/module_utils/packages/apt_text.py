@@ -116,6 +116,30 @@ def source_file(sources: Iterable[Source]) -> str:
     return HEADER + "\n" + "\n".join(stanzas) if stanzas else ""
 
 
+# apt's words on a source that it cannot read; the address follows.
+_UNREADABLE = re.compile(
+    r"^E: (Failed to fetch |The repository '|Repository '|Release file for |Some index files failed to download)"
+)
+# A file that the lists name and the archive has no more: they are older than the archive.
+_GONE = re.compile(r"^E: Failed to fetch .* 404\b|^  ?404  Not Found|^E: Unable to fetch some archives", re.MULTILINE)
+
+
+def is_fatal(text: str, needed: Sequence[str]) -> bool:
+    """Whether what ``apt-get update`` said concerns more than sources that are not needed (addresses in ``needed``)."""
+    bases = [address.partition("$")[0].rstrip("/") for address in needed]
+    for line in text.splitlines():
+        if line.startswith("E:") and not _UNREADABLE.match(line):
+            return True
+        if line.startswith(("E:", "W:", "Err:")) and any(base in line for base in bases):
+            return True
+    return False
+
+
+def is_outdated(text: str) -> bool:
+    """Whether apt failed because the package lists name files that the archive no longer has."""
+    return bool(_GONE.search(text))
+
+
 def parse_policy(text: str) -> dict[str, dict[str, Any]]:
     """Of ``apt-cache policy``: each package's installed version, candidate and all versions, None for (none)."""
     found: dict[str, dict[str, Any]] = {}

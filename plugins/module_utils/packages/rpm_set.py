@@ -28,6 +28,8 @@ class Desired(NamedTuple):
     stale_sources: Sequence[str] = ()
     hold: Sequence[str] = ()
     record: str | None = None
+    # Packages that come along where a repository has them.
+    optional: Sequence[str] = ()
 
 
 class PackageSet:
@@ -36,6 +38,7 @@ class PackageSet:
     def __init__(self, desired: Desired, host: RpmHost, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
         self.plan: list[str] = []
+        self.warnings: list[str] = []
         self.before: dict[str, str] = {}
         self.after: dict[str, str] = {}
         self.files_before: dict[str, str | None] = {}
@@ -106,14 +109,20 @@ class PackageSet:
         if not missing:
             return
         if self.check_mode and (self.source_changed or self.stream_switched):
-            # dnf and zypper cannot simulate from a repository that is not written.
-            self.predict({split_pin(one)[0]: split_pin(one)[1].lstrip("@") for one in missing})
+            # dnf and zypper cannot be asked for what is in a repository that is not written.
+            unknown = ", ".join(split_pin(one)[0] for one in missing)
+            why = (
+                "the host does not have their repository yet" if self.source_changed else "their stream is not enabled"
+            )
+            self.warnings.append(f"{unknown} cannot be predicted, for {why}")
             return
+        names += [split_pin(one)[0] for one in self.desired.optional]
         names += [name for name in self.load_record().get("packages", []) if name not in names and name in self.before]
         known = self.host.available(names)
         if not self.source_changed and rpm_text.unavailable(missing, known) and not self.check_mode:
             self.host.refresh(self.desired.name if self.desired.source else "")
             known = self.host.available(names)
+        packages = [*packages, *(one for one in self.desired.optional if not rpm_text.unavailable([one], known))]
         missing = rpm_text.missing(rpm_text.follow(packages, self.before, known), self.before)
         unavailable = rpm_text.unavailable(missing, known)
         if unavailable:

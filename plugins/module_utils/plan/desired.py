@@ -24,11 +24,13 @@ INPUTS: dict[str, dict[str, Any]] = {
     "nvidia_driver": {
         **driver_choice.DEFAULTS,
         "kernel_module": "none",
+        "key": "",
         "reboot": "never",
         "record": "",
         "setup_record": "",
     },
     "nvidia_docker": {
+        "package": "nvidia-container-toolkit",
         "packages": [],
         "record": "",
         "config": {},

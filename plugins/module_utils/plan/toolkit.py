@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config.kinds import Finding, warning
+from ..engines import engine_auto
 from ..text import toml_text
 from .part import NOTHING, PRESENT, Part, packages, undone
 
@@ -21,6 +22,8 @@ def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     if wanted["state"] != PRESENT:
         return Part("the NVIDIA runtime is to be absent", undone(wanted, state))
     changes = packages(wanted["packages"], "", state)
+    if changes and wanted["package"] == "auto" and _on_docker(state, desired):
+        changes.append("install nvidia-docker2 where a repository has it")
     reason = "packages are missing or of another version"
     path = wanted["config_path"]
     try:
@@ -30,6 +33,12 @@ def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     if merged and not changes:
         reason = f"{path} differs"
     return Part(reason, changes + [f"{path}: {change}" for change in merged])
+
+
+def _on_docker(state: dict[str, Any], desired: dict[str, Any]) -> bool:
+    """Whether the containers of the host are docker's. Only a play with the role of the engine has read that."""
+    engine = desired["roles"].get("container_runtime")
+    return engine is not None and engine_auto.resolve(engine, state).name == "docker"
 
 
 def _merged(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str]]:

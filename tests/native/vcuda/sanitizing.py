@@ -35,11 +35,13 @@ WATCHED = ROOT / "native/build/watched"
 
 # What cannot be asked of a sanitizer's build, by the beginning of its name.
 BARE = "asks what the library alone needs or does; the sanitizer's runtime is there too"
+ALONE = "opens an instrumented driver without the runtime"
 LOW = "memory below 4 GiB is the sanitizer's"
 LEFT_OUT = {
     "test_bad_input.py::test_a_program_without_cuda_makes_no_call_of_ours": BARE,
     "test_bad_input.py::test_the_comparison_sees_a_library_that_does_something": BARE,
     "test_deepbind.py::": "a sanitizer's runtime refuses RTLD_DEEPBIND",
+    "test_routes.py::test_a_later_form_of_what_hands_out_functions_is_not_found[False]": ALONE,
     "test_routes.py::test_the_library_needs_libc_alone": BARE,
     "test_routes.py::test_a_program_without_cuda_never_notices": BARE,
     "test_routes.py::test_true_opens_nothing_of_ours": BARE,

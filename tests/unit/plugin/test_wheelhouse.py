@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node programs are built with where nothing is installed: each package that is needed, pinned by digest."""
+"""What the node programs are built with where nothing is installed, and out of folders of wheels without a network."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -28,3 +30,87 @@ def test_build_needs_are_complete_and_pinned(name):
     required = [Requirement(line) for line in metadata.requires(name) or ()]
     needed = {one.name for one in required if one.marker is None or one.marker.evaluate({"extra": ""})}
     assert needed <= set(wheelhouse.BUILD_NEEDS)
+
+
+# A wheel's name, the host's Python and architecture, whether it is for them.
+FITTING = [
+    ("grpcio-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "3.11", "x86_64", True),
+    ("grpcio-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "3.12", "x86_64", False),
+    ("grpcio-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "3.11", "aarch64", False),
+    ("protobuf-7-cp310-abi3-manylinux2014_aarch64.whl", "3.13", "aarch64", True),
+    ("protobuf-7-cp312-abi3-manylinux2014_aarch64.whl", "3.11", "aarch64", False),
+    ("protobuf-7-cp310-abi3-manylinux2014_aarch64.whl", "3.13", "x86_64", False),
+    ("nvidia_ml_py-13-py3-none-any.whl", "3.14", "aarch64", True),
+    ("six-1-py2.py3-none-any.whl", "3.11", "x86_64", True),
+    ("old-1-py2-none-any.whl", "3.11", "x86_64", False),
+    ("made-1-py3-none-macosx_11_0_arm64.whl", "3.11", "aarch64", False),
+]
+
+
+@pytest.mark.parametrize(("wheel", "python", "arch", "fits"), FITTING)
+def test_a_wheel_is_taken_by_its_name_where_it_fits(wheel: str, python: str, arch: str, fits: bool) -> None:
+    assert wheelhouse.fits(wheel, wheelhouse.Wanted("vgpu-plugin", "1.0-a", python, arch)) is fits
+
+
+OWN = "vgpu_fleet_plugin-1.0+a-py3-none-any.whl"
+WHEELS = {
+    "one_two-1.5-cp311-cp311-manylinux2014_x86_64.whl": b"one",
+    "three-2-py3-none-any.whl": b"three",
+    OWN: b"ours",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with every wheel of a lock of two packages, and ours."""
+    lock = tmp_path / "lock.txt"
+    digest = {name: hashlib.sha256(content).hexdigest() for name, content in WHEELS.items()}
+    one, three, _ours = digest.values()
+    lock.write_text(f"one-two==1.5 \\\n    --hash=sha256:{one}\nthree==2 \\\n    --hash=sha256:{three}\n")
+    monkeypatch.setattr(wheelhouse, "REQUIREMENTS", lock)
+    # What asks pip or a compiler instead is seen.
+    for name in ("download", "build_wheels"):
+        monkeypatch.setattr(wheelhouse, name, lambda *_, name=name: (_ for _ in ()).throw(RuntimeError(name)))
+    made = tmp_path / "wheels"
+    made.mkdir()
+    for name, content in WHEELS.items():
+        (made / name).write_bytes(content)
+    return made
+
+
+def archive(folder: Path, python: str = "3.11", version: str = "1.0-a", name: str = "vgpu-plugin") -> str:
+    """Why no archive was made of the folder, or "" where it was."""
+    wanted = wheelhouse.Wanted(name, version, python, "x86_64")
+    try:
+        wheelhouse.make(folder.parent / "out", wanted, [folder.parent / "none", folder])
+    except RuntimeError as fault:
+        return str(fault)
+    return ""
+
+
+def test_a_folder_with_all_wheels_needs_neither_pip_nor_a_compiler(folder: Path) -> None:
+    assert archive(folder) == ""
+
+
+@pytest.mark.parametrize(
+    ("missing", "options", "asked"),
+    [
+        ("three-2-py3-none-any.whl", {}, "download"),
+        (OWN, {}, "build_wheels"),
+        ("", {"python": "3.12"}, "download"),
+        ("", {"version": "1.0-b"}, "build_wheels"),
+        # It has the wheel of nodes, whose programs are not the scheduler's or the double's.
+        ("", {"name": "vgpu-kubelet-double"}, "build_wheels"),
+    ],
+)
+def test_what_a_folder_lacks_is_had_as_without_it(
+    folder: Path, missing: str, options: dict[str, str], asked: str
+) -> None:
+    if missing:
+        (folder / missing).unlink()
+    assert archive(folder, **options) == asked
+
+
+def test_a_wheel_with_another_digest_is_not_taken(folder: Path) -> None:
+    (folder / "three-2-py3-none-any.whl").write_bytes(b"another")
+    assert archive(folder) == "download"

@@ -15,21 +15,22 @@ MODULES = ROOT / "plugins" / "modules"
 
 # Files of the core in each payload, without the __init__.py that Ansible adds. A higher number needs a reason.
 MOST = {
-    "apt_packages": 8,
+    "apt_packages": 9,  # one more: lists of its own, by which check mode asks an archive
     "check_variables": 0,
     "containerd_config": 8,  # one more: what the kubelet that runs has as its cgroup driver
     "docker_daemon": 9,
-    "driver_choice": 9,
+    "driver_choice": 10,  # one more: the keys of repositories
     "driver_setup": 5,
     "engine_choice": 10,  # auto: the kubelet that runs, its version, and the text of a file for CRI-O, k3s and RKE2
     "gpu_info": 3,
     "host_state": 20,
     "kube_capacity_info": 3,
+    "kube_cluster_info": 5,  # it also says which images of the nodes are missing
     "kube_device_plugin": 4,
     "kube_mount_policy": 4,
     "kube_node": 2,
     "kube_conflicting_plugins": 4,
-    "kube_scheduler": 5,  # two of them: the policy, and the rule that it says in CEL
+    "kube_scheduler": 6,  # two of them: the policy, and the rule that it says in CEL; one: the wait for the rollout
     "mig_geometry": 13,
     "mps_daemon": 7,
     "node_files": 1,
@@ -41,7 +42,7 @@ MOST = {
     "rollback_point": 12,
     "vcuda_archive": 1,
     "vcuda_library": 4,
-    "vgpu_capacity_info": 13,
+    "vgpu_capacity_info": 14,  # one of them: the GPUs that are lost
     "vgpu_isolation": 15,
     "desired_state": 0,
 }

@@ -23,6 +23,8 @@ PAGES = sorted(
 # Where a path in a page may begin; the page's own folder is tried too.
 FOLDERS = ("changelogs", "docs", "inventories", "molecule", "native", "playbooks", "plugins", "requirements", "roles")
 FOLDERS += ("tests", "tools")
+# What --tags may name: the tags of site.yml.
+TAGS = set(re.findall(r"^ +tags: \[(\w+)\]$", (ROOT / "playbooks/tasks/roles.yml").read_text(), re.MULTILINE)) | {"verify"}
 # Made on a person's machine, or by a build: no page of this repository can show that they exist.
 MADE = ("native/build", "tests/output", "inventories/yours", "inventories/ours")
 PLACEHOLDER = re.compile(r"[<>*{}…$]|\bX\b|%")
@@ -78,7 +80,8 @@ def known_words() -> set[str]:
 
 PREFIXES = tuple(f"{one}_" for one in ("vgpu", *tables.roles(ROOT)))
 VARIABLES = known_variables()
-WORDS = known_words()
+# The last: the group that a plan adds hosts to.
+WORDS = known_words() | {"vgpu_to_change"}
 TARGETS = {word for line in re.findall(r"^([a-z][a-z0-9 -]*):(?!=)", read("Makefile"), re.M) for word in line.split()}
 CTL = read("native/plugin/src/vgpu_plugin/ctl/main.py")
 COMMANDS = set(re.findall(r'add_parser\(\s*"([a-z-]+)"', CTL))
@@ -144,8 +147,8 @@ def findings(text: str, folder: Path = ROOT) -> list[str]:
             for one in re.findall(r"(?:systemctl [a-z-]+|journalctl (?:\S+ )*?-u) (vgpu-[a-z-]+)", code)
             if one not in UNITS
         ]
-        if re.search(r"ansible-playbook .*(--tags|--skip-tags| -t )", code):
-            found.append("--tags: no task of this collection has a tag")
+        for tags in re.findall(r"ansible-playbook .*(?:--tags|--skip-tags|-t)[ =]([\w,]+)", code):
+            found += [f"--tags {one}: no tag of site.yml" for one in tags.split(",") if one not in TAGS]
         for one in re.findall(r"(?<![\w/.-])[a-z]\w+\b", code):
             if one.startswith(PREFIXES) and not one.endswith("_") and one not in VARIABLES | WORDS:
                 found.append(f"{one}: neither a variable nor a module, package or metric")
@@ -227,7 +230,7 @@ RULES = "plugins/module_utils"
 SEEN = {
     "keeps its old slices until the last one in use is free": f"{PLUGIN}/reconcile/reconfigure.py",
     "the configuration was not applied, the one before stays: ": f"{PLUGIN}/reconcile/reconfigure.py",
-    "does not exist: the plugin does not run, or waits for the driver": f"{PLUGIN}/admin/admin_socket.py",
+    "does not exist: the plugin does not run, waits for the driver, or makes it again soon": f"{PLUGIN}/admin/admin_socket.py",
     "not registered: ": f"{PLUGIN}/ctl/main.py",
     "somebody else": f"{PLUGIN}/ctl/text.py",
     "a finding is named": f"{PLUGIN}/ctl/text.py",

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._shared.config.sharing import Piece
@@ -133,9 +134,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     allocator.outside = static_slices
     registrations = _registrations(paths, pool, allocator)
     leases = Leases(allocator, pool, paths.checkpoint, registrations.any_registered)
-
-    def holders() -> dict[str, podresources.Holder] | None:
-        return podresources.holders(paths.pod_resources)
+    holders = partial(podresources.holders, paths.pod_resources)
 
     def held() -> frozenset[str]:
         return leases.in_use() | static_slices.in_use()
@@ -146,11 +145,8 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     changes.on_lost, changes.poll_soon = health.lost, health.ask
     # Before anything is offered.
     changes.find_gpus()
-
-    def register(now: Settings, _driver: DriverFiles) -> None:
-        registrations.bring_in_line(resources(pool, now))
-
-    changes.after += [static_slices.configure, register]
+    changes.after.append(static_slices.configure)
+    changes.after.append(lambda now, _driver: registrations.bring_in_line(resources(pool, now)))
     changes.more_notes.append(static_slices.notes)
     labeller = Labeller(source, pool) if extras.labels else None
     if labeller is not None:

@@ -72,6 +72,7 @@ extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, v
     vgpu_exported, vgpu_imported, vgpu_greens;
 /* false: no memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
+bool block_swap(struct block_map *map, const struct block *block, struct block *former); /* former->kind 0: there was none */
 bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */
 bool block_get(struct block_map *map, uint64_t key, struct block *block);
 /* Removes every block for which `match` answers true. */
@@ -144,6 +145,7 @@ enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_EXPORTED /* plain, and othe
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
 /* Into the table; where there is no memory for that the charge stays until exit, and a line says so. */
 void memory_put(struct block_map *map, const struct block *block, uint64_t bytes);
+void memory_lost(uint64_t bytes); /* that line */
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
 /* The device and context of a hook that allocates in the current context; NULL: *status is what the caller gets. */
 const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);

@@ -65,6 +65,12 @@ void part_close_gap(struct part *part, size_t hole)
 
 bool block_put(struct block_map *map, const struct block *block)
 {
+    struct block former;
+    return block_swap(map, block, &former);
+}
+
+bool block_swap(struct block_map *map, const struct block *block, struct block *former)
+{
     uint64_t mixed = mix(block->key);
     struct part *part = part_of(map, mixed);
     part_take(part);
@@ -72,6 +78,7 @@ bool block_put(struct block_map *map, const struct block *block)
     if (room) {
         struct block *place = block_at(part, find(part, block->key, mixed));
         part->room -= place->kind == 0;
+        *former = *place;
         *place = *block;
     }
     part_drop(part);

@@ -58,11 +58,16 @@ CUresult memory_charge(const struct device *device, enum account account, uint64
     return result == CHARGE_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+void memory_lost(uint64_t bytes)
+{
+    vgpu_log_line(LOG_ERROR, "no host memory to remember a block of %llu bytes: it stays charged until exit",
+                  (unsigned long long)bytes);
+}
+
 void memory_put(struct block_map *map, const struct block *block, uint64_t bytes)
 {
     if (!block_put(map, block))
-        vgpu_log_line(LOG_ERROR, "no host memory to remember a block of %llu bytes: it stays charged until exit",
-                      (unsigned long long)bytes);
+        memory_lost(bytes);
 }
 
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner)

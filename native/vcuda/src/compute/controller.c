@@ -133,7 +133,7 @@ static void start_first(void)
     if (start(atomic_load_explicit(&leader, memory_order_relaxed)))
         return;
     atomic_store_explicit(&state, CANNOT, memory_order_relaxed);
-    vgpu_log(LOG_WARN, "no thread to settle compute time: it counts as predicted until the program waits for the GPU");
+    vgpu_log(LOG_WARN, "no thread to settle compute time: it counts as predicted until the program launches again or waits");
 }
 
 static void take_over(void)
@@ -144,7 +144,7 @@ static void take_over(void)
     atomic_store_explicit(&looking, 0, memory_order_relaxed);
     if (start(stuck + 1))
         return;
-    /* The former one may have ended meanwhile: from now on each thread that waits for the GPU looks too. */
+    /* The former one may have ended meanwhile: from now on each thread looks after its own context too. */
     atomic_store_explicit(&leader, stuck, memory_order_release);
     atomic_store_explicit(&state, CANNOT, memory_order_relaxed);
 }
@@ -167,14 +167,22 @@ void controller_tell(uint64_t now)
         take_over();
 }
 
+/* In no other context than its own: who keeps that one locked may be waiting for this very thread. */
+void controller_help(void)
+{
+    CUcontext context;
+    if (atomic_load_explicit(&state, memory_order_relaxed) == CANNOT && fence_open() &&
+        REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && context)
+        fence_settle_context(context, limiter_now());
+}
+
 void fence_waited(bool done)
 {
     (void)done;
     if (!fence_open())
         return;
-    if (atomic_load_explicit(&state, memory_order_relaxed) == CANNOT)
-        look(atomic_load_explicit(&leader, memory_order_relaxed), limiter_now());
-    else if (atomic_load_explicit(&asleep, memory_order_relaxed) == TIMED &&
+    controller_help();
+    if (atomic_load_explicit(&asleep, memory_order_relaxed) == TIMED &&
              limiter_now() >= atomic_load_explicit(&affordable, memory_order_relaxed))
         wake(TIMED);
 }

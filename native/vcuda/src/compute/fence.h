@@ -40,6 +40,7 @@ bool fence_open(void);
 /* Settles what is done in the place, unless another thread is at it; calls the driver, and may wait there. Answers when
  * to look again; UINT64_MAX: nothing is open. */
 uint64_t fence_settle_place(unsigned place, uint64_t now);
+void fence_settle_context(CUcontext context, uint64_t now);
 /* From now on no thread settles anything. False: one has been inside the driver for that for longer than `patience`. */
 bool fence_park(uint64_t patience_ns);
 
@@ -47,6 +48,8 @@ bool fence_park(uint64_t patience_ns);
 
 /* A fence was put: the thread looks at it in time. It starts with the second one. */
 void controller_tell(uint64_t now);
+/* Where no thread can be started: settles what is done in the current context. It may have to wait for that one. */
+void controller_help(void);
 /* The program has waited for something: a look is worth while. */
 void fence_waited(bool done);
 void controller_reset(void);

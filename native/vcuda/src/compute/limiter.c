@@ -238,6 +238,7 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
     uint64_t began = *now, since = *now;
     uint32_t before = atomic_load_explicit(&limited->passed, memory_order_relaxed);
     for (;;) {
+        controller_help();
         uint32_t passed = atomic_load_explicit(&limited->passed, memory_order_relaxed);
         if (passed != before)
             since = *now;

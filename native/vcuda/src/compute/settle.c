@@ -118,10 +118,15 @@ static void take_off_all(struct place *place)
 /* Its events are gone, or going: another context may get the same handle, and must not meet them. */
 static void leave_place(struct place *place)
 {
-    take_off_all(place);
     struct mark *anchor = place->anchor;
     place->anchor = NULL;
-    lock_take(&vgpu_place_lock);
+    for (;;) {
+        take_off_all(place);
+        lock_take(&vgpu_place_lock);
+        if (!place->put)
+            break;
+        lock_drop(&vgpu_place_lock); /* another thread has launched meanwhile: the next context would not know of it */
+    }
     struct mark *pool = place->pool;
     place->pool = NULL;
     place->pooled = 0;
@@ -230,14 +235,24 @@ uint64_t fence_settle_place(unsigned index, uint64_t now)
     return again;
 }
 
+void fence_settle_context(CUcontext context, uint64_t now)
+{
+    lock_take(&vgpu_place_lock);
+    const struct place *place = place_of(context, false);
+    lock_drop(&vgpu_place_lock);
+    if (place)
+        fence_settle_place((unsigned)(place - vgpu_places), now);
+}
+
 bool fence_park(uint64_t patience_ns)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
+    uint64_t waited = 0; /* for all of them together */
     bool quiet = true;
     atomic_store_explicit(&vgpu_fences_parked, true, memory_order_seq_cst);
     for (int i = 0; i < FENCE_PLACES; i++) {
         bool mine;
-        for (uint64_t waited = 0; !(mine = lock_try(&vgpu_places[i].settling)) && waited < patience_ns; waited += MS)
+        for (; !(mine = lock_try(&vgpu_places[i].settling)) && waited < patience_ns; waited += MS)
             clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL);
         if (mine)
             lock_drop(&vgpu_places[i].settling);

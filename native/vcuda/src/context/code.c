@@ -28,40 +28,74 @@ static void mark(enum control control)
 
 /* --- loading ------------------------------------------------------------------------------------------------ */
 
-/* *before: what had no room then. An error: nothing is loaded. */
-static CUresult load_begin(enum control control, const struct device **device, uint64_t *before)
+struct coming {
+    const struct device *device; /* NULL: nothing is looked at */
+    uint64_t before;             /* what had no room then */
+    bool passes, locked;
+};
+
+static void coming_begin(struct coming *coming, const struct device *device)
 {
-    *device = NULL;
+    *coming = (struct coming){.device = device};
+    if (!device)
+        return;
+    coming->before = unaccounted_over(device->ledger);
+    coming->passes = context_pass(device->ledger);
+}
+
+/* Has what came no room? Where that cannot be seen now, a later step does. Of several that have none together one after the other
+ * is undone, until the rest has room: the next one's turn is after coming_undone. */
+static bool coming_too_much(struct coming *coming, bool came)
+{
+    const struct device *device = coming->device;
+    bool over = device && came && unaccounted_look(device) > coming->before;
+    if (coming->passes)
+        context_unlock(device->ledger, false);
+    if (!over)
+        return false;
+    coming->locked = context_lock(device->ledger);
+    if (coming->locked)
+        unaccounted_look_locked(device);
+    over = unaccounted_over(device->ledger) > coming->before;
+    if (!over)
+        context_unlock(device->ledger, coming->locked);
+    return over;
+}
+
+static void coming_undone(const struct coming *coming)
+{
+    const struct device *device = coming->device;
+    if (coming->locked)
+        unaccounted_look_locked(device);
+    context_unlock(device->ledger, coming->locked);
+    if (!coming->locked)
+        unaccounted_look(device);
+}
+
+/* An error: nothing is loaded. */
+static CUresult load_begin(enum control control, struct coming *coming)
+{
     if (control == CONTROL_BROKEN)
         return memory_broken();
     CUresult status = memory_meet();
     if (status == CUDA_SUCCESS)
-        *device = charged_device(control);
-    if (*device)
-        *before = unaccounted_over((*device)->ledger);
+        coming_begin(coming, charged_device(control));
     return status;
-}
-
-/* Has what came since no room? Where that cannot be seen now, a later step does. */
-static bool too_much(const struct device *device, uint64_t before)
-{
-    unaccounted_late();
-    return device && unaccounted_look(device) > before;
 }
 
 #define LOAD(symbol, result, unload, parameters, arguments) \
     EXPORT CUresult symbol parameters \
     { \
         ENTER(symbol, arguments); \
-        const struct device *device; \
-        uint64_t before; \
-        CUresult status = load_begin(control, &device, &before); \
+        struct coming coming; \
+        CUresult status = load_begin(control, &coming); \
         if (status != CUDA_SUCCESS) \
             return status; \
         status = REAL(symbol) arguments; \
-        if (status == CUDA_SUCCESS && too_much(device, before)) { \
+        unaccounted_late(); \
+        if (coming_too_much(&coming, status == CUDA_SUCCESS)) { \
             REAL(unload)(*result); \
-            unaccounted_look(device); \
+            coming_undone(&coming); \
             return CUDA_ERROR_OUT_OF_MEMORY; \
         } \
         return status; \
@@ -129,14 +163,17 @@ EXPORT CUresult cuCtxSetLimit(int limit, size_t value)
 {
     ENTER(cuCtxSetLimit, (limit, value));
     const struct device *device = charged_device(control);
+    struct coming coming;
     size_t former;
-    uint64_t before = device ? unaccounted_over(device->ledger) : 0;
     bool known = device && REAL_HAS(cuCtxGetLimit) && REAL(cuCtxGetLimit)(&former, limit) == CUDA_SUCCESS;
+    coming_begin(&coming, device);
     CUresult status = REAL(cuCtxSetLimit)(limit, value);
-    if (status == CUDA_SUCCESS && device && unaccounted_look(device) > before && known) {
-        REAL(cuCtxSetLimit)(limit, former);
-        unaccounted_look(device);
-        status = CUDA_ERROR_OUT_OF_MEMORY;
+    if (coming_too_much(&coming, status == CUDA_SUCCESS)) {
+        if (known) {
+            REAL(cuCtxSetLimit)(limit, former);
+            status = CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        coming_undone(&coming);
     }
     return status;
 }

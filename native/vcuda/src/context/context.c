@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-static CUcontext primary[VGPU_MAX_DEVICES];
+static CUcontext _Atomic primary[VGPU_MAX_DEVICES]; /* written without the lock, too, where that could not be had */
 
 /* --- a context that the driver frees; device locked ---------------------------------------------------- */
 
@@ -269,6 +269,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
         status = opening_end(&opening, status, status ? NULL : *context, ordinal, release_primary);
         if (status == CUDA_SUCCESS)
             primary[device->ledger] = *context;
+        if (status == CUDA_SUCCESS && opening.former_users)
+            count_users(*context, opening.former_users);
     }
     context_unlock(device->ledger, locked);
     return status;

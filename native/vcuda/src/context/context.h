@@ -9,11 +9,17 @@
 
 /* --- lock.c: contexts of a device are made and ended one at a time, for they are measured ------------------ */
 
-/* False: this thread holds it already, or another one has for a second. Then there is nothing to unlock, and the call goes on
- * unmeasured. */
+/* False: this thread holds it already, or another one has for a second. Then the call goes on unmeasured, until the unlock all the
+ * same. */
 bool context_lock(int device);
-bool context_try(int device); /* the same without waiting */
+bool context_try(int device); /* the same without waiting; false: there is no unlock */
 void context_unlock(int device, bool locked);
+/* Code is loaded without the lock, until context_unlock(device, false). False: inside a call of this thread that has the lock, and
+ * part of what that one costs. */
+bool context_pass(int device);
+/* Was nothing of that kind under way at that time, and has nothing begun since? */
+uint64_t context_passing(int device);
+bool context_alone(int device, uint64_t since);
 void context_locks_reset(void);
 
 /* --- measure.c: what contexts really cost --------------------------------------------------------------- */
@@ -22,6 +28,7 @@ struct measure {
     const struct device *device;
     nvmlDevice_t handle;
     uint64_t own, card, charged;
+    uint64_t passing; /* context_passing, before the first reading */
     bool nvml;
     bool quiet; /* the figures were read */
     bool frees; /* while a thread freed: own may be less than the charge says */
@@ -29,7 +36,7 @@ struct measure {
 void measure_now(struct measure *measure, const struct device *device); /* all but the card's figure */
 void measure_begin(struct measure *measure, const struct device *device);
 enum measured {
-    MEASURED_NOT,  /* nothing is known, or another thread was inside an allocation or free all the time */
+    MEASURED_NOT,  /* nothing is known, another thread was inside an allocation or free all the time, or brought what is in it */
     MEASURED_CARD, /* by the card's figure: neighbours may be in it */
     MEASURED_OWN,  /* by this process's own figure */
 };
@@ -46,6 +53,7 @@ struct opening {
     uint64_t charged;
     int measuring; /* handle of the container-wide lock, -1: the size is known, or cannot be measured now */
     bool counted, locked;
+    int former_users; /* of the same context, which another thread has made at the same time */
 };
 /* Whether a context may be on the device, with a line where not. */
 bool context_permitted(const struct device *device);

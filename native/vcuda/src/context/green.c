@@ -137,12 +137,14 @@ static CUresult destroy(CUgreenCtx green)
 
 /* What it took on top of its primary context, looked at, or as much as a whole context. It is there already: one that does not
  * fit goes again. */
-static CUresult charge(const struct device *device, uint64_t before, uint64_t *bytes)
+static CUresult charge(const struct device *device, uint64_t before, bool locked, uint64_t *bytes)
 {
     *bytes = 0;
     if (!limits_count_context())
         return CUDA_SUCCESS;
-    enum looked looked = unaccounted_look_locked(device);
+    enum looked looked = locked ? unaccounted_look_locked(device) : LOOKED_NOT;
+    if (!locked)
+        unaccounted_due(device->ledger);
     if (looked == LOOKED_AT && unaccounted_over(device->ledger) > before)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (looked != LOOKED_HIDDEN)
@@ -153,22 +155,22 @@ static CUresult charge(const struct device *device, uint64_t before, uint64_t *b
     return status;
 }
 
-/* The device's lock is held, its primary context there. */
-static CUresult make(const struct device *device, CUgreenCtx *green, CUdevResourceDesc description, CUdevice ordinal,
-                     unsigned flags)
+/* Its primary context is there. The device's lock is held where that was possible. */
+static CUresult make(const struct device *device, bool locked, CUgreenCtx *green, CUdevResourceDesc description,
+                     CUdevice ordinal, unsigned flags)
 {
     CUcontext context = NULL;
     uint64_t bytes, before = unaccounted_over(device->ledger);
     CUresult status = REAL(cuGreenCtxCreate)(green, description, ordinal, flags);
     if (status != CUDA_SUCCESS)
         return status;
-    status = charge(device, before, &bytes);
+    status = charge(device, before, locked, &bytes);
     if (status == CUDA_SUCCESS)
         status = REAL(cuCtxFromGreenCtx)(&context, *green);
     if (status != CUDA_SUCCESS) {
         ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, bytes);
         destroy(*green);
-        unaccounted_look_locked(device);
+        unaccounted_due(device->ledger);
         return status;
     }
     memory_keep(&vgpu_greens, (uintptr_t)*green, bytes, device, ordinal + 1, (uintptr_t)context);
@@ -193,7 +195,7 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc descriptio
     const struct device *device = device_of(ordinal, &status);
     if (device && control == CONTROL_ON) {
         bool locked = context_lock(device->ledger);
-        status = make(device, green, description, ordinal, flags);
+        status = make(device, locked, green, description, ordinal, flags);
         if (status == CUDA_SUCCESS)
             context_used(primary);
         context_unlock(device->ledger, locked);

@@ -2,7 +2,8 @@
 /*
  * Contexts of a device are made and ended one at a time, for they are measured. That is all that this lock is for: nobody needs
  * it to be right, so nobody waits for it without end. A tool that the driver calls back inside a call of ours may make contexts
- * of its own, and a driver may hold a call up until another thread has done something: such a call goes on unmeasured.
+ * of its own, and a driver may hold a call up until another thread has done something: such a call goes on unmeasured. What the
+ * holder measures meanwhile may have that call's bytes in it, so both are counted.
  */
 #include "context.h"
 
@@ -12,6 +13,9 @@
 #define PATIENCE_MS 1000 /* others make contexts meanwhile, which takes hundreds of milliseconds */
 
 static struct lock locks[VGPU_MAX_DEVICES];
+static _Atomic bool stuck[VGPU_MAX_DEVICES]; /* its holder has been waited for in vain: once is enough */
+static _Atomic uint64_t passing[VGPU_MAX_DEVICES]; /* calls without the lock: under way, and above that all so far */
+#define PASSED (1ull << 32)
 static __thread uint32_t held __attribute__((tls_model("initial-exec"))); /* by this thread, a bit each */
 _Static_assert(VGPU_MAX_DEVICES <= 32, "a bit each");
 
@@ -24,28 +28,59 @@ bool context_try(int device)
     return true;
 }
 
-bool context_lock(int device)
+static bool wait_for(int device)
 {
-    if (held >> device & 1)
-        return false;
     bool locked = context_try(device);
-    for (int waited = 0; !locked && waited < PATIENCE_MS; waited++) {
+    for (int waited = 0; !locked && waited < PATIENCE_MS && !atomic_load_explicit(&stuck[device], memory_order_relaxed); waited++) {
         nanosleep(&(struct timespec){0, 1000000}, NULL);
         locked = context_try(device);
     }
+    if (!locked)
+        atomic_store_explicit(&stuck[device], true, memory_order_relaxed);
     return locked;
+}
+
+bool context_lock(int device)
+{
+    if (!(held >> device & 1) && wait_for(device))
+        return true;
+    atomic_fetch_add(&passing[device], PASSED + 1);
+    return false;
 }
 
 void context_unlock(int device, bool locked)
 {
-    if (!locked)
+    if (!locked) {
+        atomic_fetch_sub(&passing[device], 1);
         return;
+    }
     held &= ~(1u << device);
+    atomic_store_explicit(&stuck[device], false, memory_order_relaxed);
     lock_drop(&locks[device]);
+}
+
+bool context_pass(int device)
+{
+    bool passes = !(held >> device & 1);
+    if (passes)
+        atomic_fetch_add(&passing[device], PASSED + 1);
+    return passes;
+}
+
+uint64_t context_passing(int device)
+{
+    return atomic_load(&passing[device]);
+}
+
+bool context_alone(int device, uint64_t since)
+{
+    return since % PASSED == 0 && atomic_load(&passing[device]) == since;
 }
 
 void context_locks_reset(void)
 {
     memset(locks, 0, sizeof locks);
+    memset(stuck, 0, sizeof stuck);
+    memset(passing, 0, sizeof passing);
     held = 0;
 }

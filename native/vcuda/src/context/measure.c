@@ -97,8 +97,10 @@ void measure_now(struct measure *measure, const struct device *device)
 
 void measure_begin(struct measure *measure, const struct device *device)
 {
-    if (find(measure, device))
-        read_both(measure, true);
+    if (!find(measure, device))
+        return;
+    measure->passing = context_passing(device->ledger);
+    read_both(measure, true);
 }
 
 enum measured measure_end(const struct measure *measure, uint64_t *bytes)
@@ -107,7 +109,8 @@ enum measured measure_end(const struct measure *measure, uint64_t *bytes)
     if (!measure->nvml)
         return MEASURED_NOT;
     read_both(&now, true);
-    if (!measure->quiet || !now.quiet || measure->frees || now.frees)
+    if (!measure->quiet || !now.quiet || measure->frees || now.frees ||
+        !context_alone(measure->device->ledger, measure->passing))
         return MEASURED_NOT;
     /* Other threads of this process may have allocated meanwhile: that is charged already. */
     int64_t elsewhere = (int64_t)(now.charged - measure->charged);

@@ -67,6 +67,20 @@ CUresult opening_begin(struct opening *opening, const struct device *device, boo
     return CUDA_SUCCESS;
 }
 
+/* Of one that two threads made at once, for one of them waited in vain for the other, the driver made one. */
+static void keep(struct opening *opening, CUcontext context, uint64_t bytes)
+{
+    int device = opening->device->ledger;
+    struct block block = {.key = (uintptr_t)context, .bytes = bytes, .device = device, .kind = 1}, former = {.kind = 0};
+    if (!block_swap(&vgpu_contexts, &block, &former))
+        memory_lost(bytes);
+    if (!former.kind)
+        return;
+    opening->former_users = former.kind;
+    ledger_uncharge(device, ACCOUNT_CONTEXT, former.bytes);
+    unaccounted_unseen(device, former.owner, false);
+}
+
 /* What the new context costs, and whether that is better than what the ledger has. */
 static uint64_t size_of(const struct opening *opening, CUcontext context, CUdevice ordinal, bool *learn)
 {
@@ -120,7 +134,7 @@ CUresult opening_end(struct opening *opening, CUresult status, CUcontext context
         ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening->charged - bytes);
         unaccounted_begin(device);
         if (bytes || opening->locked)
-            memory_keep(&vgpu_contexts, (uintptr_t)context, bytes, device, 1, 0);
+            keep(opening, context, bytes);
         if (!opening->locked)
             unaccounted_due(device->ledger);
         EVENT(context_changed); /* it is the current one now */

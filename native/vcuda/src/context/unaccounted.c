@@ -269,17 +269,10 @@ void unaccounted_begin(const struct device *device)
 void unaccounted_context_left(struct leaving *leaving)
 {
     int device = leaving->block.device;
-    struct unaccounted *unaccounted = &unaccounted_of[device];
     if (!leaving->ours || !leaving->gone)
         return;
     unaccounted_unseen(device, leaving->block.owner, false);
-    /* With the last context all of it is gone; before that, a look says how much. */
-    if (unaccounted->charged && ledger_own(device, ACCOUNT_CONTEXT) <= unaccounted->charged) {
-        ledger_uncharge(device, ACCOUNT_CONTEXT, unaccounted->charged);
-        unaccounted->charged = 0;
-        atomic_store_explicit(&unaccounted->over, 0, memory_order_relaxed);
-    }
-    unaccounted_due(device);
+    unaccounted_due(device); /* who ended it looks how much of it is gone, with the lock */
 }
 
 void unaccounted_reset(void)

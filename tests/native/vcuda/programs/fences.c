@@ -11,6 +11,7 @@
  *   captured   a stream is being captured, begun by whatever function: no event of ours is recorded in it
  *   strict     the thread's capture mode cannot be relaxed: no event is looked at, and nobody waits for one
  *   marks      segments that were begun and are never put, because the context or the capture changed: no event is lost
+ *   launched   another thread launches while the context is being ended
  *   times      for a while no time can be read: the next ones are charged as they were again
  */
 #include "compute/limiter.h"
@@ -117,7 +118,7 @@ static CUresult elapsed(float *ms, CUevent from, CUevent to)
 static CUcontext pushed;
 static CUresult push(CUcontext context)
 {
-    if (!context->alive)
+    if (!context || !context->alive)
         return CUDA_ERROR_INVALID_CONTEXT;
     pushed = current;
     current = context;
@@ -322,6 +323,49 @@ static void does_destroyed(bool seen)
     works(begin_context());
 }
 
+/* Stands between two steps of the library: whenever it has given memory back, another thread may have its turn. */
+static CUcontext launches_into;
+static int frees_before, launched;
+void __real_free(void *pointer);
+void __wrap_free(void *pointer)
+{
+    __real_free(pointer);
+    if (!launches_into || frees_before-- > 0 || launched == 2)
+        return;
+    CUcontext context = launches_into, before = current;
+    launches_into = NULL;
+    current = context;
+    launched += launch(context, 100);
+    current = before;
+    launches_into = context;
+}
+
+static void does_launched(void)
+{
+    for (int round = 0; round < 60; round++) {
+        CUcontext context = begin_context();
+        uint32_t passed = atomic_load(&limited.passed);
+        done_ms = gpu_ms;
+        for (int i = 0; i < 10; i++)
+            CHECK(launch(context, 100));
+        launched = 0;
+        frees_before = round;
+        launches_into = context;
+        fence_context_leaving(&(struct leaving){.context = context});
+        launches_into = NULL;
+        end_context(context);
+        CUcontext next = begin_context(); /* before anybody looks */
+        done_ms = 1e9;
+        CHECK(launch(next, 100));
+        fence_settle();
+        CHECK(!fence_open());
+        at_rest(passed + 11 + (uint32_t)launched);
+        fence_context_leaving(&(struct leaving){.context = next});
+        end_context(next);
+    }
+    works(begin_context());
+}
+
 static void does_refused(void)
 {
     CUcontext context = begin_context();
@@ -419,6 +463,8 @@ int main(int argc, char **argv)
         does_sticky();
     else if (!strcmp(what, "destroyed") || !strcmp(what, "vanished"))
         does_destroyed(what[0] == 'd');
+    else if (!strcmp(what, "launched"))
+        does_launched();
     else if (!strcmp(what, "refused"))
         does_refused();
     else if (!strcmp(what, "captured"))

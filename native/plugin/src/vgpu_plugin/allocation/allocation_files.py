@@ -125,9 +125,9 @@ class AllocationFiles:
         # No process has a file of a new folder yet, so each is written where it belongs. A reader that comes before all
         # are there, the arbiter or the watcher, reads the limits first: they come last, and all at once.
         write, label = _write if fresh else _replace, self._label
-        if not record.id.startswith(STATIC):
-            write(f"{folder}/{RECORD}", _words(record), 0o400, None)
         if not new:
+            if not record.id.startswith(STATIC):
+                self.keep_record(record)
             write(f"{folder}/ld.so.preload", _preload(OLD_LIBRARY), 0o444, label)
         for uuid in uuids:
             write(f"{folder}/{_gpu_page(uuid)}", abi_files.pack_gpu_page(uuid, record.id), 0o444, label)
@@ -202,11 +202,9 @@ class AllocationFiles:
                 os.symlink(TO_ROOT, path)
 
     def keep_record(self, record: Record) -> None:
-        """Its copy, where a folder of a former version has none. Faults cost the copy alone."""
-        folder = f"{self._root}/{record.id}"
+        """Writes the copy of a record, where its allocation has a folder. Faults cost the copy alone."""
         with contextlib.suppress(OSError):
-            if os.path.isdir(folder) and not os.path.exists(f"{folder}/{RECORD}"):
-                _replace(f"{folder}/{RECORD}", _words(record), 0o400, None)
+            _replace(f"{self._root}/{record.id}/{RECORD}", _words(record), 0o400, None)
 
     def record(self, allocation: str) -> Record | None:
         """The copy in a folder, with the limits of now; None where it cannot be read."""

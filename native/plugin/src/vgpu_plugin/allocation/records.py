@@ -72,6 +72,8 @@ class RecordStore:
         self._substituted: frozenset[str] = frozenset()
         self._name, self._fresh = str(path), str(path.with_suffix(".new"))
         self.warnings: list[str] = []
+        # Called with each record that was written down.
+        self.on_put: Callable[[Record], None] = lambda _record: None
         # Whether the last load found no file, or one that cannot be read.
         self.lost = False
 
@@ -168,6 +170,7 @@ class RecordStore:
             self._forget(before)
         self._records = {**self._records, record.id: record}
         self._remember(record)
+        self.on_put(record)
 
     def drop(self, allocation: str) -> None:
         """Never fails: a full disk must not keep a slice. A record that comes back with a restart is ended again."""

@@ -79,7 +79,7 @@ class Api:
         return self.deployments.pop(0) if len(self.deployments) > 1 else self.deployments[0]
 
     def list(self, _path, **_query):
-        return self.pods
+        return self.pods.pop(0) if len(self.pods) > 1 else self.pods[0]
 
     def trial(self, _path, body):
         assert body["spec"]["containers"][0]["resources"]["limits"] == {"x/mem": "1"}
@@ -95,14 +95,17 @@ class Api:
 @pytest.mark.parametrize(
     ("deployments", "pods", "said", "waited"),
     [
-        ([deployment()], [], [], 0),
-        ([deployment(readyReplicas=0), deployment(readyReplicas=1), deployment()], [pod()], [], 2),
-        ([deployment(readyReplicas=0)], [pod([NO_NODE])], ["pod p has no node: 0/3 nodes are available"], 20),
+        ([deployment()], [[]], [], 0),
+        ([deployment(readyReplicas=0), deployment(readyReplicas=1), deployment()], [[pod()]], [], 2),
+        ([deployment(readyReplicas=0)], [[pod([NO_NODE])]], ["pod p has no node: 0/3 nodes are available"], 20),
+        # A former pod that ends still places pods; one whose node is gone stays for ever.
+        ([deployment()], [[pod(deletionTimestamp="now")], [pod(deletionTimestamp="now")], []], [], 2),
+        ([deployment()], [[pod(deletionTimestamp="now")]], [], 20),
         # Time brings no image.
-        ([deployment(readyReplicas=0)], [pod([], [PULLS])], ["pod p: container c (i:1) ImagePullBackOff no"], 0),
+        ([deployment(readyReplicas=0)], [[pod([], [PULLS])]], ["pod p: container c (i:1) ImagePullBackOff no"], 0),
         (
             [deployment(replicas=0)],
-            [],
+            [[]],
             ["no pod of it was created; is the controller manager of the cluster running?"],
             20,
         ),

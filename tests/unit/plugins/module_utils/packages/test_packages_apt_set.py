@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def test_there_and_back(apt: Apt, tmp_path: Path, desired: dict, calls: list, so
     desired = {**desired, "record": str(tmp_path / "record.json")}
     predicted = present(apt, check=True, **desired)
     assert state(apt) == before
-    assert apt.calls == []
+    assert apt.calls == ["look"] * source
+    apt.calls.clear()
     run = present(apt, **desired)
     assert run.changed
     assert predicted.changed
@@ -122,6 +124,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"packages": ["docker.io=9*"]}, "no version 9"),
     ({}, {"packages": ["nosuch"], "source": LOCAL}, "nosuch: no repository"),
     ({"unreachable": "file:/opt/apt"}, {"packages": ["nvidia-docker2"], "source": LOCAL}, "as they were"),
+    ({"unreachable": "m.test/debian", "age": 1e9}, {"packages": ["nosuch"]}, "Some package lists cannot be read:"),
     ({"would_remove": ["docker-ce"]}, {"packages": ["docker.io"]}, "apt would remove docker-ce"),
     ({"would_remove": ["x"]}, {"packages": ["nvidia-docker2"], "source": LOCAL}, "apt would remove x"),
 ]
@@ -135,7 +138,105 @@ def test_a_refusal_leaves_the_host_as_it_was(apt: Apt, tmp_path: Path, fault: di
     with pytest.raises(AptError, match=words):
         present(apt, **desired, record=str(tmp_path / "record.json"))
     assert state(apt) == before
-    assert "install" not in apt.calls
+
+
+# the age of the lists, whether the archive has no more what they name, the packages -> what is asked of apt
+LISTS: list[tuple[float, bool, list[str], list[str]]] = [
+    (0.0, False, ["docker.io"], ["install"]),
+    (86399.0, False, ["docker.io"], ["install"]),
+    (86401.0, False, ["docker.io"], ["update", "install"]),
+    (math.inf, False, ["docker.io"], ["update", "install"]),
+    (0.0, True, ["docker.io"], ["install", "update", "install"]),
+    (86401.0, True, ["docker.io"], ["update", "install"]),
+    # Nothing is to be installed.
+    (math.inf, True, [], []),
+]
+
+
+@pytest.mark.parametrize(("age", "gone", "packages", "calls"), LISTS)
+def test_old_package_lists_are_read_again(apt: Apt, age: float, gone: bool, packages: list, calls: list) -> None:
+    apt.age, apt.gone = age, gone
+    run = present(apt, packages=packages)
+    assert (apt.calls, set(apt.here)) == (calls, {"docker.io", "runc", "containerd"} if packages else set())
+    assert run.plan == sorted({*run.plan}), "no line twice"
+    assert not present(apt, packages=packages).changed
+    assert apt.calls == calls
+
+
+def test_an_archive_without_the_files_of_its_own_lists_is_asked_twice_and_no_more(apt: Apt) -> None:
+    apt.gone, apt.unreachable = True, "m.test/debian"
+    with pytest.raises(AptError, match="404"):
+        present(apt, packages=["docker.io"])
+    assert (apt.calls, apt.here) == (["install", "update", "install"], {})
+
+
+@pytest.mark.parametrize("source", [None, LOCAL])
+def test_a_source_that_nobody_needs_is_a_warning_where_it_cannot_be_read(apt: Apt, source: dict | None) -> None:
+    (apt.root / "theirs.list").write_text("deb https://example.com/ stable main\n")
+    apt.unreachable, apt.age = "example.com", math.inf
+    name = "nvidia-docker2" if source else "docker.io"
+    predicted = present(apt, check=True, packages=[name], source=source)
+    run = present(apt, packages=[name], source=source)
+    assert name in apt.here and predicted.plan == run.plan
+    assert "example.com" in "".join(run.warnings)
+
+
+# what is wrong, the desired state -> words of an error, words of a warning; nothing may be said to be installed
+UNPREDICTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    ({}, {"packages": ["does-not-exist-580"]}, "does-not-exist-580: no repository", ""),
+    ({}, {"packages": ["does-not-exist-580"], "source": LOCAL}, "does-not-exist-580: no repository", ""),
+    ({}, {"packages": ["docker.io=9*"], "source": LOCAL}, "no version 9", ""),
+    ({"age": math.inf}, {"packages": ["does-not-exist-580"]}, "does-not-exist-580: no repository", ""),
+    (
+        {"unreachable": "file:/opt/apt"},
+        {"packages": ["nvidia-docker2"], "source": LOCAL},
+        "",
+        "cannot be predicted: reading",
+    ),
+    ({"unreachable": "m.test"}, {"packages": ["nosuch"]}, "", "nosuch cannot be predicted, for some package lists"),
+]
+
+
+@pytest.mark.parametrize(("fault", "desired", "words", "warning"), UNPREDICTED)
+def test_check_mode_says_no_yes_to_what_does_not_exist(
+    apt: Apt, fault: dict, desired: dict, words: str, warning: str
+) -> None:
+    for name, value in fault.items():
+        setattr(apt, name, value)
+    before = state(apt)
+    if words:
+        with pytest.raises(AptError, match=words):
+            present(apt, check=True, **desired)
+    else:
+        run = present(apt, check=True, **desired)
+        assert warning in " ".join(run.warnings)
+        assert not [line for line in run.plan if line.startswith("install")] and not run.transaction.install
+        assert run.changed is bool(desired.get("source")), "the source file alone is known to change"
+    assert state(apt) == before and set(apt.calls) <= {"look"}
+
+
+# the packages, the optional ones -> what is installed
+OPTIONAL: list[tuple[list[str], list[str], set[str]]] = [
+    (["containerd"], ["nvidia-docker2"], {"containerd", "nvidia-docker2", "nvidia-container-toolkit"}),
+    (["containerd"], ["nvidia-docker2=1.*"], {"containerd", "nvidia-docker2", "nvidia-container-toolkit"}),
+    (["containerd"], ["nosuch"], {"containerd"}),
+    (["runc"], ["nosuch", "containerd"], {"runc", "containerd"}),
+]
+
+
+@pytest.mark.parametrize(("packages", "optional", "came"), OPTIONAL)
+def test_optional_packages_come_along_where_a_repository_has_them(
+    apt: Apt, tmp_path: Path, packages: list, optional: list, came: set
+) -> None:
+    desired = {"packages": packages, "optional": optional, "source": LOCAL, "record": str(tmp_path / "record.json")}
+    predicted = present(apt, check=True, **desired)
+    run = present(apt, **desired)
+    assert (set(apt.here), predicted.plan) == (came, run.plan)
+    assert not present(apt, **desired).changed
+    apt.here.pop(next(iter(came - {*packages}), ""), None)
+    assert not present(apt, **desired).changed or came == {*packages}, "without them nothing is amiss"
+    absent(apt, **desired)
+    assert apt.here == {}
 
 
 def test_an_interrupted_dpkg_is_finished_first(apt: Apt) -> None:

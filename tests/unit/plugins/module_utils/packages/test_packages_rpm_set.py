@@ -13,7 +13,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.packages import rpm_hos
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.rpm_host import RpmError
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.rpm_set import Desired, PackageSet
 
-REPOSITORY = {"a": ["1-1", "2-1"], "liba": ["1-1", "2-1"], rpm_set.LOCKER: ["4-1"]}
+REPOSITORY = {"a": ["1-1", "2-1"], "b": ["1-1"], "liba": ["1-1", "2-1"], rpm_set.LOCKER: ["4-1"]}
 
 
 class Host:
@@ -109,6 +109,8 @@ SOURCE = {"baseurl": "https://m.example.com", "key": "https://m.example.com/k", 
 def test_a_set_comes_stays_and_goes(host: Host) -> None:
     foretold = run(host, "a=1-1", source=SOURCE, hold=["a"], check=True)
     assert foretold.changed and host.there == {"theirs": "9-1"} and not list(host.folder.iterdir())
+    assert "cannot be predicted, for the host does not have their repository" in foretold.warnings[0]
+    assert not [line for line in foretold.plan if line.startswith("install")]
     first = run(host, "a=1-1", source=SOURCE, hold=["a"])
     assert first.changed and host.there["a"] == "1-1" and host.locked == ["a"]
     assert first.installed["liba"] == "1-1", "the dependency is told"
@@ -120,6 +122,24 @@ def test_a_set_comes_stays_and_goes(host: Host) -> None:
     assert gone.changed and host.there == {"theirs": "9-1"} and host.locked == []
     assert not list(host.folder.iterdir()) and not (host.folder.parent / "record.json").exists()
     assert not run(host, state="absent").changed
+
+
+# optional packages -> those that come along with a
+OPTIONAL = [
+    (["b"], {"a", "liba", "b"}),
+    (["b=1-*"], {"a", "liba", "b"}),
+    (["b=9-*"], {"a", "liba"}),
+    (["z"], {"a", "liba"}),
+]
+
+
+@pytest.mark.parametrize(("optional", "came"), OPTIONAL)
+def test_optional_packages_come_along_where_a_repository_has_them(host: Host, optional: list[str], came: set) -> None:
+    run(host, "a", optional=optional)
+    assert {*host.there} == {"theirs", *came}
+    assert not run(host, "a", optional=optional).changed
+    del host.there["liba"]
+    assert not run(host, "a", optional=["liba"]).changed, "an optional package is no reason for a change"
 
 
 def test_what_was_there_before_stays(host: Host) -> None:

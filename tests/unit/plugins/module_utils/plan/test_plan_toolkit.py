@@ -33,6 +33,29 @@ def test_the_plan_names_each_key(text, changes, fault):
     assert (fault in "".join(made["errors"])) if fault else not made["errors"]
 
 
+TOOLKIT = {"nvidia_docker_packages": ["nvidia-container-toolkit=*"], "container_runtime_packages": []}
+WHERE = "install nvidia-docker2 where a repository has it"
+COMES = "install nvidia-container-toolkit"
+# nvidia_docker_package, the engine, whether the toolkit is there -> changes
+BROUGHT = [
+    ("auto", "docker", False, [COMES, WHERE]),
+    ("auto", "containerd", False, [COMES]),
+    ("auto", "auto", False, [COMES, WHERE]),
+    ("nvidia-container-toolkit", "docker", False, [COMES]),
+    # One that no repository has is no step for ever.
+    ("auto", "docker", True, []),
+]
+
+
+@pytest.mark.parametrize("package, engine, there, changes", BROUGHT)
+def test_nvidia_docker2_comes_where_docker_runs_and_is_no_step_of_its_own(package, engine, there, changes):
+    variables = {**VARIABLES, **TOOLKIT, "nvidia_docker_package": package, "container_runtime_engine": engine}
+    packages = {**CONVERGED["packages"], "nvidia-docker2": None, "nvidia-container-toolkit": "1.20" if there else None}
+    made = plan.make_plan(desired.collect(variables), {**CONVERGED, "texts": {PATH: None}, "packages": packages})
+    steps = [step for step in made["steps"] if step["role"] == "nvidia_docker"]
+    assert [line for step in steps for line in step["changes"]] == changes
+
+
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 BOTH = {MOUNTS: True, ENVIRONMENT: False}

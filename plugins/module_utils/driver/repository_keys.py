@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which key signs NVIDIA's repository for each release, and whether the collection has it. Pure.
+
+NVIDIA gives each newer release a key of its own. A fingerprint is in this table where a second source has the same one;
+a key is shipped where its text was had from a public source and has that fingerprint.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+
+class Key(NamedTuple):
+    """``file``: its name at NVIDIA; ``fingerprint``: 40 digits, or the 8 last ones where no more is known."""
+
+    file: str
+    fingerprint: str
+
+
+CUDATOOLS_DEB = Key("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC")
+CUDATOOLS_RPM = Key("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")
+# By the name that the CUDA repository has for a release.
+CUDA = {
+    "debian12": CUDATOOLS_DEB,
+    "debian13": Key("8793F200.pub", "02182E60104FCDC26EAE1B8597A5D4CB8793F200"),
+    "ubuntu2004": CUDATOOLS_DEB,
+    "ubuntu2204": CUDATOOLS_DEB,
+    "ubuntu2404": CUDATOOLS_DEB,
+    "ubuntu2604": Key("60DF8A40.pub", "14BAFBC7562AD710CA04E69905FBB6DA60DF8A40"),
+    "rhel8": CUDATOOLS_RPM,
+    "rhel9": CUDATOOLS_RPM,
+    "rhel10": Key("CDF6BA43.pub", "CDF6BA43"),
+    "sles15": CUDATOOLS_RPM,
+}
+# Of the container toolkit, for every release.
+TOOLKIT = Key("gpgkey", "C95B321B61E88C1809C4F759DDCAE044F796ECB0")
+# Keys that the collection has, by fingerprint: files below its root.
+SHIPPED = {
+    CUDATOOLS_DEB.fingerprint: "roles/nvidia_driver/files/3bf863cc.asc",
+    CUDA["debian13"].fingerprint: "roles/nvidia_driver/files/8793F200.asc",
+    TOOLKIT.fingerprint: "roles/nvidia_docker/files/gpgkey.asc",
+}
+
+
+def is_known(fingerprint: str) -> bool:
+    """Whether a whole fingerprint is known; eight digits can be made to fit by anybody."""
+    return len(fingerprint) == 40
+
+
+def mismatch(found: Sequence[str], fingerprint: str) -> str:
+    """What is wrong with the keys of a file, empty where nothing is; every one of them must be the one expected."""
+    if not found:
+        return "expected an armoured public key, found none"
+    wrong = [one for one in found if not one.endswith(fingerprint)]
+    return f"expected the fingerprint {fingerprint}, found {', '.join(wrong)}" if wrong else ""

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""apt's sources and lists in a folder of their own, so that check mode can ask an archive and change nothing.
+
+The lists start as a copy of the host's: what has not changed is not fetched again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Mapping
+
+from . import apt_index
+from .manager import write_texts
+
+LISTS = "/var/lib/apt/lists"
+
+
+def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str | None], main: str) -> list[str]:
+    """Write them below ``folder`` and return the options by which apt reads them there.
+
+    ``sources``: text by path of the host's source files; ``changed``: of the files that would be written, None for
+    those that would go, keys and indexes included; ``main``: the path of the one source file that has no folder.
+    """
+    # apt fetches as a user of its own, who must be able to look in.
+    os.chmod(folder, 0o755)
+    texts = {**sources, **changed}
+    others = [path for path in changed if path not in sources and not path.endswith((".sources", ".list"))]
+    parts, lists = os.path.join(folder, "sources.list.d"), os.path.join(folder, "lists")
+    os.makedirs(parts)
+    written: dict[str, str | None] = {os.path.join(folder, "sources.list"): ""}
+    for path, text in texts.items():
+        if text is None:
+            continue
+        if path in others:
+            written[folder + path] = text
+            continue
+        for other in others:
+            # A source names its key by its path, and an index of files by its folder below the root.
+            inside = os.path.dirname(other) if other.startswith(apt_index.FOLDER) else other
+            text = text.replace(inside.lstrip("/"), (folder + inside).lstrip("/"))
+        name = "sources.list" if path == main else os.path.join("sources.list.d", os.path.basename(path))
+        written[os.path.join(folder, name)] = text
+    write_texts(written)
+    _copy_lists(lists)
+    for base, _folders, names in os.walk(folder):
+        if not base.startswith(lists):
+            os.chmod(base, 0o755)
+            for name in names:
+                os.chmod(os.path.join(base, name), 0o644)
+    options = {
+        "Dir::State::lists": lists,
+        "Dir::Etc::SourceList": os.path.join(folder, "sources.list"),
+        "Dir::Etc::SourceParts": parts,
+        "Dir::Cache::pkgcache": "",
+        "Dir::Cache::srcpkgcache": "",
+    }
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+
+
+def _copy_lists(target: str) -> None:
+    os.makedirs(os.path.join(target, "partial"))
+    for name in os.listdir(LISTS) if os.path.isdir(LISTS) else []:
+        path = os.path.join(LISTS, name)
+        if os.path.isfile(path) and name != "lock":
+            shutil.copy2(path, os.path.join(target, name))

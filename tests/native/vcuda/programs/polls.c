@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Kernels of 10 ms, launched for two seconds by a program that waits for none of them: polls HOW. Prints how long the launches took,
+ * in ms of real time, and how long the GPU ran them.
+ *
+ *   waits    each launch is waited for
+ *   asks     the program asks until its queue is empty, then launches the next one
+ *   runs     it launches one after the other, and only the limit holds it
+ */
+#include "driver/cuda_abi.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SHAPE unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned
+CUresult cuInit(unsigned flags);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuModuleLoadData(CUmodule *module, const void *image);
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUresult cuStreamCreate(CUstream *stream, unsigned flags);
+CUresult cuStreamQuery(CUstream stream);
+CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuLaunchKernel(CUfunction function, SHAPE, CUstream stream, void **parameters, void **extra);
+
+#define KERNEL_MS 10
+
+static double now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+int main(int argc, char **argv)
+{
+    const char *how = argc > 1 ? argv[1] : "";
+    CUcontext context;
+    CUmodule module;
+    CUfunction function;
+    CUstream stream;
+    if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0) || cuModuleLoadData(&module, ".gpusim kernel work 10000\n") ||
+        cuModuleGetFunction(&function, module, "work") || cuStreamCreate(&stream, 1))
+        return 2;
+    double begun = now_ms();
+    int launches = 0;
+    while (now_ms() < begun + 2000) {
+        if (cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL))
+            return 3;
+        launches++;
+        if (!strcmp(how, "waits"))
+            cuStreamSynchronize(stream);
+        while (!strcmp(how, "asks") && cuStreamQuery(stream))
+            usleep(500);
+    }
+    if (cuStreamSynchronize(stream))
+        return 3;
+    printf("%.0f %d\n", now_ms() - begun, launches * KERNEL_MS);
+    return 0;
+}

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contexts and code that come while others come: each is charged once, and what fits alone is not refused."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT, LINKED, MIB, PROFILE, Host, compile_program, layouts
+from module_utils.abi import fields
+
+PATIENCE_S = 8  # a second for each of the contexts is more
+
+
+@pytest.fixture(scope="module")
+def program(programs: Path) -> Path:
+    return compile_program(programs, "meanwhile", "meanwhile.c", flags=LINKED)
+
+
+@pytest.fixture
+def tooled(host: Host) -> Host:
+    """Its driver calls a tool back."""
+    host.become(PROFILE.replace("[gpu]", "hostile = callbacks\n[gpu]"))
+    return host
+
+
+@pytest.fixture
+def context(tooled: Host) -> int:
+    """Bytes of a context on the card, as the simulated driver counts them."""
+    puppet = tooled.puppet(preload=False).start()
+    size = tooled.on_card()
+    puppet.end()
+    return size
+
+
+class Program:
+    """It runs: each line that it reads lets it go on."""
+
+    def __init__(self, host: Host, *words: str | Path) -> None:
+        pipe = subprocess.PIPE
+        command = ["timeout", str(PATIENCE_S), *words]
+        self.process = subprocess.Popen(command, env=host.env(), stdin=pipe, stdout=pipe, text=True)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_unused: object) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+    def said(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+def learned(host: Host) -> int:
+    """What the container believes that a context costs."""
+    data = host.ledger.read_bytes()
+    return layouts.get_field(data, 0, len(data), fields.LEDGER_FIELDS, "context_bytes")[0]
+
+
+@pytest.mark.parametrize("way", ["nested", "slow"])
+def test_a_context_that_another_one_comes_with(tooled: Host, context: int, program: Path, way: str) -> None:
+    with Program(tooled, program, way) as running:
+        assert running.said() == "0 0 0"
+        assert tooled.charged() == tooled.on_card() == 2 * context
+        assert learned(tooled) == context
+        running.go_on()
+        assert running.said() == "0"
+        assert tooled.charged() == tooled.on_card() == context
+
+
+@pytest.mark.parametrize("way", ["retained", "making"])
+def test_a_primary_context_that_another_thread_is_making(tooled: Host, context: int, program: Path, way: str) -> None:
+    tooled.puppet().start().end()  # now the container knows what one costs
+    with Program(tooled, program, way) as running:
+        assert running.said() == "0 0 0"
+        assert tooled.charged() == tooled.on_card() == context
+        running.go_on()
+        assert running.said() == "0"
+        assert tooled.charged() == tooled.on_card() == context
+
+
+def test_who_never_comes_back_from_the_driver_is_waited_for_once(tooled: Host, program: Path) -> None:
+    with Program(tooled, program, "thrown") as running:
+        assert running.said() == "0"
+
+
+@pytest.mark.parametrize("hostile", ["", "slow-nvml"])
+def test_one_of_two_loads_that_do_not_fit_together(host: Host, program: Path, hostile: str) -> None:
+    if hostile:
+        host.become(PROFILE.replace("[gpu]", f"hostile = {hostile}\n[gpu]"))
+    puppet = host.puppet().start()
+    puppet.get("alloc", LIMIT - 2 * host.on_card() - 7 * MIB)
+    with Program(host, program, "loads", str(4 * MIB)) as running:
+        none, both = running.said().split()
+        assert (none, both) == ("0", "0")

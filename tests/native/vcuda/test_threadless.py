@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No thread can be started to settle what launches took, or no further one: shares hold, and nobody waits for it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import LINKED, PRELOAD, PROFILE, Host, compile_program
+from shares import Container, Node
+from test_contexts_apart import LAUNCHES, US
+
+pytestmark = pytest.mark.own_build  # it stands before pthread_create, as a sanitizer does
+
+PERCENT = 25
+
+
+@pytest.fixture
+def node(host: Host):
+    node = Node(host)
+    yield node
+    node.close()
+
+
+def ends(node: Node, threads: int, source: str, word: str, percent: int = PERCENT) -> tuple[Container, str]:
+    """The program has ended well, and its container."""
+    container = Container(node, "a", percent, core_policy="force")
+    program = compile_program(node.folder, Path(source).stem, source, flags=LINKED)
+    threadless = compile_program(node.folder, "threadless.so", "threadless.c", flags=("-shared", "-fPIC", "-ldl"))
+    env = node.host.env(
+        preload=False,
+        CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"),
+        VGPU_LIMITS_FILE=str(container.folder / "limits"),
+        LD_PRELOAD=f"{threadless}:{PRELOAD}",
+        THREADS=str(threads),
+    )
+    pipe = subprocess.PIPE
+    done = subprocess.run([program, word], env=env, stdout=pipe, stderr=pipe, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert ("no thread to settle compute time" in done.stderr) == (threads == 0)
+    return container, done.stdout
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("how", ["waits", "asks", "runs"])
+def test_long_kernels_are_charged_what_they_take(node: Node, how: str, threads: int) -> None:
+    container, said = ends(node, threads, "polls.c", how)
+    real_ms, gpu_ms = map(int, said.split())
+    assert gpu_ms < 1.3 * PERCENT / 100 * real_ms, "more than the share"
+    assert 0.9 * gpu_ms < container.said()["used_ns"] / 1e6 < 1.2 * gpu_ms
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_locked_context_keeps_no_other_from_being_settled(node: Node, threads: int) -> None:
+    """The one thread is inside the driver, and none can take over: who waits for the other GPU settles that one."""
+    node.host.become(PROFILE.replace("[gpu]", "hostile = context-lock\n[gpu]"))
+    container, said = ends(node, threads, "apart.c", str(LAUNCHES), 50)
+    assert said == "launched\nok\n"
+    assert 0.5 * LAUNCHES * US * 1000 < container.said(1)["used_ns"] < 3 * LAUNCHES * US * 1000

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of NVIDIA's repositories: one for each release, those that are shipped, and what the controller refuses."""
+
+from __future__ import annotations
+
+import http.server
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.action import plan as plan_action
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver import packages as driver_packages
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver import repository_keys
+from ansible_collections.vgpu.fleet.plugins.module_utils.host import distribution
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages import apt_keys
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import repository_key
+
+ROOT = Path(__file__).resolve().parents[4]
+DEB = repository_keys.CUDATOOLS_DEB
+RELEASES = [
+    *(("debian", release) for release in distribution.DEBIAN),
+    *(("ubuntu", release) for release in distribution.UBUNTU),
+    *(("rhel", release) for release in ("8", "9", "10")),
+    ("sles", "15"),
+]
+# How each release's repository is signed, as NVIDIA's list of keys has it.
+SIGNED = {
+    "debian12": "3bf863cc.pub",
+    "debian13": "8793F200.pub",
+    "ubuntu2004": "3bf863cc.pub",
+    "ubuntu2204": "3bf863cc.pub",
+    "ubuntu2404": "3bf863cc.pub",
+    "ubuntu2604": "60DF8A40.pub",
+    "rhel8": "D42D0685.pub",
+    "rhel9": "D42D0685.pub",
+    "rhel10": "CDF6BA43.pub",
+    "sles15": "D42D0685.pub",
+}
+
+
+@pytest.mark.parametrize(("name", "release"), RELEASES)
+def test_every_release_has_its_key(name: str, release: str) -> None:
+    system = distribution.system({"id": name, "version_id": release})
+    assert system is not None
+    repository = driver_packages.cuda_repository(system)
+    file = repository["key_url"].rpartition("/")[2]
+    assert file == SIGNED[system.cuda_name]
+    assert repository["key_fingerprint"].endswith(file.partition(".")[0].upper())
+    assert system.cuda_name in repository["key_url"]
+
+
+@pytest.mark.parametrize(("fingerprint", "path"), repository_keys.SHIPPED.items())
+def test_a_key_that_is_shipped_has_its_fingerprint(fingerprint: str, path: str) -> None:
+    assert apt_keys.fingerprints((ROOT / path).read_bytes()) == [fingerprint]
+    assert repository_keys.is_known(fingerprint)
+
+
+@pytest.mark.skipif(not shutil.which("gpg"), reason="needs gpg, which this system has not")
+@pytest.mark.parametrize(("fingerprint", "path"), repository_keys.SHIPPED.items())
+def test_gpg_reads_the_same_fingerprint(tmp_path: Path, fingerprint: str, path: str) -> None:
+    words = ["gpg", "--homedir", str(tmp_path), "--batch", "--with-colons", "--show-keys", str(ROOT / path)]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert next(line.split(":")[9] for line in said.splitlines() if line.startswith("fpr:")) == fingerprint
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
+    """An archive of keys, and what was asked of it."""
+    text, asked = (ROOT / repository_keys.SHIPPED[DEB.fingerprint]).read_bytes(), []
+
+    class Keys(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            there = self.path in ("/repo/3bf863cc.pub", "/repo/other.pub")
+            self.send_response(200 if there else 404)
+            self.end_headers()
+            self.wfile.write(text if there else b"")
+
+        def log_message(self, *_words: object) -> None:
+            pass
+
+    monkeypatch.setattr(repository_key, "_folder", lambda: tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Keys) as archive:
+        threading.Thread(target=archive.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{archive.server_address[1]}/repo/", asked
+        archive.shutdown()
+
+
+def place(tmp_path: Path, kind: str, base: str) -> str:
+    """Where the inventory says that the key is."""
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    shutil.copy(ROOT / repository_keys.SHIPPED[DEB.fingerprint], folder / "3bf863cc.pub")
+    shutil.copy(ROOT / repository_keys.SHIPPED[repository_keys.TOOLKIT.fingerprint], folder / "D42D0685.pub")
+    (folder / "CDF6BA43.pub").write_text("no key\n")
+    return {
+        "": "",
+        "folder": str(folder),
+        "file": str(folder / "3bf863cc.pub"),
+        "file url": f"file://{folder}",
+        "empty": str(tmp_path / "nowhere"),
+        "address": base + "3bf863cc.pub",
+        "base": base,
+    }[kind]
+
+
+# file at NVIDIA, fingerprint, where the inventory has it -> words of the refusal, how often the archive is asked
+PLACES = [
+    ("3bf863cc.pub", DEB.fingerprint, "", "", 0),
+    ("other.pub", "", "", "", 1),
+    ("3bf863cc.pub", DEB.fingerprint, "folder", "", 0),
+    ("3bf863cc.pub", DEB.fingerprint, "file", "", 0),
+    ("3bf863cc.pub", DEB.fingerprint, "file url", "", 0),
+    ("3bf863cc.pub", DEB.fingerprint, "address", "", 1),
+    ("3bf863cc.pub", DEB.fingerprint, "base", "", 1),
+    ("3bf863cc.pub", DEB.fingerprint, "empty", "cannot be read on the controller", 0),
+    ("D42D0685.pub", repository_keys.CUDATOOLS_RPM.fingerprint, "folder", "expected the fingerprint 610C7B14", 0),
+    ("other.pub", repository_keys.CUDATOOLS_RPM.fingerprint, "", "expected the fingerprint 610C7B14", 1),
+    ("nosuch.pub", repository_keys.CUDATOOLS_RPM.fingerprint, "", "the controller cannot fetch the key", 2),
+    ("CDF6BA43.pub", "CDF6BA43", "", "is not known to this version, so it is not fetched unseen", 0),
+    ("CDF6BA43.pub", "CDF6BA43", "folder", "expected an armoured public key, found none", 0),
+    ("CDF6BA43.pub", "CDF6BA43", "file", "expected the fingerprint CDF6BA43, found EB693B30", 0),
+    ("short.pub", "3BF863CC", "file", "", 0),
+]
+
+
+@pytest.mark.parametrize(("file", "fingerprint", "kind", "words", "asked"), PLACES)
+def test_a_key_is_read_once_and_compared(
+    tmp_path: Path, server: tuple[str, list], file: str, fingerprint: str, kind: str, words: str, asked: int
+) -> None:
+    base, calls = server
+    where = place(tmp_path, kind, base)
+    for _host in range(2):
+        if words:
+            with pytest.raises(repository_key.KeyFault, match=words):
+                repository_key.read(base + file, fingerprint, where)
+        else:
+            text = repository_key.read(base + file, fingerprint, where)
+            assert apt_keys.fingerprints(text.encode()) == [DEB.fingerprint]
+    assert len(calls) == asked, "one that was had is kept for the other hosts of the run"
+
+
+GPU = [{"address": "0000:01:00.0", "device": "0x1eb8"}]
+# release, source, packages that are there, nvidia_driver_key -> level of the finding
+PLANS = [
+    ({"id": "debian", "version_id": "13"}, "cuda", {}, "", []),
+    ({"id": "rhel", "version_id": "10"}, "cuda", {}, "", ["error"]),
+    ({"id": "rhel", "version_id": "10"}, "cuda", {}, "/nowhere", ["error"]),
+    ({"id": "debian", "version_id": "12"}, "cuda", {}, "/nowhere", ["error"]),
+    ({"id": "debian", "version_id": "12"}, "distribution", {}, "/nowhere", []),
+    ({"id": "debian", "version_id": "12"}, "present", {}, "/nowhere", []),
+]
+
+
+@pytest.mark.parametrize(("system", "source", "packages", "key", "levels"), PLANS)
+def test_a_key_that_cannot_be_had_stops_the_run_before_any_change(
+    system: dict, source: str, packages: dict, key: str, levels: list
+) -> None:
+    state = {
+        "os": {"name": "", "arch": "x86_64", "kernel": "6.1.0-1-amd64", "id_like": "", **system},
+        "driver": {"loaded_version": "580.1", "in_use": []},
+        "nvml": {"ok": False, "error": "none", "driver_version": None},
+        "pci_gpus": GPU,
+        "packages": packages,
+        "files": {},
+        "texts": {},
+        "units": {},
+        "held": [],
+    }
+    wanted = {"state": "present", "source": source, "key": key, "persistenced": False, "record": "", "setup_record": ""}
+    defaults = plan_action.choice.DEFAULTS
+    desired = {"roles": {"nvidia_driver": {**defaults, "reboot": "never", **wanted}}}
+    assert [finding.level for finding in plan_action.driver_key(desired, state)] == levels
+    desired["roles"]["nvidia_driver"]["state"] = "absent"
+    assert not plan_action.driver_key(desired, state)
