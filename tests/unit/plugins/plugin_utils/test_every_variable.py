@@ -168,7 +168,13 @@ RIGHT = [
     {"slices": 4, "vgpu_split_count": "{{ slices }}"},
     {"device_plugin_image": "registry.example/plugin:{{ device_plugin_version }}", "device_plugin_version": "1"},
     # Names of others.
-    {"report_email": "a@b", "verify_ssl": True, "scheduler_address": "x", "upgrade_window": "night", "mig_enabled": True},
+    {
+        "report_email": "a@b",
+        "verify_ssl": True,
+        "scheduler_address": "x",
+        "upgrade_window": "night",
+        "mig_enabled": True,
+    },
     {"cuda_version": "12.4", "gpu_devices": [0], "gpu_sharing": "none"},
     {"upgrade_nodes": [], "vgpu_mine": 1, "vgpu_other_names": ["upgrade_nodes", "vgpu_mine"]},
     {"ansible_user": "x", "docker_vgpu_x": 1, "__vgpu_split": 1},

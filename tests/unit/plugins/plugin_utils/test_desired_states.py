@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Desired states of many hosts: each host gets its own, and defaults are evaluated no more often than they differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import desired_states
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import DesiredStates
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check
+from test_every_variable import LOADER, HostVars, trusted
+
+ROLES = ("nvidia_driver", "vcuda", "mps", "device_plugin")
+
+# By default they come from lookups, which only a run of Ansible finds.
+LOOKED_UP = {"vcuda_version": "1", "device_plugin_version": "1", "vcuda_arbiter_unit_text": "[Unit]"}
+
+
+def states(hosts: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], list[Finding]]:
+    """The desired state of each host."""
+    given = trusted({**{role + "_state": "present" for role in ROLES}, **LOOKED_UP})
+    hosts = {name: {**given, **trusted({"inventory_hostname": name, **own})} for name, own in hosts.items()}
+    first = next(iter(hosts))
+    check = Check({**hosts[first], "hostvars": HostVars(hosts), "inventory_hostname": first}, LOADER, None)
+    desired, findings = DesiredStates(check), []
+    found = {}
+    for kin in check.kin(list(hosts)):
+        state = desired.of(kin, findings)
+        found.update(dict.fromkeys(kin.hosts, state))
+    return found, findings
+
+
+@pytest.mark.parametrize(
+    ("variables", "path", "value"),
+    [
+        ({}, ("mps", "replicas"), 2),
+        ({"vgpu_split_count": 5}, ("mps", "replicas"), 5),
+        ({"vgpu_split_count": "{{ slices }}", "slices": "7"}, ("mps", "replicas"), 7),
+        ({"mps_exclusive": "no"}, ("mps", "exclusive"), False),
+        ({"nvidia_driver_branch": 570}, ("nvidia_driver", "branch"), "570"),
+        ({"vcuda_root": "/opt/{{ inventory_hostname }}"}, ("vcuda", "root"), "/opt/b"),
+        ({"device_plugin_unit": "x.service"}, ("device_plugin", "unit_path"), "/etc/systemd/system/x.service"),
+    ],
+)
+def test_a_host_gets_what_its_own_variables_say(variables: dict[str, Any], path: tuple[str, str], value: Any) -> None:
+    others = {"a": {"vgpu_split_count": 3, "slices": 9}, "c": {"mps_exclusive": True}}
+    found, findings = states({"a": others["a"], "b": variables, "c": others["c"]})
+    assert findings == []
+    role, name = path
+    assert found["b"]["desired"]["roles"][role][name] == value
+    assert found["a"]["desired"]["roles"]["mps"]["replicas"] == 3
+
+
+def test_roles_that_nobody_wants_are_not_of_the_state() -> None:
+    found, _findings = states({"a": {}})
+    assert sorted(found["a"]["desired"]["roles"]) == sorted(ROLES)
+
+
+def test_a_value_that_needs_facts_which_nobody_read_is_said() -> None:
+    found, findings = states({"a": {"vgpu_split_count": "{{ ansible_facts.slices }}"}})
+    assert found["a"] == {}
+    assert {finding.path for finding in findings} >= {"vgpu_split_count"}
+    assert "its template cannot be evaluated" in findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("own", "most"),
+    [
+        ("rack", 1),  # nothing depends on it
+        ("vgpu_devices", 1),  # no default of a role leads to it
+        ("mps_packages", 1),
+        ("mps_root", 40),
+    ],
+)
+def test_the_defaults_of_a_role_are_evaluated_once_where_they_are_the_same(
+    own: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    class Counting(desired_states.Templar):  # type: ignore[misc, valid-type]
+        def __init__(self, loader: DataLoader, variables: dict[str, Any]) -> None:
+            made.append(variables["role_path"].rpartition("/")[2])
+            super().__init__(loader=loader, variables=variables)
+
+    monkeypatch.setattr(desired_states, "Templar", Counting)
+    values = {
+        "rack": lambda n: n,
+        "vgpu_devices": lambda n: [{"match": {"uuid": f"GPU-{n}"}, "split_count": 3}],
+        "mps_packages": lambda n: [f"mps-{n}"],
+        "mps_root": lambda n: f"/run/{n}",
+    }
+    found, findings = states({f"h{n}": {own: values[own](n)} for n in range(40)})
+    assert findings == []
+    assert len(found) == 40
+    assert made.count("mps") == most
+    assert made.count("device_plugin") == 1
