@@ -267,7 +267,8 @@ def _branch(
         return asked, []
     if wanted["source"] in ("mirror", "file"):
         return None, []
-    usual = offered or driver_support.BRANCHES
+    first = driver_packages.CUDA_FIRST.get(host.cuda_name, 0) if wanted["source"] == "cuda" else 0
+    usual = offered or [one for one in driver_support.BRANCHES if one >= first]
     if host.family == "debian" and wanted["source"] == "distribution" and not found:
         return next(one for one, part in driver_packages.DEBIAN[host.release].items() if not part), []
     branch = driver_support.newest_branch(found, usual)
@@ -309,12 +310,6 @@ def _sources(host: System, wanted: dict[str, Any], kind: str, branch: int | None
             )
     if source == "cuda" and host.family == "ubuntu" and host.release == "20.04" and branch and branch > 570:
         said.append(f"the CUDA repository of Ubuntu 20.04 is frozen and ends with branch 570; {branch} is not there")
-    if source == "cuda" and host.family == "ubuntu" and branch is not None and branch >= 590:
-        said.append(
-            f"the package names of branch {branch} in the CUDA repository of Ubuntu are not known to this "
-            f"version; name "
-            "them in nvidia_driver_packages, or use branch 580"
-        )
     if source == "cuda" and host.family == "debian" and branch is not None and branch < 560:
         said.append(f"the CUDA repository of Debian has compute-only packages from branch 560 on, not for {branch}")
     return said
@@ -386,9 +381,8 @@ def _fabric_manager(
     if branch is None:
         return [], [f"{why}; set nvidia_driver_branch, for its package is named by the branch"]
     version = str(wanted["version"])
-    if host.manager != "apt" and (not version or "*" in version):
-        return [], [f"{why}; set nvidia_driver_version to an exact one"]
-    user = names[0].partition("=")[0] if names else ""
+    # A module's package of SLES has the kernel in its version.
+    user = next((name.partition("=")[0] for name in names if "-kmp-" not in name), "")
     return driver_packages.fabric_manager(
         host, wanted["source"], branch, user, version if "*" not in version else ""
     ), []

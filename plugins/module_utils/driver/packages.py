@@ -27,6 +27,10 @@ UBUNTU_SERVER = {
 }
 # Kernel series of each release; another one is a hardware-enablement kernel, whose packages have other names.
 UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8.", "26.04": "7.0."}
+# From this branch on NVIDIA's repository for Ubuntu has one name for all branches, and another set of packages.
+CUDA_UBUNTU_UNVERSIONED = 590
+# The first branch in NVIDIA's repository of a release that came late.
+CUDA_FIRST = {"ubuntu2604": 595}
 # Sources whose package names do not contain the branch.
 REPOSITORIES = ("cuda", "mirror", "file")
 ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "sbsa", "arm64": "sbsa"}
@@ -74,6 +78,8 @@ def _debian(host: System, source: str, branch: int | None, kind: str, prebuilt: 
 
 
 def _ubuntu(host: System, source: str, branch: int | None, kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:
+    if source == "cuda" and branch is not None and branch >= CUDA_UBUNTU_UNVERSIONED:
+        return _ubuntu_unversioned(host, kind)
     suffix = f"-{branch}-server" if source == "distribution" else f"-{branch}"
     user = [f"nvidia-utils{suffix}", f"libnvidia-compute{suffix}"]
     if kind == "none":
@@ -85,6 +91,16 @@ def _ubuntu(host: System, source: str, branch: int | None, kind: str, prebuilt: 
         return [*user, f"nvidia-headless{suffix}{flavour}"], [f"linux-headers-{host.kernel}"] if host.kernel else []
     metas = [f"{PREBUILT}{suffix[1:]}{flavour}-{host.kernel}", _ubuntu_meta(host, suffix, flavour)]
     return [*user, f"nvidia-headless-no-dkms{suffix}{flavour}"], metas
+
+
+def _ubuntu_unversioned(host: System, kind: str) -> tuple[list[str], list[str]]:
+    """libnvidia-compute has the tools too; the daemon of persistence is a package of its own."""
+    user = ["libnvidia-compute"]
+    if kind == "none":
+        return user, []
+    module = "nvidia-headless-open" if kind == "open" else "nvidia-headless"
+    headers = [f"linux-headers-{host.kernel}"] if host.kernel else []
+    return [*user, module, "nvidia-persistenced"], headers
 
 
 def ubuntu_flavour(branch: int | None, kind: str) -> str:

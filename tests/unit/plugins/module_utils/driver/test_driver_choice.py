@@ -102,7 +102,6 @@ REFUSED = [
     ("debian12", [T4], {"loaded_version": "367.57"}, {"source": "present"}, "too old"),
     # repositories
     ("ubuntu20", [T4], {}, {"source": "cuda", "branch": "580"}, "frozen and ends with branch 570"),
-    ("ubuntu24", [T4], {}, {"source": "cuda", "branch": "590"}, "not known to this version"),
     ("debian12", [T4], {}, {"source": "cuda", "branch": "535"}, "compute-only packages from branch 560 on"),
     # virtual GPUs
     ("ubuntu22", [T4], {}, {"vgpu_guest": True}, "no public repository has"),

@@ -174,6 +174,31 @@ PACKAGES = [
         "nvidia-headless-no-dkms-570-server "
         "linux-modules-nvidia-570-server-5.4.0-216-generic linux-modules-nvidia-570-server-generic",
     ),
+    # NVIDIA's repository for Ubuntu has names without a branch from 590 on.
+    (
+        "ubuntu24",
+        [H100],
+        {"source": "cuda", "branch": "590"},
+        590,
+        "open",
+        "libnvidia-compute=590.* nvidia-headless-open=590.* nvidia-persistenced=590.* linux-headers-6.8.0-84-generic=*",
+    ),
+    (
+        "ubuntu24",
+        [A100],
+        {"source": "cuda", "branch": "595", "kernel_module": "proprietary"},
+        595,
+        "proprietary",
+        "libnvidia-compute=595.* nvidia-headless=595.* nvidia-persistenced=595.* linux-headers-6.8.0-84-generic=*",
+    ),
+    (
+        "ubuntu26",
+        [H100],
+        {"source": "cuda", "kernel_module": "none"},
+        595,
+        "none",
+        "libnvidia-compute=595.*",
+    ),
     (
         "ubuntu22",
         [A100],
@@ -379,7 +404,34 @@ FABRIC = [
     ("ubuntu22", {"fabric_manager": False}, 6, "", ""),
     ("ubuntu22", {"kernel_module": "none"}, 6, "", ""),
     ("debian12", {}, 6, "", "Debian has none; set nvidia_driver_source to cuda"),
-    ("rhel9", {"source": "cuda"}, 4, "", "set nvidia_driver_version to an exact one"),
+    (
+        "ubuntu24",
+        {"source": "cuda", "branch": "595"},
+        8,
+        "nvidia-fabricmanager=@libnvidia-compute libnvidia-nscq=@libnvidia-compute",
+        "",
+    ),
+    (
+        "rhel9",
+        {"source": "cuda"},
+        4,
+        "nvidia-fabric-manager=@nvidia-driver-cuda libnvidia-nscq=@nvidia-driver-cuda",
+        "",
+    ),
+    (
+        "rhel9",
+        {"source": "cuda", "version": "580.*"},
+        4,
+        "nvidia-fabric-manager=@nvidia-driver-cuda libnvidia-nscq=@nvidia-driver-cuda",
+        "",
+    ),
+    (
+        "sles15",
+        {"source": "cuda"},
+        4,
+        "nvidia-fabric-manager=@nvidia-compute-utils-G06 libnvidia-nscq=@nvidia-compute-utils-G06",
+        "",
+    ),
     ("ubuntu22", {"source": "mirror", "repository": {"uris": ["x"]}}, 4, "", "set nvidia_driver_branch"),
 ]
 
