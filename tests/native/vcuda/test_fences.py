@@ -50,3 +50,11 @@ def test_wake_ups_are_bounded(tmp_path_factory: pytest.TempPathFactory, every: i
         assert early == 0
         assert most <= 250, "of the 500 a second that the library may cost"
         assert latest <= (5000 if late else 0)
+
+
+def test_no_fence_is_forgotten_where_the_thread_is_replaced(tmp_path: Path) -> None:
+    controller = str(ROOT / "native/vcuda/src/compute/controller.c")
+    program = compile_program(tmp_path, "replaced", "replaced.c", controller, flags=(*SANITIZED, "-lpthread"))
+    done = subprocess.run([program, "1"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 20

@@ -55,6 +55,7 @@ void flight_moved(int device); /* the charge has moved by a step, and the flight
  * is open. */
 bool gate_shut(int device);
 bool gate_frees(int device); /* a thread frees: the card may have less than the account by that much */
+bool gate_forced(int device); /* a thread has waited too long for it, and went on: the figures do not belong together */
 void gate_open(int device);
 
 static inline void counters_enter(struct counters *counters)

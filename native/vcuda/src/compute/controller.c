@@ -42,14 +42,14 @@ static bool leads(uint32_t number)
 /* Once through all contexts. Answers when to look again; UINT64_MAX: nothing is open. */
 static uint64_t look(uint32_t number, uint64_t now)
 {
-    uint64_t again = UINT64_MAX;
+    uint64_t again = UINT64_MAX, mine = now;
     atomic_store_explicit(&looking, now, memory_order_relaxed);
     for (unsigned i = 0; i < FENCE_PLACES && leads(number); i++) {
         uint64_t next = fence_settle_place(i, now);
         again = next < again ? next : again;
     }
-    if (leads(number))
-        atomic_store_explicit(&looking, 0, memory_order_relaxed);
+    /* Not over the word of one that has taken over. */
+    atomic_compare_exchange_strong_explicit(&looking, &mine, 0, memory_order_relaxed, memory_order_relaxed);
     return again;
 }
 

@@ -75,9 +75,10 @@ static void read_both(struct measure *measure, bool card)
         measure->card = card ? card_bytes(measure->handle) : UNKNOWN;
         EVENT(reclaim, false);
         measure->frees = measure->frees || gate_frees(device);
-        if (measure->charged == on_card(device))
+        if (measure->charged == on_card(device) || gate_forced(device))
             break;
     }
+    measure->quiet = !gate_forced(device);
     gate_open(device);
 }
 

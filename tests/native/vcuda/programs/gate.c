@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gate.c alone: who shuts it asks NVML, which does not answer. An allocation goes on all the same, and who reads learns so; one
+ * that waits for a short time only goes on unnoticed.
+ */
+#include "account/account.h"
+#include "events.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) { \
+            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
+            exit(1); \
+        } \
+    } while (0)
+
+enum { DEVICE = 3 };
+struct counters vgpu_counters[VGPU_MAX_DEVICES] = {[DEVICE] = {.device = DEVICE}};
+const struct events vgpu_events;
+static _Atomic bool through;
+
+static void *allocates(void *unused)
+{
+    (void)unused;
+    FLIGHT(DEVICE);
+    through = true;
+    return NULL;
+}
+
+/* Shuts the gate until the allocation is through, or for so many microseconds. */
+static bool forced(unsigned us)
+{
+    pthread_t thread;
+    through = false;
+    CHECK(gate_shut(DEVICE) && !gate_forced(DEVICE));
+    pthread_create(&thread, NULL, allocates, NULL);
+    if (us)
+        usleep(us);
+    while (!us && !through)
+        usleep(1000);
+    bool found = gate_forced(DEVICE);
+    gate_open(DEVICE);
+    pthread_join(thread, NULL);
+    CHECK(through && atomic_load(&vgpu_counters[DEVICE].flying) == 0);
+    return found;
+}
+
+int main(void)
+{
+    alarm(20);
+    CHECK(!forced(2000));
+    CHECK(forced(0));
+    CHECK(!forced(2000));
+    puts("ok");
+    return 0;
+}
