@@ -23,7 +23,8 @@ from . import mounts
 from .mounts import Table
 
 # Of the mount that the container gets; its file may have been replaced on the node since.
-LEDGER_ROOTS = ("/ledger", "/ledger//deleted")
+REMOVED_ROOT = "/ledger//deleted"
+LEDGER_ROOTS = ("/ledger", REMOVED_ROOT)
 # Of a pod's control group, with dashes or, by systemd's driver, underscores.
 POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 # Of a container's control group: docker, containerd, CRI-O and podman name it by the container's id.
@@ -51,10 +52,12 @@ class Process:
 @dataclass
 class Placed:
     """Where processes belong: ``owners`` by pid; ``strangers`` live in no container that is known here; ``gone`` cannot
-    be looked at (any more). Those of the host are in none.
+    be looked at (any more). Those of the host are in none. ``removed``: allocations whose container has a ledger that
+    was removed from the node, which no tenant can do.
     """
 
     owners: dict[int, frozenset[str]] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
     strangers: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
 
@@ -117,8 +120,10 @@ class Processes:
             if mounted in host_mounts:
                 continue
             contained = bool(host_pids) and (space not in host_pids or _is_container(self.group(pid)))
-            if mine := self._mounted(pid, devices):
+            table = self.table(pid) if devices else Table()
+            if mine := _shown(table, devices):
                 out.owners[pid] = mine
+                out.removed |= _shown(table, devices, (REMOVED_ROOT,))
                 if contained:
                     self._learn(pid, mine)
             elif contained:
@@ -204,10 +209,6 @@ class Processes:
             group = group.rpartition("/")[0]
         return frozenset()
 
-    def _mounted(self, pid: int, devices: Mapping[str, str]) -> frozenset[str]:
-        """The allocations whose ledger file is mounted for a process."""
-        return _shown(self.table(pid), devices) if devices else frozenset()
-
     def table(self, pid: int | str, keep: bool = True, most: int = 0) -> Table:
         """The mounts of a process, as they are now; none where it is gone. ``most``: bytes of the list, 0: LONGEST.
         This program's own are read whole.
@@ -253,9 +254,9 @@ class Processes:
             return []
 
 
-def _shown(table: Table, devices: Mapping[str, str]) -> frozenset[str]:
+def _shown(table: Table, devices: Mapping[str, str], roots: tuple[str, ...] = LEDGER_ROOTS) -> frozenset[str]:
     """The allocations whose ledger file is in a list of mounts."""
-    return frozenset(devices[row.device] for row in table.rows if row.root in LEDGER_ROOTS and row.device in devices)
+    return frozenset(devices[row.device] for row in table.rows if row.root in roots and row.device in devices)
 
 
 def _outermost(group: str) -> str:
