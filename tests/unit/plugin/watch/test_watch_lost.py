@@ -122,3 +122,33 @@ def test_container_whose_ledger_cannot_be_read_is_listed(watched, ledger):
     assert (row.allocation, row.memory_used, row.processes) == (watched.allocation, 0, 0)
     assert row.memory_limit > 0
     assert row.memory_driver == 900 * MIB
+
+
+# What the maps of a process say of files on the tmpfs 0:50, and whether these were removed.
+MAPS = [
+    ("7f0000000000-7f0000051000 rw-s 00000000 00:32 4                          /dev/vgpu/0/ledger (deleted)", True),
+    ("7f0000000000-7f0000051000 rw-s 00000000 00:32 4                          /ledger", False),
+]
+
+
+@pytest.mark.parametrize(("line", "removed"), MAPS)
+def test_container_that_shows_no_mount_is_known_by_what_it_has_mapped(watched, line, removed):
+    """A folder that is removed on the host takes the mounts on it out of every container (rmdir detaches them)."""
+    watched.proc.add(20, group=CONTAINER)
+    (watched.processes.proc / "20" / "maps").write_text(
+        "7f1000000000-7f1000001000 r--p 00000000 fe:00 77 /usr/lib/libc.so.6\nno line of this kind\n" + line + "\n"
+    )
+    watched.card.running[watched.uuid] = {20: 900 * MIB}
+    assert watched.look(2) == ([] if removed else [NO_SLOT])
+    state = watched.watch.state()
+    assert state.shown == {(watched.allocation, watched.uuid): 900 * MIB}
+    assert (state.unplaced, state.unaccounted) == ({watched.uuid: 0}, {watched.uuid: 0})
+    assert watched.watch.stale() == ({watched.allocation} if removed else frozenset())
+
+
+def test_maps_of_another_file_system_place_nobody(watched):
+    watched.proc.add(20, group="/docker/other")
+    (watched.processes.proc / "20" / "maps").write_text("7f00-7f01 rw-s 00000000 00:99 4 /ledger (deleted)\n")
+    watched.card.running[watched.uuid] = {20: 900 * MIB}
+    watched.look(2)
+    assert watched.watch.state().unplaced == {watched.uuid: 1}

@@ -4,7 +4,8 @@ process's own files.
 
 A container's ledger is a file of a tmpfs that belongs to one allocation alone, so a process with that very mount is in
 its container: a tenant without CAP_SYS_ADMIN can neither make nor copy it. One that hides its mounts (chroot, a mount
-namespace of its own) is known by its control group, which it cannot leave. What lives in the host's mount namespace, or
+namespace of its own), or lost them because somebody removed the folders on the node that they lay on, is known by the
+ledger that it has mapped, or by its control group, which it cannot leave. What lives in the host's mount namespace, or
 shares its pid namespace outside a container's control group, is a process of the host and never anybody's. Any other
 process on a GPU is of no container that is known here.
 """
@@ -37,6 +38,8 @@ VAIN_S = 30.0
 # Of such a look, in bytes: of the list of one process, where ours come first, for they are there before its container
 # runs; and of all lists of one container, whose tenant may have thousands of processes with the longest lists.
 LONGEST_OF_OTHERS, MOST_OF_OTHERS = 64 << 10, 1 << 20
+# Of the maps of a process that shows no ledger, in bytes.
+MOST_OF_MAPS = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,9 @@ class Processes:
                 out.removed |= _shown(table, devices, (REMOVED_ROOT,))
                 if contained:
                     self._learn(pid, mine)
+            elif contained and (mine := self._mapped(pid, devices, out)):
+                out.owners[pid] = mine
+                self._learn(pid, mine)
             elif contained:
                 hidden.append(pid)
         if hidden:
@@ -209,6 +215,20 @@ class Processes:
             group = group.rpartition("/")[0]
         return frozenset()
 
+    def _mapped(self, pid: int, devices: Mapping[str, str], out: Placed) -> frozenset[str]:
+        """The allocations whose files a process has mapped, which none but its container can open."""
+        found = set()
+        for thread in self._threads(pid) if devices else ():
+            with contextlib.suppress(OSError), open(thread / "maps", "rb") as stream:
+                for line in stream.read(MOST_OF_MAPS).splitlines():
+                    words = line.split(None, 5)
+                    # Files alone have a device.
+                    if len(words) == 6 and words[3] != b"00:00" and (mine := devices.get(_decimal(words[3]))):
+                        found.add(mine)
+                        out.removed |= {mine} if words[5].endswith(b"(deleted)") else set()
+                return frozenset(found)
+        return frozenset()
+
     def table(self, pid: int | str, keep: bool = True, most: int = 0) -> Table:
         """The mounts of a process, as they are now; none where it is gone. ``most``: bytes of the list, 0: LONGEST.
         This program's own are read whole.
@@ -282,6 +302,15 @@ def _status(thread: Path) -> dict[str, str]:
 def _lives(fields: Mapping[str, str]) -> bool:
     """Whether a thread with this status runs and has memory: one that ends has given it back."""
     return "VmSize" in fields and fields["State"].split()[0] not in ("Z", "X")
+
+
+def _decimal(device: bytes) -> str:
+    """``00:1f`` of maps, as mountinfo has it: 0:31; empty for what is none."""
+    try:
+        major, minor = (int(number, 16) for number in device.split(b":"))
+    except ValueError:
+        return ""
+    return f"{major}:{minor}"
 
 
 def _inode(link: str) -> int:
