@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rm -rf /run/vgpu`` under a container that runs, and a record that was spoilt: with real mounts and a real engine."""
+"""``rm -rf /run/vgpu`` under a container that runs, and a record that was spoilt: real mounts, a real engine."""
 
 from __future__ import annotations
 
