@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._shared.config.sharing import Piece
@@ -41,7 +41,7 @@ from .reconcile.config_choice import ConfigChoice
 from .reconcile.labeller import Labeller
 from .reconcile.reconfigure import Reconfiguration
 from .watch.rule import INTERVAL_S
-from .watch.setup import NodeView, Teller
+from .watch.setup import NodeView, Teller, notes
 from .watch.watcher import Watch
 
 if TYPE_CHECKING:
@@ -120,10 +120,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     paths, extras = setup.paths, setup.extras
     last_offer = LastOffer(paths.last_offer)
     pool = Pool(gpus, last_offer.before(gpus, pieces))
-    records = RecordStore(paths.records)
-    records.load()
-    files = AllocationFiles(paths.allocations, setup.mounter)
-    recover(records, files)
+    records, files = _kept(setup)
     pods = _pod_sizes(setup, POD_ANSWER_S)
     mounts = MountCheck(_pod_sizes(setup, MOUNTS_ANSWER_S))
     sizer = Sizer(records, pool, paths.checkpoint, settings, pods, mounts)
@@ -134,19 +131,19 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     allocator.outside = static_slices
     registrations = _registrations(paths, pool, allocator)
     leases = Leases(allocator, pool, paths.checkpoint, registrations.any_registered)
-    holders = partial(podresources.holders, paths.pod_resources)
 
     def held() -> frozenset[str]:
         return leases.in_use() | static_slices.in_use()
 
+    holders = functools.partial(podresources.holders, paths.pod_resources)
     collector = Collector(allocator, files, paths.checkpoint, holders, send_again=pool.send_again)
     changes = Reconfiguration(setup.choice, settings, source, allocator, held, last_offer)
-    health = HealthWatch(source, pool, health_rules(os.environ), changes.poll, setup.clean_s)
-    changes.on_lost, changes.poll_soon = health.lost, health.ask
-    # Before anything is offered.
-    changes.find_gpus()
-    changes.after.append(static_slices.configure)
-    changes.after.append(lambda now, _driver: registrations.bring_in_line(resources(pool, now)))
+    health = _health(setup, source, changes, pool)
+
+    def register(now: Settings, _driver: DriverFiles) -> None:
+        registrations.bring_in_line(resources(pool, now))
+
+    changes.after += [static_slices.configure, register]
     changes.more_notes.append(static_slices.notes)
     labeller = Labeller(source, pool) if extras.labels else None
     if labeller is not None:
@@ -154,6 +151,8 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     label = _label(setup, changes, health, pool)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
+    static_slices.stale, collector.alive = watch.stale, watch.alive
+    changes.more_notes.append(lambda: notes(watch.state()))
     containers = Containers(records, files, watch, paths.pod_resources)
     admin = Admin(pool, allocator, leases, registrations, changes, containers)
     return Parts(
@@ -173,6 +172,23 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         label=label,
         labeller=labeller,
     )
+
+
+def _kept(setup: Setup) -> tuple[RecordStore, AllocationFiles]:
+    """What the former program gave out."""
+    records = RecordStore(setup.paths.records)
+    records.load()
+    files = AllocationFiles(setup.paths.allocations, setup.mounter)
+    recover(records, files)
+    return records, files
+
+
+def _health(setup: Setup, source: GpuSource, changes: Reconfiguration, pool: Pool) -> HealthWatch:
+    """Knows before anything is offered which GPUs are lost."""
+    health = HealthWatch(source, pool, health_rules(os.environ), changes.poll, setup.clean_s)
+    changes.on_lost, changes.poll_soon = health.lost, health.ask
+    changes.find_gpus()
+    return health
 
 
 def _registrations(paths: Paths, pool: Pool, allocator: Allocator) -> Registrations:

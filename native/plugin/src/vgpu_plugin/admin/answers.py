@@ -14,7 +14,7 @@ from ..errors import PluginError
 from ..kubelet.registrations import Registrations
 from ..kubelet.service import to_message
 from ..node.gpus import NO_NUMA
-from ..offer.pool import Pool
+from ..offer.pool import LOST, Pool
 from ..reconcile.reconfigure import Reconfiguration
 from .containers import Containers
 
@@ -104,7 +104,7 @@ class Admin:
             for gpu in self._pool.gpus
         ]
         unknown = [
-            api.Gpu(index=index, model="unknown", numa_node=NO_NUMA, reason=f"lost: {reason}")
+            api.Gpu(index=index, model="unknown", numa_node=NO_NUMA, reason=f"{LOST}{reason}")
             for index, reason in self._changes.unknown.items()
         ]
         return sorted([*found, *unknown], key=lambda gpu: gpu.index)
