@@ -156,7 +156,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     label = _label(setup, changes, health, pool)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
-    containers = Containers(records, files, watch, paths.pod_resources)
+    containers = Containers(records, files, watch, paths.pod_resources, source.gauges)
     admin = Admin(pool, allocator, leases, registrations, changes, containers)
     return Parts(
         pool=pool,

@@ -151,8 +151,8 @@ class Daemon:
 
     def _housekeeping(self, parts: Parts) -> None:
         static = parts.static_slices
-        tasks: list[Callable[[], object]] = [parts.files.prepare, parts.leases.expire, parts.collector.collect]
-        tasks += [static.refresh_if_changed, static.poll, parts.containers.count_violations]
+        tasks: list[Callable[[], object]] = [parts.files.prepare, parts.leases.follow, parts.leases.expire]
+        tasks += [parts.collector.collect, static.refresh_if_changed, static.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)
             if parts.registrations.any_registered():  # so the kubelet has called
