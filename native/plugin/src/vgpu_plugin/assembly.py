@@ -19,6 +19,7 @@ from .allocation.leases import Leases
 from .allocation.pod_mounts import MountCheck
 from .allocation.records import RecordStore
 from .allocation.recovery import recover
+from .allocation.repair import Repair
 from .allocation.sizer import Sizer
 from .allocation.static_slices import StaticSlices
 from .inject import driver_files
@@ -91,6 +92,7 @@ class Parts:
     leases: Leases
     collector: Collector
     static_slices: StaticSlices
+    repair: Repair
     registrations: Registrations
     changes: Reconfiguration
     health: HealthWatch
@@ -164,6 +166,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         leases=leases,
         collector=collector,
         static_slices=static_slices,
+        repair=Repair(paths, records, files),
         registrations=registrations,
         changes=changes,
         health=health,

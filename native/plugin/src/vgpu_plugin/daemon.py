@@ -105,6 +105,8 @@ class Daemon:
             raise Fatal(f"{run}: the folder of all containers cannot be made there: {fault}; is it writable?") from None
         parts.static_slices.refresh()
         parts.leases.restore()
+        # After a boot a container that an engine starts again must find its files.
+        self._attempt(parts.repair.poll)
         servers = self._servers(parts.admin)
         if parts.labeller is not None:
             parts.labeller.write(settings)
@@ -120,7 +122,7 @@ class Daemon:
             summary = f"{len(parts.pool.gpus)} GPUs, {len(parts.pool.slices)} slices as {names}"
             log.info("version %s: %s", version(), summary)
             notify(f"READY=1\nSTATUS={summary}")
-            self._housekeeping(parts)
+            self._housekeeping(parts, servers)
         finally:
             notify("STOPPING=1")
             parts.health.stop()
@@ -149,10 +151,11 @@ class Daemon:
             start(parts.label.report, "node label")
         return health
 
-    def _housekeeping(self, parts: Parts) -> None:
+    def _housekeeping(self, parts: Parts, servers: list[admin_socket.Server | metrics.Server]) -> None:
         static = parts.static_slices
-        tasks: list[Callable[[], object]] = [parts.files.prepare, parts.leases.follow, parts.leases.expire]
-        tasks += [parts.collector.collect, static.refresh_if_changed, static.poll, parts.containers.count_violations]
+        tasks: list[Callable[[], object]] = [parts.repair.poll, *(one.renew for one in servers)]
+        tasks += [parts.leases.follow, parts.leases.expire, parts.collector.collect]
+        tasks += [static.refresh_if_changed, static.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)
             if parts.registrations.any_registered():  # so the kubelet has called

@@ -93,7 +93,7 @@ def test_files_and_their_rights(node):
     names = ("limits", page, "rw/ledger", "rw/tenant")
     modes = {name: oct((folder / name).stat().st_mode & 0o7777) for name in names}
     assert modes == dict(zip(names, ("0o444", "0o444", "0o666", "0o666"), strict=True))
-    assert sorted(one.name for one in folder.iterdir()) == sorted(["limits", page, "record", "ro", "root", "rw"])
+    assert sorted(one.name for one in folder.iterdir()) == sorted(["limits", page, "ro", "root", "rw"])
     assert oct(node.paths.allocations.stat().st_mode & 0o7777) == "0o700"
     ledger = abi_files.parse_ledger((folder / "rw/ledger").read_bytes())
     assert (ledger["devices"], ledger["slots"]) == ([node.gpus[0].uuid], [])

@@ -27,22 +27,22 @@ def leases_of(node, parts) -> Leases:
     return out
 
 
-def started_again(node):
+def begun(node, split: int = 2):
     """As the daemon puts the parts together."""
-    parts = node.parts(splitCount=1)
+    parts = node.parts(splitCount=split)
     recovery.recover(parts[1].records, parts[2])
     return parts
 
 
 @pytest.mark.parametrize("how", LOST)
 def test_no_slice_is_sold_twice(node, how):
-    parts = node.parts(splitCount=1)
+    parts = begun(node, 1)
     leases = leases_of(node, parts)
     lease = leases.lease(ttl_s=100)
     (pod,) = parts[1].allocate([[next(one.id for one in parts[0].slices if one.id not in lease.slice_ids)]])
     before = {one.id: one for one in parts[1].records.all()}
     LOST[how](node.paths.records)
-    parts = started_again(node)
+    parts = begun(node, 1)
     leases = leases_of(node, parts)
     assert {one.id: one for one in parts[1].records.all()} == before
     assert [offer.slice.id for offer in parts[0].offers()[1] if offer.healthy] == list(pod.slice_ids)
@@ -57,10 +57,10 @@ def test_no_slice_is_sold_twice(node, how):
 
 @pytest.mark.parametrize("how", LOST)
 def test_a_warning_says_what_was_recovered(node, how):
-    parts = node.parts(splitCount=1)
+    parts = begun(node, 1)
     leases_of(node, parts).lease()
     LOST[how](node.paths.records)
-    parts = started_again(node)
+    parts = begun(node, 1)
     warnings = " ".join(parts[1].records.warnings)
     assert "1 allocation" in warnings and "recovered" in warnings
     assert str(node.paths.allocations) in warnings
@@ -68,10 +68,10 @@ def test_a_warning_says_what_was_recovered(node, how):
 
 def test_records_that_are_whole_rule(node):
     """A folder without a record is what an allocation left that ended: it is not made one again."""
-    parts = node.parts()
+    parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     parts[1].records.drop(one.allocation)
-    parts = started_again(node)
+    parts = begun(node)
     assert (parts[1].records.all(), parts[1].records.warnings) == ([], [])
 
 
@@ -88,31 +88,31 @@ SPOILT = {
 
 @pytest.mark.parametrize("how", SPOILT)
 def test_folder_that_cannot_be_understood_stops_no_other(node, how):
-    parts = node.parts()
+    parts = begun(node)
     (bad, good) = parts[1].allocate([[parts[0].slices[0].id], [parts[0].slices[3].id]])
     SPOILT[how](parts[2].folder(bad.allocation))
     node.paths.records.unlink()
-    parts = started_again(node)
+    parts = begun(node, 1)
     assert [one.id for one in parts[1].records.all()] == [good.allocation]
     assert parts[2].present() == sorted([bad.allocation, good.allocation])
 
 
 def test_limits_of_now_are_recovered(node):
     """Limits that were changed while the container runs are what counts, not those of its beginning."""
-    parts = node.parts()
+    parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     path = parts[2].folder(one.allocation) / "limits"
     found = abi_files.parse_limits(path.read_bytes())
     found["devices"][0]["memory_bytes"] = 64 << 20
     abi_files.rewrite_limits(str(path), abi_files.as_packed(found))
     node.paths.records.unlink()
-    (record,) = started_again(node)[1].records.all()
+    (record,) = begun(node, 1)[1].records.all()
     assert record.limits["devices"][0]["memory_bytes"] == 64 << 20
     assert abi_files.says(path.read_bytes(), record.limits)
 
 
 def test_nobody_but_root_reads_it(node):
-    parts = node.parts()
+    parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     path = parts[2].folder(one.allocation) / "record"
     assert oct(path.stat().st_mode & 0o777) == "0o400"
@@ -120,9 +120,9 @@ def test_nobody_but_root_reads_it(node):
 
 
 def test_allocations_of_a_former_version_get_one_at_the_start(node):
-    parts = node.parts()
+    parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     (parts[2].folder(one.allocation) / "record").unlink()
-    started_again(node)
+    begun(node, 1)
     node.paths.records.unlink()
-    assert [record.id for record in started_again(node)[1].records.all()] == [one.allocation]
+    assert [record.id for record in begun(node, 1)[1].records.all()] == [one.allocation]

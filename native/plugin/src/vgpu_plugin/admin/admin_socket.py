@@ -65,21 +65,19 @@ class Server:
         self._path, self._service = path, service
         self._free = threading.Semaphore(MOST_CALLS)
         self._stopping = threading.Event()
-        # Listens before it has its name, so that a client that finds the file is answered. The name for the time until
-        # then is the shorter one: the path of a socket has an end (unix(7)).
-        early = path.with_name(EARLY)
-        early.unlink(missing_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            self._socket.bind(str(early))
-            os.chmod(early, 0o600)
-            self._socket.listen(16)
-            os.replace(early, path)
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket, self._served = _listen(path)
         self._thread = threading.Thread(target=self._serve, name="admin", daemon=True)
         self._thread.start()
+
+    def renew(self) -> None:
+        """Listens again where the file is gone, or is another's. Raises OSError."""
+        if self._served == _identity(self._path):
+            return
+        log.warning("%s was gone; it is made again", self._path)
+        former = self._socket
+        self._socket, self._served = _listen(self._path)
+        with contextlib.suppress(OSError):
+            former.shutdown(socket.SHUT_RDWR)  # ends the accept
 
     def stop(self) -> None:
         """Takes no more calls, and waits for none that is under way: a lease may take most of a minute."""
@@ -94,15 +92,19 @@ class Server:
     def _serve(self) -> None:
         while True:
             self._free.acquire()
-            caller = None
+            caller, listening = None, self._socket
             try:
-                caller = self._socket.accept()[0]
+                caller = listening.accept()[0]
                 threading.Thread(target=self._answer, args=(caller,), name="admin call", daemon=True).start()
             except (OSError, RuntimeError) as fault:
                 if caller is not None:
                     caller.close()
                 if self._stopping.is_set():
                     return
+                if listening is not self._socket:
+                    listening.close()
+                    self._free.release()
+                    continue
                 # No descriptor or thread is left just now. Who asks meanwhile is answered later.
                 log.warning("%s: a call cannot be taken: %s; the next is in %.0f s", self._path, fault, AGAIN_S)
                 self._free.release()
@@ -150,6 +152,33 @@ class Server:
             return INTERNAL, f"{method} failed in the plugin: {fault!r}; see its log".encode()
 
 
+def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
+    """A socket under a name, and which file that is. Raises OSError."""
+    # Listens before it has its name, so that a client that finds the file is answered. The name for the time until
+    # then is the shorter one: the path of a socket has an end (unix(7)).
+    early = path.with_name(EARLY)
+    early.unlink(missing_ok=True)
+    out = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        out.bind(str(early))
+        os.chmod(early, 0o600)
+        out.listen(16)
+        os.replace(early, path)
+        return out, _identity(path)
+    except OSError:
+        out.close()
+        raise
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Tells a file from another of its name; zeros where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
 class Client:
     """The plugin as vgpuctl sees it. Every call may raise Fault."""
 
@@ -166,7 +195,7 @@ class Client:
                 if code == OK:
                     return METHODS[method][1].FromString(body)
         except FileNotFoundError:
-            text = f"{self._path} does not exist: the plugin does not run, or waits for the driver"
+            text = f"{self._path} does not exist: the plugin does not run, waits for the driver, or makes it again soon"
             raise Fault(UNAVAILABLE, f"{text}; see: systemctl status vgpu-device-plugin") from None
         except PermissionError:
             raise Fault("PERMISSION_DENIED", f"{self._path} is root's alone: run this as root, or by sudo") from None

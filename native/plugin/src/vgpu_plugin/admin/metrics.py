@@ -168,6 +168,9 @@ class Server:
         self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
+    def renew(self) -> None:
+        """An address has no file that could be removed."""
+
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()

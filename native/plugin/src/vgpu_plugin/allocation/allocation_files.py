@@ -125,15 +125,39 @@ class AllocationFiles:
         # No process has a file of a new folder yet, so each is written where it belongs. A reader that comes before all
         # are there, the arbiter or the watcher, reads the limits first: they come last, and all at once.
         write, label = _write if fresh else _replace, self._label
-        if not record.id.startswith(STATIC):
-            write(f"{folder}/{RECORD}", _words(record), 0o400, None)
         if not new:
+            if not record.id.startswith(STATIC):
+                self.keep_record(record)
             write(f"{folder}/ld.so.preload", _preload(OLD_LIBRARY), 0o444, label)
         for uuid in uuids:
             write(f"{folder}/{_gpu_page(uuid)}", abi_files.pack_gpu_page(uuid, record.id), 0o444, label)
         write(f"{rw}/ledger", abi_files.ledger_head(uuids, record.id), 0o666, label, abi_files.LEDGER_FILE_SIZE)
         write(f"{rw}/tenant", abi_files.pack_tenant_page(uuids, record.id), 0o666, label)
         _replace(f"{folder}/limits", abi_files.pack_limits(record.limits), 0o444, label)
+        self.make_share(record)
+
+    def lacks(self, record: Record) -> bool:
+        """Whether a file is missing. Cheap: none is read."""
+        folder = f"{self._root}/{record.id}"
+        names = (*_shared(record), *(f"ro/{name}" for name in (*_shared(record), *WRITABLE)))
+        files = (*names, *(f"rw/{name}" for name in WRITABLE), "ro/ld.so.preload")
+        return not (all(os.path.isfile(f"{folder}/{name}") for name in files) and os.path.isdir(f"{folder}/root"))
+
+    def mend(self, record: Record) -> None:
+        """Makes again what is missing; what is there stays, for a container may have it mounted. Raises OSError."""
+        folder, label = f"{self._root}/{record.id}", self._label
+        if not os.path.isfile(f"{folder}/rw/ledger"):
+            # Without its ledger a container has nothing here that could be kept.
+            self.make(record)
+            return
+        uuids = [device["uuid"] for device in record.limits["devices"]]
+        texts = {_gpu_page(uuid): abi_files.pack_gpu_page(uuid, record.id) for uuid in uuids}
+        texts["limits"] = abi_files.pack_limits(record.limits)
+        for name, data in texts.items():
+            if not os.path.isfile(f"{folder}/{name}"):
+                _replace(f"{folder}/{name}", data, 0o444, label)
+        if not os.path.isfile(f"{folder}/rw/tenant"):
+            _replace(f"{folder}/rw/tenant", abi_files.pack_tenant_page(uuids, record.id), 0o666, label)
         self.make_share(record)
 
     def make_share(self, record: Record) -> None:
@@ -178,11 +202,9 @@ class AllocationFiles:
                 os.symlink(TO_ROOT, path)
 
     def keep_record(self, record: Record) -> None:
-        """Its copy, where a folder of a former version has none. Faults cost the copy alone."""
-        folder = f"{self._root}/{record.id}"
+        """Writes the copy of a record, where its allocation has a folder. Faults cost the copy alone."""
         with contextlib.suppress(OSError):
-            if os.path.isdir(folder) and not os.path.exists(f"{folder}/{RECORD}"):
-                _replace(f"{folder}/{RECORD}", _words(record), 0o400, None)
+            _replace(f"{self._root}/{record.id}/{RECORD}", _words(record), 0o400, None)
 
     def record(self, allocation: str) -> Record | None:
         """The copy in a folder, with the limits of now; None where it cannot be read."""

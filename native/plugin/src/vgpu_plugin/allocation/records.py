@@ -79,6 +79,8 @@ class RecordStore:
         self._substituted: frozenset[str] = frozenset()
         self._name, self._fresh = str(path), str(path.with_suffix(".new"))
         self.warnings: list[str] = []
+        # Called with each record that was written down.
+        self.on_put: Callable[[Record], None] = lambda _record: None
         # Whether the last load found no file, or one that cannot be read.
         self.lost = False
 
@@ -125,6 +127,12 @@ class RecordStore:
             raise
         self._words = words
 
+    def renew(self) -> None:
+        """Writes the file again where it is gone. Raises OSError."""
+        if self._words and not os.path.exists(self._name):
+            log.warning("%s was gone; it is written again", self._path)
+            self._save(self._words)
+
     def all(self) -> list[Record]:
         return list(self._records.values())
 
@@ -169,6 +177,7 @@ class RecordStore:
             self._forget(before)
         self._records = {**self._records, record.id: record}
         self._remember(record)
+        self.on_put(record)
 
     def drop(self, allocation: str) -> None:
         """Never fails: a full disk must not keep a slice. A record that comes back with a restart is ended again."""

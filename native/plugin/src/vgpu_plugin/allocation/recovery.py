@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 
 def recover(records: RecordStore, files: AllocationFiles) -> None:
-    """Once at the start, after ``load``. Folders of a former version get their copy."""
+    """Once at the start, after ``load``. From then on each folder has its copy, those of a former version too."""
+    records.on_put = files.keep_record
     with records.lock:
         if records.lost:
             _from_folders(records, files)

@@ -17,7 +17,7 @@ def claimed(paths: Paths) -> Iterator[None]:
     """Makes the folders and holds the lock meanwhile: two plugins on one node would take the socket from each other
     again and again. Raises Fatal.
     """
-    _make_folders(paths)
+    make_folders(paths)
     try:
         lock = open(paths.lock, "a+")  # noqa: SIM115 - closed below, with the lock
     except OSError as fault:
@@ -39,7 +39,8 @@ def claimed(paths: Paths) -> Iterator[None]:
         yield
 
 
-def _make_folders(paths: Paths) -> None:
+def make_folders(paths: Paths) -> None:
+    """Raises Fatal."""
     for folder in (paths.run_dir, paths.state_dir):
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is removed under a plugin that runs comes back, with all that it stands for; a socket, folders, records."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.daemon import Daemon
+
+from .conftest import FakeGpus
+from .samples import until
+
+RESOURCE = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def daemon(node, kubelet, running, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
+    node.configure(splitCount=2)
+    out = Daemon(node.setup(), lambda: FakeGpus(node.gpus))
+    running(out)
+    until(lambda: kubelet.state()["resources"].get(RESOURCE, {}).get("allocatable") == 4, "the slices")
+    return out
+
+
+def status(node, capsys) -> dict:
+    rc = ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"])
+    text = capsys.readouterr().out
+    return json.loads(text) if rc == 0 else {}
+
+
+def held(found: dict) -> set[tuple[str, str, tuple[str, ...]]]:
+    return {(one["id"], one["kind"], tuple(one["slice_ids"])) for one in found.get("allocations", [])}
+
+
+def remove(path, mounted) -> None:
+    """As ``rm -rf``, which takes all but what something is mounted on."""
+    if path.is_symlink() or path.is_file() or path.is_socket():
+        path.unlink()
+        return
+    for one in path.iterdir():
+        remove(one, mounted)
+    if path not in mounted and not any(path in one.parents for one in mounted):
+        path.rmdir()
+
+
+GONE = {
+    "all of /run/vgpu": lambda node: remove(node.paths.run_dir, node.mounter.mounted),
+    "the socket": lambda node: node.paths.admin_socket.unlink(),
+    "another's file in its place": lambda node: (
+        node.paths.admin_socket.unlink(),
+        node.paths.admin_socket.write_text(""),
+    ),
+    "the record": lambda node: node.paths.records.unlink(),
+    "all of /var/lib/vgpu": lambda node: shutil.rmtree(node.paths.state_dir),
+    "limits of all": lambda node: [one.unlink() for one in node.paths.allocations.rglob("limits")],
+    "ledgers of all": lambda node: [one.unlink() for one in node.paths.allocations.glob("*/rw/ledger")],
+    "the root of the node": lambda node: shutil.rmtree(node.paths.run_dir / "root"),
+}
+
+
+@pytest.mark.parametrize("what", GONE)
+def test_what_is_gone_is_made_again(node, kubelet, daemon, capsys, what):
+    pod = kubelet.run_pod("one")
+    rc = ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"])
+    lease = json.loads(capsys.readouterr().out)
+    assert rc == 0
+    before = status(node, capsys)
+    files = {host for one in (pod["answer"], lease) for host in hosts(one)}
+    assert all(map(os.path.exists, files))
+    GONE[what](node)
+    until(lambda: held(status(node, capsys)) == held(before), "the same allocations")
+    until(lambda: all(map(os.path.exists, files)), "the files of each")
+    until(node.paths.records.exists, "the record")
+    assert {one["id"] for one in json.loads(node.paths.records.read_text())["allocations"]} == {
+        one["id"] for one in before["allocations"]
+    }
+    now = status(node, capsys)
+    assert [one["in_use"] for one in now["slices"]] == [one["in_use"] for one in before["slices"]]
+    assert oct(os.stat(node.paths.admin_socket).st_mode & 0o777) == "0o600"
+    assert kubelet.restart_container("one")["ids"] == pod["ids"]
+    assert kubelet.run_pod("two")["ids"]
+
+
+def hosts(answer: dict) -> list[str]:
+    return [one["host_path"] for one in answer["mounts"]]
+
+
+def test_files_that_are_there_are_left_alone(node, kubelet, daemon, capsys):
+    """A container has them mounted: only what is missing is made."""
+    kubelet.run_pod("one")
+    (folder,) = [one for one in node.paths.allocations.iterdir() if not one.name.startswith("slice-")]
+    before = {name: os.stat(folder / name).st_ino for name in ("rw/ledger", "rw/tenant", "limits")}
+    (folder / "ro" / "ld.so.preload").unlink()
+    until((folder / "ro" / "ld.so.preload").exists, "the file")
+    assert {name: os.stat(folder / name).st_ino for name in before} == before
