@@ -80,8 +80,8 @@ PREFIXES = tuple(f"{one}_" for one in ("vgpu", *tables.roles(ROOT)))
 VARIABLES = known_variables()
 WORDS = known_words()
 TARGETS = {word for line in re.findall(r"^([a-z][a-z0-9 -]*):(?!=)", read("Makefile"), re.M) for word in line.split()}
-CTL = read("native/plugin/src/vgpu_plugin/ctl/main.py")
-COMMANDS = set(re.findall(r'add_parser\(\s*"([a-z-]+)"', CTL))
+CTL = read("native/plugin/src/vgpu_plugin/ctl/arguments.py")
+COMMANDS = set(re.findall(r'^    "([a-z-]+)": \(', CTL, re.M))
 CTL_OPTIONS = set(re.findall(r'"(--[a-z-]+)"', CTL)) | {"--help", "--version"}
 PLUGIN_OPTIONS = set(re.findall(r'"(--[a-z-]+)"', read("native/plugin/src/vgpu_plugin/main.py"))) | {"--help"}
 PLUGIN_OPTIONS |= {
