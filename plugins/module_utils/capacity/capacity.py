@@ -283,10 +283,10 @@ def _compare_library(seen: dict[str, Any], answer: dict[str, Any]) -> None:
 
 
 def _leased(status: dict[str, Any]) -> list[str]:
-    """Slices that an isolation check holds for a moment; they are advertised as unhealthy meanwhile."""
-    return [
-        one for lease in status.get("allocations") or [] if lease.get("kind") == "lease" for one in lease["slice_ids"]
-    ]
+    """Slices that a check, a program or a container outside Kubernetes holds: the kubelet has them as unhealthy."""
+    leases = [one for one in status.get("allocations") or [] if one.get("kind") in ("lease", "exec", "container")]
+    outside = [one["id"] for one in status.get("slices") or [] if one.get("state") == "in use"]
+    return sorted({one for lease in leases for one in lease["slice_ids"]} | set(outside))
 
 
 def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:

@@ -8,11 +8,22 @@ from typing import Any
 from ..host.digest import sha256
 from . import node_config, sharing, slices
 
+# Kinds of allocations that are somebody's work; "lease" is a check's.
+HOLDERS = ("kubelet", "container", "exec")
+
 
 def held(state: dict[str, Any]) -> list[list[str]]:
-    """The slices of each container that the kubelet started; what an isolation check holds is none."""
-    allocations = (state["plugin"]["status"] or {}).get("allocations") or []
-    return [list(one.get("slice_ids") or []) for one in allocations if one.get("kind") == "kubelet"]
+    """The slices of each container: of the kubelet, of docker or podman, and of a program of vgpuctl exec; what an
+    isolation check holds is none.
+    """
+    status = state["plugin"]["status"] or {}
+    allocations = status.get("allocations") or []
+    found = [list(one.get("slice_ids") or []) for one in allocations if one.get("kind") in HOLDERS]
+    # A slice that an engine got by its CDI name has no allocation.
+    recorded = {name for one in allocations for name in one.get("slice_ids") or []}
+    return found + [
+        [one["id"]] for one in status.get("slices") or [] if one.get("in_use") and one["id"] not in recorded
+    ]
 
 
 def active_name(path: str, status: dict[str, Any] | None) -> str:

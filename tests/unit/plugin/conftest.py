@@ -27,6 +27,7 @@ from vgpu_plugin.allocation.allocator import Allocator  # noqa: E402
 from vgpu_plugin.allocation.records import RecordStore  # noqa: E402
 from vgpu_plugin.allocation.sizer import Sizer  # noqa: E402
 from vgpu_plugin.assembly import Extras, Setup  # noqa: E402
+from vgpu_plugin.node.gauges import Gauges  # noqa: E402
 from vgpu_plugin.node.gpus import Driver, Gpu  # noqa: E402
 from vgpu_plugin.node.paths import Paths  # noqa: E402
 from vgpu_plugin.offer.health import CLEAN_S  # noqa: E402
@@ -70,6 +71,8 @@ class FakeGpus:
         # UUID → what the driver says against it; a GPU that is to vanish is taken out of ``listed``.
         self.faults: dict[str, str] = {}
         self.opened = 1
+        # UUID → what the GPU shows.
+        self.shown: dict[str, Gauges] = {}
         # Index of a GPU that is counted and cannot be read → what the driver says.
         self.lost: dict[int, str] = {}
 
@@ -96,6 +99,9 @@ class FakeGpus:
 
     def utilisation(self, uuid: str, since_us: int) -> dict[int, float] | None:
         return None
+
+    def gauges(self, uuid: str) -> Gauges:
+        return self.shown.get(uuid, Gauges())
 
     def driver(self) -> Driver:
         return Driver("535.261.03", (12, 2), {gpu.uuid: (7, 5) for gpu in self.listed})

@@ -21,7 +21,7 @@ from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin._shared.config import sharing
 from vgpu_plugin.assembly import Extras
 from vgpu_plugin.ctl import main as ctl
-from vgpu_plugin.ctl import text as ctl_text
+from vgpu_plugin.ctl import top as ctl_top
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.node import podresources
 from vgpu_plugin.node.gpus import Driver, MigDevice
@@ -118,7 +118,7 @@ def test_metrics_of_a_container(node, kubelet, daemon, capsys):
     assert [one.value for one in found["vgpu_slice_in_use"]] == [0, 0, 0, 0, 0, 0, 1, 0]
     assert [one.value for one in found["vgpu_gpu_healthy"]] == [1, 1]
     assert found["vgpu_plugin_registered"][0].value == 1
-    assert [one.value for one in found["vgpu_plugin_allocations"]] == [1, 0]
+    assert [one.value for one in found["vgpu_plugin_allocations"]] == [1, 0, 0, 0]
 
 
 WAITS = [
@@ -290,13 +290,14 @@ def test_pod_resources(node, kubelet, daemon):
 def test_top_slices_and_explain(node, kubelet, daemon, capsys):
     pod = kubelet.run_pod("train", namespace="ml", ids=[f"{node.gpus[0].uuid}::1"])
     descriptor = tenant(pod, 1920 * MIB, 0, 0)
-    row = vgpuctl(node, capsys, "top", "--once").splitlines()[1].split()
+    row = vgpuctl(node, capsys, "top", "--once", "--interval", "0.1").splitlines()[1].split()
     os.close(descriptor)
-    assert row == ["ml/train/main", node.gpus[0].uuid, "1920", "3840", "50", "50", "-", "-", "1"]
+    assert row == ["0", "ml/train/main", "1920", "3840", "50", "50", "-", "0", "-", "1", "in", "ledger"]
     rows = vgpuctl(node, capsys, "slices").splitlines()
     assert len(rows) == 9
-    assert rows[2].split()[:6] == [f"{node.gpus[0].uuid}::1", "nvidia.com/gpu", "vcuda", "3840", "50", "Healthy"]
-    assert "kubelet" in rows[2]
+    first, second = (row.split() for row in rows[1:3])
+    assert first == ["0", "free", "3840", "50", "vcuda", "-", f"{node.gpus[0].uuid}::0"]
+    assert second == ["0", "in", "use", "3840", "50", "vcuda", "ml/train/main", f"{node.gpus[0].uuid}::1"]
     said = vgpuctl(node, capsys, "explain", f"{node.gpus[0].uuid}::1")
     assert "3840 MiB, one of 4 of a GPU of 15360 MiB" in said
     assert "held by allocation" in said
@@ -308,11 +309,11 @@ def test_top_slices_and_explain(node, kubelet, daemon, capsys):
     assert "containers get their GPU by envvar" in vgpuctl(node, capsys, "explain")
 
 
-def test_share_that_was_got():
+@pytest.mark.parametrize(("then", "seconds", "got"), [(4.0, 2.0, "25"), (None, 2.0, "-"), (9.0, 2.0, "0")])
+def test_share_that_was_got(then, seconds, got):
     usage = {
-        "namespace": "",
         "pod": "",
-        "container": "",
+        "kind": "lease",
         "allocation": "a",
         "uuid": "u",
         "memory_limit": 0,
@@ -322,8 +323,9 @@ def test_share_that_was_got():
         "device_seconds": 4.5,
         "processes": 1,
     }
-    row = ctl_text.top([usage], {("a", "u"): 4.0}, 2.0).splitlines()[1].split()
-    assert row == ["(a)", "u", "0", "-", "-", "30", "60", "25", "1"]
+    before = {("a", "u"): then} if then is not None else {}
+    row = ctl_top.top([usage], before, seconds).splitlines()[1].split()
+    assert row == ["u", "(lease", "a)", "0", "-", "-", "30", "60", got, "-", "1", "in", "ledger"]
 
 
 # ---- labels

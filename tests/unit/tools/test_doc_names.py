@@ -24,7 +24,9 @@ PAGES = sorted(
 FOLDERS = ("changelogs", "docs", "inventories", "molecule", "native", "playbooks", "plugins", "requirements", "roles")
 FOLDERS += ("tests", "tools")
 # What --tags may name: the tags of site.yml.
-TAGS = set(re.findall(r"^ +tags: \[(\w+)\]$", (ROOT / "playbooks/tasks/roles.yml").read_text(), re.MULTILINE)) | {"verify"}
+TAGS = set(re.findall(r"^ +tags: \[(\w+)\]$", (ROOT / "playbooks/tasks/roles.yml").read_text(), re.MULTILINE)) | {
+    "verify"
+}
 # Made on a person's machine, or by a build: no page of this repository can show that they exist.
 MADE = ("native/build", "tests/output", "inventories/yours", "inventories/ours")
 PLACEHOLDER = re.compile(r"[<>*{}…$]|\bX\b|%")
@@ -83,8 +85,8 @@ VARIABLES = known_variables()
 # The last: the group that a plan adds hosts to.
 WORDS = known_words() | {"vgpu_to_change"}
 TARGETS = {word for line in re.findall(r"^([a-z][a-z0-9 -]*):(?!=)", read("Makefile"), re.M) for word in line.split()}
-CTL = read("native/plugin/src/vgpu_plugin/ctl/main.py")
-COMMANDS = set(re.findall(r'add_parser\(\s*"([a-z-]+)"', CTL))
+CTL = read("native/plugin/src/vgpu_plugin/ctl/arguments.py")
+COMMANDS = set(re.findall(r'^    "([a-z-]+)": \(', CTL, re.M))
 CTL_OPTIONS = set(re.findall(r'"(--[a-z-]+)"', CTL)) | {"--help", "--version"}
 PLUGIN_OPTIONS = set(re.findall(r'"(--[a-z-]+)"', read("native/plugin/src/vgpu_plugin/main.py"))) | {"--help"}
 PLUGIN_OPTIONS |= {
@@ -230,7 +232,7 @@ RULES = "plugins/module_utils"
 SEEN = {
     "keeps its old slices until the last one in use is free": f"{PLUGIN}/reconcile/reconfigure.py",
     "the configuration was not applied, the one before stays: ": f"{PLUGIN}/reconcile/reconfigure.py",
-    "does not exist: the plugin does not run, waits for the driver, or makes it again soon": f"{PLUGIN}/admin/admin_socket.py",
+    "does not exist: the plugin does not run, or waits for the driver": f"{PLUGIN}/admin/admin_socket.py",
     "not registered: ": f"{PLUGIN}/ctl/main.py",
     "somebody else": f"{PLUGIN}/ctl/text.py",
     "a finding is named": f"{PLUGIN}/ctl/text.py",

@@ -153,7 +153,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
     static_slices.stale, collector.alive = watch.stale, watch.alive
     changes.more_notes.append(lambda: notes(watch.state()))
-    containers = Containers(records, files, watch, paths.pod_resources)
+    containers = Containers(records, files, watch, paths.pod_resources, source.gauges)
     admin = Admin(pool, allocator, leases, registrations, changes, containers)
     return Parts(
         pool=pool,

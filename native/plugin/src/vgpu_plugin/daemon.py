@@ -154,7 +154,7 @@ class Daemon:
     def _housekeeping(self, parts: Parts, servers: list[admin_socket.Server | metrics.Server]) -> None:
         static = parts.static_slices
         tasks: list[Callable[[], object]] = [parts.repair.poll, *(one.renew for one in servers)]
-        tasks += [parts.leases.expire, parts.collector.collect]
+        tasks += [parts.leases.follow, parts.leases.expire, parts.collector.collect]
         tasks += [static.refresh_if_changed, static.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)

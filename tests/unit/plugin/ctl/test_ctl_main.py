@@ -6,7 +6,6 @@ None of it ends in a traceback, and each has its exit status.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import signal
@@ -15,15 +14,25 @@ import sys
 from pathlib import Path
 
 import pytest
-from vgpu_plugin.admin.admin_socket import Fault
+from vgpu_plugin.ctl import execute as ctl_execute
 from vgpu_plugin.ctl import main as ctl
-from vgpu_plugin.ctl import text as ctl_text
 from vgpu_plugin.daemon import Daemon
 
 from ..conftest import FakeGpus
 from ..samples import until
 
-COMMANDS = ["status", "slices", "explain", "top", "watch", "metrics", "lease", "release x", "exec -- true"]
+COMMANDS = [
+    "status",
+    "slices",
+    "explain",
+    "top",
+    "watch",
+    "metrics",
+    "lease",
+    "release x",
+    "exec -- true",
+    "forget GPU-x",
+]
 
 
 @pytest.fixture
@@ -92,6 +101,14 @@ USAGE = [
     ("lease --ttl 5m", "a lease of 5m s; expected a whole number from 1 "),
     ("exec --ttl 0 -- true", "expected a whole number from 1 "),
     ("exec", "exec needs a program"),
+    ("run", "run needs an image"),
+    ("run --compose web -- image", "run needs an image"),
+    ("run --gpus 0 -- image", "slices of 0 GPUs; expected a whole number from 1 "),
+    ("run --cores 101 -- image", "a share of 101 %; expected a whole number from 1 to 100"),
+    ("run --memory 4096 -- image", "memory of 4096; expected a number with its unit, such as 4Gi"),
+    ("run --memory 0Gi -- image", "expected a number with its unit"),
+    ("run --engine lxc -- image", "invalid choice"),
+    ("completion fish", "invalid choice"),
     ("explain 0 0", "explain takes one thing"),
     ("explain pod", "needs a name"),
     ("", "required"),
@@ -114,7 +131,7 @@ def test_answers_of_each_kind_have_their_exit_status(node, daemon, capsys):
     rows = [
         ("status", 0, "plugin ", ""),
         ("explain 7", 1, "", "this node has no GPU and no slice 7"),
-        ("explain 7 --json", 1, '"lines": []', ""),
+        ("explain 7 --json", 1, '"facts": []', ""),
         ("release x", 1, "", "there is no lease x"),
         ("lease --ttl 4000", 1, "", "expected 1 to 3600"),
         ("lease --uuid GPU-x", 1, "", "this node has no GPU GPU-x"),
@@ -145,77 +162,6 @@ def test_output_that_takes_nothing_is_said(vgpuctl, daemon):
 def test_terminal_without_every_character(vgpuctl):
     done = run(vgpuctl, "exec --help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, "-- PROGRAM ?" in done.stdout) == (0, True), done.stderr
-
-
-# ---- top
-
-
-def row(pod: str, uuid: str = "GPU-58761ffe-067d-967c-c921-df91885a18d2") -> dict:
-    numbers = {"memory_limit": 5386 << 20, "memory_used": 1 << 30, "share_limit": 0.33, "share_granted": 0.25}
-    names = {"namespace": "ml", "pod": pod, "container": "main", "uuid": uuid, "allocation": "a1"}
-    return {**names, **numbers, "processes": 3, "device_seconds": 1.5}
-
-
-@pytest.mark.parametrize("width", [0, 60, 80, 100, 132, 200])
-def test_names_give_way_to_figures(width):
-    usages = [row("train"), row("a-pod-with-a-name-as-long-as-people-like-to-have-them-0")]
-    whole = ctl_text.top(usages).splitlines()
-    lines = ctl_text.top(usages, width=width).splitlines()
-    assert len(lines) == 3
-    if not width or max(map(len, whole)) <= width:
-        assert lines == whole
-        return
-    assert max(map(len, lines)) <= width
-    if width >= 80:
-        assert [line.split()[-7:] for line in lines[1:]] == [["1024", "5386", "19", "33", "25", "-", "3"]] * 2
-        assert lines[0].split()[-1] == "PROCS" and lines[1].startswith("ml/train")
-
-
-class Tty(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def live_top(monkeypatch, answers: list, *options: str) -> tuple[int, list[str]]:
-    """Screens of a terminal of 80 columns; Ctrl-C once the answers are used up."""
-    left, screen = list(answers), Tty()
-
-    def usage(_plugin):
-        answer = left.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    def sleep(_seconds: float) -> None:
-        if not left:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(ctl, "usage", usage)
-    monkeypatch.setattr(ctl.time, "sleep", sleep)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "stdout", screen)
-    return ctl.main(["top", *options]), screen.getvalue().split("\033[H\033[2J")[1:]
-
-
-GONE = Fault("UNAVAILABLE", "it does not answer")
-
-
-def test_live_table_outlives_a_restart_of_the_plugin(monkeypatch):
-    status, screens = live_top(monkeypatch, [[row("train")], GONE, GONE, [row("train")], []])
-    assert (status, len(screens)) == (0, 5)
-    assert screens[1] == screens[2] == "vgpuctl: it does not answer\n"
-    assert screens[0].split() == screens[3].replace(" 0 ", " - ").split()
-    assert max(len(line) for one in screens for line in one.splitlines()) <= 80
-    assert screens[4] == "no container holds a limited slice\n"
-
-
-def test_live_table_of_nobody_ends_at_once(monkeypatch, capsys):
-    assert live_top(monkeypatch, [GONE])[0] == 1
-    assert capsys.readouterr().err == "vgpuctl: it does not answer\n"
-
-
-def test_interrupt_within_a_call_is_no_traceback(monkeypatch):
-    assert live_top(monkeypatch, [KeyboardInterrupt()])[0] == 130
 
 
 # ---- exec
@@ -251,7 +197,7 @@ def test_exec_returns_its_slice_at_sigterm(vgpuctl, node, daemon, numbers):
     pid = Path(node.paths.state_dir / "pid")
     with subprocess.Popen(in_slice(vgpuctl, node, "exec sleep 1000"), stderr=subprocess.PIPE) as one:
         until(pid.exists, "the program in the slice")
-        assert allocations(vgpuctl) == ["lease"]
+        assert allocations(vgpuctl) == ["exec"]
         for number in (signal.SIGSTOP, *numbers, signal.SIGCONT):
             one.send_signal(number)
         program = int(pid.read_text())
@@ -282,9 +228,9 @@ def test_signal_in_the_moment_before_the_release_keeps_no_slice(
 
     with monkeypatch.context() as patch:
         patch.setattr(ctl.Client, "call", late)
-        patch.setattr(ctl.descendants, "adopt", lambda: None)
-        patch.setattr(ctl.descendants, "end", list)  # the children here are pytest's
-        patch.setattr(ctl.subprocess, "run", lambda command, **_given: subprocess.CompletedProcess(command, 7))
+        patch.setattr(ctl_execute.descendants, "adopt", lambda: None)
+        patch.setattr(ctl_execute.descendants, "end", list)  # the children here are pytest's
+        patch.setattr(ctl_execute.subprocess, "run", lambda command, **_given: subprocess.CompletedProcess(command, 7))
         assert (here(node, capsys, "exec -- true")[0], told) == (7, [number])
     assert allocations(vgpuctl) == []
 

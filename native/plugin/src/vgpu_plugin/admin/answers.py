@@ -8,15 +8,21 @@ import os
 from .. import version
 from .._proto import admin_pb2 as api
 from ..allocation.allocator import Allocator
-from ..allocation.leases import Leases
-from ..allocation.records import LEASE
+from ..allocation.leases import Leases, Terms
+from ..allocation.limit_devices import AtMost
+from ..allocation.records import LEASE, LEASES
 from ..errors import PluginError
 from ..kubelet.registrations import Registrations
 from ..kubelet.service import to_message
+from ..node.gauges import UNKNOWN
 from ..node.gpus import NO_NUMA
-from ..offer.pool import LOST, Pool
+from ..offer.pool import LOST, Offer, Pool
 from ..reconcile.reconfigure import Reconfiguration
+from ..watch import setup as watch_setup
 from .containers import Containers
+
+# What a slice is to people. To the kubelet one in use may be Unhealthy, and its GPU is well.
+FREE, IN_USE, UNHEALTHY = "free", "in use", "unhealthy"
 
 
 class Admin:
@@ -53,27 +59,15 @@ class Admin:
             registered=registered,
             kubelet_error=fault,
             gpus=self._gpus(),
-            slices=[
-                api.Slice(
-                    id=offer.slice.id,
-                    uuid=offer.slice.uuid,
-                    memory_mib=offer.slice.memory_mib,
-                    sm_percent=offer.slice.sm_percent,
-                    health="Healthy" if offer.healthy else "Unhealthy",
-                    in_use=offer.slice.id in used or bool(self._pool.outside(offer.slice.id)),
-                    resource=offer.slice.resource,
-                    mode=offer.slice.mode,
-                    device=offer.slice.device,
-                )
-                for offer in self._pool.offers()[1]
-            ],
+            slices=[self._slice(offer, offer.slice.id in used) for offer in self._pool.offers()[1]],
             allocations=[
                 api.Allocation(
                     id=record.id,
                     kind=record.kind,
                     slice_ids=record.slice_ids,
                     library=os.path.basename(record.library),
-                    expires_in_s=self._leases.seconds_left(record) if record.kind == LEASE else 0,
+                    expires_in_s=self._leases.seconds_left(record) if record.kind in LEASES else 0,
+                    holder=record.holder,
                 )
                 for record in self._allocator.records.all()
             ],
@@ -89,6 +83,7 @@ class Admin:
 
     def _gpus(self) -> list[api.Gpu]:
         """Every GPU of the pool, and those that the driver counts and nobody ever read."""
+        shown = {gpu.uuid: self._containers.gauges(gpu.uuid) for gpu in self._pool.gpus}
         found = [
             api.Gpu(
                 index=gpu.index,
@@ -100,14 +95,42 @@ class Admin:
                 numa_node=gpu.numa_node,
                 healthy=not self._pool.unhealthy_reason(gpu.uuid),
                 reason=self._pool.unhealthy_reason(gpu.uuid),
+                memory_used_mib=shown[gpu.uuid].memory_used_mib,
+                utilisation=shown[gpu.uuid].utilisation,
+                temperature=shown[gpu.uuid].temperature,
             )
             for gpu in self._pool.gpus
         ]
         unknown = [
-            api.Gpu(index=index, model="unknown", numa_node=NO_NUMA, reason=f"{LOST}{reason}")
+            api.Gpu(
+                index=index,
+                model="unknown",
+                numa_node=NO_NUMA,
+                reason=f"{LOST}{reason}",
+                memory_used_mib=UNKNOWN,
+                utilisation=UNKNOWN,
+                temperature=UNKNOWN,
+            )
             for index, reason in self._changes.unknown.items()
         ]
         return sorted([*found, *unknown], key=lambda gpu: gpu.index)
+
+    def _slice(self, offer: Offer, held: bool) -> api.Slice:
+        one = offer.slice
+        in_use = held or bool(self._pool.outside(one.id))
+        state = IN_USE if in_use or self._pool.withheld(one.id) else FREE
+        return api.Slice(
+            id=one.id,
+            uuid=one.uuid,
+            memory_mib=one.memory_mib,
+            sm_percent=one.sm_percent,
+            health="Healthy" if offer.healthy else "Unhealthy",
+            in_use=in_use,
+            resource=one.resource,
+            mode=one.mode,
+            device=one.device,
+            state=UNHEALTHY if self._pool.unhealthy_reason(one.uuid) else state,
+        )
 
     def _library(self) -> str:
         try:
@@ -141,6 +164,8 @@ class Admin:
                     throttled=one.throttled,
                     violations=one.violations,
                     memory_driver=one.memory_driver,
+                    holder=one.whose,
+                    programs=watch_setup.programs(one.programs),
                 )
                 for one in self._containers.usages()
             ]
@@ -153,7 +178,9 @@ class Admin:
         return self._containers.watched()
 
     def Lease(self, request: api.LeaseRequest) -> api.LeaseResponse:
-        answer = self._leases.lease(request.uuid, request.ttl_s)
+        at_most = AtMost(request.memory_bytes, request.sm_percent)
+        terms = Terms(request.kind or LEASE, request.holder, request.engine, request.gpus or 1, at_most)
+        answer = self._leases.lease(request.uuid, request.ttl_s, terms)
         return api.LeaseResponse(allocation=answer.allocation, ids=answer.slice_ids, answer=to_message(answer))
 
     def Forget(self, request: api.ForgetRequest) -> api.ForgetResponse:

@@ -3,35 +3,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from .._proto import admin_pb2 as api
 from ..allocation.allocation_files import AllocationFiles
 from ..allocation.records import RecordStore
 from ..node import podresources
+from ..node.gauges import Gauges
 from ..watch import setup as watch_setup
 from ..watch import usage
 from ..watch.watcher import Watch
 
 
 class Containers:
-    def __init__(self, records: RecordStore, files: AllocationFiles, watch: Watch, pod_resources: Path) -> None:
+    """``gauges``: what a GPU shows now, by its UUID."""
+
+    def __init__(
+        self,
+        records: RecordStore,
+        files: AllocationFiles,
+        watch: Watch,
+        pod_resources: Path,
+        gauges: Callable[[str], Gauges] = lambda _uuid: Gauges(),
+    ) -> None:
         self._records = records
         self._files = files
         self._watch = watch
         self._pod_resources = pod_resources
+        self.gauges = gauges
         self._violations = usage.Violations()
 
     def usages(self) -> list[usage.Usage]:
         """Every limited allocation, with the pods that the kubelet names."""
-        return self._violations.seen(
-            usage.of_all(self._records.all(), self._files, lambda: podresources.holders(self._pod_resources)),
-            self._watch.state(),
-        )
+        return self._seen(lambda: podresources.holders(self._pod_resources))
 
     def count_violations(self) -> None:
         """As ``usages``, but asks no kubelet: between two readers a violation would not be counted."""
-        self._violations.seen(usage.of_all(self._records.all(), self._files, lambda: None), self._watch.state())
+        self._seen(lambda: None)
+
+    def _seen(self, holders: Callable[[], dict[str, podresources.Holder] | None]) -> list[usage.Usage]:
+        state = self._watch.state()
+        found = usage.of_all(self._records.all(), self._files, holders)
+        return self._violations.seen([*found, *usage.of_static(self._files, state)], state)
 
     def watched(self) -> api.WatchResponse:
         return watch_setup.answer(self._watch.state(), self._records, self._pod_resources)

@@ -9,6 +9,7 @@ here with that library.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 
 class Exposition:
@@ -16,20 +17,36 @@ class Exposition:
 
     def __init__(self, types: Mapping[str, tuple[str, str]]) -> None:
         self._types = types
-        self._samples: dict[str, list[str]] = {name: [] for name in types}
+        self._samples: dict[str, list[tuple[str, dict[str, object], float]]] = {name: [] for name in types}
 
     def add(self, name: str, value: float, *, suffix: str = "", **labels: object) -> None:
         """One sample. ``suffix``: of a histogram ``_bucket``, ``_sum`` or ``_count``."""
-        inside = ",".join(f'{key}="{_escaped(str(one))}"' for key, one in labels.items())
-        where = f"{name}{suffix}{{{inside}}}" if inside else name + suffix
-        self._samples[name].append(f"{where} {_number(value)}")
+        self._samples[name].append((name + suffix, labels, value))
+
+    def samples(self) -> list[dict[str, Any]]:
+        """For JSON: name, type, labels and value of each sample."""
+        return [
+            {"name": name, "type": self._types[key][0], "labels": _texts(labels), "value": float(value)}
+            for key, found in self._samples.items()
+            for name, labels, value in found
+        ]
 
     def text(self) -> str:
         lines = []
         for name, (kind, about) in self._types.items():
             if self._samples[name]:
-                lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}", *self._samples[name]]
+                lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+                lines += [_line(*one) for one in self._samples[name]]
         return "\n".join(lines) + "\n"
+
+
+def _texts(labels: Mapping[str, object]) -> dict[str, str]:
+    return {key: str(one) for key, one in labels.items()}
+
+
+def _line(name: str, labels: Mapping[str, object], value: float) -> str:
+    inside = ",".join(f'{key}="{_escaped(str(one))}"' for key, one in labels.items())
+    return f"{name}{{{inside}}} {_number(value)}" if inside else f"{name} {_number(value)}"
 
 
 def _escaped(value: str) -> str:

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..allocation.records import KUBELET, LEASE
+from ..allocation.records import KUBELET, LEASES
 from ..watch import rule
 from ..watch.finding import STATIC_KIND, UNKNOWN
 from .exposition import Exposition
 
-KINDS = (KUBELET, STATIC_KIND, LEASE, UNKNOWN)
+KINDS = (KUBELET, STATIC_KIND, *LEASES, UNKNOWN)
 TYPES = {
     "vgpu_gpu_memory_bytes": ("gauge", "Memory of the GPU."),
     "vgpu_gpu_healthy": ("gauge", "1 where the GPU is healthy."),
@@ -62,6 +62,12 @@ log = logging.getLogger(__name__)
 def text(
     status: Mapping[str, Any], usages: Iterable[Mapping[str, Any]], watched: Mapping[str, Any] | None = None
 ) -> str:
+    return collected(status, usages, watched).text()
+
+
+def collected(
+    status: Mapping[str, Any], usages: Iterable[Mapping[str, Any]], watched: Mapping[str, Any] | None = None
+) -> Exposition:
     """``status``, ``usages`` and ``watched`` are the answers of Status, Usage and Watch as plain values."""
     found = Exposition(TYPES)
     add = found.add
@@ -100,12 +106,12 @@ def text(
     add("vgpu_plugin_registered", status["registered"])
     add("vgpu_plugin_config_refused", bool(status["config_fault"]))
     add("vgpu_plugin_warnings", len(status["warnings"]))
-    for kind in ("kubelet", "lease"):
+    for kind in (KUBELET, *LEASES):
         add("vgpu_plugin_allocations", sum(one["kind"] == kind for one in status["allocations"]), kind=kind)
     add("vgpu_plugin_mounts_unchecked_total", status["mounts_unchecked"])
     info = {key: status[key] for key in ("version", "config_name", "library")}
     add("vgpu_plugin_info", 1, **info, config_sha256=status["config_sha256"][:12])
-    return found.text()
+    return found
 
 
 def _findings(found: Exposition, watched: Mapping[str, Any]) -> None:

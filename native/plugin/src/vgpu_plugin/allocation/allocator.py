@@ -25,7 +25,7 @@ from . import admission
 from .allocation_files import LIBRARY_FILE, AllocationFiles
 from .answer import Answer, Answers
 from .library import CurrentLibrary
-from .limit_devices import limit_devices
+from .limit_devices import AtMost, limit_devices
 from .records import KUBELET, Record, RecordStore
 from .sizer import Sizer
 from .substitution import on_gpus, substitute
@@ -106,15 +106,17 @@ class Allocator:
                 raise
         return made
 
-    def grant(self, ids: list[str], kind: str, **lease: Any) -> Answer:
-        """Makes one allocation with its files. ``lease``: when a lease ends, as Record has it."""
+    def grant(self, ids: list[str], kind: str, at_most: AtMost | None = None, **lease: Any) -> Answer:
+        """Makes one allocation with its files. ``at_most``: less than its slices have. ``lease``: when a lease ends and
+        whose it is, as Record has it.
+        """
         with self.lock:
             pieces = self.pool.resolve(ids)
             given = ids
             if kind == KUBELET:
                 given, pieces = self._given(ids, pieces)
             self._admit(pieces, kind)
-            record = replace(self._record(kind, ids, given, pieces), **lease)
+            record = replace(self._record(kind, ids, given, pieces, at_most), **lease)
             self._persist(record)
             self._close_outside(record, pieces)
             log.info("allocation %s (%s): %s", record.id, kind, ", ".join(given))
@@ -143,9 +145,13 @@ class Allocator:
         admission.refuse_outside(pieces, self.outside.poll_slice)
         admission.refuse_several(pieces, self.settings.config)
 
-    def _record(self, kind: str, ids: list[str], given: list[str], pieces: list[Piece]) -> Record:
+    def _record(
+        self, kind: str, ids: list[str], given: list[str], pieces: list[Piece], at_most: AtMost | None
+    ) -> Record:
         """A record that is not written down yet. ``ids``: those of the request, ``given``: the slices for them."""
         devices = limit_devices(pieces, self.settings, len(self.pool.gpus))
+        if at_most is not None:
+            devices = [at_most.of(device) for device in devices]
         asked = () if given == ids else tuple(ids)
         record = Record(os.urandom(8).hex(), kind, tuple(given), asked=asked)
         if all(piece.mode != VCUDA for piece in pieces):
@@ -240,9 +246,10 @@ class Allocator:
                 raise NotNow(f"slices {', '.join(ids)}: their allocation ended while its size was asked for")
             for record in records:
                 if record.limits:
-                    self._make_again(record)
+                    self.make_again(record)
 
-    def _make_again(self, record: Record) -> None:
+    def make_again(self, record: Record) -> None:
+        """The files of an allocation before its container starts. Raises Refused, NotNow."""
         if not (Path(record.library) / LIBRARY_FILE).is_file():
             raise Refused(
                 f"allocation {record.id}: {record.library}/{LIBRARY_FILE} is gone, and the container mounts "

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases: one free slice, withheld from the kubelet for a check on this host.
+"""Leases: free slices, withheld from the kubelet for a check, a program or a container on this host.
 
-A lease ends after its time, so that a killed check costs a slice for minutes and not for ever.
+A lease ends after its time, so that a killed check costs a slice for minutes and not for ever. One of a container of
+docker or podman lasts as long as that is there, running or not, over reboots too: once its engine has shown it, no time
+counts any more, and it ends when the engine shows it no more.
 """
 
 from __future__ import annotations
@@ -9,24 +11,54 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import BadRequest, NoFreeSlice, NotNow, Taken, Unknown
+from ..errors import BadRequest, NoFreeSlice, NotNow, PluginError, Taken, Unknown
 from ..node import checkpoint
 from ..node.clock import Clock
 from ..offer.pool import Pool
 from ..offer.preference import ordinal
 from .allocator import Allocator
 from .answer import Answer
-from .records import LEASE, Record
+from .engine_lists import ENGINES, EngineLists
+from .limit_devices import AtMost
+from .records import CONTAINER, LEASE, LEASES, Record
 
 DEFAULT_TTL_S = 300
 MAX_TTL_S = 3600
 # A busy host; a kubelet that answers takes milliseconds.
 CONFIRM_S = 20.0
+# So often in a row an engine shows no container of a lease before that ends.
+LOOKS = 2
 
 log = logging.getLogger(__name__)
+
+ALL = AtMost()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Whose a lease is, and of how much. ``engine``: docker or podman, which has the container."""
+
+    kind: str = LEASE
+    holder: str = ""
+    engine: str = ""
+    gpus: int = 1
+    at_most: AtMost = ALL
+
+    def refuse_bad(self, of_one_gpu: bool) -> None:
+        """Raises BadRequest."""
+        if self.kind not in LEASES or (self.kind == CONTAINER) != (self.engine in ENGINES):
+            raise BadRequest(
+                f'a lease of kind "{self.kind}" and engine "{self.engine}"; expected one of {", ".join(LEASES)}, and '
+                f"{' or '.join(ENGINES)} for {CONTAINER} alone"
+            )
+        if self.gpus < 1 or (of_one_gpu and self.gpus > 1):
+            raise BadRequest(f"slices of {self.gpus} GPUs are asked for; expected 1 or more, and 1 where one is named")
+        if self.at_most.memory_bytes < 0 or not 0 <= self.at_most.sm_percent <= 100:
+            raise BadRequest(f"{self.at_most} is asked for; expected bytes, and percent from 1 to 100")
 
 
 class Leases:
@@ -37,13 +69,17 @@ class Leases:
         checkpoint_file: Path,
         registered: Callable[[], bool],
         clock: Clock | None = None,
+        engines: EngineLists | None = None,
     ) -> None:
         self._allocator = allocator
         self._pool = pool
         self._checkpoint_file = checkpoint_file
         self._registered = registered
         self._clock = clock or Clock()
+        self._engines = engines or EngineLists()
         self._one_at_a_time = threading.Lock()
+        # Lease → in how many looks in a row its engine had no container of it.
+        self._missing: dict[str, int] = {}
 
     def restore(self) -> None:
         """After a restart: a lease of this boot is kept withheld, one of another boot or one that is over is ended."""
@@ -52,42 +88,84 @@ class Leases:
                 self._allocator.forget(record.id)
             else:
                 self._withhold(record.slice_ids)
+                if record.engine and record.boot_id != self._clock.boot_id():
+                    self._begin_again(record)
 
-    def lease(self, uuid: str = "", ttl_s: int = 0) -> Answer:
-        """Leases one free slice, of the GPU ``uuid`` where that is given. Raises NoFreeSlice."""
-        ttl_s = ttl_s or DEFAULT_TTL_S
+    def _begin_again(self, record: Record) -> None:
+        """Of a container that the last boot had: /run is empty, and its engine may start it as soon as it runs."""
+        try:
+            if record.limits:
+                self._allocator.make_again(record)
+            self._allocator.records.put(replace(record, boot_id=self._clock.boot_id()))
+        except PluginError as fault:
+            log.error("the container of lease %s cannot start: %s", record.id, fault)
+
+    def lease(self, uuid: str = "", ttl_s: int = 0, terms: Terms | None = None) -> Answer:
+        """Leases free slices, of the GPU ``uuid`` where that is given, else each of another GPU. Raises NoFreeSlice."""
+        ttl_s, terms = ttl_s or DEFAULT_TTL_S, terms or Terms()
         if not 0 < ttl_s <= MAX_TTL_S:
             raise BadRequest(f"a lease of {ttl_s} s is asked for; expected 1 to {MAX_TTL_S}")
         known = [gpu.uuid for gpu in self._pool.gpus]
         if uuid and uuid not in known:
             raise Unknown(f"this node has no GPU {uuid}; it has {', '.join(known) or 'none'}")
+        terms.refuse_bad(bool(uuid))
         with self._one_at_a_time:
-            for slice_id in self._free(uuid):
-                self._withhold([slice_id])
-                try:
-                    if not self._withdrawn(slice_id):
+            chosen: list[str] = []
+            try:
+                for slice_id in self._free(uuid, terms.at_most):
+                    if any(self._gpu_of(slice_id) == self._gpu_of(one) for one in chosen):
                         continue
-                    return self._allocator.grant(
-                        [slice_id], LEASE, expires=self._clock.now() + ttl_s, boot_id=self._clock.boot_id()
-                    )
-                except Taken:
-                    self._pool.give_back(slice_id)
-                except BaseException:
-                    self._pool.give_back(slice_id)
-                    raise
-        offered = sum(not uuid or one.uuid == uuid for one in self._pool.slices)
-        raise NoFreeSlice(
-            f"no free slice{' of ' + uuid if uuid else ''}: all {offered} are in use, leased or unhealthy; "
-            "see: vgpuctl status"
-        )
+                    self._withhold([slice_id])
+                    chosen.append(slice_id)
+                    if not self._withdrawn(slice_id):
+                        chosen.remove(slice_id)
+                    if len(chosen) < terms.gpus:
+                        continue
+                    try:
+                        return self._grant(chosen, ttl_s, terms)
+                    except Taken:
+                        self._give_back(chosen)
+                        chosen = []
+            except BaseException:
+                self._give_back(chosen)
+                raise
+            self._give_back(chosen)
+        raise NoFreeSlice(self._why_none(uuid, terms))
 
-    def _free(self, uuid: str) -> list[str]:
-        """Free and healthy slices; last the ones that the kubelet would take first."""
+    def _grant(self, ids: list[str], ttl_s: int, terms: Terms) -> Answer:
+        expires, boot_id = self._clock.now() + ttl_s, self._clock.boot_id()
+        whose = {"holder": terms.holder, "engine": terms.engine}
+        return self._allocator.grant(ids, terms.kind, terms.at_most, expires=expires, boot_id=boot_id, **whose)
+
+    def _gpu_of(self, slice_id: str) -> str:
+        piece = self._pool.piece(slice_id)
+        return piece.uuid if piece is not None else slice_id
+
+    def _give_back(self, ids: Iterable[str]) -> None:
+        for slice_id in ids:
+            self._pool.give_back(slice_id)
+
+    def _why_none(self, uuid: str, terms: Terms) -> str:
+        offered = [one for one in self._pool.slices if not uuid or one.uuid == uuid]
+        if offered and not any(terms.at_most.fits(one) for one in offered):
+            most = max(offered, key=lambda one: one.memory_mib)
+            return (
+                f"no slice{' of ' + uuid if uuid else ''} is so large: the largest has {most.memory_mib} MiB and "
+                f"{most.sm_percent} % of the SMs; ask for less, or let fewer containers share a GPU (vgpu_split_count)"
+            )
+        text = f"no free slice{' of ' + uuid if uuid else ''}: all {len(offered)} are in use, leased or unhealthy"
+        if terms.gpus > 1:
+            text = f"not {terms.gpus} GPUs with a free slice each: this node has {len(self._pool.gpus)} GPUs"
+        return f"{text}; see: vgpuctl status"
+
+    def _free(self, uuid: str, at_most: AtMost) -> list[str]:
+        """Free and healthy slices that are large enough; last the ones that the kubelet would take first."""
         used = self.in_use() | self._named()
         free = [
             offer.slice.id
             for offer in self._pool.offers()[1]
             if offer.healthy and offer.slice.id not in used and (not uuid or offer.slice.uuid == uuid)
+            if at_most.fits(offer.slice)
         ]
         return sorted(free, key=ordinal, reverse=True)
 
@@ -136,10 +214,30 @@ class Leases:
         """Ends a lease; the slice goes back to the kubelet. Raises Unknown."""
         with self._allocator.lock:
             record = self._allocator.records.get(allocation)
-            if record is None or record.kind != LEASE:
+            if record is None or record.kind not in LEASES:
                 held = ", ".join(one.id for one in self._leases()) or "none"
                 raise Unknown(f"there is no lease {allocation}; leases now: {held}")
             self._end(record)
+
+    def follow(self) -> None:
+        """One look at the engines: which containers with a lease there are. Without the lock: they take a while."""
+        before = [one for one in self._leases() if one.engine]
+        seen = self._engines.leases(one.engine for one in before)
+        with self._allocator.lock:
+            for record in before:
+                if record.engine not in seen or self._allocator.records.get(record.id) != record:
+                    continue
+                if record.id in seen[record.engine]:
+                    self._missing.pop(record.id, None)
+                    now = replace(record, expires=0.0, holder=f"{record.engine} {seen[record.engine][record.id]}")
+                    if now != record:
+                        self._allocator.records.put(now)
+                elif not record.expires:
+                    # Compose takes a container away before it makes the next one.
+                    self._missing[record.id] = self._missing.get(record.id, 0) + 1
+                    if self._missing[record.id] >= LOOKS:
+                        log.info("lease %s: %s has its container no more; it ends", record.id, record.engine)
+                        self._end(record)
 
     def expire(self) -> None:
         with self._allocator.lock:
@@ -152,16 +250,18 @@ class Leases:
         return max(0, int(record.expires - self._clock.now()))
 
     def _over(self, record: Record) -> bool:
+        if record.engine and not record.expires:
+            return False  # its container was seen
         return record.boot_id != self._clock.boot_id() or self._clock.now() >= record.expires
 
     def _end(self, record: Record) -> None:
+        self._missing.pop(record.id, None)
         self._allocator.forget(record.id)
-        for slice_id in record.slice_ids:
-            self._pool.give_back(slice_id)
+        self._give_back(record.slice_ids)
 
     def _withhold(self, ids: tuple[str, ...] | list[str]) -> None:
         for slice_id in ids:
-            self._pool.withhold(slice_id, "leased to a check on this host")
+            self._pool.withhold(slice_id, "leased on this host")
 
     def _leases(self) -> list[Record]:
-        return [one for one in self._allocator.records.all() if one.kind == LEASE]
+        return [one for one in self._allocator.records.all() if one.kind in LEASES]

@@ -5,12 +5,34 @@ never silently one share. Pure.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from .._shared.config.sharing import VCUDA, Piece
 from .._shared.config.slices import MIB
-from ..errors import Refused
+from ..errors import BadRequest, Refused
 from ..offer.settings import Settings
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """What a container may use of each of its slices; 0: all."""
+
+    memory_bytes: int = 0
+    sm_percent: int = 0
+
+    def fits(self, piece: Piece) -> bool:
+        return self.memory_bytes <= piece.memory_mib * MIB and self.sm_percent <= piece.sm_percent
+
+    def of(self, device: dict[str, Any]) -> dict[str, Any]:
+        """A device with less. Raises BadRequest for one that nothing limits."""
+        if device.get("unlimited") and (self.memory_bytes or self.sm_percent):
+            raise BadRequest(f"{device['uuid']} is not shared by libvgpu, so nothing can be limited; ask for no size")
+        return {
+            **device,
+            "memory_bytes": min(device["memory_bytes"], self.memory_bytes or device["memory_bytes"]),
+            "sm_percent": min(device["sm_percent"], self.sm_percent or device["sm_percent"]),
+        }
 
 
 def limit_devices(pieces: list[Piece], settings: Settings, gpus: int) -> list[dict[str, Any]]:

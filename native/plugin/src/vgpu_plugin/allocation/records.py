@@ -18,7 +18,11 @@ from typing import Any
 from ..errors import NotNow
 
 FORMAT = 1
-KUBELET, LEASE = "kubelet", "lease"
+KUBELET = "kubelet"
+# Of a check, or taken by hand; of a program that vgpuctl runs; of a container of docker or podman.
+LEASE, EXEC, CONTAINER = "lease", "exec", "container"
+# What no kubelet knows: it is not offered the slices meanwhile.
+LEASES = (LEASE, EXEC, CONTAINER)
 # Of renameat2(2).
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
@@ -42,6 +46,9 @@ class Record:
     asked: tuple[str, ...] = ()
     # Percent of the SMs that are promised, by UUID, of a size that a pod requested; 0 is left out.
     cores: dict[str, int] = field(default_factory=dict)
+    # Of a lease: who has it, for people; of a container docker or podman, whose list says whether it is still there.
+    holder: str = ""
+    engine: str = ""
 
     @classmethod
     def of(cls, words: dict[str, Any]) -> Record:
@@ -135,7 +142,7 @@ class RecordStore:
     def _remember(self, record: Record) -> None:
         if record.asked:
             self._substituted |= {record.id}
-        if record.kind == LEASE:
+        if record.kind in LEASES:
             self._leased.update(dict.fromkeys(record.slice_ids, record.id))
 
     def _forget(self, record: Record) -> None:
@@ -145,7 +152,7 @@ class RecordStore:
                 del self._leased[slice_id]
 
     def lease_of(self, slice_id: str) -> str | None:
-        """The allocation of the check that has a slice; None where none has."""
+        """The lease that has a slice; None where none has."""
         return self._leased.get(slice_id)
 
     @property

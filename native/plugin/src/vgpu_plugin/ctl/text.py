@@ -3,106 +3,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-# Of the table of top: columns of numbers, and how short names may become.
-NUMBERS = (2, 3, 4, 5, 6, 7, 8)
-SHORT_GPU, SHORT_NAME = 13, 12
-# With names as short as that it has 80 columns.
-SHORT_HEAD = ("CONTAINER", "GPU", "MEM MiB", "OF MiB", "MEM %", "SM %", "GRANT %", "GOT %", "PROCS")
+from ..allocation.allocation_files import AllocationFiles
+from .tables import Row, age, known, table
+
+HEALTHY = "healthy"
+STATES = ("free", "in use", "unhealthy")
 
 
-def shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+def gpu_table(status: dict[str, Any], width: int = 0) -> list[str]:
+    """Every GPU with its load and its slices by state."""
+    rows: list[Row] = [("GPU", "MODEL", "MiB", "OF MiB", "UTIL %", "°C", "SLICES", "HEALTH")]
+    for gpu in status["gpus"]:
+        states = [one["state"] for one in status["slices"] if one["uuid"] == gpu["uuid"]]
+        sums = ", ".join(f"{states.count(name)} {name}" for name in STATES if name in states)
+        total = gpu["memory_mib"] or -1
+        figures = [known(one) for one in (gpu["memory_used_mib"], total, gpu["utilisation"], gpu["temperature"])]
+        rows.append((gpu["index"], gpu["model"], *figures, sums or "none", gpu["reason"] or HEALTHY))
+    return table(rows, (2, 3, 4, 5), width, 1) if len(rows) > 1 else ["this node has no GPU"]
 
 
-def table(rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> list[str]:
-    """Aligned columns; the first row is the head. ``right``: columns of numbers."""
-    texts = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[n]) for row in texts) for n in range(len(texts[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if n in right else cell.ljust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in texts
+def status(answer: dict[str, Any], width: int = 0) -> str:
+    state = "registered" if answer["registered"] else f"not registered: {answer['kubelet_error']}"
+    names = ", ".join(answer["resources"]) or answer["resource"]
+    lines = [
+        f"plugin {answer['version']} (pid {answer['pid']}), resource {names}, {state}",
+        f"configuration {answer['config_path']} (sha256 {answer['config_sha256'][:12]})",
+        f"library {answer['library'] or 'none'}",
+        f"containers get their GPU by {answer['hand_over']}: {answer['hand_over_reason']}",
+        "",
+        *gpu_table(answer, width),
+        "",
     ]
+    lines += [f"GPU {one['index']} {one['uuid']}: {one['reason']}" for one in answer["gpus"] if one["reason"]]
+    states = [one["state"] for one in answer["slices"]]
+    sums = ", ".join(f"{states.count(name)} {name}" for name in STATES)
+    lines.append(f"{len(states)} slices: {sums}; see: vgpuctl slices")
+    for one in answer["allocations"]:
+        ids = ", ".join(short_id(answer, name) for name in one["slice_ids"])
+        lines.append(f"allocation {one['id']} ({_whose(one)}): {ids}{_ends(one)}")
+    return "\n".join(lines + [f"warning: {one}" for one in answer["warnings"]])
 
 
-def mib(size: int) -> str:
-    return f"{size / (1 << 20):.0f}"
+def short_id(status: dict[str, Any], slice_id: str) -> str:
+    """A slice by the index of its GPU: 0::2, as explain takes it."""
+    uuid, _colons, number = slice_id.partition("::")
+    index = next((gpu["index"] for gpu in status["gpus"] if gpu["uuid"] == uuid), None)
+    return slice_id if index is None or not number else f"{index}::{number}"
 
 
-def percent(share: float) -> str:
-    return "-" if share < 0 else f"{100 * share:.0f}"
+def _whose(allocation: dict[str, Any]) -> str:
+    return f"{allocation['kind']}, {allocation['holder']}" if allocation["holder"] else str(allocation["kind"])
 
 
-def top(
-    usages: Sequence[dict[str, Any]],
-    before: dict[tuple[str, str], float] | None = None,
-    seconds: float = 0.0,
-    width: int = 0,
-) -> str:
-    """``before``: device seconds of each (allocation, uuid) ``seconds`` ago, for the share that was got since.
-    ``width``: of the terminal; 0: any.
-    """
-    rows: list[Sequence[object]] = [
-        ("CONTAINER", "GPU", "MEMORY MiB", "LIMIT MiB", "MEM %", "SM %", "GRANTED %", "GOT %", "PROCESSES")
-    ]
-    for one in usages:
-        name = "/".join((one["namespace"], one["pod"], one["container"])) if one["pod"] else f"({one['allocation']})"
-        limit = one["memory_limit"]
-        # What it says of itself, or what the driver shows where that is more.
-        used = max(one["memory_used"], one.get("memory_driver", -1))
-        got = "-"
-        then = (before or {}).get((one["allocation"], one["uuid"]))
-        if then is not None and seconds > 0:
-            got = percent(max(0.0, one["device_seconds"] - then) / seconds)
-        rows.append(
-            (
-                name,
-                one["uuid"],
-                mib(used),
-                mib(limit) if limit else "-",
-                percent(used / limit) if limit else "-",
-                percent(one["share_limit"]),
-                percent(one["share_granted"]),
-                got,
-                one["processes"],
-            )
-        )
-    if len(rows) == 1:
-        return "no container holds a limited slice"
-    lines = table(rows, NUMBERS)
-    if width and max(map(len, lines)) > width:
-        # The figures are what this table is for: names give way, the GPU's first.
-        rows = [SHORT_HEAD, *((row[0], shortened(str(row[1]), SHORT_GPU), *row[2:]) for row in rows[1:])]
-        over = max(map(len, table(rows, NUMBERS))) - width
-        room = max(SHORT_NAME, max(len(str(row[0])) for row in rows) - max(0, over))
-        rows = [(shortened(str(row[0]), room), *row[1:]) for row in rows]
-        lines = [line[:width] for line in table(rows, NUMBERS)]
-    return "\n".join(lines)
+def _ends(allocation: dict[str, Any]) -> str:
+    if allocation["kind"] == "kubelet":
+        return ""
+    if allocation["kind"] == "container" and not allocation["expires_in_s"]:
+        return ", as long as the container exists"
+    return f", ends in {allocation['expires_in_s']} s"
 
 
 def container(one: dict[str, Any]) -> str:
-    """The name of a pod's container; of another allocation its kind."""
-    return "/".join((one["namespace"], one["pod"], one["container"])) if one["pod"] else str(one["kind"])
+    """The name of a pod's container; of another allocation whose it is, or its kind."""
+    if one["pod"]:
+        return "/".join((one["namespace"], one["pod"], one["container"]))
+    return str(one.get("holder") or one["kind"])
 
 
-def watch(answer: dict[str, Any]) -> str:
-    """The findings of now, then those that are over."""
+def watch(answer: dict[str, Any], everything: bool = False) -> str:
+    """The findings of now, then those that are over. What a check of this host did is no trouble once it is over: its
+    findings are counted, and named where ``everything`` is asked for.
+    """
     lines = [
         f"policy {answer['policy']}; {answer['looks']} looks, one each {answer['interval_s']:g} s; a finding is named "
         f"in {answer['looks_to_name']} looks in a row"
     ]
     lines += [f"warning: {answer['fault']}"] if answer["fault"] else []
-    for title, findings in (("now", answer["findings"]), ("before", answer["past"])):
-        for one in findings:
-            sent = f"; {one['action']} was sent" if one["action"] else ""
-            lines.append(f"{title}  {container(one)}  {one['reason']}: {one['text']}{sent}")
-    if not answer["findings"] and not answer["past"] and not answer["fault"]:
+    checks = [one for one in answer["past"] if one["kind"] == "lease" and not everything]
+    lines += [f"now, for {age(one['age_s'])}  {_finding(one)}" for one in answer["findings"]]
+    lines += [
+        f"over for {age(max(0.0, one['over_s']))}  {_finding(one)}" for one in answer["past"] if one not in checks
+    ]
+    if len(lines) == 1:
         lines.append("no process bypasses the library")
+    if checks:
+        lines.append(
+            f"findings of this host's own checks that are over: {len(checks)}, the last for "
+            f"{age(max(0.0, min(one['over_s'] for one in checks)))}; see: vgpuctl watch --all"
+        )
     for one in answer["old_mounts"]:
         lines.append(
             f"old mounts  {container(one)}  allocation {one['allocation']} has the single files of a former version; "
@@ -111,41 +102,82 @@ def watch(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def slices(status: dict[str, Any]) -> str:
+def _finding(one: dict[str, Any]) -> str:
+    whose = "a check of this host" if one["kind"] == "lease" else container(one)
+    sent = f"; {one['action']} was sent" if one["action"] else ""
+    return f"{whose}  {one['reason']}: {one['text']}{sent}"
+
+
+def slice_rows(
+    status: dict[str, Any], usages: list[dict[str, Any]], tenants: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Every slice as slices --json has it. ``tenants``: names by allocation, where the plugin knows none."""
+    tenants = tenants or {}
     holders = {one: record for record in status["allocations"] for one in record["slice_ids"]}
-    rows: list[Sequence[object]] = [("SLICE", "RESOURCE", "MODE", "MEMORY MiB", "SM %", "HEALTH", "HELD BY")]
+    pods = {one["allocation"]: container(one) for one in usages if one["pod"]}
+    indexes = {gpu["uuid"]: gpu["index"] for gpu in status["gpus"]}
+    out = []
     for one in status["slices"]:
         record = holders.get(one["id"])
-        held = f"{record['kind']} {record['id']}" if record else ("somebody else" if one["in_use"] else "-")
-        rows.append(
-            (one["id"], one["resource"], one["mode"], one["memory_mib"], one["sm_percent"], health(status, one), held)
-        )
-    return "\n".join(table(rows, (3, 4))) if len(rows) > 1 else "this node offers no slice"
+        held = ""
+        if record is not None:
+            held = pods.get(record["id"]) or record["holder"] or tenants.get(record["id"], "")
+            held = held or f"{record['kind']} {record['id']}"
+        elif one["in_use"]:
+            held = tenants.get(AllocationFiles.static_name(one["id"]), "a container outside Kubernetes")
+        kept = ("id", "uuid", "resource", "mode", "memory_mib", "sm_percent", "state", "health", "in_use")
+        about = {"gpu": indexes.get(one["uuid"], -1), "held_by": held, "allocation": record["id"] if record else ""}
+        out.append({**{key: one[key] for key in kept}, **about})
+    return out
 
 
-def health(status: dict[str, Any], piece: dict[str, Any]) -> str:
-    """A slice in use may be withheld from the kubelet as unhealthy: what is in use on a healthy GPU is healthy."""
-    gpu = next((one for one in status["gpus"] if one["uuid"] == piece["uuid"]), None)
-    return "Healthy" if piece["in_use"] and gpu is not None and not gpu["reason"] else str(piece["health"])
+def slices(rows: list[dict[str, Any]], width: int = 0) -> str:
+    several = len({one["resource"] for one in rows}) > 1
+    lines: list[Row] = [
+        ("GPU", "STATE", "MEM MiB", "SM %", "MODE", *(["RESOURCE"] if several else []), "HELD BY", "SLICE")
+    ]
+    for one in rows:
+        resource = [one["resource"]] if several else []
+        figures = one["memory_mib"], one["sm_percent"], one["mode"]
+        lines.append((one["gpu"], one["state"], *figures, *resource, one["held_by"] or "-", one["id"]))
+    if len(lines) == 1:
+        return "this node offers no slice"
+    whole = table(lines, (2, 3))
+    if width and max(map(len, whole)) > width:
+        # By the index of the GPU, as explain takes it too.
+        numbers = [one["id"].partition("::")[2] for one in rows]
+        short = [f"{one['gpu']}::{number}" if number else one["id"] for one, number in zip(rows, numbers, strict=True)]
+        lines = [lines[0], *((*row[:-1], name) for row, name in zip(lines[1:], short, strict=True))]
+        return "\n".join(table(lines, (2, 3), width, len(lines[0]) - 2))
+    return "\n".join(whole)
 
 
-def explain(status: dict[str, Any], wanted: str) -> list[str]:
-    """Why a GPU (index or UUID), a slice, or all of the node is as it is; empty where ``wanted`` is nothing here."""
+def explain(status: dict[str, Any], wanted: str) -> list[dict[str, str]]:
+    """Why a GPU (index or UUID), a slice, or all of the node is as it is, fact by fact with what each is about; empty
+    where ``wanted`` is nothing here.
+    """
     gpus = [gpu for gpu in status["gpus"] if wanted in ("", gpu["uuid"], str(gpu["index"]))]
-    pieces = [one for one in status["slices"] if wanted == one["id"]]
-    lines: list[str] = []
+    pieces = [one for one in status["slices"] if wanted in (one["id"], short_id(status, one["id"]))]
+    facts = []
     for gpu in gpus:
-        lines += explain_gpu(status, gpu)
+        facts += [_fact("gpu", gpu["uuid"], line) for line in explain_gpu(status, gpu)]
     for piece in pieces:
-        lines += explain_slice(status, piece)
+        facts += [_fact("slice", piece["id"], line) for line in explain_slice(status, piece)]
     if not wanted:
+        lines = []
         if not status["registered"]:
             lines.append(f"the kubelet hands nothing out: {status['kubelet_error']}")
         if not status["library"] and any(one["mode"] == "vcuda" for one in status["slices"]):
             lines.append("no container can start with a slice: the library is not installed; run playbooks/site.yml")
         lines.append(f"containers get their GPU by {status['hand_over']}: {status['hand_over_reason']}")
-    mine = [one for one in status["warnings"] if not wanted or any(gpu["uuid"] in one for gpu in gpus)]
-    return lines + [f"warning: {one}" for one in mine]
+        facts += [_fact("node", "", line) for line in lines]
+    named = [gpu["uuid"] for gpu in gpus if gpu["uuid"]]
+    mine = [one for one in status["warnings"] if not wanted or any(uuid in one for uuid in named)]
+    return facts + [_fact("warning", "", f"warning: {one}") for one in mine]
+
+
+def _fact(about: str, name: str, text: str) -> dict[str, str]:
+    return {"about": about, "id": name, "text": text}
 
 
 def explain_gpu(status: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
@@ -177,11 +209,13 @@ def explain_slice(status: dict[str, Any], piece: dict[str, Any]) -> list[str]:
     ]
     holder = next((one for one in status["allocations"] if piece["id"] in one["slice_ids"]), None)
     if holder is not None:
-        lines.append(f"held by allocation {holder['id']} ({holder['kind']})")
+        lines.append(f"held by allocation {holder['id']} ({_whose(holder)}){_ends(holder)}")
     elif piece["in_use"]:
         lines.append("held by a container outside Kubernetes, or by one that the kubelet alone knows")
     if piece["health"] != "Healthy":
         leased = holder is not None and holder["kind"] == "lease"
-        why = gpu["reason"] or ("it is leased to a check" if leased else "it is used outside Kubernetes")
+        outside = holder is None or holder["kind"] in ("slice", "container", "exec")
+        why = gpu["reason"] or ("it is leased to a check" if leased else "")
+        why = why or ("it is used outside Kubernetes" if outside else "it is in use")
         lines.append(f"the kubelet may not give it out: {why}")
     return lines

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from .._shared.config import slices
 from .._shared.gpu.nvml import mig_profile
-from . import topology
+from . import gauges, topology
+from .gauges import Gauges
 
 NO_NUMA = -1
 DOUBLE_BIT_XID = 48
@@ -104,6 +105,9 @@ class GpuSource(Protocol):
         """Percent of a GPU's time that each process took since a time in microseconds since 1970, the mean of its
         samples; None where the driver has no such figures. Raises GpuError.
         """
+
+    def gauges(self, uuid: str) -> Gauges:
+        """What a GPU shows now, each figure that it has."""
 
     def driver(self) -> Driver:
         """Versions and compute capabilities. Raises GpuError."""
@@ -358,6 +362,9 @@ class Nvml:
                 return None
             raise GpuError(f"NVML does not say what processes take of the time: {fault}") from None
         return {pid: sum(found) / len(found) for pid, found in samples.items()}
+
+    def gauges(self, uuid: str) -> Gauges:
+        return gauges.read(self._nvml, uuid)
 
     def _graphics(self, handle: object) -> list[Any]:
         """Vulkan and OpenGL, which no library of CUDA sees. Raises NVMLError."""

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from . import rule
+from .processes import Process
 from .rule import Suspicion
 
 STATIC_KIND, UNKNOWN = "static", "unknown"
 # An allocation's name, for what no allocation is known of.
 NONE = ""
+# Processes on a GPU with their bytes, those with the most first.
+Programs = tuple[tuple[Process, int], ...]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Finding:
     action: str = ""
     # When the first signal was sent for it.
     ending: float | None = None
+    # When it was over.
+    over: float | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -70,7 +75,8 @@ class OldMounts:
 @dataclass(frozen=True)
 class State:
     """What the watcher says of itself. ``fault``: why the last look did not see all; ``totals`` by (reason, kind);
-    ``unplaced``: processes that nobody can place, by GPU; ``shown``: bytes by the driver, by (allocation, GPU).
+    ``unplaced``: processes that nobody can place, by GPU; ``shown``: bytes by the driver, by (allocation, GPU), and
+    ``programs``: who they are of.
     """
 
     policy: str
@@ -86,3 +92,4 @@ class State:
     shown: Mapping[tuple[str, str], int] = field(default_factory=dict)
     # Bytes by the driver, by GPU, of processes that belong to no allocation that is written down.
     unaccounted: Mapping[str, int] = field(default_factory=dict)
+    programs: Mapping[tuple[str, str], Programs] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from ..node import checkpoint, podresources
 from ..node.podresources import Holder
 from ..offer.pool import Pool
 from . import watcher as watch
-from .finding import UNKNOWN, Finding, OldMounts, State
+from .finding import UNKNOWN, Finding, OldMounts, Programs, State
 from .usage import NOBODY
 
 if TYPE_CHECKING:
@@ -124,6 +124,10 @@ def notes(state: State) -> list[str]:
     return out
 
 
+def programs(seen: Programs) -> list[api.WatchProcess]:
+    return [api.WatchProcess(pid=process.pid, name=process.name, bytes=used) for process, used in seen]
+
+
 def answer(state: State, records: RecordStore, pod_resources: Path) -> api.WatchResponse:
     """What vgpuctl and the isolation check get."""
     anybody = state.findings or state.past or state.old_mounts
@@ -153,13 +157,11 @@ def answer(state: State, records: RecordStore, pod_resources: Path) -> api.Watch
             accounted=min(one.suspicion.accounted, 2**63 - 1),
             tolerated=one.suspicion.tolerated,
             age_s=max(0.0, time.monotonic() - one.since),
-            processes=[
-                api.WatchProcess(pid=process.pid, name=process.name, bytes=used)
-                for process, used in one.suspicion.processes
-            ],
+            processes=programs(one.suspicion.processes),
             action=one.action,
             text=one.text(),
             looks=one.looks,
+            over_s=-1 if one.over is None else max(0.0, time.monotonic() - one.over),
         )
 
     return api.WatchResponse(

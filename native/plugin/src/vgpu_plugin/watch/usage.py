@@ -18,7 +18,7 @@ from ..allocation.allocation_files import AllocationFiles
 from ..allocation.records import Record
 from ..node.podresources import Holder
 from . import rule
-from .finding import State
+from .finding import STATIC_KIND, Programs, State
 
 # An arbiter that was silent for longer grants nothing; the twin of VGPU_ARBITER_SILENT_NS.
 PPM = 1_000_000
@@ -32,7 +32,9 @@ VIOLATIONS = frozenset((rule.NO_SLOT, rule.MEMORY))
 
 @dataclass(frozen=True)
 class Usage:
-    """One GPU of one allocation. Memory in bytes, times in seconds, shares from 0 to 1; ``granted`` -1: no arbiter."""
+    """One GPU of one allocation. Memory in bytes, times in seconds, shares from 0 to 1; ``granted`` -1: no arbiter.
+    ``whose``: of a lease, who has it.
+    """
 
     allocation: str
     kind: str
@@ -52,6 +54,8 @@ class Usage:
     violations: int = 0
     # By the driver at the watcher's last look; -1: nobody of it was on the GPU.
     memory_driver: int = -1
+    whose: str = ""
+    programs: Programs = ()
 
 
 class Violations:
@@ -79,6 +83,7 @@ class Violations:
                     one,
                     violations=self._counts.get((one.allocation, one.uuid), 0),
                     memory_driver=min(MOST, state.shown.get((one.allocation, one.uuid), -1)),
+                    programs=state.programs.get((one.allocation, one.uuid), ()),
                 )
                 for one in usages
             ]
@@ -117,6 +122,7 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
                 page.get("throttled_ns", 0) / 1e9,
                 active,
                 active and (page.get("balance_ns", 0) < 0 or _recent(page, "waiting_ns", now)),
+                whose=record.holder,
             )
         )
     return out
@@ -154,4 +160,17 @@ def of_all(
     for record in records:
         holder = next((known[one] for one in record.kubelet_ids if one in known), NOBODY)
         out += of_record(record, files.folder(record.id), holder)
+    return out
+
+
+def of_static(files: AllocationFiles, state: State) -> list[Usage]:
+    """The slices that containers outside Kubernetes use now, by their ledgers or by the driver."""
+    out = []
+    for name in files.static():
+        try:
+            limits = abi_files.parse_limits((files.folder(name) / "limits").read_bytes())
+        except (OSError, abi_files.LayoutError):
+            continue
+        found = of_record(Record(name, STATIC_KIND, (), limits), files.folder(name), NOBODY)
+        out += [one for one in found if one.processes or (name, one.uuid) in state.programs]
     return out

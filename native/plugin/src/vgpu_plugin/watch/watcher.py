@@ -4,7 +4,7 @@ the node's own records and with the ledgers of the containers that they belong t
 the library.
 
 Named is what was found in two looks, one after the other: a process that begins or ends between the two accounts is
-not. By policy a named process is ended too: of a container of the kubelet or of a static slice, and on what was seen in
+not. By policy a named process is ended too: of a container of the kubelet, of docker or podman, and on what was seen in
 the same look; never one of the host's, of a check's lease, or of an allocation that nobody has a record of.
 """
 
@@ -23,20 +23,20 @@ from pathlib import Path
 from typing import Protocol
 
 from ..allocation.allocation_files import AllocationFiles
-from ..allocation.records import KUBELET, LEASE, Record
+from ..allocation.records import CONTAINER, KUBELET, LEASE, Record
 from ..node.gpus import GpuError, GpuSource
 from . import rule
 from .accounts import Accounts
 from .container_mounts import ContainerMounts
 from .container_shares import ContainerShares
 from .end import Ender
-from .finding import NONE, STATIC_KIND, UNKNOWN, Finding, OldMounts, State
+from .finding import NONE, STATIC_KIND, UNKNOWN, Finding, OldMounts, Programs, State
 from .processes import Placed, Process, Processes, device_of
 from .rule import INTERVAL_S, Account, Suspicion
 
 REPORT, END = "report", "end"
 # Whose processes may be ended. A lease whose record went before its files is unknown, and no tenant's.
-ENDED = frozenset((KUBELET, STATIC_KIND))
+ENDED = frozenset((KUBELET, CONTAINER, STATIC_KIND))
 # A finding is named in so many looks in a row. Within one, a suspicion is looked at again at once, so often.
 LOOKS, TRIES = 2, 3
 TRY_S = 0.004
@@ -97,6 +97,7 @@ class Look:
     # Allocations that somebody was seen of, with what the node knows of them.
     records: dict[str, Record] = field(default_factory=dict)
     shown: dict[tuple[str, str], int] = field(default_factory=dict)
+    programs: dict[tuple[str, str], Programs] = field(default_factory=dict)
     unplaced: dict[str, int] = field(default_factory=dict)
     unaccounted: dict[str, int] = field(default_factory=dict)
     # Allocations whose container has files that were removed from the node.
@@ -181,6 +182,7 @@ class Watch:
                 unplaced=dict(self._last.unplaced),
                 shown=dict(self._last.shown),
                 unaccounted=dict(self._last.unaccounted),
+                programs=dict(self._last.programs),
             )
 
     def look(self) -> None:
@@ -243,6 +245,7 @@ class Watch:
                 continue
             look.add(allocation, record.kind, uuid, self._memory(uuid, record, pids, listed))
             seen = self._seen_of(allocation, placed, listed)
+            look.programs[allocation, uuid] = tuple(sorted(seen, key=lambda one: -one[1]))[:MOST_PROCESSES]
             foreign, old = self._mounts.judge(record, [one for one, _used in seen])
             look.add(allocation, record.kind, uuid, foreign)
             if old:
@@ -333,6 +336,7 @@ class Watch:
                 look.unplaced[uuid] = self._last.unplaced.get(uuid, 0)
                 look.unaccounted[uuid] = self._last.unaccounted.get(uuid, 0)
                 look.shown.update({key: used for key, used in self._last.shown.items() if key[1] == uuid})
+                look.programs.update({key: one for key, one in self._last.programs.items() if key[1] == uuid})
             self._last = look
             present = {*records, *self._files.static()} if self._old else set()
             self._old = {allocation: one for allocation, one in self._old.items() if allocation in present}
@@ -349,7 +353,8 @@ class Watch:
                     self._totals[one.suspicion.reason, kind] = self._totals.get((one.suspicion.reason, kind), 0) + 1
                     fresh.append(one)
                 seen[key] = one
-            self._past.extend(one for key, one in self._seen.items() if one.named and key not in seen)
+            over = [one for key, one in self._seen.items() if one.named and key not in seen]
+            self._past.extend(replace(one, over=now) for one in over)
             self._seen = seen
             self._reported = {key: then for key, then in self._reported.items() if now - then < TELL_S}
         for one in fresh:

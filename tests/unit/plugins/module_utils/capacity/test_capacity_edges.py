@@ -15,6 +15,7 @@ from doubles.host import host as host_double
 from doubles.host import write
 
 LEASE = {"id": "1", "kind": "lease", "slice_ids": ["GPU-a::1"]}
+ENGINE = {"id": "1", "kind": "container", "slice_ids": ["GPU-a::1"]}
 HELD = {"id": "2", "kind": "kubelet", "slice_ids": ["GPU-a::1"]}
 WITHOUT_ONE = checkpoint([one for one in IDS if one != "GPU-a::1"])
 NVML_LOST = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": []}
@@ -28,6 +29,21 @@ SAID = [
         "a slice that a lease holds, and is not healthy meanwhile",
         {"plugin": plugin(slices=slices(health="Unhealthy"), allocations=[LEASE]), "checkpoint_text": WITHOUT_ONE},
         [],
+    ),
+    (
+        "a slice that a container of docker has",
+        {"plugin": plugin(slices=slices(health="Unhealthy"), allocations=[ENGINE]), "checkpoint_text": WITHOUT_ONE},
+        [],
+    ),
+    (
+        "a slice that a container has by its CDI name",
+        {"plugin": plugin(slices=slices(health="Unhealthy", state="in use")), "checkpoint_text": WITHOUT_ONE},
+        [],
+    ),
+    (
+        "a slice of an unhealthy GPU",
+        {"plugin": plugin(slices=slices(health="Unhealthy", state="unhealthy")), "checkpoint_text": WITHOUT_ONE},
+        ["slice health GPU-a::1: expected Healthy, found Unhealthy", "found 3 of 4; missing GPU-a::1"],
     ),
     (
         "a slice that a container holds, and is not healthy",

@@ -102,17 +102,27 @@ def test_a_working_device_plugin_is_not_restarted_without_a_driver(state, variab
 def running(split, *held):
     """The status of a device plugin with K slices of each GPU, and the slices that containers hold."""
     config = node_config.from_vars({"vgpu_split_count": split})
-    allocations = [{"id": str(n), "kind": kind, "slice_ids": [one]} for n, (kind, one) in enumerate(held)]
-    made_slices = [one._asdict() for one in sharing.pieces_for(CONVERGED["gpus"], config)[0]]
+    allocations = [{"id": str(n), "kind": kind, "slice_ids": [one]} for n, (kind, one) in enumerate(held) if kind]
+    used = {one for _kind, one in held}
+    made_slices = [
+        {**one._asdict(), "in_use": one.id in used} for one in sharing.pieces_for(CONVERGED["gpus"], config)[0]
+    ]
     return {**CONVERGED["plugin"]["status"], "slices": made_slices, "allocations": allocations}
 
 
 POD_A, POD_B, LEASE = ("kubelet", "GPU-a::1"), ("kubelet", "GPU-b::0"), ("lease", "GPU-b::1")
+# Of vgpuctl run and exec; and of podman by a CDI name, which has no allocation.
+ENGINE, PROGRAM, BY_NAME = ("container", "GPU-a::1"), ("exec", "GPU-b::0"), ("", "GPU-b::1")
 
 # The desired state that differs, who holds slices of K=3, how many are disturbed and what is said of it.
 HOLDERS = [
     ({"vgpu_split_count": 4}, [POD_A, POD_B], "2 containers hold slices of the former size"),
     ({"vgpu_split_count": 4}, [LEASE], ""),
+    ({"vgpu_split_count": 4}, [ENGINE], "1 containers hold slices of the former size"),
+    ({"vgpu_split_count": 4}, [ENGINE, PROGRAM, LEASE], "2 containers hold slices of the former size"),
+    ({"vgpu_split_count": 4}, [BY_NAME], "1 containers hold slices of the former size"),
+    ({"device_plugin_state": "absent"}, [ENGINE], "1 containers use slices; their allocations end"),
+    ({"vcuda_state": "absent"}, [BY_NAME], "1 containers mount the library"),
     ({"vgpu_split_count": 4}, [], ""),
     ({"vgpu_memory_scaling": 2}, [POD_A], "1 containers hold slices of the former size"),
     ({"vgpu_cores_scaling": 1}, [POD_A], "1 containers"),

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a container of docker or podman needs for a lease: mounts, environment, devices, and the label by which the
+plugin follows its life. As options of the engine's command, or as a service of docker compose. Pure, but for the file.
+
+An engine that knows CDI gets the GPU by its name there. For another the same file is read here and its edits are given
+as mounts and devices, so no runtime of NVIDIA's and no setting of the engine is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..allocation.engine_lists import LABEL
+from ..inject import cdi
+
+
+class EditsError(Exception):
+    """A container cannot be given its GPU; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Edits:
+    """``mounts``: (path in the container, path on the host, read-only); ``devices``: (in the container, on the host);
+    ``names``: CDI devices.
+    """
+
+    label: str
+    envs: Mapping[str, str]
+    mounts: tuple[tuple[str, str, bool], ...]
+    devices: tuple[tuple[str, str], ...] = ()
+    names: tuple[str, ...] = ()
+
+    def options(self) -> list[str]:
+        """Of docker run and podman run. --mount, for with --volume docker makes a folder where a source is missing."""
+        out = ["--label", self.label]
+        for name, value in sorted(self.envs.items()):
+            out += ["--env", f"{name}={value}"]
+        for inside, host, read_only in self.mounts:
+            out += ["--mount", f"type=bind,source={host},target={inside}{',readonly' if read_only else ''}"]
+        for inside, host in self.devices:
+            out += ["--device", f"{host}:{inside}"]
+        for name in self.names:
+            out += ["--device", name]
+        return out
+
+    def service(self) -> dict[str, Any]:
+        """Of docker compose."""
+        name, _equals, value = self.label.partition("=")
+        return {
+            "labels": {name: value},
+            "environment": dict(sorted(self.envs.items())),
+            "volumes": [
+                {
+                    "type": "bind",
+                    "source": host,
+                    "target": inside,
+                    "read_only": read_only,
+                    "bind": {"create_host_path": False},
+                }
+                for inside, host, read_only in self.mounts
+            ],
+            "devices": [*(f"{host}:{inside}" for inside, host in self.devices), *self.names],
+        }
+
+
+def of_lease(lease: Mapping[str, Any], devices: Sequence[str], by_cdi: bool, cdi_folder: Path) -> Edits:
+    """``lease``: as vgpuctl has it; ``devices``: UUIDs of its GPUs or MIG devices. Raises EditsError."""
+    # /dev/null at a name is a word for NVIDIA's runtime, which adds nothing here.
+    mounts = [
+        (one["container_path"], one["host_path"], bool(one["read_only"]))
+        for one in lease["mounts"]
+        if one["host_path"] != "/dev/null"
+    ]
+    envs = {**lease["envs"], **_environment([cdi.VOID])}
+    label = f"{LABEL}={lease['allocation']}"
+    common, edits = _from_file(cdi_folder / cdi.file_name(cdi.GPU_KIND), devices)
+    if by_cdi:
+        return Edits(label, envs, tuple(mounts), (), tuple(f"{cdi.GPU_KIND}={one}" for one in devices))
+    nodes: dict[str, str] = {}
+    for one in [common, *edits]:
+        envs = {**_environment(one.get("env", [])), **envs}
+        mounts += [(row["containerPath"], row["hostPath"], "ro" in row["options"]) for row in one.get("mounts", [])]
+        nodes.update({row["path"]: row.get("hostPath", row["path"]) for row in one.get("deviceNodes", [])})
+    return Edits(label, envs, tuple(mounts), tuple(nodes.items()))
+
+
+def _environment(words: Iterable[str]) -> dict[str, str]:
+    return {name: value for name, _equals, value in (one.partition("=") for one in words)}
+
+
+def _from_file(path: Path, devices: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The edits of all containers, and those of each device. Raises EditsError."""
+    try:
+        found = json.loads(path.read_text())
+        named = {one["name"]: one["containerEdits"] for one in found["devices"]}
+        return found["containerEdits"], [named[one] for one in devices]
+    except FileNotFoundError:
+        raise EditsError(
+            f"{path} does not exist: the plugin found no libcuda.so.1 of the driver on this host, or writes no CDI "
+            "files; see: journalctl -u vgpu-device-plugin"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise EditsError(f"{path} does not say how a container gets {', '.join(devices)}: {fault!r}") from None

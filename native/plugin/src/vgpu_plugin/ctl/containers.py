@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vgpuctl run``: a container of docker or podman in slices of this host. The plugin follows the container by its
+label, so the slices are its own until it is removed, also where this program was ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from .._proto import admin_pb2 as api
+from ..admin.admin_socket import Client, Fault
+from ..allocation.engine_lists import DOCKER, ENGINES, LABEL, PODMAN
+from ..allocation.records import CONTAINER
+from .container_edits import Edits, EditsError, of_lease
+
+# What the engine's own command returns where the container did not start.
+NOT_STARTED = (125, 126, 127)
+# The first podman whose CDI reads files of our version.
+PODMAN_WITH_CDI = (4, 3)
+PODMAN_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+# Until the plugin sees the container: an image may have to be pulled first.
+TTL_S = 3600
+FAILED, USAGE = 1, 2
+
+
+class EngineError(Exception):
+    """No engine can run the container; the text says why and what to do."""
+
+
+def ask(*words: str) -> str | None:
+    """The output of an engine's command; None where it fails."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def chosen(named: str) -> str:
+    """The engine that is named, else the first that is there and answers. Raises EngineError."""
+    for engine in [named] if named else ENGINES:
+        if shutil.which(engine) and ask(engine, "info", "--format", "json") is not None:
+            return engine
+    raise EngineError(
+        f"{named or ' and '.join(ENGINES)} cannot be used: not installed, or no answer to "
+        f"{named or DOCKER} info; see: systemctl status docker"
+    )
+
+
+def knows_cdi(engine: str, folder: str) -> bool:
+    """Whether an engine reads CDI files of a folder: docker from 25 on, where its feature is on; podman from 4.3 on."""
+    folders: Sequence[str] = ()
+    if engine == PODMAN:
+        found = re.search(r"(\d+)\.(\d+)", ask(PODMAN, "version", "--format", "{{.Client.Version}}") or "")
+        if found and (int(found[1]), int(found[2])) >= PODMAN_WITH_CDI:
+            folders = PODMAN_FOLDERS
+    else:
+        with contextlib.suppress(ValueError):
+            # An older docker fails at the field.
+            folders = json.loads(ask(DOCKER, "info", "--format", "{{json .CDISpecDirs}}") or "null") or ()
+    return os.path.realpath(folder) in {os.path.realpath(one) for one in folders}
+
+
+def run(given: argparse.Namespace, plugin: Client) -> int:
+    """The container's exit status, or the engine's where it did not start. May raise Fault."""
+    words = given.words[1:] if given.words[:1] == ["--"] else given.words
+    if bool(words) == bool(given.compose):
+        hint = "run needs an image: vgpuctl run -- IMAGE COMMAND, or --compose SERVICE and no image"
+        print(f"vgpuctl: {hint}", file=sys.stderr)
+        return USAGE
+    try:
+        engine = DOCKER if given.compose else chosen(given.engine)
+        lease = _lease(given, plugin, engine)
+        try:
+            edits = _edits(given, plugin, lease, engine)
+        except BaseException:
+            _release(plugin, lease.allocation)
+            raise
+    except (EngineError, EditsError) as fault:
+        print(f"vgpuctl: {fault}", file=sys.stderr)
+        return FAILED
+    if given.compose:
+        print(json.dumps({"services": {given.compose: edits.service()}}, indent=1))
+        return 0
+    return _supervise(plugin, engine, lease.allocation, command(engine, edits, words, given.detach))
+
+
+def command(engine: str, edits: Edits, words: Sequence[str], detach: bool) -> list[str]:
+    """Without --detach the container is removed at its end, and its slices are free again; --restart forbids that."""
+    kept = detach or any(one.split("=")[0] in ("--restart", "--rm") for one in words)
+    return [engine, "run", *(["--detach"] if detach else []), *([] if kept else ["--rm"]), *edits.options(), *words]
+
+
+def _lease(given: argparse.Namespace, plugin: Client, engine: str) -> Any:
+    return plugin.call(
+        "Lease",
+        api.LeaseRequest(
+            uuid=given.uuid,
+            ttl_s=TTL_S,
+            kind=CONTAINER,
+            holder=engine,
+            engine=engine,
+            gpus=given.gpus,
+            memory_bytes=given.memory,
+            sm_percent=given.cores,
+        ),
+    )
+
+
+def _edits(given: argparse.Namespace, plugin: Client, lease: Any, engine: str) -> Edits:
+    pieces = {one.id: one.device for one in plugin.call("Status", api.StatusRequest()).slices}
+    answer = {
+        "allocation": lease.allocation,
+        "envs": dict(lease.answer.envs),
+        "mounts": [
+            {"container_path": one.container_path, "host_path": one.host_path, "read_only": one.read_only}
+            for one in lease.answer.mounts
+        ],
+    }
+    # A service of compose is for engines of any version.
+    by_cdi = not given.compose and knows_cdi(engine, str(given.cdi_dir))
+    return of_lease(answer, [pieces[one] for one in lease.ids], by_cdi, given.cdi_dir)
+
+
+def _supervise(plugin: Client, engine: str, allocation: str, words: list[str]) -> int:
+    with subprocess.Popen(words) as process:
+
+        def forward(number: int, _frame: FrameType | None) -> None:
+            process.send_signal(number)
+
+        # The engine's command passes signals on to the container. Ctrl-C it gets from the terminal, as this does.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, forward)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        status = process.wait()
+    status = status if status >= 0 else 128 - status
+    mine = f"label={LABEL}={allocation}"
+    if status in NOT_STARTED:
+        # A container that was made and did not start would keep the slices.
+        left = (ask(engine, "ps", "--all", "--quiet", "--filter", mine, "--filter", "status=created") or "").split()
+        if left:
+            ask(engine, "rm", "--force", *left)
+    found = ask(engine, "ps", "--all", "--quiet", "--filter", mine)
+    if found is not None and not found.strip():
+        _release(plugin, allocation)
+    return status
+
+
+def _release(plugin: Client, allocation: str) -> None:
+    # The plugin may have seen the container's end before; and it will, where it does not answer now.
+    with contextlib.suppress(Fault):
+        plugin.call("Release", api.ReleaseRequest(allocation=allocation))

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vgpuctl exec``: a program in a slice of this host, which is given back when the program ends."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from .._proto import admin_pb2 as api
+from ..admin.admin_socket import Client, Fault
+from ..admin.plain import plain
+from ..allocation.records import EXEC
+from . import descendants
+
+USAGE = 2
+
+
+def holder(program: Sequence[str]) -> str:
+    """Who runs what, for people: the user before sudo."""
+    try:
+        user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = str(os.getuid())
+    return f"{user}: {os.path.basename(program[0])}"
+
+
+def execute(given: argparse.Namespace, plugin: Client) -> int:
+    """Runs a program in a leased slice and gives the slice back; its exit status, as shells have it."""
+    program = given.program[1:] if given.program[:1] == ["--"] else given.program
+    if not program:
+        print("vgpuctl: exec needs a program: vgpuctl exec -- nvidia-smi", file=sys.stderr)
+        return USAGE
+    # The slice is given back also where this program gets a signal; the program in it is killed then.
+    _on_ends(_end, signal.SIGTERM, signal.SIGHUP)
+    descendants.adopt()
+    request = api.LeaseRequest(uuid=given.uuid, ttl_s=given.ttl, kind=EXEC, holder=holder(program))
+    found = plugin.call("Lease", request)
+    try:
+        gpus = {one.uuid: one.minor for one in plugin.call("Status", api.StatusRequest()).gpus}
+        uuids = [one.partition("::")[0] for one in found.ids]
+        answer = plain(found.answer)
+        wanted = {
+            "mounts": [[one["container_path"], one["host_path"], one["read_only"]] for one in answer["mounts"]],
+            "minors": [gpus[one] for one in uuids if one in gpus],
+            "envs": answer["envs"],
+        }
+        command = [sys.executable, "-I", "-c", _enter(), json.dumps(wanted), *program]
+        with contextlib.suppress(KeyboardInterrupt):
+            done = subprocess.run(command, check=False)
+            return done.returncode if done.returncode >= 0 else 128 - done.returncode
+        return 128 + signal.SIGINT
+    finally:
+        _on_ends(_ends_already)
+        _give_back(plugin, found.allocation)
+
+
+def _give_back(plugin: Client, allocation: str) -> None:
+    # Before the slice is another's: what the program started in the background still holds memory in it.
+    left = descendants.end()
+    if left:
+        names = ", ".join(str(pid) for pid in left)
+        print(f"vgpuctl: the slice was not given back, process {names} in it does not end", file=sys.stderr)
+        return
+    try:
+        plugin.call("Release", api.ReleaseRequest(allocation=allocation))
+    except Fault as fault:  # what the program returned counts all the same
+        print(f"vgpuctl: the slice was not given back, its lease ends after its time: {fault}", file=sys.stderr)
+
+
+def _on_ends(handler: Callable[[int, FrameType | None], None], *numbers: int) -> None:
+    """But for those that this program was started to ignore, as by nohup: then the program in the slice does too."""
+    for number in numbers or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    # Once: a second one, as of a session that ends, would come between this and the kill of the program in the slice.
+    _on_ends(_ends_already)
+    sys.exit(128 + number)
+
+
+def _ends_already(_number: int, _frame: FrameType | None) -> None:
+    """Nothing keeps the slice from being given back."""
+
+
+def _enter() -> str:
+    """Text of a program for an isolated Python, which imports nothing from the working directory or PYTHONPATH: root
+    may stand in a folder of others. The package is found where this one was, for a checkout is not installed.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    return f"import sys; sys.path.append({root!r}); from {__package__}.enter import main; sys.exit(main())"

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables for people: aligned columns that fit a terminal, figures, ages. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Row = Sequence[object]
+# As short as a name may become.
+SHORT_NAME = 12
+
+
+def shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def table(rows: Sequence[Row], right: Sequence[int] = (), width: int = 0, gives_way: int = -1) -> list[str]:
+    """Aligned columns; the first row is the head. ``right``: columns of numbers. ``width``: of the terminal,
+    0: any; the column ``gives_way`` becomes shorter until it fits, and lines are cut where that is not enough.
+    """
+    texts = [[str(cell) for cell in row] for row in rows]
+    if width and gives_way >= 0 and (over := max(map(len, _aligned(texts, right))) - width) > 0:
+        longest = max(len(row[gives_way]) for row in texts)
+        room = max(SHORT_NAME, longest - over)
+        for row in texts:
+            row[gives_way] = shortened(row[gives_way], room)
+    return [shortened(line, width) if width else line for line in _aligned(texts, right)]
+
+
+def _aligned(texts: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
+    widths = [max(len(row[n]) for row in texts) for n in range(len(texts[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if n in right else cell.ljust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in texts
+    ]
+
+
+def mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f}"
+
+
+def percent(share: float) -> str:
+    return "-" if share < 0 else f"{100 * share:.0f}"
+
+
+def known(figure: int) -> str:
+    """A figure of a GPU; - where it says none."""
+    return "-" if figure < 0 else str(figure)
+
+
+def age(seconds: float) -> str:
+    """In the unit that people would take: 40 s, 12 min, 3 h, 5 d."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of containers of docker and podman, by the processes that use a GPU: the plugin knows none for a lease
+that was taken by hand, and for slices that an engine got by CDI.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..allocation.engine_lists import DOCKER, PODMAN
+from .containers import ask
+
+# As docker and podman name a container's control group.
+GROUP = re.compile(r"(docker|libpod)[-/]([0-9a-f]{64})")
+ENGINE_OF = {"docker": DOCKER, "libpod": PODMAN}
+
+
+class Tenants:
+    """Asks an engine where it meets a container that it does not know."""
+
+    def __init__(self, proc: Path = Path("/proc"), ask: Callable[..., str | None] = ask) -> None:
+        self._proc, self._ask = proc, ask
+        # (engine, id of the container) → its name.
+        self._names: dict[tuple[str, str], str] = {}
+
+    def of(self, usages: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+        """Allocation → the container's name, of those that no pod and no holder explains."""
+        out = {}
+        for one in usages:
+            unnamed = one["programs"] and not one["pod"] and not one["holder"]
+            if unnamed and (name := self._name(one["programs"][0]["pid"])):
+                out[one["allocation"]] = name
+        return out
+
+    def _name(self, pid: int) -> str:
+        try:
+            found = GROUP.search((self._proc / str(pid) / "cgroup").read_text(errors="replace"))
+        except OSError:
+            return ""
+        if found is None:
+            return ""
+        key = ENGINE_OF[found[1]], found[2]
+        if key not in self._names:
+            answer = self._ask(key[0], "inspect", "--format", "{{.Name}}", key[1]) or key[1][:12]
+            self._names[key] = f"{key[0]} {answer.strip().lstrip('/')}"
+        return self._names[key]

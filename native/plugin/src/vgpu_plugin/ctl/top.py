@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vgpuctl top``: the GPUs, and who holds and uses what of which; once, as JSON, or as a live screen by ANSI alone."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import select
+import shutil
+import socket
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .._proto import admin_pb2 as api
+from ..admin.admin_socket import Client, Fault
+from ..admin.plain import plain
+from .tables import Row, age, mib, percent, shortened, table
+from .tenants import Tenants
+from .text import gpu_table
+
+HEAD = ("GPU", "TENANT", "MEM MiB", "OF MiB", "MEM %", "SM %", "GRANT %", "GOT %", "PID", "PROGRAM")
+NUMBERS = (2, 3, 4, 5, 6, 7, 8)
+# In a narrow terminal: without the percentage that two columns give, and with short heads.
+SHORT_HEAD = ("GPU", "TENANT", "MiB", "OF", "SM%", "GRANT", "GOT", "PID", "PROGRAM")
+LEFT_OUT = 4
+TENANT, MOST_PROGRAMS, LONGEST_PROGRAM, SHORT_PROGRAM = 1, 4, 15, 11
+NOBODY = "no container holds a limited slice"
+# Alternate screen without a cursor; and back.
+BEGIN, END = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
+HOME, REST_OF_LINE, REST_OF_SCREEN = "\033[H", "\033[K", "\033[J"
+
+
+def rows_of(one: Mapping[str, Any], index: str, tenant: str, got: str) -> list[Row]:
+    """One container on one GPU: its figures with its first process, then a line for each other one."""
+    limit = one["memory_limit"]
+    # What it says of itself, or what the driver shows where that is more.
+    used = max(one["memory_used"], one.get("memory_driver", -1))
+    programs = one.get("programs", [])
+    named = [(str(each["pid"]), shortened(each["name"], LONGEST_PROGRAM)) for each in programs[:MOST_PROGRAMS]]
+    if not named:
+        # The driver shows none: one that has just begun, or none at all.
+        named = [("-", f"{one['processes']} in ledger" if one["processes"] else "-")]
+    if len(programs) > MOST_PROGRAMS:
+        named.append(("", f"and {len(programs) - MOST_PROGRAMS} more"))
+    figures = (
+        mib(used),
+        mib(limit) if limit else "-",
+        percent(used / limit) if limit else "-",
+        percent(one["share_limit"]),
+        percent(one["share_granted"]),
+        got,
+    )
+    first: Row = (index, tenant, *figures, *named[0])
+    memory = {str(each["pid"]): mib(each["bytes"]) for each in programs}
+    return [first, *(("", "", memory.get(pid, ""), "", "", "", "", "", pid, name) for pid, name in named[1:])]
+
+
+def top(
+    usages: Sequence[Mapping[str, Any]],
+    before: Mapping[tuple[str, str], float] | None = None,
+    seconds: float = 0.0,
+    width: int = 0,
+    indexes: Mapping[str, int] | None = None,
+    tenants: Mapping[str, str] | None = None,
+) -> str:
+    """``before``: device seconds of each (allocation, uuid) ``seconds`` ago, for the share that was got since.
+    ``width``: of the terminal; 0: any. ``indexes`` of GPUs by UUID; ``tenants``: names by allocation.
+    """
+    rows: list[Row] = [HEAD]
+    order = indexes or {}
+    for one in sorted(usages, key=lambda use: (order.get(use["uuid"], len(order)), use["allocation"])):
+        then = (before or {}).get((one["allocation"], one["uuid"]))
+        got = "-"
+        if then is not None and seconds > 0:
+            got = percent(max(0.0, one["device_seconds"] - then) / seconds)
+        name = (tenants or {}).get(one["allocation"]) or tenant(one)
+        rows += rows_of(one, str(order.get(one["uuid"], shortened(one["uuid"], 8))), name, got)
+    if len(rows) == 1:
+        return NOBODY
+    lines = table(rows, NUMBERS)
+    if width and max(map(len, lines)) > width:
+        short = [[*row[:LEFT_OUT], *row[LEFT_OUT + 1 : -1], shortened(str(row[-1]), SHORT_PROGRAM)] for row in rows[1:]]
+        lines = table([SHORT_HEAD, *short], NUMBERS[:-1], width, TENANT)
+    return "\n".join(lines)
+
+
+def tenant(one: Mapping[str, Any]) -> str:
+    """A pod's container, who has a lease, or the allocation."""
+    if one["pod"]:
+        return "/".join((one["namespace"], one["pod"], one["container"]))
+    return str(one.get("holder") or f"({one['kind']} {one['allocation']})")
+
+
+class Source:
+    """What the plugin says, call by call. ``usages`` and ``status`` may raise Fault."""
+
+    def __init__(self, plugin: Client) -> None:
+        self._plugin = plugin
+        self._tenants = Tenants()
+        self._before: dict[tuple[str, str], float] | None = None
+        self._then = 0.0
+
+    def usages(self) -> list[dict[str, Any]]:
+        return list(plain(self._plugin.call("Usage", api.UsageRequest()))["usages"])
+
+    def status(self) -> dict[str, Any]:
+        return plain(self._plugin.call("Status", api.StatusRequest()))
+
+    def measure(self) -> list[dict[str, Any]]:
+        """Usages; the next ``table`` has shares since this call."""
+        found, self._then = self.usages(), time.monotonic()
+        self._before = {(one["allocation"], one["uuid"]): one["device_seconds"] for one in found}
+        return found
+
+    def table(self, width: int) -> tuple[str, dict[str, Any]]:
+        """The table of now, and the status that goes with it."""
+        status, before, then = self.status(), self._before, self._then
+        usages = self.measure()
+        indexes = {gpu["uuid"]: gpu["index"] for gpu in status["gpus"]}
+        return top(usages, before, self._then - then, width, indexes, self._tenants.of(usages)), status
+
+
+def run(given: argparse.Namespace, plugin: Client) -> int:
+    """May raise Fault: where nobody answers from the start, a table that waits for ever would be no answer."""
+    source = Source(plugin)
+    if given.json:
+        print(json.dumps({"usages": source.usages()}, indent=1))
+        return 0
+    terminal = sys.stdout.isatty()
+    if given.once:
+        source.measure()
+        time.sleep(given.interval)
+        print(source.table(shutil.get_terminal_size().columns if terminal else 0)[0])
+        return 0
+    source.measure()
+    if terminal or given.live:
+        return _live(given, source)
+    while True:
+        time.sleep(given.interval)
+        print(source.table(0)[0], flush=True)
+
+
+def screen(table_text: str, status: dict[str, Any], size: tuple[int, int], interval: float) -> str:
+    """GPUs, then tenants, in ``size`` (columns, lines): what does not fit is counted in the last line."""
+    width, height = size
+    states = [one["state"] for one in status["slices"]]
+    sums = ", ".join(f"{states.count(name)} {name}" for name in ("free", "in use", "unhealthy") if name in states)
+    title = f"{socket.gethostname()}  {time.strftime('%H:%M:%S')}  slices: {sums or 'none'}"
+    lines = [title, "", *gpu_table(status, width), "", *table_text.splitlines()]
+    lines += [f"warning: {one}" for one in status["warnings"]]
+    if len(lines) > height - 1:
+        lines = [*lines[: height - 2], f"{len(lines) - height + 2} lines more: vgpuctl top --once"]
+    lines += [""] * (height - 1 - len(lines))
+    return "\n".join([*lines, f"every {interval:g} s; q ends"])
+
+
+def _live(given: argparse.Namespace, source: Source) -> int:
+    failed_since = 0.0
+    with _terminal():
+        while True:
+            size = shutil.get_terminal_size()
+            try:
+                text = screen(*source.table(size.columns), (size.columns, size.lines), given.interval)
+                failed_since = 0.0
+            except Fault as fault:
+                # A plugin that is started again answers again soon.
+                failed_since = failed_since or time.monotonic()
+                text = f"vgpuctl: {fault}\nno answer for {age(time.monotonic() - failed_since)}; q ends"
+            rows = [shortened(line, size.columns) + REST_OF_LINE for line in text.splitlines()]
+            sys.stdout.write(HOME + "\n".join(rows) + REST_OF_SCREEN)
+            sys.stdout.flush()
+            try:
+                if _quit_within(given.interval):
+                    return 0
+            except KeyboardInterrupt:
+                return 0
+
+
+def _quit_within(seconds: float) -> bool:
+    """Whether q was typed; waits so long."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if not sys.stdin.isatty():
+            time.sleep(left)
+        elif select.select([sys.stdin], [], [], left)[0] and sys.stdin.read(1) in ("q", "Q", ""):
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[None]:
+    """The alternate screen, and keys without Enter; all as before at the end."""
+    keys = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
+    sys.stdout.write(BEGIN)
+    try:
+        if keys is not None:
+            tty.setcbreak(sys.stdin.fileno())
+        yield
+    finally:
+        if keys is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, keys)
+        sys.stdout.write(END)
+        sys.stdout.flush()

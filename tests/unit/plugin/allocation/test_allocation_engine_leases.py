@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases of containers of docker and podman: their size, how many GPUs, and that they last as long as the container."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.allocation.engine_lists import EngineLists
+from vgpu_plugin.allocation.leases import Leases, Terms
+from vgpu_plugin.allocation.limit_devices import AtMost
+from vgpu_plugin.errors import BadRequest, NoFreeSlice
+
+from ..samples import gpus
+
+MIB = 1 << 20
+DOCKER = Terms("container", "docker", "docker")
+
+
+class Engines:
+    """What docker shows; None: it does not answer."""
+
+    def __init__(self) -> None:
+        self.shown: dict[str, str] | None = {}
+        self.asked = 0
+
+    def leases(self, engines):
+        self.asked += 1
+        return {} if self.shown is None else {one: dict(self.shown) for one in set(engines)}
+
+
+def leases_of(node, parts, engines=None) -> Leases:
+    pool, allocator, _files = parts
+    out = Leases(allocator, pool, node.paths.checkpoint, lambda: False, node.clock, engines or Engines())
+    out.restore()
+    return out
+
+
+def limits_of(node, allocation: str) -> list[tuple[int, int]]:
+    """(bytes, percent) of each GPU, as the container reads them."""
+    found = abi_files.parse_limits((node.paths.allocations / allocation / "limits").read_bytes())
+    return [(one["memory_bytes"], one["sm_percent"]) for one in found["devices"]]
+
+
+SIZES = [
+    (AtMost(), (3840 * MIB, 25)),
+    (AtMost(1 << 30, 0), (1 << 30, 25)),
+    (AtMost(0, 10), (3840 * MIB, 10)),
+    (AtMost(3840 * MIB, 25), (3840 * MIB, 25)),
+]
+
+
+@pytest.mark.parametrize(("at_most", "limits"), SIZES)
+def test_container_gets_no_more_than_it_asks_for(node, at_most, limits):
+    answer = leases_of(node, node.parts(splitCount=4, coresScaling="1")).lease(terms=replace(DOCKER, at_most=at_most))
+    assert limits_of(node, answer.allocation) == [limits]
+
+
+@pytest.mark.parametrize("at_most", [AtMost(3841 * MIB), AtMost(0, 26)])
+def test_no_slice_is_so_large(node, at_most):
+    leases = leases_of(node, node.parts(splitCount=4, coresScaling="1"))
+    with pytest.raises(NoFreeSlice, match="the largest has 3840 MiB and 25 % of the SMs; ask for less"):
+        leases.lease(terms=replace(DOCKER, at_most=at_most))
+
+
+def test_the_larger_gpu_is_taken_where_the_other_is_too_small(node):
+    node.gpus[:] = gpus("T4", "A100-80GB")
+    terms = replace(DOCKER, at_most=AtMost(5000 * MIB))
+    (one,) = leases_of(node, node.parts(splitCount=4)).lease(terms=terms).slice_ids
+    assert one.startswith(node.gpus[1].uuid)
+
+
+def test_slices_of_two_gpus(node):
+    parts = node.parts(splitCount=2)
+    leases = leases_of(node, parts)
+    answer = leases.lease(terms=replace(DOCKER, gpus=2))
+    assert {one.partition("::")[0] for one in answer.slice_ids} == {gpu.uuid for gpu in node.gpus}
+    assert len(limits_of(node, answer.allocation)) == 2
+    with pytest.raises(NoFreeSlice, match="not 3 GPUs with a free slice each: this node has 2 GPUs"):
+        leases.lease(terms=replace(DOCKER, gpus=3))
+    # What was taken in vain is offered again.
+    assert {offer.slice.id for offer in parts[0].offers()[1] if offer.healthy} == {
+        one.id for one in parts[0].slices
+    } - set(answer.slice_ids)
+
+
+BAD = [
+    ("", Terms("kubelet"), "a lease of kind"),
+    ("", Terms("container", "x"), "docker or podman for container alone"),
+    ("", Terms("container", "x", "lxc"), "docker or podman for container alone"),
+    ("", Terms("exec", "x", "docker"), "docker or podman for container alone"),
+    ("", replace(DOCKER, gpus=0), "expected 1 or more"),
+    ("GPU", replace(DOCKER, gpus=2), "1 where one is named"),
+    ("", replace(DOCKER, at_most=AtMost(-1)), "expected bytes"),
+    ("", replace(DOCKER, at_most=AtMost(0, 101)), "percent from 1 to 100"),
+]
+
+
+@pytest.mark.parametrize(("uuid", "terms", "sentence"), BAD)
+def test_terms_that_cannot_be(node, uuid, terms, sentence):
+    with pytest.raises(BadRequest, match=sentence):
+        leases_of(node, node.parts()).lease(node.gpus[0].uuid if uuid else "", terms=terms)
+
+
+# What docker shows in look after look ("web": it has the container), seconds before each; whether the lease is there.
+LIVES = [
+    ("it runs for long", [("web", 10), ("web", 100000)], True),
+    ("it was never seen, and its time is not over", [("", 10), ("", 10), ("", 10)], True),
+    ("it was never seen", [("", 10), ("", 10000)], False),
+    ("it was removed", [("web", 10), ("", 10), ("", 10)], False),
+    ("compose made it again", [("web", 10), ("", 10), ("web", 10), ("", 10)], True),
+    ("docker does not answer", [("web", 10), (None, 10), (None, 100000), (None, 10)], True),
+    ("docker did not answer in between", [("web", 10), ("", 10), (None, 10), ("", 10)], False),
+]
+
+
+@pytest.mark.parametrize(("_name", "looks", "there"), LIVES, ids=[row[0] for row in LIVES])
+def test_lease_lasts_as_long_as_the_container(node, _name, looks, there):
+    parts, engines = node.parts(), Engines()
+    leases = leases_of(node, parts, engines)
+    answer = leases.lease(ttl_s=3600, terms=DOCKER)
+    for name, seconds in looks:
+        node.clock.seconds += seconds
+        engines.shown = None if name is None else ({answer.allocation: name} if name else {})
+        leases.follow()
+        leases.expire()
+    assert bool(parts[1].records.all()) is there
+    assert parts[2].present() == ([answer.allocation] if there else [])
+    healthy = {offer.slice.id for offer in parts[0].offers()[1] if offer.healthy}
+    assert (answer.slice_ids[0] in healthy) is not there
+
+
+def test_holder_is_the_container_by_its_name(node):
+    parts, engines = node.parts(), Engines()
+    leases = leases_of(node, parts, engines)
+    answer = leases.lease(terms=DOCKER)
+    engines.shown = {answer.allocation: "web"}
+    leases.follow()
+    (record,) = parts[1].records.all()
+    assert (record.holder, leases.seconds_left(record)) == ("docker web", 0)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_reboot(node, seen):
+    """/run is empty then. A container that there was finds its files as soon as its engine starts it."""
+    parts, engines = node.parts(), Engines()
+    leases = leases_of(node, parts, engines)
+    answer = leases.lease(terms=DOCKER)
+    if seen:
+        engines.shown = {answer.allocation: "web"}
+        leases.follow()
+    parts[2].remove(answer.allocation)
+    node.mounter.mounted.clear()
+    node.clock.boot, node.clock.seconds = "boot-b", 5.0
+    parts = node.parts()
+    engines.shown = None  # docker begins after the plugin
+    leases = leases_of(node, parts, engines)
+    leases.follow()
+    leases.expire()
+    assert parts[2].present() == ([answer.allocation] if seen else [])
+    if not seen:
+        return
+    assert all((node.paths.allocations / answer.allocation / name).exists() for name in ("ro/limits", "rw/ledger"))
+    assert answer.slice_ids[0] not in {offer.slice.id for offer in parts[0].offers()[1] if offer.healthy}
+    # The next start of the program within that boot makes nothing again: the container may run by then.
+    made = (node.paths.allocations / answer.allocation / "rw/ledger").stat().st_ino
+    parts = node.parts()
+    leases_of(node, parts, engines)
+    assert (node.paths.allocations / answer.allocation / "rw/ledger").stat().st_ino == made
+
+
+def test_a_lease_of_a_check_asks_no_engine(node):
+    parts, engines = node.parts(), Engines()
+    leases = leases_of(node, parts, engines)
+    leases.lease()
+    leases.follow()
+    assert len(parts[1].records.all()) == 1
+
+
+# As docker 20.10, docker 28 and podman 4.3 print them.
+LISTS = [
+    ("web\tvgpu.fleet/lease=00ff00ff00ff00ff\n", {"00ff00ff00ff00ff": "web"}),
+    ("web\ta=b,vgpu.fleet/lease=00ff00ff00ff00ff,c=d\n", {"00ff00ff00ff00ff": "web"}),
+    ("web\tmap[a:b vgpu.fleet/lease:00ff00ff00ff00ff]\n", {"00ff00ff00ff00ff": "web"}),
+    ("a\tvgpu.fleet/lease=aa\nb\tvgpu.fleet/lease=bb\n", {"aa": "a", "bb": "b"}),
+    ("", {}),
+    (None, None),
+]
+
+
+@pytest.mark.parametrize(("output", "leases"), LISTS)
+def test_list_of_an_engine(tmp_path, output, leases):
+    pid = tmp_path / "docker.pid"
+    lists = EngineLists(lambda _words: output, pid)
+    assert lists.leases(["docker"]) == {}  # a daemon that does not run is not started by a question
+    pid.touch()
+    assert lists.leases(["docker", "docker"]) == ({} if leases is None else {"docker": leases})
+    assert lists.leases(["podman"]) == ({} if leases is None else {"podman": leases})
+    assert lists.leases(["lxc", ""]) == {}
