@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fleet that exists only as an inventory and a table of answers, and a run of a playbook on it that is measured.
 
-The desired state is what the collection computes from the inventory; from it follows the state of a host that is as wanted
-(``done``) and of others that differ from it.
+The desired state is what the collection computes from the inventory; from it follows the state of a host that is as
+wanted (``done``) and of others that differ from it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Run:
 
 
 class Fleet:
-    """Hosts that answer from a table. ``like``: a fleet with the same variables, whose table is good for this one too."""
+    """Hosts that answer from a table. ``like``: a fleet with the same variables, whose table is good for this one."""
 
     def __init__(self, folder: Path, hosts: int, like: Fleet | None = None, **variables: Any) -> None:
         self.folder = folder
@@ -132,7 +132,7 @@ class Fleet:
         (self.folder / "table.json").write_text(json.dumps(table))
 
     def run(self, playbook: str, kind: str, *options: str, **environment: str) -> Run:
-        """Run a playbook of the collection on hosts that nobody changed yet, of this kind; empty: of the kind that each has."""
+        """Run a playbook of the collection on unchanged hosts of this kind; empty: of the kind that each has."""
         for note in (self.folder / "notes").iterdir():
             note.unlink()
         return self.again(playbook, *(["-e", f"table_kind={kind}"] if kind else []), *options, **environment)
@@ -179,7 +179,7 @@ def seen(wanted: dict[str, Any], kind: str) -> dict[str, Any]:
     roles, reads = wanted["roles"], desired_states.reads(wanted)
     vcuda, plugin, engine = roles["vcuda"], roles["device_plugin"], roles["container_runtime"]
     text = node_config.dump(wanted["node_config"])
-    files = {path: None for path in reads["files"]}
+    files = dict.fromkeys(reads["files"])
     for part, unit in ((vcuda, "arbiter_unit"), (plugin, "unit")):
         files[part[unit + "_path"]] = {"sha256": sha256(part[unit + "_text"]), "mtime": 1e9}
     units = {name: dict(RUNNING) for name in reads["units"]}
@@ -287,7 +287,7 @@ def capacity(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def answers(wanted: dict[str, Any], archive: str) -> dict[str, Any]:
-    """Answers of the modules that the roles run, whatever the host; any other module answers that it changed the host."""
+    """Answers of modules that the roles run; of any other module the answer is that it changed the host."""
     plugin = wanted["roles"]["device_plugin"]
     done = f"{plugin['root']}/{plugin['version']}/.complete"
     status = {"version": plugin["version"], "config_path": plugin["config_path"]}

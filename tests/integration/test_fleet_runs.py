@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from doubles.fleet import Fleet, Run
 
 # Tasks that belong to a role of the plan and run where it changes something.
@@ -45,9 +44,7 @@ NAMES = {f"gpu-000{number}" for number in range(1, 5)}
 
 @pytest.mark.parametrize("playbook", ["site.yml", "upgrade.yml"])
 @pytest.mark.parametrize("options", [[], ["--check"]])
-def test_a_run_that_changes_nothing_is_ten_tasks_and_skips_none(
-    fleet: Fleet, playbook: str, options: list[str]
-) -> None:
+def test_a_run_that_changes_nothing_skips_none_of_ten_tasks(fleet: Fleet, playbook: str, options: list[str]) -> None:
     run = fleet.run(playbook, "done", *options)
     assert run.code == 0, run.output
     assert set(run.counts) == NAMES

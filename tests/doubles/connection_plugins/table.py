@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A connection whose far side is a table: it names the module that was sent, and answers what the table has for it.
 
-Everything up to the connection is the controller's real work: templating, the build of the module's archive, the worker.
-``VGPU_TABLE`` names a JSON file: ``{kind-group: {module: answer}}``, with the kinds of hosts ``done``, ``bare``, ``behind``.
-``VGPU_TABLE_NOTES`` is a folder where a changed host leaves a file of its name;
-after that it is answered from ``done``.
+Everything up to the connection is the controller's real work: templates, the build of the module's archive, the worker.
+``VGPU_TABLE`` names a JSON file: ``{kind-group: {module: answer}}``, with the kinds of tests/doubles/fleet.py.
+``VGPU_TABLE_NOTES`` is a folder where a changed host leaves a file of its name; after that ``done`` answers.
 """
 
 from __future__ import annotations
