@@ -45,7 +45,7 @@ class ActionModule(ActionBase):
 
 
 def group_of(steps: list[dict[str, Any]], groups: dict[str, str]) -> dict[str, Any]:
-    """What makes Ansible add this host to a group, as the action ``group_by`` returns it. It costs no task of its own."""
+    """What makes Ansible add this host to a group, as ``group_by`` returns it. It costs no task of its own."""
     name = groups.get("changed" if steps else "unchanged")
     return {"add_group": name, "parent_groups": ["all"]} if name else {}
 

@@ -102,6 +102,14 @@ FIGURES = {
         "80 % of its natural load up to its share (a goal)",
         "31 %, by model",
     ),
+    "fleet": Figure(
+        "controller: site.yml that changes nothing, hosts that answer from a table",
+        "1 000 hosts in 10 CPU minutes; grows as the hosts do",
+        "not measured",
+    ),
+    "fleet-validation": Figure("controller: check of all variables", "0.05 CPU seconds a host", "not measured"),
+    "fleet-first": Figure("controller: first run of site.yml", "-", "not measured"),
+    "fleet-upgrade": Figure("controller: upgrade.yml, a new library, batches of 1 and 25 %", "-", "not measured"),
     "true": Figure("`true` with the library preloaded", "< 0.3 ms more", "not measured"),
 }
 
@@ -122,6 +130,8 @@ SIZES = {
     "seconds": {"short": 2, "bench": 5, "long": 20},
     "together": {"short": 100, "bench": 300, "long": 300},
     "idle": {"short": 0, "bench": 25, "long": 65},
+    "fleet": {"short": 0, "bench": 300, "long": 1000},
+    "fleet-changed": {"short": 0, "bench": 30, "long": 100},
     "scheduled": {"short": 100, "bench": 400, "long": 2000},
 }
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU seconds of the controller alone, by the number of hosts: connection and remote side are a table of answers.
+
+Gate: the CPU seconds grow as the hosts do, and a tenth more. The control is a play with an expression over all hosts in
+a task that every host runs, as site.yml once had it. Tasks a host are gated in tests/integration/test_fleet_runs.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import figures
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests"))
+
+from doubles.fleet import ROLES, Fleet  # noqa: E402
+
+BASE = 100
+FORKS = {"ANSIBLE_FORKS": "10"}
+SQUARE = "ansible_play_hosts | map('extract', hostvars, ['found', 'roles']) | flatten is contains 'vcuda'"
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    return Fleet(tmp_path_factory.mktemp("table"), 2)
+
+
+def left_out(*names: str) -> None:
+    for name in names:
+        figures.FIGURES[name].why = "only in `make bench` and `make bench-long`"
+    pytest.skip("minutes of CPU time")
+
+
+def play(fleet: Fleet, tasks: list[dict]) -> float:
+    """CPU seconds of these tasks on all hosts, with the defaults of the roles."""
+    roles = [{"role": f"vgpu.fleet.{role}", "tags": ["never"]} for role in ROLES]
+    fleet.write("play.yml", [{"hosts": "gpu_nodes", "gather_facts": False, "roles": roles, "tasks": tasks}])
+    run = fleet.again(str(fleet.folder / "play.yml"), "--skip-tags", "never", **FORKS)
+    assert run.code == 0, run.output[-4000:]
+    return run.cpu
+
+
+def test_no_change(sizes: dict, row, table: Fleet, tmp_path: Path) -> None:
+    many = sizes["fleet"]
+    if not many:
+        left_out("fleet")
+    cpu, control = {}, {}
+    for hosts in (BASE, many):
+        fleet = Fleet(tmp_path / str(hosts), hosts, table)
+        run = fleet.run("site.yml", "done", **FORKS)
+        assert run.code == 0 and len(run.counts) == hosts, run.output[-4000:]
+        assert {counts["skipped"] + counts["changed"] for counts in run.counts.values()} == {0}
+        cpu[hosts] = run.cpu
+        tasks = [
+            {"name": "keep", "ansible.builtin.set_fact": {"found": {"roles": ["verify"]}}},
+            {"name": "ask", "ansible.builtin.debug": {"msg": "there is one"}, "when": SQUARE},
+        ]
+        control[hosts] = play(fleet, tasks)
+    limit = 1.1 * many / BASE
+    row(
+        "fleet",
+        f"CPU seconds at {many} hosts ≤ {limit:.1f} times those at {BASE}",
+        lambda seconds: seconds[many] <= limit * seconds[BASE],
+        cpu,
+        ", ".join(f"{hosts} hosts: {seconds:.0f} CPU s, {seconds / hosts:.2f} each" for hosts, seconds in cpu.items()),
+        control,
+        ", ".join(f"{hosts} hosts: {seconds:.0f} CPU s" for hosts, seconds in control.items()),
+    )
+
+
+def test_validation(sizes: dict, table: Fleet, tmp_path: Path) -> None:
+    """What the check of the variables and the desired state take over a play that says something."""
+    hosts = sizes["fleet"]
+    if not hosts:
+        left_out("fleet-validation")
+    fleet = Fleet(tmp_path / "fleet", hosts, table)
+    checked = [
+        {"name": "check", "vgpu.fleet.check_variables": {"desired": True}, "register": "checked", "run_once": True},
+        {"name": "want", "vgpu.fleet.desired_state": {"checked": "checked"}},
+    ]
+    bare = play(fleet, [{"name": "say", "ansible.builtin.debug": {"msg": "something"}}])
+    each = (play(fleet, checked) - bare) / hosts
+    figures.FIGURES["fleet-validation"].measured = f"{each:.3f} CPU s a host of {hosts}"
+
+
+@pytest.mark.parametrize(
+    "name, playbook, kind", [("fleet-first", "site.yml", "bare"), ("fleet-upgrade", "upgrade.yml", "behind")]
+)
+def test_changes(sizes: dict, table: Fleet, tmp_path: Path, name: str, playbook: str, kind: str) -> None:
+    hosts = sizes["fleet-changed"]
+    if not hosts:
+        left_out(name)
+    cpu = {}
+    for number in (hosts // 3, hosts):
+        run = Fleet(tmp_path / str(number), number, table).run(playbook, kind, **FORKS)
+        assert run.code == 0, run.output[-4000:]
+        assert all(run.counts[f"gpu-{one:04}"]["changed"] > 3 for one in range(1, number + 1))
+        cpu[number] = run.cpu
+    told = ", ".join(f"{number} hosts: {cpu[number]:.0f} CPU s, {cpu[number] / number:.1f} each" for number in cpu)
+    figures.FIGURES[name].measured = told

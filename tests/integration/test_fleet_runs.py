@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole of site.yml and upgrade.yml, on hosts whose modules are answered from a table: which plays and roles run on
+which host, and what is shown, without the configuration of this repository."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from doubles.fleet import Fleet, Run
+
+# Tasks that belong to a role of the plan and run where it changes something.
+DEPLOYED = "vgpu.fleet.vcuda : Write the unit of the arbiter"
+PLUGIN = "vgpu.fleet.device_plugin : Switch to the version"
+PROVEN = "vgpu.fleet.verify : Record the state that isolation was proven for"
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    return Fleet(tmp_path_factory.mktemp("table"), 2)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, table: Fleet) -> Fleet:
+    """gpu-0001 and gpu-0003 of one group, gpu-0002 and gpu-0004 of another."""
+    return Fleet(tmp_path / "fleet", 4, table)
+
+
+def hosts_of(run: Run, task: str) -> set[str]:
+    """The hosts that ran a task, whatever came of it."""
+    parts = re.split(r"^(?:TASK|PLAY) ", run.output, flags=re.MULTILINE)
+    return {
+        host
+        for part in parts
+        if part.startswith(f"[{task}]")
+        for host in re.findall(r"^(?:ok|changed|fatal): \[(\S+?)[\] ]", part, re.MULTILINE)
+    }
+
+
+NAMES = {f"gpu-000{number}" for number in range(1, 5)}
+
+
+@pytest.mark.parametrize("playbook", ["site.yml", "upgrade.yml"])
+@pytest.mark.parametrize("options", [[], ["--check"]])
+def test_a_run_that_changes_nothing_skips_none_of_ten_tasks(fleet: Fleet, playbook: str, options: list[str]) -> None:
+    run = fleet.run(playbook, "done", *options)
+    assert run.code == 0, run.output
+    assert set(run.counts) == NAMES
+    for host, counts in run.counts.items():
+        assert (counts["changed"], counts["skipped"]) == (0, 0), run.output
+        assert 4 < run.tasks(host) <= 10, run.output
+    assert "skipping: [" not in run.output
+
+
+@pytest.mark.parametrize("playbook, kind", [("site.yml", "done"), ("site.yml", "bare"), ("upgrade.yml", "behind")])
+def test_nothing_is_said_by_ansible_itself(fleet: Fleet, playbook: str, kind: str) -> None:
+    run = fleet.run(playbook, kind)
+    assert run.code == 0, run.output
+    said = re.findall(r"^\[(?:WARNING|DEPRECATION WARNING|ERROR)\]: (.*)", run.output, re.MULTILINE)
+    ours = [one for one in said if "vgpu_memory_scaling: above 1" in one]
+    assert said == ours and ours, run.output
+
+
+def test_plan_and_report_are_lines(fleet: Fleet) -> None:
+    run = fleet.run("site.yml", "behind")
+    lines = [line.strip().rstrip(",") for line in run.output.splitlines()]
+    for line in ('"1. vcuda: the library is not current"', '"2. verify: the plan changes the host"'):
+        assert lines.count(line) == 4, run.output
+    assert sum(line.startswith('"    0  Tesla T4       15360') for line in lines) == 4
+    assert "\\n" not in run.output
+
+
+def test_only_hosts_that_need_it_run_a_role(fleet: Fleet) -> None:
+    fleet.host("gpu-0002", table_kind="behind")
+    fleet.host("gpu-0003", table_kind="bare")
+    run = fleet.run("site.yml", "")
+    assert run.code == 0, run.output
+    assert hosts_of(run, DEPLOYED) == {"gpu-0002", "gpu-0003"}
+    assert hosts_of(run, PLUGIN) == {"gpu-0003"}
+    assert hosts_of(run, PROVEN) == {"gpu-0002", "gpu-0003"}
+    assert hosts_of(run, "vgpu.fleet.preflight : Stop where a step is still needed") == {"gpu-0002", "gpu-0003"}
+    assert {host: run.tasks(host) <= 10 for host in NAMES} == {
+        "gpu-0001": True,
+        "gpu-0002": False,
+        "gpu-0003": False,
+        "gpu-0004": True,
+    }
+    again = fleet.again("site.yml")
+    assert (again.code, {one["changed"] for one in again.counts.values()}) == (0, {0}), again.output
+
+
+def test_check_mode_predicts_and_proves_only_what_does_not_change(fleet: Fleet) -> None:
+    fleet.host("gpu-0002", table_kind="behind")
+    run = fleet.run("site.yml", "", "--check")
+    assert run.code == 0, run.output
+    assert hosts_of(run, DEPLOYED) == {"gpu-0002"}
+    assert hosts_of(run, "vgpu.fleet.verify : Compare what is advertised with what should be") == NAMES - {"gpu-0002"}
+    upgrade = fleet.run("upgrade.yml", "", "--check")
+    assert upgrade.code == 0, upgrade.output
+    assert hosts_of(upgrade, "vgpu.fleet.upgrade : Save the rollback point") == set()
+
+
+@pytest.mark.parametrize("playbook", ["site.yml", "upgrade.yml"])
+def test_limit(fleet: Fleet, playbook: str) -> None:
+    run = fleet.run(playbook, "behind", "--limit", "gpu-0003,gpu-0004")
+    assert run.code == 0, run.output
+    assert set(run.counts) - {"localhost"} == {"gpu-0003", "gpu-0004"}
+    assert hosts_of(run, DEPLOYED) == {"gpu-0003", "gpu-0004"}
+
+
+@pytest.mark.parametrize("pattern", ["t4:!gpu-0003", "gpu-0001,gpu-0002", "t4:t4_oversold:!gpu-0002"])
+def test_a_pattern_of_ones_own(fleet: Fleet, pattern: str) -> None:
+    expected = {"t4:!gpu-0003": {"gpu-0001"}, "gpu-0001,gpu-0002": {"gpu-0001", "gpu-0002"}}
+    fleet.host("gpu-0001", table_kind="behind")
+    run = fleet.run("site.yml", "", "-e", f"site_hosts={pattern}")
+    assert run.code == 0, run.output
+    assert set(run.counts) == expected.get(pattern, {"gpu-0001", "gpu-0003", "gpu-0004"})
+    assert hosts_of(run, DEPLOYED) == {"gpu-0001"}
+
+
+@pytest.mark.parametrize(
+    "tags, roles",
+    [
+        ("device_plugin", {"device_plugin"}),
+        ("vcuda,device_plugin", {"vcuda", "device_plugin"}),
+        ("container_runtime,verify", {"container_runtime", "verify"}),
+    ],
+)
+def test_tags_are_names_of_roles(fleet: Fleet, tags: str, roles: set[str]) -> None:
+    run = fleet.run("site.yml", "bare", "--tags", tags)
+    assert run.code == 0, run.output
+    found = set(re.findall(r"^TASK \[vgpu\.fleet\.(\w+) :", run.output, re.MULTILINE))
+    assert found == {"preflight"} | roles
+
+
+def test_a_host_that_dies_stops_no_other(fleet: Fleet) -> None:
+    """gpu-0001 is the first that changes something, gpu-0003 the only one with that step."""
+    fleet.host("gpu-0001", table_kind="behind", table_dies_at="vcuda_library")
+    fleet.host("gpu-0003", table_kind="bare", table_dies_at="docker_daemon")
+    fleet.host("gpu-0002", table_kind="behind")
+    run = fleet.run("site.yml", "")
+    assert run.code != 0
+    assert {host: counts["unreachable"] for host, counts in run.counts.items() if host in NAMES} == {
+        "gpu-0001": 1,
+        "gpu-0002": 0,
+        "gpu-0003": 1,
+        "gpu-0004": 0,
+    }
+    assert hosts_of(run, PROVEN) == {"gpu-0002"}
+    assert "gpu-0004  nvidia.com/gpu: 14 advertised" in run.output
+
+
+def test_the_only_host_with_a_step_dies_and_the_others_are_proven(fleet: Fleet) -> None:
+    fleet.host("gpu-0001", table_kind="behind", table_dies_at="vcuda_library")
+    run = fleet.run("site.yml", "")
+    assert run.code != 0
+    for host in NAMES - {"gpu-0001"}:
+        assert f"{host}  nvidia.com/gpu: 14 advertised" in run.output
+
+
+@pytest.mark.parametrize(
+    "serial, deployed",
+    [
+        ([1, "100%"], ["gpu-0001", "gpu-0002 gpu-0003"]),
+        ([2], ["gpu-0001 gpu-0002", "gpu-0003"]),
+    ],
+)
+def test_upgrade_goes_by_batches_of_hosts_with_a_step(fleet: Fleet, serial: list[object], deployed: list[str]) -> None:
+    for name in ("gpu-0001", "gpu-0002", "gpu-0003"):
+        fleet.host(name, table_kind="behind")
+    run = fleet.run("upgrade.yml", "", "-e", json.dumps({"upgrade_serial": serial}))
+    assert run.code == 0, run.output
+    parts = run.output.split(f"TASK [{DEPLOYED}]")[1:]
+    batches = [
+        " ".join(sorted(re.findall(r"^(?:ok|changed): \[(\S+)\]", part.split("TASK [")[0], re.M))) for part in parts
+    ]
+    assert batches == deployed
+    assert run.tasks("gpu-0004") <= 10
+
+
+def test_a_host_that_dies_in_its_batch_stops_later_batches(fleet: Fleet) -> None:
+    for name in NAMES:
+        fleet.host(name, table_kind="behind", **({"table_dies_at": "vcuda_library"} if name == "gpu-0002" else {}))
+    run = fleet.run("upgrade.yml", "", "-e", "upgrade_serial=2")
+    assert run.code != 0
+    assert hosts_of(run, PROVEN) == {"gpu-0001"}
+    assert hosts_of(run, "vgpu.fleet.upgrade : Save the rollback point") == {"gpu-0001", "gpu-0002"}
+
+
+@pytest.mark.parametrize("playbook", ["site.yml", "upgrade.yml"])
+@pytest.mark.parametrize("options", [[], ["--limit", "gpu-0001,gpu-0004"], ["--tags", "vcuda"]])
+def test_a_wrong_variable_of_one_host_stops_all(fleet: Fleet, playbook: str, options: list[str]) -> None:
+    fleet.host("gpu-0004", vgpu_split_count=0)
+    run = fleet.run(playbook, "behind", *options)
+    assert run.code != 0
+    assert "vgpu_split_count: expected a whole number from 1" in run.output
+    assert "TASK [vgpu.fleet.preflight : Read the host]" not in run.output
+    assert {counts["changed"] for counts in run.counts.values()} == {0}
+
+
+def test_a_fault_of_one_host_stops_it_alone(fleet: Fleet) -> None:
+    fleet.host("gpu-0001", table_kind="broken")
+    fleet.host("gpu-0002", table_kind="behind")
+    run = fleet.run("site.yml", "")
+    assert run.code != 0
+    assert {host: counts["failed"] for host, counts in run.counts.items() if host in NAMES} == {
+        "gpu-0001": 1,
+        "gpu-0002": 0,
+        "gpu-0003": 0,
+        "gpu-0004": 0,
+    }
+    assert hosts_of(run, PROVEN) == {"gpu-0002"}
