@@ -29,7 +29,7 @@ options:
     type: dict
     required: true
   groups:
-    description: Groups of the inventory in memory that the host is added to. An empty name, or none, adds it to no group.
+    description: Groups of the inventory in memory that the host is added to. An empty name adds it to no group.
     type: dict
     suboptions:
       changed:

@@ -8,7 +8,6 @@ import json
 
 import pytest
 from vgpu_kubelet_double.manager import PodError
-from vgpu_plugin.admin import metrics
 from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
 
@@ -59,8 +58,8 @@ def ask(node, capsys, *words: str) -> dict:
 
 
 def healthy_metric(node, capsys) -> dict[tuple[str, str], int]:
-    answer = ask(node, capsys, "metrics")
-    lines = metrics.text(answer["status"], answer["usages"], answer["watch"]).splitlines()
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "metrics"]) == 0
+    lines = capsys.readouterr().out.splitlines()
     out = {}
     for line in lines:
         if line.startswith("vgpu_gpu_healthy{"):
@@ -92,7 +91,7 @@ def test_lost_gpu_is_seen_after_a_restart(node, kubelet, begin, capsys, index, c
     assert "reset or replace" in warning
     assert "restart vgpu" not in warning
     assert healthy_metric(node, capsys)[str(index), lost] == 0
-    assert any(lost in one for one in ask(node, capsys, "explain", str(index))["lines"])
+    assert any(lost in one["text"] for one in ask(node, capsys, "explain", str(index))["facts"])
     with pytest.raises(PodError):
         kubelet.run_pod("late", ids=[f"{lost}::0"])
 
@@ -123,7 +122,7 @@ def test_gpu_that_was_never_seen_and_is_counted(node, begin, capsys):
     (warning,) = status["warnings"]
     assert "GPU 2 " in warning and "reset or replace" in warning
     assert healthy_metric(node, capsys)["2", ""] == 0
-    assert ask(node, capsys, "explain", "2")["lines"]
+    assert ask(node, capsys, "explain", "2")["facts"]
 
 
 def test_gpu_that_another_replaced_is_none_that_is_lost(node, begin, capsys):
