@@ -86,6 +86,8 @@ GATES = [
     Gate("native", {}, NATIVE, QUICK, lane="native", minutes=5),
     Gate("integration", {}, ["tests/integration"], QUICK, lane="native", minutes=6),
     Gate("molecule", {"molecule default": ["tools/molecule.sh", "default"]}, lane="hosts", minutes=9),
+    # The newest core that Debian 12's Python runs.
+    Gate("as-installed", {}, ["tests/installed"], ["--core=2.19"], lane="hosts", minutes=8),
 ]
 
 SWEEPS = [
@@ -164,6 +166,9 @@ SWEEPS = [
         minutes=18,
     ),
     make("molecule-ubuntu", "hosts", 23),
+    # The oldest core, and the newest, which needs Python 3.12 or newer.
+    Gate("as-installed-2.16", {}, ["tests/installed"], ["--core=2.16"], lane="hosts", minutes=8),
+    Gate("as-installed-2.20", {}, ["tests/installed"], ["--core=2.20"], lane="hosts", minutes=8),
     # The first run of the two builds Kubernetes, which takes 40 minutes more.
     make("e2e", "hosts", 26),
     make("e2e-scheduler", "hosts", 9),

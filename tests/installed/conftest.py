@@ -2,7 +2,7 @@
 """A controller as a stranger has it: the artefact in an empty environment with ansible-core alone, and a project with
 an inventory and nothing else. One simulated host, reached by Ansible's own connection.
 
-VGPU_CORE: version of ansible-core, such as 2.16 (default 2.19). VGPU_CORE_PYTHON: the Python that it is installed for.
+--core=2.16: another ansible-core than 2.19. --core-python=/usr/bin/python3.13: the Python that it is installed for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,8 +27,6 @@ sys.path.insert(0, str(ROOT / "tests" / "hosts"))
 
 from simhosts import podman as simpodman  # noqa: E402
 
-CORE = os.environ.get("VGPU_CORE", "2.19")
-CORE_PYTHON = os.environ.get("VGPU_CORE_PYTHON", "/usr/bin/python3")
 HOST = "gpu-t4-1"
 PROJECT = "installed"
 # The programs that the artefact spares a controller.
@@ -107,6 +106,23 @@ def run(*words: str, **options: Any) -> None:
     subprocess.run(words, check=True, **options)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--core", default="2.19", help="version of ansible-core")
+    parser.addoption("--core-python", default="", help="Python that it is installed for")
+
+
+def core_python(core: str) -> str:
+    """The first Python of this machine that the version takes: 2.18 and 2.19 from 3.11 on, 2.20 from 3.12 on."""
+    oldest = max(10, int(core.split(".")[1]) - 8) if core.startswith("2.2") else 10
+    for program in ("/usr/bin/python3", *(f"python3.{minor}" for minor in (11, 12, 13, 14))):
+        words = [program, "-c", f"import sys; sys.exit(sys.version_info < (3, {oldest}))"]
+        if shutil.which(program) and subprocess.run(words, capture_output=True, check=False).returncode == 0:
+            return program
+    pytest.fail(
+        f"ansible-core {core}: expected Python 3.{oldest} or newer on this machine, found none; name --core-python"
+    )
+
+
 def artefact_in(out: Path) -> Path:
     """Build the artefact for the simulated host alone."""
     words = [sys.executable, str(ROOT / "tools" / "artefact.py"), f"--out={out}"]
@@ -121,13 +137,14 @@ def artefact() -> Path:
 
 
 @pytest.fixture(scope="session")
-def controller(artefact: Path, tmp_path_factory: pytest.TempPathFactory) -> Controller:
+def controller(artefact: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Controller:
+    core = str(pytestconfig.getoption("--core"))
     folder = tmp_path_factory.mktemp("controller")
     venv, programs, project = folder / "venv", folder / "bin", folder / "project"
     for one in (programs, project, folder / "home"):
         one.mkdir()
-    run(CORE_PYTHON, "-m", "venv", str(venv))
-    run(str(venv / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", f"ansible-core=={CORE}.*")
+    run(str(pytestconfig.getoption("--core-python")) or core_python(core), "-m", "venv", str(venv))
+    run(str(venv / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", f"ansible-core=={core}.*")
     run(str(venv / "bin" / "pip"), "uninstall", "-q", "-y", "pip")
     for source in ("/usr/sbin", "/usr/bin", "/sbin", "/bin"):
         for program in Path(source).iterdir():

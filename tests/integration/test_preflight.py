@@ -253,3 +253,35 @@ def test_a_licence_token_is_read_where_it_is_brought_alone(
     run = place.play([play], "--skip-tags", "never")
     assert ("nvidia_driver_vgpu_token_sha256: its template cannot be evaluated" in run.output) is read, run.output
     assert run.calls["gpu-1"] == (0 if read else 1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "refused"),
+    [
+        ({}, True),
+        ({"vcuda_build_host": "gpu-2"}, False),
+        ({"vcuda_state": "absent"}, False),
+        ({"vgpu_sharing": "mps"}, False),
+        ({"prebuilt": True}, False),
+    ],
+)
+def test_a_controller_that_cannot_compile_is_refused_before_any_host_is_read(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch, variables: dict[str, Any], refused: bool
+) -> None:
+    programs, folder = place.folder / "bin", place.folder / "prebuilt"
+    programs.mkdir()
+    folder.mkdir()
+    for name in ("sh", "env", "mkdir", "rm", "chmod", "echo", "sleep"):
+        (programs / name).symlink_to(f"/bin/{name}" if name != "env" else "/usr/bin/env")
+    monkeypatch.setenv("PATH", str(programs))
+    given = {"vcuda_version": "9.9.9-x", "vcuda_root": str(place.folder / "lib"), "vcuda_cache": str(place.folder)}
+    if variables.get("prebuilt"):
+        (folder / "vcuda-9.9.9-x-x86_64.tar.gz").write_bytes(b"")
+        variables = {"vcuda_prebuilt": str(folder)}
+    place.hosts({"t4": ["gpu-1", "gpu-2"]})
+    place.group("t4", **{"vgpu_sharing": "vcuda", **given, **variables})
+    role = {"role": "vgpu.fleet.vcuda", "tags": ["never"]}
+    play = {"hosts": "all", "gather_facts": False, "roles": [role], "tasks": [PREFLIGHT]}
+    run = place.play([play], "--skip-tags", "never")
+    assert (run.calls["gpu-1"] == 0) is refused, run.output
+    assert ("expected make, cc on this controller" in run.output) is refused, run.output
