@@ -29,8 +29,8 @@ Made by `make docs`: do not edit this page.
 
 Set them in `group_vars/<group>.yml`. From `plugins/module_utils/config/variables.py`.
 
-Every variable of this page is checked before any host is read. A name that is none of them and starts as one of them, or
-differs by a letter, is an error that names the nearest one; `vgpu_other_names` lists what belongs to something else.
+Every variable of this page is checked before any host is read. A name that is none of them and starts as one of them,
+or differs by a letter, is an error that names the nearest one; `vgpu_other_names` lists what belongs to something else.
 
 | variable | default | expected | meaning |
 |---|---|---|---|
