@@ -27,8 +27,10 @@ Made by `make docs`: do not edit this page.
 
 ## Of a host group
 
-Set them in `group_vars/<group>.yml`. Any other variable that starts with `vgpu_` is an error that names the nearest
-valid one. From `plugins/module_utils/config/variables.py`.
+Set them in `group_vars/<group>.yml`. From `plugins/module_utils/config/variables.py`.
+
+Every variable of this page is checked before any host is read. A name that is none of them and starts as one of them,
+or differs by a letter, is an error that names the nearest one; `vgpu_other_names` lists what belongs to something else.
 
 | variable | default | expected | meaning |
 |---|---|---|---|
@@ -46,7 +48,7 @@ REFUSED = """
 ROLES = """
 ## Of a role
 
-Set them beside the others, or with `-e`. Ansible checks their types when the role starts. From each role's
+Set them with the others, or with `-e`. From each role's
 `meta/argument_specs.yml` and `defaults/main.yml`; its README shows its use. A default "computed" is an expression in
 that file.
 """
