@@ -194,8 +194,8 @@ def asked(host: distribution.System, machine: tuple, keys: Path, folder: Path) -
     try:
         folder.mkdir()
         archive = Archive(folder, lines_of(host, machine, keys))
-    except sources.SourcesError as fault:
-        return [], [], str(fault)
+    except sources.SourcesError as error:
+        return [], [], str(error)
     said = archive.update()
     if said:
         return [], [], said.splitlines()[-1]
@@ -225,10 +225,10 @@ def of_nvidia(name: str, key: repository_keys.Key, addresses: list[str]) -> tupl
     """Faults of one of NVIDIA's repositories and its key (the last address), and why it was not asked."""
     try:
         got = [fetch(address) for address in addresses]
-    except urllib.error.HTTPError as fault:
-        return [f"{name}: {fault.url}: {fault}"], ""
-    except OSError as fault:
-        return [], f"{name}: {fault}"
+    except urllib.error.HTTPError as error:
+        return [f"{name}: {error.url}: {error}"], ""
+    except OSError as error:
+        return [], f"{name}: {error}"
     fault = repository_keys.mismatch(apt_keys.fingerprints(got[-1]), key.fingerprint)
     return ([f"{name}: {addresses[-1]}: {fault}"] if fault else []), ""
 
