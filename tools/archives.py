@@ -70,8 +70,8 @@ def questions(host: distribution.System) -> Iterator[Question]:
     for branch in names.offered(host, "distribution") or ():
         refused = names.other_branches(host, "distribution", branch)
         if host.family == "ubuntu":
-            user = [f"nvidia-utils-{branch}-server"]
-            yield Question(f"user space {branch}", user, refused, branch, branch != support.DEFAULT_BRANCH)
+            retires = branch != support.DEFAULT_BRANCH
+            yield Question(f"user space {branch}", [f"nvidia-utils-{branch}-server"], refused, branch, retires)
         for kind in ("open", "proprietary"):
             part = names.DEBIAN[host.release].get(branch) if host.family == "debian" else ""
             if support.wrong_modules(kind, branch, []) or (part and kind == "open"):
