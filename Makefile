@@ -23,7 +23,7 @@ APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-p
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-down
 .PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow native-hostile page clients
-.PHONY: molecule-all molecule-ubuntu packages-rpm e2e e2e-scheduler fuzz bench bench-long bench-hosts gpu-check
+.PHONY: molecule-all molecule-ubuntu packages-rpm archives e2e e2e-scheduler fuzz bench bench-long bench-hosts gpu-check
 .PHONY: docs artefact execution-environment lock native clean venv collection apt-base apt-hosts apt-test
 
 help: ## this list
@@ -77,6 +77,10 @@ molecule-all: apt-test venv collection native ## every scenario, one after the o
 # Hosts of Ubuntu 24.04 and 22.04 on a machine of Debian; their packages come from Ubuntu's archive.
 molecule-ubuntu: apt-test venv collection native ## site.yml and teardown on hosts of Ubuntu
 	@tools/molecule.sh ubuntu
+
+# Needs a way to the archives; red where one of them has dropped a name.
+archives: apt-test venv collection ## every package name, key and repository of the tables, asked of the archives
+	@$(GATES) archives
 
 # A Debian root that has dnf and zypper (tests/rpm); needs root.
 packages-rpm: apt-test venv collection ## nvidia_driver and nvidia_docker on real dnf and zypper

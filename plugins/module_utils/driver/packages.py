@@ -65,6 +65,9 @@ def _debian(host: System, source: str, branch: int | None, kind: str, prebuilt: 
         part = DEBIAN[host.release].get(branch or 0, "")
         user = [f"nvidia-{part}smi", f"lib{'nvidia-' if part else ''}{part}cuda1", f"libnvidia-{part}ml1"]
         module = {"open": "nvidia-open-kernel-dkms", "proprietary": f"nvidia-{part}kernel-dkms"}
+        if kind == "open":
+            # Security updates of the user space come before those of the open modules, which need it as it was.
+            user = [f"{name}=@{module[kind]}" for name in user]
     else:
         user = ["nvidia-driver-cuda"]
         module = {"open": "nvidia-kernel-open-dkms", "proprietary": "nvidia-kernel-dkms"}

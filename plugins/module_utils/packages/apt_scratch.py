@@ -52,8 +52,9 @@ def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str |
         "Dir::State::lists": lists,
         "Dir::Etc::SourceList": os.path.join(folder, "sources.list"),
         "Dir::Etc::SourceParts": parts,
-        "Dir::Cache::pkgcache": "",
-        "Dir::Cache::srcpkgcache": "",
+        # Images of containers switch both off, and then each call reads all lists again.
+        "Dir::Cache::pkgcache": os.path.join(folder, "pkgcache.bin"),
+        "Dir::Cache::srcpkgcache": os.path.join(folder, "srcpkgcache.bin"),
     }
     return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 

@@ -24,6 +24,8 @@ from driver_samples import (
     state,
 )
 
+# On Debian 12 the archive has the user space in a newer version than the open modules.
+FOLLOWS = "@nvidia-open-kernel-dkms"
 # host, GPUs, desired state, branch, kernel modules, packages (all of them, in order)
 PACKAGES = [
     (
@@ -41,7 +43,8 @@ PACKAGES = [
         {"kernel_module": "open"},
         535,
         "open",
-        "nvidia-smi libcuda1 libnvidia-ml1 nvidia-open-kernel-dkms linux-headers-6.1.0-37-cloud-amd64 "
+        f"nvidia-smi={FOLLOWS} libcuda1={FOLLOWS} libnvidia-ml1={FOLLOWS} nvidia-open-kernel-dkms "
+        "linux-headers-6.1.0-37-cloud-amd64 "
         "linux-headers-cloud-amd64 nvidia-persistenced",
     ),
     ("debian12", [T4], {"kernel_module": "none"}, 535, "none", "nvidia-smi libcuda1 libnvidia-ml1"),
@@ -70,7 +73,8 @@ PACKAGES = [
         {"kernel_module": "open"},
         550,
         "open",
-        "nvidia-smi libcuda1 libnvidia-ml1 nvidia-open-kernel-dkms linux-headers-6.12.43+deb13-amd64 "
+        f"nvidia-smi={FOLLOWS} libcuda1={FOLLOWS} libnvidia-ml1={FOLLOWS} nvidia-open-kernel-dkms "
+        "linux-headers-6.12.43+deb13-amd64 "
         "linux-headers-amd64 "
         "nvidia-persistenced",
     ),

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `make archives` asks, and what it calls wrong; apt is the real one, on repositories of a test."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def archives() -> ModuleType:
+    sys.path[:0] = [str(ROOT / "tools")]
+    import archives as found
+
+    return found
+
+
+def test_every_branch_engine_and_python_of_the_tables_is_asked(archives: ModuleType) -> None:
+    for family, tables in (("debian", archives.names.DEBIAN), ("ubuntu", archives.names.UBUNTU_SERVER)):
+        for host in archives.systems(family):
+            asked = list(archives.questions(host))
+            assert {one.branch for one in asked if one.branch} == {*tables[host.release]}
+            named = {name.partition("=")[0] for one in asked for name in one.packages}
+            assert {"docker.io", "containerd"} <= named
+            assert {*archives.plugin_python.TABLE[family, host.release].packages} <= named
+    assert {name for name, _key, _addresses in archives.repositories()} == {
+        *archives.repository_keys.CUDA,
+        "container toolkit",
+    }
+
+
+# packages of the archive with what they depend on, those asked for, what must not come -> words of the fault
+ANSWERS = [
+    ({"a": "b", "b": ""}, ["a"], [], ""),
+    ({"a": "b", "b": ""}, ["a"], ["b*"], "b would come along"),
+    ({"a": "nosuch"}, ["a"], [], "nosuch"),
+    ({"a": ""}, ["a", "c"], [], "c: no repository"),
+    ({"a-6.8.0-7-generic": "", "a-6.8.0-11-generic": ""}, ["a-{kernel}"], ["a-6.8.0-11-*"], "a-6.8.0-11-generic would"),
+]
+
+
+@pytest.mark.parametrize(("there", "wanted", "refused", "words"), ANSWERS)
+def test_a_set_that_does_not_resolve_is_wrong(
+    archives: ModuleType, tmp_path: Path, there: dict[str, str], wanted: list, refused: list, words: str
+) -> None:
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    stanza = (
+        "Package: {}\nVersion: 1-1\nArchitecture: all\nMaintainer: x\nFilename: ./{}.deb\nSize: 1\n{}Description: x\n"
+    )
+    texts = [stanza.format(name, name, f"Depends: {more}\n" if more else "") for name, more in there.items()]
+    (folder / "Packages").write_text("\n".join(texts))
+    host = next(one for one in archives.systems("ubuntu") if one.release == "24.04")
+    archive = archives.Archive(tmp_path / "apt", [f"deb [trusted=yes] file:{folder} ./"])
+    assert archive.update() == ""
+    packages = [one.format(kernel=host.kernel) for one in wanted]
+    fault = archive.ask(archives.Question("one", packages, refused), host)
+    assert (words in fault) if words else not fault
+
+
+def test_a_repository_that_does_not_answer_is_not_asked(archives: ModuleType) -> None:
+    key = archives.repository_keys.TOOLKIT
+    faults, why = archives.of_nvidia("one", key, ["http://127.0.0.1:9/x"])
+    assert not faults and why.startswith("one: ")
