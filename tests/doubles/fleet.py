@@ -301,7 +301,13 @@ def answers(wanted: dict[str, Any], archive: str) -> dict[str, Any]:
         "engine_choice": {
             "choice": {**engine, "manager": "apt", "packages": ["docker.io"], "components": [], "refusal": ""}
         },
-        "plugin_python": {**python, "components": [], "missing": [], "refusal": "", "exists": {done: False}},
+        "plugin_python": {
+            **python,
+            "components": [],
+            "missing": [],
+            "refusal": "",
+            "exists": {done: False, plugin["packages_record"]: True},
+        },
         "node_files": {"changed": True, "written": [], "removed": []},
         "stat": {"stat": {"exists": True, "isdir": False, "checksum": "0"}},
         "vcuda_library": {"changed": True, "needs": [], "current": None},

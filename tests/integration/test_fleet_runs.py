@@ -54,9 +54,19 @@ def test_a_run_that_changes_nothing_skips_none_of_ten_tasks(fleet: Fleet, playbo
     assert "skipping: [" not in run.output
 
 
-@pytest.mark.parametrize("playbook, kind", [("site.yml", "done"), ("site.yml", "bare"), ("upgrade.yml", "behind")])
+RUNS = [
+    ("site.yml", "done"),
+    ("site.yml", "bare"),
+    ("upgrade.yml", "behind"),
+    ("verify.yml", "done"),
+    ("report.yml", "done"),
+    ("teardown.yml", "done"),
+]
+
+
+@pytest.mark.parametrize("playbook, kind", RUNS)
 def test_nothing_is_said_by_ansible_itself(fleet: Fleet, playbook: str, kind: str) -> None:
-    run = fleet.run(playbook, kind)
+    run = fleet.run(playbook, kind, "-e", f"report_dir={fleet.folder}/report")
     assert run.code == 0, run.output
     said = re.findall(r"^\[(?:WARNING|DEPRECATION WARNING|ERROR)\]: (.*)", run.output, re.MULTILINE)
     ours = [one for one in said if "vgpu_memory_scaling: above 1" in one]
