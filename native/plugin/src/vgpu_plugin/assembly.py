@@ -144,7 +144,8 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         registrations.bring_in_line(resources(pool, now))
 
     changes.after += [static_slices.configure, register]
-    changes.more_notes.append(static_slices.notes)
+    repair = Repair(paths, records, files)
+    changes.more_notes += [static_slices.notes, repair.notes]
     labeller = Labeller(source, pool) if extras.labels else None
     if labeller is not None:
         changes.after.append(lambda now, _driver: labeller.write(now))
@@ -161,7 +162,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         leases=leases,
         collector=collector,
         static_slices=static_slices,
-        repair=Repair(paths, records, files),
+        repair=repair,
         registrations=registrations,
         changes=changes,
         health=health,

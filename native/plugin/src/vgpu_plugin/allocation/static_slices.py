@@ -170,7 +170,8 @@ class StaticSlices:
             try:
                 edits = self._make(piece, by_uuid[piece.uuid], flags[piece.uuid], library, piece.id in held)
             except FAULTS as error:
-                faults.append(f"slice {piece.id} cannot be offered by CDI: {error}")
+                where = self._paths.allocations
+                faults.append(f"slice {piece.id} cannot be offered by CDI out of {where}: {error}")
             else:
                 devices.append((piece.id, edits))
         if devices:
