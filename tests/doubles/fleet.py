@@ -306,6 +306,7 @@ def answers(wanted: dict[str, Any], archive: str) -> dict[str, Any]:
             "components": [],
             "missing": [],
             "refusal": "",
+            "to_go_on_with": "",
             "exists": {done: False, plugin["packages_record"]: True},
         },
         "node_files": {"changed": True, "written": [], "removed": []},
@@ -313,6 +314,7 @@ def answers(wanted: dict[str, Any], archive: str) -> dict[str, Any]:
         "vcuda_library": {"changed": True, "needs": [], "current": None},
         "vgpu_isolation": {"changed": False, "verdict": "passed", "results": []},
         "rollback_point": {"changed": False, "point": {"plugin": None, "library": None, "units": {}}, "resumed": False},
+        "command": {"rc": 0, "stdout": "", "stderr": ""},
         "command vgpuctl": {"rc": 0, "stdout": json.dumps(status), "stderr": ""},
         "command wheelhouse": {"rc": 0, "stdout": json.dumps({"archive": archive, "sha256": "0"}), "stderr": ""},
     }

@@ -24,7 +24,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path, table: Fleet) -> Fleet:
-    """gpu-0001 and gpu-0003 of one group, gpu-0002 and gpu-0004 of another."""
+    """gpu-0001 and gpu-0003 of one group, then gpu-0002 and gpu-0004 of another: the order of the inventory."""
     return Fleet(tmp_path / "fleet", 4, table)
 
 
@@ -70,7 +70,8 @@ def test_nothing_is_said_by_ansible_itself(fleet: Fleet, playbook: str, kind: st
     assert run.code == 0, run.output
     said = re.findall(r"^\[(?:WARNING|DEPRECATION WARNING|ERROR)\]: (.*)", run.output, re.MULTILINE)
     ours = [one for one in said if "vgpu_memory_scaling: above 1" in one]
-    assert said == ours and ours, run.output
+    # The report checks no variables. Elsewhere ours shows that a warning would be seen.
+    assert (said, bool(ours)) == (ours, playbook != "report.yml"), run.output
 
 
 def test_plan_and_report_are_lines(fleet: Fleet) -> None:
@@ -174,7 +175,7 @@ def test_the_only_host_with_a_step_dies_and_the_others_are_proven(fleet: Fleet) 
     "serial, deployed",
     [
         ([1, "100%"], ["gpu-0001", "gpu-0002 gpu-0003"]),
-        ([2], ["gpu-0001 gpu-0002", "gpu-0003"]),
+        ([2], ["gpu-0001 gpu-0003", "gpu-0002"]),
     ],
 )
 def test_upgrade_goes_by_batches_of_hosts_with_a_step(fleet: Fleet, serial: list[object], deployed: list[str]) -> None:
@@ -192,11 +193,11 @@ def test_upgrade_goes_by_batches_of_hosts_with_a_step(fleet: Fleet, serial: list
 
 def test_a_host_that_dies_in_its_batch_stops_later_batches(fleet: Fleet) -> None:
     for name in NAMES:
-        fleet.host(name, table_kind="behind", **({"table_dies_at": "vcuda_library"} if name == "gpu-0002" else {}))
+        fleet.host(name, table_kind="behind", **({"table_dies_at": "vcuda_library"} if name == "gpu-0003" else {}))
     run = fleet.run("upgrade.yml", "", "-e", "upgrade_serial=2")
     assert run.code != 0
     assert hosts_of(run, PROVEN) == {"gpu-0001"}
-    assert hosts_of(run, "vgpu.fleet.upgrade : Save the rollback point") == {"gpu-0001", "gpu-0002"}
+    assert hosts_of(run, "vgpu.fleet.upgrade : Save the rollback point") == {"gpu-0001", "gpu-0003"}
 
 
 @pytest.mark.parametrize("playbook", ["site.yml", "upgrade.yml"])
