@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine that loads the device plugin's image, where the host was read and where it was not, as in a teardown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Workplace
+
+ROLE = {"ansible.builtin.import_role": {"name": "vgpu.fleet.device_plugin"}, "when": False}
+SHOW = {
+    "ansible.builtin.debug": {"msg": "engine {{ __device_plugin_engine }}, {{ device_plugin_image_list | join(' ') }}"}
+}
+
+
+@pytest.mark.parametrize(
+    ("variables", "engine"),
+    [
+        ({"container_runtime_engine": "auto"}, "containerd"),
+        ({"container_runtime_engine": "auto", "__preflight_state": {"state": {"kubelet_engine": None}}}, "containerd"),
+        (
+            {"container_runtime_engine": "auto", "__preflight_state": {"state": {"kubelet_engine": {"engine": "k3s"}}}},
+            "k3s",
+        ),
+        ({"container_runtime_engine": "docker"}, "docker"),
+    ],
+)
+def test_the_engine_is_known_without_a_read_of_the_host(
+    place: Workplace, variables: dict[str, Any], engine: str
+) -> None:
+    place.hosts({"t4": ["gpu-1"]})
+    run = place.play([{"hosts": "all", "gather_facts": False, "vars": variables, "tasks": [ROLE, SHOW]}])
+    assert run.code == 0, run.output
+    assert f"engine {engine}, " in run.output, run.output
