@@ -100,6 +100,25 @@ def test_gpu_that_falls_off_the_bus_and_comes_back(again):
     until(lambda: healthy(node)[second] == SPLIT, "the slices to come back")
 
 
+def test_gpu_that_fell_off_is_seen_after_a_restart_too(again):
+    """The restart is what an operator tries first."""
+    node = again(TWO_GPUS)
+    second = node.vgpuctl("status")["gpus"][1]["uuid"]
+    gpusimctl(node, "fall-off", "1")
+    until(lambda: healthy(node)[second] == 0, "the slices of the lost GPU to go")
+    node.end()
+    node.start()
+    status = node.vgpuctl("status")
+    (lost,) = [one for one in status["gpus"] if not one["healthy"]]
+    assert (lost["index"], lost["uuid"], lost["reason"][:5]) == (1, second, "lost:")
+    (warning,) = status["warnings"]
+    assert second in warning
+    assert sorted(healthy(node).values()) == [0, SPLIT]
+    gpusimctl(node, "recover", "1")
+    until(lambda: healthy(node)[second] == SPLIT, "the slices to come back")
+    until(lambda: node.vgpuctl("status")["warnings"] == [], "no warning")
+
+
 def test_mig_devices(again):
     profile = TWO_GPUS.replace("V100-16GB\ncount = 2", "A100-40GB")
     node = again(profile, MAKE_MIG.format(slices=1, count=3), flags={"migStrategy": "single"})

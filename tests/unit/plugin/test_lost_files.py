@@ -90,6 +90,26 @@ def hosts(answer: dict) -> list[str]:
     return [one["host_path"] for one in answer["mounts"]]
 
 
+def test_allocation_that_cannot_be_mended_stops_no_other(node, kubelet, daemon, capsys, monkeypatch):
+    pods = [kubelet.run_pod(name) for name in ("one", "two")]
+    bad, good = sorted(one for one in node.paths.allocations.iterdir() if not one.name.startswith("slice-"))
+    real = node.mounter.is_mount
+
+    def is_mount(target):
+        if bad in target.parents:
+            raise OSError(5, "Input/output error", str(target))
+        return real(target)
+
+    monkeypatch.setattr(node.mounter, "is_mount", is_mount)
+    for one in (bad, good):
+        (one / "rw" / "ledger").unlink()
+    until((good / "rw" / "ledger").exists, "the other's ledger")
+    until(lambda: any(str(bad) in one for one in status(node, capsys)["warnings"]), "the warning")
+    monkeypatch.undo()
+    until((bad / "rw" / "ledger").exists, "its ledger")
+    assert all(os.path.exists(host) for pod in pods for host in hosts(pod["answer"]))
+
+
 def test_files_that_are_there_are_left_alone(node, kubelet, daemon, capsys):
     """A container has them mounted: only what is missing is made."""
     kubelet.run_pod("one")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Callable
@@ -40,7 +41,7 @@ from .reconcile.config_choice import ConfigChoice
 from .reconcile.labeller import Labeller
 from .reconcile.reconfigure import Reconfiguration
 from .watch.rule import INTERVAL_S
-from .watch.setup import NodeView, Teller
+from .watch.setup import NodeView, Teller, notes
 from .watch.watcher import Watch
 
 if TYPE_CHECKING:
@@ -119,10 +120,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     paths, extras = setup.paths, setup.extras
     last_offer = LastOffer(paths.last_offer)
     pool = Pool(gpus, last_offer.before(gpus, pieces))
-    records = RecordStore(paths.records)
-    records.load()
-    files = AllocationFiles(paths.allocations, setup.mounter)
-    recover(records, files)
+    records, files = _kept(setup)
     pods = _pod_sizes(setup, POD_ANSWER_S)
     mounts = MountCheck(_pod_sizes(setup, MOUNTS_ANSWER_S))
     sizer = Sizer(records, pool, paths.checkpoint, settings, pods, mounts)
@@ -134,30 +132,28 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     registrations = _registrations(paths, pool, allocator)
     leases = Leases(allocator, pool, paths.checkpoint, registrations.any_registered)
 
-    def holders() -> dict[str, podresources.Holder] | None:
-        return podresources.holders(paths.pod_resources)
-
     def held() -> frozenset[str]:
         return leases.in_use() | static_slices.in_use()
 
+    holders = functools.partial(podresources.holders, paths.pod_resources)
     collector = Collector(allocator, files, paths.checkpoint, holders, send_again=pool.send_again)
     changes = Reconfiguration(setup.choice, settings, source, allocator, held, last_offer)
-    health = HealthWatch(source, pool, health_rules(os.environ), changes.poll, setup.clean_s)
-    changes.on_lost, changes.poll_soon = health.lost, health.ask
-    # Before anything is offered.
-    changes.find_gpus()
+    health = _health(setup, source, changes, pool)
 
     def register(now: Settings, _driver: DriverFiles) -> None:
         registrations.bring_in_line(resources(pool, now))
 
     changes.after += [static_slices.configure, register]
-    changes.more_notes.append(static_slices.notes)
+    repair = Repair(paths, records, files)
+    changes.more_notes += [static_slices.notes, repair.notes]
     labeller = Labeller(source, pool) if extras.labels else None
     if labeller is not None:
         changes.after.append(lambda now, _driver: labeller.write(now))
     label = _label(setup, changes, health, pool)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
+    static_slices.stale, collector.alive = watch.stale, watch.alive
+    changes.more_notes.append(lambda: notes(watch.state()))
     containers = Containers(records, files, watch, paths.pod_resources, source.gauges)
     admin = Admin(pool, allocator, leases, registrations, changes, containers)
     return Parts(
@@ -166,7 +162,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         leases=leases,
         collector=collector,
         static_slices=static_slices,
-        repair=Repair(paths, records, files),
+        repair=repair,
         registrations=registrations,
         changes=changes,
         health=health,
@@ -177,6 +173,23 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         label=label,
         labeller=labeller,
     )
+
+
+def _kept(setup: Setup) -> tuple[RecordStore, AllocationFiles]:
+    """What the former program gave out."""
+    records = RecordStore(setup.paths.records)
+    records.load()
+    files = AllocationFiles(setup.paths.allocations, setup.mounter)
+    recover(records, files)
+    return records, files
+
+
+def _health(setup: Setup, source: GpuSource, changes: Reconfiguration, pool: Pool) -> HealthWatch:
+    """Knows before anything is offered which GPUs are lost."""
+    health = HealthWatch(source, pool, health_rules(os.environ), changes.poll, setup.clean_s)
+    changes.on_lost, changes.poll_soon = health.lost, health.ask
+    changes.find_gpus()
+    return health
 
 
 def _registrations(paths: Paths, pool: Pool, allocator: Allocator) -> Registrations:

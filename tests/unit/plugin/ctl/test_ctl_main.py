@@ -73,7 +73,8 @@ def test_where_nobody_answers_each_command_says_so(node, capsys, own_signals):
     socket = node.paths.admin_socket
     for words in COMMANDS:
         status, out, err = here(node, capsys, words)
-        text = f"vgpuctl: {socket} does not exist: the plugin does not run, or waits for the driver; see: systemctl "
+        text = f"vgpuctl: {socket} does not exist: the plugin does not run, or waits for the driver; one that runs "
+        text += "makes it again within 10 s; see: systemctl "
         assert (status, out, err.startswith(text)) == (1, "", True), (words, err)
 
 

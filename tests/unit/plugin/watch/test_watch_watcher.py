@@ -402,7 +402,7 @@ def test_metrics_are_bounded_by_containers_and_reasons():
         "totals": [{"reason": NO_SLOT, "kind": "kubelet", "count": 3}],
         "looks": 7,
         "old_mounts": [{"allocation": "bbbb", "namespace": "default", "pod": "q", "container": "c", "kind": "kubelet"}],
-        "unplaced": [{"uuid": "GPU-1", "processes": 2}],
+        "unplaced": [{"uuid": "GPU-1", "processes": 2, "bytes": 300}],
         "fault": "blind",
         "sigterm": 1,
         "sigkill": 0,

@@ -195,8 +195,9 @@ class Client:
                 if code == OK:
                     return METHODS[method][1].FromString(body)
         except FileNotFoundError:
-            text = f"{self._path} does not exist: the plugin does not run, waits for the driver, or makes it again soon"
-            raise Fault(UNAVAILABLE, f"{text}; see: systemctl status vgpu-device-plugin") from None
+            text = f"{self._path} does not exist: the plugin does not run, or waits for the driver"
+            again = "one that runs makes it again within 10 s; see: systemctl status vgpu-device-plugin"
+            raise Fault(UNAVAILABLE, f"{text}; {again}") from None
         except PermissionError:
             raise Fault("PERMISSION_DENIED", f"{self._path} is root's alone: run this as root, or by sudo") from None
         except TimeoutError:

@@ -16,7 +16,7 @@ from ..kubelet.registrations import Registrations
 from ..kubelet.service import to_message
 from ..node.gauges import UNKNOWN
 from ..node.gpus import NO_NUMA
-from ..offer.pool import Offer, Pool
+from ..offer.pool import LOST, Offer, Pool
 from ..reconcile.reconfigure import Reconfiguration
 from ..watch import setup as watch_setup
 from .containers import Containers
@@ -106,7 +106,7 @@ class Admin:
                 index=index,
                 model="unknown",
                 numa_node=NO_NUMA,
-                reason=f"lost: {reason}",
+                reason=f"{LOST}{reason}",
                 memory_used_mib=UNKNOWN,
                 utilisation=UNKNOWN,
                 temperature=UNKNOWN,

@@ -44,6 +44,7 @@ TYPES = {
     "vgpu_container_old_mounts": ("gauge", "1 where the container has the mounts of a former version."),
     "vgpu_watch_findings_total": ("counter", "Findings of the watcher since the plugin began, by reason and kind."),
     "vgpu_watch_unplaced": ("gauge", "Processes on the GPU of no container with a slice, and not of the host."),
+    "vgpu_watch_unaccounted_bytes": ("gauge", "Memory of the GPU that is held by processes of no allocation."),
     "vgpu_watch_polls_total": ("counter", "Looks of the watcher at the GPUs since the plugin began."),
     "vgpu_watch_incomplete": ("gauge", "1 where the watcher's last look did not see all."),
     "vgpu_watch_signals_total": ("counter", "Signals that the watcher sent by its policy."),
@@ -128,6 +129,7 @@ def _findings(found: Exposition, watched: Mapping[str, Any]) -> None:
         add("vgpu_watch_findings_total", count, reason=reason, kind=kind)
     for one in watched["unplaced"]:
         add("vgpu_watch_unplaced", one["processes"], uuid=one["uuid"])
+        add("vgpu_watch_unaccounted_bytes", one["bytes"], uuid=one["uuid"])
 
 
 class Server:

@@ -213,7 +213,7 @@ class Allocator:
             self._files.make(record, new)
         except OSError as fault:
             self._remove_files(record.id)
-            raise NotNow(f"allocation {record.id}: its files cannot be made: {fault}") from fault
+            raise NotNow(f"allocation {record.id}: its files cannot be made in {self._files.root}: {fault}") from fault
 
     def prestart(self, ids: list[str]) -> None:
         """Makes the files again before a start: /run is empty after a reboot, and a restarted container starts at zero.

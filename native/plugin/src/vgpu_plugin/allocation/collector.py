@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class Collector:
-    """An allocation is ended when it was missing in every poll for GRACE_S seconds of this program's life.
+    """An allocation is ended when it was missing in every poll for GRACE_S seconds of this program's life, and had no
+    process on a GPU.
 
     Without a readable checkpoint nothing is ended: a kubelet that is down still has running containers.
     """
@@ -44,6 +45,8 @@ class Collector:
         self._holders = holders
         self._monotonic = monotonic
         self._send_again = send_again
+        # Allocations of whom processes were seen on a GPU: theirs is no slice that is free.
+        self.alive: Callable[[], frozenset[str]] = frozenset
         self._missing_since: dict[str, float] = {}
         self._next_request, self._pause = 0.0, FIRST_REQUEST_S
 
@@ -67,6 +70,7 @@ class Collector:
             unexplained = {one: who for one, who in (holders or {}).items() if one not in in_use}
             missing = {one for one in missing if not self._held(one, unexplained)}
             missing |= set(self._unexplained(found))
+            missing -= self.alive()
             self._missing_since = {one: self._missing_since.get(one, now) for one in missing}
             ended = [one for one, since in self._missing_since.items() if now - since >= GRACE_S]
             for allocation in ended:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,9 @@ class StaticSlices:
         self._allocator = allocator
         self._files = files
         self._driver = driver
+        # Folders of slices of whom containers run with files that were removed since: what there is now in their place
+        # says nothing of these.
+        self.stale: Callable[[], frozenset[str]] = frozenset
         # What speaks against offering slices now, and the lines of it that are in the log.
         self._faults: list[str] = []
         # The signs of ``refresh_if_changed`` after the last refresh, and how many calls ago that was.
@@ -92,7 +96,7 @@ class StaticSlices:
         except PluginError as fault:
             library = str(fault)
         others = (_identity(str(one)) for one in self._paths.cdi_dirs_of_others)
-        return (_Same(self._pool.shape()), frozenset(self._held()), library, *others)
+        return (_Same(self._pool.shape()), frozenset(self._held()), self.stale(), library, *others)
 
     def _files_now(self) -> tuple[object, ...]:
         """What ``refresh`` writes."""
@@ -166,7 +170,8 @@ class StaticSlices:
             try:
                 edits = self._make(piece, by_uuid[piece.uuid], flags[piece.uuid], library, piece.id in held)
             except FAULTS as error:
-                faults.append(f"slice {piece.id} cannot be offered by CDI: {error}")
+                where = self._paths.allocations
+                faults.append(f"slice {piece.id} cannot be offered by CDI out of {where}: {error}")
             else:
                 devices.append((piece.id, edits))
         if devices:
@@ -192,7 +197,7 @@ class StaticSlices:
             with contextlib.suppress(OSError):
                 self._files.make_share(record)
         # A container that runs keeps its ledger, also where it spoilt it: with a new one it would not be seen to run.
-        if self._files.is_whole(record) or self._in_use(record.id):
+        if self._files.is_whole(record) or self._has_slots(record.id):
             path = self._files.folder(record.id) / "limits"
             found = path.read_bytes()
             if self._written.get(record.id) != (found, desired):
@@ -214,9 +219,16 @@ class StaticSlices:
         }
 
     def _held(self) -> set[str]:
-        return {one for record in self._allocator.records.all() for one in record.slice_ids}
+        """Slices that no container outside Kubernetes may begin to use."""
+        stale = self.stale()
+        removed = {one.id for one in self._offered() if self._files.static_name(one.id) in stale} if stale else set()
+        return removed.union(one for record in self._allocator.records.all() for one in record.slice_ids)
 
     def _in_use(self, name: str) -> bool:
+        """Whether a container outside Kubernetes has the slice."""
+        return name in self.stale() or self._has_slots(name)
+
+    def _has_slots(self, name: str) -> bool:
         """Whether a process holds a slot of the slice's ledger: the kernel's answer, not the tenant's."""
         try:
             descriptor = abi_files.open_shared(f"{self._paths.allocations}/{name}/rw/ledger")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..node.gpus import GpuError, GpuSource
-from .pool import Pool
+from .pool import LOST, Pool
 
 # Faults of one program and not of the GPU. A tenant may provoke them, and must not make a card unhealthy for others:
 # those that NVIDIA's device plugin ignores, and those whose only step in NVIDIA's catalogue of Xids is to restart the
@@ -149,7 +149,7 @@ class HealthWatch:
             return
         log.error("GPU %s is lost: %s; all its slices are unhealthy now", uuid, reason)
         self._last.setdefault(uuid, 0.0)
-        self._pool.mark_unhealthy(uuid, f"lost: {reason}")
+        self._pool.mark_unhealthy(uuid, f"{LOST}{reason}")
 
     def recover(self) -> None:
         """Brings GPUs back that had no fault for the clean period and that the driver answers for."""

@@ -15,6 +15,9 @@ from .._shared.config.sharing import MIG, NONE, VCUDA, Piece
 from ..errors import BadRequest, NotNow
 from ..node.gpus import Gpu
 
+# How the reason begins why a GPU is unhealthy that the driver does not answer for.
+LOST = "lost: "
+
 
 class Offer(NamedTuple):
     slice: Piece
@@ -110,6 +113,10 @@ class Pool:
     def unhealthy_reason(self, uuid: str) -> str:
         """Why a GPU is unhealthy; empty while it is healthy."""
         return self._unhealthy.get(uuid, "")
+
+    def is_lost(self, uuid: str) -> bool:
+        """Whether the driver does not answer for a GPU."""
+        return self.unhealthy_reason(uuid).startswith(LOST)
 
     def mark_unhealthy(self, uuid: str, reason: str) -> None:
         if uuid in self._gpus:

@@ -91,3 +91,5 @@ class State:
     unplaced: Mapping[str, int] = field(default_factory=dict)
     shown: Mapping[tuple[str, str], int] = field(default_factory=dict)
     programs: Mapping[tuple[str, str], Programs] = field(default_factory=dict)
+    # Bytes by the driver, by GPU, of processes that belong to no allocation that is written down.
+    unaccounted: Mapping[str, int] = field(default_factory=dict)

@@ -4,7 +4,8 @@ process's own files.
 
 A container's ledger is a file of a tmpfs that belongs to one allocation alone, so a process with that very mount is in
 its container: a tenant without CAP_SYS_ADMIN can neither make nor copy it. One that hides its mounts (chroot, a mount
-namespace of its own) is known by its control group, which it cannot leave. What lives in the host's mount namespace, or
+namespace of its own), or lost them because somebody removed the folders on the node that they lay on, is known by the
+ledger that it has mapped, or by its control group, which it cannot leave. What lives in the host's mount namespace, or
 shares its pid namespace outside a container's control group, is a process of the host and never anybody's. Any other
 process on a GPU is of no container that is known here.
 """
@@ -23,7 +24,8 @@ from . import mounts
 from .mounts import Table
 
 # Of the mount that the container gets; its file may have been replaced on the node since.
-LEDGER_ROOTS = ("/ledger", "/ledger//deleted")
+REMOVED_ROOT = "/ledger//deleted"
+LEDGER_ROOTS = ("/ledger", REMOVED_ROOT)
 # Of a pod's control group, with dashes or, by systemd's driver, underscores.
 POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 # Of a container's control group: docker, containerd, CRI-O and podman name it by the container's id.
@@ -36,6 +38,8 @@ VAIN_S = 30.0
 # Of such a look, in bytes: of the list of one process, where ours come first, for they are there before its container
 # runs; and of all lists of one container, whose tenant may have thousands of processes with the longest lists.
 LONGEST_OF_OTHERS, MOST_OF_OTHERS = 64 << 10, 1 << 20
+# Of the maps of a process that shows no ledger, in bytes.
+MOST_OF_MAPS = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,12 @@ class Process:
 @dataclass
 class Placed:
     """Where processes belong: ``owners`` by pid; ``strangers`` live in no container that is known here; ``gone`` cannot
-    be looked at (any more). Those of the host are in none.
+    be looked at (any more). Those of the host are in none. ``removed``: allocations whose container has a ledger that
+    was removed from the node, which no tenant can do.
     """
 
     owners: dict[int, frozenset[str]] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
     strangers: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
 
@@ -117,10 +123,15 @@ class Processes:
             if mounted in host_mounts:
                 continue
             contained = bool(host_pids) and (space not in host_pids or _is_container(self.group(pid)))
-            if mine := self._mounted(pid, devices):
+            table = self.table(pid) if devices else Table()
+            if mine := _shown(table, devices):
                 out.owners[pid] = mine
+                out.removed |= _shown(table, devices, (REMOVED_ROOT,))
                 if contained:
                     self._learn(pid, mine)
+            elif contained and (mine := self._mapped(pid, devices, out)):
+                out.owners[pid] = mine
+                self._learn(pid, mine)
             elif contained:
                 hidden.append(pid)
         if hidden:
@@ -204,9 +215,19 @@ class Processes:
             group = group.rpartition("/")[0]
         return frozenset()
 
-    def _mounted(self, pid: int, devices: Mapping[str, str]) -> frozenset[str]:
-        """The allocations whose ledger file is mounted for a process."""
-        return _shown(self.table(pid), devices) if devices else frozenset()
+    def _mapped(self, pid: int, devices: Mapping[str, str], out: Placed) -> frozenset[str]:
+        """The allocations whose files a process has mapped, which none but its container can open."""
+        found = set()
+        for thread in self._threads(pid) if devices else ():
+            with contextlib.suppress(OSError), open(thread / "maps", "rb") as stream:
+                for line in stream.read(MOST_OF_MAPS).splitlines():
+                    words = line.split(None, 5)
+                    # Files alone have a device.
+                    if len(words) == 6 and words[3] != b"00:00" and (mine := devices.get(_decimal(words[3]))):
+                        found.add(mine)
+                        out.removed |= {mine} if words[5].endswith(b"(deleted)") else set()
+                return frozenset(found)
+        return frozenset()
 
     def table(self, pid: int | str, keep: bool = True, most: int = 0) -> Table:
         """The mounts of a process, as they are now; none where it is gone. ``most``: bytes of the list, 0: LONGEST.
@@ -253,9 +274,9 @@ class Processes:
             return []
 
 
-def _shown(table: Table, devices: Mapping[str, str]) -> frozenset[str]:
+def _shown(table: Table, devices: Mapping[str, str], roots: tuple[str, ...] = LEDGER_ROOTS) -> frozenset[str]:
     """The allocations whose ledger file is in a list of mounts."""
-    return frozenset(devices[row.device] for row in table.rows if row.root in LEDGER_ROOTS and row.device in devices)
+    return frozenset(devices[row.device] for row in table.rows if row.root in roots and row.device in devices)
 
 
 def _outermost(group: str) -> str:
@@ -281,6 +302,15 @@ def _status(thread: Path) -> dict[str, str]:
 def _lives(fields: Mapping[str, str]) -> bool:
     """Whether a thread with this status runs and has memory: one that ends has given it back."""
     return "VmSize" in fields and fields["State"].split()[0] not in ("Z", "X")
+
+
+def _decimal(device: bytes) -> str:
+    """``00:1f`` of maps, as mountinfo has it: 0:31; empty for what is none."""
+    try:
+        major, minor = (int(number, 16) for number in device.split(b":"))
+    except ValueError:
+        return ""
+    return f"{major}:{minor}"
 
 
 def _inode(link: str) -> int:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._proto import admin_pb2 as api
-from ..allocation.records import KUBELET, Record, RecordStore
+from ..allocation.records import KUBELET, LEASE, Record, RecordStore
 from ..errors import PluginError
 from ..node import checkpoint, podresources
 from ..node.podresources import Holder
 from ..offer.pool import Pool
 from . import watcher as watch
-from .finding import Finding, OldMounts, Programs, State
+from .finding import UNKNOWN, Finding, OldMounts, Programs, State
 from .usage import NOBODY
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class NodeView:
         self.policy = policy
 
     def uuids(self) -> list[str]:
-        return list(self._pool.shape().limited)
+        # One that is lost has no processes, and has a finding of its own.
+        return [one for one in self._pool.shape().limited if not self._pool.is_lost(one)]
 
     def records(self) -> Mapping[str, Record]:
         return {record.id: record for record in self._records.all()}
@@ -111,6 +112,22 @@ def programs(seen: Programs) -> list[api.WatchProcess]:
     return [api.WatchProcess(pid=process.pid, name=process.name, bytes=used) for process, used in seen]
 
 
+def _unplaced(uuid: str, count: int, state: State) -> api.WatchUnplaced:
+    return api.WatchUnplaced(uuid=uuid, processes=count, bytes=min(2**63 - 1, state.unaccounted.get(uuid, 0)))
+
+
+def notes(state: State) -> list[str]:
+    """What a person should know, besides the findings of containers."""
+    out = [f"the watcher does not see all: {state.fault}"] if state.fault else []
+    named = {one.allocation for one in state.findings if one.allocation and one.kind not in (LEASE, UNKNOWN)}
+    if named:
+        out.append(f"the watcher names {len(named)} container{'s' * (len(named) > 1)}; see: vgpuctl watch")
+    for uuid, used in sorted(state.unaccounted.items()):
+        if used:
+            out.append(f"GPU {uuid}: {used >> 20} MiB are held by processes of no allocation; see: vgpuctl watch")
+    return out
+
+
 def answer(state: State, records: RecordStore, pod_resources: Path) -> api.WatchResponse:
     """What vgpuctl and the isolation check get."""
     anybody = state.findings or state.past or state.old_mounts
@@ -162,5 +179,5 @@ def answer(state: State, records: RecordStore, pod_resources: Path) -> api.Watch
         sigterm=state.ended.get("SIGTERM", 0),
         sigkill=state.ended.get("SIGKILL", 0),
         old_mounts=[old(one) for one in state.old_mounts],
-        unplaced=[api.WatchUnplaced(uuid=uuid, processes=count) for uuid, count in sorted(state.unplaced.items())],
+        unplaced=[_unplaced(uuid, count, state) for uuid, count in sorted(state.unplaced.items())],
     )

@@ -90,12 +90,12 @@ class Violations:
 
 
 def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
-    """Nothing for an allocation whose files cannot be read: it is about to start, or gone."""
+    """One for each GPU. Without a ledger that can be read it says nothing of itself, and is there all the same."""
     devices = record.limits.get("devices") or []
     try:
         ledger = abi_files.read_ledger(str(folder / "rw" / "ledger"))
     except (OSError, abi_files.LayoutError):
-        return []
+        ledger = {"totals": [], "slots": []}
     totals = {one["uuid"]: one for one in ledger["totals"]}
     pages = _tenant(folder / "rw" / "tenant")
     now = time.monotonic_ns()

@@ -43,6 +43,10 @@ TRY_S = 0.004
 # One line and one event for the same finding within this time; the metrics count every one.
 TELL_S = 60.0
 MOST_PAST, MOST_PROCESSES = 64, 16
+REMOVED = (
+    "the container of allocation {} has files that were removed from the node: only what the driver shows of it is "
+    "held against its limit; start it again"
+)
 
 log = logging.getLogger(__name__)
 # (allocation, uuid, reason) → kind of the allocation, and what was found in this look.
@@ -95,6 +99,9 @@ class Look:
     shown: dict[tuple[str, str], int] = field(default_factory=dict)
     programs: dict[tuple[str, str], Programs] = field(default_factory=dict)
     unplaced: dict[str, int] = field(default_factory=dict)
+    unaccounted: dict[str, int] = field(default_factory=dict)
+    # Allocations whose container has files that were removed from the node.
+    removed: set[str] = field(default_factory=set)
     gone: dict[str, set[int]] = field(default_factory=dict)
 
     def add(self, allocation: str, kind: str, uuid: str, suspicions: list[Suspicion]) -> None:
@@ -138,6 +145,18 @@ class Watch:
     def stop(self) -> None:
         self._stopping.set()
 
+    def alive(self) -> frozenset[str]:
+        """Allocations of whom processes were on a GPU at the last look."""
+        with self._lock:
+            return frozenset(allocation for allocation, _uuid in self._last.shown)
+
+    def stale(self) -> frozenset[str]:
+        """Allocations of whom processes ran at the last look with files that were removed from the node. What there is
+        now in their place says nothing of these.
+        """
+        with self._lock:
+            return frozenset(self._last.removed)
+
     def run(self) -> None:
         while not self._stopping.wait(self._interval_s):
             try:
@@ -163,6 +182,7 @@ class Watch:
                 unplaced=dict(self._last.unplaced),
                 shown=dict(self._last.shown),
                 programs=dict(self._last.programs),
+                unaccounted=dict(self._last.unaccounted),
             )
 
     def look(self) -> None:
@@ -176,7 +196,7 @@ class Watch:
                 listed = self._source.processes(uuid)
                 if not listed:
                     self._shares.forget(uuid)
-                    look.unplaced[uuid] = 0
+                    look.unplaced[uuid] = look.unaccounted[uuid] = 0
                     continue
                 if devices is None:
                     devices = self._devices()
@@ -208,6 +228,8 @@ class Watch:
         records: Mapping[str, Record],
     ) -> None:
         placed = self._processes.place(listed, devices, self._node.pods)
+        look.removed |= placed.removed
+        look.unaccounted[uuid] = 0
         for allocation in sorted({one for mine in placed.owners.values() for one in mine}):
             record = look.records.get(allocation) or self._accounts.record(allocation, records)
             if record is None:
@@ -215,6 +237,12 @@ class Watch:
             look.records[allocation] = record
             pids = [pid for pid, mine in placed.owners.items() if allocation in mine]
             look.shown[allocation, uuid] = sum(listed[pid] or 0 for pid in pids)
+            if record.kind == UNKNOWN:
+                look.unaccounted[uuid] += look.shown[allocation, uuid]
+            if allocation in look.removed:
+                look.faults.append(REMOVED.format(allocation))
+                look.add(allocation, record.kind, uuid, self._by_limit(uuid, record, pids, listed))
+                continue
             look.add(allocation, record.kind, uuid, self._memory(uuid, record, pids, listed))
             seen = self._seen_of(allocation, placed, listed)
             look.programs[allocation, uuid] = tuple(sorted(seen, key=lambda one: -one[1]))[:MOST_PROCESSES]
@@ -244,12 +272,19 @@ class Watch:
         if pids and host_is_seen(self._processes.proc):
             pids = []  # none of them can be: that is said as a fault
         look.unplaced[uuid] = len(pids)
+        look.unaccounted[uuid] += sum(listed[pid] or 0 for pid in pids)
         if not pids:
             return
         seen = [(self._processes.process(pid) or Process(pid, 0, "?", (0, 0)), listed[pid] or 0) for pid in pids]
         group = self._processes.group(pids[0])
         detail = f"its control group is {group}" if group else "it has no control group of its own, or has ended"
         look.add(NONE, UNKNOWN, uuid, [Suspicion(rule.UNPLACED, tuple(seen), detail=detail)])
+
+    def _by_limit(
+        self, uuid: str, record: Record, pids: list[int], listed: Mapping[int, int | None]
+    ) -> list[Suspicion]:
+        """Without its ledger: what the driver shows against the limit."""
+        return [one for one in self._judge(uuid, record, pids, listed) if one.limited]
 
     def _memory(self, uuid: str, record: Record, pids: list[int], listed: Mapping[int, int | None]) -> list[Suspicion]:
         suspicions = self._judge(uuid, record, pids, listed)
@@ -299,6 +334,7 @@ class Watch:
             self._fault = "; ".join(look.faults)
             for uuid in look.blind:
                 look.unplaced[uuid] = self._last.unplaced.get(uuid, 0)
+                look.unaccounted[uuid] = self._last.unaccounted.get(uuid, 0)
                 look.shown.update({key: used for key, used in self._last.shown.items() if key[1] == uuid})
                 look.programs.update({key: one for key, one in self._last.programs.items() if key[1] == uuid})
             self._last = look

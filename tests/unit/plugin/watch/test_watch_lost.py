@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers whose files somebody removed from the node, and processes that nobody accounts for: what the watcher can
+still say, what it says that it cannot, and that nobody is ended for it.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from doubles.proc import CONTAINER
+from doubles.watched import MIB, Watched
+from vgpu_plugin.watch import setup as watch_setup
+from vgpu_plugin.watch import usage
+from vgpu_plugin.watch import watcher as watch
+from vgpu_plugin.watch.rule import MEMORY, NO_SLOT
+
+DELETED = "0:50=/ledger//deleted"
+
+
+@pytest.fixture
+def watched(tmp_path) -> Watched:
+    out = Watched(tmp_path)
+    out.mode = watch.END
+    return out
+
+
+def run(watched: Watched, pid: int, used: int, mounts: str = DELETED) -> None:
+    watched.proc.add(pid, mounts=mounts, group=CONTAINER)
+    watched.card.running.setdefault(watched.uuid, {})[pid] = used
+
+
+# What of the node's files is gone; whether the plugin has made others since.
+STATES = {
+    "all are gone": lambda watched: (
+        shutil.rmtree(watched.folder / "ro") or [one.unlink() for one in watched.folder.rglob("*") if one.is_file()]
+    ),
+    "the ledger is gone": lambda watched: (watched.folder / "rw" / "ledger").unlink(),
+    "others were made since": lambda watched: watched.files.make(watched.record),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_container_whose_files_were_removed_is_no_bypass(watched, state):
+    run(watched, 20, 900 * MIB)
+    STATES[state](watched)
+    assert watched.look(3) == []
+    assert watched.ender.asked == []
+    found = watched.watch.state()
+    assert watched.allocation in found.fault
+    assert "start it again" in found.fault
+    assert found.shown == {(watched.allocation, watched.uuid): 900 * MIB}
+    assert watched.watch.stale() == {watched.allocation}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_and_its_limit_holds_by_the_drivers_account(watched, state):
+    run(watched, 20, 6000 * MIB)
+    run(watched, 21, 6000 * MIB)
+    STATES[state](watched)
+    assert watched.look(2) == [MEMORY]
+
+
+def test_started_again_it_is_as_any_other(watched):
+    run(watched, 20, 900 * MIB)
+    watched.look(2)
+    del watched.card.running[watched.uuid][20]
+    watched.run(21, 900 * MIB)
+    assert watched.look(2) == [NO_SLOT]
+    assert (watched.watch.state().fault, watched.watch.stale()) == ("", frozenset())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_memory_that_nobody_accounts_for(watched, known):
+    """Of strangers, and of folders without a record: bytes by GPU, a figure and a note."""
+    if known:
+        watched.kind = ""  # a folder that no record explains
+        watched.run(20, 900 * MIB)
+    else:
+        watched.proc.add(20, group="/docker/other")
+        watched.card.running[watched.uuid] = {20: 900 * MIB}
+    watched.look(2)
+    state = watched.watch.state()
+    assert state.unaccounted == {watched.uuid: 900 * MIB}
+    (note,) = watch_setup.notes(state)
+    assert watched.uuid in note and "900 MiB" in note
+    watched.card.running.clear()
+    watched.look(1)
+    assert watched.watch.state().unaccounted == {watched.uuid: 0}
+    assert watch_setup.notes(watched.watch.state()) == []
+
+
+def test_a_watcher_that_is_blind_is_a_note(watched):
+    run(watched, 20, 900 * MIB)
+    STATES["all are gone"](watched)
+    watched.look()
+    (note,) = watch_setup.notes(watched.watch.state())
+    assert watched.allocation in note
+
+
+def test_status_says_that_the_watcher_found_something(watched):
+    watched.mode = watch.REPORT
+    watched.run(20, 900 * MIB)
+    watched.look(2)
+    (note,) = watch_setup.notes(watched.watch.state())
+    assert "1 container" in note and "vgpuctl watch" in note
+    watched.kind = "lease"  # a check of isolation tries it on purpose
+    watched.look(2)
+    assert watch_setup.notes(watched.watch.state()) == []
+
+
+@pytest.mark.parametrize("ledger", ["gone", "overwritten"])
+def test_container_whose_ledger_cannot_be_read_is_listed(watched, ledger):
+    path = watched.folder / "rw" / "ledger"
+    path.unlink()
+    if ledger == "overwritten":
+        path.write_bytes(b"x" * 100)
+    watched.run(20, 900 * MIB)
+    watched.look()
+    rows = usage.of_all([watched.record], watched.files, dict)
+    (row,) = usage.Violations().seen(rows, watched.watch.state())
+    assert (row.allocation, row.memory_used, row.processes) == (watched.allocation, 0, 0)
+    assert row.memory_limit > 0
+    assert row.memory_driver == 900 * MIB
+
+
+# What the maps of a process say of files on the tmpfs 0:50, and whether these were removed.
+MAPS = [
+    ("7f0000000000-7f0000051000 rw-s 00000000 00:32 4                          /dev/vgpu/0/ledger (deleted)", True),
+    ("7f0000000000-7f0000051000 rw-s 00000000 00:32 4                          /ledger", False),
+]
+
+
+@pytest.mark.parametrize(("line", "removed"), MAPS)
+def test_container_that_shows_no_mount_is_known_by_what_it_has_mapped(watched, line, removed):
+    """A folder that is removed on the host takes the mounts on it out of every container (rmdir detaches them)."""
+    watched.proc.add(20, group=CONTAINER)
+    (watched.processes.proc / "20" / "maps").write_text(
+        "7f1000000000-7f1000001000 r--p 00000000 fe:00 77 /usr/lib/libc.so.6\nno line of this kind\n" + line + "\n"
+    )
+    watched.card.running[watched.uuid] = {20: 900 * MIB}
+    assert watched.look(2) == ([] if removed else [NO_SLOT])
+    state = watched.watch.state()
+    assert state.shown == {(watched.allocation, watched.uuid): 900 * MIB}
+    assert (state.unplaced, state.unaccounted) == ({watched.uuid: 0}, {watched.uuid: 0})
+    assert watched.watch.stale() == ({watched.allocation} if removed else frozenset())
+
+
+def test_maps_of_another_file_system_place_nobody(watched):
+    watched.proc.add(20, group="/docker/other")
+    (watched.processes.proc / "20" / "maps").write_text("7f00-7f01 rw-s 00000000 00:99 4 /ledger (deleted)\n")
+    watched.card.running[watched.uuid] = {20: 900 * MIB}
+    watched.look(2)
+    assert watched.watch.state().unplaced == {watched.uuid: 1}
