@@ -92,7 +92,7 @@ def test_lost_gpu_is_seen_after_a_restart(node, kubelet, begin, capsys, index, c
     assert "reset or replace" in warning
     assert "restart vgpu" not in warning
     assert healthy_metric(node, capsys)[str(index), lost] == 0
-    assert any(lost in one for one in ask(node, capsys, "explain", str(index))["lines"])
+    assert any(lost in one["text"] for one in ask(node, capsys, "explain", str(index))["facts"])
     with pytest.raises(PodError):
         kubelet.run_pod("late", ids=[f"{lost}::0"])
 
@@ -123,7 +123,7 @@ def test_gpu_that_was_never_seen_and_is_counted(node, begin, capsys):
     (warning,) = status["warnings"]
     assert "GPU 2 " in warning and "reset or replace" in warning
     assert healthy_metric(node, capsys)["2", ""] == 0
-    assert ask(node, capsys, "explain", "2")["lines"]
+    assert ask(node, capsys, "explain", "2")["facts"]
 
 
 def test_gpu_that_another_replaced_is_none_that_is_lost(node, begin, capsys):
