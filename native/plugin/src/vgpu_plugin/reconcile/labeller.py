@@ -25,10 +25,13 @@ class Labeller:
         gfd = settings.flags.get("gfd") or {}
         path = Path(gfd.get("outputFile") or labels.FILE)
         machine = labels.machine_type(Path(gfd.get("machineTypeFile") or labels.MACHINE_FILE))
+        # What a label says of a GPU that is lost nobody could use.
+        gpus = [one for one in self._pool.gpus if not self._pool.is_lost(one.uuid)]
+        here = {one.uuid for one in gpus}
         try:
             found = labels.labels(
-                self._pool.gpus,
-                self._pool.slices,
+                gpus,
+                [piece for piece in self._pool.slices if piece.uuid in here],
                 self._source.driver(),
                 machine,
                 sharing.mig_strategy(settings.config),

@@ -171,6 +171,7 @@ class Reconfiguration:
         except GpuError as fault:
             found, unreadable = [], dict.fromkeys((gpu.index for gpu in before), str(fault))
         here = {gpu.uuid for gpu in found}
+        self._forgotten -= here
         gpus = with_lost(found, before)
         lost = {gpu.uuid: unreadable.pop(gpu.index, NOT_LISTED) for gpu in gpus if gpu.uuid not in here}
         self.lost, self.unknown = lost, unreadable
