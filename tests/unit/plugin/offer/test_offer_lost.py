@@ -58,14 +58,8 @@ def ask(node, capsys, *words: str) -> dict:
 
 
 def healthy_metric(node, capsys) -> dict[tuple[str, str], int]:
-    assert ctl.main(["--socket", str(node.paths.admin_socket), "metrics"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    out = {}
-    for line in lines:
-        if line.startswith("vgpu_gpu_healthy{"):
-            labels = dict(one.split("=") for one in line.partition("{")[2].partition("}")[0].split(","))
-            out[labels["gpu"].strip('"'), labels["uuid"].strip('"')] = int(line.rpartition(" ")[2])
-    return out
+    found = [one for one in ask(node, capsys, "metrics")["metrics"] if one["name"] == "vgpu_gpu_healthy"]
+    return {(one["labels"]["gpu"], one["labels"]["uuid"]): int(one["value"]) for one in found}
 
 
 # Which of three GPUs is gone, and whether the driver still counts it.

@@ -108,6 +108,10 @@ def _holders(records: RecordStore, pod_resources: Path) -> Callable[[str], Holde
     return holder_of
 
 
+def programs(seen: Programs) -> list[api.WatchProcess]:
+    return [api.WatchProcess(pid=process.pid, name=process.name, bytes=used) for process, used in seen]
+
+
 def _unplaced(uuid: str, count: int, state: State) -> api.WatchUnplaced:
     return api.WatchUnplaced(uuid=uuid, processes=count, bytes=min(2**63 - 1, state.unaccounted.get(uuid, 0)))
 
@@ -122,10 +126,6 @@ def notes(state: State) -> list[str]:
         if used:
             out.append(f"GPU {uuid}: {used >> 20} MiB are held by processes of no allocation; see: vgpuctl watch")
     return out
-
-
-def programs(seen: Programs) -> list[api.WatchProcess]:
-    return [api.WatchProcess(pid=process.pid, name=process.name, bytes=used) for process, used in seen]
 
 
 def answer(state: State, records: RecordStore, pod_resources: Path) -> api.WatchResponse:
