@@ -192,6 +192,7 @@ def seen(wanted: dict[str, Any], kind: str) -> dict[str, Any]:
             "id_like": "",
             "name": "Debian GNU/Linux 12 (bookworm)",
             "version": "12",
+            "arch": "x86_64",
             "root": "true",
         },
         "node": "a-node",

@@ -15,7 +15,7 @@ import pytest
 
 from .conftest import SLICE_MIB, until
 from .slice_containers import ENGINES, Engine, Mounts, Place, Work
-from .test_reboot import Machine, machine  # noqa: F401 - a fixture
+from .test_reboot import Machine, machine  # noqa: F401  # pylint: disable=unused-import # a fixture
 
 pytestmark = pytest.mark.slow
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -60,6 +61,13 @@ WHEELS = {
 }
 
 
+def unasked(name: str) -> Callable[..., None]:
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError(name)
+
+    return fail
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with every wheel of a lock of two packages, and ours."""
@@ -70,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(wheelhouse, "REQUIREMENTS", lock)
     # What asks pip or a compiler instead is seen.
     for name in ("download", "build_wheels"):
-        monkeypatch.setattr(wheelhouse, name, lambda *_, name=name: (_ for _ in ()).throw(RuntimeError(name)))
+        monkeypatch.setattr(wheelhouse, name, unasked(name))
     made = tmp_path / "wheels"
     made.mkdir()
     for name, content in WHEELS.items():
