@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that take long to be read hold no allocation up for longer than milliseconds."""
+"""Figures that take long to be read hold no allocation up for longer than milliseconds, and those who read them one after the other
+no longer than one does.
+"""
 
 from __future__ import annotations
 

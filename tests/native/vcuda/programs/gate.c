@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gate.c alone: who shuts it asks NVML, which does not answer. An allocation goes on all the same, and who reads learns so; one
- * that waits for a short time only goes on unnoticed.
+ * that waits for a short time only goes on unnoticed. Who shuts it again and again lets those through that it kept waiting.
  */
 #include "account/account.h"
 #include "events.h"
@@ -50,12 +50,35 @@ static bool forced(unsigned us)
     return found;
 }
 
+/* Shuts the gate for 5 ms, and at once again, until the allocation is through: so many times. */
+static int shut_while_it_waits(void)
+{
+    pthread_t thread;
+    int times = 0;
+    through = false;
+    CHECK(gate_shut(DEVICE));
+    pthread_create(&thread, NULL, allocates, NULL);
+    do {
+        usleep(5000);
+        CHECK(!gate_forced(DEVICE));
+        gate_open(DEVICE);
+        CHECK(gate_shut(DEVICE));
+        times++;
+    } while (!through);
+    gate_open(DEVICE);
+    pthread_join(thread, NULL);
+    return times;
+}
+
 int main(void)
 {
     alarm(20);
     CHECK(!forced(2000));
     CHECK(forced(0));
     CHECK(!forced(2000));
+    /* Not once where its thread began late. */
+    for (int i = 0; i < 20; i++)
+        CHECK(shut_while_it_waits() <= 3);
     puts("ok");
     return 0;
 }
