@@ -39,6 +39,8 @@ CODENAMES = {
 KERNEL = {release: f"{series}0-0-generic" for release, series in names.UBUNTU_KERNEL.items()}
 TIMEOUT = 15
 COMES_ALONG = "would come along"
+UNSIGNED = "has no signed module for"
+IMAGE = "linux-image-"
 
 
 class Question(NamedTuple):
@@ -50,6 +52,8 @@ class Question(NamedTuple):
     branch: int = 0
     # A branch whose user space alone brings another one is retired; the role refuses it with a sentence.
     retires: bool = False
+    # Signed modules: where the newest kernel has none, the role builds them by DKMS, which is a set of its own.
+    signed: bool = False
 
 
 def systems(family: str) -> list[distribution.System]:
@@ -79,7 +83,7 @@ def questions(host: distribution.System) -> Iterator[Question]:
             for prebuilt in (True, False) if host.family == "ubuntu" else (False,):
                 packages = names.packages(host, "distribution", branch, kind, prebuilt, "")
                 built = "signed" if prebuilt else "DKMS"
-                yield Question(f"driver {branch}, {kind}, {built}", packages, refused, branch)
+                yield Question(f"driver {branch}, {kind}, {built}", packages, refused, branch, signed=prebuilt)
         if host.family == "ubuntu" and branch >= 450:
             user = f"nvidia-utils-{branch}-server"
             packages = [user, *names.fabric_manager(host, "distribution", branch, user, "")]
@@ -96,6 +100,7 @@ class Archive:
 
     def __init__(self, folder: Path, lines: list[str]) -> None:
         self.folder = folder
+        self.kernel = ""
         for part in ("lists/partial", "parts", "cache/archives/partial", "preferences"):
             (folder / part).mkdir(parents=True)
         (folder / "status").touch()
@@ -137,13 +142,13 @@ class Archive:
         code, text = self.run("apt-get", "-q", "update")
         return "" if code == 0 else "\n".join(line for line in text.splitlines() if line.startswith(("E:", "W:")))
 
-    def kernels(self, prefix: str, host: distribution.System) -> list[str]:
-        """The kernels of a release's own series that the archive has packages of a name for, oldest first."""
-        series = names.UBUNTU_KERNEL.get(host.release, "")
-        pattern = re.compile(re.escape(prefix) + rf"({re.escape(series)}0-(\d+)-generic)\Z")
-        listed = map(pattern.match, self.run("apt-cache", "pkgnames", prefix)[1].splitlines())
+    def newest_kernel(self, host: distribution.System) -> str:
+        """The newest kernel of a release's own series, as ``uname -r`` has it."""
+        series = names.UBUNTU_KERNEL[host.release]
+        pattern = re.compile(rf"{IMAGE}({re.escape(series)}0-(\d+)-generic)\Z")
+        listed = map(pattern.match, self.run("apt-cache", "pkgnames", IMAGE)[1].splitlines())
         found = {int(one.group(2)): one.group(1) for one in listed if one}
-        return [found[number] for number in sorted(found)]
+        return found[max(found)] if found else host.kernel
 
     def ask(self, question: Question, host: distribution.System) -> str:
         """What is wrong with a set of packages, empty where it resolves to what it says."""
@@ -152,6 +157,8 @@ class Archive:
         policy = apt_text.parse_policy(self.run("apt-cache", "policy", *listed)[1])
         resolved = apt_text.same_version(wanted, policy)
         missing = apt_text.unavailable(resolved, policy)
+        if missing and question.signed and any(names.PREBUILT in one for one in missing):
+            return f"{UNSIGNED} {self.kernel}"
         if missing:
             return "; ".join(missing)
         words = [apt_text.resolve(one, policy) for one in resolved]
@@ -164,13 +171,12 @@ class Archive:
         return f"{', '.join(brought)} {COMES_ALONG}" if brought else ""
 
     def of_a_kernel(self, package: str, host: distribution.System) -> str:
-        """The package of the newest kernel that the archive has it for, where its name has one."""
+        """The package of the newest kernel of the release, where its name has one."""
         name = pins.split_pin(package)[0]
         if not host.kernel or not name.endswith(f"-{host.kernel}"):
             return package
-        prefix = name[: -len(host.kernel)]
-        found = self.kernels(prefix, host)
-        return prefix + found[-1] if found else package
+        self.kernel = self.kernel or self.newest_kernel(host)
+        return name[: -len(host.kernel)] + self.kernel
 
 
 def lines_of(host: distribution.System, machine: tuple, keys: Path) -> list[str]:
@@ -209,6 +215,8 @@ def asked(host: distribution.System, machine: tuple, keys: Path, folder: Path) -
         if fault and question.retires and fault.endswith(COMES_ALONG):
             retired.add(question.branch)
             print(f"{host.name}: branch {question.branch} is retired ({fault}); the role refuses it", flush=True)
+        elif fault.startswith(UNSIGNED):
+            print(f"{host.name}: {question.title}: {fault}; the role builds it by DKMS", flush=True)
         elif fault:
             faults.append(f"{host.name}: {question.title}: {fault}")
         else:
