@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -212,6 +213,8 @@ def test_system_calls_of_an_allocate(served, tmp_path):
             # Whoever leaves the block waits for its end.
             traced.terminate()
     lines = [line.split(None, 1)[1] for line in log.read_text().splitlines() if "resumed>" not in line]
+    # gRPC's threads wake each other by an eventfd.
+    lines = [line for line in lines if not re.match(r'(read|write)\(\d+, "\\1(\\0){7}", 8\)', line)]
     # The watcher and the looks at the node go on beside: theirs are on other files than an allocation's.
     records = [line for line in lines if "allocations.json" in line]
     assert len(records) == 10, "each is written down"

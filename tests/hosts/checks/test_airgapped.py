@@ -166,9 +166,11 @@ def test_a_mirror_behind_a_proxy(mirror: Mirror, tmp_path: Path) -> None:
 
 def test_check_mode_foretells_and_changes_nothing(mirror: Mirror) -> None:
     before, already = state(mirror.node), len(mirror.served())
-    foretold = site(driver(mirror), "--check", "--diff")
+    foretold = site(toolkit(mirror), "--check", "--diff")
     assert foretold.returncode == 0, foretold.stdout
     assert "nvidia-container-toolkit" in foretold.stdout and "changed=0 " not in foretold.stdout
+    # The repository answers and has packages, but none of this name.
+    refused(site(driver(mirror), "--check"), DRIVER, "nvidia-driver-cuda: no repository of this host has it")
     assert state(mirror.node) == before
     assert len(mirror.served()) == already, "a package was fetched"
 

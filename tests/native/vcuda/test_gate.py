@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that take long to be read hold no allocation up for longer than milliseconds, and those who read them one after the other
-no longer than one does.
+"""Figures that take long to be read hold no allocation up for longer than milliseconds, and readers that come one after
+the other hold it up no longer than one does.
 """
 
 from __future__ import annotations

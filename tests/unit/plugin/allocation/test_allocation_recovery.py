@@ -115,7 +115,7 @@ def test_nobody_but_root_reads_it(node):
     parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     path = parts[2].folder(one.allocation) / "record"
-    assert oct(path.stat().st_mode & 0o777) == "0o400"
+    assert oct(path.stat().st_mode & 0o777) == "0o600"
     assert not (parts[2].folder(one.allocation) / "ro" / "record").exists()
 
 

@@ -171,7 +171,9 @@ class AllocationFiles:
         for name in _shared(record):
             _linked(f"{folder}/{name}", f"{share}/{name}")
         for name in WRITABLE:
-            if not os.path.isfile(f"{share}/{name}"):
+            if fresh:
+                _empty(f"{share}/{name}", label)
+            elif not os.path.isfile(f"{share}/{name}"):
                 _removed(f"{share}/{name}")
                 _empty(f"{share}/{name}", label)
         preload, text = f"{share}/ld.so.preload", _preload(CONTAINER_LIBRARY)
@@ -202,9 +204,15 @@ class AllocationFiles:
                 os.symlink(TO_ROOT, path)
 
     def keep_record(self, record: Record) -> None:
-        """Writes the copy of a record, where its allocation has a folder. Faults cost the copy alone."""
+        """Writes the copy of a record, where its allocation has a folder. Faults cost the copy alone: who reads it
+        passes by one that is cut short.
+        """
+        path, words = f"{self._root}/{record.id}/{RECORD}", _words(record)
         with contextlib.suppress(OSError):
-            _replace(f"{self._root}/{record.id}/{RECORD}", _words(record), 0o400, None)
+            try:
+                _write(path, words, 0o600, None)
+            except FileExistsError:
+                _replace(path, words, 0o600, None)
 
     def record(self, allocation: str) -> Record | None:
         """The copy in a folder, with the limits of now; None where it cannot be read."""
@@ -427,7 +435,9 @@ def _write(path: str, data: bytes, mode: int, label: Label | None, size: int | N
             view = view[os.write(descriptor, view) :]
         if size is not None:
             os.ftruncate(descriptor, size)
-        os.fchmod(descriptor, mode)
+        # The process's umask takes bits of all but the owner.
+        if mode != 0o600:
+            os.fchmod(descriptor, mode)
         if label is not None:
             label(descriptor)
     finally:
