@@ -106,7 +106,8 @@ def person(machine: Any) -> Iterator[Controller]:
     pids = {"containerd": cluster.containerd.pid, "kubelet": cluster.kubelet.pid}
     deployments.write_network(cluster)
     program = Path("/usr/local/bin/systemctl")
-    shutil.copy2(Path(__file__).parent / "kubebox" / "systemctl.py", program)
+    text = (Path(__file__).parent / "kubebox" / "systemctl.py").read_text()
+    program.write_text(f"#!/usr/bin/python3 -I\n{text}")
     program.chmod(0o755)
     for name, pid in pids.items():
         Path(f"/etc/systemd/system/{name}.service").write_text(f"[Service]\nX-Pid={pid}\n")

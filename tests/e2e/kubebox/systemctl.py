@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """``systemctl`` of the box, which has no systemd: starts, stops and shows services by the unit files that roles write.
 

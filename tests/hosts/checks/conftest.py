@@ -111,11 +111,12 @@ def play_command(playbook: str, inventory: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return an environment without what molecule or a person has set for Ansible."""
+    """Return an environment without what molecule, a person or the checkout's ansible.cfg has set for Ansible."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
     return {
         **kept,
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_CONFIG": os.devnull,
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".build/collections"),
         "CONTAINERS_CONF": str(simpodman.containers_conf()),
         "ANSIBLE_NOCOLOR": "1",
     }
