@@ -3,6 +3,8 @@
  * The program's entry. The one that a new glibc's crt1.o brings calls __libc_start_main of GLIBC_2.34, and the probe is
  * mounted into images of any age; this one calls the oldest.
  */
+    /* Else aarch64's symbol table names the assembler's temporary file, and no two builds are the same. */
+    .file "start.S"
     .section .note.GNU-stack, "", %progbits
     .text
     .globl _start

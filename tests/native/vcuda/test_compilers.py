@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 ARM = "aarch64-linux-gnu-gcc"
 # What an aarch64 container has is not there: libc comes from the cross compiler's own folder.
 ARM_ROOT = "/usr/aarch64-linux-gnu"
+SHIPPED = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter")
 
 
 def build(compiler: str, folder: Path) -> Path:
@@ -78,8 +79,14 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_aarch64_needs_no_newer_libc(arm: Path) -> None:
-    for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter"):
+    for name in SHIPPED:
         assert newest_glibc(arm / name) <= (2, 17)
+
+
+def test_aarch64_is_the_same_bytes_twice(arm: Path, tmp_path: Path) -> None:
+    again = build(ARM, tmp_path)
+    different = [name for name in SHIPPED if (again / name).read_bytes() != (arm / name).read_bytes()]
+    assert not different, "make artefact promises the same bytes of the same sources"
 
 
 @pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])
