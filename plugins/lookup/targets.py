@@ -51,8 +51,8 @@ class LookupModule(LookupBase):
             limited = f" with --limit {limit}" if limit else ""
             raise AnsibleError(
                 f"no host matches {', '.join(patterns)}{limited}, so nothing was done; expected hosts in that group, "
-                f"found hosts in {', '.join(groups) or 'no group'}. Name the group so in the inventory, give another with "
-                "-e site_hosts=GROUP, or give the inventory with -i"
+                f"found hosts in {', '.join(groups) or 'no group'}. Name the group so in the inventory, give another "
+                "with -e site_hosts=GROUP, or give the inventory with -i"
             )
         return patterns
 
