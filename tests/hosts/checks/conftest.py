@@ -115,7 +115,7 @@ def environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
     return {
         **kept,
-        "ANSIBLE_CONFIG": os.devnull,
+        "ANSIBLE_CONFIG": str(ROOT / "molecule" / "ansible.cfg"),
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".build/collections"),
         "CONTAINERS_CONF": str(simpodman.containers_conf()),
         "ANSIBLE_NOCOLOR": "1",
