@@ -28,12 +28,12 @@ def part(memory: int) -> str:
 def tenant(fleet):
     """A user with the rights of `edit` in the namespace of the pods, and no others."""
     authority = fleet.cluster.authority
-    binding = {
-        "metadata": {"name": "tenant"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tenant"}],
-    }
-    fleet.api.create(f"{RBAC}/namespaces/default/rolebindings", binding)
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tenant"}
+    # `edit` is put together out of these two by a controller that does not run here.
+    for role in ("system:aggregate-to-edit", "system:aggregate-to-view"):
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+        binding = {"metadata": {"name": role}, "roleRef": reference, "subjects": [subject]}
+        fleet.api.create(f"{RBAC}/namespaces/default/rolebindings", binding)
     found = Api(SERVER, authority.certificate, *authority.pair("tenant", "/O=tenants/CN=tenant"))
     until(lambda: reads(found), "rights of the tenant")
     return found
