@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes objects of the scheduler, as plain data: rights, configuration, two replicas, service, webhook,
-and the policy that refuses pods which mount over our files.
+"""The Kubernetes objects of the scheduler, as plain data: rights, configuration, two replicas, service, webhook, and
+the policies that refuse pods which mount over our files and keep what the scheduler wrote on a pod.
 
 A replica is one pod with a stock kube-scheduler and vgpu-scheduler. The default scheduler is not touched.
 """
@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import Any, NamedTuple, Sequence
 
-from . import mount_policy
+from . import mount_policy, plan_policy
 
 NAME = "vgpu-scheduler"
 # Leases: of the kube-schedulers among each other, and of the extenders.
@@ -19,7 +19,7 @@ LEASES = (NAME, NAME + "-extender")
 EXTENDER = "127.0.0.1:8880"
 WEBHOOK_PORT = 8443
 IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
-ANNOTATIONS = ("vgpu.fleet/plan", "vgpu.fleet/given")
+PLAN, GIVEN = ANNOTATIONS = ("vgpu.fleet/plan", "vgpu.fleet/given")
 # Names that ask for GPUs; prefixes, so that a mistyped one is seen and refused too.
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
 
@@ -125,12 +125,19 @@ def manifests(desired: Desired) -> list[dict[str, Any]]:
         _deployment(desired),
         _budget(desired),
         *webhooks(desired),
-        *(_mount_policy(desired) if desired.policies else []),
+        *(_policies(desired) if desired.policies else []),
     ]
 
 
-def _mount_policy(desired: Desired) -> list[dict[str, Any]]:
-    return mount_policy.manifests(mount_policy.OF_SCHEDULER, resource_names(desired.config))
+def _policies(desired: Desired) -> list[dict[str, Any]]:
+    return [
+        *mount_policy.manifests(mount_policy.OF_SCHEDULER, resource_names(desired.config)),
+        *plan_policy.manifests({PLAN: [_account(desired)], GIVEN: desired.may_give}),
+    ]
+
+
+def _account(desired: Desired) -> str:
+    return f"system:serviceaccount:{desired.namespace}:{NAME}"
 
 
 def secret(desired: Desired) -> dict[str, Any]:
@@ -170,7 +177,8 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
     cluster_rules = [
         _rule("core", "nodes pods", "get list watch"),
         _rule("core", "resourcequotas", "list watch"),
-        _rule("core", "pods", "patch"),
+        # For the annotation of a plan that was lost. A patch of pods themselves could give any pod another image.
+        _rule("core", "pods/status", "patch"),
         _rule("core", "pods/binding", "create"),
         _rule("core", "events", "create"),
         _rule("admissionregistration.k8s.io", hooks, "get patch", (NAME,)),
@@ -257,7 +265,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
         f"--secret={desired.namespace}/{NAME}-tls",
         f"--names={NAME}.{desired.namespace}.svc",
         f"--webhook-configuration={NAME}",
-        f"--may-write=system:serviceaccount:{desired.namespace}:{NAME}",
+        f"--may-write={_account(desired)}",
         *([f"--may-give={','.join(desired.may_give)}"] if desired.may_give else []),
         *desired.options,
     ]
@@ -392,15 +400,19 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
     mutating = hook("pods.vgpu.fleet", "/mutate", "CREATE", asks, closed)
     # What another webhook did to the pod after us is looked at as well.
     mutating["reinvocationPolicy"] = "IfNeeded"
-    validating = [
-        hook("pods.vgpu.fleet", "/validate", "CREATE", asks, closed),
-        hook("new-plans.vgpu.fleet", "/validate", "CREATE", planned("object"), closed),
-        # A plan that is changed while we are away is written again: no reason to hold up an update.
-        hook("plans.vgpu.fleet", "/validate", "UPDATE", planned("oldObject", "object"), False),
-    ]
-    for one in validating[1:]:
-        # Who may set a label must not thereby write plans, which ledger and device plugins believe.
-        del one["namespaceSelector"], one["objectSelector"]
+    validating = [hook("pods.vgpu.fleet", "/validate", "CREATE", asks, closed)]
+    # Else a policy says it, also while no replica answers.
+    if not desired.policies:
+        plans = [
+            hook("new-plans.vgpu.fleet", "/validate", "CREATE", planned("object"), closed),
+            # A plan that is changed while we are away is written again: no reason to hold up an update.
+            hook("plans.vgpu.fleet", "/validate", "UPDATE", planned("oldObject", "object"), False),
+        ]
+        for one in plans:
+            # Who may set a label must not thereby write plans, which ledger and device plugins believe.
+            del one["namespaceSelector"], one["objectSelector"]
+        plans[1]["rules"][0]["resources"] = ["pods", "pods/status"]
+        validating += plans
     api = "admissionregistration.k8s.io/v1"
     meta = _meta(desired, namespaced=False)
     return [

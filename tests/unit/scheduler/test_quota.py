@@ -11,7 +11,7 @@ from vgpu_plugin._shared.pods.annotations import APP, Device, Part
 from vgpu_plugin._shared.pods.requests import Card, read_pod
 from vgpu_scheduler import wire
 from vgpu_scheduler.ledger import Ledger
-from vgpu_scheduler.quota import UNSEEN, Demand, Quotas, least
+from vgpu_scheduler.quota import Demand, Quotas, least
 
 from .samples import gpu, node
 from .test_service import pod_object, pod_path, replica, world
@@ -62,13 +62,13 @@ def test_what_a_pod_counts(made, cards, expected):
     assert tuple(least(read_pod(made), cards)) == expected
 
 
-def quotas_of(hard, held=(), config=None, now=lambda: 0.0):
+def quotas_of(hard, held=(), config=None):
     """Quotas of the namespace ``team``, in which pods hold (MiB, percent)."""
     ledger = Ledger()
     ledger.set_node("n0", node("n0", 8))
     for n, (memory, cores) in enumerate(held):
         ledger.hold(f"held-{n}", f"team/held-{n}", "n0", [Part("main", APP, (Device("GPU-n0-0", memory, cores),))])
-    made = Quotas(config or read_pod.__globals__["Config"](), ledger, now)
+    made = Quotas(config or read_pod.__globals__["Config"](), ledger)
     for name, one in hard.items():
         made.enter(False, wire.Quota(wire.Meta(name, "team"), wire.QuotaSpec(one)))
     return made
@@ -133,27 +133,31 @@ def test_the_factor_of_memory_is_the_unit_of_the_quota():
     assert "3 asked for" in quotas.admit("team", "v", read_pod(pod({M: 3}), config))
 
 
-def test_what_was_admitted_counts_until_it_is_seen_or_overdue():
-    clock = [0.0]
-    quotas = quotas_of({"q": {MEM: "6000"}}, now=lambda: clock[0])
+def test_admission_reserves_nothing():
+    """Any program that reaches the webhook may send it any review: what is no stored pod takes quota from nobody."""
+    quotas = quotas_of({"q": {MEM: "6000"}})
     ask = read_pod(pod({M: 3000}))
-    assert [bool(quotas.admit("team", uid, ask)) for uid in ("a", "b", "c")] == [False, False, True]
-    # The API server may ask twice about one pod: it counts once.
-    assert quotas.admit("team", "b", ask) == ""
-    assert quotas.admit("team", "d", ask, keep=False)
+    assert [quotas.admit("team", f"forged-{n}", ask) for n in range(100)] == [""] * 100
+    assert quotas.admit("team", "own", ask) == ""
+    assert quotas._waiting == {}
+
+
+def test_stored_pods_count_while_they_wait_and_while_they_hold():
+    quotas = quotas_of({"q": {MEM: "6000"}})
+    ask = read_pod(pod({M: 3000}))
     quotas.waits("team", "a", ask)
-    clock[0] = UNSEEN + 1
-    # b never came; a is stored and waits for a node.
-    assert quotas.admit("team", "e", ask, keep=False) == "" and quotas.admit("team", "c", ask) == ""
-    assert quotas.admit("team", "d", ask)
-    # Neither waits once it holds, nor counts twice.
+    quotas.waits("team", "b", ask)
+    assert quotas.admit("team", "c", ask)
+    # The API server may ask again about one that is stored: it counts once.
+    assert quotas.admit("team", "b", ask) == ""
+    # Between its bind and the event of it a pod both holds and waits, and counts once.
     quotas._ledger.hold("a", "team/a", "n0", [Part("main", APP, (Device("GPU-n0-1", 3000, 0),))])
-    assert quotas.admit("team", "d", ask)
+    assert quotas.admit("team", "b", ask) == ""
     quotas.forget("team", "a")
-    quotas.forget("team", "c")
-    assert quotas.admit("team", "d", ask) == ""
+    assert quotas.admit("team", "c", ask)
     quotas.forget_others(set())
     assert quotas._waiting == {}
+    assert quotas.admit("team", "c", ask) == ""
 
 
 def test_the_sums_of_namespaces_are_those_of_their_pods():
@@ -222,10 +226,10 @@ def test_admission_refuses_with_the_numbers():
             double.put(quota_path(), quota_object({MEM: "9000", CORES: "100"}))
             await one.until(lambda: list(one.extender.quotas.namespaces) == ["default"])
             first = pod_object("a", gpus=2)
-            # Asked twice as the API server does, and before once as a dry run and once to be changed.
-            assert (await admission(one, first, dryRun=True))[0] and (await admission(one, first, "mutate"))[0]
-            assert (await admission(one, first))[0] and (await admission(one, first))[0]
+            # Asked twice as the API server does, once before it is changed.
+            assert (await admission(one, first, "mutate"))[0] and (await admission(one, first))[0]
             stored = double.put(pod_path("a"), first)
+            await one.until(lambda: one.extender.quotas._waiting)
             allowed, code, message = await admission(one, pod_object("b", memory=3001))
             assert (allowed, code) == (False, 403)
             assert "3001 asked for" in message and "6000 of 9000 in use" in message and "quota q" in message

@@ -304,6 +304,59 @@ def test_a_plan_that_somebody_deleted_is_written_again():
     asyncio.run(go())
 
 
+def one_part(memory, uuid="GPU-n0-0"):
+    devices = (pod_annotations.Device(uuid, memory, 0),)
+    return pod_annotations.write_plan([pod_annotations.Part("main", pod_annotations.APP, devices)])
+
+
+CHANGED_PLANS = [
+    ("smaller", {pod_annotations.PLAN: one_part(1)}),
+    ("larger than any card", {pod_annotations.PLAN: one_part(1 << 24)}),
+    ("another GPU", {pod_annotations.PLAN: one_part(3000, "GPU-other")}),
+    ("empty", {pod_annotations.PLAN: ""}),
+]
+
+
+@pytest.mark.parametrize("changed", [one for _name, one in CHANGED_PLANS], ids=[name for name, _one in CHANGED_PLANS])
+def test_a_plan_that_somebody_changed_is_not_believed_and_is_written_again(changed):
+    async def go():
+        async with world() as (double, one, names):
+            pod = double.put(pod_path("a"), pod_object("a"))
+            assert (await one.schedule(pod, names))[1] == ""
+            await one.until(lambda: "uid-a" in one.cluster.confirmed)
+            stored = json.loads(json.dumps(double.objects[pod_path("a")]))
+            plan, held = stored["metadata"]["annotations"][pod_annotations.PLAN], one.ledger.held("uid-a")
+            stored["metadata"]["annotations"].update(changed)
+            double.put(pod_path("a"), stored)
+            await one.until(
+                lambda: double.objects[pod_path("a")]["metadata"]["annotations"].get(pod_annotations.PLAN) == plan
+            )
+            assert one.ledger.held("uid-a") == held
+            assert sum(one.cluster.drift[kind] for kind in ("plan_changed", "plan_deleted")) == 1
+
+    asyncio.run(go())
+
+
+def test_what_the_kubelet_gave_stands_when_its_annotation_is_deleted():
+    async def go():
+        async with world() as (double, one, names):
+            pod = double.put(pod_path("a"), pod_object("a"))
+            assert (await one.schedule(pod, names))[1] == ""
+            stored = json.loads(json.dumps(double.objects[pod_path("a")]))
+            given = one_part(2000, one.ledger.held("uid-a").uses[0][0])
+            stored["metadata"]["annotations"][pod_annotations.GIVEN] = given
+            double.put(pod_path("a"), stored)
+            await one.until(lambda: one.ledger.held("uid-a").plan == given)
+            del stored["metadata"]["annotations"][pod_annotations.GIVEN]
+            double.put(pod_path("a"), stored)
+            await one.until(
+                lambda: double.objects[pod_path("a")]["metadata"]["annotations"].get(pod_annotations.PLAN) == given
+            )
+            assert one.ledger.held("uid-a").plan == given
+
+    asyncio.run(go())
+
+
 def test_the_ledger_follows_what_the_kubelet_gave():
     async def go():
         async with world(nodes=1) as (double, one, names):

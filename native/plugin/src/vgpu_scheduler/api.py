@@ -108,9 +108,10 @@ class Api:
         return await self.json("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
 
     async def annotate(self, namespace: str, name: str, uid: str, annotations: dict[str, str]) -> None:
-        """Only of that very pod: another uid is a conflict."""
+        """Only of that very pod: another uid is a conflict. By its status, for the right to patch pods is one to run
+        any image in them."""
         body = {"metadata": {"uid": uid, "annotations": annotations}}
-        await self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+        await self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", body)
 
     async def event(self, pod: dict[str, str], reason: str, message: str) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

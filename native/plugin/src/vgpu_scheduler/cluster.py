@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the ledger in line with the cluster: nodes and pods as the API server tells them, and what differs repaired.
 
-The rules, for a pod of this scheduler: bound and with a plan, it holds what the plan says; ended or gone, it holds
-nothing; bound and its plan deleted, the ledger's entry stands and the plan is written again. A pod that is not bound
-yet is none of this file's business: its bind may be on the way.
+The rules, for a pod of this scheduler: bound and with a plan, it holds what the plan said when it was first seen bound,
+or what the kubelet gave; ended or gone, it holds nothing; its plan changed or deleted later, the ledger's entry stands
+and the plan is written again. A pod that is not bound yet is none of this file's business: its bind may be on the way.
 """
 
 from __future__ import annotations
@@ -28,18 +28,24 @@ log = logging.getLogger(__name__)
 # A bind that got no answer is looked after once a second, and given up when it is not there after so long: no request
 # lives longer at the API server.
 GIVE_UP = 70.0
+# What is found other than expected, by kind, for metrics.
+DRIFT = (
+    *("missing", "surplus", "different"),
+    *("plan_deleted", "plan_changed", "plan_unreadable"),
+    *("gpus_deleted", "gpus_unreadable"),
+)
 
 
 class Cluster:
     def __init__(self, api: Api, extender: Extender, scheduler_name: str, resync: float = 300.0) -> None:
         self._api, self._extender, self._ledger = api, extender, extender.ledger
         self.writes: Callable[[], bool] = lambda: True
-        self.drift: dict[str, int] = dict.fromkeys(
-            ("missing", "surplus", "different", "plan_deleted", "plan_unreadable", "gpus_deleted", "gpus_unreadable"), 0
-        )
+        self.drift: dict[str, int] = dict.fromkeys(DRIFT, 0)
         # Pods that were bound without a plan: the device plugin refuses them. By uid: namespace/name.
         self.unplanned: dict[str, str] = {}
         self._repairs: dict[str, wire.Pod] = {}
+        # Pods that were seen bound with their plan: from then on a plan that differs is somebody else's text. By uid.
+        self.confirmed: set[str] = set()
         # Nodes whose annotation is gone or cannot be read, with its text: said once, not with each of their heartbeats.
         self._faulty: dict[str, str | None] = {}
         nodes = Kind("/api/v1/nodes", wire.Node, wire.NodeList)
@@ -110,6 +116,7 @@ class Cluster:
         if gone or pod.status.phase in wire.ENDED:
             self._extender.preemption.gone(uid)
             self._repairs.pop(uid, None)
+            self.confirmed.discard(uid)
             self.unplanned.pop(uid, None)
             self._extender.bound_at.pop(uid, None)
             return "surplus" if self._ledger.release(uid) else ""
@@ -120,19 +127,25 @@ class Cluster:
         # The outcome of its bind is known now.
         self._extender.uncertain.pop(uid, None)
         held = self._ledger.held(uid)
+        annotations = pod.metadata.annotations or {}
         try:
-            plan = pod_annotations.read_annotations(pod.metadata.annotations or {})
+            plan = pod_annotations.read_annotations(annotations)
         except PlanError as fault:
             log.warning("pod %s: %s", key, fault)
             self.drift["plan_unreadable"] += 1
             plan = None
-        if plan is not None:
+        if held is not None and uid in self.confirmed and pod_annotations.GIVEN not in annotations:
+            changed = plan is not None and pod_annotations.write_plan(plan) != held.plan
+        else:
+            changed = False
+        if plan is not None and not changed:
             self._repairs.pop(uid, None)
             self.unplanned.pop(uid, None)
-            changed = self._ledger.hold(uid, key, pod.spec.nodeName, plan)
-            return ("different" if held else "missing") if changed else ""
+            self.confirmed.add(uid)
+            entered = self._ledger.hold(uid, key, pod.spec.nodeName, plan)
+            return ("different" if held else "missing") if entered else ""
         if held is not None and held.plan:
-            self.drift["plan_deleted"] += uid not in self._repairs
+            self.drift["plan_changed" if changed else "plan_deleted"] += uid not in self._repairs
             self._repairs[uid] = pod
         else:
             self.unplanned[uid] = key
@@ -167,6 +180,7 @@ class Cluster:
         self._extender.preemption.forget_others(there)
         self.unplanned = {uid: key for uid, key in self.unplanned.items() if uid in there}
         self._repairs = {uid: pod for uid, pod in self._repairs.items() if uid in there}
+        self.confirmed &= there
         bound_at = self._extender.bound_at
         for uid in [uid for uid, when in bound_at.items() if when < began]:
             del bound_at[uid]
@@ -174,7 +188,7 @@ class Cluster:
     # --- now and then
 
     async def repair(self) -> None:
-        """Write plans that were deleted again, where this is the replica that writes."""
+        """Write plans that were deleted or changed again, where this is the replica that writes."""
         if not self.writes():
             return
         for uid, pod in list(self._repairs.items()):
@@ -185,10 +199,12 @@ class Cluster:
             meta = pod.metadata
             try:
                 await self._api.annotate(meta.namespace, meta.name, uid, {pod_annotations.PLAN: held.plan})
-                log.warning("pod %s: its plan was deleted and is written again", held.pod)
+                log.warning("pod %s: its plan was deleted or changed, and is written again", held.pod)
                 self._repairs.pop(uid, None)
             except ApiError as fault:
-                log.warning("pod %s: its plan was deleted and could not be written again: %s", held.pod, fault)
+                log.warning(
+                    "pod %s: its plan was deleted or changed, and could not be written again: %s", held.pod, fault
+                )
 
     async def clear_up(self) -> None:
         """Binds that got no answer: done, or not and given up."""

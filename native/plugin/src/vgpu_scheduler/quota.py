@@ -4,15 +4,15 @@
 
 Kubernetes stores these names and counts neither, for a pod names the memory of one GPU and may ask for several. Here a
 pod counts with what it gets of all of its GPUs together, in every dialect. Asked twice: at admission, where a pod that
-is over is refused with the numbers, and at its bind, by the one replica that binds; so two pods that two replicas admit
-in the same moment wait, and are never over together. What a quota was lowered to ends no pod.
+is over is refused with the numbers, and at its bind, by the one replica that binds, which alone decides. Admission
+reserves nothing, for a review may come from anybody: pods that are admitted in the same moment wait, and are never over
+together. What a quota was lowered to ends no pod.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -23,9 +23,6 @@ from . import wire
 from .ledger import Ledger
 
 log = logging.getLogger(__name__)
-
-# A pod that was admitted and is not seen by then was refused by somebody after us, or was never stored.
-UNSEEN = 30.0
 
 
 class Demand(NamedTuple):
@@ -75,12 +72,11 @@ def _sum(demands: Iterable[Demand]) -> Demand:
 class Quotas:
     """What namespaces may use, and what of that is spoken for. ``ledger`` says what pods hold."""
 
-    def __init__(self, config: Config, ledger: Ledger, now: Callable[[], float] = time.monotonic) -> None:
-        self._config, self._ledger, self._now = config, ledger, now
+    def __init__(self, config: Config, ledger: Ledger) -> None:
+        self._config, self._ledger = config, ledger
         self._limits: dict[str, dict[str, list[Limit]]] = {}
-        # Pods that are stored and have no node yet; and pods that were admitted here and not seen since, until when.
+        # Pods that are stored and have no node yet.
         self._waiting: dict[str, dict[str, Demand]] = {}
-        self._admitted: dict[str, dict[str, tuple[Demand, float]]] = {}
 
     # --- facts
 
@@ -104,16 +100,14 @@ class Quotas:
     def waits(self, namespace: str, uid: str, ask: PodAsk) -> None:
         """A pod that is stored and has no node."""
         self._waiting.setdefault(namespace, {})[uid] = least(ask, self._ledger.cards)
-        self._admitted.get(namespace, {}).pop(uid, None)
 
     def forget(self, namespace: str, uid: str) -> None:
         """A pod that has a node now, or is gone."""
-        for table in (self._waiting, self._admitted):
-            here = table.get(namespace)
-            if here is not None:
-                here.pop(uid, None)
-                if not here:
-                    del table[namespace]
+        here = self._waiting.get(namespace)
+        if here is not None:
+            here.pop(uid, None)
+            if not here:
+                del self._waiting[namespace]
 
     def forget_others(self, there: set[str]) -> None:
         """After a list: pods that are not ``there`` wait no more."""
@@ -127,15 +121,11 @@ class Quotas:
     def namespaces(self) -> Iterable[str]:
         return self._limits.keys()
 
-    def admit(self, namespace: str, uid: str, ask: PodAsk, keep: bool = True) -> str:
-        """ "" or why a new pod is over. Admitted, it counts from now on, unless ``keep`` is false (a dry run)."""
+    def admit(self, namespace: str, uid: str, ask: PodAsk) -> str:
+        """ "" or why a new pod is over, next to those that hold or wait."""
         if namespace not in self._limits:
             return ""
-        demand = least(ask, self._ledger.cards)
-        said = self._over(namespace, demand, self._spoken_for(namespace, uid))
-        if not said and keep and uid:
-            self._admitted.setdefault(namespace, {})[uid] = (demand, self._now() + UNSEEN)
-        return said
+        return self._over(namespace, least(ask, self._ledger.cards), self._spoken_for(namespace, uid))
 
     def fits(self, namespace: str, ask: PodAsk) -> str:
         """ "" or why a pod cannot be bound now, whatever GPUs it would get."""
@@ -180,13 +170,8 @@ class Quotas:
         return found
 
     def _spoken_for(self, namespace: str, uid: str) -> Demand:
-        """Held, waiting and just admitted; without the pod itself."""
-        now = self._now()
-        admitted = self._admitted.get(namespace, {})
-        for one in [one for one, (_demand, until) in admitted.items() if until < now]:
-            del admitted[one]
-        waiting = self._waiting.get(namespace, {})
-        pods = {**{one: demand for one, (demand, _until) in admitted.items()}, **waiting}
+        """Held and waiting; without the pod itself."""
+        pods = self._waiting.get(namespace, {})
         # Between its bind and the event of it a pod both holds and waits.
         counted = (demand for one, demand in pods.items() if one != uid and self._ledger.held(one) is None)
         return _sum([self.held(namespace), *counted])

@@ -112,7 +112,7 @@ class Service:
     async def _validate(self, request: web.Request) -> web.Response:
         """The same judgement once all other webhooks have changed the pod; nothing is changed any more."""
         review = (await body(request, wire.AdmissionReview)).request
-        # Here and not before: the pod is whole, has its uid, and counts from now on.
+        # Here and not before: the pod is whole and has its uid.
         response = self._judge(review, self._extender.quotas.admit)
         response.pop("patch", None)
         response.pop("patchType", None)

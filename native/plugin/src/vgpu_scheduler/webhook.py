@@ -26,8 +26,8 @@ DEFAULT_SCHEDULER = "default-scheduler"
 PRIORITY_VARIABLE = "CUDA_TASK_PRIORITY"
 
 
-# (namespace, uid, ask, whether it counts from now on) → "" or why the namespace has no quota left for it.
-Quota = Callable[[str, str, PodAsk, bool], str]
+# (namespace, uid, ask) → "" or why the namespace has no quota left for it.
+Quota = Callable[[str, str, PodAsk], str]
 
 
 class Settings(NamedTuple):
@@ -79,7 +79,7 @@ def mutate(
     findings = admission_findings(pod, ask)
     if findings:
         return _refuse(request, findings)
-    over = quota(request.namespace, str(metadata.get("uid") or ""), ask, not request.dryRun) if quota else ""
+    over = quota(request.namespace, str(metadata.get("uid") or ""), ask) if quota else ""
     if over:
         # As Kubernetes answers for its own quotas: controllers try again later.
         return {"uid": request.uid, "allowed": False, "status": {"code": 403, "reason": "Forbidden", "message": over}}

@@ -163,7 +163,6 @@ class AdmissionRequest(msgspec.Struct):
     object: dict[str, Any] | None = None
     oldObject: dict[str, Any] | None = None
     userInfo: dict[str, Any] | None = None
-    dryRun: bool = False
 
 
 class AdmissionReview(msgspec.Struct):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.kube import scheduler_manifests
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import plan_policy, scheduler_manifests
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube.scheduler_manifests import Desired
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
     annotations as pod_annotations,
@@ -16,6 +16,9 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
 )
 
 DESIRED = Desired("registry.example/vgpu-scheduler:1", "registry.example/kube-scheduler:v1.34.2")
+
+
+PLANS = (pod_annotations.PLAN, pod_annotations.GIVEN)
 
 
 def made(desired=DESIRED):
@@ -57,7 +60,7 @@ POLICIES = [(True, True, "Fail"), (True, False, "Ignore"), (False, True, "Ignore
 
 @pytest.mark.parametrize(("conditions", "closed", "policy"), POLICIES)
 def test_closed_only_where_gpu_pods_can_be_told_from_others(conditions, closed, policy):
-    found = made(DESIRED._replace(match_conditions=conditions, fail_closed=closed))
+    found = made(DESIRED._replace(match_conditions=conditions, fail_closed=closed, policies=False))
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         for hook in found[kind, "vgpu-scheduler"]["webhooks"]:
             assert hook["failurePolicy"] == ("Ignore" if hook["name"] == "plans.vgpu.fleet" else policy)
@@ -67,9 +70,35 @@ def test_closed_only_where_gpu_pods_can_be_told_from_others(conditions, closed, 
                 assert "objectSelector" not in hook and "namespaceSelector" not in hook
                 created = hook["rules"][0]["operations"] == ["CREATE"]
                 assert not conditions or ("oldObject" in hook["matchConditions"][0]["expression"]) != created
+                assert hook["rules"][0]["resources"] == (["pods"] if created else ["pods", "pods/status"])
                 continue
             keys = [one["key"] for one in hook["objectSelector"]["matchExpressions"]]
             assert keys == list(scheduler_manifests.IGNORE_LABELS)
+
+
+def test_plans_are_guarded_by_the_policy_or_by_the_webhook_and_never_by_neither():
+    for policies in (True, False):
+        found = made(DESIRED._replace(policies=policies))
+        hooks = [one["name"] for one in found["ValidatingWebhookConfiguration", "vgpu-scheduler"]["webhooks"]]
+        assert ("plans.vgpu.fleet" in hooks and "new-plans.vgpu.fleet" in hooks) != policies
+        assert (("ValidatingAdmissionPolicy", plan_policy.NAME) in found) == policies
+        assert (("ValidatingAdmissionPolicyBinding", plan_policy.NAME) in found) == policies
+
+
+def test_policy_of_plans_names_its_writers_and_every_way_to_write():
+    desired = DESIRED._replace(namespace="gpu", may_give=("giver",))
+    policy = made(desired)["ValidatingAdmissionPolicy", plan_policy.NAME]
+    rules = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert {(operation, one) for rule in rules for operation in rule["operations"] for one in rule["resources"]} == {
+        *(("CREATE", one) for one in ("pods", "pods/binding", "bindings")),
+        *(("UPDATE", one) for one in ("pods", "pods/status", "pods/resize", "pods/ephemeralcontainers")),
+    }
+    assert set(policy["spec"]["matchConstraints"]) == {"resourceRules"} and policy["spec"]["failurePolicy"] == "Fail"
+    by_name = {name: one for one in policy["spec"]["validations"] for name in PLANS if name in one["expression"]}
+    assert '["system:serviceaccount:gpu:vgpu-scheduler"]' in by_name[pod_annotations.PLAN]["expression"]
+    assert '["giver"]' in by_name[pod_annotations.GIVEN]["expression"]
+    binding = made(desired)["ValidatingAdmissionPolicyBinding", plan_policy.NAME]["spec"]
+    assert binding == {"policyName": plan_policy.NAME, "validationActions": ["Deny"]}
 
 
 # What the program asks of the API server, by verb and resource; nothing more may be allowed.
@@ -82,7 +111,8 @@ CALLS = {
     ("list", "pods"),
     ("watch", "pods"),
     ("get", "pods"),
-    ("patch", "pods"),
+    # For annotations; the right to patch pods would be one to run any image in them.
+    ("patch", "pods/status"),
     ("create", "pods/binding"),
     ("create", "events"),
     ("get", "mutatingwebhookconfigurations"),

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ValidatingAdmissionPolicy that keeps the annotations of scheduler and device plugin theirs: what a pod was
+promised and what it was given, nobody else writes, changes or removes, by whatever resource or subresource.
+
+It is evaluated inside the API server, so that there is no moment without it. API servers before 1.30 have the webhook
+instead, which lets changes pass while no replica answers.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping, Sequence
+
+API = "admissionregistration.k8s.io/v1"
+NAME = "vgpu-scheduler-plans"
+# A Binding's annotations become the pod's; and a subresource takes annotations too, pods/status for one.
+RULES = (
+    ("CREATE", ("pods", "pods/binding", "bindings")),
+    ("UPDATE", ("pods", "pods/status", "pods/resize", "pods/ephemeralcontainers")),
+)
+NODE = "system:node:"
+
+
+def manifests(writers: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """The policy and its binding, in the order in which they are applied; removed in the other. ``writers``: annotation
+    → users that may write it. Nodes may write all of them, for the kubelet's own credentials are a device plugin's."""
+    meta: dict[str, Any] = {"name": NAME, "labels": {"app.kubernetes.io/name": NAME}}
+    names = sorted(writers)
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": list(resources)}
+                for operation, resources in RULES
+            ]
+        },
+        # Most pods have none of them: the rest is not evaluated then.
+        "matchConditions": [
+            {"name": "annotated", "expression": " || ".join(_has(one, name) for one in _BOTH for name in names)},
+            {"name": "not-a-node", "expression": f"!request.userInfo.username.startsWith({_text(NODE)})"},
+        ],
+        "validations": [
+            {
+                "expression": f"{_user_in(writers[name])} || {_value('object', name)} == {_value('oldObject', name)}",
+                "messageExpression": f"{_text(_message(name))} + request.userInfo.username",
+                "message": _message(name),
+            }
+            for name in names
+        ],
+    }
+    return [
+        {"apiVersion": API, "kind": "ValidatingAdmissionPolicy", "metadata": meta, "spec": spec},
+        {
+            "apiVersion": API,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": meta,
+            "spec": {"policyName": NAME, "validationActions": ["Deny"]},
+        },
+    ]
+
+
+def _message(name: str) -> str:
+    return f'metadata.annotations["{name}"] is written by vgpu.fleet alone; leave it as it is. The user is '
+
+
+# ---- CEL
+
+_BOTH = ("object", "oldObject")
+
+
+def _text(text: str) -> str:
+    """A string of CEL; JSON writes it the same."""
+    return json.dumps(text)
+
+
+def _has(one: str, name: str) -> str:
+    # What is created has no oldObject.
+    return f"({one} != null && has({one}.metadata.annotations) && {_text(name)} in {one}.metadata.annotations)"
+
+
+def _value(one: str, name: str) -> str:
+    """A list, so that an empty annotation differs from none."""
+    return f"({_has(one, name)} ? [{one}.metadata.annotations[{_text(name)}]] : [])"
+
+
+def _user_in(users: Sequence[str]) -> str:
+    return f"request.userInfo.username in {json.dumps(list(users))}"

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was promised to a pod and what it was given, on a real API server: nobody but scheduler and device plugins
+writes it, with the webhook and without."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from kubebox.api import Api, ApiError
+from kubebox.cluster import PODS, SERVER
+from kubebox.process import until
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+
+GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
+PLAN, GIVEN = pod_annotations.PLAN, pod_annotations.GIVEN
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+WORDS = "is written by vgpu.fleet alone"
+SPEC = {"containers": [{"name": "main", "image": "pause"}]}
+
+
+def part(memory: int) -> str:
+    devices = (pod_annotations.Device("GPU-a-0", memory, 0),)
+    return pod_annotations.write_plan([pod_annotations.Part("main", pod_annotations.APP, devices)])
+
+
+@pytest.fixture(scope="module")
+def tenant(fleet):
+    """A user with the rights of `edit` in the namespace of the pods, and no others."""
+    authority = fleet.cluster.authority
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tenant"}
+    # `edit` is put together out of these two by a controller that does not run here.
+    for role in ("system:aggregate-to-edit", "system:aggregate-to-view"):
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+        binding = {"metadata": {"name": role}, "roleRef": reference, "subjects": [subject]}
+        fleet.api.create(f"{RBAC}/namespaces/default/rolebindings", binding)
+    found = Api(SERVER, authority.certificate, *authority.pair("tenant", "/O=tenants/CN=tenant"))
+    until(lambda: reads(found), "rights of the tenant")
+    return found
+
+
+def reads(api: Api) -> bool:
+    try:
+        return bool(api.get(PODS))
+    except ApiError:
+        return False
+
+
+def annotated(made: dict) -> dict:
+    return {"metadata": {"annotations": made}}
+
+
+@pytest.fixture
+def without(fleet):
+    """No replica: a webhook that fails open is no webhook then."""
+    for one in fleet.replicas:
+        one.stop()
+    yield
+    for one in fleet.replicas:
+        one.start()
+    until(fleet.serves, "extenders and webhook that listen", 60)
+
+
+# who, what is added to the pod's path, the patch, words of the refusal or "" where it is taken
+CHANGES = [
+    ("tenant", "", annotated({PLAN: part(1)}), WORDS),
+    ("tenant", "", annotated({PLAN: part(15000)}), WORDS),
+    ("tenant", "", annotated({PLAN: ""}), WORDS),
+    ("tenant", "", annotated({PLAN: None}), WORDS),
+    ("tenant", "", annotated({GIVEN: part(15000)}), WORDS),
+    ("tenant", "", annotated({GIVEN: ""}), WORDS),
+    ("tenant", "/status", annotated({PLAN: part(1)}), "forbidden"),
+    ("admin", "", annotated({PLAN: part(1)}), WORDS),
+    ("admin", "/status", annotated({PLAN: part(1)}), WORDS),
+    ("admin", "/status", annotated({GIVEN: part(16 << 20)}), WORDS),
+    ("tenant", "", {"metadata": {"labels": {"team": "a"}, "annotations": {"own": "yes"}}}, ""),
+]
+
+
+def test_what_is_on_a_bound_pod_stays(fleet, tenant, request):
+    fleet.node("a", 1)
+    fleet.pod("held", {GPU: 1, MEM: 3000})
+    fleet.bound("held")
+    before = fleet.get("held")["metadata"]["annotations"]
+    users = {"tenant": tenant, "admin": fleet.api}
+    for away in (False, True):
+        if away:
+            request.getfixturevalue("without")
+        for who, below, body, words in CHANGES:
+            case = f"{who} {below} {json.dumps(body)} {'without' if away else 'with'} replicas"
+            try:
+                users[who].patch(f"{PODS}/held{below}", body)
+                said = ""
+            except ApiError as fault:
+                said = str(fault)
+            assert words in said if words else not said, f"{case}: {said}"
+            now = fleet.get("held")["metadata"]["annotations"]
+            assert {key: now.get(key) for key in (PLAN, GIVEN)} == {key: before.get(key) for key in (PLAN, GIVEN)}, case
+
+
+@pytest.mark.parametrize("name", [PLAN, GIVEN])
+def test_nobody_brings_one(fleet, tenant, name):
+    for forged in ({name: part(1)}, {name: ""}):
+        for kind, api in (("tenant", tenant), ("admin", fleet.api)):
+            with pytest.raises(ApiError, match=WORDS) as fault:
+                api.create(PODS, {"metadata": {"name": "forged", "annotations": forged}, "spec": SPEC})
+            assert fault.value.code == 422, kind
+
+
+def test_no_binding_brings_one(fleet):
+    """Who may bind pods, such as another scheduler, writes annotations by it."""
+    fleet.node("a", 1)
+    fleet.api.create(PODS, {"metadata": {"name": "free"}, "spec": dict(SPEC, schedulerName="another")})
+    target = {"apiVersion": "v1", "kind": "Node", "name": "a"}
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "free"}, "target": target}
+    forged = dict(body, metadata={"name": "free", "annotations": {PLAN: part(1)}})
+    for path in (f"{PODS}/free/binding", PODS.replace("/pods", "/bindings")):
+        with pytest.raises(ApiError, match=WORDS):
+            fleet.api.create(path, forged)
+    assert not fleet.node_of("free")
+    fleet.api.create(f"{PODS}/free/binding", body)
+    assert fleet.node_of("free") == "a"
