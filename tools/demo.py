@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three simulated GPU hosts, from bare to verified, with the collection's own site.yml; and their removal.
 
-Every phase prints when it starts and how long it took; its output is in .build/demo/<phase>.log. The driver may be
-killed and started again at any point: each phase finds what is done already.
+Every phase prints when it starts and how long it took; its whole output is in .build/demo/<phase>.log. The driver
+may be killed and started again at any point: each phase finds what is done already.
 """
 
 from __future__ import annotations
@@ -26,10 +26,17 @@ NAMES = ("gpu-t4-1", "gpu-a100-1", "gpu-v100-1")
 # A line at least this often while phases run out of sight.
 HEARTBEAT = 15.0
 
-sys.path.insert(0, str(HOSTS))
+sys.path[:0] = [str(HOSTS), str(ROOT / "tools")]
 
+import play_lines  # noqa: E402
+from simhosts import hardware as simhardware  # noqa: E402
 from simhosts import podman as simpodman  # noqa: E402
-from simhosts import slice as simslice  # noqa: E402
+
+# The image that every host has, and what the simulated driver needs in a container and a real one does not.
+CONTAINER = (
+    *("-v", "/etc/gpusim:/etc/gpusim:ro", "-v", "/dev/shm/gpusim.state:/dev/shm/gpusim.state"),
+    simhardware.IMAGE_NAME,
+)
 
 
 class PhaseFailed(Exception):
@@ -94,6 +101,9 @@ def environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # What a host does not need is not progress.
         "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "false",
+        # As tools/play_lines.py reads them.
+        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+        "ANSIBLE_NOCOLOR": "1",
     }
 
 
@@ -133,35 +143,32 @@ class Demo:
             for phase in open_phases:
                 phase.stop()
 
-    def shown(self, phase: Phase) -> str:
-        """Run a phase with its output on the screen as it comes, and in its log; return the output."""
+    def shown(self, phase: Phase) -> None:
+        """Run a playbook: what a person wants to see of it on the screen as it comes, all of it in its log."""
         self.say(f"{phase.name}: {phase.what}")
-        phase.started = time.monotonic()
-        environ = environment()
-        if sys.stdout.isatty():
-            environ["ANSIBLE_FORCE_COLOR"] = "1"
-        process = subprocess.Popen(
-            phase.command,
-            cwd=ROOT,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert process.stdout is not None
-        output = []
-        with phase.log.open("w") as log:
-            for raw in process.stdout:
-                line = raw.decode(errors="replace")
-                output.append(line)
-                log.write(line)
-                sys.stdout.write("         " + line if line.strip() else line)
-                sys.stdout.flush()
-        code = process.wait()
-        if code != 0:
-            raise phase.failure(code)
+        phase.start()
+        filtered = play_lines.PlayLines(str(phase.log.relative_to(ROOT)))
+        spoken = time.monotonic()
+        assert phase.process is not None
+        with phase.log.open(errors="replace") as log:
+            rest = ""
+            while True:
+                ended = phase.process.poll() is not None
+                *lines, rest = (rest + log.read()).split("\n")
+                for line in (text for one in lines for text in filtered.of(one)):
+                    self.say(line) if line.strip() and not line.startswith("   ") else print(
+                        f"         {line}".rstrip(), flush=True
+                    )
+                    spoken = time.monotonic()
+                if ended:
+                    break
+                if time.monotonic() - spoken > HEARTBEAT:
+                    self.say(f"  still at work, after {filtered.task} ({phase.seconds:.0f} s)")
+                    spoken = time.monotonic()
+                time.sleep(0.1)
+        if phase.process.returncode != 0:
+            raise phase.failure(phase.process.returncode)
         self.say(f"{phase.name}: done in {phase.seconds:.0f} s")
-        return "".join(output)
 
     def up(self) -> None:
         """Bring the three hosts up and take them to verified nodes."""
@@ -196,9 +203,8 @@ class Demo:
         (LOGS / "nvidia-smi.log").touch()
         try:
             outside = simpodman.podman("exec", host.container, "nvidia-smi")
-            with simslice.leased(host) as lease:
-                inside = simslice.run(host, lease, ["nvidia-smi"])
-        except (simpodman.PodmanError, simslice.SliceError) as error:
+            inside = simpodman.podman("exec", host.container, "vgpuctl", "run", "--", *CONTAINER, "nvidia-smi")
+        except simpodman.PodmanError as error:
             raise PhaseFailed(f"phase nvidia-smi failed: {error}") from error
         text = beside(f"on the host {host.name}", outside, "in a slice", inside)
         (LOGS / "nvidia-smi.log").write_text(text)
@@ -217,6 +223,8 @@ class Demo:
   xdg-open .build/report/fleet.html                                       # the same fleet as one page
   podman exec -it {host} vgpuctl status
   podman exec -it {host} nvidia-smi
+  # A container in a slice; what stands behind -v is for the simulated driver alone:
+  podman exec -it {host} vgpuctl run -- {" ".join(CONTAINER)} nvidia-smi
   $EDITOR inventories/demo/group_vars/t4.yml                              # another split_count, then site.yml again
   make demo-down                                                          # removes all of it
 """,

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any, Sequence
 
-PASSED, OPEN, DETECTED = "passed", "open", "detected"
+PASSED, OPEN, DETECTED, VIOLATED, NOT_RUN = "passed", "open", "detected", "violated", "not-run"
+# What is wrong stands first.
+COUNTED = ((VIOLATED, "VIOLATED"), (PASSED, "passed"), (DETECTED, "detected"), (OPEN, "open"))
 WIDEST = 44
 GPU_HEADINGS = ("GPU", "model", "memory MiB", "slices", "MiB each", "SM % each", "advertised", "expected")
 CHECK_HEADINGS = ("check", "verdict", "expected", "found")
@@ -37,36 +40,59 @@ def advertised(capacity: dict[str, Any]) -> int:
     return sum(gpu["advertised"] for gpu in capacity.get("gpus") or []) + len(foreign)
 
 
-def host_report(capacity: dict[str, Any], isolation: dict[str, Any] | None = None, title: str = "") -> list[str]:
-    """The report of a host: capacity and isolation."""
+def host_report(
+    capacity: dict[str, Any],
+    isolation: dict[str, Any] | None = None,
+    title: str = "",
+    gpus: bool = False,
+    checks: bool = False,
+) -> list[str]:
+    """The report of a host: its result on one line, then only what differs or did not pass. ``gpus`` and ``checks``:
+    the whole tables of both; the GPUs of a host that differs are always shown."""
     offered, expected = advertised(capacity), len(capacity["expected"])
     teller = "kubelet" if capacity["kubelet"] else "device plugin (no kubelet here)"
+    results = (isolation or {}).get("results") or []
     head = f"{capacity['resource']}: {offered} advertised by the {teller}, {expected} expected"
+    if results:
+        every = [one for result in results for one in result.get("checks") or []]
+        head += f"; isolation of {len(results)} slice{'s'[: len(results) != 1]}: {counted(every)}"
     lines = [f"{title}  {head}" if title else head]
-    rows = [
-        (
-            gpu["index"],
-            gpu["model"],
-            gpu["memory_mib"],
-            gpu["slices"],
-            gpu["slice_mib"],
-            gpu["sm_percent"],
-            gpu["advertised"],
-            gpu["slices"],
-        )
-        for gpu in capacity["gpus"]
-    ]
-    lines += ["  " + line for line in table(GPU_HEADINGS, rows)]
-    lines += ["  DIFFERS: " + one for one in capacity.get("sentences") or []]
+    sentences = capacity.get("sentences") or []
+    if gpus or sentences:
+        lines += ["  " + line for line in _gpu_table(capacity["gpus"])]
+    lines += ["  DIFFERS: " + one for one in sentences]
     lines += ["  NOTE: " + sentence(one) for one in capacity.get("notes") or []]
-    for result in (isolation or {}).get("results") or []:
-        where = result.get("slice") or result.get("uuid") or "any GPU"
-        said = f"  isolation of slice {where}: {result['verdict']}"
-        lines += ["", said + (f" ({result['detail']})" if result.get("detail") else "")]
-        checks = result.get("checks") or []
-        measures = [(one["name"], one["verdict"], measured(one, "expected"), measured(one, "found")) for one in checks]
-        lines += ["  " + line for line in table(CHECK_HEADINGS, measures)] if measures else []
+    for result in results:
+        lines += ["  " + line for line in _slice_report(result, checks)]
     return lines
+
+
+def _gpu_table(gpus: Sequence[dict[str, Any]]) -> list[str]:
+    names = ("index", "model", "memory_mib", "slices", "slice_mib", "sm_percent", "advertised", "slices")
+    return table(GPU_HEADINGS, [[gpu[name] for name in names] for gpu in gpus])
+
+
+def _slice_report(result: dict[str, Any], whole: bool) -> list[str]:
+    """What is to be said of a slice: nothing where its checks are in the sum of the host, and that is all."""
+    where = result.get("slice") or result.get("uuid") or "any GPU"
+    every = result.get("checks") or []
+    shown = every if whole else [one for one in every if one["verdict"] not in (PASSED, DETECTED, NOT_RUN)]
+    said = f"isolation of slice {where}: {counted(every)}" + (f": {result['detail']}" if result.get("detail") else "")
+    if not shown:
+        return [said] if result.get("detail") or not every else []
+    rows = [(one["name"], one["verdict"], measured(one, "expected"), measured(one, "found")) for one in shown]
+    return [said, *table(CHECK_HEADINGS, rows)]
+
+
+def counted(checks: Sequence[dict[str, Any]]) -> str:
+    """How many checks had each verdict, and why some were not run: ``18 passed, 4 detected, 19 not run: card full``."""
+    numbers = collections.Counter(one["verdict"] for one in checks)
+    parts = [f"{numbers[verdict]} {word}" for verdict, word in COUNTED if numbers[verdict]]
+    if not numbers[NOT_RUN]:
+        return ", ".join(parts) or "not run"
+    why = collections.Counter(one.get("detail") or "no reason given" for one in checks if one["verdict"] == NOT_RUN)
+    reasons = [text if len(why) == 1 else f"{text} ({number})" for text, number in why.most_common()]
+    return ", ".join([*parts, f"{numbers[NOT_RUN]} not run: {', '.join(reasons)}"])
 
 
 def with_kubernetes(capacity: dict[str, Any], kube: dict[str, Any] | None, node: str) -> dict[str, Any]:

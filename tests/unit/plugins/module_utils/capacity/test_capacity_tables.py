@@ -52,24 +52,93 @@ def test_the_sum_of_a_host_is_that_of_its_rows():
     assert tables.host_report(foreign)[0] == "nvidia.com/gpu: 4 advertised by the kubelet, 3 expected"
 
 
-def test_the_table_of_a_host():
-    assert tables.host_report(CAPACITY, PASSED, "gpu-1") == [
-        "gpu-1  nvidia.com/gpu: 2 advertised by the kubelet, 3 expected",
-        "  GPU  model     memory MiB  slices  MiB each  SM % each  advertised  expected",
-        "  ===  ========  ==========  ======  ========  =========  ==========  ========",
-        "    0  Tesla T4       15360       3      5120        100           2         3",
+GPU_TABLE = [
+    "  GPU  model     memory MiB  slices  MiB each  SM % each  advertised  expected",
+    "  ===  ========  ==========  ======  ========  =========  ==========  ========",
+    "    0  Tesla T4       15360       3      5120        100           2         3",
+]
+RIGHT = dict(CAPACITY, sentences=[])
+
+
+def test_whole_table_of_a_host():
+    assert tables.host_report(CAPACITY, PASSED, "gpu-1", gpus=True, checks=True) == [
+        "gpu-1  nvidia.com/gpu: 2 advertised by the kubelet, 3 expected; isolation of 1 slice: 1 passed",
+        *GPU_TABLE,
         "  DIFFERS: advertised nvidia.com/gpu: expected 3 slices, found 2; restart",
-        "",
-        "  isolation of slice GPU-a::1: passed",
+        "  isolation of slice GPU-a::1: 1 passed",
         "  check        verdict  expected  found",
         "  ===========  =======  ========  =====",
         "  limit-exact  passed   5 MiB     6 MiB",
     ]
 
 
-def test_without_isolation_the_table_is_of_capacity_alone():
-    assert len(tables.host_report(CAPACITY, {"skipped": True, "changed": False})) == 5
-    assert len(tables.host_report(CAPACITY)) == 5
+def test_a_host_that_is_as_expected_is_one_line():
+    line = "gpu-1  nvidia.com/gpu: 2 advertised by the kubelet, 3 expected"
+    assert tables.host_report(RIGHT, None, "gpu-1") == [line]
+    assert tables.host_report(RIGHT, {"skipped": True, "changed": False}, "gpu-1") == [line]
+    assert tables.host_report(RIGHT, PASSED, "gpu-1") == [line + "; isolation of 1 slice: 1 passed"]
+    many = {"verdict": "passed", "results": [result(), result(checks=[check(), check("watched", "detected")])]}
+    assert tables.host_report(RIGHT, many, "gpu-1") == [line + "; isolation of 2 slices: 2 passed, 1 detected"]
+
+
+def test_a_host_that_differs_shows_its_gpus():
+    assert tables.host_report(CAPACITY, None, "gpu-1")[1:4] == GPU_TABLE
+
+
+def full(name):
+    return {**check(name, "not-run"), "expected": "a result", "detail": "card full"}
+
+
+def late(name):
+    return {**check(name, "not-run"), "detail": "no time"}
+
+
+# checks, what is said of them together, rows that are shown besides
+SAID = {
+    "all": ([check(), check("b")], "2 passed", []),
+    "detected is no fault": ([check(), check("b", "detected")], "1 passed, 1 detected", []),
+    "hardly any": (
+        [check(), *[full(f"f{n}") for n in range(3)]],
+        "1 passed, 3 not run: card full",
+        [],
+    ),
+    "two reasons": (
+        [check(), late("x"), *[full(f"f{n}") for n in range(2)]],
+        "1 passed, 3 not run: card full (2), no time (1)",
+        [],
+    ),
+    "open": ([check(), check("way", "open")], "1 passed, 1 open", ["way    open     5 MiB     6 MiB"]),
+    "violated": (
+        [check(), check("totals", "violated"), check("b", "detected")],
+        "1 VIOLATED, 1 passed, 1 detected",
+        ["totals  violated  5 MiB     6 MiB"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(SAID))
+def test_checks_are_counted_and_only_those_that_matter_are_shown(case):
+    checks, words, rows = SAID[case]
+    verdict = "violated" if "VIOLATED" in words else "passed"
+    lines = tables.host_report(RIGHT, {"verdict": verdict, "results": [result(verdict, checks)]}, "gpu-1")
+    assert lines[0].endswith(f"; isolation of 1 slice: {words}")
+    shown = [line.strip() for line in lines[1:]]
+    if rows:
+        assert shown[0] == f"isolation of slice GPU-a::1: {words}"
+        assert [line.split() for line in shown[3:]] == [row.split() for row in rows]
+    else:
+        assert not shown
+    # Asked for, the table is whole.
+    whole = tables.host_report(RIGHT, {"verdict": verdict, "results": [result(verdict, checks)]}, "gpu-1", checks=True)
+    assert len(whole) == 4 + len(checks)
+
+
+def test_a_slice_on_which_nothing_ran_has_passed_nothing():
+    nothing = {"verdict": "not-run", "results": [result("not-run", [], "no slice is free")]}
+    lines = tables.host_report(RIGHT, nothing, "gpu-1")
+    assert lines[0].endswith("; isolation of 1 slice: not run")
+    assert lines[1:] == ["  isolation of slice GPU-a::1: not run: no slice is free"]
+    assert "passed" not in "".join(lines)
 
 
 @pytest.mark.parametrize(
