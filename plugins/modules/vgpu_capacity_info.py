@@ -156,6 +156,13 @@ proven:
   description: Whether the last proof of isolation holds for what runs now.
   returned: always
   type: bool
+isolation:
+  description:
+    - What the role verify found when it last checked isolation, as the filter P(vgpu.fleet.isolation_brief#filter)
+      keeps it, with C(time) in seconds since 1970. RV(proven) says whether that holds for what runs now.
+    - V(null) without O(usage), and where isolation was never checked.
+  returned: always
+  type: dict
 library:
   description: Version of the vGPU library that new allocations get, V(null) where the device plugin does not answer.
   returned: always

@@ -8,7 +8,6 @@ from fleet import QUOTAS
 from kubebox.api import ApiError
 from kubebox.cluster import PODS
 from kubebox.process import until
-from vgpu_plugin._shared.pods import annotations as pod_annotations
 
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 ALI, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
@@ -202,24 +201,3 @@ def test_the_kube_scheduler_alone_moves_and_the_program_beside_the_new_one_binds
     assert other is not None and other is not leader and leader.ours.running
     leader.kube.start()
     assert fleet.faults() == []
-
-
-def test_a_plan_can_be_changed_by_nobody_and_comes_back(fleet):
-    fleet.node("a")
-    fleet.pod("p", {GPU: 1, MEM: 3000})
-    fleet.bound("p")
-
-    def change():
-        try:
-            fleet.api.patch(f"{PODS}/p", {"metadata": {"annotations": {pod_annotations.PLAN: None}}})
-        except ApiError as fault:
-            return "is not yours to change" in str(fault)
-        # The webhook of a replica that is only starting lets it through; the plan must be written again.
-        until(
-            lambda: pod_annotations.PLAN in fleet.get("p")["metadata"]["annotations"], "plan that is written again", 30
-        )
-        return False
-
-    until(change, "refusal of a change")
-    fleet.api.patch(f"{PODS}/p", {"metadata": {"annotations": {"mine": "x"}}})
-    assert fleet.bound("p")[0] == "a"

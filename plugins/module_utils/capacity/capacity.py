@@ -55,6 +55,7 @@ def observe(
         "checkpoint_text": host.text(os.path.join(kubelet_dir, os.path.basename(CHECKPOINT))),
         "plugin": plugin,
         "proof": running_plugin.proof(host),
+        "isolation": running_plugin.last_isolation(host) if usage else None,
         "asked_usage": usage,
         "usage": running_plugin.usage(host) if usage else [],
         "watch": running_plugin.watch(host) if usage else None,
@@ -119,6 +120,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     if seen.get("asked_usage"):
         _compare_running(seen, answer, config)
     answer["proven"] = bool(answer["fingerprint"]) and seen.get("proof") == answer["fingerprint"]
+    answer["isolation"] = seen.get("isolation")
     answer["ok"] = not drift
     return answer
 

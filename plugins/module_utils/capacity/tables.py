@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import collections
+import re
+import time
 from typing import Any, Sequence
 
 PASSED, OPEN, DETECTED, VIOLATED, NOT_RUN = "passed", "open", "detected", "violated", "not-run"
 # What is wrong stands first.
 COUNTED = ((VIOLATED, "VIOLATED"), (PASSED, "passed"), (DETECTED, "detected"), (OPEN, "open"))
 WIDEST = 44
+# The probe names the GPU, which the line of the slice has.
+OF_GPU = re.compile(r"^GPU-[0-9a-f-]{36}: ")
 GPU_HEADINGS = ("GPU", "model", "memory MiB", "slices", "MiB each", "SM % each", "advertised", "expected")
 CHECK_HEADINGS = ("check", "verdict", "expected", "found")
 
@@ -51,11 +55,11 @@ def host_report(
     the whole tables of both; the GPUs of a host that differs are always shown."""
     offered, expected = advertised(capacity), len(capacity["expected"])
     teller = "kubelet" if capacity["kubelet"] else "device plugin (no kubelet here)"
-    results = (isolation or {}).get("results") or []
+    results = [_with_passed(one) for one in (isolation or {}).get("results") or []]
     head = f"{capacity['resource']}: {offered} advertised by the {teller}, {expected} expected"
     if results:
-        every = [one for result in results for one in result.get("checks") or []]
-        head += f"; isolation of {len(results)} slice{'s'[: len(results) != 1]}: {counted(every)}"
+        every = [one for result in results for one in result["checks"]]
+        head += f"; isolation of {len(results)} slice{'s'[: len(results) != 1]}{age(isolation or {})}: {counted(every)}"
     lines = [f"{title}  {head}" if title else head]
     sentences = capacity.get("sentences") or []
     if gpus or sentences:
@@ -75,7 +79,7 @@ def _gpu_table(gpus: Sequence[dict[str, Any]]) -> list[str]:
 def _slice_report(result: dict[str, Any], whole: bool) -> list[str]:
     """What is to be said of a slice: nothing where its checks are in the sum of the host, and that is all."""
     where = result.get("slice") or result.get("uuid") or "any GPU"
-    every = result.get("checks") or []
+    every = result["checks"]
     shown = every if whole else [one for one in every if one["verdict"] not in (PASSED, DETECTED, NOT_RUN)]
     said = f"isolation of slice {where}: {counted(every)}" + (f": {result['detail']}" if result.get("detail") else "")
     if not shown:
@@ -84,15 +88,38 @@ def _slice_report(result: dict[str, Any], whole: bool) -> list[str]:
     return [said, *table(CHECK_HEADINGS, rows)]
 
 
+def _with_passed(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with rows also for what isolation_brief kept as names."""
+    checks = result.get("checks") or []
+    names = {one["name"] for one in checks}
+    passed = [name for name in str(result.get("passed") or "").split(", ") if name and name not in names]
+    return dict(result, checks=[*checks, *({"name": name, "verdict": PASSED} for name in passed)])
+
+
+def age(isolation: dict[str, Any], now: float | None = None) -> str:
+    """How long ago a check was that is not of now: `` 3 h ago``."""
+    if not isolation.get("time"):
+        return ""
+    seconds = max((time.time() if now is None else now) - isolation["time"], 0)
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f" {seconds // size:.0f} {unit} ago"
+    return f" {seconds:.0f} s ago"
+
+
 def counted(checks: Sequence[dict[str, Any]]) -> str:
-    """How many checks had each verdict, and why some were not run: ``18 passed, 4 detected, 19 not run: card full``."""
+    """How many checks had each verdict, and why most of those were not run that were not: ``18 passed, 4 detected, 19 not
+    run: the card has no room``."""
     numbers = collections.Counter(one["verdict"] for one in checks)
     parts = [f"{numbers[verdict]} {word}" for verdict, word in COUNTED if numbers[verdict]]
     if not numbers[NOT_RUN]:
         return ", ".join(parts) or "not run"
-    why = collections.Counter(one.get("detail") or "no reason given" for one in checks if one["verdict"] == NOT_RUN)
-    reasons = [text if len(why) == 1 else f"{text} ({number})" for text, number in why.most_common()]
-    return ", ".join([*parts, f"{numbers[NOT_RUN]} not run: {', '.join(reasons)}"])
+    why = collections.Counter(
+        OF_GPU.sub("", one.get("detail") or "no reason given") for one in checks if one["verdict"] == NOT_RUN
+    )
+    ((reason, number),) = why.most_common(1)
+    most = f" ({number} of them)" if number < numbers[NOT_RUN] else ""
+    return ", ".join([*parts, f"{numbers[NOT_RUN]} not run: {reason}{most}"])
 
 
 def with_kubernetes(capacity: dict[str, Any], kube: dict[str, Any] | None, node: str) -> dict[str, Any]:

@@ -43,8 +43,18 @@ def _ask(host: Host, *arguments: str) -> dict[str, Any] | None:
 
 def proof(host: Host) -> str | None:
     """The fingerprint of what isolation was last proven for, None where it never was."""
+    return str(_kept(host).get("fingerprint") or "") or None
+
+
+def last_isolation(host: Host) -> dict[str, Any] | None:
+    """What the last check of isolation found, passed or not: verdict, results and ``time``, seconds since 1970."""
+    found = _kept(host).get("isolation")
+    return found if isinstance(found, dict) and isinstance(found.get("time"), int) else None
+
+
+def _kept(host: Host) -> dict[str, Any]:
     try:
         kept = json.loads(host.text(PROOF) or "")
     except ValueError:
-        return None
-    return str(kept["fingerprint"]) if isinstance(kept, dict) and kept.get("fingerprint") else None
+        return {}
+    return kept if isinstance(kept, dict) else {}

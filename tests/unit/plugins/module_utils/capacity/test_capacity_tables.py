@@ -85,8 +85,11 @@ def test_a_host_that_differs_shows_its_gpus():
     assert tables.host_report(CAPACITY, None, "gpu-1")[1:4] == GPU_TABLE
 
 
+UUID = "GPU-928148e8-b8c2-c2fc-3505-7382a0416048"
+
+
 def full(name):
-    return {**check(name, "not-run"), "expected": "a result", "detail": "card full"}
+    return {**check(name, "not-run"), "expected": "a result", "detail": f"{UUID}: card full"}
 
 
 def late(name):
@@ -104,7 +107,7 @@ SAID = {
     ),
     "two reasons": (
         [check(), late("x"), *[full(f"f{n}") for n in range(2)]],
-        "1 passed, 3 not run: card full (2), no time (1)",
+        "1 passed, 3 not run: card full (2 of them)",
         [],
     ),
     "open": ([check(), check("way", "open")], "1 passed, 1 open", ["way    open     5 MiB     6 MiB"]),
@@ -131,6 +134,24 @@ def test_checks_are_counted_and_only_those_that_matter_are_shown(case):
     # Asked for, the table is whole.
     whole = tables.host_report(RIGHT, {"verdict": verdict, "results": [result(verdict, checks)]}, "gpu-1", checks=True)
     assert len(whole) == 4 + len(checks)
+
+
+def test_a_check_that_a_host_kept_is_shown_with_its_age():
+    checks = [check(), check("b"), check("share"), check("watched", "detected"), late("x")]
+    kept = {**tables.isolation_brief({"verdict": "passed", "results": [result(checks=checks)]}), "time": 1}
+    (line,) = tables.host_report(RIGHT, kept, "gpu-1")
+    days = int(line.partition("; isolation of 1 slice ")[2].partition(" days ago: ")[0])
+    assert days > 20000 and line.endswith(" days ago: 3 passed, 1 detected, 1 not run: no time")
+
+
+AGES = [(0, " 0 s ago"), (119, " 119 s ago"), (120, " 2 min ago"), (7199, " 119 min ago"), (7200, " 2 h ago")]
+AGES += [(172799, " 47 h ago"), (172800, " 2 days ago"), (-50, " 0 s ago")]
+
+
+@pytest.mark.parametrize("seconds, words", AGES)
+def test_age(seconds, words):
+    assert tables.age({"time": 1000}, 1000 + seconds) == words
+    assert tables.age({}, 1000) == ""
 
 
 def test_a_slice_on_which_nothing_ran_has_passed_nothing():
