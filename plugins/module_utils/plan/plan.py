@@ -17,9 +17,9 @@ from ..gpu import lost as lost_gpus
 from ..host import distribution
 from ..host.digest import fingerprint, sha256
 from ..kube import version as kube_version
-from ..state import conflicting_on_host
+from ..state import baseline, conflicting_on_host
 from . import plugin_python
-from .desired import ROLES
+from .desired import ROLES, records
 from .driver import nvidia_driver, replaces
 from .engine import container_runtime
 from .modes import gpus_after_mig, mig, mps_part, time_slicing
@@ -54,6 +54,8 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         if wanted is None:
             continue
         part = PARTS[role](wanted, state, desired)
+        # A role that changes something reads its record first, and would fail in the middle of the run.
+        (faults if part.changes else warnings).extend(f"{role}: {text}" for text in _spoiled(wanted, state))
         warnings += [f"{role}: {text}" for text in part.warnings]
         faults += [f"{role}: {text}" for text in part.errors]
         if part.changes:
@@ -73,6 +75,12 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "errors": faults,
         "disturbs": any(step["disturbs"] for step in steps),
     }
+
+
+def _spoiled(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """The records of a role that nobody can read."""
+    found = state.get("records") or {}
+    return [baseline.sentence(path, found[path]) for path in records(wanted) if found.get(path)]
 
 
 def _lost(state: dict[str, Any]) -> list[dict[str, Any]]:
