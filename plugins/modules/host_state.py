@@ -186,8 +186,8 @@ state:
       returned: always
     records:
       description:
-        - Path of each record of former settings in C(/var/lib/vgpu/baseline), and why it cannot be read, empty where it
-          can.
+        - Path of each record of former settings in C(/var/lib/vgpu/baseline), and a sentence where it cannot be
+          read, else an empty text.
       type: dict
       returned: always
     proof:

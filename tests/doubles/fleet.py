@@ -59,8 +59,12 @@ RUNNING = {
     "started": 2e9,
     "argv": [],
 }
-# As wanted; nothing there; the library a version behind; a daemon.json that cannot be read, on a host that is behind.
-KINDS = ("done", "bare", "behind", "broken")
+# As wanted; nothing there; the library a version behind; a daemon.json that cannot be read, on a host that is behind; a
+# record that cannot be read; containers that a restart of docker would stop.
+KINDS = ("done", "bare", "behind", "broken", "spoiled", "busy")
+RECORD = "/var/lib/vgpu/baseline/daemon.json"
+SPOILED = f"{RECORD}: expected the record of former settings in JSON, found line 1"
+STOPS = "a restart of docker is needed (keys: default-runtime) and would stop the running containers c1, web"
 ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", "mps", "time_slicing", "device_plugin")
 
 
@@ -128,6 +132,7 @@ class Fleet:
                     **answers(wanted[name], str(archive)),
                     "host_state": {"changed": False, "state": state},
                     "vgpu_capacity_info": capacity(state),
+                    **({"docker_daemon": {"failed": True, "msg": STOPS}} if kind == "busy" else {}),
                 }
         (self.folder / "table.json").write_text(json.dumps(table))
 
@@ -229,10 +234,13 @@ def seen(wanted: dict[str, Any], kind: str) -> dict[str, Any]:
         "node_config": {"text": text, "named": {}},
         "mig": {"gpus": []} if reads.get("mig") else None,
         "proof": fingerprint(status, GPUS, DRIVER),
+        "records": {RECORD: ""},
     }
     if kind in ("behind", "broken"):
         state["vcuda"] = library("0.0.1-old", vcuda["root"])
         units[vcuda["arbiter_unit"]]["exe"] = f"{vcuda['root']}/0.0.1-old/vgpu-arbiter"
+    if kind == "spoiled":
+        state["records"] = {RECORD: SPOILED}
     if kind == "broken":
         state["docker"]["config_text"] = "{"
     if kind == "bare":

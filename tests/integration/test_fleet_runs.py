@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from doubles.fleet import Fleet, Run
+from doubles.fleet import SPOILED, STOPS, Fleet, Run
 
 # Tasks that belong to a role of the plan and run where it changes something.
 DEPLOYED = "vgpu.fleet.vcuda : Write the unit of the arbiter"
@@ -209,6 +209,25 @@ def test_a_wrong_variable_of_one_host_stops_all(fleet: Fleet, playbook: str, opt
     assert "vgpu_split_count: expected a whole number from 1" in run.output
     assert "TASK [vgpu.fleet.preflight : Read the host]" not in run.output
     assert {counts["changed"] for counts in run.counts.values()} == {0}
+
+
+@pytest.mark.parametrize("options", [[], ["--check"]])
+@pytest.mark.parametrize("kind, words", [("spoiled", SPOILED), ("busy", STOPS)])
+def test_teardown_is_refused_before_its_first_change(fleet: Fleet, kind: str, words: str, options: list[str]) -> None:
+    fleet.host("gpu-0002", table_kind=kind)
+    run = fleet.run("teardown.yml", "", *options)
+    assert run.code != 0
+    assert words in run.output
+    assert {host: one["failed"] for host, one in run.counts.items()} == {
+        host: int(host == "gpu-0002") for host in NAMES
+    }
+    removed = "vgpu.fleet.device_plugin : Remove the configuration"
+    assert hosts_of(run, removed) == NAMES - {"gpu-0002"}, run.output
+
+
+def test_teardown_of_other_roles_asks_docker_nothing(fleet: Fleet) -> None:
+    run = fleet.run("teardown.yml", "busy", "-e", '{"teardown_roles": ["device_plugin"]}')
+    assert run.code == 0, run.output
 
 
 def test_a_fault_of_one_host_stops_it_alone(fleet: Fleet) -> None:

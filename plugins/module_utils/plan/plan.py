@@ -17,7 +17,7 @@ from ..gpu import lost as lost_gpus
 from ..host import distribution
 from ..host.digest import fingerprint, sha256
 from ..kube import version as kube_version
-from ..state import baseline, conflicting_on_host
+from ..state import conflicting_on_host
 from . import plugin_python
 from .desired import ROLES, records
 from .driver import nvidia_driver, replaces
@@ -80,7 +80,7 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 def _spoiled(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
     """The records of a role that nobody can read."""
     found = state.get("records") or {}
-    return [baseline.sentence(path, found[path]) for path in records(wanted) if found.get(path)]
+    return [found[path] for path in records(wanted) if found.get(path)]
 
 
 def _lost(state: dict[str, Any]) -> list[dict[str, Any]]:

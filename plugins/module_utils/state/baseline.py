@@ -12,9 +12,10 @@ FOLDER = "/var/lib/vgpu/baseline"
 
 
 def read(host: Host) -> dict[str, str]:
-    """Path of each record that is there → why it cannot be read, empty where it can."""
+    """Path of each record that is there → a sentence where it cannot be read, else an empty text."""
     paths = [os.path.join(FOLDER, name) for name in host.names(FOLDER) if name.endswith(".json")]
-    return {path: fault(host.path(path)) for path in paths if not os.path.basename(path).startswith(".")}
+    found = {path: fault(host.path(path)) for path in paths if not os.path.basename(path).startswith(".")}
+    return {path: sentence(path, why) if why else "" for path, why in found.items()}
 
 
 def fault(path: str) -> str:
