@@ -191,6 +191,20 @@ def test_upgrade_goes_by_batches_of_hosts_with_a_step(fleet: Fleet, serial: list
     assert run.tasks("gpu-0004") <= 10
 
 
+def test_the_result_of_a_rollback_is_the_first_line(fleet: Fleet) -> None:
+    fleet.host("gpu-0002", table_kind="unproven")
+    run = fleet.run("upgrade.yml", "")
+    assert run.code != 0
+    failed = run.output.split("TASK [vgpu.fleet.upgrade : Stop where the upgrade failed]")[1]
+    (result,) = re.findall(r"^fatal: \[gpu-0002\]: FAILED! => (\{.*\})$", failed, re.MULTILINE)
+    said = json.loads(result)["msg"]
+    assert said[:2] == [
+        "gpu-0002: the host is back at library 0.0.1-old and device plugin 0.0.1-plug and advertises all its slices.",
+        "It was not upgraded: Stop where isolation is not proven: Isolation is not proven on this host:",
+    ]
+    assert "slice GPU-0::1: limit-exact is violated: expected 5 bytes, found 6 bytes" in said
+
+
 def test_a_host_that_dies_in_its_batch_stops_later_batches(fleet: Fleet) -> None:
     for name in NAMES:
         fleet.host(name, table_kind="behind", **({"table_dies_at": "vcuda_library"} if name == "gpu-0003" else {}))
