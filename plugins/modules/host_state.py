@@ -121,6 +121,10 @@ state:
       type: list
       elements: dict
       returned: always
+    memory_mib:
+      description: All memory of the host in MiB, V(0) where the kernel does not say.
+      type: int
+      returned: always
     nvswitches:
       description: How many NVSwitches the host has.
       type: int

@@ -18,7 +18,7 @@ from ..host import distribution
 from ..host.digest import fingerprint, sha256
 from ..kube import version as kube_version
 from ..state import conflicting_on_host
-from . import plugin_python
+from . import host_memory, plugin_python
 from .desired import ROLES, records
 from .driver import nvidia_driver, replaces
 from .engine import container_runtime
@@ -170,7 +170,7 @@ def check_gpus(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         if not gpus:
             return [warning("sharing", "NVML answers and lists no GPU; the host has nothing to share")]
         after = gpus_after_mig(desired, state)
-        found = sharing.pieces_for(after, config)[1]
+        found = sharing.pieces_for(after, config)[1] + host_memory.findings(after, config, state.get("memory_mib") or 0)
         for name, other in sorted((desired.get("node_configs") or {}).items()):
             found += [
                 fault._replace(path=f"vgpu_configs.{name}", message=str(fault))

@@ -35,6 +35,7 @@ def read(
     return {
         "os": host.os_release(),
         "node": host.node_name(),
+        "memory_mib": host.memory_mib(),
         "gpus": found.pop("gpus"),
         "nvml": found,
         "pci_gpus": host.pci_gpus(),

@@ -35,7 +35,7 @@ def test_a_bare_host_is_all_empty_and_no_failure(root):
     assert state["packages"] == {"docker.io": None}
     assert state["files"] == {"/etc/x": None}
     assert state["units"]["docker.service"]["present"] is False
-    assert state["records"] == {}
+    assert (state["records"], state["memory_mib"]) == ({}, 0)
     assert state["docker"] == {
         "config_text": None,
         "info": None,
@@ -64,6 +64,11 @@ def test_containers_are_named_where_docker_runs_some(root, monkeypatch):
         monkeypatch.setattr(docker_api, "info", lambda path, number=running: {"ContainersRunning": number})
         assert host_state.read(host(root))["docker"]["containers"] == names
     assert len(asked) == 1
+
+
+def test_the_memory_of_a_host(root):
+    write(root, "proc/meminfo", "MemTotal:       16303840 kB\nMemFree: 1 kB\n")
+    assert host_state.read(host(root))["memory_mib"] == 15921
 
 
 BASELINE = "/var/lib/vgpu/baseline"
