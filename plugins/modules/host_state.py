@@ -121,6 +121,10 @@ state:
       type: list
       elements: dict
       returned: always
+    memory_mib:
+      description: All memory of the host in MiB, V(0) where the kernel does not say.
+      type: int
+      returned: always
     nvswitches:
       description: How many NVSwitches the host has.
       type: int
@@ -157,8 +161,9 @@ state:
       returned: always
     docker:
       description:
-        - Text of the configuration file (C(config_text)), what the running daemon says of itself (C(info)), and
-          whether docker is a snap, podman's stand-in, or rootless for some users (C(kinds)).
+        - Text of the configuration file (C(config_text)), what the running daemon says of itself (C(info)), the names
+          of its running containers (C(containers)), and whether docker is a snap, podman's stand-in, or rootless for
+          some users (C(kinds)).
       type: dict
       returned: always
     containerd:
@@ -181,6 +186,12 @@ state:
       returned: always
     mig:
       description: MIG modes, profiles, instances and processes of the GPUs, V(null) where they were not asked for.
+      type: dict
+      returned: always
+    records:
+      description:
+        - Path of each record of former settings in C(/var/lib/vgpu/baseline), and a sentence where it cannot be
+          read, else an empty text.
       type: dict
       returned: always
     proof:

@@ -14,7 +14,7 @@ from ansible.errors import AnsibleUndefinedVariable
 from ansible.template import Templar
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import options as option_kinds
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
-from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, error, errors
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, error, errors, warning
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import relations
 from ansible_collections.vgpu.fleet.plugins.plugin_utils import role_tables
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Source, Sources
@@ -65,7 +65,20 @@ class Check:
 
     def mistakes(self, kins: list[Kin]) -> list[Mistake]:
         """Errors and warnings, each once."""
-        return self.with_sources((kin, finding) for kin in kins for finding in self.findings(kin))
+        return self.with_sources((kin, finding) for kin in kins for finding in self.findings(kin)) + self.disputes(kins)
+
+    def disputes(self, kins: list[Kin]) -> list[Mistake]:
+        """Variables of which two groups have different values, and only the order of the groups' names decides."""
+        found: dict[tuple[Finding, Source | None], list[str]] = {}
+        for kin in kins:
+            for host in kin.hosts:
+                for one in self.sources.disputes(host, kin.ours):
+                    # Other variables may hold what nobody wants on a screen, a proxy with its password for one.
+                    shown = one.name in schema.VARIABLES
+                    values = f"is {kin.ours[one.name]} here and {one.value} by" if shown else "has another value by"
+                    message = f"{values} {one.other}; only the names of the groups decide: set it in one of them alone"
+                    found.setdefault((warning(one.name, f"{message}, or on the host"), one.source), []).append(host)
+        return [Mistake(finding, source, names) for (finding, source), names in found.items()]
 
     def with_sources(self, findings: Iterable[tuple[Kin, Finding]]) -> list[Mistake]:
         """Findings with their sources, each once."""

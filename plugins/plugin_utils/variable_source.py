@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 from ansible.inventory.helpers import sort_groups
 from ansible.utils.vars import load_extra_vars
@@ -28,6 +28,15 @@ class Source(NamedTuple):
         return f"{self.setter} in {self.place}" if self.place else self.setter
 
 
+class Dispute(NamedTuple):
+    """A variable of a host that two unrelated groups set; ``value`` is the one of ``other``, which is not taken."""
+
+    name: str
+    source: Source
+    other: Source
+    value: Any
+
+
 class Sources:
     """Looks variables up as Ansible ranks them: groups from the outermost inwards, the host, the play, -e."""
 
@@ -40,17 +49,51 @@ class Sources:
         ]
         self._layers: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         self._of: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._twice: dict[tuple[str, ...], dict[str, list[Any]]] = {}
 
     def of(self, host_name: str, name: str, value: Any) -> Source:
         """The source of a variable of a host whose active, untemplated value is ``value``."""
         for setter, variables in reversed(self._host(host_name)):
             if name in variables and variables[name] == value:
-                key = next(one for one in variables if one == name)
-                place = place_of(key) or place_of(variables[name])
-                if not place and setter.startswith(("group", "host")):
-                    place = self._written(name)
-                return Source(setter, place)
+                return self._source(setter, variables, name)
         return Source("the play", place_of(value))
+
+    def disputes(self, host_name: str, values: dict[str, Any]) -> Iterator[Dispute]:
+        """The variables of which a host's groups have different values and only the order of their names decides.
+
+        ``values``: the active, untemplated ones. A group within another one, a host and a priority decide by intent.
+        """
+        host = self.inventory.get_host(host_name) if self.inventory is not None else None
+        for name, groups in self._set_twice(host.get_groups() if host is not None else []).items():
+            source = self.of(host_name, name, values[name]) if name in values else Source("", "")
+            winner = next((group for group in groups if source.setter == f"group {group.name}"), None)
+            for group in groups if winner else ():
+                found = self._of_group(group)[name]
+                related = group in (winner, *winner.get_ancestors()) or winner in group.get_ancestors()
+                if not related and group.priority == winner.priority and found[name] != values[name]:
+                    yield Dispute(name, source, self._source(f"group {group.name}", found, name), found[name])
+
+    def _set_twice(self, groups: list[Any]) -> dict[str, list[Any]]:
+        """The variables that several of these groups set, with those groups."""
+        key = tuple(group.name for group in groups)
+        if key not in self._twice:
+            setters: dict[str, list[Any]] = {}
+            for group in groups:
+                for name in self._of_group(group) if group.name != "all" else ():
+                    setters.setdefault(str(name), []).append(group)
+            self._twice[key] = {name: found for name, found in setters.items() if len(found) > 1}
+        return self._twice[key]
+
+    def _of_group(self, group: Any) -> dict[str, dict[str, Any]]:
+        """The variables of a group by name, each with the part that sets it last."""
+        return {name: part for part in self._parts("group", group) for name in part}
+
+    def _source(self, setter: str, variables: dict[str, Any], name: str) -> Source:
+        key = next(one for one in variables if one == name)
+        place = place_of(key) or place_of(variables[name])
+        if not place and setter.startswith(("group", "host")):
+            place = self._written(name)
+        return Source(setter, place)
 
     def title(self, host_name: str) -> str:
         """A host with its innermost group."""

@@ -59,8 +59,13 @@ RUNNING = {
     "started": 2e9,
     "argv": [],
 }
-# As wanted; nothing there; the library a version behind; a daemon.json that cannot be read, on a host that is behind.
-KINDS = ("done", "bare", "behind", "broken")
+# As wanted; nothing there; the library a version behind; a daemon.json that cannot be read, on a host that is behind; a
+# record that cannot be read; containers that a restart of docker would stop; a proof that fails
+# after the upgrade.
+KINDS = ("done", "bare", "behind", "broken", "spoiled", "busy", "unproven")
+RECORD = "/var/lib/vgpu/baseline/daemon.json"
+SPOILED = f"{RECORD}: expected the record of former settings in JSON, found line 1"
+STOPS = "a restart of docker is needed (keys: default-runtime) and would stop the running containers c1, web"
 ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", "mps", "time_slicing", "device_plugin")
 
 
@@ -128,6 +133,8 @@ class Fleet:
                     **answers(wanted[name], str(archive)),
                     "host_state": {"changed": False, "state": state},
                     "vgpu_capacity_info": capacity(state),
+                    **({"docker_daemon": {"failed": True, "msg": STOPS}} if kind == "busy" else {}),
+                    **(unproven() if kind == "unproven" else {}),
                 }
         (self.folder / "table.json").write_text(json.dumps(table))
 
@@ -229,10 +236,13 @@ def seen(wanted: dict[str, Any], kind: str) -> dict[str, Any]:
         "node_config": {"text": text, "named": {}},
         "mig": {"gpus": []} if reads.get("mig") else None,
         "proof": fingerprint(status, GPUS, DRIVER),
+        "records": {RECORD: ""},
     }
-    if kind in ("behind", "broken"):
+    if kind in ("behind", "broken", "unproven"):
         state["vcuda"] = library("0.0.1-old", vcuda["root"])
         units[vcuda["arbiter_unit"]]["exe"] = f"{vcuda['root']}/0.0.1-old/vgpu-arbiter"
+    if kind == "spoiled":
+        state["records"] = {RECORD: SPOILED}
     if kind == "broken":
         state["docker"]["config_text"] = "{"
     if kind == "bare":
@@ -284,6 +294,18 @@ def capacity(state: dict[str, Any]) -> dict[str, Any]:
         "notes": [],
         "sentences": [],
         "missing": {},
+    }
+
+
+def unproven() -> dict[str, Any]:
+    """Answers of a host whose library lets a container exceed its slice, and that can return to its former one."""
+    over = {"name": "limit-exact", "verdict": "violated", "expected": "5", "found": "6", "unit": "bytes", "detail": ""}
+    left = {"name": "bypass-lent", "verdict": "not-run", "expected": "0", "found": "0", "unit": "bytes", "detail": ""}
+    result = {"slice": "GPU-0::1", "uuid": "GPU-0", "verdict": "violated", "detail": "", "checks": [over, left]}
+    point = {"plugin": "0.0.1-plug", "library": "0.0.1-old", "node_config": "{}", "units": {}, "configs": {}}
+    return {
+        "vgpu_isolation": {"changed": False, "verdict": "violated", "results": [result]},
+        "rollback_point": {"changed": True, "point": {**point, "daemonset": {}}, "resumed": False},
     }
 
 

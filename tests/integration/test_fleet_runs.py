@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from doubles.fleet import Fleet, Run
+from doubles.fleet import SPOILED, STOPS, Fleet, Run
 
 # Tasks that belong to a role of the plan and run where it changes something.
 DEPLOYED = "vgpu.fleet.vcuda : Write the unit of the arbiter"
@@ -191,6 +191,20 @@ def test_upgrade_goes_by_batches_of_hosts_with_a_step(fleet: Fleet, serial: list
     assert run.tasks("gpu-0004") <= 10
 
 
+def test_the_result_of_a_rollback_is_the_first_line(fleet: Fleet) -> None:
+    fleet.host("gpu-0002", table_kind="unproven")
+    run = fleet.run("upgrade.yml", "")
+    assert run.code != 0
+    failed = run.output.split("TASK [vgpu.fleet.upgrade : Stop where the upgrade failed]")[1]
+    (result,) = re.findall(r"^fatal: \[gpu-0002\]: FAILED! => (\{.*\})$", failed, re.MULTILINE)
+    said = json.loads(result)["msg"]
+    assert said[:2] == [
+        "gpu-0002: the host is back at library 0.0.1-old and device plugin 0.0.1-plug and advertises all its slices.",
+        "It was not upgraded: Stop where isolation is not proven: Isolation is not proven on this host:",
+    ]
+    assert "slice GPU-0::1: limit-exact is violated: expected 5 bytes, found 6 bytes" in said
+
+
 def test_a_host_that_dies_in_its_batch_stops_later_batches(fleet: Fleet) -> None:
     for name in NAMES:
         fleet.host(name, table_kind="behind", **({"table_dies_at": "vcuda_library"} if name == "gpu-0003" else {}))
@@ -209,6 +223,25 @@ def test_a_wrong_variable_of_one_host_stops_all(fleet: Fleet, playbook: str, opt
     assert "vgpu_split_count: expected a whole number from 1" in run.output
     assert "TASK [vgpu.fleet.preflight : Read the host]" not in run.output
     assert {counts["changed"] for counts in run.counts.values()} == {0}
+
+
+@pytest.mark.parametrize("options", [[], ["--check"]])
+@pytest.mark.parametrize("kind, words", [("spoiled", SPOILED), ("busy", STOPS)])
+def test_teardown_is_refused_before_its_first_change(fleet: Fleet, kind: str, words: str, options: list[str]) -> None:
+    fleet.host("gpu-0002", table_kind=kind)
+    run = fleet.run("teardown.yml", "", *options)
+    assert run.code != 0
+    assert words in run.output
+    assert {host: one["failed"] for host, one in run.counts.items()} == {
+        host: int(host == "gpu-0002") for host in NAMES
+    }
+    removed = "vgpu.fleet.device_plugin : Remove the configuration"
+    assert hosts_of(run, removed) == NAMES - {"gpu-0002"}, run.output
+
+
+def test_teardown_of_other_roles_asks_docker_nothing(fleet: Fleet) -> None:
+    run = fleet.run("teardown.yml", "busy", "-e", '{"teardown_roles": ["device_plugin"]}')
+    assert run.code == 0, run.output
 
 
 def test_a_fault_of_one_host_stops_it_alone(fleet: Fleet) -> None:

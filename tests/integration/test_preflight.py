@@ -86,6 +86,38 @@ def test_the_group_that_wins_is_named(place: Workplace) -> None:
     assert "group t4 in group_vars/t4.yml:1, 1 host (gpu-1): vgpu_split_count" in said(run_preflight(place))
 
 
+CONTESTED = [
+    ({"t4": {"vgpu_split_count": 7}, "a100": {"vgpu_split_count": 4}}, {}, True),
+    # The same value, or another variable, is no dispute.
+    ({"t4": {"vgpu_split_count": 4}, "a100": {"vgpu_split_count": 4}}, {}, False),
+    ({"t4": {"vgpu_split_count": 7}, "a100": {"vgpu_cores_scaling": 1}}, {}, False),
+    # A group within another one overrides it, and so does a host, and a priority.
+    ({"t4": {"vgpu_split_count": 7}, "gpu_nodes": {"vgpu_split_count": 4}}, {}, False),
+    ({"t4": {"vgpu_split_count": 7}, "all": {"vgpu_split_count": 4}}, {}, False),
+    ({"t4": {"vgpu_split_count": 7}, "a100": {"vgpu_split_count": 4}}, {"vgpu_split_count": 2}, False),
+    ({"t4": {"vgpu_split_count": 7, "ansible_group_priority": 9}, "a100": {"vgpu_split_count": 4}}, {}, False),
+    ({"t4": {"port": 7}, "a100": {"port": 4}}, {}, False),
+]
+
+
+@pytest.mark.parametrize(("groups", "own", "warned"), CONTESTED)
+def test_two_groups_that_disagree_on_a_host_are_a_warning(
+    place: Workplace, groups: dict[str, Any], own: dict[str, Any], warned: bool
+) -> None:
+    place.hosts({"t4": ["gpu-1", "gpu-2"], "a100": ["gpu-1", "gpu-3"]})
+    priority = groups.get("t4", {}).pop("ansible_group_priority", None)
+    if priority:
+        # Ansible reads it from the inventory alone.
+        place.write("more.yml", f"t4:\n  vars:\n    ansible_group_priority: {priority}\n")
+    for name, variables in groups.items():
+        place.group(name, **variables)
+    place.host("gpu-1", **own)
+    output = said(run_preflight(place, *(["-i", "more.yml"] if priority else [])))
+    words = "group t4 in group_vars/t4.yml:1, 1 host (gpu-1): vgpu_split_count: is 7 here and 4 by group a100 in"
+    found = " ".join(output.split())
+    assert (f"{words} group_vars/a100.yml:1" in found) == ("by group" in found) == warned, output
+
+
 INI = """\
 [t4]
 gpu-1 nvidia_driver_source=cudaa ansible_connection=local

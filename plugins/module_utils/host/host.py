@@ -136,6 +136,11 @@ class Host:
         """
         return (self.text("/proc/sys/kernel/hostname") or "").strip().lower()
 
+    def memory_mib(self) -> int:
+        """All memory of the host in MiB, 0 where the kernel does not say."""
+        found = re.search(r"^MemTotal:\s+(\d+) kB$", self.text("/proc/meminfo") or "", re.MULTILINE)
+        return int(found.group(1)) // 1024 if found else 0
+
     def pci_gpus(self) -> list[dict[str, str]]:
         """NVIDIA's GPUs on the PCI bus, in bus order: known before any driver is there."""
         found = []

@@ -107,7 +107,9 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
     running = int(info.get("ContainersRunning") or 0)
     if not running or info.get("LiveRestoreEnabled"):
         return part
+    called = state["docker"].get("containers") or []
     stops = f"a restart of docker for {names} stops {running} running containers"
+    stops += f" ({', '.join(called)})" if called else ""
     if wanted["restart"] == "always":
         return part._replace(disturbs=True, warnings=[*part.warnings, stops])
     way_out = "stop them, set live-restore, or allow it with container_runtime_restart: always"

@@ -18,8 +18,8 @@ from ..host import distribution
 from ..host.digest import fingerprint, sha256
 from ..kube import version as kube_version
 from ..state import conflicting_on_host
-from . import plugin_python
-from .desired import ROLES
+from . import host_memory, plugin_python
+from .desired import ROLES, records
 from .driver import nvidia_driver, replaces
 from .engine import container_runtime
 from .modes import gpus_after_mig, mig, mps_part, time_slicing
@@ -54,6 +54,8 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         if wanted is None:
             continue
         part = PARTS[role](wanted, state, desired)
+        # A role that changes something reads its record first, and would fail in the middle of the run.
+        (faults if part.changes else warnings).extend(f"{role}: {text}" for text in _spoiled(wanted, state))
         warnings += [f"{role}: {text}" for text in part.warnings]
         faults += [f"{role}: {text}" for text in part.errors]
         if part.changes:
@@ -73,6 +75,12 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "errors": faults,
         "disturbs": any(step["disturbs"] for step in steps),
     }
+
+
+def _spoiled(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """The records of a role that nobody can read."""
+    found = state.get("records") or {}
+    return [found[path] for path in records(wanted) if found.get(path)]
 
 
 def _lost(state: dict[str, Any]) -> list[dict[str, Any]]:
@@ -162,7 +170,7 @@ def check_gpus(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         if not gpus:
             return [warning("sharing", "NVML answers and lists no GPU; the host has nothing to share")]
         after = gpus_after_mig(desired, state)
-        found = sharing.pieces_for(after, config)[1]
+        found = sharing.pieces_for(after, config)[1] + host_memory.findings(after, config, state.get("memory_mib") or 0)
         for name, other in sorted((desired.get("node_configs") or {}).items()):
             found += [
                 fault._replace(path=f"vgpu_configs.{name}", message=str(fault))

@@ -13,7 +13,7 @@ from ..gpu import mig_nvml, nvml
 from ..host.host import Host
 from ..kube import version as kube_version
 from ..library import versions
-from . import conflicting_on_host, running_plugin
+from . import baseline, conflicting_on_host, running_plugin
 
 
 def read(
@@ -31,9 +31,11 @@ def read(
 ) -> dict[str, Any]:
     """The state of a host. Reads only, and a part that is absent is None or empty, never a failure."""
     found, kube = nvml.read(), kube_version.of_host(host)
+    docker_info = docker_api.info(host.path(docker_api.SOCKET))
     return {
         "os": host.os_release(),
         "node": host.node_name(),
+        "memory_mib": host.memory_mib(),
         "gpus": found.pop("gpus"),
         "nvml": found,
         "pci_gpus": host.pci_gpus(),
@@ -46,7 +48,8 @@ def read(
         "units": host.units(units),
         "docker": {
             "config_text": host.text(docker_config),
-            "info": docker_api.info(host.path(docker_api.SOCKET)),
+            "info": docker_info,
+            "containers": running(host, docker_info),
             "kinds": docker_variants.find(host),
         },
         "containerd": containerd(host, containerd_config),
@@ -62,7 +65,13 @@ def read(
         "node_config": {"text": host.text(node_config), "named": named_configs(host, node_config)},
         "mig": mig_nvml.read() if mig else None,
         "proof": running_plugin.proof(host),
+        "records": baseline.read(host),
     }
+
+
+def running(host: Host, info: dict[str, Any] | None) -> list[str]:
+    """The names of docker's running containers; docker is asked only where it runs some."""
+    return docker_api.containers(host.path(docker_api.SOCKET)) or [] if (info or {}).get("ContainersRunning") else []
 
 
 def named_configs(host: Host, path: str) -> dict[str, str | None]:

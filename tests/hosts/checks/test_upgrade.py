@@ -334,8 +334,8 @@ def test_an_upgrade_after_a_killed_one_returns_to_what_was_before_both(
 def taken_back(done: subprocess.CompletedProcess[str], node: Node, names: dict[str, str]) -> None:
     said = " ".join(done.stdout.split())
     assert done.returncode != 0, done.stdout
-    assert f"{node.name} was not upgraded" in said
-    assert f"the host is back at library {names['new']} and device plugin {names['new plugin']}" in said
+    assert "It was not upgraded: " in said
+    assert f"{node.name}: the host is back at library {names['new']} and device plugin {names['new plugin']}" in said
     assert "and advertises all its slices" in said
     assert current(node) == names["new"]
     assert arbiter(node) == f"{LIBRARY}/{names['new']}/vgpu-arbiter"

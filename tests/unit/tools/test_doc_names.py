@@ -257,7 +257,7 @@ SEEN = {
     "device plugin (no kubelet here)": f"{RULES}/capacity/tables.py",
     " advertised by the ": f"{RULES}/capacity/tables.py",
     "a container that runs with ": f"{RULES}/plan/toolkit.py",
-    " was not upgraded (": "roles/upgrade/tasks/judge.yml",
+    "It was not upgraded: ": "roles/upgrade/tasks/judge.yml",
     "the host is back at library ": "roles/upgrade/tasks/return.yml",
     " are over the limit of ": "native/vcuda/src/account/charge.c",
 }

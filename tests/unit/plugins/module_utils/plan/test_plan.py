@@ -28,6 +28,26 @@ def test_a_bare_host_runs_every_role_in_order_and_proves_it():
     assert all(step["changes"] for step in whole["steps"][:-1])
 
 
+RECORD = "/var/lib/vgpu/baseline/nvidia_docker.json"
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "state", "level"),
+    [
+        ({RECORD: "line 1"}, {}, "warnings"),
+        ({RECORD: "line 1"}, {"packages.nvidia-docker2": None}, "errors"),
+        ({RECORD: ""}, {"packages.nvidia-docker2": None}, ""),
+        # Of a role that is not in the play.
+        ({"/var/lib/vgpu/baseline/mig.json": "line 1"}, {}, ""),
+    ],
+)
+def test_a_spoiled_record_is_an_error_where_its_role_would_fail_and_else_a_warning(spoiled, state, level):
+    found = made(state={**state, "records": spoiled})
+    expected = "nvidia_docker: line 1"
+    for name in ("errors", "warnings"):
+        assert found[name] == ([expected] if name == level else [])
+
+
 UNIT_FILE = ("files", "/etc/systemd/system/vgpu-device-plugin.service")
 ARBITER = ("units", "vgpu-arbiter.service")
 ARBITER_FILE = ("files", "/etc/systemd/system/vgpu-arbiter.service")

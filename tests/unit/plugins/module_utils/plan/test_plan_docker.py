@@ -25,6 +25,8 @@ RESTARTS = [
         "log-driver stops 3 running containers, and container_runtime_restart is if_idle",
         "",
     ),
+    (LOCAL_LOGS, {**BUSY, "docker.containers": ["c1", "web", "db"]}, "if_idle", "containers (c1, web, db), and", ""),
+    (LOCAL_LOGS, {**BUSY, "docker.containers": ["c1", "web", "db"]}, "always", "", "containers (c1, web, db)"),
     (LOCAL_LOGS, BUSY, "never", "needed for log-driver, and container_runtime_restart is never", ""),
     (LOCAL_LOGS, BUSY, "always", "", "log-driver stops 3 running containers"),
     (LOCAL_LOGS, LIVE, "if_idle", "", ""),

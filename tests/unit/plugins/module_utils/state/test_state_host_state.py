@@ -7,11 +7,12 @@ import hashlib
 import json
 
 import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import docker_api
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
 from ansible_collections.vgpu.fleet.plugins.module_utils.host import digest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
 from ansible_collections.vgpu.fleet.plugins.module_utils.library import versions
-from ansible_collections.vgpu.fleet.plugins.module_utils.state import host_state, running_plugin
+from ansible_collections.vgpu.fleet.plugins.module_utils.state import baseline, host_state, running_plugin
 from doubles.host import host, write
 
 
@@ -34,9 +35,11 @@ def test_a_bare_host_is_all_empty_and_no_failure(root):
     assert state["packages"] == {"docker.io": None}
     assert state["files"] == {"/etc/x": None}
     assert state["units"]["docker.service"]["present"] is False
+    assert (state["records"], state["memory_mib"]) == ({}, 0)
     assert state["docker"] == {
         "config_text": None,
         "info": None,
+        "containers": [],
         "kinds": {"snap": False, "podman": False, "rootless": []},
     }
     nothing = {
@@ -52,6 +55,44 @@ def test_a_bare_host_is_all_empty_and_no_failure(root):
     assert state["node_config"] == {"text": None, "named": {}}
     assert state["proof"] is None
     assert (state["gpus"], state["nvml"]["ok"]) == ([], False)
+
+
+def test_containers_are_named_where_docker_runs_some(root, monkeypatch):
+    asked = []
+    monkeypatch.setattr(docker_api, "containers", lambda path: asked.append(path) or ["c1", "c2"])
+    for running, names in ((2, ["c1", "c2"]), (0, [])):
+        monkeypatch.setattr(docker_api, "info", lambda path, number=running: {"ContainersRunning": number})
+        assert host_state.read(host(root))["docker"]["containers"] == names
+    assert len(asked) == 1
+
+
+def test_the_memory_of_a_host(root):
+    write(root, "proc/meminfo", "MemTotal:       16303840 kB\nMemFree: 1 kB\n")
+    assert host_state.read(host(root))["memory_mib"] == 15921
+
+
+BASELINE = "/var/lib/vgpu/baseline"
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b'{"version": 1}', ""),
+        (b'{"version": 1,', "line 1"),
+        (b"", "line 1"),
+        (b"[]", "a list"),
+        (b"\xff\xfe{}", "utf-8"),
+        (None, "Is a directory"),
+    ],
+)
+def test_a_record_that_cannot_be_read_says_why(root, content, words):
+    place = root / BASELINE[1:] / "daemon.json"
+    place.parent.mkdir(parents=True)
+    place.mkdir() if content is None else place.write_bytes(content)
+    (place.parent / ".daemon.json.tmp").write_text("{")
+    (found,) = baseline.read(host(root)).items()
+    assert found[0] == f"{BASELINE}/daemon.json"
+    assert (words in found[1]) if words else not found[1], found
 
 
 def test_versions_of_the_library(root):

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory scaling against the memory of the host, where what a card has no room for lies. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from ..config import slices
+from ..config.kinds import Finding, error, warning
+
+
+def findings(gpus: Sequence[dict[str, Any]], config: dict[str, Any], host_mib: int) -> list[Finding]:
+    """An error for a slice that can never be filled; one warning where all slices together cannot.
+
+    ``host_mib``: all memory of the host, 0 where it is not known.
+    """
+    found: list[Finding] = []
+    beyond, first = 0, ""
+    for gpu in gpus if host_mib else ():
+        share = slices.share_of(gpu, config)
+        if share is None:
+            continue
+        where = "sharing.vcuda" + ("" if share.exception is None else f".devices[{share.exception}]") + ".memoryScaling"
+        try:
+            slice_mib = slices.size_of(gpu, share)[0]
+        except slices.SliceError:
+            continue
+        card_mib = int(gpu["memory_mib"])
+        over = slice_mib * share.split_count - card_mib
+        if over <= 0:
+            continue
+        beyond, first = beyond + over, first or where
+        if slice_mib > card_mib + host_mib:
+            message = (
+                f"a slice of GPU {gpu['index']} has {slice_mib} MiB; expected at most the {card_mib} MiB of the card "
+                f"and the {host_mib} MiB of the host together, for more can never be used; lower the scaling"
+            )
+            found.append(error(where, message))
+    if beyond > host_mib and not found:
+        message = (
+            f"the slices have {beyond} MiB more than the cards, and the host has {host_mib} MiB of memory for that and "
+            "for all else; where containers use it, the kernel kills programs; lower the scaling"
+        )
+        found.append(warning(first, message))
+    return found

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory scaling above 1 against the memory of the host: a T4 of 15360 MiB, or two."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan
+from plan_samples import CONVERGED, VARIABLES, changed, desired
+
+T4 = [{"index": n, "uuid": f"GPU-{n}", "model": "Tesla T4", "memory_mib": 15360} for n in range(2)]
+S100 = {"vgpu_memory_scaling": 100, "vgpu_split_count": 7}
+ONE = [{"match": {"index": 1}, "memory_scaling": 4}]
+
+# Cards, variables, memory of the host, level, variable and words of what is said.
+CASES = [
+    (T4[:1], {"vgpu_memory_scaling": 1}, 1024, None),
+    (T4[:1], {"vgpu_memory_scaling": 2}, 15360, None),
+    (T4[:1], {"vgpu_memory_scaling": 2}, 15359, ("warning", "vgpu_memory_scaling", "have 15360 MiB more than the")),
+    (T4, {"vgpu_memory_scaling": 2}, 15360, ("warning", "vgpu_memory_scaling", "have 30720 MiB more than the")),
+    # A slice of 214 GiB, which was accepted.
+    (T4, S100, 65536, ("error", "vgpu_memory_scaling", "of GPU 0 has 219428 MiB; expected at most the 15360 MiB")),
+    # One slice as large as card and host together, and one MiB more.
+    (T4[:1], {"vgpu_memory_scaling": 10}, 15360, ("warning", "vgpu_memory_scaling", "have 138240 MiB more")),
+    (T4[:1], {"vgpu_memory_scaling": 10}, 15359, ("error", "vgpu_memory_scaling", "the 15359 MiB of the host")),
+    (T4, {"vgpu_devices": ONE}, 40000, ("warning", "vgpu_devices[0].memory_scaling", "have 46080 MiB more")),
+    (T4[:1], S100, 0, None),
+    (T4[:1], {**S100, "vgpu_sharing": "none"}, 1024, None),
+]
+
+
+@pytest.mark.parametrize(("gpus", "variables", "memory", "expected"), CASES)
+def test_what_no_memory_can_hold_is_said(gpus, variables, memory, expected):
+    variables = {**VARIABLES, "vgpu_split_count": 5, **variables}
+    state = changed(CONVERGED, {"gpus": gpus, "memory_mib": memory})
+    found = [one for one in plan.check_gpus(desired.collect(variables), state) if "memoryScaling" in one.path]
+    if expected is None:
+        assert found == []
+        return
+    level, variable, words = expected
+    assert {one.level for one in found} == {level}
+    assert schema.variable_of(found[0].path) == variable
+    assert words in found[0].message
