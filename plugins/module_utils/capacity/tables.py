@@ -183,11 +183,16 @@ def isolation_faults(isolation: dict[str, Any]) -> list[str]:
         if result["verdict"] == PASSED:
             continue
         where = result.get("slice") or result.get("uuid") or "any GPU"
+        # A check that was not run is why a slice is not proven, unless one shows that it was exceeded.
+        silent = [one for one in result.get("checks") or [] if one["verdict"] == "not-run"]
+        silent = silent if result["verdict"] == "violated" else []
         for one in result.get("checks") or []:
-            if one["verdict"] not in (PASSED, OPEN, DETECTED):
+            if one["verdict"] not in (PASSED, OPEN, DETECTED) and one not in silent:
                 expected, found = measured(one, "expected"), measured(one, "found")
                 text = f"slice {where}: {one['name']} is {one['verdict']}: expected {expected}, found {found}"
                 faults.append(text + (f"; {one['detail']}" if one.get("detail") else ""))
+        if silent:
+            faults.append(f"slice {where}: {len(silent)} not run")
         if not result.get("checks"):
             faults.append(f"slice {where}: {result['verdict']}: {result.get('detail') or 'no check ran'}")
     if not faults and isolation.get("verdict") != PASSED:

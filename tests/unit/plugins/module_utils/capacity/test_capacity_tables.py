@@ -170,6 +170,18 @@ def test_a_slice_on_which_nothing_ran_has_passed_nothing():
             {"verdict": "violated", "results": [result("violated", [check(), check("totals", "violated")])]},
             ["slice GPU-a::1: totals is violated: expected 5 MiB, found 6 MiB; past it"],
         ),
+        # Where a slice was exceeded, twenty checks that were not run would hide it.
+        (
+            {
+                "verdict": "violated",
+                "results": [
+                    result(
+                        "violated", [check("bypass-a", "not-run"), check("totals", "violated"), check("b", "not-run")]
+                    )
+                ],
+            },
+            ["slice GPU-a::1: totals is violated: expected 5 MiB, found 6 MiB; past it", "slice GPU-a::1: 2 not run"],
+        ),
         (
             {"verdict": "not-run", "results": [result("not-run", [], "no slice is free")]},
             ["slice GPU-a::1: not-run: no slice is free"],
