@@ -108,8 +108,8 @@ def age(isolation: dict[str, Any], now: float | None = None) -> str:
 
 
 def counted(checks: Sequence[dict[str, Any]]) -> str:
-    """How many checks had each verdict, and why most of those were not run that were not: ``18 passed, 4 detected, 19 not
-    run: the card has no room``."""
+    """How many checks had each verdict, and the commonest reason of those that were not run: ``18 passed, 4 detected,
+    19 not run: the card has no room``."""
     numbers = collections.Counter(one["verdict"] for one in checks)
     parts = [f"{numbers[verdict]} {word}" for verdict, word in COUNTED if numbers[verdict]]
     if not numbers[NOT_RUN]:
