@@ -289,6 +289,7 @@ def capacity(state: dict[str, Any]) -> dict[str, Any]:
         "versions": {"driver": DRIVER, "plugin": "0.1.0"},
         "library": "0.1.0",
         "proven": True,
+        "isolation": None,
         "fingerprint": state["proof"],
         "drift": [],
         "notes": [],

@@ -79,8 +79,20 @@ def test_plan_and_report_are_lines(fleet: Fleet) -> None:
     lines = [line.strip().rstrip(",") for line in run.output.splitlines()]
     for line in ('"1. vcuda: the library is not current"', '"2. verify: the plan changes the host"'):
         assert lines.count(line) == 4, run.output
-    assert sum(line.startswith('"    0  Tesla T4       15360') for line in lines) == 4
+    results = [
+        line
+        for line in lines
+        if re.match(r'"gpu-000\d  nvidia.com/gpu: \d+ advertised by the kubelet, \d+ expected', line)
+    ]
+    assert len(results) == 4, run.output
+    assert not [line for line in lines if "15360" in line and "SM %" in line]
     assert "\\n" not in run.output
+
+
+def test_tables_are_shown_with_v(fleet: Fleet) -> None:
+    run = fleet.run("site.yml", "done", "-v")
+    lines = [line.strip().rstrip(",") for line in run.output.splitlines()]
+    assert sum(line.startswith('"    0  Tesla T4       15360') for line in lines) == 4, run.output
 
 
 def test_only_hosts_that_need_it_run_a_role(fleet: Fleet) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -48,6 +49,22 @@ def remove(path, mounted) -> None:
         path.rmdir()
 
 
+def remove_all(path) -> None:
+    """As shutil.rmtree, again and again: the daemon makes files of the folder meanwhile."""
+    for _ in range(1000):
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            if not path.exists():
+                return
+        except OSError as fault:
+            if fault.errno != errno.ENOTEMPTY:
+                raise
+        else:
+            return
+    raise AssertionError(f"{path} cannot be removed")
+
+
 GONE = {
     "all of /run/vgpu": lambda node: remove(node.paths.run_dir, node.mounter.mounted),
     "the socket": lambda node: node.paths.admin_socket.unlink(),
@@ -56,10 +73,10 @@ GONE = {
         node.paths.admin_socket.write_text(""),
     ),
     "the record": lambda node: node.paths.records.unlink(),
-    "all of /var/lib/vgpu": lambda node: shutil.rmtree(node.paths.state_dir),
+    "all of /var/lib/vgpu": lambda node: remove_all(node.paths.state_dir),
     "limits of all": lambda node: [one.unlink() for one in node.paths.allocations.rglob("limits")],
     "ledgers of all": lambda node: [one.unlink() for one in node.paths.allocations.glob("*/rw/ledger")],
-    "the root of the node": lambda node: shutil.rmtree(node.paths.run_dir / "root"),
+    "the root of the node": lambda node: remove_all(node.paths.run_dir / "root"),
 }
 
 
