@@ -61,6 +61,22 @@ MODULES = """\
 Made by `make docs`, which also builds a page of each with all options and answers below `.build/docs/html`;
 `ansible-doc vgpu.fleet.<name>` shows the same on a terminal.
 
+## Public
+
+A playbook of your own may call these; they are the group `vgpu.fleet.vgpu` for `module_defaults`. The group
+`vgpu.fleet.kube` holds every module that takes `kubeconfig` and `context`.
+
+"""
+
+INTERNAL = """
+## Internal
+
+The roles of this collection call these. Options and results may change in any release, as those of all its filters
+and lookups.
+
+"""
+
+MODULE_TABLE = """\
 | module | what it does | check mode | diff |
 |---|---|---|---|
 """
@@ -152,14 +168,22 @@ def markup(text: str) -> str:
 
 def modules_page(root: Path = ROOT) -> str:
     """The text of docs/modules.md."""
+    public = set(yaml.safe_load((root / "meta/runtime.yml").read_text())["action_groups"]["vgpu"])
+    paths = sorted((root / "plugins/modules").glob("*.py"))
+    shown = [path for path in paths if path.stem in public]
+    inner = [path for path in paths if path.stem not in public]
+    return MODULES + MODULE_TABLE + module_rows(shown) + INTERNAL + MODULE_TABLE + module_rows(inner)
+
+
+def module_rows(paths: Iterable[Path]) -> str:
     rows = []
-    for path in sorted((root / "plugins/modules").glob("*.py")):
+    for path in paths:
         about = documentation(path)
         attributes = about.get("attributes") or {}
         modes = [str((attributes.get(mode) or {}).get("support", "?")) for mode in ("check_mode", "diff_mode")]
         words = _cell(markup(about["short_description"]))
         rows.append(f"| [`{path.stem}`](../plugins/modules/{path.name}) | {words} | {modes[0]} | {modes[1]} |")
-    return MODULES + "\n".join(rows) + "\n"
+    return "\n".join(rows) + "\n"
 
 
 def documentation(path: Path) -> dict[str, Any]:

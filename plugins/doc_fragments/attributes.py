@@ -38,3 +38,13 @@ attributes:
     description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
     support: none
 """
+
+    # A public module.
+    GROUP = r"""
+attributes:
+  action_group:
+    description: Use C(group/vgpu.fleet.vgpu) in C(module_defaults) to set defaults for this module.
+    support: full
+    membership:
+      - vgpu.fleet.vgpu
+"""

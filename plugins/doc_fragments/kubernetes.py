@@ -6,6 +6,12 @@ from __future__ import annotations
 
 class ModuleDocFragment:
     DOCUMENTATION = r"""
+attributes:
+  action_group:
+    description: Use C(group/vgpu.fleet.kube) in C(module_defaults) to set O(kubeconfig) and O(context) once.
+    support: full
+    membership:
+      - vgpu.fleet.kube
 notes:
   - Runs where the API can be reached, most often on the controller.
 requirements:

@@ -12,6 +12,8 @@ short_description: Programs that this controller would need to build for the hos
 description:
   - Internal to the role preflight, which refuses such a controller before any host is read.
   - What lies built in one of the folders needs no program.
+extends_documentation_fragment:
+  - vgpu.fleet.internal
 options:
   library:
     description: Version of the library that is compiled on this controller. Empty where none is.

@@ -13,6 +13,8 @@ description:
   - Returns the armoured text of a key. It comes from O(place), from the files of this collection, or from its address.
   - Fails where the key has another fingerprint.
   - Internal. The roles use it for their repositories.
+extends_documentation_fragment:
+  - vgpu.fleet.internal
 options:
   _terms:
     description: Addresses of keys.

@@ -13,6 +13,8 @@ description:
   - Returns the version of the collection, a dash, and 12 hexadecimal digits of the digest of the sources named.
   - The same sources give the same version on every controller; a change of any source byte gives another one.
   - It reads files of the controller alone, so that a role knows which version it wants without a remote call.
+extends_documentation_fragment:
+  - vgpu.fleet.internal
 options:
   _terms:
     description: Files or folders below the root of the collection. What a build leaves there does not count.

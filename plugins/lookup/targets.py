@@ -12,6 +12,8 @@ short_description: The pattern of a playbook's hosts, where some host of the inv
 description:
   - Internal to the playbooks of this collection. Ansible ends a play without hosts with exit status 0, and a proof of
     nothing would pass.
+extends_documentation_fragment:
+  - vgpu.fleet.internal
 options:
   _terms:
     description: The pattern, or several of them. One pattern may itself be a list.

@@ -22,6 +22,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes
+  - vgpu.fleet.attributes.group
 attributes:
   check_mode:
     details: Simulates the transaction.

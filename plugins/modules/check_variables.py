@@ -22,6 +22,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
+  - vgpu.fleet.internal
 options:
   hosts:
     description: Names of the hosts. By default all hosts of the play, also those of later batches.

@@ -22,6 +22,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
+  - vgpu.fleet.internal
 options:
   checked:
     description:

@@ -19,6 +19,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes
+  - vgpu.fleet.internal
 attributes:
   diff_mode:
     details: Shows the files before and after.

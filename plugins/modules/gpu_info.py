@@ -17,6 +17,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
+  - vgpu.fleet.attributes.group
 options:
   require:
     description: Whether the module fails where NVML does not answer.

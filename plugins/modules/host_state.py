@@ -18,6 +18,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
+  - vgpu.fleet.internal
 options:
   packages:
     description: Packages whose installed version is read, from the status file of dpkg or from rpm.

@@ -18,6 +18,7 @@ author:
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
   - vgpu.fleet.kubernetes
+  - vgpu.fleet.internal
 options:
   nodes:
     description:

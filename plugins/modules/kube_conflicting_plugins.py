@@ -19,6 +19,7 @@ author:
 extends_documentation_fragment:
   - vgpu.fleet.attributes
   - vgpu.fleet.kubernetes
+  - vgpu.fleet.internal
 options:
   nodes:
     description: Names of the nodes to search.

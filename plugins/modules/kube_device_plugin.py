@@ -20,6 +20,7 @@ author:
 extends_documentation_fragment:
   - vgpu.fleet.attributes
   - vgpu.fleet.kubernetes
+  - vgpu.fleet.internal
 options:
   state:
     description:

@@ -24,6 +24,7 @@ author:
 extends_documentation_fragment:
   - vgpu.fleet.attributes
   - vgpu.fleet.kubernetes
+  - vgpu.fleet.internal
 options:
   nodes:
     description:

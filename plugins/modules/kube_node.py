@@ -17,6 +17,12 @@ author:
 extends_documentation_fragment:
   - vgpu.fleet.attributes
   - vgpu.fleet.kubernetes
+  - vgpu.fleet.attributes.group
+attributes:
+  action_group:
+    membership:
+      - vgpu.fleet.kube
+      - vgpu.fleet.vgpu
 options:
   name:
     description: Name of the node.

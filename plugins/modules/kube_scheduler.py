@@ -22,6 +22,7 @@ author:
 extends_documentation_fragment:
   - vgpu.fleet.attributes
   - vgpu.fleet.kubernetes
+  - vgpu.fleet.internal
 options:
   state:
     description: V(absent) removes the same objects, the Secret of the certificates and the Leases of the election.

@@ -18,6 +18,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes
+  - vgpu.fleet.attributes.group
 attributes:
   diff_mode:
     details: Shows the geometry of each GPU before and after.

@@ -18,6 +18,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes.no_diff
+  - vgpu.fleet.attributes.group
 options:
   replicas:
     description: Clients of each GPU; each may use an equal part of its memory and threads.

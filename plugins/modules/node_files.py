@@ -16,6 +16,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes
+  - vgpu.fleet.internal
 options:
   files:
     description:

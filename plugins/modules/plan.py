@@ -19,6 +19,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
+  - vgpu.fleet.internal
 options:
   desired:
     description: What M(vgpu.fleet.desired_state) returned as RV(vgpu.fleet.desired_state#module:desired).

@@ -17,6 +17,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
+  - vgpu.fleet.internal
 options:
   python:
     description: Path of a Python, or V(auto) for the one of the distribution that is new enough.

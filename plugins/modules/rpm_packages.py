@@ -19,6 +19,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes
+  - vgpu.fleet.attributes.group
 attributes:
   check_mode:
     details: Says what would be done; of a repository that is not there yet no versions are known.

@@ -16,6 +16,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes.no_diff
+  - vgpu.fleet.attributes.group
 options:
   slice:
     description: How long a process may run before another one's turn.

@@ -19,6 +19,7 @@ author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
   - vgpu.fleet.attributes.no_diff
+  - vgpu.fleet.internal
 options:
   folder:
     description: Where the archive is, or is to be, on this host.

@@ -33,6 +33,7 @@ description:
   - The module always releases the lease. The lease expires when the module is killed.
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
+  - vgpu.fleet.attributes.group
 attributes:
   check_mode:
     support: partial

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is called by the roles of this collection alone."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    DOCUMENTATION = r"""
+notes:
+  - Internal to the roles of this collection. Options and results may change in any release.
+# ansible-doc refuses a fragment that has none.
+options: {}
+"""

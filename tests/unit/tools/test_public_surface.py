@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Public modules are in the group vgpu and on docs/modules.md; every other plugin says that it is internal."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+spec = importlib.util.spec_from_file_location("vgpu_variables_tool", ROOT / "tools" / "variables.py")
+assert spec and spec.loader
+tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tool)
+
+# A promise to users: a name leaves this list with a major release alone.
+PUBLIC = {
+    "apt_packages",
+    "containerd_config",
+    "docker_daemon",
+    "gpu_info",
+    "kube_node",
+    "mig_geometry",
+    "mps_daemon",
+    "rpm_packages",
+    "time_slice",
+    "toolkit_config",
+    "vgpu_capacity_info",
+    "vgpu_isolation",
+}
+MODULES = sorted(path.stem for path in ROOT.glob("plugins/modules/*.py"))
+INTERNAL = "vgpu.fleet.internal"
+GROUPS = yaml.safe_load((ROOT / "meta/runtime.yml").read_text())["action_groups"]
+
+
+def about_module(name: str) -> dict[str, Any]:
+    return dict(tool.documentation(ROOT / "plugins/modules" / f"{name}.py"))
+
+
+def about_plugin(path: Path) -> dict[str, Any]:
+    """The documentation of a filter or lookup."""
+    if path.suffix == ".yml":
+        return dict(yaml.safe_load(path.read_text())["DOCUMENTATION"])
+    found = re.search(r'^DOCUMENTATION = r"""(.*?)"""', path.read_text(), re.M | re.S)
+    assert found, path
+    return dict(yaml.safe_load(found[1]))
+
+
+def test_the_group_holds_each_public_module() -> None:
+    assert sorted(GROUPS["vgpu"]) == sorted(PUBLIC)
+
+
+def test_the_group_of_the_api_holds_each_module_that_takes_its_options() -> None:
+    """A member that does not know ``kubeconfig`` would refuse the defaults of the group."""
+    takes = [one for one in MODULES if "vgpu.fleet.kubernetes" in about_module(one)["extends_documentation_fragment"]]
+    assert sorted(GROUPS["kube"]) == takes
+    assert takes == [one for one in MODULES if '"kubeconfig": {' in (ROOT / f"plugins/modules/{one}.py").read_text()]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_names_its_groups(name: str) -> None:
+    member = (about_module(name).get("attributes") or {}).get("action_group", {}).get("membership", [])
+    assert sorted(member) == sorted(f"vgpu.fleet.{one}" for one, names in GROUPS.items() if name in names)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_is_public_or_says_that_it_is_internal(name: str) -> None:
+    assert (INTERNAL in about_module(name)["extends_documentation_fragment"]) == (name not in PUBLIC)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(ROOT.glob("plugins/filter/*.yml")), *sorted(ROOT.glob("plugins/lookup/*.py"))],
+    ids=lambda one: one.stem,
+)
+def test_filters_and_lookups_say_that_they_are_internal(path: Path) -> None:
+    assert INTERNAL in about_plugin(path).get("extends_documentation_fragment", [])
+
+
+def test_the_page_shows_public_modules_first() -> None:
+    public, internal = (ROOT / "docs/modules.md").read_text().split("\n## Internal\n")
+    shown = [set(re.findall(r"^\| \[`(\w+)`\]", part, re.M)) for part in (public, internal)]
+    assert shown == [PUBLIC, set(MODULES) - PUBLIC]
