@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each role names the systems on which site.yml works, and the oldest ansible-core that runs the collection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.vgpu.fleet.plugins.module_utils.host import distribution
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plugin_python
+
+ROOT = Path(__file__).resolve().parents[3]
+# What Galaxy calls the systems of our tables.
+NAMES = {"debian": "Debian", "ubuntu": "Ubuntu", "el": "EL", "sles": "SLES"}
+RELEASES = {
+    ("debian", "12"): "bookworm",
+    ("debian", "13"): "trixie",
+    ("ubuntu", "20.04"): "focal",
+    ("ubuntu", "22.04"): "jammy",
+    ("ubuntu", "24.04"): "noble",
+    ("ubuntu", "26.04"): "resolute",
+    # Galaxy has no word for all service packs; the Python of the device plugin is there from the fourth on.
+    ("sles", "15"): "15SP4 15SP5 15SP6 15SP7",
+}
+ROLES = sorted(path.parent.parent.name for path in ROOT.glob("roles/*/meta/main.yml"))
+
+
+def galaxy_info(role: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((ROOT / "roles" / role / "meta/main.yml").read_text())["galaxy_info"])
+
+
+def supported() -> list[dict[str, Any]]:
+    """Systems of the tables that have a Python for the device plugin: on others site.yml refuses the host."""
+    found: dict[str, list[str]] = {}
+    for (family, release), row in plugin_python.TABLE.items():
+        if row.python:
+            found.setdefault(NAMES[family], []).extend(RELEASES.get((family, release), release).split())
+    return [{"name": name, "versions": releases} for name, releases in found.items()]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_platforms_are_those_of_the_tables(role: str) -> None:
+    assert galaxy_info(role)["platforms"] == supported()
+
+
+@pytest.mark.parametrize("family, release", sorted(plugin_python.TABLE))
+def test_the_tables_know_the_same_systems(family: str, release: str) -> None:
+    name = {"el": "rhel"}.get(family, family)
+    system = distribution.system({"id": name, "version_id": release})
+    assert system is not None and (system.family, system.release) == (family, release)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_asks_for_the_ansible_of_the_collection(role: str) -> None:
+    needed = yaml.safe_load((ROOT / "meta/runtime.yml").read_text())["requires_ansible"]
+    assert needed == f">={galaxy_info(role)['min_ansible_version']}.0"
