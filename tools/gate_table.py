@@ -157,7 +157,7 @@ SWEEPS = [
     # Red on the day when NVIDIA publishes a name, whatever the change at hand: for a job of its own, each night.
     Gate("newest-headers", {"newest CUDA": ["python", "tests/native/vcuda/driver_names.py", "--newest"]}, minutes=1),
     # Red on the day when an archive drops a name: for a job of its own, each week.
-    Gate("archives", {"archives of packages": ["python", "tools/archives.py"]}, minutes=20),
+    Gate("archives", {"archives of packages": ["python", "tools/archives.py"]}, minutes=7),
     Gate(
         "bench-hosts",
         {

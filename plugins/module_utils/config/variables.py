@@ -183,7 +183,6 @@ OTHER_MODES = {
     "vgpu_fail_requests_greater_than_one": ("time-slicing", "mps"),
     "vgpu_time_slice": ("time-slicing",),
     "vgpu_mig_geometry": ("mig",),
-    "vgpu_mig_strategy": ("mig", "time-slicing", "mps", "none"),
 }
 
 

@@ -146,7 +146,6 @@ def test_variables_of_others_are_left_alone():
         ({"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed"}, "vgpu_mig_geometry", "error"),
         ({"vgpu_sharing": "mig", "vgpu_mig_geometry": {"1g.10gb": 7}}, "vgpu_mig_strategy", "error"),
         ({"vgpu_mig_geometry": {"1g.10gb": 7}}, "vgpu_mig_geometry", "warning"),
-        ({"vgpu_mig_strategy": "mixed"}, "vgpu_mig_strategy", "warning"),
         ({"vgpu_sharing": "time-slicing", "vgpu_log_level": 4}, "vgpu_log_level", "warning"),
         (
             {"vgpu_sharing": "time-slicing", "vgpu_resource_names": {"count": "x.io/gpu"}},
@@ -170,6 +169,13 @@ def test_what_this_version_does_not_do_is_said(values, path, level):
     clean = schema.read(values, findings)
     assert findings == []
     assert [(finding.path, finding.level) for finding in schema.unavailable(clean)] == [(path, level)]
+
+
+@pytest.mark.parametrize("sharing", ["vcuda", "time-slicing", "mps", "none"])
+def test_strategy_of_mig_counts_in_every_mode(sharing):
+    """It decides whether a GPU in MIG mode next to the others is offered, and under which name."""
+    clean = schema.read({"vgpu_sharing": sharing, "vgpu_mig_strategy": "mixed"}, [])
+    assert schema.unavailable(clean) == []
 
 
 PART = {"match": {"index": 0}}
