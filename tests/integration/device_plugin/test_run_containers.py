@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vgpuctl run with real podman, and with docker where this machine has its daemon: the container is limited, and its
-slices are its own until it is removed. Without a daemon the rows of docker are skipped; `make demo` runs one. Limits are read from inside, by the probe; who is on the GPU, from the simulated driver.
+slices are its own until it is removed. Without a daemon the rows of docker are skipped; `make demo` runs one.
+Limits are read from inside, by the probe; who is on the GPU, from the simulated driver.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def remove(path, mounted) -> None:
 
 def remove_all(path) -> None:
     """As shutil.rmtree, again and again: the daemon makes files of the folder meanwhile."""
-    for _ in range(1000):
+    for _attempt in range(1000):
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
