@@ -15,8 +15,10 @@ ENVIRONMENT = ROOT / ".build" / "scheduler"
 sys.path[:0] = [str(HERE.parent / "e2e"), str(ROOT / "native/plugin/src"), str(ROOT / "plugins" / "module_utils")]
 
 from fleet import Fleet  # noqa: E402
+from kubebox.api import Api, ApiError  # noqa: E402
 from kubebox.box import CGROUP_VARIABLE  # noqa: E402
-from kubebox.cluster import Cluster  # noqa: E402
+from kubebox.cluster import PODS, SERVER, Cluster  # noqa: E402
+from kubebox.process import until  # noqa: E402
 from kubebox.programs import Programs  # noqa: E402
 
 
@@ -32,6 +34,28 @@ def fleet():
             yield made
         finally:
             made.stop()
+
+
+@pytest.fixture(scope="session")
+def tenant(fleet):
+    """A user with the rights of `edit` in the namespace of the pods, and no others."""
+    authority, group = fleet.cluster.authority, "rbac.authorization.k8s.io"
+    subject = {"apiGroup": group, "kind": "User", "name": "tenant"}
+    # `edit` is put together out of these two by a controller that does not run here.
+    for role in ("system:aggregate-to-edit", "system:aggregate-to-view"):
+        reference = {"apiGroup": group, "kind": "ClusterRole", "name": role}
+        binding = {"metadata": {"name": role}, "roleRef": reference, "subjects": [subject]}
+        fleet.api.create(f"/apis/{group}/v1/namespaces/default/rolebindings", binding)
+    found = Api(SERVER, authority.certificate, *authority.pair("tenant", "/O=tenants/CN=tenant"))
+    until(lambda: reads(found), "rights of the tenant")
+    return found
+
+
+def reads(api: Api) -> bool:
+    try:
+        return bool(api.get(PODS))
+    except ApiError:
+        return False
 
 
 @pytest.fixture(autouse=True)

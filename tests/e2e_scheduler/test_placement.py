@@ -206,23 +206,23 @@ def test_what_the_webhook_adds_to_a_pod(fleet):
     """Priority for the library; runtime class and memory as the configuration says. What a pod names stays."""
     fleet.node("a")
     classes = "/apis/node.k8s.io/v1/runtimeclasses"
-    for name in ("nvidia", "kata"):
-        fleet.api.create(classes, {"metadata": {"name": name}, "handler": name})
+    for name, handler in (("nvidia", "nvidia"), ("own", "runc")):
+        fleet.api.create(classes, {"metadata": {"name": name}, "handler": handler})
     try:
         with fleet.configured({"runtimeClass": "nvidia", "defaultMemoryMiB": 700}):
             fleet.pod("bare", {CORES: 20, "nvidia.com/priority": 0})
-            fleet.pod("own", {GPU: 1, MEM: 900}, runtimeClassName="kata")
+            fleet.pod("own", {GPU: 1, MEM: 900}, runtimeClassName="own")
             fleet.pod("none", {"cpu": 1})
             _node, plan = fleet.bound("bare")
     finally:
-        for name in ("nvidia", "kata"):
+        for name in ("nvidia", "own"):
             fleet.api.delete(f"{classes}/{name}")
     assert sizes(plan) == {"main": ("app", [(700, 20)])}
     bare, own, none = (fleet.get(name)["spec"] for name in ("bare", "own", "none"))
     limits = bare["containers"][0]["resources"]["limits"]
     assert (limits[GPU], limits[MEM], bare["runtimeClassName"]) == ("1", "700", "nvidia")
     assert {"name": "CUDA_TASK_PRIORITY", "value": "0"} in bare["containers"][0]["env"]
-    assert own["runtimeClassName"] == "kata" and "env" not in own["containers"][0]
+    assert own["runtimeClassName"] == "own" and "env" not in own["containers"][0]
     assert "runtimeClassName" not in none and none["schedulerName"] == "default-scheduler"
 
 

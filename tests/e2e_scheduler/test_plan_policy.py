@@ -7,14 +7,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from kubebox.api import Api, ApiError
-from kubebox.cluster import PODS, SERVER
+from kubebox.api import ApiError
+from kubebox.cluster import PODS
 from kubebox.process import until
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 
 GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
 PLAN, GIVEN = pod_annotations.PLAN, pod_annotations.GIVEN
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 WORDS = "is written by vgpu.fleet alone"
 SPEC = {"containers": [{"name": "main", "image": "pause"}]}
 
@@ -22,28 +21,6 @@ SPEC = {"containers": [{"name": "main", "image": "pause"}]}
 def part(memory: int) -> str:
     devices = (pod_annotations.Device("GPU-a-0", memory, 0),)
     return pod_annotations.write_plan([pod_annotations.Part("main", pod_annotations.APP, devices)])
-
-
-@pytest.fixture(scope="module")
-def tenant(fleet):
-    """A user with the rights of `edit` in the namespace of the pods, and no others."""
-    authority = fleet.cluster.authority
-    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tenant"}
-    # `edit` is put together out of these two by a controller that does not run here.
-    for role in ("system:aggregate-to-edit", "system:aggregate-to-view"):
-        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
-        binding = {"metadata": {"name": role}, "roleRef": reference, "subjects": [subject]}
-        fleet.api.create(f"{RBAC}/namespaces/default/rolebindings", binding)
-    found = Api(SERVER, authority.certificate, *authority.pair("tenant", "/O=tenants/CN=tenant"))
-    until(lambda: reads(found), "rights of the tenant")
-    return found
-
-
-def reads(api: Api) -> bool:
-    try:
-        return bool(api.get(PODS))
-    except ApiError:
-        return False
 
 
 def annotated(made: dict) -> dict:

@@ -177,6 +177,7 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
     cluster_rules = [
         _rule("core", "nodes pods", "get list watch"),
         _rule("core", "resourcequotas", "list watch"),
+        _rule("node.k8s.io", "runtimeclasses", "list watch"),
         # For the annotation of a plan that was lost. A patch of pods themselves could give any pod another image.
         _rule("core", "pods/status", "patch"),
         _rule("core", "pods/binding", "create"),

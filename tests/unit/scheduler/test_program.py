@@ -120,6 +120,8 @@ FILES = [
     ({"defaultMemory": 5}, {}, 'unknown key "defaultMemory"; did you mean "defaultMemoryMiB"'),
     ({"plain": "hole"}, {}, 'did you mean "whole"'),
     ({"defaultCores": 101}, {}, "from 0 to 100"),
+    ({"runtimeHandlers": ["kata-qemu"]}, {}, None),
+    ({"runtimeHandlers": ["Kata"]}, {}, "runtimeHandlers[0]: expected a handler of a RuntimeClass"),
     ({"gpuPolicy": "least"}, {}, "one of binpack, spread, topology"),
     ({"resourceNames": {"count": "nvidia.com/gpumem"}}, {}, "two resources have one name"),
     ([], {}, "expected a mapping"),
@@ -137,6 +139,7 @@ def test_configuration_files(tmp_path, document, config, fault):
             settings.load(path)
         assert fault in str(raised.value) and str(path) in str(raised.value)
     else:
+        assert settings.load(path).runtime_handlers == tuple(document.get("runtimeHandlers", ()))
         assert settings.load(path).config == settings.Config()._replace(**config, **defaults(document))
 
 

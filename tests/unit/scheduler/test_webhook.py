@@ -13,6 +13,7 @@ from doubles.mount_cases import pod as with_mounts
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.requests import Config, read_pod
 from vgpu_scheduler import webhook, wire
+from vgpu_scheduler.runtime_classes import RuntimeClasses
 from vgpu_scheduler.webhook import Settings
 
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
@@ -33,7 +34,9 @@ def pod(limits, labels=None, annotations=None, **spec):
 def review(made, settings=None, operation="CREATE", old=None, user="", largest=()):
     about = {"username": user}
     request = wire.AdmissionRequest("7", operation, "default", made, old, about)
-    return webhook.mutate(request, settings or Settings(), largest)
+    classes = RuntimeClasses()
+    classes.enter_all([wire.RuntimeClass(wire.Meta(name), name) for name in ("nvidia", "runc")], 0.0)
+    return webhook.mutate(request, settings or Settings(), largest, classes=classes)
 
 
 def applied(made, response):
@@ -93,8 +96,8 @@ def test_priority_and_runtime_class():
         "A",
         "CUDA_TASK_PRIORITY",
     ]
-    own = pod({GPU: "1"}, runtimeClassName="kata")
-    assert applied(own, review(own, Settings(runtime_class="nvidia")))["spec"]["runtimeClassName"] == "kata"
+    own = pod({GPU: "1"}, runtimeClassName="runc")
+    assert applied(own, review(own, Settings(runtime_class="nvidia")))["spec"]["runtimeClassName"] == "runc"
 
 
 LEFT = [

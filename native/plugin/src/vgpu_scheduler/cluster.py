@@ -56,6 +56,8 @@ class Cluster:
         self.pods = Reflector(api, pods, self.all_pods, self.pod, resync)
         quotas = Kind("/api/v1/resourcequotas", wire.Quota, wire.QuotaList)
         self.quotas = Reflector(api, quotas, extender.quotas.enter_all, extender.quotas.enter, resync)
+        classes = Kind("/apis/node.k8s.io/v1/runtimeclasses", wire.RuntimeClass, wire.RuntimeClassList)
+        self.classes = Reflector(api, classes, extender.classes.enter_all, extender.classes.enter, resync)
 
     @property
     def synced(self) -> bool:
@@ -63,7 +65,7 @@ class Cluster:
 
     @property
     def reflectors(self) -> tuple[Reflector, ...]:
-        return self.nodes, self.pods, self.quotas
+        return self.nodes, self.pods, self.quotas, self.classes
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -15,8 +15,10 @@ SHOWN = 5
 MAX_TRIED = 500
 
 
-def explain(pod: dict[str, Any], ledger: Ledger, config: Config, quotas: Quotas | None = None) -> list[str]:
-    """Lines for a person."""
+def explain(
+    pod: dict[str, Any], ledger: Ledger, config: Config, quotas: Quotas | None = None, untried: str = ""
+) -> list[str]:
+    """Lines for a person. ``untried``: why its runtime has no slices."""
     metadata = pod.get("metadata") or {}
     key = f"{metadata.get('namespace', 'default')}/{metadata.get('name', '?')}"
     held = ledger.held(str(metadata.get("uid") or ""))
@@ -31,6 +33,8 @@ def explain(pod: dict[str, Any], ledger: Ledger, config: Config, quotas: Quotas 
         lines.append(f"  holds on node {held.node}:")
         lines += [f"    {uuid}: {memory} MiB, {cores} %" for uuid, memory, cores, _slots in held.uses]
         return lines
+    if untried:
+        return [*lines, f"  {untried}"]
     names = sorted(ledger.nodes)
     space = str(metadata.get("namespace") or "default")
     over = quotas.fits(space, ask) if quotas is not None else ""

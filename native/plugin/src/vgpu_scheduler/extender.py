@@ -12,9 +12,10 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
+from vgpu_plugin._shared.config.kinds import error
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.requests import Config, DialectError, PodAsk, read_pod
 
@@ -23,6 +24,7 @@ from .api import ApiError, Unknown
 from .ledger import Ledger, NoRoom
 from .preemption import Preemption
 from .quota import Demand, Quotas
+from .runtime_classes import RuntimeClasses
 from .waits import WaitingPods, Waits
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,15 @@ class Binder(Protocol):
     async def event(self, pod: dict[str, str], reason: str, message: str) -> None: ...
 
 
+class Asks(NamedTuple):
+    """What was read of a pod, in which version of it."""
+
+    version: str
+    ask: PodAsk
+    priority: int
+    runtime_class: str
+
+
 class Extender:
     def __init__(
         self,
@@ -49,15 +60,17 @@ class Extender:
         api: Binder,
         config: Config | None = None,
         may_bind: Callable[[], Awaitable[str]] | None = None,
+        handlers: Sequence[str] = (),
     ) -> None:
-        """``may_bind`` answers "" or why this replica must not bind now."""
+        """``may_bind`` answers "" or why this replica must not bind now. ``handlers``: see RuntimeClasses."""
         self.ledger, self.api, self.config = ledger, api, config or Config()
         self.may_bind = may_bind
         self.quotas = Quotas(self.config, ledger)
+        self.classes = RuntimeClasses(handlers)
         self.waiting = WaitingPods(api, ledger)
         self.preemption = Preemption(ledger)
-        # By uid: the version of the pod that was read, what it asks for, and its priority.
-        self._waiting: OrderedDict[str, tuple[str, PodAsk, int]] = OrderedDict()
+        # By uid.
+        self._waiting: OrderedDict[str, Asks] = OrderedDict()
         # When a pod was bound here, for lists of pods that were begun before.
         self.bound_at: dict[str, float] = {}
         # Binds whose outcome is not known, by uid, with when that was; the reconciler clears them up.
@@ -124,19 +137,22 @@ class Extender:
         if refusal:
             return self._refused(f"pod {key} is not bound: {refusal}")
         known = self._waiting.get(args.PodUID)
-        ask, priority = known[1:] if known else (None, 0)
-        if ask is None:
+        if known is None:
             try:
                 pod = await self.api.pod(args.PodNamespace, args.PodName)
                 if (pod.get("metadata") or {}).get("uid") != args.PodUID:
                     return self._refused(f"pod {key} is another one now; expected uid {args.PodUID}")
-                ask, priority = self._read(pod), priority_of(pod)
+                known = self._known(pod)
             except (ApiError, DialectError) as fault:
                 return self._refused(f"pod {key}: {fault}")
             # The answer took its time: the lease that had enough left before may be about to end, or handed over.
             refusal = await self.may_bind() if self.may_bind else ""
             if refusal:
                 return self._refused(f"pod {key} is not bound: {refusal}")
+        ask, priority = known.ask, known.priority
+        untried = self.classes.refusal(key, known.runtime_class) if ask.wants_gpus else ""
+        if untried:
+            return self._refused(untried)
         # From here to hold nothing waits: no other bind comes between the question and the entry.
         before = self.ledger.held(args.PodUID)
         if before is not None:
@@ -225,23 +241,40 @@ class Extender:
         self.waiting.add(Waits(about, ask, args.NodeNames or [], over))
 
     def _read(self, pod: dict[str, Any]) -> PodAsk:
+        """Raises DialectError, also where the pod's runtime has no slices."""
+        known = self._known(pod)
+        untried = self.classes.refusal(key_of(pod), known.runtime_class) if known.ask.wants_gpus else ""
+        if untried:
+            raise DialectError([error("spec.runtimeClassName", untried)])
+        return known.ask
+
+    def _known(self, pod: dict[str, Any]) -> Asks:
         """Read once for each version of a pod: filter, prioritize and bind come one after the other."""
         uid, version = uid_of(pod), str((pod.get("metadata") or {}).get("resourceVersion") or "")
         known = self._waiting.get(uid) if uid else None
-        if known is not None and known[0] == version:
-            return known[1]
-        ask = read_pod(pod, self.config)
+        if known is not None and known.version == version:
+            return known
+        known = Asks(version, read_pod(pod, self.config), priority_of(pod), runtime_class_of(pod))
         if uid:
-            self._waiting[uid] = (version, ask, priority_of(pod))
+            self._waiting[uid] = known
             if len(self._waiting) > MAX_WAITING:
                 self._waiting.popitem(last=False)
-        return ask
+        return known
 
 
 def priority_of(pod: dict[str, Any]) -> int:
     """The API server writes it from the pod's PriorityClass; 0 without one."""
     found = (pod.get("spec") or {}).get("priority") if isinstance(pod.get("spec"), dict) else None
     return found if isinstance(found, int) else 0
+
+
+def runtime_class_of(pod: dict[str, Any]) -> str:
+    spec = pod.get("spec")
+    return str(spec.get("runtimeClassName") or "") if isinstance(spec, dict) else ""
+
+
+def key_of(pod: dict[str, Any]) -> str:
+    return f"{namespace_of(pod)}/{(pod.get('metadata') or {}).get('name', '?')}"
 
 
 def uid_of(pod: dict[str, Any]) -> str:

@@ -82,7 +82,7 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with Api(access) as api:
         ledger = Ledger(chosen.node_policy, chosen.gpu_policy)
-        extender = Extender(ledger, api, chosen.config)
+        extender = Extender(ledger, api, chosen.config, handlers=chosen.runtime_handlers)
         cluster = Cluster(api, extender, given.scheduler_name, given.resync)
         candidacy = Candidacy(given.lease, given.identity, given.lease_seconds)
         leadership = Leadership(api, cluster, candidacy, lambda: bool(extender.posting))

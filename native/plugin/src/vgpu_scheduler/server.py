@@ -17,7 +17,7 @@ from aiohttp import web
 from . import explain, metrics, webhook, wire
 from .api import Api, ApiError
 from .cluster import Cluster
-from .extender import Extender
+from .extender import Extender, runtime_class_of
 from .leadership import Leadership
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,8 @@ class Service:
         return answer(about(response))
 
     def _judge(self, review: wire.AdmissionRequest, quota: webhook.Quota | None = None) -> dict[str, Any]:
-        return webhook.mutate(review, self._admission, sorted(self._extender.ledger.shapes), quota)
+        extender = self._extender
+        return webhook.mutate(review, self._admission, sorted(extender.ledger.shapes), quota, extender.classes)
 
     async def _explain(self, request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
@@ -127,7 +128,9 @@ class Service:
             pod = await self._api.pod(namespace, name)
         except ApiError as fault:
             return say(fault.status or 502, str(fault))
-        lines = explain.explain(pod, self._extender.ledger, self._extender.config, self._extender.quotas)
+        extender = self._extender
+        untried = extender.classes.refusal(f"{namespace}/{name}", runtime_class_of(pod))
+        lines = explain.explain(pod, extender.ledger, extender.config, extender.quotas, untried)
         refusal = await self._leadership.may_bind()
         if refusal:
             lines.append(f"  this replica binds nothing now: {refusal}")

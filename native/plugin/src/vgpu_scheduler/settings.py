@@ -3,6 +3,7 @@
 
 resourceNames: {count: nvidia.com/gpu, memory: nvidia.com/gpumem}
 defaultMemoryMiB: 5000        # 0: the whole card
+runtimeHandlers: [kata-qemu]  # of RuntimeClasses whose pods may have slices, besides runc, crun and nvidia
 plain: whole                  # what the count alone asks for: whole | slice | default
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from vgpu_plugin._shared.config.kinds import Choice, Finding, Int, Record, Text
+from vgpu_plugin._shared.config.kinds import Choice, Finding, Int, ListOf, Record, Text
 from vgpu_plugin._shared.config.variables import RESOURCE
 from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
 from vgpu_plugin._shared.pods.requests import Config
@@ -46,6 +47,8 @@ SCHEMA = Record(
         "nodePolicy": POLICY,
         "gpuPolicy": POLICY,
         "runtimeClass": Text("a name of a RuntimeClass", r"^([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)?\Z"),
+        # As the API server takes a handler.
+        "runtimeHandlers": ListOf(Text("a handler of a RuntimeClass", r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")),
     }
 )
 
@@ -59,6 +62,7 @@ class SchedulerSettings(NamedTuple):
     node_policy: str = BINPACK
     gpu_policy: str = SPREAD
     runtime_class: str = ""
+    runtime_handlers: tuple[str, ...] = ()
 
 
 def load(path: Path) -> SchedulerSettings:
@@ -81,5 +85,9 @@ def read(document: Any, where: str) -> SchedulerSettings:
     if len({config.gpu, config.memory, config.memory_percentage, config.cores, config.priority}) < 5:
         raise SettingsError(f"{where}: resourceNames: two resources have one name")
     return SchedulerSettings(
-        config, clean.get("nodePolicy", BINPACK), clean.get("gpuPolicy", SPREAD), clean.get("runtimeClass", "")
+        config,
+        clean.get("nodePolicy", BINPACK),
+        clean.get("gpuPolicy", SPREAD),
+        clean.get("runtimeClass", ""),
+        tuple(clean.get("runtimeHandlers") or ()),
     )

@@ -20,6 +20,7 @@ from vgpu_plugin._shared.pods.requests import Config, DialectError, PodAsk, admi
 from vgpu_plugin._shared.pods.resources import MIB, resource_names
 
 from . import wire
+from .runtime_classes import RuntimeClasses
 
 IGNORE = ("vgpu.fleet/webhook", "hami.io/webhook")
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -46,10 +47,11 @@ def mutate(
     settings: Settings,
     largest: Sequence[tuple[int, int]] = (),
     quota: Quota | None = None,
+    classes: RuntimeClasses | None = None,
 ) -> dict[str, Any]:
     """The response of a review. ``quota`` is asked last, of a pod that all else lets pass. ``largest``: (GPUs of a
     node, MiB of its largest) for each kind of node, for a warning where no node of today can hold the pod; a bigger
-    one may join."""
+    one may join. Without ``classes`` no pod that names a RuntimeClass is admitted."""
     if request.operation == "UPDATE":
         return _update(request, settings)
     pod = request.object or {}
@@ -72,6 +74,12 @@ def mutate(
         return _refuse(request, fault.findings)
     if not ask.wants_gpus:
         return _answer(request)
+    # By the scheduler's name neither, as with mounts.
+    pod_name = f"{request.namespace}/{metadata.get('name') or metadata.get('generateName') or '?'}"
+    runtime_class = str(spec.get("runtimeClassName") or settings.runtime_class)
+    untried = (classes or RuntimeClasses()).refusal(pod_name, runtime_class)
+    if untried:
+        return _refuse(request, [Finding("error", "spec.runtimeClassName", untried)])
     scheduler = spec.get("schedulerName") or DEFAULT_SCHEDULER
     if scheduler not in (DEFAULT_SCHEDULER, settings.scheduler_name):
         text = f'spec.schedulerName: "{scheduler}" plans no GPUs of vgpu.fleet; the pod is left as it is'

@@ -81,6 +81,11 @@ class ListMeta(msgspec.Struct):
     more: str = msgspec.field(default="", name="continue")
 
 
+class RuntimeClass(msgspec.Struct):
+    metadata: Meta
+    handler: str = ""
+
+
 class PodList(msgspec.Struct):
     metadata: ListMeta
     items: list[Pod] | None = None
@@ -94,6 +99,11 @@ class NodeList(msgspec.Struct):
 class QuotaList(msgspec.Struct):
     metadata: ListMeta
     items: list[Quota] | None = None
+
+
+class RuntimeClassList(msgspec.Struct):
+    metadata: ListMeta
+    items: list[RuntimeClass] | None = None
 
 
 class Event(msgspec.Struct):

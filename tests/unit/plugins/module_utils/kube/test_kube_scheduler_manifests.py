@@ -108,6 +108,8 @@ CALLS = {
     ("get", "nodes"),
     ("list", "resourcequotas"),
     ("watch", "resourcequotas"),
+    ("list", "runtimeclasses"),
+    ("watch", "runtimeclasses"),
     ("list", "pods"),
     ("watch", "pods"),
     ("get", "pods"),

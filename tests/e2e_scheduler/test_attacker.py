@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tenant with the rights of `edit` in one namespace tries what can be tried against his limits, his neighbours and
+the scheduler, on a real API server. A row is an attempt and what refuses it; one that is taken is looked at afterwards:
+in the plan that the API server has, in the ledger, and by a neighbour's pod that gets all it asks for.
+
+docs/threat-model.md has each function here on a row with its verdict. What a container tries is tests/native and
+vgpu-probe; what reaches the webhook's port is test_attacker_webhook.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import pytest
+from fleet import container
+from kubebox.api import ApiError
+from kubebox.cluster import PODS
+from kubebox.process import until
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+
+GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
+CARD = 16160
+IGNORE = {"vgpu.fleet/webhook": "ignore"}
+NEIGHBOUR = "/api/v1/namespaces/neighbour"
+SYSTEM = "/api/v1/namespaces/kube-system"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/vgpu-scheduler-extender"
+CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
+HOOKS = "/apis/admissionregistration.k8s.io/v1"
+MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
+JSON_PATCH, APPLY = "application/json-patch+json", "application/apply-patch+yaml"
+
+
+class Try(NamedTuple):
+    """A request of the tenant. ``words``: of the refusal; "" where the API server takes it."""
+
+    method: str
+    path: str
+    body: Any
+    words: str
+    kind: str = "application/json"
+
+
+def said(api: Any, one: Try) -> str:
+    """What the API server refuses it with, "" where it does not."""
+    try:
+        api.call(one.method, one.path, one.body, one.kind)
+    except ApiError as fault:
+        assert fault.code < 500, f"{one}: an error is no refusal: {fault}"
+        return str(fault)
+    return ""
+
+
+def judged(api: Any, tries: list[Try]) -> None:
+    wrong = []
+    for one in tries:
+        found = said(api, one)
+        if one.words not in found or bool(found) is not bool(one.words):
+            wrong.append(f"{one.method} {one.path} {json.dumps(one.body)[:300]}: expected {one.words!r}: {found!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+def gpu_pod(name: str, limits: Any = None, labels: Any = None, notes: Any = None, **spec: Any) -> dict[str, Any]:
+    limits = {GPU: 1, MEM: 3000} if limits is None else limits
+    metadata = {"name": name, "labels": labels or {}, "annotations": notes or {}}
+    return {"metadata": metadata, "spec": {"containers": [container("main", limits)], **spec}}
+
+
+def spec_of(one: dict[str, Any], kind: str = "containers") -> dict[str, Any]:
+    return {"spec": {kind: [one]}}
+
+
+def part(memory: int, uuid: str = "GPU-a-0") -> str:
+    devices = (pod_annotations.Device(uuid, memory, 0),)
+    return pod_annotations.write_plan([pod_annotations.Part("main", pod_annotations.APP, devices)])
+
+
+def holds(fleet: Any, name: str, memory: int, uuid: str = "GPU-a-0") -> None:
+    """By the object, and by the program that answers filter and bind."""
+    (one,) = pod_annotations.read_plan(fleet.get(name)["metadata"]["annotations"][pod_annotations.PLAN])
+    assert [(device.uuid, device.memory_mib) for device in one.devices] == [(uuid, memory)]
+    assert f"{uuid}: {memory} MiB" in fleet.explain(name), fleet.explain(name)
+
+
+@pytest.fixture
+def neighbour(fleet):
+    """Makes pods of another namespace; ``bound(name, limits)`` waits for the node."""
+    spaces = "/api/v1/namespaces"
+    if fleet.api.get_or_none(NEIGHBOUR) is None:
+        fleet.api.create(spaces, {"metadata": {"name": "neighbour"}})
+        fleet.api.create(f"{NEIGHBOUR}/serviceaccounts", {"metadata": {"name": "default"}})
+    made = Neighbour(fleet)
+    yield made
+    for kind in ("pods", "resourcequotas"):
+        for one in fleet.api.get(f"{NEIGHBOUR}/{kind}")["items"]:
+            fleet.api.delete(f"{NEIGHBOUR}/{kind}/{one['metadata']['name']}", 0)
+    until(lambda: not fleet.api.get(f"{NEIGHBOUR}/pods")["items"], "no pod of the neighbour")
+
+
+class Neighbour:
+    def __init__(self, fleet: Any) -> None:
+        self.fleet = fleet
+
+    def make(self, name: str, limits: Any, **more: Any) -> dict[str, Any]:
+        made: dict[str, Any] = self.fleet.api.create(f"{NEIGHBOUR}/pods", gpu_pod(name, limits, **more))
+        return made
+
+    def get(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.fleet.api.get(f"{NEIGHBOUR}/pods/{name}")
+        return found
+
+    def bound(self, name: str, limits: Any, **more: Any) -> list[tuple[str, int]]:
+        """(GPU, MiB) of its plan."""
+        self.make(name, limits, **more)
+        until(lambda: self.get(name)["spec"].get("nodeName"), f"node for the neighbour's {name}: {self.get(name)}")
+        text = self.get(name)["metadata"]["annotations"][pod_annotations.PLAN]
+        return [(one.uuid, one.memory_mib) for item in pod_annotations.read_plan(text) for one in item.devices]
+
+
+# ---- one's own limits
+
+
+def test_a_bound_pod_asks_for_no_more(fleet, tenant):
+    """By its spec, by resize, by an ephemeral container, by every way to write an annotation."""
+    fleet.node("a", 1)
+    fleet.pod("mine", {GPU: 1, MEM: 3000})
+    fleet.bound("mine")
+    path, plan = f"{PODS}/mine", pod_annotations.PLAN
+    resources = {"limits": {MEM: "15000"}, "requests": {MEM: "15000"}}
+    more = spec_of({"name": "main", "resources": resources})
+    env = spec_of({"name": "main", "env": [{"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "15g"}]})
+    noted = {"metadata": {"annotations": {plan: part(15000)}}}
+    item, ours = f"/metadata/annotations/{plan.replace('/', '~1')}", "is written by vgpu.fleet alone"
+    extra = {"name": "extra", "image": "x", "targetContainerName": "main"}
+    asking = {**extra, "resources": {"limits": {GPU: "1", MEM: "9000"}}}
+    owner = [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x"}]
+    resize, ephemeral = f"{path}/resize", f"{path}/ephemeralcontainers"
+    below = [
+        Try("PATCH", resize, more, "only cpu and memory resources are mutable", STRATEGIC),
+        Try("PATCH", ephemeral, spec_of(asking, "ephemeralContainers"), "Forbidden", STRATEGIC),
+    ]
+    tries = [
+        Try("PATCH", path, more, "pod updates may not change fields", STRATEGIC),
+        Try("PATCH", path, env, "pod updates may not change fields", STRATEGIC),
+        Try("PATCH", path, noted, ours, STRATEGIC),
+        Try("PATCH", path, [{"op": "replace", "path": item, "value": part(15000)}], ours, JSON_PATCH),
+        Try("PATCH", path, [{"op": "remove", "path": item}], ours, JSON_PATCH),
+        Try("PATCH", f"{path}?fieldManager=me&force=true", {"apiVersion": "v1", "kind": "Pod", **noted}, ours, APPLY),
+        Try("PATCH", f"{path}/status", noted, "forbidden", STRATEGIC),
+        # What may be changed changes nothing of ours.
+        Try("PATCH", path, {"metadata": {"labels": IGNORE}}, "", STRATEGIC),
+        Try("PATCH", path, {"metadata": {"ownerReferences": owner, "finalizers": ["a.example/held"]}}, "", STRATEGIC),
+        Try("PATCH", path, spec_of({"name": "main", "image": "another"}), "", STRATEGIC),
+        Try("PATCH", path, {"metadata": {"finalizers": None}}, "", MERGE),
+    ]
+    judged(tenant, tries)
+    # `edit` has no right to these in every version; who has it gets no further. A container that asks for nothing has
+    # no card.
+    judged(fleet.api, [*below, Try("PATCH", ephemeral, spec_of(extra, "ephemeralContainers"), "", STRATEGIC)])
+    assert all(said(tenant, one) for one in below)
+    holds(fleet, "mine", 3000)
+
+
+def test_what_a_new_pod_says_of_itself_raises_no_limit(fleet, tenant):
+    """Variables, annotations and labels that some program of the field believes: taken, and the plan is what the
+    resources ask for."""
+    fleet.node("a", 1)
+    variables = {
+        "CUDA_DEVICE_MEMORY_LIMIT": "15g",
+        "CUDA_DEVICE_SM_LIMIT": "100",
+        "VGPU_LIMITS_FILE": "/tmp/mine",
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "LD_PRELOAD": "/tmp/mine.so",
+    }
+    notes = {
+        "hami.io/vgpu-devices-allocated": "GPU-a-0,NVIDIA,15000,100:;",
+        "hami.io/vgpu-devices-to-allocate": "GPU-a-0,NVIDIA,15000,100:;",
+        "hami.io/vgpu-node": "a",
+        "scheduler.framework.gpushare.allocation": json.dumps({"0": {"0": 15}}),
+        "tencent.com/predicate-gpu-idx-0": "0",
+        pod_annotations.GPUS: "[]",
+    }
+    made = gpu_pod("mine", {GPU: 1, MEM: 3000, CORES: 20}, {"hami.io/node": "a"}, notes)
+    made["spec"]["containers"][0]["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+    tenant.create(PODS, made)
+    _node, (one,) = fleet.bound("mine")
+    assert [(each.memory_mib, each.cores) for each in one.devices] == [(3000, 20)]
+    holds(fleet, "mine", 3000)
+
+
+def test_a_label_that_keeps_a_pod_from_the_webhook_lifts_no_limit(fleet, tenant):
+    """The bind judges what admission was not asked: the quota of the namespace, what the pod asks for, its runtime."""
+    fleet.node("a", 1)
+    quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "4000"}}}
+    fleet.api.create("/api/v1/namespaces/default/resourcequotas", quota)
+    labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
+    until(lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas), "quota that is read")
+    ours = {"schedulerName": "vgpu-scheduler"}
+    tenant.create(PODS, gpu_pod("over", {GPU: 1, MEM: 5000}, IGNORE, **ours))
+    tenant.create(PODS, gpu_pod("odd", {GPU: 1, MEM: 10**9}, IGNORE, **ours))
+    assert "4000" in fleet.waits("over") and "expected a whole number" in fleet.waits("odd")
+    tenant.create(PODS, gpu_pod("fits", {GPU: 1, MEM: 3000}, IGNORE, **ours))
+    fleet.bound("fits")
+    holds(fleet, "fits", 3000)
+
+
+# ---- plans and figures of others
+
+
+def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
+    """What a tenant writes on pods of his, whoever binds them, takes no room of the card."""
+    fleet.node("a", 1)
+    plan, given = pod_annotations.PLAN, pod_annotations.GIVEN
+    # The webhook or the policy; the label keeps a pod from the former.
+    words = "is written by"
+    tries = [
+        Try("POST", PODS, gpu_pod(f"p{n}", limits, labels, {name: part(CARD)}, **spec), words)
+        for n, (name, limits, labels, spec) in enumerate(
+            [
+                (plan, {GPU: 1, MEM: 100}, {}, {}),
+                (given, {GPU: 1, MEM: 100}, {}, {}),
+                (plan, {GPU: 1, MEM: 100}, IGNORE, {}),
+                (given, {"cpu": 1}, {}, {"schedulerName": "vgpu-scheduler", "nodeName": "a"}),
+                (plan, {"cpu": 1}, IGNORE, {"schedulerName": "vgpu-scheduler", "nodeName": "a"}),
+            ]
+        )
+    ]
+    judged(tenant, tries)
+    # Bound by the tenant's own hand, with the label that keeps it from the webhook: it has no plan, so no slice.
+    tenant.create(PODS, gpu_pod("named", {GPU: 1, MEM: CARD}, IGNORE, schedulerName="vgpu-scheduler", nodeName="a"))
+    bodies = [{"metadata": {"annotations": {name: part(CARD)}}} for name in (plan, given)]
+    judged(tenant, [Try("PATCH", f"{PODS}/named", body, words, MERGE) for body in bodies])
+    until(lambda: all(fleet.metric(one, "unplanned_pods") == 1 for one in fleet.replicas), "pod without a plan")
+    assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
+
+
+def test_what_is_of_others_is_neither_read_nor_written(fleet, tenant, neighbour):
+    fleet.node("a", 1)
+    neighbour.bound("theirs", {GPU: 1, MEM: 3000})
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {f"limits.{MEM}": "1"}}}
+    noted = {"metadata": {"annotations": {pod_annotations.GPUS: "[]"}}}
+    wanted = {"metadata": {"annotations": {"vgpu.fleet/wanted-by": "me"}}}
+    rights = {"metadata": {"name": "me"}, "rules": [{"apiGroups": [""], "resources": ["*"], "verbs": ["*"]}]}
+    rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
+    reads = [
+        *("/api/v1/pods", "/api/v1/nodes", "/api/v1/nodes/a", "/api/v1/events", "/api/v1/resourcequotas"),
+        *(f"{NEIGHBOUR}/pods", f"{NEIGHBOUR}/pods/theirs", f"{NEIGHBOUR}/resourcequotas", f"{NEIGHBOUR}/events"),
+        *(f"{SYSTEM}/secrets/vgpu-scheduler-tls", f"{SYSTEM}/configmaps/vgpu-scheduler", LEASE, "/metrics"),
+        *(f"{SYSTEM}/services/https:vgpu-scheduler:443/proxy/metrics", f"{SYSTEM}/pods/https:x:8443/proxy/metrics"),
+        *("/api/v1/nodes/a/proxy/metrics", "/api/v1/nodes/a:9400/proxy/metrics"),
+        f"{HOOKS}/validatingadmissionpolicies/vgpu-scheduler-plans",
+    ]
+    writes = [
+        Try("POST", f"{NEIGHBOUR}/pods", gpu_pod("x"), "forbidden"),
+        Try("DELETE", f"{NEIGHBOUR}/pods/theirs", None, "forbidden"),
+        Try("PATCH", f"{NEIGHBOUR}/pods/theirs", {"metadata": {"labels": {"a": "b"}}}, "forbidden", MERGE),
+        Try("POST", f"{NEIGHBOUR}/pods/theirs/eviction", {"metadata": {"name": "theirs"}}, "forbidden"),
+        Try("PATCH", "/api/v1/nodes/a", noted, "forbidden", MERGE),
+        Try("PATCH", "/api/v1/nodes/a/status", {"status": {"capacity": {GPU: "99"}}}, "forbidden", MERGE),
+        Try("PATCH", LEASE, wanted, "forbidden", MERGE),
+        Try("POST", "/api/v1/namespaces/default/resourcequotas", quota, "forbidden"),
+        Try("POST", f"{NEIGHBOUR}/resourcequotas", quota, "forbidden"),
+        Try("PATCH", "/api/v1/namespaces/default", {"metadata": {"labels": IGNORE}}, "forbidden", MERGE),
+        Try("DELETE", f"{HOOKS}/mutatingwebhookconfigurations/vgpu-scheduler", None, "forbidden"),
+        Try("DELETE", f"{HOOKS}/validatingadmissionpolicies/vgpu-scheduler-plans", None, "forbidden"),
+        Try("POST", CLASSES, {"metadata": {"name": "mine"}, "handler": "runc"}, "forbidden"),
+        Try("POST", f"{rbac}/roles", rights, "forbidden"),
+        Try("POST", "/api/v1/namespaces/default/endpoints", {"metadata": {"name": "e"}}, "forbidden"),
+    ]
+    judged(tenant, [Try("GET", path, None, "forbidden") for path in reads] + writes)
+    assert "nodeName" in neighbour.get("theirs")["spec"]
+
+
+def test_pods_that_never_bind_lock_no_quota_and_no_card(fleet, tenant, neighbour):
+    """They count for the namespace that made them alone."""
+    fleet.node("a", 1)
+    quota = {"metadata": {"name": "theirs"}, "spec": {"hard": {f"limits.{MEM}": str(CARD)}}}
+    fleet.api.create(f"{NEIGHBOUR}/resourcequotas", quota)
+    for n in range(60):
+        tenant.create(PODS, gpu_pod(f"never-{n}", {GPU: 1, MEM: CARD}, nodeSelector={"no": "node"}))
+    fleet.waits("never-59")
+    assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
+
+
+def test_a_priority_that_anybody_may_name_takes_a_neighbours_place(fleet, tenant, neighbour):
+    """Open in Kubernetes itself: any pod may name a built-in PriorityClass. A quota on the class closes it."""
+    fleet.node("a", 1, slots=1)
+    neighbour.bound("first", {GPU: 1, MEM: 3000})
+    critical = {"priorityClassName": "system-cluster-critical"}
+    tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 3000}, **critical))
+    until(lambda: neighbour.get("first")["metadata"].get("deletionTimestamp"), "end of the neighbour's pod")
+    selector = {"scopeName": "PriorityClass", "operator": "In", "values": [critical["priorityClassName"]]}
+    spec = {"hard": {"pods": "0"}, "scopeSelector": {"matchExpressions": [selector]}}
+    quotas = "/api/v1/namespaces/default/resourcequotas"
+    fleet.api.create(quotas, {"metadata": {"name": "none"}, "spec": spec})
+    # Written by a controller that does not run here.
+    status = {"status": {"hard": {"pods": "0"}, "used": {"pods": "0"}}}
+    fleet.api.patch(f"{quotas}/none/status", status)
+    again = Try("POST", PODS, gpu_pod("again", {GPU: 1, MEM: 3000}, **critical), "exceeded quota: none")
+    until(lambda: again.words in said(tenant, Try("POST", f"{PODS}?dryRun=All", again.body, "")), "quota that is kept")
+    judged(tenant, [again])
+
+
+# ---- nodes, paths, names, runtimes
+
+
+def test_no_pod_with_a_slice_names_its_node(fleet, tenant, neighbour):
+    fleet.node("a", 1)
+    target = {"apiVersion": "v1", "kind": "Node", "name": "a"}
+    tenant.create(PODS, gpu_pod("waits", {GPU: 1, MEM: CARD + 1}))
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "waits"}, "target": target}
+    judged(
+        tenant,
+        [
+            Try("POST", PODS, gpu_pod("named", nodeName="a"), 'names the node "a" itself'),
+            Try("POST", f"{PODS}/waits/binding", binding, "forbidden"),
+            Try("POST", PODS.replace("/pods", "/bindings"), binding, "forbidden"),
+            Try("PATCH", f"{PODS}/waits", {"spec": {"nodeName": "a"}}, "may not change fields", STRATEGIC),
+            Try("PATCH", f"{PODS}/waits", {"spec": {"schedulerName": "x"}}, "may not change fields", STRATEGIC),
+        ],
+    )
+    # Neither the label nor another scheduler's name: it gets there without a plan, and room of nobody's.
+    tenant.create(PODS, gpu_pod("labelled", {GPU: 1, MEM: CARD}, IGNORE, schedulerName="vgpu-scheduler", nodeName="a"))
+    tenant.create(PODS, gpu_pod("other", {GPU: 1, MEM: CARD}, schedulerName="other", nodeName="a"))
+    for name in ("labelled", "other"):
+        assert pod_annotations.PLAN not in fleet.get(name)["metadata"].get("annotations", {})
+    assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
+
+
+# A volume of each kind that a tenant fills himself.
+VOLUMES = {
+    "emptyDir": {"emptyDir": {}},
+    "configMap": {"configMap": {"name": "mine", "optional": True}},
+    "projected": {"projected": {"sources": [{"configMap": {"name": "mine", "optional": True}}]}},
+    "downwardAPI": {"downwardAPI": {"items": [{"path": "limits", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+    "hostPath": {"hostPath": {"path": "/var/lib/vgpu"}},
+    "image": {"image": {"reference": "mine"}},
+}
+PATHS = ("/dev/vgpu", "/dev/vgpu/0/limits", "/etc/ld.so.preload", "/run/vgpu/ledger", "/usr/local/lib", "/dev/../dev")
+
+
+@pytest.mark.parametrize("labels", [{}, IGNORE], ids=["plain", "ignored by the webhook"])
+def test_no_volume_lies_over_our_paths(fleet, tenant, labels):
+    wrong = []
+    for kind, volume in VOLUMES.items():
+        for path in PATHS:
+            for more in ({}, {"subPath": "limits"}):
+                made = gpu_pod("over", None, labels, volumes=[{"name": "v", **volume}])
+                made["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": path, **more}]
+                try:
+                    # A kind that the API server does not know yet it leaves out, with its mounts.
+                    found = "" if mounts_of(tenant.create(PODS, made)) else "left out"
+                    fleet.delete("over")
+                except ApiError as fault:
+                    found = str(fault)
+                if found != "left out" and "lies at, above or below" not in found:
+                    wrong.append(f"{kind} at {path} {more}: {found!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+def mounts_of(made: dict[str, Any]) -> list[str]:
+    mounts = made["spec"]["containers"][0].get("volumeMounts") or []
+    return [one["mountPath"] for one in mounts if "serviceaccount" not in one["mountPath"]]
+
+
+FOLDERS = ("/", "/var/lib/vgpu", "/run/vgpu/allocations", "/etc/vgpu", "/var/lib/kubelet/device-plugins", "/dev")
+BASELINE = "pod-security.kubernetes.io/enforce"
+
+
+def test_folders_of_the_node_are_closed_by_pod_security(fleet, tenant):
+    """Open without it: a pod that asks for no GPU may do the same, and no rule about GPUs sees it."""
+    on = [gpu_pod("p", hostPID=True), gpu_pod("p", None, IGNORE)]
+    on[1]["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    for path in FOLDERS:
+        for limits in (None, {"cpu": 1}):
+            made = gpu_pod("p", limits, volumes=[{"name": "v", "hostPath": {"path": path}}])
+            made["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": "/mnt"}]
+            on.append(made)
+    dry = f"{PODS}?dryRun=All"
+    judged(tenant, [Try("POST", dry, made, "") for made in on])
+    space = "/api/v1/namespaces/default"
+    fleet.api.patch(space, {"metadata": {"labels": {BASELINE: "baseline"}}})
+    try:
+        until(lambda: said(tenant, Try("POST", dry, on[0], "")), "PodSecurity that is in force")
+        judged(tenant, [Try("POST", dry, made, 'violates PodSecurity "baseline') for made in on])
+        # The control, and the label is not the tenant's to take away.
+        judged(tenant, [Try("POST", dry, gpu_pod("p"), "")])
+        judged(tenant, [Try("PATCH", space, {"metadata": {"labels": {BASELINE: None}}}, "forbidden", MERGE)])
+    finally:
+        fleet.api.patch(space, {"metadata": {"labels": {BASELINE: None}}})
+
+
+def test_no_other_identity_is_had(fleet, tenant, neighbour):
+    """Names, uids, accounts and tokens of others."""
+    fleet.node("a", 1)
+    (theirs,) = neighbour.bound("train", {GPU: 1, MEM: 9000})
+    uid = neighbour.get("train")["metadata"]["uid"]
+    # The same name and uid in the namespace of the tenant: another pod with a uid of its own, and room of its own.
+    made = gpu_pod("train", {GPU: 1, MEM: 1000})
+    made["metadata"]["uid"] = uid
+    assert tenant.create(PODS, made)["metadata"]["uid"] != uid
+    fleet.bound("train")
+    holds(fleet, "train", 1000)
+    # A pod of the name of one that is gone has the plan that it asks for, and not that of its predecessor.
+    fleet.delete("train")
+    tenant.create(PODS, gpu_pod("train", {GPU: 1, MEM: 7000}))
+    fleet.bound("train")
+    holds(fleet, "train", 7000)
+    assert neighbour.get("train")["metadata"]["uid"] == uid and theirs == ("GPU-a-0", 9000)
+    tokens = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    judged(
+        tenant,
+        [
+            Try("POST", f"{SYSTEM}/serviceaccounts/vgpu-scheduler/token", tokens, "forbidden"),
+            Try("POST", f"{SYSTEM}/serviceaccounts/vgpu-device-plugin/token", tokens, "forbidden"),
+            Try("POST", f"{SYSTEM}/pods", gpu_pod("x", serviceAccountName="vgpu-scheduler"), "forbidden"),
+            Try("POST", PODS, gpu_pod("x", serviceAccountName="vgpu-scheduler"), "service account"),
+            Try("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "vgpu-scheduler"}}, ""),
+        ],
+    )
+    forged = {"metadata": {"annotations": {pod_annotations.PLAN: part(15000)}}}
+    space, group = "system:serviceaccount", "system:serviceaccounts"
+    for user, words in (
+        (f"{space}:kube-system:vgpu-scheduler", "cannot impersonate"),
+        (f"{space}:kube-system:vgpu-device-plugin", "cannot impersonate"),
+        ("system:node:a", "cannot impersonate"),
+        ("system:admin", "cannot impersonate"),
+        # This one is his; it is not the account of the same name elsewhere.
+        (f"{space}:default:vgpu-scheduler", "cannot patch"),
+    ):
+        found = impersonated(tenant, user, Try("PATCH", f"{PODS}/train", forged, words, MERGE))
+        assert words in found, (user, group, found)
+    holds(fleet, "train", 7000)
+
+
+def impersonated(api: Any, user: str, one: Try) -> str:
+    plain = api._opener.addheaders
+    api._opener.addheaders = [*plain, ("Impersonate-User", user)]
+    try:
+        return said(api, one)
+    finally:
+        api._opener.addheaders = plain
+
+
+def test_a_runtime_that_nobody_tried_gets_no_slice(fleet, tenant):
+    fleet.node("a", 1)
+    for name, handler in (("kata", "kata-qemu"), ("plain", "runc")):
+        fleet.api.create(CLASSES, {"metadata": {"name": name}, "handler": handler})
+    words = 'RuntimeClass "kata" has the handler "kata-qemu"'
+    try:
+        # Known to both programs once the watch has told it.
+        first = Try("POST", f"{PODS}?dryRun=All", gpu_pod("p", runtimeClassName="kata"), "")
+        until(lambda: words in said(tenant, first), "class that is known")
+        tries = [
+            Try("POST", PODS, gpu_pod("p", runtimeClassName="kata"), words),
+            Try("POST", PODS, gpu_pod("p", runtimeClassName="kata"), "scheduler_runtime_handlers"),
+            Try("POST", PODS, gpu_pod("p", runtimeClassName="kata", schedulerName="other"), words),
+            Try("POST", PODS, gpu_pod("p", runtimeClassName="nowhere"), 'RuntimeClass "nowhere" not found'),
+            Try("POST", PODS, gpu_pod("cpu", {"cpu": 1}, runtimeClassName="kata"), ""),
+        ]
+        judged(tenant, tries)
+        hidden = {"runtimeClassName": "kata", "schedulerName": "vgpu-scheduler"}
+        tenant.create(PODS, gpu_pod("hidden", None, IGNORE, **hidden))
+        assert words in fleet.waits("hidden")
+        tenant.create(PODS, gpu_pod("plain", runtimeClassName="plain"))
+        fleet.bound("plain")
+        with fleet.configured({"runtimeHandlers": ["kata-qemu"]}):
+            tenant.create(PODS, gpu_pod("listed", runtimeClassName="kata"))
+            fleet.bound("listed")
+    finally:
+        for name in ("kata", "plain"):
+            fleet.api.delete(f"{CLASSES}/{name}")

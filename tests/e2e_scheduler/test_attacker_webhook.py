@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Somebody who reaches the webhook's port, as a pod of any tenant does where no NetworkPolicy is kept: he speaks to it
+himself, from an address of his own, and the API server's calls are answered meanwhile.
+
+docs/threat-model.md has each function here on a row with its verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from typing import Any
+
+import pytest
+from kubebox.cluster import PODS
+from kubebox.process import until
+from test_attacker import CARD, GPU, MEM, NEIGHBOUR, gpu_pod, neighbour
+from vgpu_plugin._shared.kube import scheduler_manifests
+
+__all__ = ("neighbour",)
+ATTACKER = "127.0.0.66"
+MANY = 600
+
+
+def tls() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    # Who answers does not matter to him.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def asked(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
+    one = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=tls(), source_address=(ATTACKER, 0))
+    try:
+        one.request(method, path, body, {"Content-Type": "application/json"})
+        answer = one.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        one.close()
+
+
+def review(namespace: str, limits: Any, uid: str, **more: Any) -> bytes:
+    made = gpu_pod("forged", limits, **more)
+    made["metadata"].update(uid=uid, namespace=namespace)
+    request = {"uid": "r", "operation": "CREATE", "namespace": namespace, "object": made}
+    return json.dumps({"request": request}).encode()
+
+
+def test_reviews_by_hand_hold_no_quota_and_no_card(fleet, neighbour):
+    """Also with the uid of a pod that waits."""
+    fleet.node("a", 1)
+    quota = {"metadata": {"name": "theirs"}, "spec": {"hard": {f"limits.{MEM}": str(CARD)}}}
+    fleet.api.create(f"{NEIGHBOUR}/resourcequotas", quota)
+    uid = neighbour.make("waits", {GPU: 1, MEM: 1000}, nodeSelector={"no": "node"})["metadata"]["uid"]
+    full = {GPU: 1, MEM: CARD - 1000}
+    for one in fleet.replicas:
+        for n in range(100):
+            made = review("neighbour", full, uid if n % 2 else f"uid-{n}")
+            status, text = asked(one.webhook, "POST", ("/validate", "/mutate")[n % 4 // 2], made)
+            assert status == 200 and json.loads(text)["response"]["allowed"], text
+    assert neighbour.bound("all", full) == [("GPU-a-0", CARD - 1000)]
+
+
+def test_the_extender_is_not_at_the_webhooks_port(fleet):
+    """Its verbs are for the kube-scheduler in the same pod, on the loopback address."""
+    fleet.node("a", 1)
+    pod = fleet.pod("waits", {GPU: 1, MEM: CARD + 1})
+    bind = {"PodName": "waits", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": "a"}
+    for verb in ("filter", "prioritize", "bind", "preempt"):
+        assert asked(fleet.replicas[0].webhook, "POST", f"/{verb}", json.dumps(bind).encode())[0] == 404
+    assert asked(fleet.replicas[0].webhook, "GET", "/explain/default/waits")[0] == 404
+    assert not fleet.node_of("waits")
+    (deployment,) = [one for one in scheduler_manifests.manifests(fleet.desired) if one["kind"] == "Deployment"]
+    (ours, _kube) = deployment["spec"]["template"]["spec"]["containers"]
+    assert [one for one in ours["command"] if one.startswith("--extender")] == ["--extender=127.0.0.1:8880"]
+
+
+def opened(port: int, handshake: bool) -> socket.socket:
+    plain = socket.create_connection(("127.0.0.1", port), 30, (ATTACKER, 0))
+    return tls().wrap_socket(plain) if handshake else plain
+
+
+def nothing(port: int, held: contextlib.ExitStack) -> None:
+    """Connections that never begin."""
+    for _n in range(MANY):
+        held.enter_context(opened(port, handshake=False))
+
+
+def slow_heads(port: int, held: contextlib.ExitStack) -> None:
+    for _n in range(MANY // 4):
+        held.enter_context(opened(port, handshake=True)).sendall(b"POST /mutate HTTP/1.1\r\nHost: x\r\n")
+
+
+def slow_bodies(port: int, held: contextlib.ExitStack) -> None:
+    head = b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+    for _n in range(MANY // 4):
+        held.enter_context(opened(port, handshake=True)).sendall(head + b'{"request":')
+
+
+def huge(port: int, held: contextlib.ExitStack) -> None:
+    """Reviews as large as they are read, of a pod with as many containers as find place, one after another."""
+    made = gpu_pod("forged", {GPU: 1, MEM: 100})
+    made["spec"]["containers"] *= 25_000
+    body = json.dumps({"request": {"uid": "r", "operation": "CREATE", "namespace": "x", "object": made}}).encode()
+    end = threading.Event()
+
+    def again() -> None:
+        while not end.is_set():
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                asked(port, "POST", "/mutate", body)
+
+    threads = [threading.Thread(target=again) for _n in range(8)]
+    for one in threads:
+        one.start()
+        held.callback(one.join)
+    held.callback(end.set)
+
+
+@pytest.mark.parametrize("attack", [nothing, slow_heads, slow_bodies, huge])
+def test_the_webhook_answers_the_api_server_meanwhile(fleet, tenant, attack):
+    """Every pod is admitted within the API server's own limit of time, and bound; counted, not measured."""
+    fleet.node("a", 2)
+    port = fleet.replicas[0].webhook
+    with contextlib.ExitStack() as held:
+        attack(port, held)
+        for n in range(10):
+            tenant.create(PODS, gpu_pod(f"p{n}", {GPU: 1, MEM: 1000}))
+            time.sleep(0.2)
+        for n in range(10):
+            fleet.bound(f"p{n}")
+    until(lambda: asked(port, "GET", "/healthz")[0] == 200, "webhook that answers its caller")
