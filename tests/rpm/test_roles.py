@@ -50,7 +50,7 @@ def toolkit(host: RpmHost, mirror: str, *options: str, repository: str = "toolki
         "nvidia_docker_package_manager": "zypper" if host.kind == "sles" else "dnf",
         "nvidia_docker_toolkit_version": "1.17.8-1",
         "nvidia_docker_config": {},
-        "nvidia_docker_repository": {"baseurl": f"{mirror}/{repository}", "rpm_key": f"{mirror}/keys/vendor.asc"},
+        "nvidia_docker_repository": {"baseurl": f"{mirror}/{repository}", "key": f"{mirror}/keys/vendor.asc"},
         **variables,
     }
     return host.play(role("nvidia_docker"), *options, **given)
