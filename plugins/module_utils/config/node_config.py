@@ -37,6 +37,10 @@ VCUDA = Record(
         "libraryRoot": ABSOLUTE,
         "resourceName": schema.RESOURCE,
         "priorityResource": schema.RESOURCE,
+        # By which pods request parts, where they are not HAMi's: the node lists them in its capacity.
+        "resourceNames": Record(
+            {"memory": schema.RESOURCE, "memoryPercentage": schema.RESOURCE, "cores": schema.RESOURCE}
+        ),
         "splitCount": schema.PER_GPU["split_count"],
         "memoryScaling": Scaling(),
         "coresScaling": Scaling(),
@@ -163,9 +167,9 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
         vcuda = config["sharing"]["vcuda"]
         vcuda["libraryRoot"] = library_root
         vcuda["resourceName"] = clean["vgpu_resource_names"].get("count", RESOURCE_NAME)
-        # The scheduler reads the other names; of a pod's own words the node reads the priority alone.
-        if clean["vgpu_slice_sizing"] == "requested" and "priority" in clean["vgpu_resource_names"]:
-            vcuda["priorityResource"] = clean["vgpu_resource_names"]["priority"]
+        # The scheduler reads the other names; the node reads the priority of a pod, and lists the others.
+        if clean["vgpu_slice_sizing"] == "requested":
+            vcuda.update(_names(clean["vgpu_resource_names"]))
         vcuda["devices"] = [_exception(item) for item in clean["vgpu_devices"]]
     elif clean["vgpu_sharing"] in REPLICATED:
         config["sharing"][REPLICATED[clean["vgpu_sharing"]]] = _replicated(clean)
@@ -237,6 +241,13 @@ def read(config: Any, findings: list[Finding]) -> Any:
             message = f"{both} exclude each other; keep one, or name the devices of each entry"
             findings.append(error("sharing", message))
     return clean
+
+
+def _names(said: dict[str, str]) -> dict[str, Any]:
+    """The names other than the count's that differ from HAMi's, as node.yaml has them."""
+    out: dict[str, Any] = {"priorityResource": said["priority"]} if "priority" in said else {}
+    others = {schema.camel(key): said[key] for key in ("memory", "memory_percentage", "cores") if key in said}
+    return {**out, "resourceNames": others} if others else out
 
 
 def _names_devices(section: Any) -> bool:

@@ -16,10 +16,11 @@ from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import Fatal
 from vgpu_plugin.purge import purge
+from vgpu_plugin.reconcile import node_capacity
 from vgpu_plugin.reconcile.node_label import NodeLabel
 
 from ..conftest import FakeGpus
-from ..node_api import NodeApi
+from ..node_api import NODE, NodeApi
 from ..samples import node_yaml, until
 
 RESOURCE = "nvidia.com/gpu"
@@ -363,14 +364,76 @@ def settled(api) -> str:
     return json.dumps({**api.node, "metadata": {**api.node["metadata"], "resourceVersion": ""}}, sort_keys=True)
 
 
+def listed(api) -> dict[str, str]:
+    """What the scheduler may count on."""
+    return api.node["status"].get("allocatable") or {}
+
+
+def test_the_node_lists_the_names_by_which_pods_request_parts(node, kubelet, api, start):
+    api.node["status"].update(capacity={"cpu": "8", "aliyun.com/gpu-mem": "3"}, allocatable={"cpu": "7"})
+    memory = sum(gpu.memory_mib for gpu in node.gpus)
+    node.configure(splitCount=4, sliceSizing="requested", resourceNames={"cores": "x.io/cores"})
+    start()
+    wanted = {
+        "cpu": "7",
+        "nvidia.com/gpu.shared": "8",
+        "nvidia.com/gpumem": str(memory),
+        "nvidia.com/gpumem-percentage": "200",
+        "x.io/cores": "200",
+        "nvidia.com/cores": "200",
+        "nvidia.com/priority": "8",
+        "aliyun.com/gpu-core.percentage": "200",
+        "tencent.com/vcuda-core": "200",
+        "tencent.com/vcuda-memory": str(sum(-(-gpu.memory_mib // 256) for gpu in node.gpus)),
+    }
+    until(lambda: listed(api) == wanted, "the resources")
+    # aliyun.com/gpu-mem is somebody else's.
+    assert api.node["status"]["capacity"] == {**wanted, "cpu": "8", "aliyun.com/gpu-mem": "3"}
+    # The kubelet resets them after a boot, and a node that joins again has none.
+    with api.edit(NODE) as found:
+        found["status"]["capacity"]["nvidia.com/gpumem"] = "0"
+        del found["status"]["allocatable"]["x.io/cores"]
+    until(lambda: listed(api) == wanted and "0" not in api.node["status"]["capacity"].values(), "them again")
+    # Sizes that nobody requests any more are no resources.
+    node.configure(splitCount=4)
+    until(lambda: listed(api) == {"cpu": "7"}, "the node's own")
+    assert api.node["status"]["capacity"] == {"cpu": "8", "aliyun.com/gpu-mem": "3"}
+    assert "vgpu.fleet/capacity" not in api.annotations
+
+
+def test_a_refused_list_of_resources_is_written_once_the_server_takes_it(node, kubelet, api, start):
+    node.configure(splitCount=4, sliceSizing="requested")
+    api.fault = refusing("PATCH", f"{NODE}/status", 403, "nodes/status is forbidden")
+    start()
+    until(lambda: api.count("PATCH", "/status") > 2, "attempts")
+    api.fault = None
+    until(lambda: "nvidia.com/gpumem" in listed(api), "the resources")
+
+
+def test_equal_slices_list_nothing(node, kubelet, api, start):
+    start()
+    until(lambda: api.condition().get("reason") == "Applied", "the condition")
+    assert listed(api) == {}
+
+
+@pytest.mark.parametrize("said", ["41k", "41000", "41e3"])
+def test_an_amount_that_the_server_spells_otherwise_is_the_same(said):
+    status = {"capacity": {"nvidia.com/gpumem": said}, "allocatable": {"nvidia.com/gpumem": said}}
+    found = {"metadata": {"annotations": {node_capacity.ADDED: "nvidia.com/gpumem"}}, "status": status}
+    assert node_capacity.patch(found, {"nvidia.com/gpumem": 41000}) is None
+    assert node_capacity.patch(found, {"nvidia.com/gpumem": 41001}) is not None
+
+
 def test_the_node_is_afterwards_as_it_was_before(node, kubelet, api, start, kubeconfig):
     # Somebody else's, beside ours.
     api.node["metadata"]["annotations"] = {"mine": "1"}
+    api.node["status"].update(capacity={"cpu": "8"}, allocatable={"cpu": "7"})
     before = settled(api)
     node.configure(splitCount=4, sliceSizing="requested")
     program, thread = start()
     until(lambda: "vgpu.fleet/gpus" in api.annotations, "the annotation")
     until(lambda: api.condition().get("reason") == "Applied", "the condition")
+    until(lambda: "nvidia.com/gpumem" in listed(api), "the resources")
     end(program, thread)
     assert settled(api) != before, "the look sees what the program brings"
     purge_with(node, kubeconfig=str(kubeconfig), node_name="node-1")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows the label of this node that names a configuration, and says on the node what became of it: a condition for
-how it is now, an event for each change. Keeps annotations of the node too.
+how it is now, an event for each change. Keeps annotations of the node too, and resources that no plugin registers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from ..node.kube_api import ApiError
+from . import node_capacity
 from .config_choice import LABEL
 from .reconfigure import REFUSED
 
@@ -65,6 +66,10 @@ class NodeLabel:
         self._wanted: dict[str, tuple[str, bool]] = {}
         self._found: dict[str, str | None] = {}
         self._read = False
+        # The node as it was seen, the resources that it is to have, and the request that is due for them.
+        self._node_seen: dict[str, Any] = {}
+        self._amounts: dict[str, int] | None = None
+        self._due: dict[str, Any] | None = None
         # Why the label is not followed, or the outcome not reported; empty while all is well.
         self.faults: dict[str, str] = {}
 
@@ -86,6 +91,18 @@ class NodeLabel:
             if self._wanted.get(name) != (text, add):
                 self._wanted[name] = text, add
                 self._news.notify_all()
+
+    def list_resources(self, amounts: dict[str, int]) -> None:
+        """Name → amount in the node's capacity. Written again where the kubelet or somebody else drops it."""
+        with self._news:
+            if amounts != self._amounts:
+                self._amounts = amounts
+                self._find_due()
+
+    def _find_due(self) -> None:
+        if self._node_seen and self._amounts is not None:
+            self._due = node_capacity.patch(self._node_seen, self._amounts)
+            self._news.notify_all()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -141,6 +158,9 @@ class NodeLabel:
     def _saw(self, node: dict[str, Any]) -> None:
         metadata = node.get("metadata") or {}
         self._keep(metadata)
+        with self._news:
+            self._node_seen = {"metadata": metadata, "status": node.get("status") or {}}
+            self._find_due()
         name = str((metadata.get("labels") or {}).get(LABEL) or "")
         if name != self._name:
             if self._name is not None or name:
@@ -164,12 +184,16 @@ class NodeLabel:
 
     def _report(self) -> None:
         with self._news:
-            self._news.wait_for(lambda: self._stopping.is_set() or self._missing() or self._outcome != self._reported)
-            outcome, missing = self._outcome, self._missing()
+            self._news.wait_for(
+                lambda: self._stopping.is_set() or self._missing() or self._due or self._outcome != self._reported
+            )
+            outcome, missing, due, self._due = self._outcome, self._missing(), self._due, None
         if self._stopping.is_set():
             return
         if missing:
             self._write(missing)
+        if due:
+            self._write_resources(due)
         if outcome is None or outcome == self._reported:
             return
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -202,6 +226,15 @@ class NodeLabel:
                 for key, text in missing.items():
                     if kept.get(key) != text and self._found.get(key) == text:
                         self._found[key] = None
+
+    def _write_resources(self, due: dict[str, Any]) -> None:
+        """What the watch says meanwhile counts; where the server refuses, the same is due again."""
+        try:
+            self._api.patch(f"{self._path}/status", due)
+        except ApiError:
+            with self._news:
+                self._due = self._due or due
+            raise
 
     def _event(self, reason: str, text: str, now: str) -> dict[str, Any]:
         return {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this node publishes on its object at the API server: the outcome of its configuration, and the GPUs of which
-pods may request parts.
+pods may request parts, with the names by which they do.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from .._shared.pods import annotations as pod_annotations
 from ..allocation import sizing
 from ..offer.pool import Pool
+from . import node_capacity
 from .node_label import NodeLabel
 from .reconfigure import Reconfiguration
 
@@ -28,3 +29,5 @@ class NodeReport:
         # An empty list is published explicitly: a missing annotation would mean to the scheduler that someone deleted
         # it, and it would go on placing by the GPUs that it knows.
         self._label.annotate(pod_annotations.GPUS, pod_annotations.write_gpus(gpus), add=settings.requested)
+        names = node_capacity.names_of(settings.vcuda)
+        self._label.list_resources(node_capacity.amounts(gpus, names, self._pool.resources))

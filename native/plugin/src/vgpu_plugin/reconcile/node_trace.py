@@ -13,6 +13,7 @@ from urllib.parse import quote
 from .._shared.pods import annotations as pod_annotations
 from ..errors import Fatal
 from ..node.kube_api import ApiError
+from . import node_capacity
 from .node_label import CONDITION
 
 ANNOTATIONS = (pod_annotations.GPUS,)
@@ -46,6 +47,9 @@ def leave(api: Client, node: str) -> bool:
             # Conditions are merged by their type; this one goes, those of the kubelet stay.
             gone = {"$patch": "delete", "type": CONDITION}
             api.patch(f"{path}/status", {"status": {"conditions": [gone]}})
+        resources = node_capacity.patch(found, {})
+        if resources:
+            api.patch(f"{path}/status", resources)
     except ApiError as fault:
         if fault.status == NO_SUCH_NODE:
             log.info("there is no node %s in the cluster, and nothing of ours on it", node)
@@ -56,4 +60,6 @@ def leave(api: Client, node: str) -> bool:
         ) from None
     if annotations or has_condition:
         log.info("node %s: removed: %s", node, ", ".join([*annotations, *([CONDITION] if has_condition else [])]))
-    return bool(annotations) or has_condition
+    if resources:
+        log.info("node %s: removed: the resources that %s named", node, node_capacity.ADDED)
+    return bool(annotations) or has_condition or bool(resources)

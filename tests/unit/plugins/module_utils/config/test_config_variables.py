@@ -355,6 +355,8 @@ def test_names_of_all_that_pods_ask_for_are_taken_where_they_ask_for_parts():
     assert [one for one in schema.unavailable(schema.read(variables, [])) if "resource_names" in one.path] == []
     vcuda = node_config.from_vars(variables)["sharing"]["vcuda"]
     assert (vcuda["resourceName"], vcuda["priorityResource"]) == ("x.io/gpu", "x.io/priority")
+    assert vcuda["resourceNames"] == {"memory": "x.io/mem", "cores": "x.io/cores"}
+    assert "resourceNames" not in node_config.from_vars({"vgpu_slice_sizing": "requested"})["sharing"]["vcuda"]
     assert "priorityResource" not in node_config.from_vars({"vgpu_slice_sizing": "requested"})["sharing"]["vcuda"]
 
 
