@@ -13,6 +13,8 @@ description:
   - Searches the pods of some nodes for the device plugins of NVIDIA, HAMi, 4paradigm, Alibaba, Tencent and Volcano, and
     names what keeps each running, a DaemonSet, a static pod, the GPU operator or nothing.
   - Fails where one advertises a resource of ours, unless it is named in O(remove) or O(ignore) is set.
+  - Warns of DeviceClasses whose C(extendedResourceName) is a resource of ours, and of DRA drivers whose ResourceSlices
+    offer NVIDIA GPUs of these nodes.
   - Kubernetes before 1.10 is refused, for its kubelet serves no device plugin of this kind.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -77,7 +79,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.kube import apply as kube_apply
 from ..module_utils.kube import client as kube_client
-from ..module_utils.kube import conflicting_plugins
+from ..module_utils.kube import conflicting_plugins, resource_drivers
 from ..module_utils.kube import version as kube_version
 
 
@@ -92,7 +94,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     remove, faults, notes = conflicting_plugins.judge(
         conflicts, params["resources"], params["remove"], params["ignore"]
     )
-    for note in notes:
+    for note in [*notes, *resource_drivers.notes(api, params["nodes"], params["resources"])]:
         module.warn(note)
     if faults:
         # Nothing is removed where something else would be left: the node would have two owners, or none.

@@ -45,12 +45,15 @@ class Api:
         found = self.client.request(method, path, body=body, serialize=False, **params)
         return json.loads(found.data)
 
-    def get(self, path: str) -> dict | None:
+    def get(self, path: str, refusals: Sequence[int] = ()) -> dict | None:
+        """None where there is none; empty for one of the HTTP statuses ``refusals``. Raises ApiException."""
         try:
             return self._call("GET", path)
         except ApiException as fault:
             if fault.status == 404:
                 return None
+            if fault.status in refusals:
+                return {}
             raise
 
     def list(self, path: str, **query: str) -> list[dict]:

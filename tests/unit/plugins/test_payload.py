@@ -29,7 +29,7 @@ MOST = {
     "kube_device_plugin": 4,
     "kube_mount_policy": 4,
     "kube_node": 2,
-    "kube_conflicting_plugins": 4,
+    "kube_conflicting_plugins": 5,
     "kube_scheduler": 7,  # two policies, the rule that one says in CEL, the wait for the rollout
     "mig_geometry": 13,
     "mps_daemon": 7,

@@ -68,7 +68,7 @@ def patch(node: Mapping[str, Any], wanted: Mapping[str, int]) -> dict[str, Any] 
     out: dict[str, Any] = {}
     for key, found in (("capacity", capacity), ("allocatable", allocatable)):
         different = {name: str(n) for name, n in ours.items() if quantity.exact(found.get(name)) != n}
-        different.update({name: None for name in gone if name in found})  # type: ignore[misc]
+        different.update({name: None for name in gone if name in found})
         if different:
             out.setdefault("status", {})[key] = different
     if text != annotation:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drivers of dynamic resource allocation (DRA) next to ours: DeviceClasses that map a resource of ours, and
+ResourceSlices that offer NVIDIA GPUs of our nodes. Pure over an API object with ``get(path, refusals)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+from urllib.parse import quote
+
+GROUP = "/apis/resource.k8s.io"
+# The newest first; a server before 1.32 has none of them.
+VERSIONS = ("v1", "v1beta2", "v1beta1")
+# HTTP statuses of a user who may not read these objects.
+REFUSALS = (401, 403)
+OF_NVIDIA = ("GPU-", "MIG-")
+DRIVERS = ("gpu.nvidia.com",)
+
+
+def notes(api: Any, nodes: Iterable[str], resources: Sequence[str]) -> list[str]:
+    """What a person should know, a sentence each; nothing where the server has no such API."""
+    for version in VERSIONS:
+        classes = api.get(f"{GROUP}/{version}/deviceclasses", REFUSALS)
+        if classes is None:
+            continue
+        if not classes:
+            return [
+                "DeviceClasses of resource.k8s.io may not be read by this user; drivers next to ours are not searched"
+            ]
+        found = [_class_note(one, resources) for one in classes.get("items") or []]
+        return [one for one in found if one] + _slice_notes(api, version, nodes)
+    return []
+
+
+def _class_note(one: dict[str, Any], resources: Sequence[str]) -> str:
+    mapped = (one.get("spec") or {}).get("extendedResourceName")
+    if mapped not in resources:
+        return ""
+    return (
+        f"DeviceClass {one['metadata']['name']} maps {mapped}, which we offer too: on nodes without our plugin its driver "
+        "serves pods that ask for it, and limits nothing. Where nobody needs that, remove its extendedResourceName"
+    )
+
+
+def _slice_notes(api: Any, version: str, nodes: Iterable[str]) -> list[str]:
+    offered: dict[str, list[str]] = {}
+    for node in nodes:
+        selector = quote(f"spec.nodeName={node}", safe="")
+        answer = api.get(f"{GROUP}/{version}/resourceslices?fieldSelector={selector}", REFUSALS)
+        if not answer:
+            return ["ResourceSlices of resource.k8s.io may not be read by this user; their GPUs are not searched"]
+        for driver in sorted({one["spec"]["driver"] for one in answer.get("items") or [] if _of_nvidia(one["spec"])}):
+            offered.setdefault(driver, []).append(node)
+    return [
+        f"the DRA driver {driver} offers NVIDIA GPUs on {', '.join(where)}; its allocations of the same GPUs are not "
+        "counted here: keep it from these nodes"
+        for driver, where in sorted(offered.items())
+    ]
+
+
+def _of_nvidia(spec: dict[str, Any]) -> bool:
+    """Whether a slice has a GPU of NVIDIA; v1beta1 has the attributes one level down."""
+    if spec["driver"] in DRIVERS:
+        return bool(spec.get("devices"))
+    for device in spec.get("devices") or []:
+        attributes = (device.get("basic") or device).get("attributes") or {}
+        for name, value in attributes.items():
+            if name.rpartition("/")[2] == "uuid" and str((value or {}).get("string")).startswith(OF_NVIDIA):
+                return True
+    return False
