@@ -282,6 +282,27 @@ def test_pods_that_never_bind_lock_no_quota_and_no_card(fleet, tenant, neighbour
     assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
 
 
+def test_a_pod_that_is_written_to_hold_up_its_readers_does_not(fleet, tenant, neighbour):
+    """Every container of it wrong, and by its label past the webhook: the bind reads it."""
+    fleet.node("a", 1)
+    ours = {"schedulerName": "vgpu-scheduler"}
+    many = [container(f"c{n}", {MEM: 0}) for n in range(5000)]
+    body = gpu_pod("many", **ours)
+    body["spec"]["containers"] = many
+    judged(tenant, [Try("POST", PODS, body, "expected at most 500 of all kinds, found 5000")])
+    body["metadata"]["labels"] = IGNORE
+    # The policy's own bound: what costs the API server too much to judge is refused.
+    judged(tenant, [Try("POST", PODS, body, "cost limit exceeded")])
+    body["spec"]["containers"] = many[:501]
+    tenant.create(PODS, body)
+    faulty = gpu_pod("faulty", None, IGNORE, **ours)
+    faulty["spec"]["containers"] = many[:400]
+    tenant.create(PODS, faulty)
+    assert "expected at most 500" in fleet.waits("many")
+    assert "and 390 more" in fleet.waits("faulty")
+    assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
+
+
 def test_a_priority_that_anybody_may_name_takes_a_neighbours_place(fleet, tenant, neighbour):
     """Open in Kubernetes itself: any pod may name a built-in PriorityClass. A quota on the class closes it."""
     fleet.node("a", 1, slots=1)
