@@ -73,8 +73,8 @@ class Check:
         for kin in kins:
             for host in kin.hosts:
                 for one in self.sources.disputes(host, kin.ours):
-                    # Other variables may hold what nobody wants on a screen, a proxy with its password for one.
-                    shown = one.name in schema.VARIABLES
+                    # Variables of roles may hold what nobody wants on a screen.
+                    shown = one.name in schema.VARIABLES and one.name not in schema.NOT_SHOWN
                     values = f"is {kin.ours[one.name]} here and {one.value} by" if shown else "has another value by"
                     message = f"{values} {one.other}; only the names of the groups decide: set it in one of them alone"
                     found.setdefault((warning(one.name, f"{message}, or on the host"), one.source), []).append(host)

@@ -49,6 +49,8 @@ def served(node, bytecode):
             subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "run", node.folder / "run"], check=True)
         (node.folder / "host.profile").write_text(PROFILE.format(gpus))
         Path(node.environment["GPUSIM_STATE"]).unlink(missing_ok=True)
+        # Another node: GPUs that the former one had are not lost.
+        (node.folder / "state" / "offered.json").unlink(missing_ok=True)
         config = json.loads((node.folder / "node.yaml").read_text())
         config["sharing"]["vcuda"].update(splitCount=split, coresScaling="1")
         (node.folder / "node.yaml").write_text(json.dumps(config))

@@ -118,6 +118,15 @@ def test_two_groups_that_disagree_on_a_host_are_a_warning(
     assert (f"{words} group_vars/a100.yml:1" in found) == ("by group" in found) == warned, output
 
 
+def test_a_password_of_a_proxy_that_two_groups_disagree_on_is_not_shown(place: Workplace) -> None:
+    place.hosts({"t4": ["gpu-1"], "a100": ["gpu-1"]})
+    for group in ("t4", "a100"):
+        place.group(group, vgpu_package_environment={"https_proxy": f"http://me:secret-{group}@127.0.0.1:1"})
+    found = " ".join(said(run_preflight(place)).split())
+    assert "vgpu_package_environment: has another value by group a100" in found
+    assert "secret" not in found
+
+
 INI = """\
 [t4]
 gpu-1 nvidia_driver_source=cudaa ansible_connection=local

@@ -50,7 +50,7 @@ def toolkit(host: RpmHost, mirror: str, *options: str, repository: str = "toolki
         "nvidia_docker_package_manager": "zypper" if host.kind == "sles" else "dnf",
         "nvidia_docker_toolkit_version": "1.17.8-1",
         "nvidia_docker_config": {},
-        "nvidia_docker_repository": {"baseurl": f"{mirror}/{repository}", "rpm_key": f"{mirror}/keys/vendor.asc"},
+        "nvidia_docker_repository": {"baseurl": f"{mirror}/{repository}", "key": f"{mirror}/keys/vendor.asc"},
         **variables,
     }
     return host.play(role("nvidia_docker"), *options, **given)
@@ -171,11 +171,11 @@ def test_a_mirror_behind_a_proxy(host: RpmHost, proxy: tuple[str, list[str]]) ->
     address, asked = proxy
     mirror, before = "http://mirror.invalid", host.trace()
     nowhere = {"http_proxy": "", "HTTP_PROXY": "", "no_proxy": "", "NO_PROXY": ""}
-    refused = toolkit(host, mirror, nvidia_docker_environment=nowhere)
+    refused = toolkit(host, mirror, vgpu_package_environment=nowhere)
     with told(refused):
         assert refused.code != 0 and "mirror.invalid" in refused.said
         assert host.trace() == before and asked == []
-    done = toolkit(host, mirror, nvidia_docker_environment={**nowhere, "http_proxy": address})
+    done = toolkit(host, mirror, vgpu_package_environment={**nowhere, "http_proxy": address})
     with told(done):
         assert done.code == 0
         assert of(host, TOOLKIT) == {"1.17.8"}

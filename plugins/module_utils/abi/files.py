@@ -29,7 +29,7 @@ from .fields import (
     text_of,
     whole_number,
 )
-from .ledger_locks import handle_is_open, is_locked, slot_is_alive
+from .ledger_locks import any_slot_is_alive, handle_is_open, is_locked, slot_is_alive
 from .pages import pack_gpu_page, pack_tenant_page, parse_gpu_page, parse_tenant_page
 
 # The callers take these names from this module too.
@@ -294,6 +294,37 @@ def read_ledger(path: str) -> dict[str, Any]:
     for one, exported in zip(ledger["totals"], ledger["exported"]):
         one["used"] += exported
     return ledger
+
+
+def ledger_in_use(path: str) -> bool:
+    """Whether a process holds a slot of the ledger: the kernel's answer, not the tenant's. A ledger that cannot be
+    opened is in nobody's use.
+    """
+    try:
+        fd = open_shared(path)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    try:
+        return any_slot_is_alive(fd)
+    finally:
+        os.close(fd)
+
+
+def rewrite_ledger(path: str, uuids: Sequence[str], allocation: str) -> None:
+    """Empty a ledger in place, for a container that starts may have it mounted; only while nobody uses it. The head
+    comes last: until then nobody reads a slot. Raises OSError.
+    """
+    data = pack_ledger(uuids, allocation)
+    fd = open_shared(path, os.O_RDWR)
+    try:
+        os.ftruncate(fd, LEDGER_FILE_SIZE)
+        os.pwrite(fd, bytes(fields.LEDGER_SLOT_OFFSET), 0)
+        os.pwrite(fd, data[fields.LEDGER_SLOT_OFFSET :], fields.LEDGER_SLOT_OFFSET)
+        os.pwrite(fd, data[: fields.LEDGER_SLOT_OFFSET], 0)
+    finally:
+        os.close(fd)
 
 
 def as_packed(parsed: Mapping[str, Any], **changes: Any) -> dict[str, Any]:

@@ -142,6 +142,12 @@ OWN_PREFIXES = (
     "device_plugin_",
     "time_slicing_",
 )
+# Names of earlier checkouts, and what took their place.
+RENAMED = {
+    "container_runtime_environment": "vgpu_package_environment",
+    "nvidia_docker_environment": "vgpu_package_environment",
+    "nvidia_driver_environment": "vgpu_package_environment",
+}
 # One letter from vcuda_ and vgpu_, and words that every inventory of GPU hosts may use.
 OTHERS_PREFIXES = ("cuda_", "gpu_")
 
@@ -164,6 +170,8 @@ class Names:
         """The error for a name that looks like ours and is none."""
         if name in self.valid or name.startswith(("_", "ansible_", *OTHERS_PREFIXES)):
             return None
+        if name in RENAMED:
+            return error(name, f'"{name}" is no variable any more; set "{RENAMED[name]}" in its place')
         meant = self._one_off(name) or self._alike(name)
         if meant is None and not name.startswith(OWN_PREFIXES):
             return None

@@ -145,12 +145,27 @@ VARIABLES: dict[str, Variable] = {
         Text(), "", (), "a kubeconfig file on the controller, for all roles that call the Kubernetes API"
     ),
     "vgpu_kube_context": Variable(Text(), "", (), "context of that file; empty: its current one"),
+    "vgpu_package_environment": Variable(
+        Mapping(Text(), Text()),
+        {},
+        (),
+        "environment of apt, dnf and zypper, such as https_proxy and no_proxy; the host keeps nothing of it",
+    ),
     "vgpu_other_names": Variable(
         ListOf(Text()), [], (), "names of variables that look like ours and belong to something else: not checked"
     ),
 }
 # Of the run or of the whole cluster: no named configuration has them.
-NOT_NAMED = ("vgpu_configs", "vgpu_verify", "vgpu_kubeconfig", "vgpu_kube_context", "vgpu_other_names")
+NOT_NAMED = (
+    "vgpu_configs",
+    "vgpu_verify",
+    "vgpu_kubeconfig",
+    "vgpu_kube_context",
+    "vgpu_package_environment",
+    "vgpu_other_names",
+)
+# What nobody wants on a screen: a proxy has a password in its address.
+NOT_SHOWN = ("vgpu_package_environment",)
 
 
 class _NamedConfig(Kind):

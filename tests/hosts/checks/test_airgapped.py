@@ -110,7 +110,7 @@ def test_a_version_that_does_not_exist(mirror: Mirror) -> None:
 def behind(mirror: Mirror, **environment: str) -> dict[str, Any]:
     """NVIDIA's toolkit from a mirror that only a proxy reaches; the host's own source is reached as before."""
     source = {"uris": [f"{BEHIND}/nvidia"], "suites": ["./"], "trusted": False, "key": mirror.keys["right"]}
-    return {"nvidia_docker_repository": source, "nvidia_docker_environment": {"no_proxy": "127.0.0.1", **environment}}
+    return {"nvidia_docker_repository": source, "vgpu_package_environment": {"no_proxy": "127.0.0.1", **environment}}
 
 
 # Whether the proxy runs, what the role's variable says of it, what the message holds.

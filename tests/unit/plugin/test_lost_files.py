@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
+import struct
 
 import pytest
+from vgpu_plugin._shared.abi import fields as abi_fields
+from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
 
@@ -16,6 +20,7 @@ from .conftest import FakeGpus
 from .samples import until
 
 RESOURCE = "nvidia.com/gpu"
+F_OFD_SETLK = 37
 
 
 @pytest.fixture
@@ -135,3 +140,39 @@ def test_files_that_are_there_are_left_alone(node, kubelet, daemon, capsys):
     (folder / "ro" / "ld.so.preload").unlink()
     until((folder / "ro" / "ld.so.preload").exists, "the file")
     assert {name: os.stat(folder / name).st_ino for name in before} == before
+
+
+def _overwrite(path, data: bytes) -> None:
+    """As a tenant does: the file stays the same one."""
+    with path.open("r+b") as stream:
+        stream.truncate(len(data))
+        stream.write(data)
+
+
+SPOILT = {
+    "zeros": lambda path: _overwrite(path, bytes(abi_files.LEDGER_FILE_SIZE)),
+    "nothing": lambda path: _overwrite(path, b""),
+    "another GPU's": lambda path: _overwrite(path, abi_files.pack_ledger(["GPU-" + "f" * 8], "another")),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_spoilt_ledger_is_named_and_written_again_when_nobody_uses_it(node, daemon, capsys, what):
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"]) == 0
+    lease = json.loads(capsys.readouterr().out)["allocation"]
+    path = node.paths.allocations / lease / "rw" / "ledger"
+    whole = path.read_bytes()
+    held = os.open(path, os.O_RDWR)
+    # A live process of a container holds its slot by a lock of the kernel.
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_fields.LEDGER_ALIVE_BASE, 1, 0)
+    fcntl.fcntl(held, F_OFD_SETLK, lock)
+    inode = path.stat().st_ino
+    SPOILT[what](path)
+    spoilt = path.read_bytes()
+    until(lambda: lease in " ".join(status(node, capsys).get("warnings", [])), "a warning that names the allocation")
+    assert path.read_bytes() == spoilt
+    os.close(held)
+    until(lambda: path.read_bytes() == whole, "the ledger as it was")
+    # One that a container has mounted already stays that one.
+    assert path.stat().st_ino == inode
+    until(lambda: status(node, capsys).get("warnings") == [], "no warning")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.options import RENAMED as OLD_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
@@ -42,7 +43,13 @@ def read(path: str) -> str:
 
 
 # Names that a page shows on purpose: a typing error, and what things were called before the first release.
-RENAMED = ["upgrade_point", "device_plugin_rivals", "device_plugin_rivals_remove", "vgpu_watch_looks_total"]
+RENAMED = [
+    *OLD_VARIABLES,
+    "upgrade_point",
+    "device_plugin_rivals",
+    "device_plugin_rivals_remove",
+    "vgpu_watch_looks_total",
+]
 RENAMED += ["vgpu_watch_blind", "vgpu_container_wanting", "vgpu_container_held_back"]
 ABSENT = {
     "README.md": ["vgpu_memory_scalling"],

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 spec = importlib.util.spec_from_file_location("vgpu_variables_tool", ROOT / "tools" / "variables.py")
@@ -57,6 +58,19 @@ def test_a_role_without_a_default_says_so(role: str) -> None:
     optional = {"site_hosts", "upgrade_serial"}  # of playbooks, which have the default themselves
     for name, option in tool.options_of(ROOT, role).items():
         assert option.get("required") or name in defaults or name in optional, name
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(ROOT.glob("roles/*/tasks/*.yml")) if re.search(r"_packages:$", path.read_text(), re.M)],
+    ids=lambda path: f"{path.parts[-3]}-{path.stem}",
+)
+def test_every_installation_of_packages_gets_the_proxy(path: Path) -> None:
+    """One that does not would fail in a network that has its archives behind a proxy alone."""
+    for task in yaml.safe_load(path.read_text()):
+        module = task.get("vgpu.fleet.apt_packages") or task.get("vgpu.fleet.rpm_packages")
+        if module and module.get("state") != "absent":
+            assert task.get("environment") == "{{ vgpu_package_environment | default({}) }}", task["name"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ _Static_assert(VGPU_MAX_DEVICES <= 32, "a bit each");
 
 bool context_try(int device)
 {
-    nvml_load(); /* not under the lock: the loader has one of its own, and runs constructors */
+    if (limits_count_context())
+        nvml_load(); /* not under the lock: the loader has one of its own, and runs constructors */
     if (held >> device & 1 || !lock_try(&locks[device]))
         return false;
     held |= 1u << device;

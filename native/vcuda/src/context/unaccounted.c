@@ -163,18 +163,19 @@ enum looked unaccounted_look_locked(const struct device *device)
 {
     int index = device->ledger;
     struct unaccounted *unaccounted = &unaccounted_of[index];
-    struct measure now;
+    struct measure now = {.nvml = false};
     uint64_t beyond = 0;
     if (!atomic_load_explicit(&unaccounted->device, memory_order_relaxed))
         return LOOKED_HIDDEN; /* without a limit */
-    measure_now(&now, device);
+    /* Where contexts do not count, nobody can tell them from the rest of NVML's figure, and NVML is not opened for it. */
+    if (limits_count_context())
+        measure_now(&now, device);
     if (now.nvml && !now.quiet) {
         atomic_store_explicit(&unaccounted->again, now_ns() + AGAIN_NS, memory_order_relaxed);
         unaccounted_due(index);
         return LOOKED_NOT;
     }
-    /* Where contexts do not count, nobody can tell them from the rest of NVML's figure. */
-    bool seen = limits_count_context() && now.nvml && now.own > 0;
+    bool seen = now.nvml && now.own > 0;
     if (seen) {
         uint64_t known = now.charged + ledger_own(index, ACCOUNT_CONTEXT) - unaccounted->charged;
         beyond = now.own > known ? now.own - known : 0;

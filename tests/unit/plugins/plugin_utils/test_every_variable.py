@@ -14,6 +14,7 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.options import RENAMED
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check, Mistake
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -67,7 +68,7 @@ def wrong_value(option: dict[str, Any]) -> Any:
 def test_a_wrong_value_is_one_mistake_that_names_the_variable(name: str) -> None:
     value = wrong_value(OPTIONS[name]) if name in OPTIONS else {"no": {"such": "value"}}
     found = check({"h": {name: value}})
-    if name in ("vgpu_resource_names", "vgpu_mig_geometry", "vgpu_configs"):
+    if name in ("vgpu_resource_names", "vgpu_mig_geometry", "vgpu_configs", "vgpu_package_environment"):
         # Mappings themselves: each of their keys is read.
         assert found
         assert all(one.finding.path.startswith(name + ".") for one in found)
@@ -107,6 +108,19 @@ def test_the_documented_default_is_no_mistake(name: str) -> None:
     assert check({"h": {name: OPTIONS[name]["default"]}}) == []
 
 
+@pytest.mark.parametrize(("old", "new"), sorted(RENAMED.items()))
+def test_an_old_name_is_one_mistake_that_names_the_new_one(old: str, new: str) -> None:
+    assert old not in NAMES and new in NAMES
+    found = check({"h": {old: 1}})
+    assert [(one.finding.level, one.finding.path) for one in found] == [("error", old)]
+    assert f'set "{new}" in its place' in found[0].finding.message
+
+
+def test_docs_migration_has_every_old_name() -> None:
+    page = (ROOT / "docs/migration.md").read_text()
+    assert [old for old, new in RENAMED.items() if not (f"`{old}`" in page and f"`{new}`" in page)] == []
+
+
 MORE = [
     ("vcuda_root", "relative/path", "expected an absolute path"),
     ("vcuda_root", "", "expected an absolute path"),
@@ -121,6 +135,9 @@ MORE = [
     ("nvidia_driver_source", "cudaa", 'did you mean "cuda"?'),
     ("teardown_roles", ["vcuda", "mgi"], 'found "mgi"; did you mean "mig"?'),
     ("nvidia_docker_repository", {"uri": []}, 'unknown key "uri"; did you mean "uris"?'),
+    ("nvidia_docker_repository", {"rpm_key": "x"}, 'unknown key "rpm_key"; did you mean "key"?'),
+    ("nvidia_driver_repository", {"url": "x"}, 'unknown key "url"'),
+    ("container_runtime_repository", {"baseurls": "x"}, 'unknown key "baseurls"; did you mean "baseurl"?'),
     ("scheduler_default_cores", 101, "from 0 to 100"),
     ("container_runtime_shm_size", "two", "expected a size such as 2G"),
     ("vcuda_archive_checksum", "abc", "64 hexadecimal digits"),

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from .._shared.abi import files as abi_files
-from .._shared.abi import ledger_locks
 from .._shared.config.sharing import Piece
 from .._shared.config.slices import MIB
 from ..errors import PluginError
@@ -197,7 +196,7 @@ class StaticSlices:
             with contextlib.suppress(OSError):
                 self._files.make_share(record)
         # A container that runs keeps its ledger, also where it spoilt it: with a new one it would not be seen to run.
-        if self._files.is_whole(record) or self._has_slots(record.id):
+        if self._files.is_whole(record) or abi_files.ledger_in_use(self._ledger(record.id)):
             path = self._files.folder(record.id) / "limits"
             found = path.read_bytes()
             if self._written.get(record.id) != (found, desired):
@@ -226,20 +225,10 @@ class StaticSlices:
 
     def _in_use(self, name: str) -> bool:
         """Whether a container outside Kubernetes has the slice."""
-        return name in self.stale() or self._has_slots(name)
+        return name in self.stale() or abi_files.ledger_in_use(self._ledger(name))
 
-    def _has_slots(self, name: str) -> bool:
-        """Whether a process holds a slot of the slice's ledger: the kernel's answer, not the tenant's."""
-        try:
-            descriptor = abi_files.open_shared(f"{self._paths.allocations}/{name}/rw/ledger")
-        except BlockingIOError:
-            return True  # a process of a container holds a lease on it
-        except OSError:
-            return False
-        try:
-            return ledger_locks.any_slot_is_alive(descriptor)
-        finally:
-            os.close(descriptor)
+    def _ledger(self, name: str) -> str:
+        return f"{self._paths.allocations}/{name}/rw/ledger"
 
     def in_use(self) -> frozenset[str]:
         """The slices that containers outside Kubernetes hold now."""

@@ -166,7 +166,11 @@ def of_all(
 def of_static(files: AllocationFiles, state: State) -> list[Usage]:
     """The slices that containers outside Kubernetes use now, by their ledgers or by the driver."""
     out = []
+    shown = {name for name, _uuid in state.programs}
     for name in files.static():
+        # Of hundreds of slices most are free; nothing more is read of those.
+        if name not in shown and not abi_files.ledger_in_use(f"{files.root}/{name}/rw/ledger"):
+            continue
         try:
             limits = abi_files.parse_limits((files.folder(name) / "limits").read_bytes())
         except (OSError, abi_files.LayoutError):

@@ -121,7 +121,7 @@ def test_split_count_where_the_group_sets_none(values, split):
     assert schema.read(values, [])["vgpu_split_count"] == split
 
 
-@pytest.mark.parametrize("name", ["vgpu_kubeconfig", "vgpu_kube_context"])
+@pytest.mark.parametrize("name", ["vgpu_kubeconfig", "vgpu_kube_context", "vgpu_package_environment"])
 def test_how_the_cluster_is_reached_is_of_no_named_configuration(name):
     findings = []
     schema.read({"vgpu_configs": {"small": {name[len("vgpu_") :]: "x"}}}, findings)
