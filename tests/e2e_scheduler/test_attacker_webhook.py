@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attacks import CARD, GPU, MEM, NEIGHBOUR, gpu_pod
 from kubebox.cluster import PODS
 from kubebox.process import until
-from test_attacker import CARD, GPU, MEM, NEIGHBOUR, gpu_pod, neighbour
 from vgpu_plugin._shared.kube import scheduler_manifests
 
-__all__ = ("neighbour",)
 ATTACKER = "127.0.0.66"
 MANY = 600
 

@@ -24,7 +24,7 @@ def excess(pod: dict[str, Any]) -> list[Finding]:
     """One finding where the pod has more than is read, none where it has not. Whatever it has, this takes one look at
     each thing up to the first bound."""
     spec = _mapping(pod.get("spec"))
-    # Also what is no list: whoever reads it goes through it all the same.
+    # Also what is no list: a reader goes through it all the same.
     kinds = [one for one in (spec.get(kind) for kind in KINDS) if isinstance(one, (list, dict, str))]
     count = sum(len(one) for one in kinds)
     if count > MOST_CONTAINERS:
