@@ -98,6 +98,8 @@ def test_gpu_that_falls_off_the_bus_and_comes_back(again):
     assert sorted(healthy(node).values()) == [0, SPLIT]
     gpusimctl(node, "recover", "1")
     until(lambda: healthy(node)[second] == SPLIT, "the slices to come back")
+    gpusimctl(node, "xid", "1", "79")
+    until(lambda: healthy(node)[second] == 0, "its events to be watched again")
 
 
 def test_gpu_that_fell_off_is_seen_after_a_restart_too(again):
@@ -117,6 +119,8 @@ def test_gpu_that_fell_off_is_seen_after_a_restart_too(again):
     gpusimctl(node, "recover", "1")
     until(lambda: healthy(node)[second] == SPLIT, "the slices to come back")
     until(lambda: node.vgpuctl("status")["warnings"] == [], "no warning")
+    gpusimctl(node, "xid", "1", "79")
+    until(lambda: healthy(node)[second] == 0, "its events to be watched")
 
 
 def test_mig_devices(again):

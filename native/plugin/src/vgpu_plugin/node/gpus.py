@@ -165,7 +165,7 @@ class Nvml:
         except nvml.NVMLError as fault:
             raise GpuError(f"NVML does not list the GPUs: {fault}") from None
         found = []
-        self._unreadable = {}
+        before, self._unreadable = self._unreadable, {}
         for index in range(count):
             try:
                 found.append(self._gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)))
@@ -174,6 +174,8 @@ class Nvml:
                 self._unreadable[index] = f"the driver says: {fault}"
         if count and not found:
             raise GpuError(f"NVML lists {count} GPUs and none can be read")
+        if before.keys() - self._unreadable.keys():
+            self._forget_events()  # nobody registered those of a GPU that was lost
         uuids = tuple(gpu.uuid for gpu in found)
         if uuids != self._linked:
             # The ways between GPUs change with the machine alone, and each pair is a call of the driver.
@@ -299,6 +301,12 @@ class Nvml:
         if event.eventType == nvml.nvmlEventTypeXidCriticalError:
             return uuid, int(event.eventData)
         return (uuid, DOUBLE_BIT_XID) if event.eventType == nvml.nvmlEventTypeDoubleBitEccError else None
+
+    def _forget_events(self) -> None:
+        if self._events is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlEventSetFree(self._events)
+        self._events = None
 
     def _register_events(self) -> object:
         nvml = self._nvml
