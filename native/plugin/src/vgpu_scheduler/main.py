@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import http.client
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 CERTIFICATE_LOOK = 60.0
 SHUTDOWN = 6.0  # a bind that is on the way gets its answer
+# A connection on which no request is going on; those of the API server come again.
+IDLE_SECONDS = 75.0
+MOST_DESCRIPTORS = 1 << 16
 
 
 def parser() -> argparse.ArgumentParser:
@@ -120,7 +124,7 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
 
 async def listen(app: web.Application, where: str, tls: Tls | None) -> web.AppRunner:
     host, _colon, port = where.rpartition(":")
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN, keepalive_timeout=IDLE_SECONDS)
     await runner.setup()
     await web.TCPSite(runner, host.strip("[]") or None, int(port), ssl_context=tls.context if tls else None).start()
     log.info("listens on %s", where)
@@ -169,6 +173,10 @@ def main() -> int:
     if given.explain:
         return ask(given.extender, given.explain)
     logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    # Each connection is one, and everybody who reaches the webhook may open some.
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
         access = kube_access.read(given.kubeconfig)
         asyncio.run(serve(given, access))
