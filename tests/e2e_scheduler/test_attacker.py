@@ -190,6 +190,8 @@ def test_what_is_of_others_is_neither_read_nor_written(fleet, tenant, neighbour)
         Try("PATCH", "/api/v1/namespaces/default", {"metadata": {"labels": IGNORE}}, "forbidden", MERGE),
         Try("DELETE", f"{HOOKS}/mutatingwebhookconfigurations/vgpu-scheduler", None, "forbidden"),
         Try("DELETE", f"{HOOKS}/validatingadmissionpolicies/vgpu-scheduler-plans", None, "forbidden"),
+        Try("POST", f"{SYSTEM}/pods/x/exec?command=x", None, "forbidden"),
+        Try("POST", f"{SYSTEM}/pods/x/portforward?ports=8880", None, "forbidden"),
         Try("POST", CLASSES, {"metadata": {"name": "mine"}, "handler": "runc"}, "forbidden"),
         Try("POST", f"{rbac}/roles", rights, "forbidden"),
         Try("POST", "/api/v1/namespaces/default/endpoints", {"metadata": {"name": "e"}}, "forbidden"),

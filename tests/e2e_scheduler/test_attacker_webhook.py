@@ -76,7 +76,9 @@ def test_the_extender_is_not_at_the_webhooks_port(fleet):
     assert asked(fleet.replicas[0].webhook, "GET", "/explain/default/waits")[0] == 404
     assert not fleet.node_of("waits")
     (deployment,) = [one for one in scheduler_manifests.manifests(fleet.desired) if one["kind"] == "Deployment"]
-    (ours, _kube) = deployment["spec"]["template"]["spec"]["containers"]
+    spec = deployment["spec"]["template"]["spec"]
+    assert not spec.get("hostNetwork"), "a pod of a tenant on the network of that host would share the address"
+    (ours, _kube) = spec["containers"]
     assert [one for one in ours["command"] if one.startswith("--extender")] == ["--extender=127.0.0.1:8880"]
 
 
