@@ -67,13 +67,14 @@ def test_reviews_by_hand_hold_no_quota_and_no_card(fleet, neighbour):
 
 
 def test_the_extender_is_not_at_the_webhooks_port(fleet):
-    """Its verbs are for the kube-scheduler in the same pod, on the loopback address."""
+    """Its verbs are for the kube-scheduler in the same pod, on the loopback address; so are the figures of the cluster."""
     fleet.node("a", 1)
     pod = fleet.pod("waits", {GPU: 1, MEM: CARD + 1})
     bind = {"PodName": "waits", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": "a"}
     for verb in ("filter", "prioritize", "bind", "preempt"):
         assert asked(fleet.replicas[0].webhook, "POST", f"/{verb}", json.dumps(bind).encode())[0] == 404
-    assert asked(fleet.replicas[0].webhook, "GET", "/explain/default/waits")[0] == 404
+    for path in ("/explain/default/waits", "/metrics"):
+        assert asked(fleet.replicas[0].webhook, "GET", path)[0] == 404
     assert not fleet.node_of("waits")
     (deployment,) = [one for one in scheduler_manifests.manifests(fleet.desired) if one["kind"] == "Deployment"]
     spec = deployment["spec"]["template"]["spec"]

@@ -55,6 +55,9 @@ def parser() -> argparse.ArgumentParser:
         help="where the API server calls, with TLS; empty: no webhook (default: %(default)s)",
     )
     add(
+        "--metrics", default="", help="where metrics are served, without TLS; empty: next to the extender's verbs alone"
+    )
+    add(
         "--lease",
         default="kube-system/vgpu-scheduler-extender",
         help="Lease by which replicas elect the one that binds; empty: this is the only one (default: %(default)s)",
@@ -103,6 +106,9 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
             tasks = [group.create_task(cluster.run()), group.create_task(leadership.run())]
             tasks.append(group.create_task(extender.waiting.run()))
             binds = await listen(service.extender_app(), given.extender, None)
+            shows: web.AppRunner | None = None
+            if given.metrics:
+                shows = await listen(service.metrics_app(), given.metrics, None)
             admits: web.AppRunner | None = None
             if given.webhook:
                 tls = Tls(api, given.secret, given.names.split(","), given.webhook_configuration.split(","))
@@ -112,6 +118,8 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
                     admits = await listen(service.webhook_app(), given.webhook, tls)
             await stop.wait()
             await binds.cleanup()
+            if shows:
+                await shows.cleanup()
             for task in tasks:
                 task.cancel()
             await leadership.release()

@@ -55,6 +55,7 @@ class Service:
         app.router.add_post("/bind", self._bind)
         app.router.add_post("/preempt", self._preempt)
         app.router.add_get("/explain/{namespace}/{name}", self._explain)
+        app.router.add_get("/metrics", self._metrics)
         self._about(app)
         return app
 
@@ -65,10 +66,15 @@ class Service:
         self._about(app)
         return app
 
+    def metrics_app(self) -> web.Application:
+        """On a port of its own: who calls the webhook need not read whose quota is how full."""
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
+        app.router.add_get("/metrics", self._metrics)
+        return app
+
     def _about(self, app: web.Application) -> None:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._metrics)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
