@@ -153,7 +153,7 @@ SWEEPS = [
     ),
     molecule("teardown", 11, group=4),
     molecule("packages", 8, group=4),
-    molecule("day2", 15, group=5),
+    molecule("day2", 10, group=5),
     # In no group.
     # Red on the day when NVIDIA publishes a name, whatever the change at hand: for a job of its own, each night.
     Gate("newest-headers", {"newest CUDA": ["python", "tests/native/vcuda/driver_names.py", "--newest"]}, minutes=1),
