@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from vgpu_kubelet_double.manager import PodError
 from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import Fatal, Refused
 from vgpu_plugin.inject import cdi
@@ -19,6 +20,12 @@ from .conftest import FakeGpus
 from .samples import until
 
 TIME_SLICED = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}
+
+
+def status(node, capsys) -> dict:
+    capsys.readouterr()
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def write(node, sharing, **more) -> None:
@@ -42,7 +49,9 @@ def test_time_slicing_gives_the_gpu_and_limits_nothing(node):
         ({"failRequestsGreaterThanOne": True}, ["{0}::0", "{1}::0"], "more than one gives no more of a GPU"),
         ({"failRequestsGreaterThanOne": False}, ["{0}::0", "{1}::0"], None),
         ({}, ["{0}::0", "{1}::0"], None),
-        ({}, ["{0}::0", "{0}::1"], "they would be one share"),  # NVIDIA's plugin gives one, silently
+        ({"failRequestsGreaterThanOne": True}, ["{0}::0", "{0}::1"], "more than one gives no more of a GPU"),
+        ({"failRequestsGreaterThanOne": False}, ["{0}::0", "{0}::1"], None),
+        ({}, ["{0}::0", "{0}::1"], None),
     ],
 )
 def test_requests_for_several_replicas(node, said, ids, words):
@@ -52,11 +61,26 @@ def test_requests_for_several_replicas(node, said, ids, words):
     wanted = [one.format(*uuids) for one in ids]
     if words is None:
         (answer,) = allocator.allocate([wanted])
-        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
+        gpus = [uuid for uuid in uuids if any(one.startswith(uuid) for one in wanted)]
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == ",".join(gpus)
     else:
         with pytest.raises(Refused, match=words):
             allocator.allocate([wanted])
         assert allocator.records.all() == []
+
+
+def test_status_warns_of_several_replicas_of_one_gpu(node, kubelet, running, capsys):
+    write(node, TIME_SLICED)
+    node.configure()
+    running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
+    until(lambda: allocatable(kubelet).get("nvidia.com/gpu") == 8, "eight replicas of two GPUs")
+    kubelet.run_pod("modest", resource="nvidia.com/gpu")
+    assert status(node, capsys)["warnings"] == []
+    # Of two GPUs, so at least one is given twice.
+    kubelet.run_pod("greedy", resource="nvidia.com/gpu", count=5)
+    (warning,) = status(node, capsys)["warnings"]
+    assert "5 replicas of 2 GPUs" in warning
+    assert "gets no more compute" in warning
 
 
 def test_compat_gives_two_replicas_of_one_gpu_as_one_like_nvidias_plugin(node):

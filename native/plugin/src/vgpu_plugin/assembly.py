@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ._shared.config.sharing import Piece
 from .admin.answers import Admin
 from .admin.containers import Containers
+from .allocation import limit_devices
 from .allocation.allocation_files import AllocationFiles
 from .allocation.allocator import Allocator
 from .allocation.collector import Collector
@@ -145,7 +146,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
 
     changes.after += [static_slices.configure, register]
     repair = Repair(paths, records, files)
-    changes.more_notes += [static_slices.notes, repair.notes]
+    changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all())]
     labeller = Labeller(source, pool) if extras.labels else None
     if labeller is not None:
         changes.after.append(lambda now, _driver: labeller.write(now))

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of a limits file, one for each GPU of a container's slices. Two slices of one GPU are summed or refused,
-never silently one share. Pure.
+"""The devices of a limits file, one for each GPU of a container's slices. Two slices of one GPU are summed or refused.
+Two replicas of NVIDIA's modes are one share, as failRequestsGreaterThanOne: false has it; the status warns of them.
+Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from .._shared.config.sharing import VCUDA, Piece
 from .._shared.config.slices import MIB
 from ..errors import BadRequest, Refused
+from ..offer.preference import gpu_of
 from ..offer.settings import Settings
+from .records import Record
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,17 @@ def limit_devices(pieces: list[Piece], settings: Settings, gpus: int) -> list[di
                 f"distinct GPUs: the container asks for {len(pieces)} slices, the node has {gpus} "
                 "GPUs; ask for at most one slice for each GPU that has one free, or set vgpu_multi_slice: merge"
             )
-        elif not settings.as_nvidia:
-            both = [one.id for one in pieces if one.device == piece.device]
-            raise Refused(
-                f"{len(both)} replicas of one GPU for one container ({', '.join(both)}): they would be one share; "
-                f"ask for fewer than {len(pieces)} of {piece.resource}"
-            )
     return list(devices.values())
+
+
+def notes(records: Iterable[Record]) -> list[str]:
+    """What a person should know: containers that hold several replicas of one GPU that nothing limits."""
+    found = []
+    for record in records:
+        replicas, gpus = len(record.slice_ids), len({gpu_of(one) for one in record.slice_ids})
+        if not record.limits and replicas > gpus:
+            found.append(
+                f"allocation {record.id} holds {replicas} replicas of {gpus} GPUs: more than one replica of a GPU gets "
+                "no more compute; ask for one for each GPU, or set failRequestsGreaterThanOne: true to refuse such pods"
+            )
+    return found

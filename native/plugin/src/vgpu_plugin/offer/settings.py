@@ -43,11 +43,6 @@ class Settings:
             raise Fatal(f"{self.path}: flags.plugin.deviceListStrategy: {text}")
 
     @property
-    def as_nvidia(self) -> bool:
-        """Whether the file is to be taken as NVIDIA's plugin takes it."""
-        return self.config.get("compat") == node_config.NVIDIA_V1
-
-    @property
     def vcuda(self) -> dict[str, Any]:
         return slices.vcuda_of(self.config) or {}
 
