@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-GROUPS = 5
+GROUPS = 6
 # Of a group, by lane: what `.ci/run` has left of its 40 minutes after the gates of that lane.
 GROUP_MINUTES = 22
 # Lanes run side by side, the gates of one lane one after the other. Simulated hosts and the tests of shares wait most
@@ -142,7 +142,7 @@ SWEEPS = [
         minutes=5,
         group=4,
     ),
-    Gate("native-loader", {}, ["tests/native/vcuda"], ["--sanitizer=loader", *SANITIZED], "native", 5, 1),
+    Gate("native-loader", {}, ["tests/native/vcuda"], ["--sanitizer=loader", *SANITIZED], "native", 5, 5),
     # Ten model runs of a second or two each, and 150 MB of Debian packages the first time.
     Gate(
         "workloads",
@@ -153,6 +153,7 @@ SWEEPS = [
     ),
     molecule("teardown", 11, group=4),
     molecule("packages", 8, group=4),
+    molecule("day2", 10, group=5),
     # In no group.
     # Red on the day when NVIDIA publishes a name, whatever the change at hand: for a job of its own, each night.
     Gate("newest-headers", {"newest CUDA": ["python", "tests/native/vcuda/driver_names.py", "--newest"]}, minutes=1),

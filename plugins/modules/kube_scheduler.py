@@ -59,6 +59,13 @@ options:
     type: list
     elements: str
     default: []
+  metrics_namespaces:
+    description:
+      - Names of namespaces whose pods may read the scheduler's metrics at port 9411 of its pods, such as V(monitoring).
+      - Empty serves them on no port. A NetworkPolicy keeps others out where the cluster's network knows such policies.
+    type: list
+    elements: str
+    default: []
   nodes:
     description: Names of the only nodes that it may run on, such as those that have its images. Empty means all.
     type: list
@@ -146,6 +153,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         nodes=params["nodes"],
         may_give=params["may_give"],
         wakes=WAKES[0] <= numbers < WAKES[1],
+        metrics_namespaces=params["metrics_namespaces"],
         policies=numbers >= mount_policy.KNOWS_POLICIES,
     )
     objects = scheduler_manifests.manifests(desired)
@@ -211,6 +219,7 @@ def main() -> None:
             "config": {"type": "dict", "default": {}},
             "fail_closed": {"type": "bool", "default": True},
             "may_give": {"type": "list", "elements": "str", "default": []},
+            "metrics_namespaces": {"type": "list", "elements": "str", "default": []},
             "nodes": {"type": "list", "elements": "str", "default": []},
             "rollout": {"type": "int", "default": 0},
             "node_selector": {"type": "dict", "default": {}},

@@ -78,6 +78,7 @@ def pod(fleet: Fleet, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
 
     def make(name: str, limits: dict[str, Any], labels: Any = None, notes: Any = None, **spec: Any) -> pods.Pod:
         container = pods.container(spec.pop("command", FILL), slices=0)
+        container["env"] += spec.pop("env", [])
         container["resources"] = {"limits": {key: str(value) for key, value in limits.items()}}
         body = pods.manifest(name, container, **spec)
         body["metadata"].update(labels=labels or {}, annotations=notes or {})
@@ -137,6 +138,25 @@ def runs_in(node, one, sizes, percent):
     spec = one.object()["spec"]
     assert spec["schedulerName"] == "vgpu-scheduler"
     assert spec["containers"][0]["resources"]["limits"][GPU] == str(len(sizes))
+
+
+MORE = {
+    "CUDA_DEVICE_MEMORY_LIMIT": "15g",
+    "CUDA_DEVICE_SM_LIMIT": "100",
+    "GPU_CORE_UTILIZATION_POLICY": "disable",
+    "CUDA_DISABLE_CONTROL": "true",
+    "VGPU_LIMITS_FILE": "/tmp/mine",
+    "LD_PRELOAD": "/tmp/mine.so",
+}
+NOTES = {"hami.io/vgpu-devices-allocated": "x,NVIDIA,15000,100:;", "tencent.com/predicate-gpu-idx-0": "1"}
+
+
+def test_what_a_pod_says_of_itself_raises_no_limit(machine, pod):
+    """Variables of the library and annotations of other programs; the limits file and the driver's account are those of
+    the resources."""
+    env = [{"name": name, "value": value} for name, value in MORE.items()]
+    one = pod("boasts", {GPU: 1, MEM: 3000, CORES: 30}, notes=NOTES, env=env).wait_running()
+    runs_in(machine[1], one, [3000], 30)
 
 
 def test_4paradigm_counts_equal_slices(machine, fleet, pod):

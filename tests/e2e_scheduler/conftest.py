@@ -14,6 +14,7 @@ ROOT = HERE.parents[1]
 ENVIRONMENT = ROOT / ".build" / "scheduler"
 sys.path[:0] = [str(HERE.parent / "e2e"), str(ROOT / "native/plugin/src"), str(ROOT / "plugins" / "module_utils")]
 
+from attacks import NEIGHBOUR, Neighbour  # noqa: E402
 from fleet import Fleet  # noqa: E402
 from kubebox.api import Api, ApiError  # noqa: E402
 from kubebox.box import CGROUP_VARIABLE  # noqa: E402
@@ -56,6 +57,21 @@ def reads(api: Api) -> bool:
         return bool(api.get(PODS))
     except ApiError:
         return False
+
+
+@pytest.fixture
+def neighbour(fleet):
+    """Makes pods of another namespace; ``bound(name, limits)`` waits for the node."""
+    spaces = "/api/v1/namespaces"
+    if fleet.api.get_or_none(NEIGHBOUR) is None:
+        fleet.api.create(spaces, {"metadata": {"name": "neighbour"}})
+        fleet.api.create(f"{NEIGHBOUR}/serviceaccounts", {"metadata": {"name": "default"}})
+    made = Neighbour(fleet)
+    yield made
+    for kind in ("pods", "resourcequotas"):
+        for one in fleet.api.get(f"{NEIGHBOUR}/{kind}")["items"]:
+            fleet.api.delete(f"{NEIGHBOUR}/{kind}/{one['metadata']['name']}", 0)
+    until(lambda: not fleet.api.get(f"{NEIGHBOUR}/pods")["items"], "no pod of the neighbour")
 
 
 @pytest.fixture(autouse=True)

@@ -10,111 +10,38 @@ vgpu-probe; what reaches the webhook's port is test_attacker_webhook.py.
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
 
 import pytest
+from attacks import (
+    CARD,
+    GPU,
+    IGNORE,
+    MEM,
+    MERGE,
+    NEIGHBOUR,
+    STRATEGIC,
+    Try,
+    gpu_pod,
+    holds,
+    impersonated,
+    judged,
+    mounts_of,
+    part,
+    said,
+    spec_of,
+)
 from fleet import container
 from kubebox.api import ApiError
 from kubebox.cluster import PODS
 from kubebox.process import until
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 
-GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
-CARD = 16160
-IGNORE = {"vgpu.fleet/webhook": "ignore"}
-NEIGHBOUR = "/api/v1/namespaces/neighbour"
+CORES = "nvidia.com/gpucores"
 SYSTEM = "/api/v1/namespaces/kube-system"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/vgpu-scheduler-extender"
 CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 HOOKS = "/apis/admissionregistration.k8s.io/v1"
-MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 JSON_PATCH, APPLY = "application/json-patch+json", "application/apply-patch+yaml"
-
-
-class Try(NamedTuple):
-    """A request of the tenant. ``words``: of the refusal; "" where the API server takes it."""
-
-    method: str
-    path: str
-    body: Any
-    words: str
-    kind: str = "application/json"
-
-
-def said(api: Any, one: Try) -> str:
-    """What the API server refuses it with, "" where it does not."""
-    try:
-        api.call(one.method, one.path, one.body, one.kind)
-    except ApiError as fault:
-        assert fault.code < 500, f"{one}: an error is no refusal: {fault}"
-        return str(fault)
-    return ""
-
-
-def judged(api: Any, tries: list[Try]) -> None:
-    wrong = []
-    for one in tries:
-        found = said(api, one)
-        if one.words not in found or bool(found) is not bool(one.words):
-            wrong.append(f"{one.method} {one.path} {json.dumps(one.body)[:300]}: expected {one.words!r}: {found!r}")
-    assert not wrong, "\n".join(wrong)
-
-
-def gpu_pod(name: str, limits: Any = None, labels: Any = None, notes: Any = None, **spec: Any) -> dict[str, Any]:
-    limits = {GPU: 1, MEM: 3000} if limits is None else limits
-    metadata = {"name": name, "labels": labels or {}, "annotations": notes or {}}
-    return {"metadata": metadata, "spec": {"containers": [container("main", limits)], **spec}}
-
-
-def spec_of(one: dict[str, Any], kind: str = "containers") -> dict[str, Any]:
-    return {"spec": {kind: [one]}}
-
-
-def part(memory: int, uuid: str = "GPU-a-0") -> str:
-    devices = (pod_annotations.Device(uuid, memory, 0),)
-    return pod_annotations.write_plan([pod_annotations.Part("main", pod_annotations.APP, devices)])
-
-
-def holds(fleet: Any, name: str, memory: int, uuid: str = "GPU-a-0") -> None:
-    """By the object, and by the program that answers filter and bind."""
-    (one,) = pod_annotations.read_plan(fleet.get(name)["metadata"]["annotations"][pod_annotations.PLAN])
-    assert [(device.uuid, device.memory_mib) for device in one.devices] == [(uuid, memory)]
-    assert f"{uuid}: {memory} MiB" in fleet.explain(name), fleet.explain(name)
-
-
-@pytest.fixture
-def neighbour(fleet):
-    """Makes pods of another namespace; ``bound(name, limits)`` waits for the node."""
-    spaces = "/api/v1/namespaces"
-    if fleet.api.get_or_none(NEIGHBOUR) is None:
-        fleet.api.create(spaces, {"metadata": {"name": "neighbour"}})
-        fleet.api.create(f"{NEIGHBOUR}/serviceaccounts", {"metadata": {"name": "default"}})
-    made = Neighbour(fleet)
-    yield made
-    for kind in ("pods", "resourcequotas"):
-        for one in fleet.api.get(f"{NEIGHBOUR}/{kind}")["items"]:
-            fleet.api.delete(f"{NEIGHBOUR}/{kind}/{one['metadata']['name']}", 0)
-    until(lambda: not fleet.api.get(f"{NEIGHBOUR}/pods")["items"], "no pod of the neighbour")
-
-
-class Neighbour:
-    def __init__(self, fleet: Any) -> None:
-        self.fleet = fleet
-
-    def make(self, name: str, limits: Any, **more: Any) -> dict[str, Any]:
-        made: dict[str, Any] = self.fleet.api.create(f"{NEIGHBOUR}/pods", gpu_pod(name, limits, **more))
-        return made
-
-    def get(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.fleet.api.get(f"{NEIGHBOUR}/pods/{name}")
-        return found
-
-    def bound(self, name: str, limits: Any, **more: Any) -> list[tuple[str, int]]:
-        """(GPU, MiB) of its plan."""
-        self.make(name, limits, **more)
-        until(lambda: self.get(name)["spec"].get("nodeName"), f"node for the neighbour's {name}: {self.get(name)}")
-        text = self.get(name)["metadata"]["annotations"][pod_annotations.PLAN]
-        return [(one.uuid, one.memory_mib) for item in pod_annotations.read_plan(text) for one in item.devices]
 
 
 # ---- one's own limits
@@ -263,6 +190,8 @@ def test_what_is_of_others_is_neither_read_nor_written(fleet, tenant, neighbour)
         Try("PATCH", "/api/v1/namespaces/default", {"metadata": {"labels": IGNORE}}, "forbidden", MERGE),
         Try("DELETE", f"{HOOKS}/mutatingwebhookconfigurations/vgpu-scheduler", None, "forbidden"),
         Try("DELETE", f"{HOOKS}/validatingadmissionpolicies/vgpu-scheduler-plans", None, "forbidden"),
+        Try("POST", f"{SYSTEM}/pods/x/exec?command=x", None, "forbidden"),
+        Try("POST", f"{SYSTEM}/pods/x/portforward?ports=8880", None, "forbidden"),
         Try("POST", CLASSES, {"metadata": {"name": "mine"}, "handler": "runc"}, "forbidden"),
         Try("POST", f"{rbac}/roles", rights, "forbidden"),
         Try("POST", "/api/v1/namespaces/default/endpoints", {"metadata": {"name": "e"}}, "forbidden"),
@@ -279,6 +208,27 @@ def test_pods_that_never_bind_lock_no_quota_and_no_card(fleet, tenant, neighbour
     for n in range(60):
         tenant.create(PODS, gpu_pod(f"never-{n}", {GPU: 1, MEM: CARD}, nodeSelector={"no": "node"}))
     fleet.waits("never-59")
+    assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
+
+
+def test_a_pod_that_is_written_to_hold_up_its_readers_does_not(fleet, tenant, neighbour):
+    """Every container of it wrong, and by its label past the webhook: the bind reads it."""
+    fleet.node("a", 1)
+    ours = {"schedulerName": "vgpu-scheduler"}
+    many = [container(f"c{n}", {MEM: 0}) for n in range(5000)]
+    body = gpu_pod("many", **ours)
+    body["spec"]["containers"] = many
+    judged(tenant, [Try("POST", PODS, body, "expected at most 500 of all kinds, found 5000")])
+    body["metadata"]["labels"] = IGNORE
+    # The policy's own bound: what costs the API server too much to judge is refused.
+    judged(tenant, [Try("POST", PODS, body, "cost limit exceeded")])
+    body["spec"]["containers"] = many[:501]
+    tenant.create(PODS, body)
+    faulty = gpu_pod("faulty", None, IGNORE, **ours)
+    faulty["spec"]["containers"] = many[:400]
+    tenant.create(PODS, faulty)
+    assert "expected at most 500" in fleet.waits("many")
+    assert "and 390 more" in fleet.waits("faulty")
     assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
 
 
@@ -358,11 +308,6 @@ def test_no_volume_lies_over_our_paths(fleet, tenant, labels):
     assert not wrong, "\n".join(wrong)
 
 
-def mounts_of(made: dict[str, Any]) -> list[str]:
-    mounts = made["spec"]["containers"][0].get("volumeMounts") or []
-    return [one["mountPath"] for one in mounts if "serviceaccount" not in one["mountPath"]]
-
-
 FOLDERS = ("/", "/var/lib/vgpu", "/run/vgpu/allocations", "/etc/vgpu", "/var/lib/kubelet/device-plugins", "/dev")
 BASELINE = "pod-security.kubernetes.io/enforce"
 
@@ -431,15 +376,6 @@ def test_no_other_identity_is_had(fleet, tenant, neighbour):
         found = impersonated(tenant, user, Try("PATCH", f"{PODS}/train", forged, words, MERGE))
         assert words in found, (user, group, found)
     holds(fleet, "train", 7000)
-
-
-def impersonated(api: Any, user: str, one: Try) -> str:
-    plain = api._opener.addheaders
-    api._opener.addheaders = [*plain, ("Impersonate-User", user)]
-    try:
-        return said(api, one)
-    finally:
-        api._opener.addheaders = plain
 
 
 def test_a_runtime_that_nobody_tried_gets_no_slice(fleet, tenant):

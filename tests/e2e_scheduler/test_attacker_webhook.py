@@ -14,15 +14,15 @@ import socket
 import ssl
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from attacks import CARD, GPU, MEM, NEIGHBOUR, gpu_pod
 from kubebox.cluster import PODS
 from kubebox.process import until
-from test_attacker import CARD, GPU, MEM, NEIGHBOUR, gpu_pod, neighbour
 from vgpu_plugin._shared.kube import scheduler_manifests
 
-__all__ = ("neighbour",)
 ATTACKER = "127.0.0.66"
 MANY = 600
 
@@ -67,16 +67,19 @@ def test_reviews_by_hand_hold_no_quota_and_no_card(fleet, neighbour):
 
 
 def test_the_extender_is_not_at_the_webhooks_port(fleet):
-    """Its verbs are for the kube-scheduler in the same pod, on the loopback address."""
+    """Its verbs are for the kube-scheduler in the same pod, at its loopback address. So are the figures."""
     fleet.node("a", 1)
     pod = fleet.pod("waits", {GPU: 1, MEM: CARD + 1})
     bind = {"PodName": "waits", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": "a"}
     for verb in ("filter", "prioritize", "bind", "preempt"):
         assert asked(fleet.replicas[0].webhook, "POST", f"/{verb}", json.dumps(bind).encode())[0] == 404
-    assert asked(fleet.replicas[0].webhook, "GET", "/explain/default/waits")[0] == 404
+    for path in ("/explain/default/waits", "/metrics"):
+        assert asked(fleet.replicas[0].webhook, "GET", path)[0] == 404
     assert not fleet.node_of("waits")
     (deployment,) = [one for one in scheduler_manifests.manifests(fleet.desired) if one["kind"] == "Deployment"]
-    (ours, _kube) = deployment["spec"]["template"]["spec"]["containers"]
+    spec = deployment["spec"]["template"]["spec"]
+    assert not spec.get("hostNetwork"), "a pod of a tenant on the network of that host would share the address"
+    (ours, _kube) = spec["containers"]
     assert [one for one in ours["command"] if one.startswith("--extender")] == ["--extender=127.0.0.1:8880"]
 
 
@@ -102,10 +105,30 @@ def slow_bodies(port: int, held: contextlib.ExitStack) -> None:
         held.enter_context(opened(port, handshake=True)).sendall(head + b'{"request":')
 
 
-def huge(port: int, held: contextlib.ExitStack) -> None:
-    """Reviews as large as they are read, of a pod with as many containers as find place, one after another."""
-    made = gpu_pod("forged", {GPU: 1, MEM: 100})
-    made["spec"]["containers"] *= 25_000
+def slow_and_large(port: int, held: contextlib.ExitStack) -> None:
+    """Bodies of 7 MiB of which one byte is missing: together more than the memory of the Deployment."""
+    size = 7 << 20
+    head = f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
+    # Those that are not read any further stay where they are.
+    threads = [threading.Thread(target=sent, args=(port, head + b" " * (size - 1), held)) for _n in range(100)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+
+
+def sent(port: int, text: bytes, held: contextlib.ExitStack) -> None:
+    one = opened(port, handshake=True)
+    held.callback(one.close)
+    one.settimeout(3)
+    with contextlib.suppress(OSError):
+        one.sendall(text)
+
+
+def mistyped(port: int, held: contextlib.ExitStack) -> None:
+    """Reviews of 5 MB of a container each of whose names is almost one of ours, one after another."""
+    names = {f"nvidia.com/gpum{n}": "5" for n in range(200_000)}
+    made = gpu_pod("forged", names)
     body = json.dumps({"request": {"uid": "r", "operation": "CREATE", "namespace": "x", "object": made}}).encode()
     end = threading.Event()
 
@@ -121,16 +144,24 @@ def huge(port: int, held: contextlib.ExitStack) -> None:
     held.callback(end.set)
 
 
-@pytest.mark.parametrize("attack", [nothing, slow_heads, slow_bodies, huge])
+def resident(fleet: Any) -> int:
+    """KiB of memory of the replica whose webhook is attacked."""
+    text = Path(f"/proc/{fleet.replicas[0].ours.pid}/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
+
+
+@pytest.mark.parametrize("attack", [nothing, slow_heads, slow_bodies, slow_and_large, mistyped])
 def test_the_webhook_answers_the_api_server_meanwhile(fleet, tenant, attack):
     """Every pod is admitted within the API server's own limit of time, and bound; counted, not measured."""
     fleet.node("a", 2)
-    port = fleet.replicas[0].webhook
+    port, before = fleet.replicas[0].webhook, resident(fleet)
     with contextlib.ExitStack() as held:
         attack(port, held)
         for n in range(10):
             tenant.create(PODS, gpu_pod(f"p{n}", {GPU: 1, MEM: 1000}))
             time.sleep(0.2)
+            # A replica in a pod may have 512 MiB.
+            assert resident(fleet) - before < 200 << 10
         for n in range(10):
             fleet.bound(f"p{n}")
     until(lambda: asked(port, "GET", "/healthz")[0] == 200, "webhook that answers its caller")

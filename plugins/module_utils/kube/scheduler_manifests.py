@@ -17,7 +17,7 @@ NAME = "vgpu-scheduler"
 # Leases: of the kube-schedulers among each other, and of the extenders.
 LEASES = (NAME, NAME + "-extender")
 EXTENDER = "127.0.0.1:8880"
-WEBHOOK_PORT = 8443
+WEBHOOK_PORT, METRICS_PORT = 8443, 9411
 IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
 PLAN, GIVEN = ANNOTATIONS = ("vgpu.fleet/plan", "vgpu.fleet/given")
 # Names that ask for GPUs; prefixes, so that a mistyped one is seen and refused too.
@@ -49,6 +49,8 @@ class Desired(NamedTuple):
     wakes: bool = True
     # Whether the API server has ValidatingAdmissionPolicy.
     policies: bool = True
+    # Names of namespaces whose pods may read the metrics; none: they are served on no port of the pod.
+    metrics_namespaces: Sequence[str] = ()
 
 
 def resource_names(config: dict[str, Any]) -> list[str]:
@@ -124,6 +126,7 @@ def manifests(desired: Desired) -> list[dict[str, Any]]:
         _service(desired),
         _deployment(desired),
         _budget(desired),
+        _network_policy(desired),
         *webhooks(desired),
         *(_policies(desired) if desired.policies else []),
     ]
@@ -267,15 +270,17 @@ def _deployment(desired: Desired) -> dict[str, Any]:
         f"--names={NAME}.{desired.namespace}.svc",
         f"--webhook-configuration={NAME}",
         f"--may-write={_account(desired)}",
+        *([f"--metrics=:{METRICS_PORT}"] if desired.metrics_namespaces else []),
         *([f"--may-give={','.join(desired.may_give)}"] if desired.may_give else []),
         *desired.options,
     ]
     probe = {"scheme": "HTTPS", "port": WEBHOOK_PORT}
+    ports = [("webhook", WEBHOOK_PORT), *([("metrics", METRICS_PORT)] if desired.metrics_namespaces else [])]
     ours = {
         "name": NAME,
         "image": desired.image,
         "command": ["vgpu-scheduler", *options],
-        "ports": [{"name": "webhook", "containerPort": WEBHOOK_PORT, "protocol": "TCP"}],
+        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports],
         "readinessProbe": {"httpGet": dict(probe, path="/readyz"), "periodSeconds": 2},
         "livenessProbe": {"httpGet": dict(probe, path="/healthz"), "initialDelaySeconds": 30, "failureThreshold": 6},
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
@@ -351,6 +356,28 @@ def _budget(desired: Desired) -> dict[str, Any]:
         "kind": "PodDisruptionBudget",
         "metadata": _meta(desired),
         "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app.kubernetes.io/name": NAME}}},
+    }
+
+
+def _network_policy(desired: Desired) -> dict[str, Any]:
+    """To the webhook from anywhere, for the API server is no pod that could be named; to the metrics from pods of the
+    namespaces alone. It binds where the cluster's network knows such policies.
+    """
+    names = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": sorted(desired.metrics_namespaces)}
+    readers = {
+        "from": [{"namespaceSelector": {"matchExpressions": [names]}}],
+        "ports": [{"port": METRICS_PORT, "protocol": "TCP"}],
+    }
+    calls: dict[str, Any] = {"ports": [{"port": WEBHOOK_PORT, "protocol": "TCP"}]}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _meta(desired),
+        "spec": {
+            "podSelector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
+            "policyTypes": ["Ingress"],
+            "ingress": [calls, *([readers] if desired.metrics_namespaces else [])],
+        },
     }
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Sequence
 
 from ..config.kinds import Finding, error, errors, warning
+from . import bounds
 from . import resources as pod_resources
 from .preferences import Preferences, read_preferences
 from .resources import CARD, MIB, PERCENT, SLICE, UNITS, Ask, Config, Memory
@@ -29,7 +30,7 @@ class DialectError(ValueError):
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = list(findings)
-        super().__init__("; ".join(str(finding) for finding in self.findings))
+        super().__init__(bounds.sentence(self.findings))
 
 
 class Card(NamedTuple):
@@ -66,7 +67,9 @@ class PodAsk(NamedTuple):
 def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
     """Raises DialectError. A pod that asks for no GPU gives a PodAsk without asks and with the dialect ""."""
     config = config or Config()
-    findings: list[Finding] = []
+    findings = bounds.excess(pod)
+    if findings:
+        raise DialectError(findings)
     metadata, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
     labels = _mapping(metadata.get("labels"))
     asks: list[Ask] = []

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Takes all the GPU memory that it is given, says how much that was, and keeps it until its standard input ends.
+ * Takes all the GPU memory that it is given, or at most so many MiB, says how much that was, and keeps it until its
+ * standard input ends.
  * Linked to libc alone: the driver is opened by name, as in a container, where it comes from the runtime.
- * Usage: fill; prints "<bytes>\n", or a line on stderr and status 1.
+ * Usage: fill [MIB]; prints "<bytes>\n", or a line on stderr and status 1.
  */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #define OUT_OF_MEMORY 2
@@ -18,7 +20,7 @@ static int refuse(const char *what, int code)
     return 1;
 }
 
-int main(void)
+int main(int count, char **words)
 {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver) {
@@ -43,9 +45,11 @@ int main(void)
     if (code)
         return refuse("cuCtxCreate_v2", code);
 
-    uint64_t total = 0;
+    uint64_t total = 0, most = count > 1 ? strtoull(words[1], NULL, 10) << 20 : UINT64_MAX;
     /* Halving after each refusal leaves no byte that one more allocation could have had. */
-    for (uint64_t size = LARGEST; size > 0;) {
+    for (uint64_t size = LARGEST; size > 0 && total < most;) {
+        if (size > most - total)
+            size = most - total;
         uint64_t pointer;
         code = allocate(&pointer, size);
         if (code == OUT_OF_MEMORY)

@@ -290,7 +290,7 @@ def test_a_vgpu_guest_gets_its_licence(node: Node, tmp_path: Path) -> None:
                 assert run.returncode == 0, run.stdout
                 assert text not in run.stdout, "the token is shown"
             assert node.read(TOKEN) == text
-            assert node.run("stat", "-c", "%a %U %G", TOKEN).split() == ["744", "root", "root"]
+            assert node.run("stat", "-c", "%a %U %G", TOKEN).split() == ["600", "root", "root"]
             assert sorted(shown(node, "UnitFileState", "ActiveState")) == ["active", "enabled"]
             # It started after what it reads was there.
             started = node.run(

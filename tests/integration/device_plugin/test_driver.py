@@ -123,6 +123,23 @@ def test_gpu_that_fell_off_is_seen_after_a_restart_too(again):
     until(lambda: healthy(node)[second] == 0, "its events to be watched")
 
 
+def test_node_whose_gpus_are_all_lost_says_so_after_a_restart(again):
+    node = again(TWO_GPUS)
+    uuids = [gpu["uuid"] for gpu in node.vgpuctl("status")["gpus"]]
+    for index in ("0", "1"):
+        gpusimctl(node, "fall-off", index)
+    until(lambda: healthy(node) == dict.fromkeys(uuids, 0), "all slices to go")
+    node.end()
+    node.start(wait=False)  # nothing can be allocated
+    until(node.connected, "the registration")
+    assert [(one["uuid"], one["healthy"]) for one in node.vgpuctl("status")["gpus"]] == [(one, False) for one in uuids]
+    assert all(any(uuid in one for one in node.vgpuctl("status")["warnings"]) for uuid in uuids)
+    assert healthy(node) == dict.fromkeys(uuids, 0)
+    for index in ("0", "1"):
+        gpusimctl(node, "recover", index)
+    until(lambda: healthy(node) == dict.fromkeys(uuids, SPLIT), "the slices to come back")
+
+
 def test_mig_devices(again):
     profile = TWO_GPUS.replace("V100-16GB\ncount = 2", "A100-40GB")
     node = again(profile, MAKE_MIG.format(slices=1, count=3), flags={"migStrategy": "single"})

@@ -495,6 +495,9 @@ def test_what_people_see(capsys):
             assert await asyncio.to_thread(main_module.ask, "127.0.0.1:1", "a") == 1
             said = capsys.readouterr()
             assert "it would fit on n0" in said.out and "404" in said.err and "nobody listens" in said.err
+            # Nobody reads the figures of the cluster where the API server calls.
+            async with one.session.get(f"{one.webhook_url}/metrics") as refused:
+                assert refused.status == 404
             status, text = await one.get("/metrics")
             assert 'vgpu_scheduler_binds_total{outcome="bound"} 2' in text
             assert 'vgpu_scheduler_node_memory_held_bytes{node="n0"} 9437184000' in text

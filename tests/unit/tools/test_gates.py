@@ -143,7 +143,7 @@ def test_sweeps_that_do_not_run_are_named_with_what_runs_them(small, capsys):
     ("argv", "fault"),
     [
         (["three"], "no gate is named three"),
-        (["--group", "5"], "invalid choice: '5'"),
+        (["--group", "6"], "invalid choice: '6'"),
         (["one", "--group", "1"], "expected names or --group, found both"),
     ],
 )
@@ -187,7 +187,7 @@ def history(tmp_path: Path) -> Path:
 
 
 def test_turn_is_the_number_of_commits(gates, history):
-    assert gates.group_of_commit(history) == 7 % 5
+    assert gates.group_of_commit(history) == 7 % 6
 
 
 def test_turn_without_history_is_group_0(gates, tmp_path):

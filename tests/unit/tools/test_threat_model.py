@@ -20,6 +20,8 @@ HEAD = ["way", "memory", "compute", "tried by"]
 KINDS = ["way", "root, no profile", "uid 1000, no capability, no profile", "RuntimeDefault", "user namespace"]
 WORDS = ("prevented", "detected", "open")
 NONE = "–"
+# Each of their tests is an attempt, and on a row.
+ATTACKS = sorted((ROOT / "tests" / "e2e_scheduler").glob("test_attacker*.py"))
 # What a row says of itself that no test tries; then it claims nothing.
 UNTRIED = "nothing: "
 
@@ -55,6 +57,12 @@ def functions(path: str) -> frozenset[str]:
     if not file.is_file():
         return frozenset()
     return frozenset(one.name for one in ast.walk(ast.parse(file.read_text())) if isinstance(one, ast.FunctionDef))
+
+
+def attempts() -> list[str]:
+    """The tests of the attacker's suite."""
+    files = [str(path.relative_to(ROOT)) for path in ATTACKS]
+    return [f"{file}::{one}" for file in files for one in sorted(functions(file)) if one.startswith("test_")]
 
 
 def is_there(name: str) -> bool:
@@ -100,12 +108,17 @@ def faults(text: str) -> list[str]:
         found += [f"{way}: {name} is no check and no test" for name in tried if not is_there(name)]
         found += [f"{way}: nothing tries it"] * (not tried)
         found += [f"{way}: {one}" for one in claims(memory, compute, tried)]
-    found += [f"{name}: on no row" for name in (*verdicts.PROBE_BYPASSES, verdicts.IMPORT) if name not in named]
+    due = [*verdicts.PROBE_BYPASSES, verdicts.IMPORT, *attempts()]
+    found += [f"{name}: on no row" for name in due if name not in named]
     return found
 
 
 def test_every_row_has_its_verdicts_and_is_tried() -> None:
     assert faults(PAGE.read_text()) == []
+
+
+def test_the_attackers_suite_is_read() -> None:
+    assert len(attempts()) > 12 and len({name.partition("::")[0] for name in attempts()}) == len(ATTACKS) == 2
 
 
 def test_every_bypass_by_the_kind_of_container() -> None:
@@ -124,6 +137,7 @@ def test_every_bypass_by_the_kind_of_container() -> None:
         (r"\| detected: `no-slot`; the watcher asks", "| prevented: the watcher asks", "bypass-leader is prevented by"),
         (r"`bypass-no-preload`, ", "", "bypass-no-preload: on no row"),
         (r"`import-beside`, ", "", "import-beside: on no row"),
+        (r"test_attacker.py::test_no_other_identity_is_had", "test_attacker.py::reads", "is_had: on no row"),
         (r"`dlsym-route`", "", "nothing tries it"),
         (r"`dlsym-route`", "`dlsym-rout`", "dlsym-rout is no check and no test"),
         (r"test_seats.py::test_one_change", "test_seats.py::test_one_chance", "is no check and no test"),

@@ -72,16 +72,22 @@ class Daemon:
                 source.close()
 
     def _driver(self, settings: Settings) -> tuple[GpuSource | None, list[Gpu]]:
-        """The driver with at least one GPU; waits for it where failOnInitError is false."""
+        """The driver with at least one GPU, or with none that can be read where this node had some: they are lost then,
+        and must be seen to be. Waits for it where failOnInitError is false.
+        """
         reported = ""
+        had = LastOffer(self._setup.paths.last_offer).with_lost([])
         while not self._stopping.is_set():
             try:
                 source = self._open_gpus()
                 gpus = source.gpus()
-                if gpus:
+                unreadable = source.unreadable()
+                if gpus or (unreadable and had):
                     return source, gpus
                 source.close()
                 fault = "NVML lists no GPU on this host"
+                if unreadable:
+                    fault = f"NVML lists {len(unreadable)} GPUs and none can be read: {next(iter(unreadable.values()))}"
             except GpuError as error:
                 fault = str(error)
             if settings.fail_on_init_error:

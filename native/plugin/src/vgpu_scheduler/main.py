@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import http.client
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 CERTIFICATE_LOOK = 60.0
 SHUTDOWN = 6.0  # a bind that is on the way gets its answer
+# A connection on which no request is going on; those of the API server come again.
+IDLE_SECONDS = 75.0
+MOST_DESCRIPTORS = 1 << 16
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
         "--webhook",
         default=":8443",
         help="where the API server calls, with TLS; empty: no webhook (default: %(default)s)",
+    )
+    add(
+        "--metrics", default="", help="where metrics are served, without TLS; empty: next to the extender's verbs alone"
     )
     add(
         "--lease",
@@ -99,6 +106,9 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
             tasks = [group.create_task(cluster.run()), group.create_task(leadership.run())]
             tasks.append(group.create_task(extender.waiting.run()))
             binds = await listen(service.extender_app(), given.extender, None)
+            shows: web.AppRunner | None = None
+            if given.metrics:
+                shows = await listen(service.metrics_app(), given.metrics, None)
             admits: web.AppRunner | None = None
             if given.webhook:
                 tls = Tls(api, given.secret, given.names.split(","), given.webhook_configuration.split(","))
@@ -108,6 +118,8 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
                     admits = await listen(service.webhook_app(), given.webhook, tls)
             await stop.wait()
             await binds.cleanup()
+            if shows:
+                await shows.cleanup()
             for task in tasks:
                 task.cancel()
             await leadership.release()
@@ -120,7 +132,7 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
 
 async def listen(app: web.Application, where: str, tls: Tls | None) -> web.AppRunner:
     host, _colon, port = where.rpartition(":")
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN, keepalive_timeout=IDLE_SECONDS)
     await runner.setup()
     await web.TCPSite(runner, host.strip("[]") or None, int(port), ssl_context=tls.context if tls else None).start()
     log.info("listens on %s", where)
@@ -169,6 +181,10 @@ def main() -> int:
     if given.explain:
         return ask(given.extender, given.explain)
     logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    # Each connection is one, and everybody who reaches the webhook may open some.
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
         access = kube_access.read(given.kubeconfig)
         asyncio.run(serve(given, access))

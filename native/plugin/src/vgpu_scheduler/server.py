@@ -6,6 +6,8 @@ The extender listens on the loopback address, for the kube-scheduler next to it;
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -24,6 +26,11 @@ log = logging.getLogger(__name__)
 
 # 5 000 names of 253 letters are 1.3 MB, and a preemption names pods too.
 MAX_BODY = 8 << 20
+# Of the webhook, which anybody in the cluster may reach: a review is some 10 KiB. Larger ones are read a few at a time,
+# so that who sends many has not the memory of the program; and nobody may take longer than the API server waits.
+SMALL_BODY = 64 << 10
+AT_ONCE = 4
+BODY_SECONDS = 5.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -35,6 +42,7 @@ class Service:
         self._admission = admission
         self._durations = metrics.Durations()
         self._drains = False
+        self._large = asyncio.Semaphore(AT_ONCE)
 
     def drain(self) -> None:
         """From now on this replica is not ready, and each connection ends with the answer to its next call."""
@@ -47,6 +55,7 @@ class Service:
         app.router.add_post("/bind", self._bind)
         app.router.add_post("/preempt", self._preempt)
         app.router.add_get("/explain/{namespace}/{name}", self._explain)
+        app.router.add_get("/metrics", self._metrics)
         self._about(app)
         return app
 
@@ -57,10 +66,15 @@ class Service:
         self._about(app)
         return app
 
+    def metrics_app(self) -> web.Application:
+        """On a port of its own: who calls the webhook need not read whose quota is how full."""
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
+        app.router.add_get("/metrics", self._metrics)
+        return app
+
     def _about(self, app: web.Application) -> None:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._metrics)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -106,17 +120,26 @@ class Service:
         return answer(self._extender.preempt(await body(request, wire.PreemptArgs)))
 
     async def _mutate(self, request: web.Request) -> web.Response:
-        review = await body(request, wire.AdmissionReview)
-        return answer(about(self._judge(review.request)))
+        return answer(about(self._judge(await self._review(request))))
 
     async def _validate(self, request: web.Request) -> web.Response:
         """The same judgement once all other webhooks have changed the pod; nothing is changed any more."""
-        review = (await body(request, wire.AdmissionReview)).request
+        review = await self._review(request)
         # Here and not before: the pod is whole and has its uid.
         response = self._judge(review, self._extender.quotas.admit)
         response.pop("patch", None)
         response.pop("patchType", None)
         return answer(about(response))
+
+    async def _review(self, request: web.Request) -> wire.AdmissionRequest:
+        size = request.content_length
+        large = size is None or size > SMALL_BODY
+        try:
+            async with asyncio.timeout(BODY_SECONDS), self._large if large else contextlib.nullcontext():
+                found: wire.AdmissionReview = await body(request, wire.AdmissionReview)
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(reason=f"expected the whole body within {BODY_SECONDS:g} s") from None
+        return found.request
 
     def _judge(self, review: wire.AdmissionRequest, quota: webhook.Quota | None = None) -> dict[str, Any]:
         extender = self._extender

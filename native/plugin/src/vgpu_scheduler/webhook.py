@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 from vgpu_plugin._shared.config.kinds import Finding
 from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.bounds import excess, sentence
 from vgpu_plugin._shared.pods.mounts import conflicting_mounts
 from vgpu_plugin._shared.pods.requests import Config, DialectError, PodAsk, admission_findings, read_pod
 from vgpu_plugin._shared.pods.resources import MIB, resource_names
@@ -62,6 +63,9 @@ def mutate(
     forged = [name for name in (pod_annotations.PLAN, pod_annotations.GIVEN) if name in annotations]
     if forged:
         return _refuse(request, [Finding("error", f'metadata.annotations["{name}"]', text) for name in forged])
+    found = excess(pod)
+    if found:
+        return _refuse(request, found)
     # By labels and by the scheduler's name neither: a device plugin gives such a pod the same files.
     conflicts = conflicting_mounts(spec, resource_names(settings.config))
     if conflicts:
@@ -170,5 +174,5 @@ def _answer(
 
 
 def _refuse(request: wire.AdmissionRequest, findings: Sequence[Finding]) -> dict[str, Any]:
-    message = "; ".join(str(one) for one in findings)
+    message = sentence(findings)
     return {"uid": request.uid, "allowed": False, "status": {"code": 422, "reason": "Invalid", "message": message}}

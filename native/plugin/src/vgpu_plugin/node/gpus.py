@@ -172,8 +172,6 @@ class Nvml:
             except nvml.NVMLError as fault:
                 # One that fell off the bus must not hide the others.
                 self._unreadable[index] = f"the driver says: {fault}"
-        if count and not found:
-            raise GpuError(f"NVML lists {count} GPUs and none can be read")
         if before.keys() - self._unreadable.keys():
             self._forget_events()  # nobody registered those of a GPU that was lost
         uuids = tuple(gpu.uuid for gpu in found)

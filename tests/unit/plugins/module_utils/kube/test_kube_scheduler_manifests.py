@@ -144,6 +144,26 @@ def test_it_may_take_and_leave_the_leases_of_both_elections_and_no_other():
     ]
 
 
+@pytest.mark.parametrize("names", [(), ("monitoring",), ("b", "a")])
+def test_metrics_are_served_to_the_namespaces_that_are_named_and_on_no_port_without(names):
+    found = made(DESIRED._replace(metrics_namespaces=names))
+    ours = found["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"][0]
+    assert ("--metrics=:9411" in ours["command"]) is bool(names)
+    assert [one["containerPort"] for one in ours["ports"]] == [8443, *([9411] if names else [])]
+    policy = found["NetworkPolicy", "vgpu-scheduler"]["spec"]
+    pods = found["Deployment", "vgpu-scheduler"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= pods.items()
+    assert policy["policyTypes"] == ["Ingress"]
+    rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
+    assert rules.pop(8443) is None
+    if not names:
+        assert rules == {}
+        return
+    ((selector,),) = rules.values()
+    (who,) = selector["namespaceSelector"]["matchExpressions"]
+    assert (who["key"], who["operator"], set(who["values"])) == ("kubernetes.io/metadata.name", "In", set(names))
+
+
 def test_users_that_may_write_what_the_kubelet_gave():
     def options(desired):
         (ours, _kube) = made(desired)["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]

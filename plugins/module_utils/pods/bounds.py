@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of a pod is read. Who writes a pod decides how long its text is, and one program reads the pods of all: a
+pod of a megabyte, each of whose names is mistyped, would hold it up for seconds and be answered by megabytes.
+
+The bounds are far above what a pod that runs has; Kubernetes itself bounds annotations, to the same size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from ..config.kinds import Finding, error
+
+# Of all kinds together; names of resources of all containers together.
+MOST_CONTAINERS, MOST_RESOURCES, MOST_MOUNTS = 500, 1000, 5000
+# Letters: a name of a resource by the API server's rules, 253 before the stroke and 63 after it; all annotations.
+LONGEST_NAME, LONGEST_ANNOTATIONS = 317, 256 * 1024
+# Of one refusal, and the letters of each.
+MOST_FINDINGS, LONGEST_FINDING = 10, 1000
+KINDS = ("initContainers", "containers", "ephemeralContainers")
+
+
+def excess(pod: dict[str, Any]) -> list[Finding]:
+    """One finding where the pod has more than is read, none where it has not. Whatever it has, this takes one look at
+    each thing up to the first bound."""
+    spec = _mapping(pod.get("spec"))
+    # Also what is no list: a reader goes through it all the same.
+    kinds = [one for one in (spec.get(kind) for kind in KINDS) if isinstance(one, (list, dict, str))]
+    count = sum(len(one) for one in kinds)
+    if count > MOST_CONTAINERS:
+        return [error("spec.containers", f"expected at most {MOST_CONTAINERS} of all kinds, found {count}")]
+    named = mounts = 0
+    for container in (container for one in kinds for container in one if isinstance(container, dict)):
+        mounts += sum(len(_list(container.get(kind))) for kind in ("volumeMounts", "volumeDevices"))
+        if mounts > MOST_MOUNTS:
+            return [error("spec.containers", f"expected at most {MOST_MOUNTS} mounts in all")]
+        for within in ("limits", "requests"):
+            names = _mapping(_mapping(container.get("resources")).get(within))
+            named += len(names)
+            if named > MOST_RESOURCES:
+                return [error("spec.containers", f"expected at most {MOST_RESOURCES} names of resources in all")]
+            if any(len(str(name)) > LONGEST_NAME for name in names):
+                text = f"expected names of resources of at most {LONGEST_NAME} letters"
+                return [error("spec.containers", text)]
+    annotations = _mapping(_mapping(pod.get("metadata")).get("annotations"))
+    size = sum(len(str(one)) for pair in annotations.items() for one in pair)
+    if size > LONGEST_ANNOTATIONS:
+        return [error("metadata.annotations", f"expected at most {LONGEST_ANNOTATIONS} letters, found {size}")]
+    return []
+
+
+def sentence(findings: Sequence[Finding]) -> str:
+    """The first of them, and how many there are more: it is written into the answer for each node of a cluster."""
+    text = "; ".join(str(one)[:LONGEST_FINDING] for one in findings[:MOST_FINDINGS])
+    return text + (f"; and {len(findings) - MOST_FINDINGS} more" if len(findings) > MOST_FINDINGS else "")
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

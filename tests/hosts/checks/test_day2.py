@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A finished node without Kubernetes loses things while a container of docker works in a slice.
+
+Each row: what is lost, what a person then reads, and what is typed to mend it. In all rows the container keeps its
+limit, its slice is given to nobody else, and after the row the node is as before. Memory is read from the simulated
+driver's accounts and from inside the container; docs/operations.md, "When something is lost", has the rows by symptom.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PROJECT, Node, changed, play, set_group
+from node_work import HELD_MIB, MIB, NAME, SLICE_MIB, Work, text, until
+from simhosts import podman as simpodman
+
+HOST = "gpu-t4-1"
+ALLOCATIONS = "/run/vgpu/allocations"
+RECORD = "/var/lib/vgpu/allocations.json"
+PLUGIN, ARBITER = "vgpu-device-plugin.service", "vgpu-arbiter.service"
+
+
+@pytest.fixture(scope="module")
+def node(nodes: dict[str, Node]) -> Node:
+    """The host as site.yml leaves it."""
+    first = play("--limit", HOST)
+    assert first.returncode == 0, first.stdout
+    return nodes[HOST]
+
+
+@pytest.fixture(scope="module")
+def work(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
+    work = Work.start(node, tmp_path_factory.mktemp("fill"))
+    yield work
+    work.remove()
+
+
+@dataclass(frozen=True)
+class Lost:
+    """``harm`` and ``mend``: shell on the host; ``site``: site.yml mends it. ``seen``: words that vgpuctl prints within
+    a minute, each by the command that it is under. ``metric``: lines of the metrics then. ``again``: the container is
+    another process afterwards."""
+
+    name: str
+    harm: str
+    seen: tuple[tuple[str, str], ...] = ()
+    metric: str = ""
+    mend: str = "true"
+    site: bool = False
+    again: bool = False
+
+
+LEDGERS = f"{ALLOCATIONS}/*/rw/ledger"
+LOST = [
+    Lost("the plugin is killed", f"systemctl kill --signal=KILL {PLUGIN}"),
+    Lost("the plugin is restarted", f"systemctl restart {PLUGIN}"),
+    Lost("the arbiter is killed", f"systemctl kill --signal=KILL {ARBITER}"),
+    Lost("the socket is removed", "rm /run/vgpu/plugin.sock"),
+    Lost(
+        "everything in /run/vgpu is removed",
+        "rm -rf /run/vgpu || true",
+        (("watch", "has files that were removed from the node"),),
+        "vgpu_watch_incomplete 1",
+        f"docker restart {NAME}",
+        again=True,
+    ),
+    Lost(
+        "the record of all allocations is spoilt",
+        f"echo '{{' > {RECORD}; systemctl restart {PLUGIN}",
+        (("status", "recovered from /run/vgpu/allocations"), ("status", f"{RECORD} could not be read")),
+        mend=f"systemctl restart {PLUGIN}",
+    ),
+    Lost(
+        "the container's ledger is overwritten",
+        f"for one in {LEDGERS}; do head -c $(stat -c %s $one) /dev/zero | dd of=$one conv=notrunc status=none; done",
+        (("watch", "no-slot"),),
+        mend=f"docker restart {NAME}",
+        again=True,
+    ),
+    Lost(
+        "node.yaml is no configuration",
+        "echo '{' > /etc/vgpu/node.yaml",
+        (("status", "the configuration was not applied, the one before stays"),),
+        site=True,
+    ),
+    Lost(
+        "the link to the library in use is gone",
+        "rm /usr/local/lib/vgpu/current",
+        (("status", "library none"),),
+        site=True,
+    ),
+    Lost(
+        "the driver does not answer",
+        f"gpusimctl nvml-fail on; systemctl restart --no-block {PLUGIN}",
+        (("status", "the plugin does not run, or waits for the driver"),),
+        mend="gpusimctl nvml-fail off",
+    ),
+    Lost(
+        "a GPU is off the bus, and the plugin was restarted",
+        f"gpusimctl fall-off 1; systemctl restart {PLUGIN}",
+        (("status", "GPU 1 (Tesla T4, GPU-"), ("status", "is lost"), ("explain 1", "is lost")),
+        'vgpu_gpu_healthy{gpu="1"',
+        "gpusimctl recover 1",
+    ),
+    Lost(
+        "docker is restarted",
+        "systemctl restart docker",
+        again=True,
+    ),
+    Lost("the container is killed", f"docker kill --signal KILL {NAME}; docker start {NAME}", again=True),
+]
+
+
+def show(node: Node, command: str) -> str:
+    return text(node, "vgpuctl", *command.split())
+
+
+def shown(node: Node, seen: tuple[tuple[str, str], ...]) -> list[str]:
+    """What is not yet to be read."""
+    said = {command: show(node, command) for command, _words in seen}
+    return [f"{command}: {words}: {said[command]}" for command, words in seen if words not in said[command]]
+
+
+def answer(node: Node, command: str) -> dict[str, Any]:
+    """What a command of vgpuctl says as JSON; a fault has "error"."""
+    found: dict[str, Any] = json.loads(node.run("vgpuctl", command, "--json", check=False))
+    return found
+
+
+def troubles(node: Node) -> list[str]:
+    """Everything that is not as on a node that is well."""
+    answers = [answer(node, command) for command in ("status", "watch", "slices")]
+    if faults := [one["error"] for one in answers if "error" in one]:
+        return faults
+    status, watch, slices = answers
+    found = [*status["warnings"], *([watch["fault"]] if watch["fault"] else [])]
+    found += [one["text"] for one in watch["findings"] if one["kind"] == "container"]
+    return found + [f"{one['id']} is unhealthy" for one in slices["slices"] if one["state"] == "unhealthy"]
+
+
+def limited(work: Work) -> None:
+    """The container gets what its slice has beyond what it holds, and not a byte of its neighbours'."""
+    rest = work.rest()
+    assert 0.6 * (SLICE_MIB - HELD_MIB) * MIB < rest < (SLICE_MIB - HELD_MIB) * MIB
+
+
+@pytest.mark.parametrize("lost", LOST, ids=[one.name for one in LOST])
+def test_lost_and_found(node: Node, work: Work, lost: Lost) -> None:
+    until(lambda: not troubles(node), "a node that is well", 30)
+    work.wait()
+    held, process = work.slices(), work.process()
+
+    node.shell(lost.harm)
+    if lost.seen:
+        until(lambda: not shown(node, lost.seen), f"{lost.name}: the words {lost.seen}")
+    if lost.metric:
+        assert lost.metric in show(node, "metrics")
+    if not lost.again:
+        limited(work)
+
+    node.shell(lost.mend)
+    if lost.site:
+        mended = play("--limit", HOST)
+        assert mended.returncode == 0, mended.stdout
+    work.wait()
+    until(lambda: not troubles(node), f"{lost.name}: no trouble is left", 90)
+    assert (work.slices(), work.process() != process) == (held, lost.again)
+    limited(work)
+
+
+def test_application_faults_are_no_ones_but_the_applications(node: Node, work: Work) -> None:
+    """Xid 31 is a program's own fault; 79 is the GPU's, and takes its slices from the kubelet and nobody's else."""
+    slices = {one["id"]: one["gpu"] for one in answer(node, "slices")["slices"]}
+    try:
+        node.run("gpusimctl", "xid", "1", "31")
+        node.run("gpusimctl", "xid", "1", "79")
+        found = until(lambda: [one for one in troubles(node) if "unhealthy" in one], "GPU 1 is unhealthy")
+        assert {one.split()[0] for one in found if "::" in one} == {one for one, gpu in slices.items() if gpu == 1}
+        said = show(node, "explain 1")
+        assert "Xid 79" in said and "Xid 31" not in said
+        limited(work)
+    finally:
+        node.shell(f"gpusimctl recover 1; systemctl restart {PLUGIN}")
+    until(lambda: not troubles(node), "the node is well again")
+
+
+REFUSED = "No space left on device"
+
+
+def test_full_run_is_named_and_harms_no_container(node: Node, work: Work) -> None:
+    """No container can begin; the ones that run go on, and after room was made all is as before."""
+    size = "df --output=size --block-size=1K /run | tail -1"
+    used = "df --output=used --block-size=1K /run | tail -1"
+    before = int(node.shell(size))
+    try:
+        node.shell(f"mount -o remount,size=$(($({used}) + 64))k /run; dd if=/dev/zero of=/run/fill 2>/dev/null || true")
+        said = text(node, "vgpuctl", "lease")
+        assert REFUSED in said and "/run" in said
+        # Nor can docker begin a second program in a container: its own files lie there too.
+        assert work.held() >= HELD_MIB * MIB
+    finally:
+        node.shell(f"rm -f /run/fill; mount -o remount,size={before}k /run")
+    until(lambda: not troubles(node), "the node is well again")
+    lease = answer(node, "lease")
+    node.run("vgpuctl", "release", lease["allocation"])
+
+
+def test_full_disk_is_named_and_forgets_no_allocation(node: Node, work: Work) -> None:
+    """/var/lib/vgpu on a disk of its own, a loop device of 8 MiB, that somebody fills."""
+    state, held = "/var/lib/vgpu", work.slices()
+    node.shell(
+        f"systemctl stop {PLUGIN}; truncate -s 8M /root/disk; mkfs.ext4 -q -m 0 /root/disk; mkdir -p /mnt/disk; "
+        f"mount -o loop /root/disk /mnt/disk; cp -a {state}/. /mnt/disk/; mount --move /mnt/disk {state} || "
+        f"{{ umount /mnt/disk; mount -o loop /root/disk {state}; }}; systemctl start {PLUGIN}"
+    )
+    try:
+        work.wait()
+        node.shell(f"dd if=/dev/zero of={state}/fill bs=1K 2>/dev/null || true")
+        # The record of all allocations has room for a few more in the blocks that it has.
+        leases: list[str] = []
+        while "error" not in (said := answer(node, "lease")):
+            leases.append(said["allocation"])
+        assert REFUSED in said["error"] and state in said["error"]
+        limited(work)
+        node.run("systemctl", "kill", "--signal=KILL", PLUGIN)
+        work.wait()
+        assert work.slices() == held
+        assert {one["id"] for one in answer(node, "status")["allocations"]} >= set(leases)
+        node.shell(f"rm {state}/fill")
+        for lease in [*leases, answer(node, "lease")["allocation"]]:
+            node.run("vgpuctl", "release", lease)
+    finally:
+        node.shell(
+            f"systemctl stop {PLUGIN}; rm -f {state}/fill; cp -a {state} /root/state; umount {state}; "
+            f"rm -rf {state}; mv /root/state {state}; rm -rf {state}/lost+found /root/disk; systemctl start {PLUGIN}"
+        )
+    until(lambda: not troubles(node), "the node is well again")
+    assert work.slices() == held
+
+
+FAKETIME = "/usr/lib/*/faketime/libfaketime.so.1"
+CLOCK = "/srv/clock"
+DROP_IN = f"/etc/systemd/system/{PLUGIN}.d/clock.conf"
+
+
+@pytest.fixture
+def clock(node: Node, tmp_path: Path) -> Iterator[list[str]]:
+    """The words before a command whose wall clock is that of the file CLOCK, as the plugin's is then."""
+    node.shell("DEBIAN_FRONTEND=noninteractive apt-get -qq install -y libfaketime >/dev/null")
+    nap = tmp_path / "nap.so"
+    source = Path(__file__).with_name("nap.c")
+    subprocess.run(["cc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", "-o", nap, source], check=True)
+    node.copy(nap, "/srv/nap.so")
+    library = node.shell(f"ls {FAKETIME}").strip()
+    settings = [
+        f"LD_PRELOAD=/srv/nap.so:{library}",
+        f"FAKETIME_TIMESTAMP_FILE={CLOCK}",
+        "FAKETIME_NO_CACHE=1",
+        # A clock that is set moves the wall clock alone.
+        "FAKETIME_DONT_FAKE_MONOTONIC=1",
+        "DONT_FAKE_MONOTONIC=1",
+    ]
+    node.write(CLOCK, "+0\n")
+    node.run("mkdir", "-p", DROP_IN.rpartition("/")[0])
+    node.write(DROP_IN, "[Service]\n" + "".join(f"Environment={one}\n" for one in settings))
+    node.shell(f"systemctl daemon-reload; systemctl restart {PLUGIN}")
+    yield ["env", *settings]
+    node.shell(
+        f"rm -r {DROP_IN.rpartition('/')[0]} {CLOCK} /srv/nap.so; systemctl daemon-reload; systemctl restart {PLUGIN}"
+    )
+    until(lambda: not troubles(node), "the node is well again")
+
+
+def test_clock_that_jumps_ends_no_lease_and_no_container(node: Node, work: Work, clock: list[str]) -> None:
+    """By an hour and by a year, forward and back, while plugin, metrics and vgpuctl run."""
+    work.wait()
+    held, lease = work.slices(), json.loads(node.run(*clock, "vgpuctl", "lease", "--json"))["allocation"]
+    true = int(node.run("date", "+%s"))
+    for offset in ("+3600", "+31536000", "-3600", "-31536000", "+0"):
+        node.write(CLOCK, f"{offset}\n")
+        # The control: the clock has jumped for whoever asks.
+        assert abs(int(node.run(*clock, "date", "+%s")) - true - int(offset)) < 600
+        node.shell("sleep 12")  # one round of housekeeping
+        status = json.loads(node.run(*clock, "vgpuctl", "status", "--json"))
+        (left,) = [one["expires_in_s"] for one in status["allocations"] if one["id"] == lease]
+        assert 0 < left <= 300
+        assert status["warnings"] == []
+        watch = json.loads(node.run(*clock, "vgpuctl", "watch", "--json"))
+        assert (watch["fault"], [one for one in watch["findings"] if one["age_s"] < 0]) == ("", [])
+        assert "vgpu_watch_incomplete 0" in node.run(*clock, "vgpuctl", "metrics")
+        assert work.slices() == held
+        limited(work)
+    node.run("vgpuctl", "release", lease)
+
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+NEW_BOOT_ID = """\
+[Unit]
+DefaultDependencies=no
+Before=sysinit.target
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'cat /proc/sys/kernel/random/uuid >/run/boot_id; mount --bind /run/boot_id %s'
+[Install]
+WantedBy=sysinit.target
+"""
+
+
+def test_container_is_back_after_a_reboot(node: Node, work: Work) -> None:
+    """A host that is a container shares the machine's boot id, so a unit gives it one of its own at each boot."""
+    node.write("/etc/systemd/system/boot-id.service", NEW_BOOT_ID % BOOT_ID)
+    node.run("systemctl", "enable", "--quiet", "boot-id.service")
+    held, before = work.slices(), node.read(BOOT_ID)
+    simpodman.podman("stop", "--time", "30", node.container, check=False)
+    simpodman.boot(simpodman.Host(PROJECT, HOST))
+    assert node.read(BOOT_ID) != before
+    work.wait()
+    assert work.slices() == held
+    until(lambda: not troubles(node), "no trouble is left", 90)
+    limited(work)
+
+
+def test_plan_names_who_holds_slices_of_the_former_size(node: Node, work: Work, inventory: Path) -> None:
+    set_group(inventory, "t4", vgpu_split_count=5)
+    planned = play("--limit", HOST, "--check", "--diff", inventory=inventory)
+    assert planned.returncode == 0, planned.stdout
+    for words in ("[disturbs running work]", "1 containers hold slices of the former size until they end"):
+        assert words in planned.stdout, planned.stdout
+
+
+# What cannot be done, what makes it so, what undoes that, words of the message.
+HINDERED = [
+    (
+        "/etc/vgpu is read-only",
+        "mount --bind /etc/vgpu /etc/vgpu; mount -o remount,bind,ro /etc/vgpu",
+        "umount /etc/vgpu",
+        "Read-only file system",
+    ),
+    (
+        "daemon.json has a comma too many",
+        "sed -i 's/{/{,/' /etc/docker/daemon.json",
+        "sed -i 's/{,/{/' /etc/docker/daemon.json",
+        "line 1",
+    ),
+]
+
+
+@pytest.mark.parametrize("name, harm, mend, words", HINDERED, ids=[row[0] for row in HINDERED])
+def test_hindrance_is_named(
+    node: Node, work: Work, inventory: Path, name: str, harm: str, mend: str, words: str
+) -> None:
+    set_group(inventory, "t4", vgpu_split_count=5)
+    node.shell(harm)
+    try:
+        failed = play("--limit", HOST, inventory=inventory)
+    finally:
+        node.shell(mend)
+    assert failed.returncode == 2 and words in failed.stdout, failed.stdout
+    assert "Traceback" not in failed.stdout
+    mended = play("--limit", HOST)
+    assert mended.returncode == 0, mended.stdout
+    work.wait()
+
+
+@pytest.mark.parametrize("options", [["--check"], []], ids=["check mode", "for good"])
+def test_teardown_refuses_before_the_first_change(node: Node, work: Work, options: list[str]) -> None:
+    before = node.snapshot()
+    refused = play("--limit", HOST, *options, playbook="teardown.yml")
+    assert refused.returncode == 2 and NAME in refused.stdout, refused.stdout
+    assert changed(before, node.snapshot()) == []
+    work.wait()
+    limited(work)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod that is written to hold up who reads it: one sentence, and a short one."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import bounds
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods.requests import DialectError, read_pod
+
+GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
+
+
+def pod(containers, annotations=None, **spec):
+    return {"metadata": {"annotations": annotations or {}}, "spec": {"containers": containers, **spec}}
+
+
+def asking(name="c", **limits):
+    return {"name": name, "resources": {"limits": limits or {GPU: "1", MEM: "5"}}}
+
+
+def typos(count, start=0):
+    return {f"nvidia.com/gpum{n}": "5" for n in range(start, start + count)}
+
+
+# A pod, and the one sentence; "" where it is read.
+PODS = [
+    (pod([asking()] * 500), ""),
+    (pod([asking()] * 501), "spec.containers: expected at most 500 of all kinds, found 501"),
+    (pod([{}] * 200_000), "found 200000"),
+    (pod([None] * 501), "found 501"),
+    (pod("x" * 501), "found 501"),
+    (pod([asking()], initContainers=[asking()] * 500), "found 501"),
+    (pod([asking()], ephemeralContainers=[{}] * 500), "found 501"),
+    (pod([asking(**typos(1001))]), "spec.containers: expected at most 1000 names of resources"),
+    (pod([asking(**typos(4, 4 * n)) for n in range(251)]), "at most 1000 names of resources"),
+    (pod([asking(**{"nvidia.com/gpum" + "e" * 303: "5"})]), "names of resources of at most 317 letters"),
+    (
+        pod([{**asking(), "volumeMounts": [{"mountPath": "/a"}] * 2501}] * 2),
+        "spec.containers: expected at most 5000 mounts",
+    ),
+    (pod([asking()], {"nvidia.com/use-gpuuuid": "x" * 300_000}), "metadata.annotations: expected at most 262144"),
+    (pod([asking()], {f"a{n}": "x" * 1000 for n in range(263)}), "metadata.annotations: expected at most 262144"),
+    (pod([asking()], {"a": "x" * 262_143}), ""),
+]
+
+
+@pytest.mark.parametrize(("made", "words"), PODS)
+def test_what_is_too_much_is_not_read(made, words):
+    if not words:
+        assert bounds.excess(made) == [] and read_pod(made).wants_gpus
+        return
+    with pytest.raises(DialectError) as fault:
+        read_pod(made)
+    (finding,) = fault.value.findings
+    assert words in str(finding) and len(str(fault.value)) < 200
+
+
+def test_a_refusal_is_short_however_much_is_wrong():
+    """It is written into the answer for each node of the cluster."""
+    wrong = pod([asking(**{GPU: "1", MEM: "0", f"nvidia.com/gpum{n}": "x" * 2000}) for n in range(300)])
+    with pytest.raises(DialectError) as fault:
+        read_pod(wrong)
+    text = str(fault.value)
+    assert len(fault.value.findings) == 600 and len(text) < 4000
+    assert text.startswith("spec.containers[0].") and text.endswith("; and 590 more")
+
+
+@pytest.mark.parametrize("spec", [None, [], "x", {"containers": None}, {"containers": "x"}, {"containers": {"a": 1}}])
+def test_what_is_no_pod_has_no_excess(spec):
+    assert bounds.excess({"spec": spec, "metadata": {"annotations": "x"}}) == []

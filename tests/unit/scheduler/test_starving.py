@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callers of the webhook that send nothing, or slowly, or much: each is let go, and others are answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import sys
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from doubles.kube_api import KubeApi, write_kubeconfig
+from vgpu_scheduler import main as main_module
+from vgpu_scheduler import server as server_module
+
+from .conftest import ROOT, SITE
+from .test_program import eventually, free_port
+from .test_quota import admission, review
+from .test_service import pod_object, world
+
+HEAD = b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+BODY = review(pod_object("a"))
+LARGE = server_module.SMALL_BODY + 1
+
+
+async def sends(one, text):
+    where = urlsplit(one.webhook_url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    writer.write(text)
+    await writer.drain()
+    return reader, writer
+
+
+def of_length(size, text):
+    return HEAD + f"Content-Length: {size}\r\n\r\n".encode() + text
+
+
+# What is sent, and how the answer begins; nothing where the connection is closed without one.
+SLOW = [
+    (b"", b""),
+    (b"POST /mut", b""),
+    (HEAD, b""),
+    (of_length(len(BODY), BODY[:20]), b"HTTP/1.1 408"),
+    (of_length(LARGE, BODY), b"HTTP/1.1 408"),
+    (HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{'req", b"HTTP/1.1 408"),
+]
+
+
+@pytest.mark.parametrize(("text", "begins"), SLOW)
+def test_who_is_slow_is_let_go(text, begins, monkeypatch):
+    monkeypatch.setattr(server_module, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(main_module, "IDLE_SECONDS", 0.2)
+
+    async def go():
+        async with world(nodes=1) as (_double, one, _names):
+            reader, writer = await sends(one, text)
+            answer = await asyncio.wait_for(reader.readuntil(b"\n") if begins else reader.read(), 30)
+            writer.close()
+            assert answer.startswith(begins) and bool(answer) is bool(begins)
+            assert (await admission(one, pod_object("a")))[0]
+
+    asyncio.run(go())
+
+
+def test_large_bodies_are_read_a_few_at_a_time_and_hold_up_no_small_one():
+    async def go():
+        async with world(nodes=1) as (_double, one, _names), contextlib.AsyncExitStack() as held:
+            # All but their last byte: they wait for as long as BODY_SECONDS.
+            slow = [await sends(one, of_length(LARGE, b" " * (LARGE - 1))) for _n in range(server_module.AT_ONCE)]
+            for _reader, writer in slow:
+                held.callback(writer.close)
+            padded = BODY + b" " * (LARGE - len(BODY))
+            late, writer = await sends(one, of_length(LARGE, padded))
+            held.callback(writer.close)
+            for _n in range(5):
+                assert (await admission(one, pod_object("a")))[0]
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(late.readuntil(b"\n"), 0.3)
+            slow[0][1].write(b" ")
+            assert (await asyncio.wait_for(slow[0][0].readuntil(b"\n"), 30)).startswith(b"HTTP/1.1 400")
+            assert (await asyncio.wait_for(late.readuntil(b"\n"), 30)).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(go())
+
+
+def test_connections_that_say_nothing_take_no_descriptor_that_others_need(tmp_path):
+    """Where a shell or an engine gives few, the program takes what it may have."""
+
+    async def go():
+        async with KubeApi() as double, aiohttp.ClientSession() as session, contextlib.AsyncExitStack() as held:
+            inner = free_port()
+            command = ["--kubeconfig", str(write_kubeconfig(tmp_path / "kubeconfig", double.url)), "--lease="]
+            program = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "vgpu_scheduler.main", *command, f"--extender=127.0.0.1:{inner}", "--webhook="),
+                env={"PYTHONPATH": f"{ROOT / 'native/plugin/src'}:{SITE}"},
+                preexec_fn=few_descriptors,
+            )
+            try:
+
+                async def ready():
+                    async with session.get(f"http://127.0.0.1:{inner}/readyz") as answer:
+                        assert answer.status == 200
+
+                await eventually(ready)
+                async with asyncio.timeout(60):
+                    for _n in range(200):
+                        _reader, writer = await asyncio.open_connection("127.0.0.1", inner)
+                        held.callback(writer.close)
+                    await asked(inner)
+            finally:
+                program.kill()
+                await program.wait()
+
+    asyncio.run(go())
+
+
+def few_descriptors():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
+
+
+async def asked(port):
+    """By a connection of its own."""
+    async with aiohttp.ClientSession() as session:
+        body = json.dumps({"Pod": pod_object("a"), "NodeNames": []})
+        async with session.post(f"http://127.0.0.1:{port}/filter", data=body) as answer:
+            assert answer.status == 200, await answer.text()
