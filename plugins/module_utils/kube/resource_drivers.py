@@ -37,8 +37,8 @@ def _class_note(one: dict[str, Any], resources: Sequence[str]) -> str:
     if mapped not in resources:
         return ""
     return (
-        f"DeviceClass {one['metadata']['name']} maps {mapped}, which we offer too: on nodes without our plugin its driver "
-        "serves pods that ask for it, and limits nothing. Where nobody needs that, remove its extendedResourceName"
+        f"DeviceClass {one['metadata']['name']} maps {mapped}, which we offer too: on nodes without our plugin its "
+        "driver serves pods that ask for it, and limits nothing. Where nobody needs that, remove its extendedResourceName"
     )
 
 
