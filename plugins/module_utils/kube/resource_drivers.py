@@ -38,7 +38,7 @@ def _class_note(one: dict[str, Any], resources: Sequence[str]) -> str:
         return ""
     return (
         f"DeviceClass {one['metadata']['name']} maps {mapped}, which we offer too: on nodes without our plugin its "
-        "driver serves pods that ask for it, and limits nothing. Where nobody needs that, remove its extendedResourceName"
+        "driver serves pods that ask for it, and limits nothing. If nobody needs it, remove its extendedResourceName"
     )
 
 

@@ -55,7 +55,8 @@ def leave(api: Client, node: str) -> bool:
             log.info("there is no node %s in the cluster, and nothing of ours on it", node)
             return False
         raise Fatal(
-            f"node {node}: its annotation {', '.join(ANNOTATIONS)} and its condition {CONDITION} may be left: {fault}. "
+            f"node {node}: its annotation {', '.join(ANNOTATIONS)} and its condition {CONDITION} may be left, "
+            f"and the resources that {node_capacity.ADDED} names: {fault}. "
             "Run this again once the API answers, or without --kubeconfig to leave them"
         ) from None
     if annotations or has_condition:
