@@ -36,6 +36,8 @@ CARD, SLOTS = 15360, 10
 CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SLOTS, "sliceSizing": "requested"}}
 EVENTS = "/api/v1/namespaces/default/events"
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
+NAMES = (MEM, CORES, "nvidia.com/gpumem-percentage", "aliyun.com/gpu-mem", "tencent.com/vcuda-memory")
+CARD_MIB = 15360
 FILL = [WORKER, "fill"]
 TRIALS, AT_ONCE = 52, 4
 
@@ -157,6 +159,22 @@ def test_what_a_pod_says_of_itself_raises_no_limit(machine, pod):
     env = [{"name": name, "value": value} for name, value in MORE.items()]
     one = pod("boasts", {GPU: 1, MEM: 3000, CORES: 30}, notes=NOTES, env=env).wait_running()
     runs_in(machine[1], one, [3000], 30)
+
+
+def listed(cluster: Any) -> dict[str, tuple[str, str]]:
+    """Of what pods request parts by: capacity and allocatable of the node at the API server."""
+    status = cluster.node_object()["status"]
+    found = {name: (status["capacity"].get(name, ""), status["allocatable"].get(name, "")) for name in NAMES}
+    return {name: pair for name, pair in found.items() if any(pair)}
+
+
+def test_node_lists_the_names_that_pods_request(machine, fleet):
+    """From Kubernetes 1.36 on a pod fits no node without them, once somebody's DeviceClass maps the count."""
+    cluster, _node = machine
+    until(lambda: set(listed(cluster)) == set(NAMES), f"{NAMES} in the node's capacity")
+    found = listed(cluster)
+    assert found[MEM] == (str(len(GPUS) * CARD_MIB),) * 2
+    assert all(one == other and int(one) > 0 for one, other in found.values())
 
 
 def test_4paradigm_counts_equal_slices(machine, fleet, pod):
@@ -319,6 +337,7 @@ def test_everything_is_restarted_in_turn_and_pods_run_on(machine, fleet, pod):
         one = until(lambda name=name: runs(cluster, pod, name), f"new pod after {service.name}")
         assert int(one.wait_log(r"^total (\d+)$").group(1)) == 500 * MIB, service.name
         until(lambda one=one: gone(one), f"end of {name} after {service.name}")
+        until(lambda: set(listed(cluster)) == set(NAMES), f"{NAMES} in the node's capacity after {service.name}")
     until(lambda: node.held() == held, "the same slices at the kubelet")
     assert used(node) == memory and all(one.restarts() == 0 for one in before)
     assert over(fleet) == []
