@@ -126,7 +126,7 @@ SWEEPS = [
     molecule("containerd", 16, group=2),
     Gate("native-address", {}, ["tests/native/vcuda"], ["--sanitizer=address", *SANITIZED], "native", 8, 3),
     Gate("fuzz", {}, ["tests/fuzz"], ["--seconds=60"], minutes=4, group=3),
-    molecule("docker", 12, group=3),
+    molecule("docker", 10, group=3),
     molecule("airgapped", 7, group=3),
     Gate("bench", {}, ["tests/bench"], lane="native", minutes=3, group=4),
     Gate("native-hostile", {}, ["tests/native/vcuda"], ["--hostile=all", *QUICK], "native", 9, 4),
