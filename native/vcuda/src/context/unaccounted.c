@@ -11,6 +11,8 @@
  * once in a step.
  *
  * Where a thread stays inside an allocation the figures cannot be read together: nobody waits for that, and a later step looks.
+ * Until then a charge that is too high stays, for a free that was under way may have been in the figure: of such a look it is
+ * only raised.
  *
  * Where NVML does not show this process, the addresses tell of its plain memory: the driver backs it in units of its own, and
  * a unit is held as long as a block lies in it. That is what the card holds for them however full it is of neighbours. A
