@@ -41,15 +41,15 @@ def test_a_driver_that_fails(fences: Path, what: str) -> None:
 
 
 # how often the thread wants to wake, in us → may it be late?
-@pytest.mark.parametrize(("every", "late"), [(50, True), (250, True), (2000, True), (10000, False), (100000, False)])
+@pytest.mark.parametrize(("every", "late"), [(50, True), (250, True), (2000, True), (10000, True), (100000, False)])
 def test_wake_ups_are_bounded(tmp_path_factory: pytest.TempPathFactory, every: int, late: bool) -> None:
     program = compile_program(tmp_path_factory.mktemp("wakes"), "wakes", "wakes.c", flags=SANITIZED)
     for seed in range(5):
         done = subprocess.run([program, str(seed), str(every)], stdout=subprocess.PIPE, text=True, check=True)
         most, latest, early = map(int, done.stdout.split())
         assert early == 0
-        assert most <= 250, "of the 500 a second that the library may cost"
-        assert latest <= (5000 if late else 0)
+        assert most <= 125, "of the 500 a second that the library may cost"
+        assert latest <= (10000 if late else 0)
 
 
 def test_no_fence_is_forgotten_where_the_thread_is_replaced(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The thread that settles what launches took. It goes from context to context, sleeps until what is open should be done, and
- * wakes no more than a few hundred times a second. Inside the driver it may have to wait for a context that another thread
- * keeps locked: a further thread then takes over, and leaves that context to it. Before the process's exit reaches the
- * driver, none of them calls it any more.
+ * wakes no more than about a hundred times a second: where the moment matters, a thread that waits anyway looks. Inside the
+ * driver it may have to wait for a context that another thread keeps locked: a further thread then takes over, and leaves
+ * that context to it. Before the process's exit reaches the driver, none of them calls it any more.
  */
 #include "limiter.h"
 
@@ -20,18 +20,18 @@
 #define STUCK_NS (50 * MS)        /* inside the driver */
 #define EXIT_PATIENCE_NS (2000 * MS) /* for a thread inside the driver: an exit must not hang where the driver does */
 
-enum { AWAKE, TIMED, IDLE };
+enum { AWAKE, IDLE };
 static _Atomic uint32_t asleep;
 static _Atomic uint32_t leader;    /* number of the thread that looks */
 static _Atomic uint64_t looking;   /* since when; 0: it does not */
-static _Atomic uint64_t affordable; /* an earlier wake-up is allowed from then on */
+static _Atomic uint64_t helped;    /* when the program last settled after a wait of its own */
 static _Atomic unsigned fences_put;
 static _Atomic enum { NOT_TRIED, RUNS, CANNOT } state;
 static _Atomic bool at_exit_known;
 
-static void futex(int operation, uint32_t value, const struct timespec *until)
+static void futex(int operation, uint32_t value)
 {
-    syscall(SYS_futex, &asleep, operation, value, until, NULL, FUTEX_BITSET_MATCH_ANY);
+    syscall(SYS_futex, &asleep, operation, value, NULL, NULL, 0);
 }
 
 static bool leads(uint32_t number)
@@ -45,36 +45,36 @@ static uint64_t look(uint32_t number, uint64_t now)
     uint64_t again = UINT64_MAX, mine = now;
     atomic_store_explicit(&looking, now, memory_order_relaxed);
     for (unsigned i = 0; i < FENCE_PLACES && leads(number); i++) {
-        uint64_t next = fence_settle_place(i, now);
+        bool did;
+        uint64_t next = fence_settle_place(i, now, &did);
         again = next < again ? next : again;
+        if (did)
+            fence_wake_waiters();
     }
     /* Not over the word of one that has taken over. */
     atomic_compare_exchange_strong_explicit(&looking, &mine, 0, memory_order_relaxed, memory_order_relaxed);
     return again;
 }
 
-static void sleep_until(struct wakes *wakes, uint64_t wanted)
+static void sleep_until(uint64_t at)
 {
-    atomic_store_explicit(&affordable, wakes_from(wakes), memory_order_relaxed);
-    uint64_t at = wakes_take(wakes, wanted);
-    struct timespec until = {.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)};
-    atomic_store_explicit(&asleep, TIMED, memory_order_seq_cst);
-    futex(FUTEX_WAIT_BITSET_PRIVATE, TIMED, &until);
-    atomic_store_explicit(&asleep, AWAKE, memory_order_seq_cst);
+    const struct timespec until = {.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
 }
 
 static void sleep_idle(void)
 {
     atomic_store_explicit(&asleep, IDLE, memory_order_seq_cst);
     if (!fence_open())
-        futex(FUTEX_WAIT_BITSET_PRIVATE, IDLE, NULL);
+        futex(FUTEX_WAIT_PRIVATE, IDLE);
     atomic_store_explicit(&asleep, AWAKE, memory_order_seq_cst);
 }
 
-static void wake(uint32_t from)
+static void wake(void)
 {
+    uint32_t from = IDLE;
     if (atomic_compare_exchange_strong_explicit(&asleep, &from, AWAKE, memory_order_seq_cst, memory_order_relaxed))
-        futex(FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);
+        futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
 }
 
 static void *control(void *data)
@@ -97,11 +97,11 @@ static void *control(void *data)
             again = now + FENCE_LOOK_NS; /* a program that waits for each of its launches is soon back */
         }
         seen = put;
-        sleep_until(&wakes, again < now + LONGEST_NS ? again : now + LONGEST_NS);
+        sleep_until(wakes_take(&wakes, again < now + LONGEST_NS ? again : now + LONGEST_NS));
     }
     /* It may have slept while another thread took over, and written over that one's word. */
     atomic_store_explicit(&asleep, AWAKE, memory_order_seq_cst);
-    futex(FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);
+    futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
     return NULL;
 }
 
@@ -161,17 +161,17 @@ void controller_tell(uint64_t now)
         return;
     }
     if (atomic_load_explicit(&asleep, memory_order_seq_cst) == IDLE)
-        wake(IDLE);
+        wake();
     uint64_t since = atomic_load_explicit(&looking, memory_order_relaxed);
     if (since && now > since + STUCK_NS)
         take_over();
 }
 
 /* In no other context than its own: who keeps that one locked may be waiting for this very thread. */
-void controller_help(void)
+void controller_help(bool waits)
 {
     CUcontext context;
-    if (atomic_load_explicit(&state, memory_order_relaxed) == CANNOT && fence_open() &&
+    if ((waits || atomic_load_explicit(&state, memory_order_relaxed) == CANNOT) && fence_open() &&
         REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && context)
         fence_settle_context(context, limiter_now());
 }
@@ -181,10 +181,11 @@ void fence_waited(bool done)
     (void)done;
     if (!fence_open())
         return;
-    controller_help();
-    if (atomic_load_explicit(&asleep, memory_order_relaxed) == TIMED &&
-             limiter_now() >= atomic_load_explicit(&affordable, memory_order_relaxed))
-        wake(TIMED);
+    uint64_t now = limiter_now();
+    bool waits = now > atomic_load_explicit(&helped, memory_order_relaxed) + FENCE_HELP_NS;
+    if (waits)
+        atomic_store_explicit(&helped, now, memory_order_relaxed);
+    controller_help(waits);
 }
 
 void controller_reset(void)
@@ -193,5 +194,6 @@ void controller_reset(void)
     atomic_store_explicit(&leader, 0, memory_order_relaxed);
     atomic_store_explicit(&looking, 0, memory_order_relaxed);
     atomic_store_explicit(&fences_put, 0, memory_order_relaxed);
+    atomic_store_explicit(&helped, 0, memory_order_relaxed);
     atomic_store_explicit(&state, NOT_TRIED, memory_order_relaxed);
 }

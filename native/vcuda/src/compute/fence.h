@@ -31,16 +31,16 @@ void fence_wait(uint32_t seen, uint64_t now, uint64_t until);
 void fence_reset(void);
 
 #define FENCE_PLACES 16 /* contexts of a process that are measured */
-#define FENCE_SOON_NS (50 * US)
-#define FENCE_POLL_NS (2 * MS) /* the longest between two looks at what should be done */
-#define FENCE_LOOK_NS (4 * MS) /* between two looks at a queue that is filled again and again */
 
 /* Any fence that nobody has settled? */
 bool fence_open(void);
 /* Settles what is done in the place, unless another thread is at it; calls the driver, and may wait there. Answers when
- * to look again; UINT64_MAX: nothing is open. */
-uint64_t fence_settle_place(unsigned place, uint64_t now);
+ * to look again; UINT64_MAX: nothing is open. *did: something was settled, and who waits for that is to be woken. */
+uint64_t fence_settle_place(unsigned place, uint64_t now, bool *did);
+/* The same by a thread that waits anyway. It wakes nobody: each of many that wait would wake all the others. */
 void fence_settle_context(CUcontext context, uint64_t now);
+/* Something was settled: who waits looks again. */
+void fence_wake_waiters(void);
 /* From now on no thread settles anything. False: one has been inside the driver for that for longer than `patience`. */
 bool fence_park(uint64_t patience_ns);
 
@@ -48,29 +48,10 @@ bool fence_park(uint64_t patience_ns);
 
 /* A fence was put: the thread looks at it in time. It starts with the second one. */
 void controller_tell(uint64_t now);
-/* Where no thread can be started: settles what is done in the current context. It may have to wait for that one. */
-void controller_help(void);
+/* Settles what is done in the current context, by a thread that `waits` anyway, or where no other can be started. */
+void controller_help(bool waits);
 /* The program has waited for something: a look is worth while. */
 void fence_waited(bool done);
 void controller_reset(void);
-
-/* Wake-ups: so many apart on average, some of them at once. */
-#define WAKE_EVERY_NS (5 * MS)
-#define WAKE_BURST 8u
-struct wakes {
-    uint64_t paid; /* up to then wake-ups have been used */
-};
-/* An earlier one is not allowed. */
-static inline uint64_t wakes_from(const struct wakes *wakes)
-{
-    return wakes->paid > WAKE_BURST * WAKE_EVERY_NS ? wakes->paid - WAKE_BURST * WAKE_EVERY_NS : 0;
-}
-/* When the thread may wake that wants to at `wanted`; that wake-up is taken for used. */
-static inline uint64_t wakes_take(struct wakes *wakes, uint64_t wanted)
-{
-    uint64_t at = wanted > wakes_from(wakes) ? wanted : wakes_from(wakes);
-    wakes->paid = (wakes->paid > at ? wakes->paid : at) + WAKE_EVERY_NS;
-    return at;
-}
 
 #endif

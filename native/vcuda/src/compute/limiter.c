@@ -238,7 +238,9 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
     uint64_t began = *now, since = *now;
     uint32_t before = atomic_load_explicit(&limited->passed, memory_order_relaxed);
     for (;;) {
-        controller_help();
+        /* One of many that wait: each would look as often. */
+        bool watches = !atomic_exchange_explicit(&limited->watched, true, memory_order_relaxed);
+        controller_help(waited);
         uint32_t passed = atomic_load_explicit(&limited->passed, memory_order_relaxed);
         if (passed != before)
             since = *now;
@@ -258,10 +260,12 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
             .now = *now, .waited = *now - began, .gate = arbiter ? page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
             .turn_start = page.turn_start_ns, .turn_end = page.turn_end_ns,
             .outstanding_max = arbiter && page.outstanding_max_us ? page.outstanding_max_us * US : PACE_OUTSTANDING_NS,
-            .busy_until = stuck ? 0 : busy, .balance = tenant_balance(limited, *now, rate, working)};
+            .busy_until = stuck ? 0 : busy, .watches = watches, .balance = tenant_balance(limited, *now, rate, working)};
         enum pace pace = pace_decide(&view, cost, &until);
         __atomic_store_n(&limited->tenant->active_ns, *now, __ATOMIC_RELAXED);
         if (pace == PACE_GO) {
+            if (watches)
+                atomic_store_explicit(&limited->watched, false, memory_order_relaxed);
             if (stuck)
                 thread->stalled = passed + 1;
             if (asked)
@@ -282,6 +286,8 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         } else {
             fence_wait(seen, *now, until);
         }
+        if (watches)
+            atomic_store_explicit(&limited->watched, false, memory_order_relaxed);
         limits_control(); /* a live change counts for who waits, too */
         uint64_t then = *now;
         *now = limiter_now();

@@ -22,6 +22,7 @@ struct limited {
     _Atomic uint64_t busy_until; /* end of what this process has queued, as predicted */
     _Atomic uint64_t queued;     /* predicted work in open fences */
     _Atomic uint32_t passed;     /* fences that are open no more */
+    _Atomic bool watched;        /* a launch that waits looks when what is queued is done */
     _Atomic uint64_t looked;     /* when the page was last looked for */
 };
 /* The limiter's state of a device; the pages are opened with the first call. */

@@ -8,6 +8,7 @@
 #define BURST_WAIT_NS (40 * MS)
 
 #define WOKEN_NS (500 * US) /* from the begin of a turn to its first launch, on a busy machine */
+#define DRAINED_NS (100 * US) /* the least between two looks whether the GPU has done what was launched before the gate closed */
 #define LOOK_AGAIN_NS (10 * MS) /* the longest wait without a look at limits and page */
 
 static int64_t load(const int64_t *word)
@@ -75,6 +76,13 @@ static enum pace later(const struct pace_view *view, uint64_t when, enum pace an
     return answer;
 }
 
+/* The next turn begins when this process says that its own work is done: one looks after half of what that should take. */
+static enum pace at_gate(const struct pace_view *view, uint64_t *until)
+{
+    uint64_t left = view->watches && view->busy_until > view->now ? view->busy_until - view->now : 0;
+    return later(view, left ? view->now + (left / 2 > DRAINED_NS ? left / 2 : DRAINED_NS) : 0, PACE_WAIT_GATE, until);
+}
+
 uint64_t pace_exclusive(const struct pace_view *view, uint32_t flags)
 {
     uint64_t start = view->busy_until > view->now ? view->busy_until : view->now, end = view->turn_end + VGPU_ARBITER_DRAIN_NS;
@@ -89,17 +97,17 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
 {
     uint64_t start = view->busy_until > view->now ? view->busy_until : view->now;
     if (view->gate == VGPU_GATE_CLOSED)
-        return later(view, 0, PACE_WAIT_GATE, until);
+        return at_gate(view, until);
     if (view->gate == VGPU_GATE_TURN) {
         if (view->now < view->turn_start)
             return later(view, view->turn_start, PACE_WAIT, until);
         if (start >= view->turn_end)
-            return later(view, 0, PACE_WAIT_GATE, until);
+            return at_gate(view, until);
         /* What does not fit goes if it is the first of its turn (it would never fit), or nearer to in than to out. Who is
          * woken late is first all the same: a short turn must not pass it by. */
         uint64_t first = (view->turn_end - view->turn_start) / 8;
         if (start + cost > view->turn_end + cost / 2 && start > view->turn_start + (first > WOKEN_NS ? first : WOKEN_NS))
-            return later(view, 0, PACE_WAIT_GATE, until);
+            return at_gate(view, until);
     }
     if (start - view->now > view->outstanding_max)
         return later(view, start - view->outstanding_max, PACE_WAIT, until);

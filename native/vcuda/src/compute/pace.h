@@ -8,6 +8,7 @@
  *   pace     may this launch go now, and if not, when to ask again
  *   cost     what a kernel takes, learned from segments
  *   segment  launches between two fences of one stream; settled by what they really took
+ *   wakes    how often the thread that settles may wake
  */
 #ifndef VGPU_PACE_H
 #define VGPU_PACE_H
@@ -50,6 +51,7 @@ struct pace_view {
     uint64_t turn_start, turn_end;
     uint64_t outstanding_max; /* ns */
     uint64_t busy_until;      /* of this process */
+    bool watches;             /* it is this launch that looks when the GPU has done what the process had queued */
     int64_t balance;
 };
 
@@ -143,5 +145,31 @@ struct settler {
 /* What a finished segment is charged; teaches `costs`. begin and end are on one time base. */
 uint64_t segment_settle(struct costs *costs, struct settler *settler, const struct segment *segment, uint64_t begin,
                         uint64_t end);
+
+/* --- wake-ups of the thread that settles --------------------------------------------------------------- */
+
+#define FENCE_SOON_NS (50 * US)
+#define FENCE_POLL_NS (2 * MS) /* the longest between two looks at what should be done */
+#define FENCE_LOOK_NS (4 * MS) /* between two looks at a queue that is filled again and again */
+#define FENCE_HELP_NS (1 * MS) /* between two looks of a program that waits for what it launched, again and again */
+
+/* So far apart on average, and so many at once. */
+#define WAKE_EVERY_NS (10 * MS)
+#define WAKE_BURST 8u
+struct wakes {
+    uint64_t paid; /* up to then wake-ups have been used */
+};
+/* An earlier one is not allowed. */
+static inline uint64_t wakes_from(const struct wakes *wakes)
+{
+    return wakes->paid > WAKE_BURST * WAKE_EVERY_NS ? wakes->paid - WAKE_BURST * WAKE_EVERY_NS : 0;
+}
+/* When the thread may wake that wants to at `wanted`; that wake-up is taken for used. */
+static inline uint64_t wakes_take(struct wakes *wakes, uint64_t wanted)
+{
+    uint64_t at = wanted > wakes_from(wakes) ? wanted : wakes_from(wakes);
+    wakes->paid = (wakes->paid > at ? wakes->paid : at) + WAKE_EVERY_NS;
+    return at;
+}
 
 #endif

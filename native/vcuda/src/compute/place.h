@@ -53,7 +53,5 @@ extern _Atomic bool vgpu_fences_parked;
 struct place *place_of(CUcontext context, bool make);
 /* Marks at rest beyond `keep` are destroyed. The context is current, `settling` held. */
 void place_trim(struct place *place, unsigned keep);
-/* Something was settled: who waits looks again. */
-void fence_wake_waiters(void);
 
 #endif

@@ -198,7 +198,7 @@ static unsigned settle_open(struct place *place, bool safe)
     return finished;
 }
 
-static uint64_t settle(struct place *place, uint64_t now)
+static uint64_t settle(struct place *place, uint64_t now, bool *did)
 {
     bool had = place->open != NULL;
     int mode;
@@ -218,19 +218,18 @@ static uint64_t settle(struct place *place, uint64_t now)
         leave_place(place);
     }
     capture_restore(mode);
-    uint64_t again = predict(place, finished || !entered, !had, now);
-    if (finished || !entered)
-        fence_wake_waiters();
-    return again;
+    *did = finished || !entered;
+    return predict(place, *did, !had, now);
 }
 
-uint64_t fence_settle_place(unsigned index, uint64_t now)
+uint64_t fence_settle_place(unsigned index, uint64_t now, bool *did)
 {
     struct place *place = &vgpu_places[index];
+    *did = false;
     if (!place->limited || !lock_try(&place->settling))
         return UINT64_MAX;
     /* Looked at with the lock held: who parks waits for the lock after it has said so. */
-    uint64_t again = atomic_load_explicit(&vgpu_fences_parked, memory_order_seq_cst) ? UINT64_MAX : settle(place, now);
+    uint64_t again = atomic_load_explicit(&vgpu_fences_parked, memory_order_seq_cst) ? UINT64_MAX : settle(place, now, did);
     lock_drop(&place->settling);
     return again;
 }
@@ -240,8 +239,9 @@ void fence_settle_context(CUcontext context, uint64_t now)
     lock_take(&vgpu_place_lock);
     const struct place *place = place_of(context, false);
     lock_drop(&vgpu_place_lock);
+    bool did;
     if (place)
-        fence_settle_place((unsigned)(place - vgpu_places), now);
+        fence_settle_place((unsigned)(place - vgpu_places), now, &did);
 }
 
 bool fence_park(uint64_t patience_ns)
@@ -292,9 +292,9 @@ void fence_context_leaving(struct leaving *leaving)
     if (place) {
         lock_take(&place->settling);
         uint64_t now = limiter_now();
-        bool asks = !atomic_load_explicit(&vgpu_fences_parked, memory_order_seq_cst);
+        bool did, asks = !atomic_load_explicit(&vgpu_fences_parked, memory_order_seq_cst);
         if (asks && still(place, serial))
-            settle(place, now);
+            settle(place, now, &did);
         if (asks && still(place, serial))
             destroy_events(place);
         if (still(place, serial))

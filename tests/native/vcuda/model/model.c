@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A discrete-event model of tenants on one GPU. The limiter's arithmetic is the library's and the arbiter's own object
- * code; what is modelled is the GPU (gpu.c), the launching threads, the controller threads and the delays of wake-ups.
+ * code, and so is how often the thread that settles may wake; what is modelled is the GPU (gpu.c), the launching threads,
+ * when that thread would look, and the delays of wake-ups.
  * Shares are read from the GPU's log. The answer is one JSON object; "charged" is what the library charged, in parts of
  * what the GPU ran, at the least and at the most of any window of max(1 s, 20 times the longest kernel) after --warm.
  *
@@ -25,7 +26,6 @@
 #define LAUNCH_NS 3000ull  /* a launch call of the host */
 #define MARK_NS 1500ull    /* an event record */
 #define GAP_NS 20000ull
-#define POLL_NS 200000ull  /* the controller thread */
 #define FENCES 4096u
 #define NEVER UINT64_MAX
 #define STEP_NS (50 * MS) /* from one window to the next */
@@ -55,9 +55,11 @@ struct tenant {
     uint64_t busy_until, queued, looked, began;
     struct fence fences[FENCES];
     uint64_t fence_head, fence_tail;
+    struct wakes wakes; /* of the controller thread */
+    uint64_t soon, helped;
     /* thread */
     uint64_t next, wants_since, poll, unlimited_wait;
-    bool at_gate, waits;
+    bool at_gate, waits, syncs;
     int kernel;
     unsigned grid, in_burst, segments;
     /* figures */
@@ -117,13 +119,28 @@ static void close_segment(struct tenant *t, int index, uint64_t now)
     fence->end = 0;
     gpu_put(&gpu, index, 0, &fence->end);
     if (t->poll == NEVER)
-        t->poll = now + POLL_NS;
+        t->poll = wakes_take(&t->wakes, now + SEGMENT_NS);
     t->fence_tail++;
     segment_start(&t->open);
 }
 
-static void controller(struct tenant *t, uint64_t now)
+/* When settle.c would look again. */
+static uint64_t look_again(struct tenant *t, uint64_t now, bool finished)
 {
+    const struct fence *first = &t->fences[t->fence_head % FENCES];
+    uint64_t due = (first->begin ? first->begin : now) + first->segment.predicted;
+    uint64_t all = now + (t->queued < FENCE_LOOK_NS ? t->queued : FENCE_LOOK_NS);
+    if (finished)
+        t->soon = FENCE_SOON_NS;
+    else if (now >= due && t->soon < FENCE_POLL_NS)
+        t->soon *= 2;
+    uint64_t again = now >= due ? now + t->soon : all > due ? all : due;
+    return again > now + FENCE_SOON_NS ? again : now + FENCE_SOON_NS;
+}
+
+static bool settle_open(struct tenant *t, uint64_t now)
+{
+    bool finished = false;
     while (t->fence_head != t->fence_tail) {
         struct fence *fence = &t->fences[t->fence_head % FENCES];
         if (!fence->end)
@@ -132,12 +149,12 @@ static void controller(struct tenant *t, uint64_t now)
         bucket_correct(&t->page, fence->segment.predicted, real);
         t->queued -= fence->segment.predicted;
         t->fence_head++;
+        finished = true;
     }
     if (t->fence_head == t->fence_tail) {
         t->busy_until = now;
         t->page.busy_until_ns[0] = 0;
-        t->poll = NEVER;
-        return;
+        return finished;
     }
     const struct fence *first = &t->fences[t->fence_head % FENCES];
     uint64_t since = first->begin ? first->begin : now;
@@ -145,7 +162,13 @@ static void controller(struct tenant *t, uint64_t now)
     uint64_t least = now + 50 * US + t->queued - first->segment.predicted;
     uint64_t until = since + t->queued > least ? since + t->queued : least;
     t->busy_until = t->page.busy_until_ns[0] = until;
-    t->poll = now + (until - now < POLL_NS ? until - now : POLL_NS) + wake_delay() / 4;
+    return finished;
+}
+
+static void controller(struct tenant *t, uint64_t now)
+{
+    bool finished = settle_open(t, now);
+    t->poll = t->fence_head == t->fence_tail ? NEVER : wakes_take(&t->wakes, look_again(t, now, finished)) + wake_delay() / 4;
 }
 
 /* One try to launch; false: it waits until t->next, or for the gate. */
@@ -176,6 +199,8 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     }
     bool alone = !known;
     close_segment(t, index, now);
+    if (t->waits)
+        settle_open(t, now);
     bool speaks = arbiter && t->gpu_page.gate != VGPU_GATE_NONE;
     uint32_t share = share_now(t, now);
     struct vgpu_gpu_page page = {.gate = t->gpu_page.gate, .rate_ppm = t->gpu_page.rate_ppm};
@@ -185,7 +210,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
         .now = now, .waited = now - t->wants_since, .gate = speaks ? t->gpu_page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
         .turn_start = t->gpu_page.turn_start_ns, .turn_end = t->gpu_page.turn_end_ns,
         .outstanding_max = t->gpu_page.outstanding_max_us && speaks ? t->gpu_page.outstanding_max_us * US : PACE_OUTSTANDING_NS,
-        .busy_until = t->busy_until, .balance = bucket_balance(&t->page)};
+        .busy_until = t->busy_until, .watches = true, .balance = bucket_balance(&t->page)};
     enum pace pace = pace_decide(&view, cost, &until);
     t->page.active_ns = now;
     t->at_gate = pace == PACE_WAIT_GATE;
@@ -225,6 +250,19 @@ static void thread(struct tenant *t, int index, uint64_t now)
         t->next = now + 20 * US;
         return;
     }
+    if (t->syncs) {
+        if (gpu_depth(&gpu, index)) {
+            t->next = now + 10 * US;
+            return;
+        }
+        t->syncs = false;
+        if (now > t->helped + FENCE_HELP_NS) { /* fence_waited() */
+            t->helped = now;
+            settle_open(t, now);
+        }
+        t->next = now + (uint64_t)((double)t->rest * (0.5 + chance()));
+        return;
+    }
     if (!t->wants_since)
         t->wants_since = now;
     if (!launch(t, index, now))
@@ -244,8 +282,7 @@ static void thread(struct tenant *t, int index, uint64_t now)
     if (t->burst && ++t->in_burst >= t->burst) {
         t->in_burst = 0;
         close_segment(t, index, now);
-        /* The host waits for its results (a free settle point), then thinks. */
-        t->next = (t->busy_until > t->next ? t->busy_until : t->next) + (uint64_t)((double)t->rest * (0.5 + chance()));
+        t->syncs = true; /* the host waits for its results, then thinks */
     }
 }
 

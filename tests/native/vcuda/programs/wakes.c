@@ -3,7 +3,7 @@
  * When the settling thread wakes, on virtual time: wakes SEED EVERY_US. It wants to wake so often, give or take, for 100 s.
  * Says the most wake-ups in any one second, the most that one was late (us), and how many came too early.
  */
-#include "compute/fence.h"
+#include "compute/pace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
