@@ -175,5 +175,8 @@ SWEEPS = [
     # The first run of the two builds Kubernetes, which takes 40 minutes more.
     make("e2e", "hosts", 26),
     make("e2e-scheduler", "hosts", 9),
+    # The newest Kubernetes that we support; each version is built once.
+    make("e2e-136", "hosts", 26),
+    make("e2e-scheduler-136", "hosts", 9),
     make("bench-long", "native", 38),
 ]

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "tests" / "e2e_scheduler")]
 
 from fleet import Fleet  # noqa: E402
-from kubebox import pods  # noqa: E402
+from kubebox import pods, power  # noqa: E402
 from kubebox.api import ApiError  # noqa: E402
 from kubebox.cluster import PODS  # noqa: E402
 from kubebox.gpunode import LIBRARIES, MIB  # noqa: E402
@@ -341,6 +341,32 @@ def test_everything_is_restarted_in_turn_and_pods_run_on(machine, fleet, pod):
     until(lambda: node.held() == held, "the same slices at the kubelet")
     assert used(node) == memory and all(one.restarts() == 0 for one in before)
     assert over(fleet) == []
+
+
+def test_pods_that_a_boot_ended_hold_no_memory(machine, fleet, pod):
+    """The kubelet is there before the plugin and ends the pods; their whole memory is for the next ones."""
+    cluster, node = machine
+    before = [pod(f"ended-{n}", {GPU: 1, MEM: 14000}).wait_running() for n in range(len(GPUS))]
+    for one in before:
+        one.wait_log(r"^filled \d+$")
+
+    power.cut(cluster, node)
+    power.boot_runtime(cluster)
+    cluster.kubelet.start()
+    for one in before:
+        assert GPU in until(lambda one=one: ended(one), f"refusal of {one.name} by the kubelet")
+    node.start()
+    until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all slices at the node")
+
+    for n in range(len(GPUS)):
+        runs_in(node, pod(f"after-{n}", {GPU: 1, MEM: 14000}).wait_running(), [14000], 100)
+    assert all(ended(one) for one in before), "named until somebody deletes them"
+
+
+def ended(one: pods.Pod) -> str:
+    """What the kubelet says of a pod that it refused; empty for any other."""
+    status = one.object()["status"]
+    return status["message"] if status.get("reason") == "UnexpectedAdmissionError" else ""
 
 
 def gone(one: pods.Pod) -> bool:

@@ -3,6 +3,7 @@
 # Builds the programs of Kubernetes that tests/e2e needs into a folder and prints its name; built once, then cached.
 # The folder's name holds the digest of go.mod and go.sum, so another version of them is another build.
 #   tests/e2e/kube/build.sh [--find]         --find: only say where they are, exit 3 when they are not built
+#   VGPU_E2E_KUBERNETES=1.36                 the version: one of the folders next to this file; 1.34 without it
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 programs="kube-apiserver kubelet kube-scheduler kube-controller-manager"
@@ -22,8 +23,13 @@ if [ -n "${VGPU_E2E_KUBE_BIN:-}" ]; then
     exit 0
 fi
 
-digest=$(cat "$here/go.mod" "$here/go.sum" | sha256sum | cut -c1-12)
-version=$(sed -n 's|^[[:space:]]*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$here/go.mod" | head -n 1)
+module=$here/${VGPU_E2E_KUBERNETES:-1.34}
+[ -f "$module/go.mod" ] || {
+    echo "VGPU_E2E_KUBERNETES=$VGPU_E2E_KUBERNETES: expected one of $(cd "$here" && echo 1.*), a folder of tests/e2e/kube" >&2
+    exit 1
+}
+digest=$(cat "$module/go.mod" "$module/go.sum" | sha256sum | cut -c1-12)
+version=$(sed -n 's|^.*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$module/go.mod" | head -n 1)
 cache=${VGPU_E2E_CACHE:-$here/../../../.build/kube}
 out=$cache/$version-$digest
 if all_in "$out"; then
@@ -31,14 +37,14 @@ if all_in "$out"; then
     exit 0
 fi
 [ "${1:-}" != --find ] || exit 3
-go=$("$here/go.sh")
+go=$("$here/go.sh" "$(sed -n 's/^go \([0-9]*\.[0-9]*\).*/\1/p' "$module/go.mod")")
 mkdir -p "$out"
 minor=${version#v1.}
 minor=${minor%%.*}
 # The programs tell their version to each other and to the device plugin; without these flags they say v0.0.0.
 stamp="-X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1"
 stamp="$stamp -X k8s.io/component-base/version.gitMinor=$minor -X k8s.io/client-go/pkg/version.gitVersion=$version"
-cd "$here"
+cd "$module"
 for program in $programs; do
     [ ! -x "$out/$program" ] || continue
     echo "building $program $version" >&2

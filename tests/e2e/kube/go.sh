@@ -1,12 +1,16 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Prints a go program that builds this Kubernetes: the one in PATH where it is new enough, else Go's own toolchain module,
-# fetched by Debian's older go and checked against Go's checksum database.
+# Prints a go program of that version or newer, 1.24 without one: the one in PATH where it is new enough, else Go's own
+# toolchain module, fetched by Debian's older go and checked against Go's checksum database.
+#   tests/e2e/kube/go.sh [VERSION]
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${VGPU_E2E_CACHE:-$here/../../../.build/kube}
-wanted=1.24
-toolchain=1.24.9
+wanted=${1:-1.24}
+case $wanted in
+1.24) toolchain=1.24.9 ;;
+*) toolchain=$wanted.0 ;;
+esac
 
 version() {
     # GOTOOLCHAIN=local: say what it is, fetch nothing.

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A power cut of the node and its next boot. The control plane is another machine's and runs on.
+
+What a boot ends is gone: every process of the node, its mounts, all of /run/vgpu and /run/containerd, control groups
+of pods, the driver's memory. What lies on the disk stays: images and records of the container runtime, the kubelet's
+checkpoints. The boot has an id of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import uuid
+from pathlib import Path
+
+from .box import RUN, hierarchies, mount, remove_cgroups
+from .cluster import Cluster
+from .gpunode import GpuNode
+from .process import until
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Of a real node these are on a tmpfs.
+VOLATILE = (Path("/run/vgpu"), Path("/run/containerd"))
+SHIM = "containerd-shim"
+
+
+def cut(cluster: Cluster, node: GpuNode) -> None:
+    """Nothing of the node runs after it, and nothing had a moment to tidy up."""
+    for service in (node.plugin, node.arbiter, cluster.kubelet, cluster.containerd):
+        service.stop(kill=True)
+    # Shims first: one that lives would still write down how its container ended.
+    for pids in (shims, lambda: contained(cluster)):
+        until(lambda pids=pids: not killed(pids()), "end of the node's processes")
+    for place in reversed(mounts()):
+        if any(folder in (place, *place.parents) for folder in (*VOLATILE, Path("/var/lib/kubelet/pods"))):
+            subprocess.run(["umount", "--lazy", str(place)], check=True)
+    for folder in VOLATILE:
+        shutil.rmtree(folder)
+    Path("/run/vgpu").mkdir()
+    remove_cgroups(f"{cluster.cgroup}/kubepods")
+    node.gpusimctl("reset")
+    new_boot()
+
+
+def contained(cluster: Cluster) -> list[int]:
+    """Processes in the pods' control groups."""
+    found = set()
+    for place in hierarchies():
+        for file in (place / cluster.cgroup / "kubepods").rglob("cgroup.procs"):
+            found |= {int(pid) for pid in file.read_text().split()}
+    return sorted(found)
+
+
+def shims() -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name, state = (folder / "stat").read_text().partition("(")[2].rpartition(")")[::2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if name.startswith(SHIM) and state.split()[0] != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def killed(pids: list[int]) -> list[int]:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return pids
+
+
+def mounts() -> list[Path]:
+    """Of this machine, in the order of mounting."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [Path(line.split()[4].encode().decode("unicode_escape")) for line in lines]
+
+
+def new_boot() -> None:
+    """An id of this boot, which the kubelet and our plugin read."""
+    stand_in = RUN / "sysctl" / "boot_id"
+    first = not stand_in.exists()
+    stand_in.write_text(f"{uuid.uuid4()}\n")
+    if first:
+        mount("--bind", str(stand_in), str(BOOT_ID))
+
+
+def boot_runtime(cluster: Cluster) -> None:
+    """The container runtime, with the images that it had."""
+    cluster.containerd.start()
+    until(lambda: cluster.ctr("version", check=False).returncode == 0, "containerd that answers")
+
+
+def boot_programs(node: GpuNode) -> None:
+    """Our programs until they serve: what systemd waits for before it starts what comes after them."""
+    node.arbiter.start()
+    node.plugin.start()
+    until(lambda: serves(node), f"plugin that serves; its log:\n{node.plugin.tail(5)}")
+
+
+def serves(node: GpuNode) -> bool:
+    node.plugin.must_run()
+    try:
+        return bool(node.status())
+    except subprocess.CalledProcessError:
+        return False

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node loses its power and boots: with the device plugin first, as its unit asks of systemd, and with the kubelet
+first, as after a kubelet of another unit or a plugin that waits for the driver.
+
+A kubelet that admits a pod while nobody offers its devices ends that pod for good (kubernetes/kubernetes#125579). Such
+pods must be named and hold nothing, the node must offer nothing until the plugin is there, and what a controller makes
+in their place must run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kubebox import pods, power
+from kubebox.gpunode import LIBRARIES, MIB, RESOURCE
+from kubebox.pods import WORKER
+from kubebox.process import until
+
+GPUS = ["T4"]
+SPLIT = SLICES = 4
+SLICE = 15360 // SPLIT * MIB
+CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SPLIT}}
+FILL = [WORKER, "fill"]
+REPLICA_SETS = "/apis/apps/v1/namespaces/default/replicasets"
+EVENTS = "/api/v1/namespaces/default/events"
+
+
+def used(node: Any) -> list[int]:
+    """Bytes of each process, by the driver's own account."""
+    return sorted(one["total"] for gpu in node.gpusimctl("usage", "--json")["gpus"] for one in gpu["processes"])
+
+
+def boot_of(cluster: Any) -> str:
+    return str(cluster.node_object()["status"]["nodeInfo"]["bootID"])
+
+
+@pytest.fixture
+def work(cluster, node, pod):
+    """Two pods that have filled their slices, and the boot in which they did."""
+    ones = [pod(f"work-{n}", FILL, restart="Always") for n in range(2)]
+    for one in ones:
+        one.wait_running()
+        one.wait_log(r"^filled ")
+    assert used(node) == [SLICE] * 2
+    return ones, node.held(), boot_of(cluster)
+
+
+def test_plugin_first(cluster, node, work):
+    """The same pods run again, each in the slice that it had."""
+    ones, held, boot = work
+    uids = [one.uid for one in ones]
+
+    power.cut(cluster, node)
+    power.boot_programs(node)
+    power.boot_runtime(cluster)
+    cluster.kubelet.start()
+
+    until(lambda: cluster.node_ready() and boot_of(cluster) != boot, "node of another boot")
+    until(node.registered, "registration")
+    until(lambda: used(node) == [SLICE] * 2, f"both slices filled again: {[one.object()['status'] for one in ones]}")
+    assert [one.uid for one in ones] == uids and all(one.restarts() >= 1 for one in ones)
+    until(lambda: node.held() == held, "the same slices at the kubelet")
+    until(lambda: cluster.allocatable() == SLICES, "all slices at the node")
+
+
+@pytest.fixture
+def replicas(cluster):
+    """A ReplicaSet of one pod that fills its slice."""
+    controllers = cluster.start_controllers("replicaset-controller")
+    template = pods.manifest("", pods.container(FILL), restart="Always")
+    label = {"app": "replicas"}
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": label},
+        "template": {"metadata": {"labels": label}, "spec": template["spec"]},
+    }
+    body = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "replicas"}, "spec": spec}
+    cluster.api.create(REPLICA_SETS, body)
+    yield lambda: [
+        pods.Pod(cluster, one["metadata"]["name"])
+        for one in cluster.api.get(pods.PODS + "?labelSelector=app%3Dreplicas")["items"]
+    ]
+    controllers.stop()
+    cluster.api.delete(f"{REPLICA_SETS}/replicas")
+
+
+def refused(one: pods.Pod) -> str:
+    """Why the kubelet ended the pod at admission; empty while it did not."""
+    status = one.object()["status"]
+    return (
+        status["message"] if (status["phase"], status.get("reason")) == ("Failed", "UnexpectedAdmissionError") else ""
+    )
+
+
+def test_kubelet_first(cluster, node, work, replicas, pod):
+    """Pods of a controller come back in a new pod. Single ones are named, and hold neither a slice nor memory."""
+    ones, _held, boot = work
+    (former,) = until(replicas, "pod of the ReplicaSet")
+    former.wait_running()
+
+    power.cut(cluster, node)
+    power.boot_runtime(cluster)
+    cluster.kubelet.start()
+
+    until(lambda: cluster.node_ready() and boot_of(cluster) != boot, "node of another boot")
+    for one in (*ones, former):
+        text = until(lambda one=one: refused(one), f"refusal of {one.name} by the kubelet")
+        assert RESOURCE in text
+        assert not one.running()
+    until(lambda: cluster.allocatable() == 0, "node that offers nothing without its plugin")
+    until(lambda: any(one.why_not_scheduled() for one in replicas()), "new pod of the ReplicaSet that waits")
+
+    node.start()
+
+    until(lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES), "all slices at the node")
+    until(lambda: any(one.running() for one in replicas()), "pod of the ReplicaSet that runs")
+    # With the one of the ReplicaSet these are all slices: no refused pod keeps one.
+    later = [pod(f"later-{n}", FILL).wait_running() for n in range(SLICES - 1)]
+    until(lambda: used(node) == [SLICE] * SLICES, "every slice filled, and none by more than its size")
+    names = {name for name, _container in node.held()}
+    assert names.isdisjoint({one.name for one in (*ones, former)})
+    assert names > {one.name for one in later}
+    # Still named until somebody deletes them.
+    assert all(refused(one) for one in ones)

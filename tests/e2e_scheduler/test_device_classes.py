@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Next to the chart of a DRA driver: its DeviceClass maps ``nvidia.com/gpu``, as NVIDIA's and HAMi's do.
+
+From Kubernetes 1.36 on the kube-scheduler then wants every extended resource of a pod on the node or in a class. The
+names on our nodes are those that the device plugin adds to a node's capacity.
+"""
+
+from __future__ import annotations
+
+import pytest
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin.reconcile import node_capacity
+
+GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
+CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
+CLASS = "gpu.example.com"
+SINCE = (1, 36)
+
+ASKED = [
+    ("hami", {GPU: 1, MEM: 3000, CORES: 30}, {}, [(3000, 30)]),
+    ("hami-percent", {"nvidia.com/gpumem-percentage": 50}, {}, [(8080, 0)]),
+    ("hami-priority", {GPU: 1, MEM: 3000, "nvidia.com/priority": 1}, {}, [(3000, 0)]),
+    ("alibaba", {"aliyun.com/gpu-mem": 8}, {"aliyun.com/gpu-count": "2"}, [(4309, 0), (4309, 0)]),
+    ("tencent", {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 30}, {}, [(7680, 50)]),
+    ("nvidia", {GPU: 1}, {}, [(16160, 100)]),
+    ("shared", {GPU + ".shared": 1}, {}, [(1616, 10)]),
+]
+
+
+@pytest.fixture(scope="module")
+def version(fleet):
+    """Major and minor of this control plane."""
+    found = fleet.api.get("/version")
+    return int(found["major"]), int(found["minor"].rstrip("+"))
+
+
+@pytest.fixture
+def mapped(fleet):
+    """A DeviceClass of somebody else's driver that maps our count, and no device of it on any node."""
+    spec = {"extendedResourceName": GPU, "selectors": [{"cel": {"expression": f"device.driver == '{CLASS}'"}}]}
+    fleet.api.create(CLASSES, {"metadata": {"name": CLASS}, "spec": spec})
+    yield
+    fleet.api.delete(f"{CLASSES}/{CLASS}")
+
+
+def list_names(fleet, name):
+    """Does to a node what the device plugin does."""
+    path = f"/api/v1/nodes/{name}"
+    node = fleet.api.get(path)
+    gpus = pod_annotations.read_gpus(node["metadata"]["annotations"][pod_annotations.GPUS])
+    change = node_capacity.patch(node, node_capacity.amounts(gpus, node_capacity.names_of({}), [GPU]))
+    fleet.api.call("PATCH", f"{path}/status", change, "application/strategic-merge-patch+json")
+
+
+@pytest.mark.parametrize(("name", "limits", "labels", "sizes"), ASKED, ids=[one[0] for one in ASKED])
+def test_each_dialect_is_placed_on_a_node_that_lists_its_names(fleet, mapped, name, limits, labels, sizes):
+    fleet.node("a")
+    list_names(fleet, "a")
+    fleet.pod(name, limits, labels=labels)
+    node, plan = fleet.bound(name)
+    assert (node, [(one.memory_mib, one.cores) for one in plan[0].devices]) == ("a", sizes)
+    # Ours serve it: the kube-scheduler has made no claim of that class for it.
+    assert not fleet.get(name)["status"].get("extendedResourceClaimStatus")
+
+
+def test_a_node_that_lists_no_names_fits_no_pod_next_to_such_a_class(fleet, version, mapped):
+    """The control of the tests above: what the names are there for, and since when."""
+    fleet.node("bare")
+    fleet.pod("hami", {GPU: 1, MEM: 3000})
+    if version < SINCE:
+        assert fleet.bound("hami")[0] == "bare"
+        return
+    assert "cannot fit resource" in fleet.waits("hami")
+    fleet.node("listed")
+    list_names(fleet, "listed")
+    assert fleet.bound("hami")[0] == "listed"
