@@ -72,7 +72,7 @@ def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[di
     withheld are pieces that it tells the kubelet are not healthy now.
     """
     if not seen["found"]:
-        remedy = "give the name that kubectl get nodes lists (verify_kube_node), or join the host to the cluster"
+        remedy = "give the name that kubectl get nodes lists (device_plugin_node_name), or join the host to the cluster"
         return [entry("Kubernetes", name, "a node", "none of that name", remedy)]
     out = []
     if not seen["ready"]:

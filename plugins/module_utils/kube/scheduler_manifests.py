@@ -69,6 +69,12 @@ def resource_names(config: dict[str, Any]) -> list[str]:
         "aliyun.com/gpu-core.percentage",
         "tencent.com/vcuda-core",
         "tencent.com/vcuda-memory",
+        "tke.cloud.tencent.com/qgpu-core",
+        "tke.cloud.tencent.com/qgpu-memory",
+        "volcano.sh/vgpu-number",
+        "volcano.sh/vgpu-memory",
+        "volcano.sh/vgpu-memory-percentage",
+        "volcano.sh/vgpu-cores",
     ]
 
 

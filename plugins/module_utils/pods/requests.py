@@ -6,6 +6,7 @@
 ``size_on`` computes what it means on one card.
 
 Dialects: ``hami`` (nvidia.com/gpumem and kin), ``alibaba`` (aliyun.com/gpu-mem), ``tencent`` (tencent.com/vcuda-core),
+``qgpu`` (tke.cloud.tencent.com/qgpu-memory), ``volcano`` (volcano.sh/vgpu-number),
 ``nvidia`` (nvidia.com/gpu alone, nvidia.com/gpu.shared) and ``4paradigm`` (nvidia.com/gpu alone, where ``plain`` says
 that it counts slices). One pod speaks one dialect; nvidia.com/gpu alone and HAMi's names are one family.
 """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The resources of one container, read by the rules of each dialect.
 
-Values come from limits, else from requests, as every scheduler of the field has it. Units: HAMi MiB and percent of a
-card; Alibaba GiB in total over the GPUs of the pod label; Tencent hundredths of a GPU and 256 MiB.
+Values come from limits, else from requests, as every scheduler of the field has it. Units: HAMi and Volcano MiB and
+percent of a card; Alibaba GiB in total over the GPUs of the pod label; Tencent's gpu-manager hundredths of a GPU and
+256 MiB, its qGPU percent and GiB, in total over the GPUs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,17 @@ GPU_COUNT_LABEL = "aliyun.com/gpu-count"
 VCUDA_CORE = "tencent.com/vcuda-core"
 VCUDA_MEMORY = "tencent.com/vcuda-memory"
 VCUDA_UNIT_MIB = 256
+QGPU_CORE = "tke.cloud.tencent.com/qgpu-core"
+QGPU_MEMORY = "tke.cloud.tencent.com/qgpu-memory"
+VOLCANO = "volcano.sh/vgpu-number"
+VOLCANO_MEMORY = "volcano.sh/vgpu-memory"
+VOLCANO_PERCENTAGE = "volcano.sh/vgpu-memory-percentage"
+VOLCANO_CORES = "volcano.sh/vgpu-cores"
+# Fixed names of other dialects, which no configuration renames.
+OF_OTHERS = (
+    *(GPU_MEM, GPU_CORE, VCUDA_CORE, VCUDA_MEMORY, QGPU_CORE, QGPU_MEMORY),
+    *(VOLCANO, VOLCANO_MEMORY, VOLCANO_PERCENTAGE, VOLCANO_CORES),
+)
 
 # Resources of NVIDIA's own plugin: where our count has another name, these are valid and no typos.
 OF_NVIDIA = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
@@ -129,8 +141,10 @@ def read_container(
     hami = values.named(config.memory, config.memory_percentage, config.cores, config.cores_also, config.priority)
     alibaba = values.named(GPU_MEM, GPU_CORE)
     tencent = values.named(VCUDA_CORE, VCUDA_MEMORY)
+    qgpu = values.named(QGPU_CORE, QGPU_MEMORY)
+    volcano = values.named(VOLCANO, VOLCANO_MEMORY, VOLCANO_PERCENTAGE, VOLCANO_CORES)
     shared = values.named(config.shared)
-    spoken = [names for names in (hami, alibaba, tencent, shared) if names]
+    spoken = [names for names in (hami, alibaba, tencent, qgpu, volcano, shared) if names]
     if len(spoken) > 1:
         first, other = spoken[0][0], spoken[1][0]
         values.fault(other, f"beside {first} of another dialect; use the names of one dialect")
@@ -141,6 +155,10 @@ def read_container(
         return _alibaba(values, name, labels, config)
     if tencent:
         return _tencent(values, name, config)
+    if qgpu:
+        return _qgpu(values, name, config)
+    if volcano:
+        return _volcano(values, name, config, volcano)
     if shared:
         return _shared(values, name, config)
     return _plain(values, name, config)
@@ -164,7 +182,7 @@ def resource_names(config: Config) -> list[str]:
 def _names(config: Config) -> tuple[list[str], tuple[str, ...]]:
     """Every name by which a pod may ask, and how names begin that are meant to be one of them."""
     known = [config.gpu, config.shared, config.memory, config.memory_percentage, config.cores, config.cores_also]
-    known += [config.priority, GPU_MEM, GPU_CORE, VCUDA_CORE, VCUDA_MEMORY]
+    known += [config.priority, *OF_OTHERS]
     return known, tuple(name.split("/")[0] + "/" + re.split("[-.]", name.split("/")[1])[0][:3] for name in known)
 
 
@@ -278,6 +296,47 @@ def _tencent(values: _Values, name: str, config: Config) -> Ask | None:
         values.findings.append(warning(values.path(VCUDA_MEMORY), message))
     _agree(values, config, hundredths // 100, VCUDA_CORE)
     return _ask(values, name, hundredths // 100, Memory(CARD, 0), 100, "tencent", VCUDA_CORE)
+
+
+def _qgpu(values: _Values, name: str, config: Config) -> Ask | None:
+    """Under 100: a part of one GPU. Whole hundreds: whole GPUs. Between: as few GPUs as that takes, core and memory
+    divided evenly and rounded down, as TKE does it."""
+    percent = values.number(QGPU_CORE, 1, 100 * MAX_GPUS, "%")
+    gib = values.number(QGPU_MEMORY, 1, MAX_MIB // 1024, "GiB")
+    if values.faulty:
+        return None
+    if percent is not None and percent % 100 == 0:
+        if gib is not None:
+            message = f"has no effect: {QGPU_CORE} {percent} takes whole GPUs with all of their memory"
+            values.findings.append(warning(values.path(QGPU_MEMORY), message))
+        _agree(values, config, percent // 100, QGPU_CORE)
+        return _ask(values, name, percent // 100, Memory(CARD, 0), 100, "qgpu", QGPU_CORE)
+    if gib is None:
+        values.fault(QGPU_CORE, f"is a part of a GPU and needs {QGPU_MEMORY}; or ask for a multiple of 100")
+        return None
+    gpus = max(1, -(-(percent or 0) // 100))
+    if gib < gpus:
+        values.fault(QGPU_MEMORY, f"{gib} GiB over {gpus} GPUs gives less than 1 GiB each; ask for more")
+    field = QGPU_CORE if percent else QGPU_MEMORY
+    _agree(values, config, gpus, field)
+    return _ask(values, name, gpus, Memory(MIB, gib // gpus * 1024), (percent or 0) // gpus, "qgpu", field)
+
+
+def _volcano(values: _Values, name: str, config: Config, named: list[str]) -> Ask | None:
+    """Each value is of each GPU; without a size the memory of the card, without a share no limit."""
+    count = values.number(VOLCANO, 1, MAX_GPUS, "GPUs")
+    mib = values.number(VOLCANO_MEMORY, 1, MAX_MIB, "MiB")
+    percent = values.number(VOLCANO_PERCENTAGE, 0, 100, "%")
+    cores = values.number(VOLCANO_CORES, 0, 100, "%")
+    if mib is not None and percent:
+        values.fault(VOLCANO_PERCENTAGE, f"beside {VOLCANO_MEMORY}; name one of them")
+    if not values.named(VOLCANO):
+        count = config.default_count
+        if not count:
+            values.fault(named[0], f"without {VOLCANO}; say how many GPUs")
+    memory = Memory(MIB, mib) if mib is not None else Memory(PERCENT, percent) if percent else Memory(CARD, 0)
+    _agree(values, config, count or 0, named[0])
+    return _ask(values, name, count or 0, memory, cores or 0, "volcano", named[0])
 
 
 def _agree(values: _Values, config: Config, count: int, field: str) -> None:

@@ -385,6 +385,12 @@ def test_the_node_lists_the_names_by_which_pods_request_parts(node, kubelet, api
         "aliyun.com/gpu-core.percentage": "200",
         "tencent.com/vcuda-core": "200",
         "tencent.com/vcuda-memory": str(sum(-(-gpu.memory_mib // 256) for gpu in node.gpus)),
+        "tke.cloud.tencent.com/qgpu-core": "200",
+        "tke.cloud.tencent.com/qgpu-memory": str(sum(-(-gpu.memory_mib // 1024) for gpu in node.gpus)),
+        "volcano.sh/vgpu-number": "8",
+        "volcano.sh/vgpu-memory": str(memory),
+        "volcano.sh/vgpu-memory-percentage": "200",
+        "volcano.sh/vgpu-cores": "200",
     }
     until(lambda: listed(api) == wanted, "the resources")
     # aliyun.com/gpu-mem is somebody else's.

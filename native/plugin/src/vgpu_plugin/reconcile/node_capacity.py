@@ -48,6 +48,12 @@ def amounts(gpus: Iterable[NodeGpu], names: resources.Config, registered: Iterab
             resources.GPU_CORE: WHOLE,
             resources.VCUDA_CORE: WHOLE,
             resources.VCUDA_MEMORY: -(-gpu.capacity_mib // resources.VCUDA_UNIT_MIB),
+            resources.QGPU_CORE: WHOLE,
+            resources.QGPU_MEMORY: -(-gpu.capacity_mib // GIB_MIB),
+            resources.VOLCANO: gpu.slots,
+            resources.VOLCANO_MEMORY: gpu.capacity_mib,
+            resources.VOLCANO_PERCENTAGE: -(-WHOLE * gpu.capacity_mib // gpu.memory_mib),
+            resources.VOLCANO_CORES: WHOLE,
         }.items():
             out[name] = out.get(name, 0) + amount
     taken = {names.gpu, *registered}

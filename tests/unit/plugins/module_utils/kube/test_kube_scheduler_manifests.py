@@ -38,7 +38,9 @@ def test_every_name_of_every_dialect_is_known_to_both():
     config = pod_resources.Config()
     names = {config.gpu, config.shared, config.memory, config.memory_percentage, config.cores, config.cores_also}
     names |= {config.priority, pod_resources.GPU_MEM, pod_resources.GPU_CORE}
-    names |= {pod_resources.VCUDA_CORE, pod_resources.VCUDA_MEMORY}
+    names |= {pod_resources.VCUDA_CORE, pod_resources.VCUDA_MEMORY, pod_resources.QGPU_CORE, pod_resources.QGPU_MEMORY}
+    names |= {pod_resources.VOLCANO, pod_resources.VOLCANO_MEMORY, pod_resources.VOLCANO_PERCENTAGE}
+    names |= {pod_resources.VOLCANO_CORES}
     assert set(scheduler_manifests.resource_names({})) == names
     managed = scheduler_manifests.extender({})["managedResources"]
     assert {one["name"] for one in managed} == names

@@ -14,6 +14,9 @@ SMALL = Card(1000, 1000, 500, 50)
 GPU, MEM, PERCENT, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores"
 ALI, ALI_CORE, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage", "aliyun.com/gpu-count"
 CORE, UNITS = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+QCORE, QMEM = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"
+VOLCANO = "volcano.sh/vgpu-number"
+VMEM, VPERCENT, VCORES = (f"volcano.sh/vgpu-{one}" for one in ("memory", "memory-percentage", "cores"))
 
 
 def pod(limits=None, labels=None, annotations=None, **more):
@@ -54,6 +57,17 @@ ASKED = [
     ({CORE: 100}, {}, {}, "tencent", 1, Size(16160, 100)),
     ({CORE: 300}, {}, {}, "tencent", 3, Size(16160, 100)),
     ({CORE: 300, GPU: 3}, {}, {}, "tencent", 3, Size(16160, 100)),
+    ({QCORE: 30, QMEM: 5}, {}, {}, "qgpu", 1, Size(5120, 30)),
+    ({QMEM: 5}, {}, {}, "qgpu", 1, Size(5120, 0)),
+    ({QCORE: 200}, {}, {}, "qgpu", 2, Size(16160, 100)),
+    # Tencent's own examples: 160 and 60, 121 and 31 over two cards.
+    ({QCORE: 160, QMEM: 20}, {}, {}, "qgpu", 2, Size(10240, 80)),
+    ({QCORE: 121, QMEM: 31}, {}, {}, "qgpu", 2, Size(15360, 60)),
+    ({QCORE: 160, QMEM: 20, GPU: 2}, {}, {}, "qgpu", 2, Size(10240, 80)),
+    ({VOLCANO: 2, VMEM: 3000, VCORES: 30}, {}, {}, "volcano", 2, Size(3000, 30)),
+    ({VOLCANO: 1}, {}, {}, "volcano", 1, Size(16160, 0)),
+    ({VOLCANO: 1, VPERCENT: 50, GPU: 1}, {}, {}, "volcano", 1, Size(8080, 0)),
+    ({VMEM: 3000}, {}, {"default_count": 2}, "volcano", 2, Size(3000, 0)),
 ]
 
 
@@ -118,6 +132,17 @@ REFUSED = [
     ({CORE: 50}, {}, LIMIT.format(CORE), "needs tencent.com/vcuda-memory"),
     ({CORE: 50, UNITS: 0}, {}, LIMIT.format(UNITS), "from 1 to"),
     ({UNITS: 4}, {}, LIMIT.format(UNITS), "without tencent.com/vcuda-core"),
+    ({QCORE: 30}, {}, LIMIT.format(QCORE), "needs tke.cloud.tencent.com/qgpu-memory"),
+    ({QCORE: 250, QMEM: 2}, {}, LIMIT.format(QMEM), "2 GiB over 3 GPUs"),
+    ({QCORE: 160, QMEM: 20, GPU: 1}, {}, LIMIT.format(GPU), "asks for 2 GPUs"),
+    ({QMEM: 0}, {}, LIMIT.format(QMEM), "from 1 to"),
+    # Compute that others leave: no plan of ours says it.
+    ({QCORE + "-greedy": 30, QMEM: 5}, {}, LIMIT.format(QCORE + "-greedy"), "is no resource of GPU sharing"),
+    ({VOLCANO: 1, VMEM: 100, VPERCENT: 10}, {}, LIMIT.format(VPERCENT), "beside volcano.sh/vgpu-memory"),
+    ({VOLCANO: 0, VMEM: 100}, {}, LIMIT.format(VOLCANO), "from 1 to 128 GPUs"),
+    ({VOLCANO: 1, VCORES: 101}, {}, LIMIT.format(VCORES), "from 0 to 100 %"),
+    ({VOLCANO: 1, "volcano.sh/vgpu-mem": 1}, {}, LIMIT.format("volcano.sh/vgpu-mem"), '"volcano.sh/vgpu-memory"'),
+    ({VOLCANO: 1, MEM: 100}, {}, LIMIT.format(VOLCANO), "of another dialect"),
     ({MEM: 100, ALI: 4}, {}, LIMIT.format(ALI), "of another dialect"),
     ({CORE: 50, UNITS: 4, ALI: 4}, {}, LIMIT.format(CORE), "of another dialect"),
 ]
