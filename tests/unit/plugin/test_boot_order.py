@@ -22,8 +22,8 @@ ENGINES = (
 
 
 def plugin_unit() -> str:
-    text = (ROOT / "roles/device_plugin/defaults/main.yml").read_text()
-    return str(yaml.safe_load(text)["device_plugin_unit_text"])
+    text = (ROOT / "roles/device_plugin/vars/main.yml").read_text()
+    return str(yaml.safe_load(text)["__device_plugin_unit_text"])
 
 
 def arbiter_unit() -> str:

@@ -46,12 +46,12 @@ def held(found: dict) -> set[tuple[str, str, tuple[str, ...]]]:
 def remove(path, mounted) -> None:
     """As ``rm -rf``, which takes all but what something is mounted on."""
     if path.is_symlink() or path.is_file() or path.is_socket():
-        path.unlink()
+        path.unlink(missing_ok=True)
         return
-    for one in path.iterdir():
+    for one in list(path.iterdir()):
         remove(one, mounted)
     if path not in mounted and not any(path in one.parents for one in mounted):
-        path.rmdir()
+        remove_all(path)  # the daemon makes files of it meanwhile
 
 
 def remove_all(path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that are lost come back from the folders in /run/vgpu, so that no slice that somebody has is free."""
+"""Records that are lost come back from their copies in /run/vgpu, so that no slice that somebody has is free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import json
 import pytest
 from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin.allocation import recovery
-from vgpu_plugin.allocation.leases import Leases
+from vgpu_plugin.allocation.leases import Leases, Terms
+from vgpu_plugin.allocation.repair import Repair
 from vgpu_plugin.errors import NoFreeSlice
 
 LOST = {
@@ -30,6 +31,7 @@ def leases_of(node, parts) -> Leases:
 def begun(node, split: int = 2):
     """As the daemon puts the parts together."""
     parts = node.parts(splitCount=split)
+    parts[2].prepare()
     recovery.recover(parts[1].records, parts[2])
     return parts
 
@@ -126,3 +128,51 @@ def test_allocations_of_a_former_version_get_one_at_the_start(node):
     begun(node, 1)
     node.paths.records.unlink()
     assert [record.id for record in begun(node, 1)[1].records.all()] == [one.allocation]
+
+
+REPLICAS = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2}]}}
+# Of whom whole GPUs are: a check's lease, a container's, a pod.
+OF_WHOLE = {
+    "a lease": lambda node, parts: leases_of(node, parts).lease(ttl_s=100),
+    "a container of docker": lambda node, parts: leases_of(node, parts).lease(
+        terms=Terms("container", "docker web", "docker", gpus=2)
+    ),
+    "a pod": lambda node, parts: parts[1].allocate([[parts[0].slices[0].id]])[0],
+}
+
+
+def whole(node) -> None:
+    node.config_text = json.dumps({"version": "v1", "sharing": REPLICAS})
+
+
+@pytest.mark.parametrize("who", OF_WHOLE)
+@pytest.mark.parametrize("how", LOST)
+def test_gpus_that_nothing_limits_are_recovered(node, how, who):
+    whole(node)
+    parts = begun(node)
+    given = OF_WHOLE[who](node, parts)
+    before = parts[1].records.all()
+    assert [one.limits for one in before] == [{}]
+    LOST[how](node.paths.records)
+    parts = begun(node)
+    leases = leases_of(node, parts)
+    assert parts[1].records.all() == before
+    assert leases.in_use() == frozenset(given.slice_ids)
+    assert "1 allocation was recovered" in " ".join(parts[1].records.warnings)
+    # Its end leaves nothing that would be recovered once more.
+    parts[1].forget(given.allocation)
+    node.paths.records.unlink()
+    assert begun(node)[1].records.all() == []
+    assert sorted(one.name for one in node.paths.allocations.iterdir()) == []
+
+
+def test_copy_that_was_removed_is_made_again(node):
+    """As where /run was emptied under the program: the next loss must not find less."""
+    whole(node)
+    parts = begun(node)
+    lease = leases_of(node, parts).lease()
+    for one in node.paths.allocations.iterdir():
+        one.unlink()
+    Repair(node.paths, parts[1].records, parts[2]).poll()
+    node.paths.records.unlink()
+    assert [one.id for one in begun(node)[1].records.all()] == [lease.allocation]

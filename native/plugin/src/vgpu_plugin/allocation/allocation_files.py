@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of an allocation: /run/vgpu/allocations/<id>/
 
-    record                     a copy of the allocation's record, for one that is lost (recovery.py)
+    record                     a copy of the allocation's record, for one that is lost (recovery.py); of an allocation
+                               that nothing limits, as of whole GPUs, <id>.record is all there is, without a folder
     limits, gpu-<uuid>         the arbiter, the watcher and vgpuctl go by these; a live change is made in place
     rw/ledger, rw/tenant       what the container writes; mounted into it
     ro/                        mounted into the container as a whole, read-only: hard links to limits and gpu-<uuid>,
@@ -52,7 +53,8 @@ from ..node.paths import (
 from .records import Record
 
 RW_SIZE = 1 << 20
-RECORD = "record"
+# Where the copy of a record is, in an allocation's folder and without one.
+IN_FOLDER, ALONE = "/record", ".record"
 LIBRARY_FILE = "libvgpu.so"
 # Files of ``rw``, and places of ``ro``.
 WRITABLE = ("ledger", "tenant")
@@ -204,10 +206,10 @@ class AllocationFiles:
                 os.symlink(TO_ROOT, path)
 
     def keep_record(self, record: Record) -> None:
-        """Writes the copy of a record, where its allocation has a folder. Faults cost the copy alone: who reads it
-        passes by one that is cut short.
+        """Writes the copy of a record: in the folder of its allocation where that is there, or as a file of its own
+        where nothing limits it. Faults cost the copy alone: who reads it passes by one that is cut short.
         """
-        path, words = f"{self._root}/{record.id}/{RECORD}", _words(record)
+        path, words = f"{self._root}/{record.id}{IN_FOLDER if record.limits else ALONE}", _words(record)
         with contextlib.suppress(OSError):
             try:
                 _write(path, words, 0o600, None)
@@ -215,10 +217,10 @@ class AllocationFiles:
                 _replace(path, words, 0o600, None)
 
     def record(self, allocation: str) -> Record | None:
-        """The copy in a folder, with the limits of now; None where it cannot be read."""
+        """The copy of a record, with the limits of now; None where it cannot be read."""
         folder = f"{self._root}/{allocation}"
         try:
-            with open(f"{folder}/{RECORD}", "rb") as stream:
+            with open(folder + (IN_FOLDER if os.path.isdir(folder) else ALONE), "rb") as stream:
                 found = Record.of(json.loads(stream.read()))
             if found.id != allocation:
                 return None
@@ -260,8 +262,13 @@ class AllocationFiles:
             ),
         ]
 
+    def has_copy(self, record: Record) -> bool:
+        """Whether the record of an allocation that nothing limits has its copy."""
+        return os.path.isfile(f"{self._root}/{record.id}{ALONE}")
+
     def remove(self, allocation: str) -> None:
-        """Ends the tmpfs and removes the folder; nothing there is no fault."""
+        """Ends the tmpfs and removes the folder, or the copy alone; nothing there is no fault."""
+        _removed(f"{self._root}/{allocation}{ALONE}")
         folder = self.folder(allocation)
         if folder.is_dir():
             self._mounter.unmount(folder / "rw")
@@ -293,18 +300,19 @@ class AllocationFiles:
         )
 
     def present(self) -> list[str]:
-        """The allocations that have a folder."""
-        return [one for one in self._folders() if not one.startswith(STATIC)]
+        """The allocations that have a folder, or the copy of a record alone."""
+        return [one for one in self._names() if not one.startswith(STATIC)]
 
     def static(self) -> list[str]:
         """The folders of slices for containers outside Kubernetes."""
-        return [one for one in self._folders() if one.startswith(STATIC)]
+        return [one for one in self._names() if one.startswith(STATIC)]
 
-    def _folders(self) -> list[str]:
+    def _names(self) -> list[str]:
         # scandir has the kind of each entry from the folder itself; the watcher asks every two seconds.
         try:
             with os.scandir(self._root) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir())
+                names = [entry.name for entry in entries if entry.is_dir() or entry.name.endswith(ALONE)]
+            return sorted(name.removesuffix(ALONE) for name in names)
         except (FileNotFoundError, NotADirectoryError):
             return []
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings records back from the folders in /run/vgpu where the file of all records was lost.
+"""Brings records back from their copies in /run/vgpu where the file of all records was lost.
 
-Each folder has a copy of its allocation's record. It is read only where the file is gone or cannot be read: a folder
-without a record is else what an allocation left that has ended.
+A copy is read only where that file is gone or cannot be read: one without a record is else what an allocation left that
+has ended.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 
 
 def recover(records: RecordStore, files: AllocationFiles) -> None:
-    """Once at the start, after ``load``. From then on each folder has its copy, those of a former version too."""
+    """Once at the start, after ``load``. From then on each record has its copy, those of a former version too."""
     records.on_put = files.keep_record
     with records.lock:
         if records.lost:
-            _from_folders(records, files)
+            _from_copies(records, files)
         for record in records.all():
             files.keep_record(record)
 
 
-def _from_folders(records: RecordStore, files: AllocationFiles) -> None:
+def _from_copies(records: RecordStore, files: AllocationFiles) -> None:
     found = [record for name in files.present() if (record := files.record(name)) is not None]
     for record in found:
         try:

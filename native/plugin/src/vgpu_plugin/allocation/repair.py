@@ -58,6 +58,8 @@ class Repair:
 
     def _mend(self, record: Record) -> None:
         if not record.limits:
+            if not self._files.has_copy(record):
+                self._files.keep_record(record)
             return
         if self._files.lacks(record):
             self._files.mend(record)
