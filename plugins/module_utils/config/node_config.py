@@ -175,6 +175,8 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
         config["sharing"][REPLICATED[clean["vgpu_sharing"]]] = _replicated(clean)
         if clean["vgpu_sharing"] == "mps":
             config["flags"]["mpsRoot"] = MPS_ROOT
+    elif clean["vgpu_mig_replicas"] and clean["vgpu_sharing"] == "mig":
+        config["sharing"]["timeSlicing"] = _replicas_of_mig(clean)
     return config
 
 
@@ -222,6 +224,18 @@ def _replicated(clean: dict[str, Any]) -> dict[str, Any]:
     if findings:
         raise ConfigError("variables", findings)
     entries.append({"name": RESOURCE_NAME, "replicas": clean["vgpu_split_count"]})
+    return _section(clean, entries)
+
+
+def _replicas_of_mig(clean: dict[str, Any]) -> dict[str, Any]:
+    """The section for time-sliced instances: by the resource of each profile, or by the one that all have."""
+    wanted = clean["vgpu_mig_replicas"]
+    if clean["vgpu_mig_strategy"] == "single":
+        return _section(clean, [{"name": RESOURCE_NAME, "replicas": count} for count in wanted.values()])
+    return _section(clean, [{"name": schema.mig_resource(one), "replicas": wanted[one]} for one in sorted(wanted)])
+
+
+def _section(clean: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
     section = {"renameByDefault": clean["vgpu_rename_by_default"], "resources": entries}
     # Left out where false: for MPS the default of NVIDIA's plugin is true.
     if clean["vgpu_fail_requests_greater_than_one"] or clean["vgpu_sharing"] != "mps":

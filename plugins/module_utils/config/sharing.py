@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Sequence
 
 from . import slices
 from .kinds import Finding, error, warning
+from .variables import mig_resource
 
 PREFIX = "nvidia.com/"
 WHOLE = PREFIX + "gpu"
@@ -128,7 +129,7 @@ def _devices(gpus: Sequence[dict[str, Any]], config: dict[str, Any], findings: l
             findings.append(error("flags.migStrategy", f"{_name(gpu)} is in MIG mode and has no MIG device"))
         for one in made:
             profile = str(one["profile"])
-            plain = WHOLE if strategy == "single" else PREFIX + "mig-" + profile.replace("+", ".")
+            plain = WHOLE if strategy == "single" else mig_resource(profile)
             resource = _resource(config, "mig", profile, plain)
             reference = "{}:{}".format(gpu["index"], one["index"])
             out.append(Device(str(one["uuid"]), gpu, resource, int(one["memory_mib"]), reference, True))

@@ -169,6 +169,40 @@ def test_what_is_offered(about, gpus, parts, wanted):
     assert offered(gpus, **parts) == wanted
 
 
+MIG_HOST = [gpu(0, mig=["3g.40gb+me", "1g.10gb"]), gpu(1)]
+ONE_PROFILE = [gpu(0, mig=["1g.10gb", "1g.10gb"])]
+MIG_VARS = {"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed", "vgpu_mig_geometry": {"3g.40gb+me": 1, "1g.10gb": 1}}
+SINGLE = {"vgpu_sharing": "mig", "vgpu_mig_strategy": "single", "vgpu_mig_geometry": {"1g.10gb": 2}}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "variables", "wanted"),
+    [
+        (MIG_HOST, {}, {"mig-3g.40gb.me": ["0:0"], "mig-1g.10gb": ["0:1"], "gpu": ["1"]}),
+        (
+            MIG_HOST,
+            {"vgpu_mig_replicas": {"1g.10gb": 2}},
+            {"mig-3g.40gb.me": ["0:0"], "mig-1g.10gb": ["0:1::0", "0:1::1"], "gpu": ["1"]},
+        ),
+        (
+            MIG_HOST,
+            {"vgpu_mig_replicas": {"3g.40gb+me": 2}, "vgpu_rename_by_default": True},
+            {"mig-3g.40gb.me.shared": ["0:0::0", "0:0::1"], "mig-1g.10gb": ["0:1"], "gpu": ["1"]},
+        ),
+        (
+            ONE_PROFILE,
+            {**SINGLE, "vgpu_mig_replicas": {"1g.10gb": 2}},
+            {"gpu": ["0:0::0", "0:0::1", "0:1::0", "0:1::1"]},
+        ),
+    ],
+)
+def test_replicas_of_mig_devices_by_group_vars(gpus, variables, wanted):
+    parts = node_config.from_vars({**MIG_VARS, **variables})
+    assert offered(gpus, **parts) == {"nvidia.com/" + name: ids for name, ids in wanted.items()}
+    said = parts["sharing"].get("timeSlicing", {"failRequestsGreaterThanOne": False})
+    assert said["failRequestsGreaterThanOne"] is False
+
+
 @pytest.mark.parametrize(
     "parts, memory, percent, mode",
     [
