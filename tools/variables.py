@@ -51,6 +51,10 @@ ROLES = """
 Set them with the others, or with `-e`. From each role's
 `meta/argument_specs.yml` and `defaults/main.yml`; its README shows its use. A default "computed" is an expression in
 that file.
+
+A variable is public, and on this page, where an operator has a reason to set it. Everything else of a role (records,
+units, texts and paths of files that it writes) has a name that begins with `__`, lies in its `vars/main.yml`, and may
+change in any release.
 """
 
 ROLE_TABLE = "| variable | type | default | meaning |\n|---|---|---|---|\n"

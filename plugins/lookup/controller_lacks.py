@@ -33,6 +33,18 @@ options:
     type: list
     elements: str
     default: []
+  image:
+    description: Version of the device plugin whose image is built on this controller. Empty where none is.
+    type: str
+    default: ""
+  image_builder:
+    description: Engine that builds the image.
+    type: str
+    default: podman
+  image_base:
+    description: Image that it is built on. Empty makes a Debian root by mmdebstrap.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -43,7 +55,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _raw:
-  description: A sentence for each of the two that cannot be built, with the ways out.
+  description: A sentence for each that cannot be built, with the ways out.
   type: list
   elements: str
 """
@@ -111,10 +123,25 @@ def plugin(version: str, folders: list[str]) -> list[str]:
     ]
 
 
+def image(version: str, folders: list[str], builder: str, base: str) -> list[str]:
+    """What is missing to build the device plugin's image."""
+    if not version or built(folders, f"image-{glob.escape(version)}.tar"):
+        return []
+    missing = [name for name in (builder, *(() if base else ("mmdebstrap",))) if shutil.which(name) is None]
+    if not missing:
+        return []
+    named = "" if base else "; or set device_plugin_image_base to an image with python3-venv, which needs no mmdebstrap"
+    return [
+        f"the image of the device plugin {version}: expected {', '.join(missing)} on this controller, found none. "
+        f"Install it{named}; or name an image that the nodes pull in device_plugin_image, and set "
+        "device_plugin_image_build to false"
+    ]
+
+
 class LookupModule(LookupBase):
     def run(self, terms, variables=None, **kwargs):
         self.set_options(var_options=variables, direct=kwargs)
         option = self.get_option
-        return library(option("library"), option("library_folders")) + plugin(
-            option("plugin"), option("plugin_folders")
-        )
+        found = library(option("library"), option("library_folders"))
+        found += plugin(option("plugin"), option("plugin_folders"))
+        return found + image(option("image"), option("plugin_folders"), option("image_builder"), option("image_base"))

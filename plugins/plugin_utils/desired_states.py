@@ -32,7 +32,7 @@ class DesiredStates:
         values = self._values([name for name in kin.ours if name in schema.VARIABLES], kin, "", findings)
         for role, inputs in desired.INPUTS.items():
             if role in self.roles or role + "_state" in kin.ours:
-                names = [f"{role}_{name}" for name in ("state", *inputs)]
+                names = [desired.variable(role, name) for name in ("state", *inputs)]
                 values.update(self._values(names, kin, role, findings))
         for name in [name for name in values if name in role_tables.kinds()]:
             # A text such as "no", of the command line or of an old ansible-core, becomes what it says.

@@ -37,6 +37,7 @@ class Apt:
         self.unreachable = ""  # a text in a source that cannot be fetched
         self.would_remove: list[str] = []
         self.age = 0.0  # of the package lists, in seconds
+        self.newer = ""  # the version that the archive has by now, where its lists name an older one
         self.gone = False  # the archive has no more what the lists name
         self.elsewhere: str | None = None  # sources that are asked of in the place of the host's
         self.private = ""
@@ -143,7 +144,7 @@ class Apt:
         listed = [more for name in names for more in [name, *self.known()[name]]]
         coming = [name for name in dict.fromkeys(listed) if name not in self.here]
         if not simulate:
-            self.here.update(dict.fromkeys(coming, "1.0-1"))
+            self.here.update(dict.fromkeys(coming, self.newer or "1.0-1"))
             self.rests |= {name for name in self.would_remove if self.here.pop(name, None)}
         lines = [f"Remv {name} [1]\n" for name in self.would_remove]
         return "".join(lines + [f"Inst {name} (1.0-1 Test [amd64])\n" for name in coming])

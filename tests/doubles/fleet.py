@@ -331,7 +331,7 @@ def answers(wanted: dict[str, Any], archive: str) -> dict[str, Any]:
             "missing": [],
             "refusal": "",
             "to_go_on_with": "",
-            "exists": {done: False, plugin["packages_record"]: True},
+            "exists": {done: False, plugin["packages_record"]: True, "/usr/share/bash-completion/completions": True},
         },
         "node_files": {"changed": True, "written": [], "removed": []},
         "stat": {"stat": {"exists": True, "isdir": False, "checksum": "0"}},

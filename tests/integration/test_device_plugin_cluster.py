@@ -136,11 +136,11 @@ def test_a_node_is_called_as_its_host_is_now(place, api, tasks, variables, name)
         assert labels == {name: ours, "kept": {}}
 
 
-@pytest.mark.parametrize(("role", "variable"), [("upgrade", "upgrade_node"), ("verify", "verify_kube_node")])
+@pytest.mark.parametrize(("role", "variable"), [("upgrade", "__upgrade_node"), ("verify", "__verify_kube_node")])
 @pytest.mark.parametrize("given", [{}, {"device_plugin_node_name": ""}, {"device_plugin_node_name": "said"}])
 def test_the_other_roles_mean_the_same_node(place, role, variable, given):
     place.hosts({"a": ["a1"]})
-    default = yaml.safe_load((ROOT / f"roles/{role}/defaults/main.yml").read_text())[variable]
+    default = yaml.safe_load((ROOT / f"roles/{role}/vars/main.yml").read_text())[variable]
     read = {"__preflight_state": {"state": {"node": "asked"}}, "__verify_own": {"node": "asked"}}
     tell = {"name": "Tell", "ansible.builtin.debug": {"msg": f"node={default}"}, "vars": {**read, **given}}
     run = place.play([{"name": "Ask", "hosts": "all", "gather_facts": False, "tasks": [tell]}])
@@ -225,7 +225,7 @@ def test_a_batch_asks_kubernetes_for_its_own_hosts(place, serial, came):
     own = {"name": "Look", "ansible.builtin.set_fact": {"__verify_own": {"drift": []}}}
     tell = {"name": "Tell", "ansible.builtin.debug": {"msg": "{{ __verify_capacity.missing.kubernetes }}"}}
     steps = [{"name": "Come", "when": f"inventory_hostname in {came}", "block": [own, *tasks[first : last + 1], tell]}]
-    common = {"verify_kube_context": "", "verify_timeout": 1, "verify_kube_node": "{{ inventory_hostname }}"}
+    common = {"verify_kube_context": "", "verify_timeout": 1, "__verify_kube_node": "{{ inventory_hostname }}"}
     for group in "ab":
         place.group(group, verify_kubeconfig=f"/none/{group}", **common)
     play = {"name": "Ask", "hosts": "gpu_nodes", "gather_facts": False, "serial": serial, "tasks": steps}

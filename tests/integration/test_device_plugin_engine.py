@@ -10,7 +10,9 @@ from conftest import Workplace
 
 ROLE = {"ansible.builtin.import_role": {"name": "vgpu.fleet.device_plugin"}, "when": False}
 SHOW = {
-    "ansible.builtin.debug": {"msg": "engine {{ __device_plugin_engine }}, {{ device_plugin_image_list | join(' ') }}"}
+    "ansible.builtin.debug": {
+        "msg": "engine {{ __device_plugin_engine }}, {{ __device_plugin_image_list | join(' ') }}"
+    }
 }
 
 

@@ -88,8 +88,8 @@ def bring(place, node: Node, version: str):
         "device_plugin_cache": str(place.folder / "cache"),
         "device_plugin_image": TAG,
         "device_plugin_image_builder": node.builder,
-        "device_plugin_image_list": [node.engine, "image", "ls", "-q", TAG],
-        "device_plugin_image_load": [node.engine, "load", "-q", "-i"],
+        "__device_plugin_image_list": [node.engine, "image", "ls", "-q", TAG],
+        "__device_plugin_image_load": [node.engine, "load", "-q", "-i"],
         "ansible_become_exe": node.sudo,
     }
     role = {"name": "vgpu.fleet.device_plugin", "tasks_from": "image"}

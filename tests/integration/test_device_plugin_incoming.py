@@ -57,8 +57,8 @@ def given(tmp_path: Path) -> dict:
         "device_plugin_image": "localhost/nothing:1",
         "device_plugin_image_base": "nothing",
         "device_plugin_image_builder": str(engine),
-        "device_plugin_image_list": ["true"],
-        "device_plugin_image_load": [str(engine), "load"],
+        "__device_plugin_image_list": ["true"],
+        "__device_plugin_image_load": [str(engine), "load"],
     }
 
 

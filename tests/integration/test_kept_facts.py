@@ -12,7 +12,7 @@ def test_the_package_manager_is_that_of_the_system_that_is_there(place: Workplac
     """This machine has apt; what is kept says zypper. A package that is there, in check mode: nothing is changed."""
     place.hosts({"some": ["one"]})
     settings = {"nvidia_docker_packages": ["bash"], "nvidia_docker_repository": {}, "nvidia_docker_config": {}}
-    settings["nvidia_docker_record"] = str(tmp_path / "record.json")
+    settings["__nvidia_docker_record"] = str(tmp_path / "record.json")
     kept = {"ansible.builtin.set_fact": {"pkg_mgr": "zypper", "cacheable": True}}
     told = {"ansible.builtin.debug": {"msg": "kept: {{ ansible_facts.pkg_mgr }}"}}
     role = {"ansible.builtin.import_role": {"name": "vgpu.fleet.nvidia_docker"}, "vars": settings}

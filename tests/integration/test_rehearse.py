@@ -94,6 +94,17 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path, inventory)
 
 
+def test_an_installed_collection_is_no_checkout_and_stays_as_it_is(place: Place) -> None:
+    """ansible-galaxy writes this file; what a rehearsal builds would lie among the files of the collection."""
+    (place.folder / "MANIFEST.json").write_text("{}")
+    shutil.rmtree(place.folder / ".build")
+    done = place.rehearse()
+    assert done.returncode != 0
+    said = " ".join(done.stdout.split())
+    assert f"{place.folder} is an installed collection" in said and "expected a checkout" in said, done.stdout
+    assert place.calls() == [] and not (place.folder / ".build").exists()
+
+
 def test_whole_rehearsal_in_order(place: Place) -> None:
     done = place.rehearse()
     assert done.returncode == 0, done.stdout + done.stderr

@@ -60,8 +60,8 @@ def cluster(tmp_path):
         "device_plugin_node_name": "a1",
         "device_plugin_rollout": 4,
         "device_plugin_root": str(tmp_path / "plugin"),
-        "device_plugin_daemonset_path": str(tmp_path / "daemonset.json"),
-        "device_plugin_config_path": NODE_CONFIG,
+        "__device_plugin_daemonset_path": str(tmp_path / "daemonset.json"),
+        "__device_plugin_config_path": NODE_CONFIG,
     }
     with api:
         yield given, api.objects
@@ -70,7 +70,7 @@ def cluster(tmp_path):
 def go_back(place, given, daemonset, configs=True):
     """The tasks of a return that are about the DaemonSet, with what the upgrade kept."""
     place.hosts({"some": ["a1"]})
-    path = given["device_plugin_daemonset_path"]
+    path = given["__device_plugin_daemonset_path"]
     point = {
         "plugin": "1",
         "node_config": "former\n",

@@ -25,7 +25,7 @@ def build(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     place.hosts({"some": ["one", "two"]})
-    places = {"vcuda_cache": str(tmp_path / "cache"), "vcuda_build_cache": str(tmp_path / "there")}
+    places = {"vcuda_cache": str(tmp_path / "cache"), "__vcuda_build_cache": str(tmp_path / "there")}
     options = {"vcuda_version": VERSION, "vcuda_build_host": "two", **places}
     role = {"ansible.builtin.import_role": {"name": "vgpu.fleet.vcuda", "tasks_from": "build"}, "vars": options}
     play = [{"hosts": "all", "gather_facts": False, "tasks": [role]}]

@@ -17,6 +17,8 @@ import tempfile
 import zipfile
 
 OLDEST_PYTHON = (3, 11)
+# Of vgpuctl, below the version; the role links it to where bash looks.
+COMPLETION = "share/bash-completion/completions/vgpuctl"
 # With less free space than this a step that failed is taken to have failed for want of it: ensurepip does not say why.
 FULL_BYTES = 1 << 20
 
@@ -64,6 +66,7 @@ def install(target: str, scratch: str) -> None:
     offline = ["--no-index", "--find-links", os.path.join(scratch, "wheels"), "--no-deps", "--require-hashes"]
     run([*pip, *offline, "-r", os.path.join(scratch, "requirements.txt")], "pip")
     isolate(os.path.join(target, "bin"))
+    complete(target)
     with open(os.path.join(target, ".complete"), "w"):
         pass
 
@@ -82,6 +85,15 @@ def isolate(programs: str) -> None:
                 stream.write(line + b" -I" + end + rest)
 
 
+def complete(target: str) -> None:
+    """Writes the shell completion of this version's commands."""
+    path = os.path.join(target, COMPLETION)
+    os.makedirs(os.path.dirname(path))
+    text = run([os.path.join(target, "bin", "vgpuctl"), "completion", "bash"], "vgpuctl completion")
+    with open(path, "w") as stream:
+        stream.write(text)
+
+
 def full(root: str) -> str:
     """Names the disk of the versions where it has no room left; else empty."""
     try:
@@ -91,10 +103,12 @@ def full(root: str) -> str:
     return f"No space left on device: {free >> 10} KiB are free below {root}. " if free < FULL_BYTES else ""
 
 
-def run(command: list[str], what: str) -> None:
+def run(command: list[str], what: str) -> str:
+    """The output of a command. Raises StepFailed."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         raise StepFailed(f"{what} failed:\n{done.stdout}")
+    return done.stdout
 
 
 def prune(root: str, version: str) -> None:

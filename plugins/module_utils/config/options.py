@@ -62,7 +62,6 @@ ON_CONTROLLER = (
     "scheduler_image_out",
     "scheduler_kubeconfig",
     "scheduler_manifests_out",
-    "vcuda_build_cache",
     "vcuda_cache",
 )
 # Least and most of an int; others are from 0 on.
@@ -147,7 +146,37 @@ RENAMED = {
     "container_runtime_environment": "vgpu_package_environment",
     "nvidia_docker_environment": "vgpu_package_environment",
     "nvidia_driver_environment": "vgpu_package_environment",
+    "upgrade_node": "device_plugin_node_name",
+    "verify_kube_node": "device_plugin_node_name",
 }
+# Names of earlier checkouts that nobody has a reason to set: the role keeps them, with two underscores before the name.
+INTERNAL = (
+    "container_runtime_containerd_record",
+    "container_runtime_docker_record",
+    "container_runtime_docker_settings",
+    "container_runtime_packages_record",
+    "device_plugin_config_path",
+    "device_plugin_daemonset_path",
+    "device_plugin_daemonset_text",
+    "device_plugin_image_list",
+    "device_plugin_image_load",
+    "device_plugin_packages_record",
+    "device_plugin_unit",
+    "device_plugin_unit_path",
+    "device_plugin_unit_text",
+    "mig_record",
+    "mps_record",
+    "mps_root",
+    "nvidia_docker_config_path",
+    "nvidia_docker_config_record",
+    "nvidia_docker_record",
+    "nvidia_driver_record",
+    "nvidia_driver_setup_record",
+    "vcuda_arbiter_unit",
+    "vcuda_arbiter_unit_path",
+    "vcuda_arbiter_unit_text",
+    "vcuda_build_cache",
+)
 # One letter from vcuda_ and vgpu_, and words that every inventory of GPU hosts may use.
 OTHERS_PREFIXES = ("cuda_", "gpu_")
 
@@ -172,6 +201,8 @@ class Names:
             return None
         if name in RENAMED:
             return error(name, f'"{name}" is no variable any more; set "{RENAMED[name]}" in its place')
+        if name in INTERNAL:
+            return error(name, f'"{name}" is no variable any more; remove it, for its role decides the value')
         meant = self._one_off(name) or self._alike(name)
         if meant is None and not name.startswith(OWN_PREFIXES):
             return None

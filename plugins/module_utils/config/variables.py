@@ -120,13 +120,16 @@ VARIABLES: dict[str, Variable] = {
         "whether a container's process that bypasses the library is only reported, or killed too",
     ),
     "vgpu_rename_by_default": Variable(
-        Bool(), False, ("sharing", "timeSlicing", "renameByDefault"), "time-slicing and mps: resource <name>.shared"
+        Bool(),
+        False,
+        ("sharing", "timeSlicing", "renameByDefault"),
+        "time-slicing, mps, vgpu_mig_replicas: resource <name>.shared",
     ),
     "vgpu_fail_requests_greater_than_one": Variable(
         Bool(),
         False,
         ("sharing", "timeSlicing", "failRequestsGreaterThanOne"),
-        "time-slicing and mps: refuse a container that asks for two replicas",
+        "time-slicing, mps and vgpu_mig_replicas: refuse a container that asks for two replicas",
     ),
     "vgpu_time_slice": Variable(
         Choice("default", "short", "medium", "long"), "default", (), "time-slicing: the driver's time slice"
@@ -135,6 +138,12 @@ VARIABLES: dict[str, Variable] = {
         Choice("none", "single", "mixed"), "none", ("flags", "migStrategy"), "how MIG devices are named as resources"
     ),
     "vgpu_mig_geometry": Variable(Mapping(MIG_PROFILE, Int(1, 7)), {}, (), "mig: {profile: count} of each GPU"),
+    "vgpu_mig_replicas": Variable(
+        Mapping(MIG_PROFILE, Int(2, MAX_SPLIT)),
+        {},
+        (),
+        "mig: {profile: count}, so many containers take turns on each instance of it, with no limits within",
+    ),
     "vgpu_configs": Variable(
         Mapping(CONFIG_NAME, Mapping(Text(), Text())), {}, (), "more named configurations, chosen by a node label"
     ),
@@ -183,7 +192,7 @@ VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONF
 # Values of the schema that this version does not implement. They are refused, never ignored.
 UNAVAILABLE: tuple[tuple[str, Any, str], ...] = ()
 # Settings that a node label cannot choose: they need changes on the host that a running plugin does not make.
-ONLY_FOR_THE_HOST = ("mig_geometry", "time_slice")
+ONLY_FOR_THE_HOST = ("mig_geometry", "mig_replicas", "time_slice")
 # Sharing of a host → what a named configuration of it may share by: what needs nothing else on the node.
 BY_LABEL = {
     "vcuda": ("vcuda", "time-slicing", "none"),
@@ -194,11 +203,17 @@ BY_LABEL = {
 OTHER_MODES = {
     "vgpu_split_count": ("vcuda", "time-slicing", "mps"),
     "vgpu_devices": ("vcuda", "time-slicing", "mps"),
-    "vgpu_rename_by_default": ("time-slicing", "mps"),
-    "vgpu_fail_requests_greater_than_one": ("time-slicing", "mps"),
+    "vgpu_rename_by_default": ("time-slicing", "mps", "mig"),
+    "vgpu_fail_requests_greater_than_one": ("time-slicing", "mps", "mig"),
     "vgpu_time_slice": ("time-slicing",),
     "vgpu_mig_geometry": ("mig",),
+    "vgpu_mig_replicas": ("mig",),
 }
+
+
+def mig_resource(profile: str) -> str:
+    """What instances of a profile are called where the strategy is mixed."""
+    return "nvidia.com/mig-" + profile.replace("+", ".")
 
 
 def defaults() -> dict[str, Any]:
@@ -260,6 +275,10 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
         if clean["vgpu_mig_strategy"] == "none":
             message = "none offers no MIG device; choose mixed, or single where all GPUs have one profile alone"
             findings.append(error("vgpu_mig_strategy", message))
+        for profile in sorted(set(clean["vgpu_mig_replicas"]) - set(clean["vgpu_mig_geometry"])):
+            made = ", ".join(sorted(clean["vgpu_mig_geometry"]))
+            message = f"vgpu_mig_geometry makes no such instance; expected one of {made}"
+            findings.append(error(f"vgpu_mig_replicas.{profile}", message))
     if clean["vgpu_sharing"] != "vcuda" and clean["vgpu_resource_names"]:
         message = f"is not available with vgpu_sharing: {clean['vgpu_sharing']} in this version"
         findings.append(error("vgpu_resource_names", message))

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..config import node_config
 from ..config import variables as schema
+from ..config.options import INTERNAL
 from ..driver import choice as driver_choice
 from ..engines import daemon_json, engine_auto, engine_packages
 from ..gpu import mig_unit, mps, time_slice
@@ -68,6 +69,12 @@ INPUTS: dict[str, dict[str, Any]] = {
 }
 
 
+def variable(role: str, name: str) -> str:
+    """The whole name of an input of a role."""
+    full = f"{role}_{name}"
+    return f"__{full}" if full in INTERNAL else full
+
+
 def collect(variables: dict[str, Any]) -> dict[str, Any]:
     """The desired state of a host. ``variables`` holds valid values of ``vgpu_*`` and of the roles.
 
@@ -81,7 +88,7 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
         # Whole GPUs need no library; one that is there stays for the containers that use it.
         if role == "vcuda" and settings["vgpu_sharing"] != "vcuda" and variables["vcuda_state"] == "present":
             continue
-        part = {name: variables.get(f"{role}_{name}", default) for name, default in INPUTS[role].items()}
+        part = {name: variables.get(variable(role, name), default) for name, default in INPUTS[role].items()}
         part["state"] = variables[role + "_state"]
         roles[role] = part
     root = roles["vcuda"]["root"] if "vcuda" in roles else node_config.LIBRARY_ROOT

@@ -189,6 +189,16 @@ def driver_usage(node: Node, uuid: str) -> list[int]:
     return [process["total"] for process in processes if process["total"]]
 
 
+def test_shell_completes_vgpuctl(node: Node) -> None:
+    """From the folder that bash-completion loads by the command's name."""
+    load = "source /usr/share/bash-completion/completions/vgpuctl; complete -p vgpuctl"
+    ask = 'COMP_WORDS=(vgpuctl explain --j); COMP_CWORD=2; _vgpuctl; echo "${COMPREPLY[@]}"'
+    assert node.run("bash", "-c", f"{load}; {ask}").splitlines() == [
+        "complete -o default -F _vgpuctl vgpuctl",
+        "--json",
+    ]
+
+
 def test_nothing_is_left_in_the_cards(node: Node) -> None:
     used = node.run("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader").strip()
     assert used == ""

@@ -104,6 +104,14 @@ def test_programs_run_from_the_installation_alone(installed, tmp_path):
     assert [one for one in files if not one.startswith(str(installed / VERSION))] == []
 
 
+def test_completion_of_the_version_is_there(installed):
+    """Where the role's link leads, and of the commands that this vgpuctl has."""
+    file = installed / VERSION / "share/bash-completion/completions/vgpuctl"
+    script = f'source {file}; COMP_WORDS=(vgpuctl sta); COMP_CWORD=1; _vgpuctl; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout.split(), done.stderr) == (["status"], "")
+
+
 @pytest.mark.parametrize("program", ["vgpuctl", "vgpu-device-plugin", "archive"])
 def test_nothing_is_imported_from_where_root_stands(archive, installed, tmp_path, program):
     """Nor by a variable of who calls: a folder of another user holds modules that are imported early."""

@@ -24,12 +24,12 @@ def sha256(text: str) -> str:
 
 # A host where nothing is to be done: the program has run since 1000, the unit file is of 900.
 AT_REST: dict[str, Any] = {
-    "device_plugin_unit": UNIT,
-    "device_plugin_unit_path": UNIT_FILE,
+    "__device_plugin_unit": UNIT,
+    "__device_plugin_unit_path": UNIT_FILE,
     "device_plugin_version": "1.0-a",
     "__device_plugin_switched": {"changed": False},
     "__device_plugin_written": {"written": []},
-    "device_plugin_config_path": "/etc/vgpu/node.yaml",
+    "__device_plugin_config_path": "/etc/vgpu/node.yaml",
     "__device_plugin_files": {"/etc/vgpu/node.yaml": NODE_YAML, "/etc/vgpu/configs/big.yaml": BIG_YAML},
     "__device_plugin_found": {
         "state": {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.options import INTERNAL
 from ansible_collections.vgpu.fleet.plugins.module_utils.config.options import RENAMED as OLD_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,6 +46,7 @@ def read(path: str) -> str:
 # Names that a page shows on purpose: a typing error, and what things were called before the first release.
 RENAMED = [
     *OLD_VARIABLES,
+    *INTERNAL,
     "upgrade_point",
     "device_plugin_rivals",
     "device_plugin_rivals_remove",

@@ -34,6 +34,42 @@ def test_defaults_and_specification_name_the_same_variables(role: str) -> None:
             assert option["default"] == defaults[name], f"{role}: {name} has two defaults"
 
 
+@pytest.mark.parametrize("role", tool.roles(ROOT))
+def test_every_variable_is_documented(role: str) -> None:
+    assert [name for name, option in tool.options_of(ROOT, role).items() if not option.get("description")] == []
+
+
+def names_in(path: Path) -> set[str]:
+    return set(yaml.safe_load(path.read_text()) or {})
+
+
+@pytest.mark.parametrize("role", tool.roles(ROOT))
+def test_a_variable_is_public_or_internal_by_where_it_lies(role: str) -> None:
+    """One of vars/main.yml that looks public could be set, and would not hold; one with ``__`` is nobody's to set."""
+    public = set(tool.options_of(ROOT, role)) | set(tool.defaults_of(ROOT, role))
+    assert sorted(name for name in public if name.startswith("_")) == []
+    vars_file = ROOT / "roles" / role / "vars/main.yml"
+    inner = names_in(vars_file) if vars_file.exists() else set()
+    assert sorted(name for name in inner if not name.startswith(f"__{role}_")) == []
+
+
+def inner_names_set(folder: Path) -> list[str]:
+    """Internal variables that the files of an inventory set, as file: name."""
+    found = []
+    for path in sorted(path for kind in ("*.yml", "*.yaml", "*.ini") for path in folder.rglob(kind)):
+        for name in re.findall(r"(?<!\w)__[a-z]\w*(?=\s*[:=])", re.sub(r"(?m)#.*$", "", path.read_text())):
+            found.append(f"{path.relative_to(folder)}: {name}")
+    return found
+
+
+def test_no_example_sets_an_internal_variable(tmp_path: Path) -> None:
+    assert inner_names_set(ROOT / "inventories") == []
+    (tmp_path / "hosts.ini").write_text("a __mig_record=/r\n")
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars/a.yml").write_text("# __no: 1\nmig_boot: '{{ __this }}'\n__mps_root: /r\n")
+    assert inner_names_set(tmp_path) == ["group_vars/a.yml: __mps_root", "hosts.ini: __mig_record"]
+
+
 # What a role sets itself, for playbooks and later tasks.
 RESULTS = {"preflight_plan", "verify_facts", "verify_report"}
 

@@ -45,10 +45,40 @@ def test_an_old_python_of_the_controller_is_named(monkeypatch: pytest.MonkeyPatc
     assert "Python 3.11 or newer" in lookup.plugin(VERSION, [])[0]
 
 
+# Programs of the controller, files in the folder, the base that was named -> what the sentence names, what not.
+IMAGES: list[tuple[tuple[str, ...], list[str], str, list[str], list[str]]] = [
+    (("podman", "mmdebstrap"), [], "", [], []),
+    ((), [], "", ["podman, mmdebstrap", "device_plugin_image_build to false", "device_plugin_image_base"], []),
+    (("podman",), [], "", ["expected mmdebstrap on", "device_plugin_image_base"], []),
+    (("mmdebstrap",), [], "debian:12", ["expected podman on"], ["device_plugin_image_base"]),
+    (("podman",), [], "debian:12", [], []),
+    ((), ["image-1.0-a.tar"], "", [], []),
+    ((), ["image-1.0-b.tar"], "", ["podman, mmdebstrap"], []),
+]
+
+
+@pytest.mark.parametrize(("has", "files", "base", "said", "not_said"), IMAGES)
+def test_what_is_missing_for_an_image_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has: tuple[str, ...],
+    files: list[str],
+    base: str,
+    said: list[str],
+    not_said: list[str],
+) -> None:
+    monkeypatch.setattr(lookup.shutil, "which", lambda name: name if name in has else None)
+    for name in files:
+        (tmp_path / name).write_text("")
+    found = " ".join(lookup.image(VERSION, [str(tmp_path)], "podman", base))
+    assert bool(found) is bool(said)
+    assert [word for word in said if word not in found] + [word for word in not_said if word in found] == [], found
+
+
 def test_what_is_not_built_here_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup.shutil, "which", lambda _name: None)
     monkeypatch.setattr(lookup.importlib.util, "find_spec", lambda _name: None)
-    assert lookup.library("", []) + lookup.plugin("", []) == []
+    assert lookup.library("", []) + lookup.plugin("", []) + lookup.image("", [], "podman", "") == []
 
 
 @pytest.mark.parametrize(("text", "fine"), [(lookup.HEADERS, True), ("#include <no_such_header.h>\n", False)])

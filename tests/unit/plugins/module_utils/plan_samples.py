@@ -16,19 +16,19 @@ VARIABLES = {
     "nvidia_driver_kernel_module": "none",
     "nvidia_docker_state": "present",
     "nvidia_docker_packages": ["nvidia-docker2=*"],
-    "nvidia_docker_record": "/var/lib/vgpu/baseline/nvidia_docker.json",
+    "__nvidia_docker_record": "/var/lib/vgpu/baseline/nvidia_docker.json",
     "container_runtime_state": "present",
     "container_runtime_packages": ["docker.io"],
-    "container_runtime_docker_settings": {
+    "__container_runtime_docker_settings": {
         "default-runtime": "nvidia",
         "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}},
     },
     "vcuda_state": "present",
     "vcuda_version": "0.1.0-new",
-    "vcuda_arbiter_unit_text": "[Service]\n",
+    "__vcuda_arbiter_unit_text": "[Service]\n",
     "device_plugin_state": "present",
     "device_plugin_version": "0.1.0-plug",
-    "device_plugin_unit_text": "[Unit]\n",
+    "__device_plugin_unit_text": "[Unit]\n",
 }
 NODE_YAML = node_config.dump(node_config.from_vars({"vgpu_split_count": 3}))
 DAEMON_JSON = """\

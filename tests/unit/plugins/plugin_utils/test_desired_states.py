@@ -16,7 +16,7 @@ from test_every_variable import LOADER, HostVars, trusted
 ROLES = ("nvidia_driver", "vcuda", "mps", "device_plugin")
 
 # By default they come from lookups, which only a run of Ansible finds.
-LOOKED_UP = {"vcuda_version": "1", "device_plugin_version": "1", "vcuda_arbiter_unit_text": "[Unit]"}
+LOOKED_UP = {"vcuda_version": "1", "device_plugin_version": "1", "__vcuda_arbiter_unit_text": "[Unit]"}
 
 
 def states(hosts: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], list[Finding]]:
@@ -42,7 +42,7 @@ def states(hosts: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], list[Findi
         ({"mps_exclusive": "no"}, ("mps", "exclusive"), False),
         ({"nvidia_driver_branch": 570}, ("nvidia_driver", "branch"), "570"),
         ({"vcuda_root": "/opt/{{ inventory_hostname }}"}, ("vcuda", "root"), "/opt/b"),
-        ({"device_plugin_unit": "x.service"}, ("device_plugin", "unit_path"), "/etc/systemd/system/x.service"),
+        ({}, ("device_plugin", "unit_path"), "/etc/systemd/system/vgpu-device-plugin.service"),
     ],
 )
 def test_a_host_gets_what_its_own_variables_say(variables: dict[str, Any], path: tuple[str, str], value: Any) -> None:
@@ -72,7 +72,7 @@ def test_a_value_that_needs_facts_which_nobody_read_is_said() -> None:
         ("rack", 1),  # nothing depends on it
         ("vgpu_devices", 1),  # no default of a role leads to it
         ("mps_packages", 1),
-        ("mps_root", 40),
+        ("mps_resource", 40),
     ],
 )
 def test_the_defaults_of_a_role_are_evaluated_once_where_they_are_the_same(
@@ -90,7 +90,7 @@ def test_the_defaults_of_a_role_are_evaluated_once_where_they_are_the_same(
         "rack": lambda n: n,
         "vgpu_devices": lambda n: [{"match": {"uuid": f"GPU-{n}"}, "split_count": 3}],
         "mps_packages": lambda n: [f"mps-{n}"],
-        "mps_root": lambda n: f"/run/{n}",
+        "mps_resource": lambda n: f"example.com/{n}",
     }
     found, findings = states({f"h{n}": {own: values[own](n)} for n in range(40)})
     assert findings == []

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
-from ansible_collections.vgpu.fleet.plugins.module_utils.config.options import RENAMED
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.options import INTERNAL, RENAMED
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check, Mistake
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -68,7 +68,8 @@ def wrong_value(option: dict[str, Any]) -> Any:
 def test_a_wrong_value_is_one_mistake_that_names_the_variable(name: str) -> None:
     value = wrong_value(OPTIONS[name]) if name in OPTIONS else {"no": {"such": "value"}}
     found = check({"h": {name: value}})
-    if name in ("vgpu_resource_names", "vgpu_mig_geometry", "vgpu_configs", "vgpu_package_environment"):
+    mappings = ("resource_names", "mig_geometry", "mig_replicas", "configs", "package_environment")
+    if name in [f"vgpu_{one}" for one in mappings]:
         # Mappings themselves: each of their keys is read.
         assert found
         assert all(one.finding.path.startswith(name + ".") for one in found)
@@ -116,9 +117,18 @@ def test_an_old_name_is_one_mistake_that_names_the_new_one(old: str, new: str) -
     assert f'set "{new}" in its place' in found[0].finding.message
 
 
+@pytest.mark.parametrize("old", INTERNAL)
+def test_an_old_name_without_a_reason_to_be_set_is_one_mistake_that_says_so(old: str) -> None:
+    assert old not in NAMES
+    found = check({"h": {old: "x"}})
+    assert [(one.finding.level, one.finding.path) for one in found] == [("error", old)]
+    assert "remove it, for its role decides the value" in found[0].finding.message
+
+
 def test_docs_migration_has_every_old_name() -> None:
     page = (ROOT / "docs/migration.md").read_text()
     assert [old for old, new in RENAMED.items() if not (f"`{old}`" in page and f"`{new}`" in page)] == []
+    assert [old for old in INTERNAL if f"`{old}`" not in page] == []
 
 
 MORE = [

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import http.server
+import re
 import shutil
 import subprocess
 import threading
@@ -176,3 +177,13 @@ def test_a_key_that_cannot_be_had_stops_the_run_before_any_change(
     assert [finding.level for finding in plan_action.driver_key(desired, state)] == levels
     desired["roles"]["nvidia_driver"]["state"] = "absent"
     assert not plan_action.driver_key(desired, state)
+
+
+# A default of a role that asks an address asks it once a host, in the middle of a run, and fails with the host changed.
+@pytest.mark.parametrize(
+    "path",
+    [*ROOT.glob("roles/*/*/*.yml"), *ROOT.glob("playbooks/**/*.yml")],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_no_role_asks_an_address_by_a_lookup(path: Path) -> None:
+    assert not re.search(r"(lookup|query|q)\(\s*['\"](ansible\.builtin\.)?url['\"]", path.read_text())

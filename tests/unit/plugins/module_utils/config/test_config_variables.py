@@ -146,6 +146,17 @@ def test_variables_of_others_are_left_alone():
         ({"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed"}, "vgpu_mig_geometry", "error"),
         ({"vgpu_sharing": "mig", "vgpu_mig_geometry": {"1g.10gb": 7}}, "vgpu_mig_strategy", "error"),
         ({"vgpu_mig_geometry": {"1g.10gb": 7}}, "vgpu_mig_geometry", "warning"),
+        ({"vgpu_mig_replicas": {"1g.10gb": 2}}, "vgpu_mig_replicas", "warning"),
+        (
+            {
+                "vgpu_sharing": "mig",
+                "vgpu_mig_strategy": "mixed",
+                "vgpu_mig_geometry": {"1g.10gb": 7},
+                "vgpu_mig_replicas": {"2g.20gb": 2},
+            },
+            "vgpu_mig_replicas.2g.20gb",
+            "error",
+        ),
         ({"vgpu_sharing": "time-slicing", "vgpu_log_level": 4}, "vgpu_log_level", "warning"),
         (
             {"vgpu_sharing": "time-slicing", "vgpu_resource_names": {"count": "x.io/gpu"}},

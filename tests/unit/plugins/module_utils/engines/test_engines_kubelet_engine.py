@@ -107,7 +107,7 @@ def test_the_cgroup_driver_of_a_running_kubelet(tmp_path, line, config, driver):
     assert kubelet_engine.read(Host(str(tmp_path)), (1, 34))["cgroup_driver"] == driver
 
 
-MIRROR = {"container_runtime_packages": [], "container_runtime_docker_settings": {}}
+MIRROR = {"container_runtime_packages": [], "__container_runtime_docker_settings": {}}
 PRESENT = {"docker.service": {"present": True, "enabled": True, "active": True}}
 # engine of the kubelet, wanted engine, what is on the host -> words of an error, words of a warning
 PLANS = [

@@ -106,6 +106,13 @@ def test_check_mode_names_every_package_that_would_come(apt: Apt) -> None:
     assert "install runc 1.0-1" in present(Apt(apt.root), check=True, packages=["docker.io"]).plan
 
 
+def test_what_came_is_reported_and_not_what_was_simulated(apt: Apt) -> None:
+    """As with a folder whose archive was made again after its lists were read."""
+    apt.newer = "2.0-1"
+    run = present(apt, packages=["nvidia-docker2"], source=LOCAL)
+    assert run.transaction.install == {"nvidia-docker2": "2.0-1", "nvidia-container-toolkit": "2.0-1"}
+
+
 def test_what_was_there_before_stays(apt: Apt, tmp_path: Path) -> None:
     record = str(tmp_path / "record.json")
     apt.here = {"runc": "0.9-1"}

@@ -134,7 +134,7 @@ DESIRED = [
     ({"nvidia_driver_version": "550.1-1"}, ["nvidia_driver", "device_plugin", "verify"]),
     ({"nvidia_driver_packages": ["nvidia-smi=535.261.03-1"]}, []),
     ({"nvidia_driver_packages": ["nvidia-smi=550"]}, ["nvidia_driver", "device_plugin", "verify"]),
-    ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, ["container_runtime", "verify"]),
+    ({"__container_runtime_docker_settings": {"default-shm-size": "2G"}}, ["container_runtime", "verify"]),
     ({"vgpu_verify": "always"}, ["verify"]),
     ({"vgpu_verify": "never", "vgpu_split_count": 4}, ["device_plugin"]),
     ({"vgpu_sharing": "none"}, ["device_plugin"]),
@@ -197,11 +197,11 @@ DISTURBING = [
     ({"vcuda_version": "0.2.0-x"}, {}, False),
     ({"vgpu_split_count": 4}, {}, False),
     # default-shm-size is taken over by a reload, log-driver only by a restart.
-    ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, {"docker.info.ContainersRunning": 3}, False),
-    ({"container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 3}, True),
-    ({"container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 0}, False),
+    ({"__container_runtime_docker_settings": {"default-shm-size": "2G"}}, {"docker.info.ContainersRunning": 3}, False),
+    ({"__container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 3}, True),
+    ({"__container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 0}, False),
     (
-        {"container_runtime_docker_settings": {"log-driver": "local"}},
+        {"__container_runtime_docker_settings": {"log-driver": "local"}},
         {
             "docker.info.ContainersRunning": 3,
             "docker.info.LiveRestoreEnabled": True,

@@ -52,7 +52,7 @@ def test_kubernetes_before_1_10_is_refused(version, refused):
     assert ["the kubelet of this host is Kubernetes 1.9; expected 1.10" in one for one in told] == [True] * refused
 
 
-DAEMONSET = {"device_plugin_deploy": "daemonset", "device_plugin_daemonset_text": "{}"}
+DAEMONSET = {"device_plugin_deploy": "daemonset", "__device_plugin_daemonset_text": "{}"}
 DAEMONSET_FILE = ("files", "/etc/vgpu/daemonset.json")
 BY_POD = {
     DAEMONSET_FILE: {"sha256": sha256("{}"), "mtime": 900.0},

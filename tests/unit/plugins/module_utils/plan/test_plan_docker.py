@@ -7,7 +7,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
 from plan_samples import DAEMON_JSON, DOCKER, made
 
-LOCAL_LOGS = {"container_runtime_docker_settings": {"log-driver": "local"}}  # only a restart applies it
+LOCAL_LOGS = {"__container_runtime_docker_settings": {"log-driver": "local"}}  # only a restart applies it
 BUSY = {"docker.info.ContainersRunning": 3}
 LIVE = {
     **BUSY,
@@ -36,7 +36,7 @@ RESTARTS = [
     # A docker that is down is started, whatever the keys.
     (LOCAL_LOGS, {(*DOCKER, "active"): False, "docker.info": None}, "never", "", ""),
     # A reload is enough for this key.
-    ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, BUSY, "never", "", ""),
+    ({"__container_runtime_docker_settings": {"default-shm-size": "2G"}}, BUSY, "never", "", ""),
     ({}, {"docker.info": None}, "if_idle", "", "its containers are unknown"),
     ({}, {"docker.info": None}, "never", "a daemon that does not answer", ""),
     ({}, {**BUSY, PENDING: {"sha256": sha256("restart\n")}}, "if_idle", "what an interrupted run changed", ""),
@@ -80,7 +80,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind, value, fault, note", KINDS)
 def test_a_docker_that_daemon_json_does_not_configure_is_named(kind, value, fault, note):
-    wanted = {"container_runtime_docker_settings": {"default-shm-size": "2G"}}
+    wanted = {"__container_runtime_docker_settings": {"default-shm-size": "2G"}}
     found = made(wanted, {f"docker.kinds.{kind}": value})
     for words, told in ((fault, found["errors"]), (note, found["warnings"])):
         assert len(told) == bool(words)

@@ -395,7 +395,7 @@ def test_of_ubuntus_kernel_what_is_there_is_held():
 
 def test_all_that_a_decision_may_name_is_read():
     roles = {"nvidia_driver_state": "present", "nvidia_driver_kernel_module": "auto"}
-    roles["nvidia_driver_setup_record"] = "/r"
+    roles["__nvidia_driver_setup_record"] = "/r"
     options = desired.reads(desired.collect(roles))
     assert set(driver_choice.UNITS) <= set(options["units"])
     assert set(driver_choice.FILES) <= set(options["files"])

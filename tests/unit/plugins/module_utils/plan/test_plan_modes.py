@@ -141,7 +141,7 @@ def test_what_these_roles_read():
     assert {mig_unit.UNIT, mps.UNIT, time_slice.UNIT} <= set(options["units"])
     assert {mig_unit.GEOMETRY, mps.UNIT_PATH, time_slice.UNIT_PATH} <= set(options["files"])
     # A group that shares in another way reads no more than whether there is something to give back.
-    other = desired.reads(desired.collect({"mig_state": "absent", "mig_record": "/r"}))
+    other = desired.reads(desired.collect({"mig_state": "absent", "__mig_record": "/r"}))
     assert other.get("mig") is None
     assert other["files"] == ["/r"]
 
@@ -153,7 +153,7 @@ IN_MIG = {
 }
 EMPTY = {**CARD, "mig_enabled": True, "mig": []}
 TO_MIG = {"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed", "vgpu_mig_geometry": WANTED}
-RECORD = {"mig_record": "/r"}
+RECORD = {"__mig_record": "/r"}
 # variables, the GPU now, whether the role has something to give back, errors about the GPUs
 BOTH_WAYS = [
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, CARD, False, False),

@@ -168,7 +168,7 @@ def test_the_plan_names_packages_and_refuses_before_a_host_is_changed(system, va
 
 @pytest.mark.parametrize(("there", "expected"), [({"sha256": "x", "mtime": 1.0}, True), (None, False)])
 def test_packages_that_were_installed_for_it_are_taken_back(there, expected):
-    variables = {"device_plugin_state": "absent", "device_plugin_packages_record": RECORD}
+    variables = {"device_plugin_state": "absent", "__device_plugin_packages_record": RECORD}
     whole = made(variables, {("files", RECORD): there})
     changes = [change for step in whole["steps"] if step["role"] == "device_plugin" for change in step["changes"]]
     assert (f"revert the changes recorded in {RECORD}" in changes) is expected

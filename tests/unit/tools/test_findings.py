@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/gates.md names for each fault that was found by installing the collection the tests that are red without its
+mend: all faults are there, and so are the tests. Here too: what no other file tests of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from test_threat_model import functions, rows
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "gates.md"
+HEAD = ["fault", "what was wrong", "tests"]
+FAULTS = [f"F{number}" for number in range(1, 15)]
+
+
+def wrong(text: str) -> list[str]:
+    """What is wrong with the table of a page."""
+    table = rows(text, HEAD)
+    found = [f"{name}: expected one row" for name in FAULTS if [row[0] for row in table].count(name) != 1]
+    for row in table:
+        tests = re.findall(r"`([^`]+)`", row[2])
+        found += [f"{row[0]}: no test"] * (not tests)
+        for name in tests:
+            path, _colons, function = name.partition("::")
+            found += [f"{row[0]}: {name} is no test"] * (
+                not function.startswith("test_") or function not in functions(path)
+            )
+    return found
+
+
+def test_every_fault_has_tests_that_are_there() -> None:
+    assert wrong(PAGE.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (r"(?m)^\| F8 .*\n", "", "F8: expected one row"),
+        (r"::test_refusals`", "::test_refusal`", "is no test"),
+        (r"`tests/unit/plugins/module_utils/driver/test_driver_choice.py::test_refusals`", "none", "F8: no test"),
+        (r"test_driver_choice.py::", "test_driver_choices.py::", "is no test"),
+    ],
+)
+def test_a_table_that_lacks_something_is_found(old: str, new: str, said: str) -> None:
+    changed = re.sub(old, new, PAGE.read_text())
+    assert changed != PAGE.read_text()
+    assert any(said in one for one in wrong(changed))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        # Security updates of the kernel come by default.
+        ("nvidia_driver_hold_kernel", False),
+        ("nvidia_driver_prebuilt", "auto"),
+        # A host without a kubelet may get one later, and nvidia-docker2 has had no release since 2023.
+        ("container_runtime_engine", "auto"),
+        ("container_runtime_systemd_cgroup", "auto"),
+        ("nvidia_docker_package", "auto"),
+    ],
+)
+def test_a_default_is_what_was_agreed(name: str, value: object) -> None:
+    (found,) = [
+        defaults[name]
+        for path in ROOT.glob("roles/*/defaults/main.yml")
+        if name in (defaults := yaml.safe_load(path.read_text()))
+    ]
+    assert found == value
+
+
+def test_an_ansible_core_without_origins_of_values_is_enough() -> None:
+    """Before 2.19 it has no such module; messages lack file and line alone."""
+    script = (
+        # Of the ansible-core that is here, other modules need it themselves.
+        "import ansible.inventory.helpers, ansible.utils.vars, ansible.vars.plugins\n"
+        "sys.modules['ansible._internal._datatag._tags'] = None\n"
+        "from ansible_collections.vgpu.fleet.plugins.plugin_utils import variable_source as one\n"
+        "print(repr(one.place_of('x')), one.Source('group t4', one.place_of('x')))\n"
+    )
+    path = f"import sys; sys.path.insert(0, {str(ROOT / '.build/collections')!r})\n"
+    done = subprocess.run([sys.executable, "-c", path + script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "'' group t4\n"), done.stderr
+    needed = yaml.safe_load((ROOT / "meta/runtime.yml").read_text())["requires_ansible"]
+    assert needed == ">=2.16.0"
