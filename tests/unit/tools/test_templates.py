@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates whose text is JSON stay text on every ansible-core that we name.
+
+Before 2.19 a result that looks like a dictionary or a list is read back as one, unless the template ends with a filter
+that makes text. Found with 2.16: the record of the last proof was handed on as a dictionary, and ``site.yml`` failed.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+JSON = re.compile(r"\|\s*to_(?:nice_)?json(?:\([^)|]*\))?(?P<after>[^}]*)\}\}")
+
+
+def wrong(text: str) -> list[str]:
+    """Templates in which something follows the filter that makes JSON."""
+    return [found[0] for found in JSON.finditer(text) if found["after"].strip()]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('a: "{{ b | to_json }}"', 0),
+        ('a: "{{ b | to_json }}\\n"', 0),
+        ('a: "{{ b | to_nice_json(indent=1) }}\\n"', 0),
+        ("a: \"{{ b | to_json ~ '\\n' }}\"", 1),
+        ('a: "{{ b | to_nice_json | trim }}"', 1),
+    ],
+)
+def test_rule(text: str, count: int) -> None:
+    assert len(wrong(text)) == count
+
+
+def test_no_template_of_ours_ends_otherwise() -> None:
+    files = [*ROOT.glob("roles/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
+    found = {str(path.relative_to(ROOT)): wrong(path.read_text()) for path in files}
+    assert len(files) > 100
+    assert sum("to_json" in path.read_text() for path in files) > 0
+    assert {path: lines for path, lines in found.items() if lines} == {}
