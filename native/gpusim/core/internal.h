@@ -12,6 +12,7 @@ struct sim_self {
     int fd;
     uint32_t word; /* owner word of this process: lock.c */
     enum sim_role role;
+    uint64_t creator; /* serial of the first registration; a forked child keeps it */
     _Atomic unsigned forks;
 };
 extern struct sim_self sim_self;
@@ -34,6 +35,8 @@ struct sim_config {
     uint32_t jitter_permille, hostile;
     uint64_t slice_ns, switch_ns, granularity, copy_bytes_per_ms, seed;
     bool has_seed;
+    uint32_t memacct, controllers_required, lowers_below_use;
+    char cgroup_root[SIM_NAME];
     enum sim_clock clock;
     unsigned gpu_count;
     struct sim_gpu_config gpus[SIM_MAX_GPUS];
@@ -54,6 +57,13 @@ uint32_t sim_lock_word(int slot, uint32_t generation);
 void sim_repair(void); /* memory.c: lock held, its last holder died inside */
 int sim_futex_wait(const _Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void sim_futex_wake(const _Atomic uint32_t *word, int count);
+
+/* groups.c */
+void sim_groups_of_self(uint64_t groups[SIM_DEPTH]); /* lock not held: it reads files */
+void sim_group_joined(int slot); /* lock held: what a new group inherits */
+bool sim_group_allows(int gpu, uint64_t bytes); /* lock held: more bytes for this process */
+bool sim_group_skips(int gpu); /* lock held: nothing that this process takes is charged to a group */
+uint64_t sim_group_cap(int gpu, uint64_t *used); /* lock held: limit of this process's own group, else SIM_UNLIMITED */
 
 /* shared.c: a dying process's shared bytes on a GPU that others keep; lock held */
 uint64_t sim_shared_leave(uint64_t serial, int gpu);

@@ -28,7 +28,7 @@ void sim_repair(void)
 
 static uint64_t *counter(struct sim_usage *use, enum sim_kind kind)
 {
-    return kind == SIM_MEMORY ? &use->memory : kind == SIM_CONTEXT ? &use->context : &use->module;
+    return kind == SIM_CONTEXT ? &use->context : kind == SIM_MODULE ? &use->module : &use->memory;
 }
 
 static uint64_t charged(const struct sim_state *state, uint64_t bytes)
@@ -84,6 +84,11 @@ static bool fits(int index, uint64_t bytes)
     return used <= limit && bytes <= limit - used;
 }
 
+static bool may_have(int index, enum sim_kind kind, uint64_t bytes)
+{
+    return fits(index, bytes) && (kind == SIM_MANAGED || sim_group_allows(index, bytes));
+}
+
 enum sim_status sim_charge(int index, enum sim_kind kind, uint64_t bytes)
 {
     struct sim_state *state = sim_self.state;
@@ -93,14 +98,18 @@ enum sim_status sim_charge(int index, enum sim_kind kind, uint64_t bytes)
     sim_lock();
     if (gpu->lost) {
         status = SIM_ERR_LOST;
-    } else if (!fits(index, bytes)) {
+    } else if (!may_have(index, kind, bytes)) {
         sim_reap(); /* what a killed process held is free, but nobody has looked yet */
-        if (!fits(index, bytes))
+        if (!may_have(index, kind, bytes))
             status = SIM_ERR_MEMORY;
     }
     if (status == SIM_OK) {
         struct sim_usage *use = &state->procs[sim_self.slot].use[index];
         *counter(use, kind) += bytes;
+        if (kind == SIM_MANAGED)
+            use->managed += bytes;
+        else if (sim_group_skips(index))
+            use->uncounted += bytes;
         gpu->used += bytes;
         uint64_t now = sim_usage_bytes(use);
         if (now > use->peak)
@@ -116,10 +125,14 @@ void sim_uncharge(int index, enum sim_kind kind, uint64_t bytes)
     struct sim_gpu *gpu = &state->gpus[index];
     bytes = charged(state, bytes);
     sim_lock();
-    uint64_t *held = counter(&state->procs[sim_self.slot].use[index], kind);
+    struct sim_usage *use = &state->procs[sim_self.slot].use[index];
+    uint64_t *held = counter(use, kind);
     if (bytes > *held)
         bytes = *held; /* never wrap: a counter below zero would make the GPU look full for ever */
     *held -= bytes;
+    /* Which bytes these were is not known here: those that no group is charged for go first. */
+    uint64_t *outside = kind == SIM_MANAGED ? &use->managed : &use->uncounted;
+    *outside -= bytes < *outside ? bytes : *outside;
     gpu->used -= bytes;
     sim_unlock();
 }
@@ -132,7 +145,10 @@ void sim_memory_info(int index, uint64_t *free_bytes, uint64_t *total_bytes)
     int gi = instance(index);
     uint64_t limit = gi < 0 ? gpu->total - gpu->reserved_bytes : sim_instance_total(index, gi);
     uint64_t used = gi < 0 ? gpu->used : sim_instance_used(index, gi);
-    *total_bytes = limit;
+    uint64_t in_group, cap = sim_group_cap(index, &in_group);
+    *total_bytes = cap < limit ? cap : limit;
     *free_bytes = used < limit ? limit - used : 0;
+    if (cap < limit && *free_bytes > (in_group < cap ? cap - in_group : 0))
+        *free_bytes = in_group < cap ? cap - in_group : 0;
     sim_unlock();
 }

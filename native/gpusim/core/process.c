@@ -100,8 +100,11 @@ static bool take_slot(int slot, enum sim_role role)
     struct sim_state *state = sim_self.state;
     struct sim_proc *proc = &state->procs[slot];
     struct flock live = byte_lock(F_WRLCK, LIVE_BYTES, slot), pid = byte_lock(F_WRLCK, PID_BYTES, slot);
+    uint64_t groups[SIM_DEPTH] = {0};
     if (fcntl(sim_self.fd, F_OFD_SETLK, &live) < 0)
         return false;
+    if (state->memacct != SIM_MEMACCT_NONE)
+        sim_groups_of_self(groups);
     fcntl(sim_self.fd, F_SETLK, &pid);
     /* From here the slot is ours. The generation goes up first: where the last user died inside the lock, waiters now
      * see that its owner word is out of date, and so do we. */
@@ -116,11 +119,16 @@ static bool take_slot(int slot, enum sim_role role)
     proc->start_wall_us = sim_wall_us(sim_now());
     proc->pid = getpid();
     proc->wait_target = UINT64_MAX;
+    if (!sim_self.creator)
+        sim_self.creator = proc->serial;
+    proc->creator = sim_self.creator;
+    memcpy(proc->groups, groups, sizeof groups);
     memset(proc->comm, 0, sizeof proc->comm);
     prctl(PR_GET_NAME, proc->comm);
     if ((uint32_t)slot >= state->proc_high)
         state->proc_high = (uint32_t)slot + 1;
     proc->role = role;
+    sim_group_joined(slot);
     sim_unlock();
     /* Last: other threads of this process take a slot number as the sign that all is set up. */
     atomic_store_explicit(&sim_self.slot, slot, memory_order_release);

@@ -89,6 +89,20 @@ static bool behaviours(const struct parser *p, const char *value, uint32_t *out)
     return true;
 }
 
+/* One of the names, as its place among them. */
+static bool choice(const struct parser *p, const char *key, const char *value, const char *const *names, uint32_t *out)
+{
+    char expected[80] = "";
+    for (uint32_t i = 0; names[i]; i++) {
+        if (!strcmp(value, names[i])) {
+            *out = i;
+            return true;
+        }
+        snprintf(expected + strlen(expected), sizeof expected - strlen(expected), "%s%s", i ? " or " : "", names[i]);
+    }
+    return fault(p, key, value, expected);
+}
+
 static bool host_key(struct parser *p, const char *key, const char *value)
 {
     struct sim_config *c = p->config;
@@ -129,11 +143,21 @@ static bool host_key(struct parser *p, const char *key, const char *value)
         return whole(p, key, value, 1, 1u << 30, &major) && (c->granularity = major, true);
     if (!strcmp(key, "hostile"))
         return behaviours(p, value, &c->hostile);
+    if (!strcmp(key, "memacct"))
+        return choice(p, key, value, (const char *const[]){"none", "misc", "dmem", NULL}, &c->memacct);
+    if (!strcmp(key, "cgroup_root"))
+        return text(p, key, value, c->cgroup_root, sizeof c->cgroup_root) &&
+               (*value == '/' || fault(p, key, value, "an absolute path"));
+    if (!strcmp(key, "controllers"))
+        return choice(p, key, value, (const char *const[]){"ignore", "require", NULL}, &c->controllers_required);
+    if (!strcmp(key, "memacct_below_use"))
+        return choice(p, key, value, (const char *const[]){"keep", "apply", NULL}, &c->lowers_below_use);
     if (!strcmp(key, "seed"))
         return number(p, key, value, 0, 9e15, &d) && (c->seed = (uint64_t)d, c->has_seed = true);
     return fault(p, "key", key,
                  "driver_version, cuda_version, device_nodes, clock, seed, slice_us, switch_us, jitter_percent, "
-                 "copy_gib_per_s, allocation_granularity, hostile or a [gpu] section");
+                 "copy_gib_per_s, allocation_granularity, hostile, memacct, cgroup_root, controllers, "
+                 "memacct_below_use or a [gpu] section");
 }
 
 static bool gpu_key(struct parser *p, const char *key, const char *value)
@@ -239,7 +263,7 @@ enum sim_status sim_profile_read(const char *path, struct sim_config *config)
     char raw[1024];
     *config = (struct sim_config){.driver_version = "535.261.03", .cuda_version = 12020, .slice_ns = 1024000,
                                   .switch_ns = 50000, .jitter_permille = 100, .granularity = 1,
-                                  .copy_bytes_per_ms = 12ull << 20};
+                                  .copy_bytes_per_ms = 12ull << 20, .cgroup_root = "/sys/fs/cgroup"};
     FILE *file = fopen(path, "re");
     if (!file) {
         sim_fail("%s: cannot read the profile of the simulated host: %s; write one or set GPUSIM_PROFILE", path,
@@ -252,6 +276,8 @@ enum sim_status sim_profile_read(const char *path, struct sim_config *config)
         good = parse_line(&p, raw);
     }
     good = good && section_end(&p);
+    if (good && config->memacct && atoi(config->driver_version) < 615)
+        good = fault(&p, "memacct", config->driver_version, "driver_version 615 or newer, which has memory limits");
     fclose(file);
     return good ? SIM_OK : SIM_ERR_PROFILE;
 }
@@ -328,6 +354,11 @@ void sim_profile_apply(const struct sim_config *config, struct sim_state *state)
     state->event_count = 0;
     state->past_count = 0;
     state->late_calls = 0;
+    state->memacct = config->memacct;
+    state->controllers_required = config->controllers_required;
+    state->lowers_below_use = config->lowers_below_use;
+    memcpy(state->cgroup_root, config->cgroup_root, sizeof state->cgroup_root);
+    sim_group_forget();
     state->gpu_count = config->gpu_count;
     for (unsigned i = 0; i < config->gpu_count; i++) {
         apply_gpu(&config->gpus[i], &state->gpus[i], seed, i);

@@ -68,6 +68,7 @@ int sim_shared_new(const struct sim_shared *what)
         state->shared[found] = *what;
         state->shared[found].used = 1;
         state->shared[found].serial = state->procs[sim_self.slot].serial;
+        memcpy(state->shared[found].groups, state->procs[sim_self.slot].groups, sizeof state->shared[found].groups);
     }
     sim_unlock();
     return found;

@@ -23,7 +23,7 @@
 #include <sys/types.h>
 
 #define SIM_MAGIC "GPUSIM01"
-#define SIM_VERSION 6u
+#define SIM_VERSION 7u
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_PROCS 1024
 #define SIM_MAX_CHANNELS 512       /* contexts of all processes on one GPU */
@@ -35,6 +35,9 @@
 #define SIM_EVENTS 256             /* Xid and ECC events kept, host-wide */
 #define SIM_PAST 512               /* totals kept of processes that have ended */
 #define SIM_SHARED 256             /* blocks of memory with a shareable handle, host-wide */
+#define SIM_LIMITS 256             /* memory limits of control groups, host-wide */
+#define SIM_LINKS 512              /* which control group lies in which, as far as a setter saw it */
+#define SIM_DEPTH 16               /* control groups from a process's own up to the root */
 #define SIM_MAX_GI 8               /* GPU instances of one GPU */
 #define SIM_MAX_CI 8               /* compute instances of one GPU instance */
 #define SIM_KEY 24
@@ -184,6 +187,8 @@ struct sim_usage {
     uint64_t busy_ns; /* GPU time that its kernels really got */
     uint64_t kernels; /* launches finished */
     uint64_t since;   /* sim_now() of the first context */
+    uint64_t managed; /* of memory: managed memory on the GPU, which no control group is charged for */
+    uint64_t uncounted; /* of the other bytes: those that no control group is charged for (groups.c) */
     uint32_t contexts;
     uint32_t instance; /* MIG: (GPU instance's place << 8 | compute instance's) + 1; a process runs in one at most. 0: none */
 };
@@ -198,6 +203,8 @@ struct sim_proc {
     int32_t pid; /* in the process's own PID namespace: see sim_proc_pid() */
     uint32_t reserved;
     uint64_t wait_target; /* virtual clock: what it waits for; UINT64_MAX: it runs */
+    uint64_t creator; /* serial of the process that opened the driver: of itself or, after a fork, of an ancestor */
+    uint64_t groups[SIM_DEPTH]; /* inodes of its control groups, its own first, as it sees them; 0 ends the list */
     char comm[16];
     struct sim_usage use[SIM_MAX_GPUS];
 };
@@ -217,6 +224,23 @@ struct sim_shared {
     uint64_t serial; /* of its maker; 0: that holds it no longer, and no process is charged */
     uint64_t bytes, offset;
     int32_t pid, fd; /* of the maker's memory file; -1: a pool, of which nothing is mapped */
+    uint64_t groups[SIM_DEPTH]; /* of the maker, who is charged for as long as anybody has it */
+};
+
+/* Limits of video memory that the driver enforces for control groups, from branch 615 on: groups.c. */
+enum sim_memacct { SIM_MEMACCT_NONE = 0, SIM_MEMACCT_MISC, SIM_MEMACCT_DMEM };
+#define SIM_UNLIMITED UINT64_MAX
+
+struct sim_limit {
+    uint64_t group; /* inode of the control group; 0: free */
+    uint64_t soft, hard; /* bytes */
+    uint32_t gpu;
+    uint32_t idle; /* its controller is off in this group: the driver charges an ancestor instead */
+    char path[SIM_NAME * 2]; /* as its setter named it */
+};
+
+struct sim_link {
+    uint64_t group, parent;
 };
 
 enum sim_event_kind { SIM_EVENT_XID = 1, SIM_EVENT_ECC_SINGLE, SIM_EVENT_ECC_DOUBLE };
@@ -311,6 +335,10 @@ struct sim_state {
     uint64_t boot_now;
     uint64_t epoch; /* counts resets */
     _Atomic uint64_t late_calls; /* that met a driver whose teardown had begun */
+    uint32_t memacct;            /* enum sim_memacct */
+    uint32_t controllers_required; /* a group's limit needs its controller to be on in that group */
+    uint32_t lowers_below_use;     /* dmem: the kernel takes a limit below what is in use */
+    char cgroup_root[SIM_NAME];
 
     /* guarded by lock */
     uint32_t nvml_fail; /* nvmlInit must fail with NVML_ERROR_DRIVER_NOT_LOADED */
@@ -320,6 +348,12 @@ struct sim_state {
     uint64_t event_count;
     uint64_t past_count;
     uint64_t last_reap;
+    uint32_t drop_next_limit;  /* the next set is answered with success and not applied */
+    uint32_t dead_creators;    /* what is asked for in the name of a dead process is granted */
+    uint64_t link_count;
+    uint64_t stale_limit[SIM_MAX_GPUS]; /* misc: what the next group inherits that has no limit; 0: nothing */
+    struct sim_limit limits[SIM_LIMITS];
+    struct sim_link links[SIM_LINKS];
     struct sim_event events[SIM_EVENTS];
     struct sim_past past[SIM_PAST];
     struct sim_shared shared[SIM_SHARED];
@@ -364,7 +398,7 @@ uint64_t sim_usage_bytes(const struct sim_usage *use);
 
 /* ---- memory (memory.c) -------------------------------------------------------------------------------------- */
 
-enum sim_kind { SIM_MEMORY, SIM_CONTEXT, SIM_MODULE };
+enum sim_kind { SIM_MEMORY, SIM_CONTEXT, SIM_MODULE, SIM_MANAGED };
 /* Take the lock themselves. Charge answers SIM_OK, SIM_ERR_MEMORY or SIM_ERR_LOST. */
 enum sim_status sim_charge(int gpu, enum sim_kind kind, uint64_t bytes);
 void sim_uncharge(int gpu, enum sim_kind kind, uint64_t bytes);
@@ -374,6 +408,23 @@ void sim_use_instance(int gpu, int gi, int ci);
 /* Lock held: what is in use of a GPU instance, and what it has. */
 uint64_t sim_instance_used(int gpu, int gi);
 uint64_t sim_instance_total(int gpu, int gi);
+
+/* ---- memory limits of control groups (groups.c) ------------------------------------------------------------------ */
+
+enum sim_group_answer {
+    SIM_GROUP_OK = 0,
+    SIM_GROUP_ARGUMENT,    /* soft above hard, or a limit above what the GPU has */
+    SIM_GROUP_UNSUPPORTED, /* no backend, the root group, MIG; misc, get: neither the group nor an ancestor has one */
+    SIM_GROUP_NOT_FOUND,   /* dmem: the group has no such controller */
+    SIM_GROUP_PATH,        /* it cannot be opened */
+    SIM_GROUP_REFUSED,     /* it is no control group; misc: a limit below what is in use */
+};
+/* Paths are those of a group's folder, as the caller sees it. Both take the lock themselves. */
+enum sim_group_answer sim_group_set(int gpu, const char *path, uint64_t soft, uint64_t hard);
+enum sim_group_answer sim_group_get(int gpu, const char *path, struct sim_limit *limit, uint64_t *used);
+/* The rest wants the lock held. */
+uint64_t sim_group_used(const struct sim_limit *limit);
+void sim_group_forget(void); /* all limits, as a reload of the driver does */
 
 /* ---- memory with a shareable handle (shared.c) --------------------------------------------------------------- */
 

@@ -7,6 +7,7 @@
 /* report.c: with the lock held none of them; they take it. */
 void report_devices(bool json);
 void report_usage(bool json);
+void report_limits(bool json);
 void report_log(bool json, uint64_t window_ns, bool intervals);
 
 #endif

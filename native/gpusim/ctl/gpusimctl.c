@@ -19,6 +19,11 @@ static const char usage[] =
     "  ecc GPU COUNT [single]       COUNT uncorrectable (or corrected) ECC errors\n"
     "  fall-off GPU | recover GPU   take the GPU off the bus; bring it back\n"
     "  nvml-fail on|off             let nvmlInit fail\n"
+    "  limits [--json]              memory limits of control groups, and what is charged to them\n"
+    "  memacct-forget               lose all of them, as a reload of the driver does\n"
+    "  memacct-drop-next            answer the next set with success and do not apply it\n"
+    "  memacct-stale GPU MIB        let the next group without a limit inherit one, as misc may\n"
+    "  dead-creator on|off          grant what is asked for in the name of a process that is dead\n"
     "  clock real|manual|auto       which clock rules; clock advance MS moves a manual one; clock shows it\n"
     "GPU is an index or a UUID. GPUSIM_STATE and GPUSIM_PROFILE name the host's files.\n";
 
@@ -59,7 +64,7 @@ static int on_gpu(int argc, char **argv)
     if (gpu < 0)
         return die("%s: expected a GPU (0 to %u, or a UUID), found \"%s\"; see gpusimctl devices", argv[0],
                    state->gpu_count - 1, argc >= 2 ? argv[1] : "");
-    bool needs_number = !strcmp(argv[0], "xid") || !strcmp(argv[0], "ecc");
+    bool needs_number = !strcmp(argv[0], "xid") || !strcmp(argv[0], "ecc") || !strcmp(argv[0], "memacct-stale");
     if (needs_number && (argc < 3 || !number(argv[2], &value) || value < 1))
         return die("%s: expected a number from 1 on, found \"%s\"", argv[0], argc >= 3 ? argv[2] : "");
     sim_lock();
@@ -75,11 +80,23 @@ static int on_gpu(int argc, char **argv)
         sim_event_add(gpu, single ? SIM_EVENT_ECC_SINGLE : SIM_EVENT_ECC_DOUBLE, (uint64_t)value);
         if (!single)
             sim_event_add(gpu, SIM_EVENT_XID, 48); /* double-bit ECC error */
+    } else if (!strcmp(argv[0], "memacct-stale")) {
+        state->stale_limit[gpu] = (uint64_t)value << 20;
     } else if (!strcmp(argv[0], "fall-off")) {
         sim_gpu_lose(gpu);
     } else {
         sim_gpu_recover(gpu);
     }
+    sim_unlock();
+    return 0;
+}
+
+static int switch_command(int argc, char **argv, uint32_t *fault)
+{
+    if (argc != 2 || (strcmp(argv[1], "on") && strcmp(argv[1], "off")))
+        return die("%s: expected on or off, found \"%s\"", argv[0], argc > 1 ? argv[1] : "");
+    sim_lock();
+    *fault = !strcmp(argv[1], "on");
     sim_unlock();
     return 0;
 }
@@ -153,15 +170,24 @@ int main(int argc, char **argv)
         return sim_reset(argc > 1 && !strcmp(argv[1], "--force")) == SIM_OK ? 0 : die("%s", sim_error());
     if (!strcmp(argv[0], "clock"))
         return clock_command(argc, argv);
-    if (!strcmp(argv[0], "nvml-fail")) {
-        if (argc != 2 || (strcmp(argv[1], "on") && strcmp(argv[1], "off")))
-            return die("nvml-fail: expected on or off, found \"%s\"", argc > 1 ? argv[1] : "");
+    if (!strcmp(argv[0], "limits")) {
+        report_limits(json);
+        return 0;
+    }
+    if (!strcmp(argv[0], "nvml-fail"))
+        return switch_command(argc, argv, &sim_state()->nvml_fail);
+    if (!strcmp(argv[0], "dead-creator"))
+        return switch_command(argc, argv, &sim_state()->dead_creators);
+    if (!strcmp(argv[0], "memacct-drop-next") || !strcmp(argv[0], "memacct-forget")) {
         sim_lock();
-        sim_state()->nvml_fail = !strcmp(argv[1], "on");
+        if (!strcmp(argv[0], "memacct-forget"))
+            sim_group_forget();
+        else
+            sim_state()->drop_next_limit = 1;
         sim_unlock();
         return 0;
     }
-    static const char *const gpu_commands[] = {"xid", "ecc", "fall-off", "recover"};
+    static const char *const gpu_commands[] = {"xid", "ecc", "fall-off", "recover", "memacct-stale"};
     for (unsigned i = 0; i < sizeof gpu_commands / sizeof gpu_commands[0]; i++)
         if (!strcmp(argv[0], gpu_commands[i]))
             return on_gpu(argc, argv);

@@ -122,6 +122,37 @@ void report_usage(bool json)
     end();
 }
 
+void report_limits(bool json)
+{
+    struct sim_state *state = sim_state();
+    static const char *const backends[] = {"none", "misc", "dmem"};
+    bool first = true;
+    if (!begin())
+        return;
+    sim_reap();
+    if (json)
+        fprintf(out, "{\"backend\":\"%s\",\"limits\":[", backends[state->memacct % 3]);
+    for (uint32_t i = 0; i < SIM_LIMITS; i++) {
+        const struct sim_limit *limit = &state->limits[i];
+        if (!limit->group)
+            continue;
+        uint64_t used = sim_group_used(limit);
+        if (json)
+            fprintf(out, "%s{\"gpu\":%u,\"group\":%" PRIu64 ",\"path\":\"%s\",\"soft\":%" PRIu64 ",\"hard\":%" PRIu64
+                   ",\"used\":%" PRIu64 ",\"binds\":%s}",
+                   separator(&first), limit->gpu, limit->group, limit->path, limit->soft, limit->hard, used,
+                   limit->idle ? "false" : "true");
+        else if (limit->hard == SIM_UNLIMITED)
+            fprintf(out, "%u  %10.1f MiB of no limit  %s\n", limit->gpu, MIB(used), limit->path);
+        else
+            fprintf(out, "%u  %10.1f of %.1f MiB  %s%s\n", limit->gpu, MIB(used), MIB(limit->hard), limit->path,
+                   limit->idle ? " (its controller is off: an ancestor is charged)" : "");
+    }
+    if (json)
+        fprintf(out, "]}\n");
+    end();
+}
+
 /* ---- the run log ----------------------------------------------------------------------------------------------------- */
 
 struct runner { /* a process that ran on the GPU, alive or not */

@@ -130,11 +130,18 @@ static int set_current(void *context)
     return cuCtxSetCurrent(context);
 }
 
+static int raw_take(int device, size_t bytes)
+{
+    return sim_attach(SIM_ROLE_CUDA) == SIM_OK && device >= 0 && device < driver.count &&
+           sim_charge(driver.devices[device].gpu, SIM_MEMORY, bytes) == SIM_OK;
+}
+
 const void *private_table(const CUuuid *id)
 {
     static const struct gpusim_private table = {.bytes = sizeof table, .primary_retain = primary_retain,
                                                 .primary_release = cuDevicePrimaryCtxRelease_v2,
-                                                .set_current = set_current, .subscribe = subscribe};
+                                                .set_current = set_current, .subscribe = subscribe,
+                                                .raw_take = raw_take};
     _Static_assert(sizeof(GPUSIM_PRIVATE_ID) - 1 == sizeof id->bytes, "an id has 16 bytes");
     return memcmp(id->bytes, GPUSIM_PRIVATE_ID, sizeof id->bytes) == 0 ? &table : NULL;
 }

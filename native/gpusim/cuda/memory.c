@@ -32,16 +32,22 @@ bool memory_find(CUdeviceptr pointer, struct block *out, int *device)
     return true;
 }
 
+static enum sim_kind charged_as(enum block_kind kind)
+{
+    return kind == BLOCK_MANAGED ? SIM_MANAGED : SIM_MEMORY;
+}
+
 static CUresult allocate(struct arena *arena, CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *out)
 {
     struct block block;
-    enum sim_status status = sim_charge(context->gpu, SIM_MEMORY, bytes);
+    enum sim_kind charged = charged_as(kind);
+    enum sim_status status = sim_charge(context->gpu, charged, bytes);
     bool on_host = status == SIM_ERR_MEMORY && kind == BLOCK_MANAGED; /* no room on the GPU is no fault for it */
     if (status != SIM_OK && !on_host)
         return status_to_result(status);
     if (!arena || !arena_alloc(arena, bytes, kind, context, &block)) {
         if (!on_host)
-            sim_uncharge(context->gpu, SIM_MEMORY, bytes);
+            sim_uncharge(context->gpu, charged, bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (on_host)
@@ -67,7 +73,7 @@ bool memory_free_owned(CUdeviceptr pointer, unsigned kinds)
     if (!arena || !arena_free(arena, pointer, kinds, &block))
         return false;
     if (!block.on_host)
-        sim_uncharge(((CUcontext)block.owner)->gpu, SIM_MEMORY, block.bytes);
+        sim_uncharge(((CUcontext)block.owner)->gpu, charged_as(block.kind), block.bytes);
     return true;
 }
 
@@ -80,11 +86,11 @@ void memory_migrate(CUdeviceptr pointer, bool to_host)
     if (!arena || !arena_find(arena, pointer, &block) || block.kind != BLOCK_MANAGED || block.on_host == to_host)
         return;
     int gpu = ((CUcontext)block.owner)->gpu;
-    if (!to_host && sim_charge(gpu, SIM_MEMORY, block.bytes) != SIM_OK)
+    if (!to_host && sim_charge(gpu, SIM_MANAGED, block.bytes) != SIM_OK)
         return;
     bool moved = arena_place(arena, pointer, to_host, &block);
     if (to_host == moved) /* it left the GPU, or another thread brought it there first */
-        sim_uncharge(gpu, SIM_MEMORY, block.bytes);
+        sim_uncharge(gpu, SIM_MANAGED, block.bytes);
 }
 
 CUresult memory_free(CUdeviceptr pointer)

@@ -24,6 +24,9 @@ struct gpusim_private {
     int (*set_current)(void *context);
     /* One a process, NULL ends it. NOT_SUPPORTED where the profile has no `hostile = callbacks`. */
     int (*subscribe)(gpusim_callback callback, void *data);
+    /* What a program asks the kernel driver for itself, in the name of the process that opened it: a forked child may, which
+     * the driver API refuses. 1: it has these bytes of the GPU until it ends. */
+    int (*raw_take)(int device, size_t bytes);
 };
 
 #endif

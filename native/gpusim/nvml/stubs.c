@@ -1,20 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A weak body for every name that the driver exports: what another file defines wins at link time, the rest answers
- * NOT_SUPPORTED, which every client takes as "this GPU does not have that". This file must not see the real prototypes.
- */
-#include "nvml_internal.h"
+/* Weak bodies for the names of 535 and 550. */
+#include "nvml_stubs.h"
 
-static nvmlReturn_t not_supported(const char *name)
-{
-    nvml_trace("%s", name);
-    nvmlReturn_t result = nvml_enter();
-    return result == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : result;
-}
-
-#define NVML_EXPORT(name)                                                                                              \
-    NVML_API __attribute__((weak)) nvmlReturn_t name(void)                                                             \
-    {                                                                                                                  \
-        return not_supported(#name);                                                                                   \
-    }
 #include "nvml_exports.def"

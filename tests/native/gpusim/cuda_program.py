@@ -24,6 +24,7 @@ class Private(ctypes.Structure):
         ("primary_release", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)),
         ("set_current", ctypes.CFUNCTYPE(ctypes.c_int, PTR)),
         ("subscribe", ctypes.CFUNCTYPE(ctypes.c_int, CALLBACK, PTR)),
+        ("raw_take", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, SIZE)),
     ]
 
 

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory limits of control groups (driver 615) in real groups of version 2: NVML's calls, both backends, faults.
+
+Limits are set and read by nvidia-ml-py. What the tests believe is what a program of the group could really allocate.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pynvml
+import pytest
+from conftest import BUILD
+
+MIB = 1 << 20
+MAX = 2**64 - 1
+CONTEXT = 100 * MIB
+LIBRARY = BUILD.parent / "gpusim-615"
+PROFILE = "driver_version = 615.71.09\ncuda_version = 13.5\nmemacct = {}\ncgroup_root = {}\n"
+GPU = "[gpu]\nmodel = T4\ncontext_mib = 100\ncount = 2\n"
+ASK = """
+import json, sys
+from pynvml import *
+import pynvml
+nvmlInit()
+answers = []
+for call, gpu, path, soft, hard in json.loads(sys.argv[1]):
+    device = nvmlDeviceGetHandleByIndex(gpu)
+    kind = c_nvmlSetMemoryLimits_v1_t if call == "set" else c_nvmlGetMemoryLimits_v1_t
+    limits = kind(nameSpace=None if path is None else path.encode(), softLimit=soft, hardLimit=hard)
+    try:
+        getattr(pynvml, f"nvmlDevice{call.capitalize()}MemoryLimits_v1")(device, limits)
+        answers.append([limits.softLimit, limits.hardLimit, getattr(limits, "currentUsed", 0)])
+    except NVMLError as error:
+        answers.append(error.value)
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Where version 2 of control groups is mounted: here, else a mount of the tests' own."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        if line.split()[2] == "cgroup2" and os.access(line.split()[1], os.W_OK):
+            yield Path(line.split()[1])
+            return
+    folder = tmp_path_factory.mktemp("cgroup")
+    subprocess.run(["mount", "-t", "cgroup2", "none", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def group(root):
+    """A maker of groups below one of the test's own; all are empty and gone at the end."""
+    top = root / f"gpusim-{os.getpid()}-{time.monotonic_ns()}"
+    made = [top]
+
+    def make(name=""):
+        path = top / name if name else top
+        for one in [*reversed(path.parents), path]:
+            if not one.exists():
+                one.mkdir()
+                made.append(one)
+        return path
+
+    top.mkdir()
+    yield make
+    for one in reversed(made):
+        for _attempt in range(100):
+            try:
+                one.rmdir()
+                break
+            except OSError:
+                time.sleep(0.02)
+
+
+class Limited:
+    """A simulated host of 615 whose programs are put into groups."""
+
+    def __init__(self, host, root):
+        self.host, self.root = host, root
+
+    def start(self, path, *around):
+        enter = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(path)]
+        program = self.host.start(prefix=[*enter, *around], library=LIBRARY / "libcuda.so.1")
+        program.ask("c = cu.context()")
+        return program
+
+    def ask(self, *calls, prefix=()):
+        calls = [[*call, *[None, 0, 0][len(call) - 2 :]] for call in calls]
+        command = [*prefix, sys.executable, "-c", ASK, json.dumps(calls, default=str)]
+        return json.loads(self.host.run(*command, LD_LIBRARY_PATH=str(LIBRARY)).stdout)
+
+    def set(self, path, hard, gpu=0, soft=0):
+        assert self.ask(("set", gpu, path, soft, hard)) == [[soft, hard, 0]]
+
+    def get(self, path, gpu=0):
+        return self.ask(("get", gpu, path))[0]
+
+    def truth(self):
+        return json.loads(self.host.ctl("limits", "--json").stdout)
+
+
+@pytest.fixture
+def limited(make_host, root):
+    def make(backend="misc", more=""):
+        return Limited(make_host(PROFILE.format(backend, root) + more + GPU), root)
+
+    return make
+
+
+BOTH = pytest.mark.parametrize("backend", ["misc", "dmem"])
+
+
+@BOTH
+def test_a_group_gets_what_its_limit_says_and_no_byte_more(limited, group, backend):
+    """Contexts, modules and memory of all its processes together; another group and another GPU are not concerned."""
+    on = limited(backend)
+    mine, other = group("mine"), group("other")
+    on.set(mine, 500 * MIB)
+    a, b, c = on.start(mine), on.start(mine), on.start(other)
+    assert a.ask("cu.try_alloc(300 * MIB + 1)") == 2
+    assert a.ask("cu.try_alloc(200 * MIB)") == 0
+    assert b.ask("cu.try_alloc(100 * MIB + 1)") == 2
+    assert b.ask("cu.try_alloc(100 * MIB)") == 0
+    assert b.ask("cu.try_alloc(1)") == 2
+    assert c.ask("cu.try_alloc(5000 * MIB)") == 0
+    assert on.get(mine) == [0, 500 * MIB, 500 * MIB]
+    b.kill()
+    assert a.ask("cu.try_alloc(200 * MIB)") == 0
+    a.ask("d = cu.out(PTR, 'cuCtxCreate_v2', 0, 1)")
+    assert a.ask("cu.try_alloc(5000 * MIB)") == 0
+
+
+@BOTH
+def test_a_context_and_code_are_charged_too(limited, group, backend):
+    on = limited(backend)
+    on.set(group("g"), CONTEXT + 10 * MIB)
+    a = on.start(group("g"))
+    assert a.ask("cu.raw('cuCtxCreate_v2', ctypes.byref(PTR()), 0, 0)") == 2
+    assert a.ask("cu.raw('cuModuleLoadData', ctypes.byref(PTR()), b'.gpusim bytes 10485761\\n')") == 2
+    assert a.ask("cu.raw('cuModuleLoadData', ctypes.byref(PTR()), b'.gpusim bytes 10485760\\n')") == 0
+
+
+@BOTH
+def test_managed_memory_is_charged_to_nobody(limited, group, backend):
+    """The hole that NVIDIA names: it takes the card's memory, past every limit."""
+    on = limited(backend)
+    on.set(group("g"), 200 * MIB)
+    a = on.start(group("g"))
+    a.ask("m = cu.out(U64, 'cuMemAllocManaged', SIZE(3000 * MIB), 1)")
+    assert on.host.usage()["used"] == CONTEXT + 3000 * MIB
+    assert on.get(group("g")) == [0, 200 * MIB, CONTEXT]
+    assert a.ask("cu.try_alloc(100 * MIB)") == 0
+    a.ask("cu.cuMemFree_v2(m)")
+    assert on.get(group("g"))[2] == 200 * MIB
+
+
+@BOTH
+def test_a_program_of_the_group_sees_the_limit_as_its_card(limited, group, backend):
+    on = limited(backend)
+    on.set(group("g"), 1000 * MIB)
+    a, outside = on.start(group("g")), on.start(group("h"))
+    assert a.ask("cu.info()") == [900 * MIB, 1000 * MIB]
+    assert outside.ask("cu.info()")[1] > 15000 * MIB
+    a.ask("cu.alloc(300 * MIB)")
+    assert a.ask("cu.info()") == [600 * MIB, 1000 * MIB]
+    on.set(group("g"), MAX)
+    assert a.ask("cu.info()")[1] > 15000 * MIB
+
+
+@pytest.mark.parametrize(
+    ("backend", "parent", "own", "mib"),
+    [
+        ("dmem", 600, None, 500),
+        ("dmem", 600, 800, 500),
+        ("dmem", 800, 600, 500),
+        ("misc", 600, None, 500),
+        ("misc", 600, 800, 700),  # limits do not nest: the nearest one alone
+        ("misc", 600, MAX // MIB, 1000),
+    ],
+)
+@pytest.mark.parametrize("namespace", [False, True])
+def test_limits_of_a_parent(limited, group, backend, parent, own, mib, namespace):
+    """With a cgroup namespace too, from which the parent is not seen."""
+    on = limited(backend)
+    leaf = group("parent/leaf")
+    on.set(group("parent"), parent * MIB)
+    if own is not None:
+        on.set(leaf, MAX if own > 10**6 else own * MIB)
+    around = [
+        "unshare",
+        "--cgroup",
+        "--mount",
+        "sh",
+        "-c",
+        f'umount {on.root} && mount -t cgroup2 none {on.root} && exec "$@"',
+        "sh",
+    ]
+    a = on.start(leaf, *(around if namespace else []))
+    assert a.ask(f"cu.try_alloc({mib} * MIB + 1)") == (0 if own and own > 10**6 else 2)
+    assert a.ask(f"cu.try_alloc({mib} * MIB)") == 0
+
+
+@pytest.mark.parametrize(("backend", "leaf"), [("misc", 1200), ("dmem", 600)])
+def test_two_children_of_a_limited_group(limited, group, backend, leaf):
+    """dmem charges all ancestors, so they share; with misc each has a limit of its own that counts for itself."""
+    on = limited(backend)
+    on.set(group("p"), 600 * MIB)
+    on.set(group("p/a"), 600 * MIB)
+    on.set(group("p/b"), 600 * MIB)
+    a, b = on.start(group("p/a")), on.start(group("p/b"))
+    got = 2 * CONTEXT // MIB
+    for program in (a, b):
+        while program.ask("cu.try_alloc(20 * MIB)") == 0:
+            got += 20
+    assert got == leaf
+
+
+def test_what_was_there_before_the_limit(limited, group):
+    """misc counts from the first limit on; dmem has always counted."""
+    for backend, counted in (("misc", 0), ("dmem", 400 * MIB)):
+        on = limited(backend)
+        path = group(backend)
+        a = on.start(path)
+        a.ask("old = cu.alloc(300 * MIB)")
+        on.set(path, 1000 * MIB)
+        assert on.get(path) == [0, 1000 * MIB, counted], backend
+        assert a.ask(f"cu.try_alloc({1000 * MIB - counted})") == 0
+        assert a.ask("cu.try_alloc(1)") == 2
+        a.ask("cu.cuMemFree_v2(old)")
+        assert a.ask("cu.try_alloc(300 * MIB)") == (2 if backend == "misc" else 0), backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "more", "answer", "limit"),
+    [
+        ("misc", "", pynvml.NVML_ERROR_UNKNOWN, 1000),
+        ("dmem", "", None, 1000),  # answered with success, and the former limit stays
+        ("dmem", "memacct_below_use = apply\n", None, 300),
+    ],
+)
+def test_a_limit_below_what_is_in_use(limited, group, backend, more, answer, limit):
+    on = limited(backend, more)
+    path = group("g")
+    on.set(path, 1000 * MIB)
+    a = on.start(path)
+    a.ask("p = cu.alloc(400 * MIB)")
+    assert on.ask(("set", 0, path, 0, 300 * MIB)) == [answer if answer else [0, 300 * MIB, 0]]
+    assert on.get(path) == [0, limit * MIB, 500 * MIB]
+    assert a.ask("cu.try_alloc(MIB)") == (0 if limit == 1000 else 2)
+
+
+ERRORS = [
+    ("misc", ("set", 0, "G", 2 * MIB, MIB), pynvml.NVML_ERROR_INVALID_ARGUMENT),
+    ("misc", ("set", 0, "G", 0, 15361 * MIB), pynvml.NVML_ERROR_INVALID_ARGUMENT),
+    ("misc", ("set", 0, "G", 0, 15360 * MIB), None),
+    ("misc", ("set", 0, "G", 0, MAX), None),
+    ("misc", ("set", 0, "R", 0, MIB), pynvml.NVML_ERROR_NOT_SUPPORTED),
+    ("dmem", ("get", 0, "R", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),
+    ("misc", ("set", 0, "G/none", 0, MIB), pynvml.NVML_ERROR_OPERATING_SYSTEM),
+    ("dmem", ("get", 0, "G/none", 0, 0), pynvml.NVML_ERROR_OPERATING_SYSTEM),
+    ("misc", ("set", 0, None, 0, MIB), pynvml.NVML_ERROR_OPERATING_SYSTEM),
+    ("misc", ("set", 0, "/tmp", 0, MIB), pynvml.NVML_ERROR_UNKNOWN),
+    ("misc", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),  # of misc: neither it nor an ancestor has one
+    ("dmem", ("get", 0, "G", 0, 0), None),
+    ("none", ("set", 0, "G", 0, MIB), pynvml.NVML_ERROR_NOT_SUPPORTED),
+    ("none", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),
+]
+
+
+@pytest.mark.parametrize(("backend", "call", "code"), ERRORS)
+def test_codes(limited, group, backend, call, code):
+    on = limited(backend)
+    path = call[2] and call[2].replace("G", str(group("g"))).replace("R", str(on.root))
+    answer = on.ask((call[0], call[1], path, *call[3:]))[0]
+    assert answer == code if code is not None else isinstance(answer, list)
+
+
+def test_no_device_and_no_structure(limited, group):
+    on = limited()
+    calls = ["Set", "Get"]
+    ask = (
+        "import ctypes, json, pynvml; pynvml.nvmlInit(); n = ctypes.CDLL('libnvidia-ml.so.1'); "
+        "d = pynvml.nvmlDeviceGetHandleByIndex(0); print(json.dumps([f(*a) for f in "
+        f"[getattr(n, 'nvmlDevice' + c + 'MemoryLimits_v1') for c in {calls}] for a in [(d, None), (None, None)]]))"
+    )
+    done = on.host.run(sys.executable, "-c", ask, LD_LIBRARY_PATH=str(LIBRARY))
+    assert json.loads(done.stdout) == [pynvml.NVML_ERROR_INVALID_ARGUMENT] * 4
+
+
+def test_who_may(limited, group):
+    """Root without CAP_SYS_ADMIN, as in an ordinary container, may read and not set."""
+    on = limited()
+    path = group("g")
+    on.set(path, 100 * MIB)
+    ordinary = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
+    assert on.ask(("set", 0, path, 0, MAX), ("get", 0, path), prefix=ordinary) == [
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        [0, 100 * MIB, 0],
+    ]
+
+
+def test_a_card_in_mig_mode(limited, group):
+    on = limited()
+    on.host.write(PROFILE.format("misc", on.root) + "[gpu]\nmodel = A100-40GB\n")
+    on.host.run(
+        sys.executable,
+        "-c",
+        "from pynvml import *; nvmlInit(); nvmlDeviceSetMigMode(nvmlDeviceGetHandleByIndex(0), 1)",
+        LD_LIBRARY_PATH=str(LIBRARY),
+    )
+    assert on.ask(("set", 0, group("g"), 0, MIB)) == [pynvml.NVML_ERROR_NOT_SUPPORTED]
+
+
+def test_a_group_whose_controller_is_off(limited, group):
+    """No kernel of the test hosts has either controller, so it is off in each of their groups."""
+    misc, dmem = limited("misc", "controllers = require\n"), limited("dmem", "controllers = require\n")
+    path = group("g")
+    assert dmem.ask(("set", 0, path, 0, 200 * MIB)) == [pynvml.NVML_ERROR_NOT_FOUND]
+    misc.set(path, 200 * MIB)
+    assert misc.truth()["limits"][0]["binds"] is False
+    assert misc.start(path).ask("cu.try_alloc(1000 * MIB)") == 0
+
+
+def test_a_reload_loses_every_limit(limited, group):
+    on = limited()
+    on.set(group("g"), 300 * MIB)
+    assert [(one["hard"], one["binds"]) for one in on.truth()["limits"]] == [(300 * MIB, True)]
+    a = on.start(group("g"))
+    assert a.ask("cu.try_alloc(300 * MIB)") == 2
+    on.host.ctl("memacct-forget")
+    assert a.ask("cu.try_alloc(300 * MIB)") == 0
+    assert on.get(group("g")) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert on.truth()["limits"] == []
+
+
+def test_a_set_that_is_dropped_in_silence(limited, group):
+    on = limited("dmem")
+    on.host.ctl("memacct-drop-next")
+    on.set(group("g"), 300 * MIB)
+    assert on.get(group("g")) == [0, MAX, 0]
+    on.set(group("g"), 300 * MIB)
+    assert on.get(group("g")) == [0, 300 * MIB, 0]
+
+
+def test_a_new_group_inherits_the_limit_of_one_that_is_gone(limited, group):
+    """misc knows a group by its address. Who sets a limit for each container, also none, is safe."""
+    on = limited()
+    on.host.ctl("memacct-stale", "0", "300")
+    a, b = on.start(group("new")), on.start(group("newer"))
+    assert [p.ask("cu.try_alloc(400 * MIB)") for p in (a, b)] == [2, 0]
+    on.set(group("new"), MAX)
+    assert a.ask("cu.try_alloc(400 * MIB)") == 0
+
+
+def test_a_child_asks_in_the_name_of_a_dead_creator(limited, group):
+    on = limited()
+    path = group("g")
+    on.set(path, 300 * MIB)
+    on.host.ctl("dead-creator", "on")
+    program = [sys.executable, "-c", CHILD, str(LIBRARY / "libcuda.so.1"), str(Path(__file__).parent)]
+    enter = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(path)]
+    done = on.host.run(*enter, *program)
+    assert json.loads(done.stdout) == {"alive": 0, "dead": 1}
+    on.host.ctl("dead-creator", "off")
+    assert json.loads(on.host.run(*enter, *program).stdout) == {"alive": 0, "dead": 0}
+
+
+# Forks a process that opens the driver and whose children take memory: one while it lives, one after its end.
+CHILD = """
+import json, os, sys, time
+sys.path.insert(0, sys.argv[2])
+from cuda_program import Driver
+read, write = os.pipe()
+if os.fork() == 0:
+    cu = Driver(sys.argv[1])
+    cu.cuInit(0)
+    take, creator = cu.private.raw_take, os.getpid()
+    if os.fork() == 0:
+        os.write(write, b"%d" % take(0, 1000 << 20))
+        os._exit(0)
+    os.wait()
+    if os.fork() == 0:
+        while os.getppid() == creator:
+            time.sleep(0.01)
+        os.write(write, b"%d" % take(0, 1000 << 20))
+        os._exit(0)
+    os._exit(0)
+os.close(write)
+answers = b""
+while len(answers) < 2 and (more := os.read(read, 2)):
+    answers += more
+print(json.dumps({"alive": int(answers[:1]), "dead": int(answers[1:])}))
+"""
+
+
+def test_older_drivers_lack_both_names():
+    for folder, there in (("gpusim", False), ("gpusim-615", True)):
+        library = ctypes.CDLL(str(BUILD.parent / folder / "libnvidia-ml.so.1"))
+        for name in ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"):
+            assert hasattr(library, name) is there
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("memacct = v2\n", 'memacct: expected none or misc or dmem, found "v2"'),
+        ("driver_version = 580.1\nmemacct = misc\n", "expected driver_version 615 or newer, which has"),
+        ("cgroup_root = sys\n", 'cgroup_root: expected an absolute path, found "sys"'),
+        ("controllers = maybe\n", 'controllers: expected ignore or require, found "maybe"'),
+        ("memacct_below_use = yes\n", 'memacct_below_use: expected keep or apply, found "yes"'),
+    ],
+)
+def test_wrong_profiles(make_host, text, said):
+    done = make_host(text + GPU).ctl("limits", check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
