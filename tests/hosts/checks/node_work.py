@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container of docker in a slice of a host, started as docs/operations.md says, and what a person sees of it."""
+"""A container of docker or podman in a slice of a host, started as docs/operations.md says, and what a person sees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conftest import Node
+from conftest import PROJECT, Node
+from simhosts import podman as simpodman
 from simhosts.hardware import IMAGE_NAME
 
 MIB = 1 << 20
@@ -38,36 +39,63 @@ def text(node: Node, *command: str) -> str:
     return node.run("sh", "-c", '"$@" 2>&1', "sh", *command, check=False)
 
 
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+NEW_BOOT_ID = """\
+[Unit]
+DefaultDependencies=no
+Before=sysinit.target
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'cat /proc/sys/kernel/random/uuid >/run/boot_id; mount --bind /run/boot_id %s'
+[Install]
+WantedBy=sysinit.target
+"""
+
+
+def reboot(node: Node) -> None:
+    """A host that is a container shares the machine's boot id, so a unit gives it one of its own at each boot."""
+    node.write("/etc/systemd/system/boot-id.service", NEW_BOOT_ID % BOOT_ID)
+    node.run("systemctl", "enable", "--quiet", "boot-id.service")
+    before = node.read(BOOT_ID)
+    simpodman.podman("stop", "--time", "30", node.container, check=False)
+    simpodman.boot(simpodman.Host(PROJECT, node.name))
+    assert node.read(BOOT_ID) != before
+
+
 @dataclass
 class Work:
-    """The container ``web``: it holds HELD_MIB of its slice, and docker starts it again when it ends."""
+    """A container that holds HELD_MIB of its slice, and that its engine starts again when it ends."""
 
     node: Node
+    name: str = NAME
+    engine: str = "docker"
 
     @classmethod
-    def start(cls, node: Node, folder: Path) -> Work:
+    def start(cls, node: Node, folder: Path, name: str = NAME, engine: str = "docker") -> Work:
         subprocess.run(["cc", "-std=c11", "-O1", "-o", folder / "fill", Path(__file__).with_name("fill.c")], check=True)
         node.copy(folder / "fill", FILL)
         node.run("systemctl", "start", "vgpu-demo-image.service")
-        options = ("--interactive", "--name", NAME, "--restart", "always", "-v", f"{FILL}:/fill:ro", *SIMULATED)
-        node.run("docker", "rm", "--force", NAME, check=False)
-        node.run("vgpuctl", "run", "--detach", "--", *options, IMAGE_NAME, "/fill", str(HELD_MIB))
-        work = cls(node)
+        options = ("--interactive", "--name", name, "--restart", "always", "-v", f"{FILL}:/fill:ro", *SIMULATED)
+        node.run(engine, "rm", "--force", name, check=False)
+        words = ("--engine", engine, "--detach", "--", *options, IMAGE_NAME, "/fill", str(HELD_MIB))
+        node.run("vgpuctl", "run", *words)
+        work = cls(node, name, engine)
         work.wait()
         return work
 
     def remove(self) -> None:
-        self.node.run("docker", "rm", "--force", NAME, check=False)
-        until(lambda: not self.slices(), f"the slice of {NAME} is free")
+        self.node.run(self.engine, "rm", "--force", self.name, check=False)
+        until(lambda: not self.slices(), f"the slice of {self.name} is free")
 
     def wait(self) -> None:
         """Until the container runs, holds its memory, and the plugin knows whose it is."""
-        until(lambda: self.process() and self.held() >= HELD_MIB * MIB, f"{NAME} holds its memory")
-        until(lambda: len(self.slices()) == 1, f"one slice is held by docker {NAME}")
+        until(lambda: self.process() and self.held() >= HELD_MIB * MIB, f"{self.name} holds its memory")
+        until(lambda: len(self.slices()) == 1, f"one slice is held by {self.engine} {self.name}")
 
     def process(self) -> int:
         """The process that runs now; 0: none."""
-        return int(self.node.run("docker", "inspect", "--format", "{{.State.Pid}}", NAME, check=False).strip() or 0)
+        found = self.node.run(self.engine, "inspect", "--format", "{{.State.Pid}}", self.name, check=False)
+        return int(found.strip() or 0)
 
     def held(self) -> int:
         """Bytes on the GPUs by processes that live, from the simulated driver's accounts."""
@@ -77,8 +105,8 @@ class Work:
     def slices(self) -> list[str]:
         """The slices that the node says the container holds."""
         answer = json.loads(self.node.run("vgpuctl", "slices", "--json", check=False))
-        return [one["id"] for one in answer.get("slices", []) if one["held_by"] == f"docker {NAME}"]
+        return [one["id"] for one in answer.get("slices", []) if one["held_by"] == f"{self.engine} {self.name}"]
 
     def rest(self) -> int:
         """Bytes that one more process in the container gets before it is refused."""
-        return int(self.node.run("sh", "-c", f"docker exec {NAME} /fill </dev/null"))
+        return int(self.node.run("sh", "-c", f"{self.engine} exec {self.name} /fill </dev/null"))

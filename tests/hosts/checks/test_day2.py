@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PROJECT, Node, changed, play, set_group
-from node_work import HELD_MIB, MIB, NAME, SLICE_MIB, Work, text, until
-from simhosts import podman as simpodman
+from conftest import Node, changed, play, set_group
+from node_work import HELD_MIB, MIB, NAME, SLICE_MIB, Work, reboot, text, until
 
 HOST = "gpu-t4-1"
 ALLOCATIONS = "/run/vgpu/allocations"
@@ -299,27 +298,9 @@ def test_clock_that_jumps_ends_no_lease_and_no_container(node: Node, work: Work,
     node.run("vgpuctl", "release", lease)
 
 
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
-NEW_BOOT_ID = """\
-[Unit]
-DefaultDependencies=no
-Before=sysinit.target
-[Service]
-Type=oneshot
-ExecStart=/bin/sh -c 'cat /proc/sys/kernel/random/uuid >/run/boot_id; mount --bind /run/boot_id %s'
-[Install]
-WantedBy=sysinit.target
-"""
-
-
 def test_container_is_back_after_a_reboot(node: Node, work: Work) -> None:
-    """A host that is a container shares the machine's boot id, so a unit gives it one of its own at each boot."""
-    node.write("/etc/systemd/system/boot-id.service", NEW_BOOT_ID % BOOT_ID)
-    node.run("systemctl", "enable", "--quiet", "boot-id.service")
-    held, before = work.slices(), node.read(BOOT_ID)
-    simpodman.podman("stop", "--time", "30", node.container, check=False)
-    simpodman.boot(simpodman.Host(PROJECT, HOST))
-    assert node.read(BOOT_ID) != before
+    held = work.slices()
+    reboot(node)
     work.wait()
     assert work.slices() == held
     until(lambda: not troubles(node), "no trouble is left", 90)
