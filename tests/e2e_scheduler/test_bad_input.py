@@ -91,14 +91,16 @@ def test_a_pod_that_names_its_node_and_a_privileged_one_are_refused(fleet):
     assert fleet.node_of("plain") == "a"
 
 
-def test_what_no_node_has_is_admitted_and_told(fleet):
-    for name, limits, labels, words in (
-        ("many", {ALI: 8}, {COUNT: "4"}, "fewer than 4 GPUs"),
-        ("large", {GPU: 1, MEM: 90000}, {}, "large enough for 90000 MiB"),
-        ("cards", {VCORE: 500}, {}, "fewer than 5 GPUs"),
-    ):
-        fleet.pod(name, limits, labels=labels)
-        assert words in fleet.waits(name)
+def test_more_gpus_than_any_node_has_are_refused(fleet):
+    """Node a has two."""
+    for limits, labels, many in (({ALI: 8}, {COUNT: "4"}, 4), ({VCORE: 500}, {}, 5), ({GPU: 3, MEM: 5}, {}, 3)):
+        with pytest.raises(ApiError, match=rf"asks for {many} different GPUs, and the node with most, a, has 2; ask"):
+            fleet.pod("many", limits, labels=labels)
+
+
+def test_a_gpu_that_no_node_has_is_admitted_and_told(fleet):
+    fleet.pod("large", {GPU: 1, MEM: 90000})
+    assert "large enough for 90000 MiB" in fleet.waits("large")
 
 
 BODIES = {

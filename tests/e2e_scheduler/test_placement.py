@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 from fleet import container
+from kubebox.api import ApiError
 from kubebox.cluster import PODS
 
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
@@ -116,9 +117,19 @@ def test_gpus_are_chosen_by_uuid_and_by_model(fleet):
         else:
             assert "2 not a GPU that the pod's annotations take" in fleet.waits(f"p{n}"), notes
     # Two of one model, of which only one is allowed.
-    fleet.pod("two", {GPU: 2, MEM: 1000}, {USE_MODEL: "A100", AVOID_UUID: "GPU-b-0"})
-    assert "not 2 GPUs that the pod's annotations take" in fleet.waits("two")
+    with pytest.raises(ApiError, match=r"asks for 2 different GPUs, and .* b, has 1 that the pod's annotations take"):
+        fleet.pod("two", {GPU: 2, MEM: 1000}, {USE_MODEL: "A100", AVOID_UUID: "GPU-b-0"})
     assert fleet.faults() == []
+
+
+def test_more_gpus_than_any_node_has_wait_where_so_configured(fleet):
+    """The refusal is in test_bad_input."""
+    fleet.node("a")
+    with fleet.configured({"tooManyGpus": "wait"}):
+        fleet.pod("many", {GPU: 3, MEM: 1000})
+        assert "fewer than 3 GPUs" in fleet.waits("many")
+        fleet.node("b", 3)
+        assert fleet.bound("many")[0] == "b"
 
 
 def test_several_containers_each_have_their_own_size(fleet):

@@ -122,6 +122,8 @@ FILES = [
     ({"defaultCores": 101}, {}, "from 0 to 100"),
     ({"runtimeHandlers": ["kata-qemu"]}, {}, None),
     ({"runtimeHandlers": ["Kata"]}, {}, "runtimeHandlers[0]: expected a handler of a RuntimeClass"),
+    ({"tooManyGpus": "wait"}, {}, None),
+    ({"tooManyGpus": "wat"}, {}, 'did you mean "wait"'),
     ({"gpuPolicy": "least"}, {}, "one of binpack, spread, topology"),
     ({"resourceNames": {"count": "nvidia.com/gpumem"}}, {}, "two resources have one name"),
     ([], {}, "expected a mapping"),
@@ -140,6 +142,7 @@ def test_configuration_files(tmp_path, document, config, fault):
         assert fault in str(raised.value) and str(path) in str(raised.value)
     else:
         assert settings.load(path).runtime_handlers == tuple(document.get("runtimeHandlers", ()))
+        assert settings.load(path).too_many == document.get("tooManyGpus", "refuse")
         assert settings.load(path).config == settings.Config()._replace(**config, **defaults(document))
 
 

@@ -13,8 +13,11 @@ from doubles.mount_cases import pod as with_mounts
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.requests import Config, read_pod
 from vgpu_scheduler import webhook, wire
+from vgpu_scheduler.ledger import Ledger
 from vgpu_scheduler.runtime_classes import RuntimeClasses
 from vgpu_scheduler.webhook import Settings
+
+from .samples import node
 
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 ALI, COUNT, CORE, UNITS = (
@@ -31,12 +34,12 @@ def pod(limits, labels=None, annotations=None, **spec):
     return {"metadata": metadata, "spec": {"schedulerName": "default-scheduler", "containers": [container], **spec}}
 
 
-def review(made, settings=None, operation="CREATE", old=None, user="", largest=()):
+def review(made, settings=None, operation="CREATE", old=None, user="", ledger=None):
     about = {"username": user}
     request = wire.AdmissionRequest("7", operation, "default", made, old, about)
     classes = RuntimeClasses()
     classes.enter_all([wire.RuntimeClass(wire.Meta(name), name) for name in ("nvidia", "runc")], 0.0)
-    return webhook.mutate(request, settings or Settings(), largest, classes=classes)
+    return webhook.mutate(request, settings or Settings(), ledger, classes=classes)
 
 
 def applied(made, response):
@@ -147,11 +150,62 @@ def test_refused_with_field_and_reason(made, words):
     assert not response["allowed"] and words in response["status"]["message"] and "patch" not in response
 
 
-def test_what_no_node_can_hold_today_is_admitted_with_a_warning():
-    largest = [(2, 16160), (8, 15360)]
-    assert "no node has more than 8" in review(pod({GPU: "9", MEM: "5"}), largest=largest)["warnings"][0]
-    assert "the largest has 16160" in review(pod({GPU: "1", MEM: "20000"}), largest=largest)["warnings"][0]
-    assert "warnings" not in review(pod({GPU: "8", MEM: "16160"}), largest=largest)
+def fleet_of(**counts):
+    """A ledger whose nodes have so many GPUs; those of ``big`` are smaller in memory."""
+    ledger = Ledger()
+    for name, count in counts.items():
+        ledger.set_node(name, node(name, count, memory=15360 if name == "big" else 16160))
+    return ledger
+
+
+def test_a_gpu_larger_than_any_of_today_is_admitted_with_a_warning():
+    ledger = fleet_of(small=2, big=8)
+    assert "the largest has 16160" in review(pod({GPU: "1", MEM: "20000"}), ledger=ledger)["warnings"][0]
+    assert "warnings" not in review(pod({GPU: "8", MEM: "15360"}), ledger=ledger)
+
+
+LARGEST = "the node with most, big, has 8"
+A100 = {"nvidia.com/use-gputype": "A100"}
+# Limits, labels, annotations, GPUs of each node, and what the refusal says; "": admitted.
+MANY = [
+    ({GPU: "9", MEM: "5"}, {}, {}, {"small": 2, "big": 8}, LARGEST),
+    ({GPU: "9"}, {}, {}, {"small": 2, "big": 8}, f"container main asks for 9 different GPUs, and {LARGEST}"),
+    ({GPU + ".shared": "9"}, {}, {}, {"big": 8}, LARGEST),
+    ({ALI: "18"}, {COUNT: "9"}, {}, {"big": 8}, LARGEST),
+    ({CORE: "900"}, {}, {}, {"big": 8}, LARGEST),
+    ({"volcano.sh/vgpu-number": "9"}, {}, {}, {"big": 8}, LARGEST),
+    ({"tke.cloud.tencent.com/qgpu-core": "900"}, {}, {}, {"big": 8}, LARGEST),
+    ({GPU: "8", MEM: "5"}, {}, {}, {"small": 2, "big": 8}, ""),
+    ({GPU: "9"}, {}, {}, {}, ""),
+    ({GPU: "9"}, {}, {}, {"empty": 0}, ""),
+    ({GPU: "1"}, {}, {}, {"empty": 0}, ""),
+    # Of GPUs that the pod does not take none count; where it takes none at all, their number says nothing.
+    ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3"}, {"big": 8}, "has 1 that the pod's annotations take"),
+    ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3,GPU-big-4"}, {"big": 8}, ""),
+    ({GPU: "3"}, {}, {"nvidia.com/nouse-gputype": "V100"}, {"big": 8}, ""),
+    ({GPU: "9"}, {}, A100, {"big": 8}, ""),
+    ({GPU: "9"}, {"vgpu.fleet/webhook": "ignore"}, {}, {"big": 8}, ""),
+]
+
+
+@pytest.mark.parametrize(("limits", "labels", "annotations", "nodes", "words"), MANY)
+def test_more_gpus_than_any_node_has_are_refused(limits, labels, annotations, nodes, words):
+    made = pod(limits, labels, annotations)
+    response = review(made, ledger=fleet_of(**nodes))
+    assert response["allowed"] is not bool(words), response
+    assert words in response.get("status", {}).get("message", "")
+    if words:
+        waits = review(made, Settings(too_many="wait"), ledger=fleet_of(**nodes))
+        assert waits["allowed"] and words in waits["warnings"][0] and "the pod waits" in waits["warnings"][0]
+
+
+def test_unhealthy_gpus_count_and_a_node_that_is_gone_does_not():
+    ledger = fleet_of(small=2, big=8)
+    ledger.set_node("big", node("big", 8, healthy=False))
+    assert review(pod({GPU: "8"}), ledger=ledger)["allowed"], "they may be healthy again when it starts"
+    ledger.drop_node("big")
+    message = review(pod({GPU: "8"}), ledger=ledger)["status"]["message"]
+    assert "the node with most, small, has 2; ask for at most 2" in message
 
 
 def test_names_and_defaults_are_the_configuration_s():

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from vgpu_plugin._shared.pods.annotations import APP, INIT, SIDECAR, Device, NodeGpu, Part, Use, use_of, write_plan
-from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
+from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY, Preferences
 from vgpu_plugin._shared.pods.requests import Card, PodAsk
 
 from . import placement, reasons, search
@@ -218,6 +218,17 @@ class Ledger:
     def shapes(self) -> Collection[tuple[int, int]]:
         """(GPUs, MiB of the largest) of each kind of node."""
         return [shape for shape, count in self._shapes.items() if count]
+
+    def most_gpus(self, preferences: Preferences) -> tuple[str, int]:
+        """The node with most GPUs that the preferences take, healthy or not, and how many; ("", 0) for none."""
+        names = list(self._table.names)
+        rows = self._table.rows(names)
+        if not names:
+            return "", 0
+        view = self._table.view(rows)
+        counts = placement.selected(self._table, rows, view, view.there, preferences).sum(axis=1)
+        first = int(counts.argmax())
+        return (names[first], int(counts[first])) if counts[first] else ("", 0)
 
     def use(self, node: str) -> dict[str, Use]:
         return self._table.use(node)

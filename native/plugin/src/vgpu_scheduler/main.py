@@ -100,6 +100,7 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
             chosen.runtime_class,
             tuple(filter(None, given.may_write.split(","))),
             tuple(filter(None, given.may_give.split(","))),
+            chosen.too_many,
         )
         service = Service(api, extender, cluster, leadership, admission)
         async with asyncio.TaskGroup() as group:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from vgpu_plugin._shared.pods.preferences import BINPACK, TOPOLOGY
+from vgpu_plugin._shared.pods.preferences import BINPACK, TOPOLOGY, Preferences
 from vgpu_plugin._shared.pods.requests import Ask, PodAsk
 from vgpu_plugin._shared.pods.resources import CARD, MIB, PERCENT, SLICE, UNITS
 
@@ -80,8 +80,12 @@ def fit(view: View, ask: Ask, allowed: np.ndarray) -> Fit:
 
 def allowed_by(table: GpuTable, rows: np.ndarray, view: View, ask: PodAsk) -> np.ndarray:
     """Usable GPUs that the pod's selectors take."""
-    preferences = ask.preferences
-    allowed = view.usable
+    return selected(table, rows, view, view.usable, ask.preferences)
+
+
+def selected(table: GpuTable, rows: np.ndarray, view: View, gpus: np.ndarray, preferences: Preferences) -> np.ndarray:
+    """Of the mask ``gpus`` (rows, columns) those that the selectors take."""
+    allowed = gpus
     if not preferences.selects or not len(rows):
         return allowed
     if preferences.use_models or preferences.avoid_models:

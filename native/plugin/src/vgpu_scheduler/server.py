@@ -143,7 +143,8 @@ class Service:
 
     def _judge(self, review: wire.AdmissionRequest, quota: webhook.Quota | None = None) -> dict[str, Any]:
         extender = self._extender
-        return webhook.mutate(review, self._admission, sorted(extender.ledger.shapes), quota, extender.classes)
+        nodes = extender.ledger if self._cluster.nodes.listed_at >= 0 else None
+        return webhook.mutate(review, self._admission, nodes, quota, extender.classes)
 
     async def _explain(self, request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["name"]

@@ -3,6 +3,7 @@
 
 resourceNames: {count: nvidia.com/gpu, memory: nvidia.com/gpumem}
 defaultMemoryMiB: 5000        # 0: the whole card
+tooManyGpus: refuse          # what becomes of a pod with more GPUs than any node has: refuse | wait
 runtimeHandlers: [kata-qemu]  # of RuntimeClasses whose pods may have slices, besides runc, crun and nvidia
 plain: whole                  # what the count alone asks for: whole | slice | default
 """
@@ -18,6 +19,8 @@ from vgpu_plugin._shared.config.variables import RESOURCE
 from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
 from vgpu_plugin._shared.pods.requests import Config
 from vgpu_plugin._shared.pods.resources import MAX_GPUS, MAX_MIB
+
+from .webhook import REFUSE, WAIT
 
 NAMES = {
     "count": "gpu",
@@ -46,6 +49,7 @@ SCHEMA = Record(
         "gpuMemUnit": Choice("ack", "strict"),
         "nodePolicy": POLICY,
         "gpuPolicy": POLICY,
+        "tooManyGpus": Choice(REFUSE, WAIT),
         "runtimeClass": Text("a name of a RuntimeClass", r"^([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)?\Z"),
         # As the API server takes a handler.
         "runtimeHandlers": ListOf(Text("a handler of a RuntimeClass", r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")),
@@ -63,6 +67,7 @@ class SchedulerSettings(NamedTuple):
     gpu_policy: str = SPREAD
     runtime_class: str = ""
     runtime_handlers: tuple[str, ...] = ()
+    too_many: str = REFUSE
 
 
 def load(path: Path) -> SchedulerSettings:
@@ -90,4 +95,5 @@ def read(document: Any, where: str) -> SchedulerSettings:
         clean.get("gpuPolicy", SPREAD),
         clean.get("runtimeClass", ""),
         tuple(clean.get("runtimeHandlers") or ()),
+        clean.get("tooManyGpus", REFUSE),
     )

@@ -9,14 +9,15 @@ plan or mounts over our files (the shared core's ``pods/mounts``, for API server
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from vgpu_plugin._shared.config.kinds import Finding
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.bounds import excess, sentence
 from vgpu_plugin._shared.pods.mounts import conflicting_mounts
+from vgpu_plugin._shared.pods.preferences import Preferences
 from vgpu_plugin._shared.pods.requests import Config, DialectError, PodAsk, admission_findings, read_pod
 from vgpu_plugin._shared.pods.resources import MIB, resource_names
 
@@ -26,14 +27,28 @@ from .runtime_classes import RuntimeClasses
 IGNORE = ("vgpu.fleet/webhook", "hami.io/webhook")
 DEFAULT_SCHEDULER = "default-scheduler"
 PRIORITY_VARIABLE = "CUDA_TASK_PRIORITY"
+# What becomes of a pod that asks for more different GPUs than any node has.
+REFUSE, WAIT = "refuse", "wait"
 
 
 # (namespace, uid, ask) → "" or why the namespace has no quota left for it.
 Quota = Callable[[str, str, PodAsk], str]
 
 
+class Nodes(Protocol):
+    """The nodes of today; a ledger is one."""
+
+    @property
+    def shapes(self) -> Collection[tuple[int, int]]:
+        """(GPUs, MiB of the largest) of each kind of node."""
+
+    def most_gpus(self, preferences: Preferences) -> tuple[str, int]:
+        """The node with most GPUs that the preferences take, and how many; ("", 0) where no node has any."""
+
+
 class Settings(NamedTuple):
-    """``may_write``: users that may change what the scheduler wrote, besides kubelets and their plugins."""
+    """``may_write``: users that may change what the scheduler wrote, besides kubelets and their plugins. ``too_many``:
+    REFUSE, or WAIT where nodes with more GPUs join when a pod asks for them."""
 
     config: Config = Config()
     scheduler_name: str = "vgpu-scheduler"
@@ -41,18 +56,20 @@ class Settings(NamedTuple):
     may_write: tuple[str, ...] = ()
     # Accounts of device plugins, system:serviceaccount:<namespace>:<name>.
     may_give: tuple[str, ...] = ()
+    too_many: str = REFUSE
 
 
 def mutate(
     request: wire.AdmissionRequest,
     settings: Settings,
-    largest: Sequence[tuple[int, int]] = (),
+    nodes: Nodes | None = None,
     quota: Quota | None = None,
     classes: RuntimeClasses | None = None,
 ) -> dict[str, Any]:
-    """The response of a review. ``quota`` is asked last, of a pod that all else lets pass. ``largest``: (GPUs of a
-    node, MiB of its largest) for each kind of node, for a warning where no node of today can hold the pod; a bigger
-    one may join. Without ``classes`` no pod that names a RuntimeClass is admitted."""
+    """The response of a review. ``quota`` is asked last, of a pod that all else lets pass. ``nodes``: of today, None
+    where they are not known. A pod with more GPUs than any has is refused, for its owner sees that at once; of one that
+    asks for a larger GPU a warning is enough, for it waits with that reason. Without ``classes`` no pod that names a
+    RuntimeClass is admitted."""
     if request.operation == "UPDATE":
         return _update(request, settings)
     pod = request.object or {}
@@ -88,14 +105,16 @@ def mutate(
     if scheduler not in (DEFAULT_SCHEDULER, settings.scheduler_name):
         text = f'spec.schedulerName: "{scheduler}" plans no GPUs of vgpu.fleet; the pod is left as it is'
         return _answer(request, warnings=[text])
-    findings = admission_findings(pod, ask)
+    many = too_many(ask, nodes) if nodes else []
+    findings = admission_findings(pod, ask) + (many if settings.too_many == REFUSE else [])
     if findings:
         return _refuse(request, findings)
     over = quota(request.namespace, str(metadata.get("uid") or ""), ask) if quota else ""
     if over:
         # As Kubernetes answers for its own quotas: controllers try again later.
         return {"uid": request.uid, "allowed": False, "status": {"code": 403, "reason": "Forbidden", "message": over}}
-    warnings = [str(one) for one in ask.warnings] + too_large(ask, largest)
+    warnings = [f"{one}; the pod waits" for one in many]
+    warnings += [str(one) for one in ask.warnings] + (too_large(ask, nodes.shapes) if nodes else [])
     return _answer(request, changes(spec, ask, settings), warnings)
 
 
@@ -132,18 +151,32 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
     return patch
 
 
-def too_large(ask: PodAsk, largest: Sequence[tuple[int, int]]) -> list[str]:
-    """A warning where today no node has so many GPUs, or none so large: the pod waits until one joins."""
+def too_many(ask: PodAsk, nodes: Nodes) -> list[Finding]:
+    """A finding for each container that asks for more different GPUs than any node has: its devices are of one node.
+    None where no node is known that has a GPU for the pod."""
+    most = max(one.gpus for one in ask.asks)
+    name, count = nodes.most_gpus(ask.preferences) if most > 1 else ("", 0)
+    if not name or most <= count:
+        return []
+    taken = " that the pod's annotations take" if ask.preferences.selects else ""
+    found = []
+    for one in ask.asks:
+        if one.gpus > count:
+            text = f"container {one.container} asks for {one.gpus} different GPUs, and the node with most, {name}, has "
+            found.append(Finding("error", one.where, f"{text}{count}{taken}; ask for at most {count}"))
+    return found
+
+
+def too_large(ask: PodAsk, shapes: Collection[tuple[int, int]]) -> list[str]:
+    """A warning where today no GPU is so large: the pod waits until one joins."""
+    largest = max((memory for _count, memory in shapes), default=0)
     if not largest:
         return []
     found = []
-    most_gpus, most_memory = max(count for count, _memory in largest), max(memory for _count, memory in largest)
     for one in ask.asks:
-        if one.gpus > most_gpus:
-            found.append(f"{one.where}: asks for {one.gpus} GPUs, and no node has more than {most_gpus}; the pod waits")
-        elif one.memory.kind == MIB and one.memory.amount > most_memory:
+        if one.memory.kind == MIB and one.memory.amount > largest:
             size = f"{one.memory.amount} MiB of a GPU"
-            found.append(f"{one.where}: asks for {size}, and the largest has {most_memory}; the pod waits")
+            found.append(f"{one.where}: asks for {size}, and the largest has {largest}; the pod waits")
     return found
 
 
