@@ -7,9 +7,7 @@ What is labelled is bounded by the GPUs and slices of the node; a container's la
 from __future__ import annotations
 
 import itertools
-import logging
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..allocation.records import KUBELET, LEASES
@@ -66,8 +64,6 @@ TYPES = {
     "vgpu_plugin_mounts_unchecked_total": ("counter", "Starts of containers whose pod could not be read at the API."),
     "vgpu_plugin_info": ("gauge", "1, with version, configuration and library as labels."),
 }
-
-log = logging.getLogger(__name__)
 
 
 def text(
@@ -169,49 +165,3 @@ def _findings(found: Exposition, watched: Mapping[str, Any]) -> None:
     for one in watched["unplaced"]:
         add("vgpu_watch_unplaced", one["processes"], uuid=one["uuid"])
         add("vgpu_watch_unaccounted_bytes", one["bytes"], uuid=one["uuid"])
-
-
-class Server:
-    """Answers GET /metrics on one address; ``make`` gives the text."""
-
-    def __init__(self, address: str, make: Callable[[], str]) -> None:
-        """``address``: host:port, [v6]:port or :port for all addresses. Raises OSError, ValueError."""
-        # Imported here: it is a third of this program's own size, and most nodes are asked by nobody.
-        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = 10
-
-            def do_GET(self) -> None:
-                if self.path.partition("?")[0] != "/metrics":
-                    self.send_error(404, "only /metrics is served")
-                    return
-                try:
-                    body = make().encode()
-                except Exception as fault:
-                    log.exception("metrics cannot be made")
-                    self.send_error(500, str(fault))
-                    return
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                log.debug(format, *args)
-
-        host, _colon, port = address.rpartition(":")
-        if not port.isdigit():
-            raise ValueError(f"{address}: expected host:port, such as 127.0.0.1:9410")
-        self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
-        self._server.daemon_threads = True
-        self.port = int(self._server.server_address[1])
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
-
-    def renew(self) -> None:
-        """An address has no file that could be removed."""
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
