@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest -q --no-header -p no:cacheprovider
 
 APT_BASE  := python3 python3-venv gcc libc6-dev make
 APT_HOSTS := podman runc conmon mmdebstrap dpkg-dev apt-utils uidmap
-APT_TEST  := shellcheck clang libclang-rt-dev git strace iproute2 util-linux procps gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+APT_TEST  := shellcheck clang libclang-rt-dev git strace iproute2 util-linux procps gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user prometheus
 APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-plugins
 
 .DEFAULT_GOAL := help

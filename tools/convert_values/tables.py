@@ -69,8 +69,8 @@ HAMI_PLACES = {
 # Ports and addresses, by the beginning of the path.
 HAMI_SERVICES = {
     "scheduler.service": "no NodePort here: the webhook and /metrics are at the Service vgpu-scheduler, port 443",
-    "devicePlugin.service": "off here until device_plugin_options names a port for metrics: --metrics-listen=:9410",
-    "devicePlugin.monitor": "not carried over: the device plugin itself has the metrics (--metrics-listen)",
+    "devicePlugin.service": 'metrics are on the node\'s loopback here; vgpu_metrics_listen: ":9410" opens the port',
+    "devicePlugin.monitor": "not carried over: the device plugin itself has the metrics (vgpu_metrics_listen)",
 }
 # What pods get that name a count of GPUs and no memory.
 DEFAULT_MEMORY = "scheduler.defaultMem"

@@ -52,6 +52,10 @@ RESOURCE_NAMES = Record(
     {"count": RESOURCE, "memory": RESOURCE, "memory_percentage": RESOURCE, "cores": RESOURCE, "priority": RESOURCE}
 )
 MIG_PROFILE = Text("a MIG profile such as 1g.10gb", r"^[1-7]g\.[0-9]+gb(\+[a-z.]+)?\Z")
+METRICS_LISTEN = Text(
+    "an address and a port, such as 127.0.0.1:9410, or nothing",
+    r"^([^\s:]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5})?\Z",
+)
 CONFIG_NAME = Text("a name of small letters, digits and dashes", r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")
 
 
@@ -153,6 +157,9 @@ VARIABLES: dict[str, Variable] = {
     "vgpu_kubeconfig": Variable(
         Text(), "", (), "a kubeconfig file on the controller, for all roles that call the Kubernetes API"
     ),
+    "vgpu_metrics_listen": Variable(
+        METRICS_LISTEN, "127.0.0.1:9410", (), "where a node serves its metrics; :9410 on all addresses, empty: nowhere"
+    ),
     "vgpu_kube_context": Variable(Text(), "", (), "context of that file; empty: its current one"),
     "vgpu_package_environment": Variable(
         Mapping(Text(), Text()),
@@ -170,6 +177,7 @@ NOT_NAMED = (
     "vgpu_verify",
     "vgpu_kubeconfig",
     "vgpu_kube_context",
+    "vgpu_metrics_listen",
     "vgpu_package_environment",
     "vgpu_other_names",
 )

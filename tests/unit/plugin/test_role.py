@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the role device_plugin restarts the program: its own expression, over what a host may say."""
+"""When the role device_plugin restarts the program, and its options: its own expressions, over what a host says."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import jinja2
 import pytest
 import yaml
+from vgpu_plugin._shared.config import variables as schema
+from vgpu_plugin.main import parser
 
 from .conftest import ROOT
 
@@ -96,3 +98,41 @@ def test_restart(task, about, where, there, restarted):
         host[name] = value(task["vars"][name])
     assert bool(value(task["vars"]["__device_plugin_stale"])) is restarted
     assert bool(value(task["ansible.builtin.systemd_service"]["daemon_reload"])) is (about in RELOADED)
+
+
+METRICS = [
+    # vgpu_metrics_listen (None: not set), device_plugin_options, options that the program gets
+    (None, [], [f"--metrics-listen={schema.VARIABLES['vgpu_metrics_listen'].default}"]),
+    (":9410", [], ["--metrics-listen=:9410"]),
+    ("", [], []),
+    ("", ["--log-level=debug"], ["--log-level=debug"]),
+    # The former way: of two of a name the program takes the last.
+    (None, ["--metrics-listen=:1"], ["--metrics-listen=127.0.0.1:9410", "--metrics-listen=:1"]),
+]
+
+
+@pytest.mark.parametrize(("address", "options", "expected"), METRICS)
+def test_options_of_the_program(address, options, expected):
+    variables = yaml.safe_load((ROOT / "roles" / "device_plugin" / "vars" / "main.yml").read_text())
+    host: dict[str, Any] = {"device_plugin_options": options}
+    if address is not None:
+        host["vgpu_metrics_listen"] = address
+    for name in ("__device_plugin_metrics", "__device_plugin_options"):
+        rule = variables[name].strip().removeprefix("{{").removesuffix("}}")
+        host[name] = jinja2.Environment().compile_expression(rule)(**host)
+    assert host["__device_plugin_options"] == expected
+    given = parser().parse_args(expected)
+    assert given.metrics_listen == (expected[-1].partition("metrics-listen=")[2] if address != "" else "")
+
+
+ADDRESSES = [
+    *((one, True) for one in ("127.0.0.1:9410", ":9410", "[::1]:9410", "localhost:9410", "")),
+    *((one, False) for one in ("9410", "127.0.0.1", "127.0.0.1:x", "::1:9410", "127.0.0.1:9410 ", "http://x:9410")),
+]
+
+
+@pytest.mark.parametrize(("address", "right"), ADDRESSES)
+def test_address_is_checked_before_any_host_is_read(address, right):
+    findings: list[Any] = []
+    schema.read({"vgpu_metrics_listen": address}, findings)
+    assert (findings == []) is right

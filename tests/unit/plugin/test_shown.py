@@ -237,7 +237,7 @@ def test_labels_end_with_their_allocation(node, kubelet, daemon, capsys, monkeyp
 
 
 def test_metrics_by_http(node, kubelet, running):
-    from vgpu_plugin.admin.metrics import Server
+    from vgpu_plugin.admin.metrics_server import Server
 
     server = Server("127.0.0.1:0", lambda: 'a{b="c"} 1\n')
     try:

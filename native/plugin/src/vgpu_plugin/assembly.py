@@ -31,6 +31,7 @@ from .kubelet.registration import Registration
 from .kubelet.registrations import Registrations
 from .kubelet.service import DevicePlugin
 from .node import podresources
+from .node.gauges import Cached
 from .node.gpus import Gpu, GpuSource
 from .node.paths import Paths
 from .offer.health import CLEAN_S, HealthWatch
@@ -155,7 +156,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
     static_slices.stale, collector.alive = watch.stale, watch.alive
     changes.more_notes.append(lambda: notes(watch.state()))
-    containers = Containers(records, files, watch, paths.pod_resources, source.gauges)
+    containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
     admin = Admin(pool, allocator, leases, registrations, changes, containers)
     return Parts(
         pool=pool,

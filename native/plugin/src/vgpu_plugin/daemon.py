@@ -11,8 +11,7 @@ from types import FrameType
 
 from . import assembly, version
 from ._shared.config.sharing import Piece
-from .admin import admin_socket, metrics
-from .admin.answers import Admin
+from .admin import admin_socket, metrics, metrics_server
 from .assembly import Parts, Setup
 from .errors import Fatal
 from .node.claim import claimed
@@ -113,7 +112,7 @@ class Daemon:
         parts.leases.restore()
         # After a boot a container that an engine starts again must find its files.
         self._attempt(parts.repair.poll)
-        servers = self._servers(parts.admin)
+        servers = self._servers(parts)
         if parts.labeller is not None:
             parts.labeller.write(settings)
         for warning in settings.warnings:
@@ -157,7 +156,7 @@ class Daemon:
             start(parts.label.report, "node label")
         return health
 
-    def _housekeeping(self, parts: Parts, servers: list[admin_socket.Server | metrics.Server]) -> None:
+    def _housekeeping(self, parts: Parts, servers: list[admin_socket.Server | metrics_server.Server]) -> None:
         static = parts.static_slices
         tasks: list[Callable[[], object]] = [parts.repair.poll, *(one.renew for one in servers)]
         tasks += [parts.leases.follow, parts.leases.expire, parts.collector.collect]
@@ -176,24 +175,27 @@ class Daemon:
             except Exception:
                 log.exception("housekeeping failed; it is tried again in %.0f s", HOUSEKEEPING_S)
 
-    def _servers(self, service: Admin) -> list[admin_socket.Server | metrics.Server]:
+    def _servers(self, parts: Parts) -> list[admin_socket.Server | metrics_server.Server]:
         """The admin socket, and metrics where an address is given. Raises Fatal."""
-        paths, address = self._setup.paths, self._setup.extras.metrics
-        servers: list[admin_socket.Server | metrics.Server] = []
+        paths, address, service = self._setup.paths, self._setup.extras.metrics, parts.admin
+        servers: list[admin_socket.Server | metrics_server.Server] = []
         try:
             servers.append(admin_socket.Server(paths.admin_socket, service))
         except OSError as fault:
             raise Fatal(f"{paths.admin_socket} cannot be served: {fault}; vgpuctl asks there") from None
         if address:
-            # Half a megabyte that most nodes never need.
-            from .admin.plain import plain
 
             def make() -> str:
+                # Half a megabyte that most nodes never need.
+                from .admin.plain import plain
+
                 status = plain(service.status())
                 return metrics.text(status, plain(service.usage())["usages"], plain(service.watched()))
 
             try:
-                servers.append(metrics.Server(address, make))
+                server = metrics_server.Server(address, make)
+                servers.append(server)
+                parts.changes.more_notes.append(server.notes)
             except (OSError, ValueError) as fault:
                 raise Fatal(f"metrics cannot be served on {address}: {fault}") from None
         return servers

@@ -81,7 +81,10 @@ def parser() -> argparse.ArgumentParser:
         help="a GPU without a fault for so long is healthy again (default: %(default).0f)",
     )
     out.add_argument(
-        "--metrics-listen", default="", metavar="HOST:PORT", help="serve Prometheus metrics there (default: nowhere)"
+        "--metrics-listen",
+        default="",
+        metavar="HOST:PORT",
+        help="serve Prometheus metrics there; empty: nowhere (default)",
     )
     out.add_argument("--labels", action="store_true", help="write labels for node-feature-discovery (gfd.* options)")
     out.add_argument(

@@ -14,8 +14,8 @@ from ..allocation.records import LEASE, LEASES
 from ..errors import PluginError
 from ..kubelet.registrations import Registrations
 from ..kubelet.service import to_message
-from ..node.gauges import UNKNOWN
-from ..node.gpus import NO_NUMA
+from ..node.gauges import UNKNOWN, Gauges
+from ..node.gpus import NO_NUMA, Gpu
 from ..offer.pool import LOST, Offer, Pool
 from ..reconcile.reconfigure import Reconfiguration
 from ..watch import setup as watch_setup
@@ -23,6 +23,8 @@ from .containers import Containers
 
 # What a slice is to people. To the kubelet one in use may be Unhealthy, and its GPU is well.
 FREE, IN_USE, UNHEALTHY = "free", "in use", "unhealthy"
+# Fields of Gauges that an answer leaves out where the driver says nothing.
+MAY_LACK = ("power_milliwatts", "sm_clock_mhz", "memory_clock_mhz", "ecc_corrected", "ecc_uncorrected")
 
 
 class Admin:
@@ -83,24 +85,9 @@ class Admin:
 
     def _gpus(self) -> list[api.Gpu]:
         """Every GPU of the pool, and those that the driver counts and nobody ever read."""
-        shown = {gpu.uuid: self._containers.gauges(gpu.uuid) for gpu in self._pool.gpus}
-        found = [
-            api.Gpu(
-                index=gpu.index,
-                uuid=gpu.uuid,
-                model=gpu.model,
-                memory_mib=gpu.memory_mib,
-                minor=gpu.minor,
-                pci=gpu.pci,
-                numa_node=gpu.numa_node,
-                healthy=not self._pool.unhealthy_reason(gpu.uuid),
-                reason=self._pool.unhealthy_reason(gpu.uuid),
-                memory_used_mib=shown[gpu.uuid].memory_used_mib,
-                utilisation=shown[gpu.uuid].utilisation,
-                temperature=shown[gpu.uuid].temperature,
-            )
-            for gpu in self._pool.gpus
-        ]
+        gpus = self._pool.gpus
+        shown = self._containers.gauges([gpu.uuid for gpu in gpus])
+        found = [self._gpu(gpu, shown[gpu.uuid]) for gpu in gpus]
         unknown = [
             api.Gpu(
                 index=index,
@@ -114,6 +101,27 @@ class Admin:
             for index, reason in self._changes.unknown.items()
         ]
         return sorted([*found, *unknown], key=lambda gpu: gpu.index)
+
+    def _gpu(self, gpu: Gpu, shown: Gauges) -> api.Gpu:
+        xids = self._containers.xids(gpu.uuid)
+        known = {name: value for name in MAY_LACK if (value := getattr(shown, name)) != UNKNOWN}
+        return api.Gpu(
+            index=gpu.index,
+            uuid=gpu.uuid,
+            model=gpu.model,
+            memory_mib=gpu.memory_mib,
+            minor=gpu.minor,
+            pci=gpu.pci,
+            numa_node=gpu.numa_node,
+            healthy=not self._pool.unhealthy_reason(gpu.uuid),
+            reason=self._pool.unhealthy_reason(gpu.uuid),
+            memory_used_mib=shown.memory_used_mib,
+            utilisation=shown.utilisation,
+            temperature=shown.temperature,
+            xids=[api.XidCount(xid=xid, count=count) for xid, count in sorted(xids.counts.items())],
+            last_xid=xids.last,
+            **known,
+        )
 
     def _slice(self, offer: Offer, held: bool) -> api.Slice:
         one = offer.slice

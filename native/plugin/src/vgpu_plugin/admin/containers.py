@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from .._proto import admin_pb2 as api
@@ -11,13 +11,14 @@ from ..allocation.allocation_files import AllocationFiles
 from ..allocation.records import RecordStore
 from ..node import podresources
 from ..node.gauges import Gauges
+from ..offer.health import Xids
 from ..watch import setup as watch_setup
 from ..watch import usage
 from ..watch.watcher import Watch
 
 
 class Containers:
-    """``gauges``: what a GPU shows now, by its UUID."""
+    """``gauges``: what each GPU shows now, by its UUID; ``xids``: what the driver reported of it."""
 
     def __init__(
         self,
@@ -25,13 +26,15 @@ class Containers:
         files: AllocationFiles,
         watch: Watch,
         pod_resources: Path,
-        gauges: Callable[[str], Gauges] = lambda _uuid: Gauges(),
+        gauges: Callable[[Collection[str]], dict[str, Gauges]] = lambda uuids: dict.fromkeys(uuids, Gauges()),
+        xids: Callable[[str], Xids] = lambda _uuid: Xids(),
     ) -> None:
         self._records = records
         self._files = files
         self._watch = watch
         self._pod_resources = pod_resources
         self.gauges = gauges
+        self.xids = xids
         self._violations = usage.Violations()
 
     def usages(self) -> list[usage.Usage]:

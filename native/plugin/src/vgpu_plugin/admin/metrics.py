@@ -7,12 +7,11 @@ What is labelled is bounded by the GPUs and slices of the node; a container's la
 from __future__ import annotations
 
 import itertools
-import logging
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..allocation.records import KUBELET, LEASES
+from ..node.gauges import UNKNOWN as NO_FIGURE
 from ..watch import rule
 from ..watch.finding import STATIC_KIND, UNKNOWN
 from .exposition import Exposition
@@ -20,6 +19,16 @@ from .exposition import Exposition
 KINDS = (KUBELET, STATIC_KIND, *LEASES, UNKNOWN)
 TYPES = {
     "vgpu_gpu_memory_bytes": ("gauge", "Memory of the GPU."),
+    "vgpu_gpu_memory_used_bytes": ("gauge", "Memory of the GPU that is used, by the driver, to a MiB."),
+    "vgpu_gpu_utilization_ratio": ("gauge", "Part of the driver's last sample period in which a kernel ran."),
+    "vgpu_gpu_temperature_celsius": ("gauge", "Temperature of the GPU."),
+    "vgpu_gpu_power_watts": ("gauge", "Power that the GPU draws."),
+    "vgpu_gpu_sm_clock_hertz": ("gauge", "Clock of the GPU's multiprocessors now."),
+    "vgpu_gpu_memory_clock_hertz": ("gauge", "Clock of the GPU's memory now."),
+    "vgpu_gpu_ecc_errors_total": ("counter", "ECC errors since the driver was loaded; kind: corrected, uncorrected."),
+    "vgpu_gpu_xids_total": ("counter", "Xids that the driver reported of the GPU since the plugin began."),
+    "vgpu_gpu_xids_by_number_total": ("counter", "The same by the Xid's number; absent before the first."),
+    "vgpu_gpu_last_xid": ("gauge", "Number of the last Xid since the plugin began; absent before the first."),
     "vgpu_gpu_healthy": ("gauge", "1 where the GPU is healthy."),
     "vgpu_slice_memory_limit_bytes": ("gauge", "Memory that the slice may hold."),
     "vgpu_slice_share_limit_ratio": ("gauge", "Part of the GPU's time that the slice may use."),
@@ -56,8 +65,6 @@ TYPES = {
     "vgpu_plugin_info": ("gauge", "1, with version, configuration and library as labels."),
 }
 
-log = logging.getLogger(__name__)
-
 
 def text(
     status: Mapping[str, Any], usages: Iterable[Mapping[str, Any]], watched: Mapping[str, Any] | None = None
@@ -72,9 +79,7 @@ def collected(
     found = Exposition(TYPES)
     add = found.add
     for gpu in status["gpus"]:
-        labels = {"gpu": gpu["index"], "uuid": gpu["uuid"], "model": gpu["model"]}
-        add("vgpu_gpu_memory_bytes", gpu["memory_mib"] << 20, **labels)
-        add("vgpu_gpu_healthy", gpu["healthy"], **labels)
+        _card(found, gpu)
     for one in status["slices"]:
         labels = {"slice": one["id"], "uuid": one["uuid"], "resource": one["resource"], "mode": one["mode"]}
         add("vgpu_slice_memory_limit_bytes", one["memory_mib"] << 20, **labels)
@@ -114,6 +119,36 @@ def collected(
     return found
 
 
+# Field of a GPU, metric, and what one of the field's units is in the metric's. NO_FIGURE or no field: it has none.
+FIGURES = (
+    ("memory_used_mib", "vgpu_gpu_memory_used_bytes", 1 << 20),
+    ("utilisation", "vgpu_gpu_utilization_ratio", 0.01),
+    ("temperature", "vgpu_gpu_temperature_celsius", 1),
+    ("power_milliwatts", "vgpu_gpu_power_watts", 0.001),
+    ("sm_clock_mhz", "vgpu_gpu_sm_clock_hertz", 10**6),
+    ("memory_clock_mhz", "vgpu_gpu_memory_clock_hertz", 10**6),
+)
+
+
+def _card(found: Exposition, gpu: Mapping[str, Any]) -> None:
+    add, labels = found.add, {"gpu": gpu["index"], "uuid": gpu["uuid"], "model": gpu["model"]}
+    if gpu["memory_mib"]:
+        add("vgpu_gpu_memory_bytes", gpu["memory_mib"] << 20, **labels)
+    for field, name, unit in FIGURES:
+        if gpu.get(field, NO_FIGURE) != NO_FIGURE:
+            add(name, round(gpu[field] * unit, 6), **labels)
+    for kind in ("corrected", "uncorrected"):
+        if f"ecc_{kind}" in gpu:
+            add("vgpu_gpu_ecc_errors_total", gpu[f"ecc_{kind}"], **labels, kind=kind)
+    # From the first scrape on: a counter that begins with 1 has not risen.
+    add("vgpu_gpu_xids_total", sum(one["count"] for one in gpu.get("xids", ())), **labels)
+    for one in gpu.get("xids", ()):
+        add("vgpu_gpu_xids_by_number_total", one["count"], **labels, xid=one["xid"])
+    if "last_xid" in gpu:
+        add("vgpu_gpu_last_xid", gpu["last_xid"], **labels)
+    add("vgpu_gpu_healthy", gpu["healthy"], **labels)
+
+
 def _findings(found: Exposition, watched: Mapping[str, Any]) -> None:
     add = found.add
     for one in watched["findings"]:
@@ -130,49 +165,3 @@ def _findings(found: Exposition, watched: Mapping[str, Any]) -> None:
     for one in watched["unplaced"]:
         add("vgpu_watch_unplaced", one["processes"], uuid=one["uuid"])
         add("vgpu_watch_unaccounted_bytes", one["bytes"], uuid=one["uuid"])
-
-
-class Server:
-    """Answers GET /metrics on one address; ``make`` gives the text."""
-
-    def __init__(self, address: str, make: Callable[[], str]) -> None:
-        """``address``: host:port, [v6]:port or :port for all addresses. Raises OSError, ValueError."""
-        # Imported here: it is a third of this program's own size, and most nodes are asked by nobody.
-        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = 10
-
-            def do_GET(self) -> None:
-                if self.path.partition("?")[0] != "/metrics":
-                    self.send_error(404, "only /metrics is served")
-                    return
-                try:
-                    body = make().encode()
-                except Exception as fault:
-                    log.exception("metrics cannot be made")
-                    self.send_error(500, str(fault))
-                    return
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                log.debug(format, *args)
-
-        host, _colon, port = address.rpartition(":")
-        if not port.isdigit():
-            raise ValueError(f"{address}: expected host:port, such as 127.0.0.1:9410")
-        self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
-        self._server.daemon_threads = True
-        self.port = int(self._server.server_address[1])
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
-
-    def renew(self) -> None:
-        """An address has no file that could be removed."""
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()

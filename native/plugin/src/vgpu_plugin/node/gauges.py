@@ -1,24 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU shows at this moment, for people: memory that is used, how busy and how hot it is."""
+"""What a GPU shows at this moment, for people and for Prometheus: memory, how busy and how hot it is, power, clocks and
+ECC errors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 from .._shared.config import slices
 
 UNKNOWN = -1
+# Figures of this age are shown again without a question to the driver.
+FRESH_S = 1.0
+# How old figures may be that are shown because the driver does not answer in time.
+OLDEST_S = 5.0
+# How long a reader waits for the driver.
+WAIT_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Gauges:
-    """UNKNOWN where the GPU says nothing. Percent of the driver's sample period, degrees Celsius."""
+class Gauges(NamedTuple):
+    """UNKNOWN where the GPU says nothing. Percent of the driver's sample period, degrees Celsius, the GPU's clocks now,
+    and ECC errors since the driver was loaded.
+    """
 
     memory_used_mib: int = UNKNOWN
     utilisation: int = UNKNOWN
     temperature: int = UNKNOWN
+    power_milliwatts: int = UNKNOWN
+    sm_clock_mhz: int = UNKNOWN
+    memory_clock_mhz: int = UNKNOWN
+    ecc_corrected: int = UNKNOWN
+    ecc_uncorrected: int = UNKNOWN
 
 
 def read(nvml: Any, uuid: str) -> Gauges:
@@ -32,8 +50,67 @@ def read(nvml: Any, uuid: str) -> Gauges:
         except nvml.NVMLError:
             return UNKNOWN
 
+    def ecc(kind: str) -> int:
+        errors = getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind}")
+        return figure(lambda gpu: int(nvml.nvmlDeviceGetTotalEccErrors(gpu, errors, nvml.NVML_VOLATILE_ECC)))
+
     return Gauges(
-        figure(lambda gpu: slices.mib(nvml.nvmlDeviceGetMemoryInfo(gpu).used)),
-        figure(lambda gpu: int(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)),
-        figure(lambda gpu: int(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))),
+        memory_used_mib=figure(lambda gpu: slices.mib(nvml.nvmlDeviceGetMemoryInfo(gpu).used)),
+        utilisation=figure(lambda gpu: int(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)),
+        temperature=figure(lambda gpu: int(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))),
+        power_milliwatts=figure(lambda gpu: int(nvml.nvmlDeviceGetPowerUsage(gpu))),
+        sm_clock_mhz=figure(lambda gpu: int(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))),
+        memory_clock_mhz=figure(lambda gpu: int(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM))),
+        ecc_corrected=ecc("CORRECTED"),
+        ecc_uncorrected=ecc("UNCORRECTED"),
     )
+
+
+class Cached:
+    """Reads each GPU at most once in FRESH_S, however many ask; and keeps nobody waiting for a driver that hangs."""
+
+    def __init__(
+        self,
+        read: Callable[[str], Gauges],
+        wait_s: float = WAIT_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``read``: the driver's figures of a GPU, by its UUID; it may take as long as the driver likes."""
+        self._read = read
+        self._wait_s = wait_s
+        self._monotonic = monotonic
+        self._news = threading.Condition()
+        # By UUID: when the driver answered, and what it said.
+        self._found: dict[str, tuple[float, Gauges]] = {}
+        self._asked: set[str] = set()
+
+    def of(self, uuids: Collection[str]) -> dict[str, Gauges]:
+        """Of each GPU; the last figures up to OLDEST_S where the driver is slow, and then none. Takes at most
+        ``wait_s`` for all together.
+        """
+        with self._news:
+            stale = {uuid for uuid in uuids if not self._is_younger(uuid, FRESH_S)}
+            for uuid in stale - self._asked:
+                self._asked.add(uuid)
+                threading.Thread(target=self._ask, args=(uuid,), name="gauges", daemon=True).start()
+            self._news.wait_for(lambda: not stale & self._asked, self._wait_s)
+            return {uuid: self._found[uuid][1] if self._is_younger(uuid, OLDEST_S) else Gauges() for uuid in uuids}
+
+    def settle(self) -> None:
+        """Waits until the driver has answered every question."""
+        with self._news:
+            self._news.wait_for(lambda: not self._asked)
+
+    def _is_younger(self, uuid: str, seconds: float) -> bool:
+        return uuid in self._found and self._monotonic() - self._found[uuid][0] < seconds
+
+    def _ask(self, uuid: str) -> None:
+        try:
+            found = self._read(uuid)
+        except Exception:
+            log.exception("GPU %s: its figures cannot be read", uuid)
+            found = Gauges()
+        with self._news:
+            self._asked.discard(uuid)
+            self._found[uuid] = self._monotonic(), found
+            self._news.notify_all()

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..node.gpus import GpuError, GpuSource
 from .pool import LOST, Pool
@@ -32,6 +32,17 @@ LOOK_S = 5.0
 CLEAN_S = 300.0
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Xids:
+    """Of one GPU since the program began: how often by number, and the last; None: there was none."""
+
+    counts: Mapping[int, int] = field(default_factory=dict)
+    last: int | None = None
+
+    def with_one(self, xid: int) -> Xids:
+        return Xids({**self.counts, xid: self.counts.get(xid, 0) + 1}, xid)
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,7 @@ class HealthWatch:
         self._asked = threading.Event()
         # When the last fault of a GPU came; 0 for a GPU that was only lost: it is well once it answers.
         self._last: dict[str, float] = {}
+        self._xids: dict[str, Xids] = {}
 
     def ask(self) -> None:
         """Makes the next look come soon."""
@@ -135,13 +147,20 @@ class HealthWatch:
 
     def saw(self, uuid: str, xid: int) -> None:
         """A fault of one GPU; of all where the driver does not say of which."""
+        uuids = [uuid] if uuid else [gpu.uuid for gpu in self._pool.gpus]
+        for one in uuids:
+            self._xids[one] = self.xids(one).with_one(xid)
         if not self._rules.critical(xid):
             log.info("GPU %s: Xid %d is a fault of an application, or ignored; the GPU stays healthy", uuid, xid)
             return
-        for one in [uuid] if uuid else [gpu.uuid for gpu in self._pool.gpus]:
+        for one in uuids:
             log.error("GPU %s: critical Xid %d; all its slices are unhealthy now", one, xid)
             self._last[one] = self._monotonic()
             self._pool.mark_unhealthy(one, f"Xid {xid}")
+
+    def xids(self, uuid: str) -> Xids:
+        """What the driver reported of a GPU, also what makes no GPU unhealthy."""
+        return self._xids.get(uuid, Xids())
 
     def lost(self, uuid: str, reason: str) -> None:
         """A GPU that the driver no longer answers for."""

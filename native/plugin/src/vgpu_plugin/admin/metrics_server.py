@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers GET /metrics on one address."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import select
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+# Another program has the address, or the host has not yet an interface of that name; both may end.
+MAY_END = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+REQUEST_S = 10
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """``make`` gives the text. An address that another program has is tried again by ``renew``."""
+
+    def __init__(self, address: str, make: Callable[[], str]) -> None:
+        """``address``: host:port, [v6]:port or :port for all addresses. Raises OSError, ValueError."""
+        host, _colon, port = address.rpartition(":")
+        if not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"{address}: expected host:port, such as 127.0.0.1:9410")
+        self._address = address
+        self._make = make
+        host = host.strip("[]")
+        found = socket.getaddrinfo(host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # Of a name with both, and of all addresses, the one that every scraper reaches.
+        found.sort(key=lambda one: one[0] != socket.AF_INET)
+        self._family, self._bound_to = found[0][0], found[0][4]
+        self._socket: socket.socket | None = None
+        self._fault = ""
+        self._waking, self._wake = socket.socketpair()
+        self.renew()
+
+    @property
+    def port(self) -> int:
+        """0 while another program has it."""
+        return int(self._socket.getsockname()[1]) if self._socket is not None else 0
+
+    def notes(self) -> list[str]:
+        """Why nobody is answered; empty while all is well."""
+        return [self._fault] if self._fault else []
+
+    def renew(self) -> None:
+        """Listens, where it could not before. Raises OSError where that cannot change by itself."""
+        if self._socket is not None:
+            return
+        try:
+            self._socket = socket.create_server(self._bound_to[:2], family=self._family)
+        except OSError as fault:
+            if fault.errno not in MAY_END:
+                raise
+            if not self._fault:
+                log.warning("metrics are not served on %s until it is free: %s", self._address, fault)
+            self._fault = f"metrics are not served on {self._address} until it is free: {fault}"
+            return
+        if self._fault:
+            log.info("metrics are served on %s", self._address)
+            self._fault = ""
+        threading.Thread(target=self._run, args=(self._socket,), name="metrics", daemon=True).start()
+
+    def stop(self) -> None:
+        self._wake.close()
+
+    def _run(self, listening: socket.socket) -> None:
+        """Until stopped. What answers is loaded with the first connection: it is a third of this program's own size,
+        and most nodes are asked by nobody.
+        """
+        server = None
+        with listening, self._waking:
+            while True:
+                ready = select.select([listening, self._waking], [], [])[0]
+                if self._waking in ready:
+                    return
+                if server is None:
+                    server = _http_server(listening, self._make)
+                server.handle_request()
+
+
+def _http_server(listening: socket.socket, make: Callable[[], str]) -> Any:
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_S
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != "/metrics":
+                self.send_error(404, "only /metrics is served")
+                return
+            try:
+                body = make().encode()
+            except Exception as fault:
+                log.exception("metrics cannot be made")
+                self.send_error(500, str(fault))
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            log.debug(format, *args)
+
+    server = ThreadingHTTPServer(listening.getsockname()[:2], Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listening
+    server.daemon_threads = True
+    # A connection that was given up before it was taken must not keep the thread.
+    server.timeout = 1
+    return server
