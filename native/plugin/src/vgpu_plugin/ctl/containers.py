@@ -73,8 +73,8 @@ def knows_cdi(engine: str, folder: str) -> bool:
 
 
 def compose_makes_folders() -> bool:
-    """Whether docker compose makes a folder where a bound file is missing, unless a service forbids it: from 2 on. 1.29 does
-    not, and refuses a file that has the word."""
+    """Whether docker compose makes a folder where a bound file is missing, unless a service forbids it: from 2 on. 1.29
+    does not, and refuses a file that has the word."""
     if ask(DOCKER, "compose", "version") is not None:
         return True
     return not (ask("docker-compose", "version", "--short") or "").startswith("1.")
