@@ -17,6 +17,7 @@ from simhosts.hardware import IMAGE_NAME
 
 HOST = "gpu-t4-1"
 PACKAGES = "docker-compose podman"
+STORAGE = '[storage]\ndriver = "vfs"\nrunroot = "/run/containers/storage"\ngraphroot = "/var/lib/containers/storage"\n'
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_service_of_docker_compose(node: Node, tmp_path: Path) -> None:
     """It is limited, keeps its slice when `up` makes it anew, and `down` gives that back."""
     Work.start(node, tmp_path).remove()  # brings program and image to the host
     node.run("mkdir", "-p", "/srv/train")
-    node.write("/srv/train/compose.yaml", json.dumps({"version": "3", "services": {"trainer": SERVICE}}))
+    node.write("/srv/train/compose.yaml", json.dumps({"services": {"trainer": SERVICE}}))
     node.shell("cd /srv/train && vgpuctl run --compose trainer > compose.gpu.json")
     try:
         seen = []
@@ -71,6 +72,9 @@ def test_service_of_docker_compose(node: Node, tmp_path: Path) -> None:
 def test_container_of_podman_is_back_after_a_reboot(node: Node, tmp_path: Path) -> None:
     """podman starts containers that are always to be restarted by a unit of its own, which has to be enabled."""
     node.run("systemctl", "start", "vgpu-demo-image.service")
+    # The default stacks overlays, which a simulated host cannot: it is a container on one.
+    node.run("mkdir", "-p", "/etc/containers")
+    node.write("/etc/containers/storage.conf", STORAGE)
     node.shell(f"docker save {IMAGE_NAME} | podman load --quiet")
     node.run("systemctl", "enable", "--quiet", "podman-restart.service")
     work = Work.start(node, tmp_path, "batch", "podman")

@@ -55,8 +55,10 @@ LEFT = (
     f"grep -v -e /run/systemd/ -e '{PAYLOAD}' || true"
 )
 # What programs that run write into all the while: the pages of the arbiter, a process id, and the file with which the
-# plugin's records change places; it holds what they said before the last change, a lease with an id drawn by lot.
-LIVE = ("/run/vgpu/allocations/", "/var/lib/vgpu/plugin.lock", "/var/lib/vgpu/allocations.new")
+# plugin's records change places; it holds what they said before the last change, a lease with an id drawn by lot. And
+# the proof, which has its time and what the checks measured: of it the state that was proven is compared.
+PROOF = "/var/lib/vgpu/proof.json"
+LIVE = ("/run/vgpu/allocations/", "/var/lib/vgpu/plugin.lock", "/var/lib/vgpu/allocations.new", PROOF)
 # Where site.yml puts versions of its own, and the step that does it.
 OWN_PLACES = {
     "/usr/local/lib/vgpu": "vgpu.fleet.vcuda : Install the version on the host and switch to it",
@@ -83,6 +85,7 @@ class Ended:
     left: list[str]
     busy: str
     docker: Any
+    proven: str
 
 
 def fresh() -> Node:
@@ -101,6 +104,7 @@ def look(node: Node) -> Ended:
         sorted(node.shell(LEFT).split()),
         node.shell(BUSY),
         {key: info[key] for key in ("DefaultRuntime", "LiveRestoreEnabled", "Containers", "Runtimes")},
+        node.json("cat", PROOF)["fingerprint"] if node.run("cat", PROOF, check=False) else "",
     )
 
 
@@ -194,6 +198,7 @@ def differences(one: Ended, other: Ended) -> dict[str, Any]:
         found[what] = pair if pair[0] != pair[1] else None
     found["left in /run and /tmp"] = sorted(set(other.left) - set(one.left))
     found["docker"] = (one.docker, other.docker) if one.docker != other.docker else None
+    found["proven"] = (one.proven, other.proven) if one.proven != other.proven or not one.proven else None
     found["still busy"] = other.busy
     return {what: value for what, value in found.items() if value}
 

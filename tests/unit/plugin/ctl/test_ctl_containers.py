@@ -25,6 +25,7 @@ cd {folder}
 case "$1" in
 info) [ -e down ] && exit 1; cat info 2>/dev/null; exit 0 ;;
 version) cat version 2>/dev/null ;;
+compose) [ ! -e no-plugin ]; exit ;;
 ps) for one in containers/*; do [ -e "$one" ] && echo "${{one##*/}}"; done; exit 0 ;;
 rm) shift 2; for one; do rm -f "containers/$one"; done ;;
 run)
@@ -192,14 +193,26 @@ def test_no_engine_and_no_driver_are_said_and_keep_nothing(node, daemon, engine,
     assert allocations(node, capsys) == []
 
 
-def test_service_of_compose(node, daemon, engine, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("plugin", "standalone", "says"),
+    [("2.26.1", "", True), ("", "1.29.2", False), ("2.26.1", "1.29.2", True), ("", "2.26.1", True), ("", "", True)],
+)
+def test_service_of_compose(node, daemon, engine, tmp_path, capsys, plugin, standalone, says):
+    """Without the option docker compose 2 makes a folder where a file of ours is gone; 1.29 does not, nor knows it."""
+    if not plugin:
+        (engine / "no-plugin").touch()
+    if standalone:
+        (engine / "docker-compose").write_text(f"#!/bin/sh\necho {standalone}\n")
+        (engine / "docker-compose").chmod(0o755)
     assert ctl.main(words(node, tmp_path, "--compose", "trainer")) == 0
     service = json.loads(capsys.readouterr().out)["services"]["trainer"]
     (one,) = allocations(node, capsys)
     assert service["labels"] == {"vgpu.fleet/lease": one["id"]}
     assert service["environment"]["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert {"/dev/vgpu/0", "/lib/libcuda.so.1"} <= {each["target"] for each in service["volumes"]}
-    assert not any(each["bind"]["create_host_path"] for each in service["volumes"])
+    assert [each.get("bind") for each in service["volumes"]] == [
+        {"create_host_path": False} if says else None for _one in service["volumes"]
+    ]
     assert "/dev/nvidiactl:/dev/nvidiactl" in service["devices"]
 
 

@@ -47,20 +47,15 @@ class Edits:
             out += ["--device", name]
         return out
 
-    def service(self) -> dict[str, Any]:
-        """Of docker compose."""
+    def service(self, forbids_folders: bool) -> dict[str, Any]:
+        """Of docker compose. ``forbids_folders``: say that no folder is made where a source is missing."""
+        bind = {"bind": {"create_host_path": False}} if forbids_folders else {}
         name, _equals, value = self.label.partition("=")
         return {
             "labels": {name: value},
             "environment": dict(sorted(self.envs.items())),
             "volumes": [
-                {
-                    "type": "bind",
-                    "source": host,
-                    "target": inside,
-                    "read_only": read_only,
-                    "bind": {"create_host_path": False},
-                }
+                {"type": "bind", "source": host, "target": inside, "read_only": read_only, **bind}
                 for inside, host, read_only in self.mounts
             ],
             "devices": [*(f"{host}:{inside}" for inside, host in self.devices), *self.names],

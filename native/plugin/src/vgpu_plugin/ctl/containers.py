@@ -72,6 +72,14 @@ def knows_cdi(engine: str, folder: str) -> bool:
     return os.path.realpath(folder) in {os.path.realpath(one) for one in folders}
 
 
+def compose_makes_folders() -> bool:
+    """Whether docker compose makes a folder where a bound file is missing, unless a service forbids it: from 2 on. 1.29
+    does not, and refuses a file that has the word."""
+    if ask(DOCKER, "compose", "version") is not None:
+        return True
+    return not (ask("docker-compose", "version", "--short") or "").startswith("1.")
+
+
 def run(given: argparse.Namespace, plugin: Client) -> int:
     """The container's exit status, or the engine's where it did not start. May raise Fault."""
     words = given.words[1:] if given.words[:1] == ["--"] else given.words
@@ -91,7 +99,7 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
         print(f"vgpuctl: {fault}", file=sys.stderr)
         return FAILED
     if given.compose:
-        print(json.dumps({"services": {given.compose: edits.service()}}, indent=1))
+        print(json.dumps({"services": {given.compose: edits.service(compose_makes_folders())}}, indent=1))
         return 0
     return _supervise(plugin, engine, lease.allocation, command(engine, edits, words, given.detach))
 
