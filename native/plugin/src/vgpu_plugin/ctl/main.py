@@ -20,6 +20,7 @@ from ..admin.plain import plain
 from . import completion, containers, execute, top
 from . import text as ctl_text
 from .arguments import parser
+from .tables import wrapped
 from .tenants import Tenants
 
 FAILED, USAGE, NO_FREE_SLICE = 1, 2, 3
@@ -173,9 +174,9 @@ TEXTS: dict[str, Callable[[dict[str, Any], int, argparse.Namespace], str]] = {
     "status": lambda answer, width, _given: ctl_text.status(answer, width),
     "lease": lambda answer, _width, _given: lease_text(answer),
     "slices": lambda answer, width, _given: ctl_text.slices(answer["slices"], width),
-    "explain": lambda answer, _width, _given: "\n".join(one["text"] for one in answer["facts"]),
+    "explain": lambda answer, width, _given: wrapped("\n".join(one["text"] for one in answer["facts"]), width),
     "metrics": lambda answer, _width, _given: str(answer["text"]).rstrip(),
-    "watch": lambda answer, _width, given: ctl_text.watch(answer, given.all),
+    "watch": lambda answer, width, given: ctl_text.watch(answer, given.all, width),
     "release": lambda answer, _width, _given: f"released {answer['released']}",
     "forget": lambda answer, _width, _given: f"forgotten {answer['forgotten']}",
 }

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables for people: aligned columns that fit a terminal, figures, ages. Pure."""
+"""Tables and lines for people: columns and words that fit a terminal, figures, ages. Pure."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 Row = Sequence[object]
@@ -36,6 +37,22 @@ def _aligned(texts: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
         ).rstrip()
         for row in texts
     ]
+
+
+def wide(lines: Sequence[str], width: int) -> bool:
+    """Whether a line is longer than ``width`` columns of a terminal; 0: never."""
+    return 0 < width < max(map(len, lines), default=0)
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text with its lines wrapped between words to ``width`` columns, the rest of a line indented; 0: as it is."""
+    lines = []
+    for line in text.splitlines():
+        if wide([line], width):
+            lines += textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def mib(size: int) -> str:

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..allocation.allocation_files import AllocationFiles
-from .tables import Row, age, known, table
+from .tables import Row, age, known, table, wide, wrapped
 
 HEALTHY = "healthy"
 STATES = ("free", "in use", "unhealthy")
 
 
 def gpu_table(status: dict[str, Any], width: int = 0) -> list[str]:
-    """Every GPU with its load and its slices by state."""
+    """Every GPU with its load and its slices by state. In a narrow terminal without the maker's name, and with the
+    first words of a reason: ``reasons`` has it whole.
+    """
     rows: list[Row] = [("GPU", "MODEL", "MiB", "OF MiB", "UTIL %", "°C", "SLICES", "HEALTH")]
     for gpu in status["gpus"]:
         states = [one["state"] for one in status["slices"] if one["uuid"] == gpu["uuid"]]
@@ -22,29 +24,47 @@ def gpu_table(status: dict[str, Any], width: int = 0) -> list[str]:
         total = gpu["memory_mib"] or -1
         figures = [known(one) for one in (gpu["memory_used_mib"], total, gpu["utilisation"], gpu["temperature"])]
         rows.append((gpu["index"], gpu["model"], *figures, sums or "none", gpu["reason"] or HEALTHY))
-    return table(rows, (2, 3, 4, 5), width, 1) if len(rows) > 1 else ["this node has no GPU"]
+    if len(rows) == 1:
+        return ["this node has no GPU"]
+    numbers = (2, 3, 4, 5)
+    if wide(whole := table(rows, numbers), width):
+        short = [(row[0], str(row[1]).removeprefix("NVIDIA "), *row[2:-1], _first_words(row[-1])) for row in rows[1:]]
+        return table([rows[0], *short], numbers, width, 1)
+    return whole
+
+
+def _first_words(reason: object) -> str:
+    return str(reason).partition(":")[0]
+
+
+def reasons(status: dict[str, Any]) -> list[str]:
+    """Why GPUs are unhealthy, then the warnings: each trouble once."""
+    lines = []
+    for gpu in status["gpus"]:
+        if gpu["reason"]:
+            said = gpu["reason"].removeprefix("lost: ")
+            if not any(said in one and gpu["uuid"] in one for one in status["warnings"]):
+                lines.append(f"GPU {gpu['index']} {gpu['uuid']}: {gpu['reason']}")
+    return lines + [f"warning: {one}" for one in status["warnings"]]
 
 
 def status(answer: dict[str, Any], width: int = 0) -> str:
     state = "registered" if answer["registered"] else f"not registered: {answer['kubelet_error']}"
     names = ", ".join(answer["resources"]) or answer["resource"]
-    lines = [
+    head = [
         f"plugin {answer['version']} (pid {answer['pid']}), resource {names}, {state}",
         f"configuration {answer['config_path']} (sha256 {answer['config_sha256'][:12]})",
         f"library {answer['library'] or 'none'}",
         f"containers get their GPU by {answer['hand_over']}: {answer['hand_over_reason']}",
-        "",
-        *gpu_table(answer, width),
-        "",
     ]
-    lines += [f"GPU {one['index']} {one['uuid']}: {one['reason']}" for one in answer["gpus"] if one["reason"]]
     states = [one["state"] for one in answer["slices"]]
     sums = ", ".join(f"{states.count(name)} {name}" for name in STATES)
-    lines.append(f"{len(states)} slices: {sums}; see: vgpuctl slices")
+    lines = [f"{len(states)} slices: {sums}; see: vgpuctl slices"]
     for one in answer["allocations"]:
         ids = ", ".join(short_id(answer, name) for name in one["slice_ids"])
         lines.append(f"allocation {one['id']} ({_whose(one)}): {ids}{_ends(one)}")
-    return "\n".join(lines + [f"warning: {one}" for one in answer["warnings"]])
+    texts = ["\n".join(head), "\n".join(gpu_table(answer, width)), "\n".join([*lines, *reasons(answer)])]
+    return "\n\n".join(wrapped(one, width) for one in texts)
 
 
 def short_id(status: dict[str, Any], slice_id: str) -> str:
@@ -63,7 +83,7 @@ def _ends(allocation: dict[str, Any]) -> str:
         return ""
     if allocation["kind"] == "container" and not allocation["expires_in_s"]:
         return ", as long as the container exists"
-    return f", ends in {allocation['expires_in_s']} s"
+    return f", ends in {age(allocation['expires_in_s'])}"
 
 
 def container(one: dict[str, Any]) -> str:
@@ -73,13 +93,13 @@ def container(one: dict[str, Any]) -> str:
     return str(one.get("holder") or one["kind"])
 
 
-def watch(answer: dict[str, Any], everything: bool = False) -> str:
+def watch(answer: dict[str, Any], everything: bool = False, width: int = 0) -> str:
     """The findings of now, then those that are over. What a check of this host did is no trouble once it is over: its
     findings are counted, and named where ``everything`` is asked for.
     """
     lines = [
-        f"policy {answer['policy']}; {answer['looks']} looks, one each {answer['interval_s']:g} s; a finding is named "
-        f"in {answer['looks_to_name']} looks in a row"
+        f"policy {answer['policy']}; {answer['looks']} polls, one every {answer['interval_s']:g} s; a finding is "
+        f"reported after {answer['looks_to_name']} polls in a row"
     ]
     lines += [f"warning: {answer['fault']}"] if answer["fault"] else []
     checks = [one for one in answer["past"] if one["kind"] == "lease" and not everything]
@@ -99,7 +119,7 @@ def watch(answer: dict[str, Any], everything: bool = False) -> str:
             f"old mounts  {container(one)}  allocation {one['allocation']} has the single files of a former version; "
             "create its pod or container again"
         )
-    return "\n".join(lines)
+    return wrapped("\n".join(lines), width)
 
 
 def _finding(one: dict[str, Any]) -> str:
@@ -142,8 +162,7 @@ def slices(rows: list[dict[str, Any]], width: int = 0) -> str:
         lines.append((one["gpu"], one["state"], *figures, *resource, one["held_by"] or "-", one["id"]))
     if len(lines) == 1:
         return "this node offers no slice"
-    whole = table(lines, (2, 3))
-    if width and max(map(len, whole)) > width:
+    if wide(whole := table(lines, (2, 3)), width):
         # By the index of the GPU, as explain takes it too.
         numbers = [one["id"].partition("::")[2] for one in rows]
         short = [f"{one['gpu']}::{number}" if number else one["id"] for one, number in zip(rows, numbers, strict=True)]

@@ -19,14 +19,14 @@ from typing import Any
 from .._proto import admin_pb2 as api
 from ..admin.admin_socket import Client, Fault
 from ..admin.plain import plain
-from .tables import Row, age, mib, percent, shortened, table
+from .tables import Row, age, mib, percent, shortened, table, wide, wrapped
 from .tenants import Tenants
-from .text import gpu_table
+from .text import gpu_table, reasons
 
 HEAD = ("GPU", "TENANT", "MEM MiB", "OF MiB", "MEM %", "SM %", "GRANT %", "GOT %", "PID", "PROGRAM")
 NUMBERS = (2, 3, 4, 5, 6, 7, 8)
 # In a narrow terminal: without the percentage that two columns give, and with short heads.
-SHORT_HEAD = ("GPU", "TENANT", "MiB", "OF", "SM%", "GRANT", "GOT", "PID", "PROGRAM")
+SHORT_HEAD = ("GPU", "TENANT", "MiB", "OF MiB", "SM%", "GRANT%", "GOT%", "PID", "PROGRAM")
 LEFT_OUT = 4
 TENANT, MOST_PROGRAMS, LONGEST_PROGRAM, SHORT_PROGRAM = 1, 4, 15, 11
 NOBODY = "no container holds a limited slice"
@@ -83,7 +83,7 @@ def top(
     if len(rows) == 1:
         return NOBODY
     lines = table(rows, NUMBERS)
-    if width and max(map(len, lines)) > width:
+    if wide(lines, width):
         short = [[*row[:LEFT_OUT], *row[LEFT_OUT + 1 : -1], shortened(str(row[-1]), SHORT_PROGRAM)] for row in rows[1:]]
         lines = table([SHORT_HEAD, *short], NUMBERS[:-1], width, TENANT)
     return "\n".join(lines)
@@ -152,7 +152,8 @@ def screen(table_text: str, status: dict[str, Any], size: tuple[int, int], inter
     sums = ", ".join(f"{states.count(name)} {name}" for name in ("free", "in use", "unhealthy") if name in states)
     title = f"{socket.gethostname()}  {time.strftime('%H:%M:%S')}  slices: {sums or 'none'}"
     lines = [title, "", *gpu_table(status, width), "", *table_text.splitlines()]
-    lines += [f"warning: {one}" for one in status["warnings"]]
+    if troubles := reasons(status):
+        lines += ["", *wrapped("\n".join(troubles), width).splitlines()]
     if len(lines) > height - 1:
         lines = [*lines[: height - 2], f"{len(lines) - height + 2} lines more: vgpuctl top --once"]
     lines += [""] * (height - 1 - len(lines))
