@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+from .kube_rights import Access, access_of
+
 Object = dict[str, Any]
 MERGE, STRATEGIC, APPLY = (
     f"application/{kind}" for kind in ("merge-patch+json", "strategic-merge-patch+json", "apply-patch+yaml")
@@ -301,10 +303,14 @@ class KubeClient(Cluster):
 
 
 class KubeApi(Cluster):
-    """The cluster over HTTP, from ``start`` to ``close``. ``token``: the one that callers must send."""
+    """The cluster over HTTP, from ``start`` to ``close``. ``token``: the one that callers must send. ``accesses`` has
+    what each request needs of RBAC. ``may``: which requests are granted, others get 403; None: all."""
+
+    may: Callable[[Access], bool] | None = None
 
     def __init__(self, token: str = "", tls: ssl.SSLContext | None = None, **more: Any) -> None:
         super().__init__(**more)
+        self.accesses: set[Access] = set()
         handler = type("Handler", (_Handler,), {"cluster": self, "token": token})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
@@ -346,6 +352,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.cluster.calls.append((self.command, url.path))
         if self.token and self.headers.get("Authorization") != f"Bearer {self.token}":
             return self._answer(*failure(401, "Unauthorized"))
+        access = access_of(self.command, self.path)
+        if access is not None:
+            self.cluster.accesses.add(access)
+            if self.cluster.may is not None and not self.cluster.may(access):
+                return self._answer(*failure(403, f"{access} is forbidden", "Forbidden"))
         fault = self.cluster.fault(self.command, url.path) if self.cluster.fault else None
         if fault == "hang":
             self.cluster.closed.wait()

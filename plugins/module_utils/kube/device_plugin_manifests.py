@@ -110,7 +110,7 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         return {"apiGroups": [""], "resources": resources.split(), "verbs": verbs.split()}
 
     rules = [
-        rule("nodes", "get list watch patch"),
+        rule("nodes", "get watch patch"),
         rule("nodes/status", "patch"),
         rule("pods", "get list"),
         rule("pods/status", "patch"),

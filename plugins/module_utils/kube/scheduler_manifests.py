@@ -184,8 +184,8 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
     hooks = "mutatingwebhookconfigurations validatingwebhookconfigurations"
     rbac = "rbac.authorization.k8s.io"
     cluster_rules = [
-        _rule("core", "nodes pods", "get list watch"),
-        _rule("core", "resourcequotas", "list watch"),
+        _rule("core", "pods", "get list watch"),
+        _rule("core", "nodes resourcequotas", "list watch"),
         _rule("node.k8s.io", "runtimeclasses", "list watch"),
         # For the annotation of a plan that was lost. A patch of pods themselves could give any pod another image.
         _rule("core", "pods/status", "patch"),
@@ -198,7 +198,9 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         _rule("core", "secrets", "create"),
         _rule("core", "secrets", "get update", (NAME + "-tls",)),
         _rule("coordination.k8s.io", "leases", "create"),
-        _rule("coordination.k8s.io", "leases", "get update patch", LEASES),
+        # The kube-scheduler's own and the programs'; in the latter a replica that is called asks for it.
+        _rule("coordination.k8s.io", "leases", "get update", LEASES),
+        _rule("coordination.k8s.io", "leases", "patch", LEASES[1:]),
     ]
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": desired.namespace}
 

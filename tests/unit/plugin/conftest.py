@@ -21,7 +21,9 @@ for folder in (PLUGIN / "src", PLUGIN / "kubelet_double" / "src"):
         sys.path.insert(0, str(folder))
 subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
 
+from doubles.kube_rights import grants  # noqa: E402
 from vgpu_kubelet_double.manager import Manager  # noqa: E402
+from vgpu_plugin._shared.kube.device_plugin_manifests import NAME, Desired, manifests  # noqa: E402
 from vgpu_plugin.allocation.allocation_files import AllocationFiles  # noqa: E402
 from vgpu_plugin.allocation.allocator import Allocator  # noqa: E402
 from vgpu_plugin.allocation.records import RecordStore  # noqa: E402
@@ -36,6 +38,7 @@ from vgpu_plugin.offer.settings import Settings, load, make_slices  # noqa: E402
 from vgpu_plugin.reconcile.config_choice import ConfigChoice  # noqa: E402
 
 from . import samples  # noqa: E402
+from .node_api import NodeApi  # noqa: E402
 
 
 class FakeMounter:
@@ -212,3 +215,12 @@ def kubelet(node: Any) -> Iterator[Manager]:
     manager.start()
     yield manager
     manager.stop()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rights() -> Iterator[None]:
+    """The API server of a node's tests refuses what the account that we ship may not do."""
+    granted = {one[:3] for one in grants(manifests(Desired("x/plugin:1")), NAME)}
+    NodeApi.may = staticmethod(lambda access: access[:3] in granted)
+    yield
+    NodeApi.may = None

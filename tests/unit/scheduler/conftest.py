@@ -16,3 +16,18 @@ subprocess.run(command, check=True)
 for folder in (str(ROOT / "native" / "plugin" / "src"), str(SITE)):
     if folder not in sys.path:
         sys.path.append(folder)
+
+import pytest  # noqa: E402
+from doubles.kube_api import KubeApi  # noqa: E402
+from doubles.kube_rights import grants  # noqa: E402
+from vgpu_plugin._shared.kube import scheduler_manifests  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rights():
+    """Every API server of these tests refuses what the account that we ship may not do; names are the tests' own."""
+    desired = scheduler_manifests.Desired("x/vgpu-scheduler:1", "x/kube-scheduler:v1.34.2")
+    granted = {one[:3] for one in grants(scheduler_manifests.manifests(desired), scheduler_manifests.NAME)}
+    before, KubeApi.may = KubeApi.may, staticmethod(lambda access: access[:3] in granted)
+    yield
+    KubeApi.may = before

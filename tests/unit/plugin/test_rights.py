@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rights of the device plugin's account are those that it uses: the whole program at an API server that notes what
+each request needs. Every other test with a NodeApi runs with these rights too, and no more (conftest)."""
+
+from __future__ import annotations
+
+import pytest
+from doubles.kube_rights import Access, accounts, built_in, grants, missing, unused
+from vgpu_kubelet_double.manager import PodError
+from vgpu_plugin._shared.kube import device_plugin_manifests
+from vgpu_plugin._shared.kube.device_plugin_manifests import NAME, Desired
+from vgpu_plugin.allocation.pod_sizes import PodSizes
+from vgpu_plugin.node import kube_access, kube_api
+from vgpu_plugin.reconcile import node_trace
+
+from .node_api import NODE
+from .samples import until
+from .test_requested import api, plan, run, start  # noqa: F401 fixtures
+
+MANIFESTS = device_plugin_manifests.manifests(Desired("x/vgpu-device-plugin:1"))
+RIGHTS = grants(MANIFESTS, NAME)
+
+
+@pytest.fixture
+def asked(node, kubelet, api, start, tmp_path):  # noqa: F811
+    """A pod that gets other GPUs than planned, one that is refused, an outcome of the label, and the end."""
+    one, thread = start()
+    first, second = (gpu.uuid for gpu in node.gpus)
+    plan(api, "one", (first, 15000, 0))
+    run(kubelet, "one", ids=[f"{second}::1"])
+    plan(api, "two", (first, 5000, 0))
+    with pytest.raises(PodError, match="5000 MiB are asked for"):
+        run(kubelet, "two", ids=[f"{second}::2"])
+    api.label("nowhere")
+    until(lambda: api.condition(), "the outcome on the node")
+    until(lambda: Access("create", "", "events", "default") in api.accesses, "an event")
+    until(lambda: Access("patch", "", "nodes", "", "node-1") in api.accesses, "the annotation")
+    until(lambda: Access("watch", "", "nodes") in api.accesses, "the watch")
+    one.stop()
+    thread.join(20)
+    client = kube_api.Api(kube_access.Access(api.url))
+    PodSizes(client, "node-1", tmp_path / "checkpoint", dict).pods()
+    assert node_trace.leave(client, "node-1") and not api.condition()
+    return api.accesses
+
+
+def test_its_rights_are_what_it_asks_for(asked):
+    assert missing(RIGHTS, asked) == set()
+    assert unused(RIGHTS, asked) == set()
+    assert all(missing(RIGHTS - {one}, asked) for one in RIGHTS), "of these rights none could go"
+
+
+def test_nobody_else_has_any_and_no_role_of_others_is_bound():
+    assert accounts(MANIFESTS) == {NAME} and built_in(MANIFESTS, NAME) == set()
+    assert not any("*" in one for one in RIGHTS)
+
+
+def test_what_is_not_granted_is_refused(api):  # noqa: F811
+    """The check itself: the API server of these tests obeys the rights."""
+    client = kube_api.Api(kube_access.Access(api.url))
+    assert client.get(NODE)
+    for path in ("/api/v1/secrets", "/api/v1/namespaces/kube-system/configmaps/a"):
+        with pytest.raises(kube_api.ApiError, match="is forbidden"):
+            client.get(path)

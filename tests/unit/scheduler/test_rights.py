@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rights of the scheduler's account are those that it uses: the program's own client at an API server that notes
+what each request needs. Every other test of this folder runs with these rights too, and no more (conftest)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from doubles.kube_api import KubeApi
+from doubles.kube_rights import accounts, built_in, grants, missing, unused
+from vgpu_plugin._shared.kube import scheduler_manifests
+from vgpu_plugin._shared.kube.scheduler_manifests import LEASES, NAME, Desired
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin.node.kube_access import Access as KubeAccess
+from vgpu_scheduler import tls
+from vgpu_scheduler.api import Api, ApiError
+from vgpu_scheduler.leadership import Candidacy, Leadership
+
+from .samples import node
+from .test_leadership import Listed
+from .test_service import node_object, pod_object, pod_path, replica
+
+MANIFESTS = scheduler_manifests.manifests(Desired("x/vgpu-scheduler:1", "x/kube-scheduler:v1.34.2"))
+RIGHTS = grants(MANIFESTS, NAME)
+HOOKS = "/apis/admissionregistration.k8s.io/v1"
+SECRET = f"/api/v1/namespaces/kube-system/secrets/{NAME}-tls"
+
+# The other container of each pod, the stock kube-scheduler, has the same account. Of its rights each has a source.
+OF_KUBE_SCHEDULER = {
+    # client-go's LeaseLock gets, creates and updates; bootstrappolicy names the lease kube-scheduler alone.
+    *((verb, "coordination.k8s.io", "leases", LEASES[0]) for verb in ("get", "update")),
+}
+BUILT_IN = {
+    "system:kube-scheduler": "bootstrappolicy/policy.go: what kube-scheduler itself is bound to",
+    "system:volume-scheduler": "bootstrappolicy/policy.go: volumes of pods that it binds",
+    "extension-apiserver-authentication-reader": "bootstrappolicy/namespace_policy.go: who may read its metrics",
+}
+
+
+async def certificates(api, double):
+    """Made, made again where the Secret is broken, and trusted by both webhook configurations."""
+    for kind in tls.KINDS:
+        double.put(f"{HOOKS}/{kind}/{NAME}", {"metadata": {"name": NAME}, "webhooks": [{"name": "a"}]})
+    for _twice in range(2):
+        await tls.Tls(api, f"kube-system/{NAME}-tls", ["127.0.0.1"], [NAME]).keep()
+        double.put(SECRET, dict(double.objects[SECRET], data={}))
+    await tls.Tls(api, f"kube-system/{NAME}-tls", ["127.0.0.1"], [NAME]).keep()
+
+
+async def election(api):
+    """One takes and renews the Lease, the other asks for it."""
+    one, two = (Leadership(api, Listed(), Candidacy(f"kube-system/{LEASES[1]}", name)) for name in ("one", "two"))
+    await one.round()
+    await one.round()
+    two.called()
+    await two.round()
+    await one.release()
+
+
+async def life_of_pods(double):
+    """Bound, a plan that is deleted, a bind after a restart, one that finds no room."""
+    double.put("/api/v1/nodes/n0", node_object("n0", node("n0", 1)))
+    pods = [double.put(pod_path(name), pod_object(name, memory)) for name, memory in (("a", 3000), ("b", 16160))]
+    async with replica(double) as one:
+        assert (await one.schedule(pods[0], ["n0"]))[1] == ""
+        assert "it is scheduled again" in await one.bind(pods[1], "n0")
+        stored = json.loads(json.dumps(double.objects[pod_path("a")]))
+        del stored["metadata"]["annotations"][pod_annotations.PLAN]
+        double.put(pod_path("a"), stored)
+        await one.until(lambda: pod_annotations.PLAN in double.objects[pod_path("a")]["metadata"]["annotations"])
+        await one.until(lambda: double.watches >= len(one.cluster.reflectors))
+
+
+@pytest.fixture(scope="module")
+def asked():
+    async def go():
+        async with KubeApi() as double, Api(KubeAccess(double.url), timeout=60.0) as api:
+            await certificates(api, double)
+            await election(api)
+            await life_of_pods(double)
+            return double.accesses
+
+    return asyncio.run(go())
+
+
+def test_it_may_do_all_that_it_does(asked):
+    assert missing(RIGHTS, asked) == set()
+
+
+def test_it_may_do_nothing_that_it_never_does(asked):
+    left = {(one.verb, one.group, one.resource, one.name) for one in unused(RIGHTS, asked)}
+    assert left == OF_KUBE_SCHEDULER
+
+
+def test_each_right_that_is_left_out_is_found_missing(asked):
+    """The check itself: of the rights that the program uses none could go."""
+    used = {one for one in RIGHTS if (one.verb, one.group, one.resource, one.name) not in OF_KUBE_SCHEDULER}
+    assert len(used) > 20
+    assert all(missing(RIGHTS - {one}, asked) for one in used)
+
+
+def test_what_is_not_granted_is_refused():
+    """The API servers of this folder's tests obey the rights."""
+
+    async def go():
+        async with KubeApi() as double, Api(KubeAccess(double.url), timeout=60.0) as api:
+            double.put("/api/v1/nodes/n0", node_object("n0"))
+            with pytest.raises(ApiError, match="is forbidden"):
+                await api.json("GET", "/api/v1/nodes/n0")
+
+    asyncio.run(go())
+
+
+def test_other_roles_are_the_kube_schedulers_and_nobody_else_has_any():
+    assert built_in(MANIFESTS, NAME) == set(BUILT_IN)
+    assert accounts(MANIFESTS) == {NAME}
+    assert not any("*" in one for one in RIGHTS)
