@@ -48,7 +48,7 @@ class Server:
         return [self._fault] if self._fault else []
 
     def renew(self) -> None:
-        """Listens, where it could not before. Raises OSError where that cannot change by itself."""
+        """Listens, where it could not before. Raises OSError for a fault that stays."""
         if self._socket is not None:
             return
         try:
