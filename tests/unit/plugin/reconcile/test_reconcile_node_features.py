@@ -173,13 +173,15 @@ def test_switched_off_takes_them_back(node, api, start):
     assert ours(api) == {}
 
 
-def test_oneshot_writes_once(node, api, start):
+def test_oneshot_writes_once(node, kubelet, api, start):
     start({"oneshot": True, "noTimestamp": True})
     until(lambda: COUNT in ours(api), "the labels")
-    node.configure(splitCount=3)
     with api.edit(NODE) as found:
         del found["metadata"]["labels"][COUNT]
-        found["metadata"]["annotations"]["a.b/c"] = "1"
+    config = json.loads(node.paths.config.read_text())
+    config["sharing"]["vcuda"]["splitCount"] = 3
+    node.paths.config.write_text(json.dumps(config))
+    until(lambda: kubelet.state()["resources"]["nvidia.com/gpu"]["allocatable"] == 6, "the other configuration")
     # What the program reports afterwards shows that it saw both.
     node.paths.config.write_text("{")
     until(lambda: api.condition().get("status") == "False", "the condition of a spoilt file")
