@@ -181,7 +181,8 @@ def test_oneshot_writes_once(node, kubelet, api, start):
     config = json.loads(node.paths.config.read_text())
     config["sharing"]["vcuda"]["splitCount"] = 3
     node.paths.config.write_text(json.dumps(config))
-    until(lambda: kubelet.state()["resources"]["nvidia.com/gpu"]["allocatable"] == 6, "the other configuration")
+    resources = kubelet.state
+    until(lambda: resources()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 6, "the other configuration")
     # What the program reports afterwards shows that it saw both.
     node.paths.config.write_text("{")
     until(lambda: api.condition().get("status") == "False", "the condition of a spoilt file")
