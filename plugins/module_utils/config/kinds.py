@@ -128,6 +128,30 @@ class Bool(Kind):
         return self.wrong(value, path, findings)
 
 
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile("([0-9]+(?:[.][0-9]*)?|[.][0-9]+)({})".format("|".join(_UNITS_S)))
+
+
+def duration_s(value: Any) -> float | None:
+    """Seconds of a duration as Go writes it (``60s``, ``1m30s``), of a number of nanoseconds; None: it is neither."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value * 1e-9
+    if value == "0":
+        return 0.0
+    if not isinstance(value, str) or not re.match(f"({_PART.pattern})+\\Z", value):
+        return None
+    return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(value))
+
+
+class Duration(Kind):
+    """A duration of NVIDIA's files, kept as it is written."""
+
+    expected = "a duration such as 60s or 1m30s, or a number of nanoseconds"
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        return self.wrong(value, path, findings) if duration_s(value) is None else value
+
+
 class Choice(Kind):
     def __init__(self, *words: str) -> None:
         self.words = words

@@ -12,7 +12,22 @@ import re
 from typing import Any, Sequence
 
 from . import variables as schema
-from .kinds import Bool, Choice, Either, Finding, Int, Kind, ListOf, Record, Scaling, Text, error, errors, warning
+from .kinds import (
+    Bool,
+    Choice,
+    Duration,
+    Either,
+    Finding,
+    Int,
+    Kind,
+    ListOf,
+    Record,
+    Scaling,
+    Text,
+    error,
+    errors,
+    warning,
+)
 
 PATH = "/etc/vgpu/node.yaml"
 CONFIGS, CONFIG_SUFFIX = "configs", ".yaml"
@@ -126,7 +141,7 @@ FILE = Record(
                         "oneshot": Bool(),
                         "noTimestamp": Bool(),
                         "noCleanupOnExit": Bool(),
-                        "sleepInterval": Either(Text(), Int(0, 2**62)),
+                        "sleepInterval": Duration(),
                         "outputFile": Text(),
                         "machineTypeFile": Text(),
                     }

@@ -157,6 +157,12 @@ VARIABLES: dict[str, Variable] = {
     "vgpu_kubeconfig": Variable(
         Text(), "", (), "a kubeconfig file on the controller, for all roles that call the Kubernetes API"
     ),
+    "vgpu_labels": Variable(
+        Bool(),
+        True,
+        (),
+        "sets nvidia.com/gpu.product and its like on the node, as feature discovery does; by device_plugin_kubeconfig",
+    ),
     "vgpu_metrics_listen": Variable(
         METRICS_LISTEN, "127.0.0.1:9410", (), "where a node serves its metrics; :9410 on all addresses, empty: nowhere"
     ),
@@ -177,6 +183,7 @@ NOT_NAMED = (
     "vgpu_verify",
     "vgpu_kubeconfig",
     "vgpu_kube_context",
+    "vgpu_labels",
     "vgpu_metrics_listen",
     "vgpu_package_environment",
     "vgpu_other_names",

@@ -23,6 +23,8 @@ TEMPLATE = "vgpu.fleet/template"
 ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
 # Annotation and condition that the program writes on its node.
 ANNOTATION, CONDITION = "vgpu.fleet/gpus", "VgpuConfiguration"
+# Annotation that names the labels which it set, without their prefix.
+LABELS, LABELS_PREFIX = "vgpu.fleet/labels", "nvidia.com/"
 HOST = "/host"
 PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-device-plugin"
 RBAC = "rbac.authorization.k8s.io"
@@ -93,8 +95,15 @@ def node(name: str, present: bool = True) -> dict[str, Any]:
 def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Patches that remove what the program wrote on a node, as (path below the node, patch); empty for none."""
     out: list[tuple[str, dict[str, Any]]] = []
-    if ANNOTATION in (found["metadata"].get("annotations") or {}):
+    annotations = found["metadata"].get("annotations") or {}
+    if ANNOTATION in annotations:
         out.append(("", {"metadata": {"annotations": {ANNOTATION: None}}}))
+    if LABELS in annotations:
+        # What node-feature-discovery took over since is its own.
+        theirs = ",".join(str(text) for name, text in annotations.items() if name.endswith("feature-labels")).split(",")
+        names = {LABELS_PREFIX + name for name in str(annotations[LABELS]).split(",") if name} - set(theirs)
+        gone = {name: None for name in sorted(names) if name in (found["metadata"].get("labels") or {})}
+        out.append(("", {"metadata": dict({"labels": gone} if gone else {}, annotations={LABELS: None})}))
     if any(one.get("type") == CONDITION for one in (found.get("status") or {}).get("conditions") or []):
         out.append(("/status", {"status": {"conditions": [{"$patch": "delete", "type": CONDITION}]}}))
     return out

@@ -111,18 +111,41 @@ METRICS = [
 ]
 
 
+def options_of(**host: Any) -> list[str]:
+    """What the role's own expressions give the program."""
+    variables = yaml.safe_load((ROOT / "roles" / "device_plugin" / "vars" / "main.yml").read_text())
+    environment = jinja2.Environment()
+    environment.filters["bool"] = bool
+    host = {"device_plugin_options": [], "device_plugin_deploy": "systemd", "device_plugin_kubeconfig": "", **host}
+    for name in ("__device_plugin_metrics", "__device_plugin_labels", "__device_plugin_options"):
+        rule = variables[name].strip().removeprefix("{{").removesuffix("}}")
+        host[name] = environment.compile_expression(rule)(**host)
+    return list(host["__device_plugin_options"])
+
+
 @pytest.mark.parametrize(("address", "options", "expected"), METRICS)
 def test_options_of_the_program(address, options, expected):
-    variables = yaml.safe_load((ROOT / "roles" / "device_plugin" / "vars" / "main.yml").read_text())
-    host: dict[str, Any] = {"device_plugin_options": options}
-    if address is not None:
-        host["vgpu_metrics_listen"] = address
-    for name in ("__device_plugin_metrics", "__device_plugin_options"):
-        rule = variables[name].strip().removeprefix("{{").removesuffix("}}")
-        host[name] = jinja2.Environment().compile_expression(rule)(**host)
-    assert host["__device_plugin_options"] == expected
+    more = {} if address is None else {"vgpu_metrics_listen": address}
+    assert options_of(device_plugin_options=options, **more) == expected
     given = parser().parse_args(expected)
     assert given.metrics_listen == (expected[-1].partition("metrics-listen=")[2] if address != "" else "")
+
+
+WITH_LABELS = [
+    ({}, False),
+    ({"device_plugin_kubeconfig": "/etc/kubernetes/kubelet.conf"}, True),
+    ({"device_plugin_deploy": "daemonset"}, True),
+    ({"device_plugin_deploy": "daemonset", "vgpu_labels": False}, False),
+    ({"device_plugin_kubeconfig": "/k", "vgpu_labels": False}, False),
+]
+
+
+@pytest.mark.parametrize(("host", "expected"), WITH_LABELS)
+def test_labels_of_the_node(host, expected):
+    options = options_of(vgpu_metrics_listen="", **host)
+    assert options == (["--node-labels"] if expected else [])
+    assert parser().parse_args(options).node_labels is expected
+    assert schema.VARIABLES["vgpu_labels"].default is True
 
 
 ADDRESSES = [

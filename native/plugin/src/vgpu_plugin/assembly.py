@@ -68,6 +68,8 @@ class Extras(NamedTuple):
     watch_s: float = INTERVAL_S
     # Called now and then while the kubelet listens: a program may tune threads that it did not start.
     rest: Callable[[], object] = lambda: None
+    # Whether the labels are set on the node's object too, where there is a kubeconfig.
+    features: bool = False
 
     @property
     def node(self) -> str:
@@ -148,10 +150,8 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     changes.after += [static_slices.configure, register]
     repair = Repair(paths, records, files)
     changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all())]
-    labeller = Labeller(source, pool) if extras.labels else None
-    if labeller is not None:
-        changes.after.append(lambda now, _driver: labeller.write(now))
     label = _label(setup, changes, health, pool)
+    labeller = _labeller(extras, source, pool, changes, label)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
     static_slices.stale, collector.alive = watch.stale, watch.alive
@@ -214,6 +214,20 @@ def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:
     paths = setup.paths
     api = kube_api.Api(kube_access.read(setup.extras.kubeconfig), answer_s)
     return PodSizes(api, setup.extras.node, paths.checkpoint, lambda: podresources.holders(paths.pod_resources))
+
+
+def _labeller(
+    extras: Extras, source: GpuSource, pool: Pool, changes: Reconfiguration, label: NodeLabel | None
+) -> Labeller | None:
+    """None where nobody wants labels; then those of a former program are taken from the node."""
+    publish = label.set_features if label is not None and extras.features else None
+    if label is not None and publish is None:
+        label.set_features({})
+    if not extras.labels and publish is None:
+        return None
+    out = Labeller(source, pool, extras.labels, publish)
+    changes.after.append(lambda now, _driver: out.write(now))
+    return out
 
 
 def _label(setup: Setup, changes: Reconfiguration, health: HealthWatch, pool: Pool) -> NodeLabel | None:

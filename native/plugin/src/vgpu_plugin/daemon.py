@@ -160,6 +160,9 @@ class Daemon:
         static = parts.static_slices
         tasks: list[Callable[[], object]] = [parts.repair.poll, *(one.renew for one in servers)]
         tasks += [parts.leases.follow, parts.leases.expire, parts.collector.collect]
+        labeller = parts.labeller
+        if labeller is not None:
+            tasks.append(lambda: labeller.poll(parts.changes.settings))
         tasks += [static.refresh_if_changed, static.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)

@@ -88,6 +88,9 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--labels", action="store_true", help="write labels for node-feature-discovery (gfd.* options)")
     out.add_argument(
+        "--node-labels", action="store_true", help="set the same labels on this node's object; needs --kubeconfig"
+    )
+    out.add_argument(
         "--configs-dir", type=Path, default=None, help="named configurations (default: configs next to the file)"
     )
     out.add_argument(
@@ -110,6 +113,20 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
+def _paths(given: argparse.Namespace) -> Paths:
+    return Paths(
+        given.config,
+        given.kubelet_dir,
+        given.run_dir,
+        given.state_dir,
+        given.sys_root,
+        given.host_root,
+        Path(given.cdi_dir) if given.cdi_dir else None,
+        configs_dir=given.configs_dir,
+        in_container=given.in_container,
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -125,21 +142,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .purge import purge
     from .reconcile.config_choice import ConfigChoice
 
-    paths = Paths(
-        given.config,
-        given.kubelet_dir,
-        given.run_dir,
-        given.state_dir,
-        given.sys_root,
-        given.host_root,
-        Path(given.cdi_dir) if given.cdi_dir else None,
-        configs_dir=given.configs_dir,
-        in_container=given.in_container,
-    )
+    paths = _paths(given)
     chosen = options.overrides(vars(given), os.environ)
     node_name = given.node_name or os.environ.get("NODE_NAME", "")
     rest = lean.CoarseTimers().look
-    extras = Extras(given.metrics_listen, given.labels, given.kubeconfig, node_name, given.watch_interval, rest)
+    extras = Extras(
+        given.metrics_listen,
+        given.labels,
+        given.kubeconfig,
+        node_name,
+        given.watch_interval,
+        rest,
+        given.node_labels,
+    )
 
     def open_gpus() -> Nvml:
         root = paths.seen_root

@@ -48,7 +48,7 @@ class Server:
         return [self._fault] if self._fault else []
 
     def renew(self) -> None:
-        """Listens, where it could not before. Raises OSError where waiting does not help."""
+        """Listens, where it could not before. Raises OSError for a fault that stays."""
         if self._socket is not None:
             return
         try:

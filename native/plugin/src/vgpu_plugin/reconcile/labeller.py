@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the feature file of labels in line with GPUs and configuration."""
+"""Keeps the labels of the node in line with GPUs and configuration, in the feature file and on the node's object."""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from .._shared.config import sharing
+from .._shared.config.kinds import duration_s
 from ..node.gpus import GpuError, GpuSource
 from ..offer.pool import Pool
 from ..offer.settings import Settings
@@ -16,28 +19,66 @@ log = logging.getLogger(__name__)
 
 
 class Labeller:
-    def __init__(self, source: GpuSource, pool: Pool) -> None:
+    """``publish``: sets labels on the node's object, and says whether they are kept; None: there is no API."""
+
+    def __init__(
+        self,
+        source: GpuSource,
+        pool: Pool,
+        to_file: bool = True,
+        publish: Callable[[dict[str, str], bool], None] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._source = source
         self._pool = pool
+        self._to_file = to_file
+        self._publish = publish
+        self._monotonic = monotonic
+        self._written: float | None = None
 
     def write(self, settings: Settings) -> None:
-        """Faults are logged and end nothing: labels are no reason to offer no GPU."""
+        """Faults are logged and end nothing: labels are no reason to offer no GPU. With oneshot only the first time."""
         gfd = settings.flags.get("gfd") or {}
-        path = Path(gfd.get("outputFile") or labels.FILE)
-        machine = labels.machine_type(Path(gfd.get("machineTypeFile") or labels.MACHINE_FILE))
+        if self._written is not None and gfd.get("oneshot"):
+            return
+        try:
+            found = self._labels(settings)
+        except GpuError as fault:
+            log.warning("the labels are not up to date: %s", fault)
+            return
+        if self._publish is not None:
+            self._publish(found, not gfd.get("oneshot"))
+        if self._to_file:
+            self._write_file(Path(gfd.get("outputFile") or labels.FILE), found)
+        self._written = self._monotonic()
+
+    def poll(self, settings: Settings) -> None:
+        """Writes again after flags.gfd.sleepInterval: what changes without a change of the GPUs, as the version of a
+        driver that was loaded again.
+        """
+        interval_s = duration_s((settings.flags.get("gfd") or {}).get("sleepInterval"))
+        if interval_s and (self._written is None or self._monotonic() - self._written >= interval_s):
+            self.write(settings)
+
+    def _labels(self, settings: Settings) -> dict[str, str]:
+        """Raises GpuError."""
+        gfd = settings.flags.get("gfd") or {}
         # What a label says of a GPU that is lost nobody could use.
         gpus = [one for one in self._pool.gpus if not self._pool.is_lost(one.uuid)]
         here = {one.uuid for one in gpus}
+        return labels.labels(
+            gpus,
+            [piece for piece in self._pool.slices if piece.uuid in here],
+            self._source.driver(),
+            labels.machine_type(Path(gfd.get("machineTypeFile") or labels.MACHINE_FILE)),
+            sharing.mig_strategy(settings.config),
+            None if gfd.get("noTimestamp") else labels.now(),
+        )
+
+    @staticmethod
+    def _write_file(path: Path, found: dict[str, str]) -> None:
         try:
-            found = labels.labels(
-                gpus,
-                [piece for piece in self._pool.slices if piece.uuid in here],
-                self._source.driver(),
-                machine,
-                sharing.mig_strategy(settings.config),
-                None if gfd.get("noTimestamp") else labels.now(),
-            )
             if labels.write(path, found):
                 log.info("%d labels written to %s", len(found), path)
-        except (OSError, GpuError) as fault:
+        except OSError as fault:
             log.warning("the labels in %s are not up to date: %s", path, fault)

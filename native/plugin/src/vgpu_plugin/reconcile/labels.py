@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of the node by the names of gpu-feature-discovery, written as a feature file of node-feature-discovery."""
+"""Labels of the node by the names of gpu-feature-discovery, and the feature file by which node-feature-discovery sets
+them.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +60,8 @@ def labels(
     out.update({"cuda.runtime-version.major": major, "cuda.runtime-version.minor": minor})
     out["cuda.runtime-version.full"] = f"{major}.{minor}"
     out["gpu.machine"] = value(machine)
+    if gpus:
+        out["gpu.present"] = "true"
     out["gpu.count"] = len(gpus)
     out["mig.capable"] = _said(any(gpu.mig_enabled or _can_mig(gpu) for gpu in gpus))
     able = all(driver.compute.get(gpu.uuid, (0, 0)) >= (3, 5) and not gpu.mig_enabled for gpu in gpus)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows the label of this node that names a configuration, and says on the node what became of it: a condition for
-how it is now, an event for each change. Keeps annotations of the node too, and resources that no plugin registers.
+how it is now, an event for each change. Keeps annotations and feature labels of the node too, and resources that no
+plugin registers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from ..node.kube_api import ApiError
-from . import node_capacity
+from . import node_capacity, node_features
 from .config_choice import LABEL
 from .reconfigure import REFUSED
 
@@ -70,6 +71,10 @@ class NodeLabel:
         self._node_seen: dict[str, Any] = {}
         self._amounts: dict[str, int] | None = None
         self._due: dict[str, Any] | None = None
+        # The same for feature labels; None: they are left as they are.
+        self._features: dict[str, str] | None = None
+        self._keeps_features = True
+        self._features_due: dict[str, Any] | None = None
         # Why the label is not followed, or the outcome not reported; empty while all is well.
         self.faults: dict[str, str] = {}
 
@@ -99,10 +104,22 @@ class NodeLabel:
                 self._amounts = amounts
                 self._find_due()
 
+    def set_features(self, labels: dict[str, str], keep: bool = True) -> None:
+        """The feature labels of the node. ``keep``: written again where somebody changes them; else once."""
+        with self._news:
+            self._features, self._keeps_features = labels, keep
+            self._find_due()
+
     def _find_due(self) -> None:
-        if self._node_seen and self._amounts is not None:
+        if not self._node_seen:
+            return
+        if self._amounts is not None:
             self._due = node_capacity.patch(self._node_seen, self._amounts)
-            self._news.notify_all()
+        if self._features is not None:
+            self._features_due = node_features.patch(self._node_seen["metadata"], self._features)
+            if not self._keeps_features:
+                self._features = None
+        self._news.notify_all()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -185,15 +202,24 @@ class NodeLabel:
     def _report(self) -> None:
         with self._news:
             self._news.wait_for(
-                lambda: self._stopping.is_set() or self._missing() or self._due or self._outcome != self._reported
+                lambda: (
+                    self._stopping.is_set()
+                    or self._missing()
+                    or self._due
+                    or self._features_due
+                    or self._outcome != self._reported
+                )
             )
             outcome, missing, due, self._due = self._outcome, self._missing(), self._due, None
+            features, self._features_due = self._features_due, None
         if self._stopping.is_set():
             return
         if missing:
             self._write(missing)
         if due:
             self._write_resources(due)
+        if features:
+            self._write_features(features)
         if outcome is None or outcome == self._reported:
             return
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -234,6 +260,14 @@ class NodeLabel:
         except ApiError:
             with self._news:
                 self._due = self._due or due
+            raise
+
+    def _write_features(self, due: dict[str, Any]) -> None:
+        try:
+            self._api.patch(self._path, due)
+        except ApiError:
+            with self._news:
+                self._features_due = self._features_due or due
             raise
 
     def _event(self, reason: str, text: str, now: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from .._shared.pods import annotations as pod_annotations
 from ..errors import Fatal
 from ..node.kube_api import ApiError
-from . import node_capacity
+from . import node_capacity, node_features
 from .node_label import CONDITION
 
 ANNOTATIONS = (pod_annotations.GPUS,)
@@ -31,7 +31,7 @@ class Client(Protocol):
 
 
 def leave(api: Client, node: str) -> bool:
-    """Takes annotations and condition away; whether there were any. A node that the API does not know has none.
+    """Takes annotations, condition and labels away; whether there were any. A node that the API does not know has none.
 
     Raises Fatal where the API cannot be asked: it names what may be left, and both ways on.
     """
@@ -47,6 +47,9 @@ def leave(api: Client, node: str) -> bool:
             # Conditions are merged by their type; this one goes, those of the kubelet stay.
             gone = {"$patch": "delete", "type": CONDITION}
             api.patch(f"{path}/status", {"status": {"conditions": [gone]}})
+        features = node_features.patch(found.get("metadata") or {}, {})
+        if features:
+            api.patch(path, features)
         resources = node_capacity.patch(found, {})
         if resources:
             api.patch(f"{path}/status", resources)
@@ -56,11 +59,13 @@ def leave(api: Client, node: str) -> bool:
             return False
         raise Fatal(
             f"node {node}: its annotation {', '.join(ANNOTATIONS)} and its condition {CONDITION} may be left, "
-            f"and the resources that {node_capacity.ADDED} names: {fault}. "
+            f"and the resources that {node_capacity.ADDED} and the labels that {node_features.NAMES} names: {fault}. "
             "Run this again once the API answers, or without --kubeconfig to leave them"
         ) from None
     if annotations or has_condition:
         log.info("node %s: removed: %s", node, ", ".join([*annotations, *([CONDITION] if has_condition else [])]))
     if resources:
         log.info("node %s: removed: the resources that %s named", node, node_capacity.ADDED)
-    return bool(annotations) or has_condition or bool(resources)
+    if features:
+        log.info("node %s: removed: the labels that %s named", node, node_features.NAMES)
+    return bool(annotations) or has_condition or bool(resources) or bool(features)

@@ -123,6 +123,26 @@ TRACES = [
 ]
 
 
+OUR_LABELS, COUNT = "vgpu.fleet/labels", "nvidia.com/gpu.count"
+TRACES_OF_LABELS = [
+    # labels, annotations, labels of the patch
+    ({COUNT: "2", "a": "b"}, {OUR_LABELS: "gpu.count"}, {COUNT: None}),
+    ({COUNT: "2"}, {OUR_LABELS: "gpu.count", "nfd.node.kubernetes.io/feature-labels": "x,nvidia.com/gpu.count"}, None),
+    ({}, {OUR_LABELS: "gpu.count,gpu.product"}, None),
+    ({COUNT: "2"}, {OUR_LABELS: ""}, None),
+]
+
+
+@pytest.mark.parametrize(("labels", "annotations", "gone"), TRACES_OF_LABELS)
+def test_labels_that_are_taken_back_of_a_node(labels, annotations, gone):
+    ((path, body),) = manifests.trace({"metadata": {"labels": labels, "annotations": annotations}})
+    assert (path, body["metadata"].get("labels"), body["metadata"]["annotations"]) == ("", gone, {OUR_LABELS: None})
+
+
+def test_labels_of_others_are_left_of_a_node():
+    assert manifests.trace({"metadata": {"labels": {COUNT: "2"}}}) == []
+
+
 @pytest.mark.parametrize(("annotations", "conditions", "patches"), TRACES)
 def test_what_is_taken_back_of_a_node(annotations, conditions, patches):
     found = {"metadata": {"annotations": annotations}, "status": {"conditions": conditions}}
