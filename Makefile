@@ -128,6 +128,7 @@ gpu-check: ## measure libvgpu.so on this host's GPU; needs a C compiler and pyth
 docs: apt-base ## pages of variables, modules and roles; HTML in .build/docs/html
 	@tools/venv.sh $(BUILD)/docs-env requirements/docs.txt $(PYTHON)
 	@$(BUILD)/docs-env/bin/python tools/variables.py
+	@$(BUILD)/docs-env/bin/python tools/alerts.py
 	@$(BUILD)/docs-env/bin/python tools/pages.py
 
 # PLATFORMS="3.11-x86_64 3.12-x86_64": for hosts of these alone; all of them are more than Galaxy takes.

@@ -17,6 +17,7 @@ from ..watch.finding import STATIC_KIND, UNKNOWN
 from .exposition import Exposition
 
 KINDS = (KUBELET, STATIC_KIND, *LEASES, UNKNOWN)
+ECC_KINDS = ("corrected", "uncorrected")
 TYPES = {
     "vgpu_gpu_memory_bytes": ("gauge", "Memory of the GPU."),
     "vgpu_gpu_memory_used_bytes": ("gauge", "Memory of the GPU that is used, by the driver, to a MiB."),
@@ -137,7 +138,7 @@ def _card(found: Exposition, gpu: Mapping[str, Any]) -> None:
     for field, name, unit in FIGURES:
         if gpu.get(field, NO_FIGURE) != NO_FIGURE:
             add(name, round(gpu[field] * unit, 6), **labels)
-    for kind in ("corrected", "uncorrected"):
+    for kind in ECC_KINDS:
         if f"ecc_{kind}" in gpu:
             add("vgpu_gpu_ecc_errors_total", gpu[f"ecc_{kind}"], **labels, kind=kind)
     # From the first scrape on: a counter that begins with 1 has not risen.
