@@ -250,7 +250,7 @@ SEEN = {
     "cannot be made again": f"{PLUGIN}/allocation/repair.py",
     "not registered: ": f"{PLUGIN}/ctl/text.py",
     "a container outside Kubernetes": f"{PLUGIN}/ctl/text.py",
-    "a finding is named": f"{PLUGIN}/ctl/text.py",
+    "polls in a row": f"{PLUGIN}/ctl/text.py",
     "`VgpuWatch`": "native/plugin/README.md",
     "once the driver answers for it; see the kernel log for Xid": f"{PLUGIN}/ctl/text.py",
     "could not be read": f"{PLUGIN}/allocation/records.py",
