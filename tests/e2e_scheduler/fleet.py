@@ -187,14 +187,16 @@ class Fleet:
     def node(
         self, name: str, count: int = 2, memory: int = 16160, slots: int = 10, told: Any = None, **labels: str
     ) -> None:
-        """A node that is ready and whose device plugin told its GPUs; ``told``: changes of each, by number."""
+        """A node that is ready and whose device plugin told its GPUs; ``told``: changes of each, by number, and under
+        "topology" the policy of the kubelet."""
         gpus = [
             NodeGpu(f"GPU-{name}-{n}", "Tesla V100-SXM2-16GB", memory, memory, slots, memory // slots, 10)._replace(
                 **(told or {}).get(n, {})
             )
             for n in range(count)
         ]
-        annotations = {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)} if count else {}
+        topology = (told or {}).get("topology", pod_annotations.NO_POLICY)
+        annotations = {pod_annotations.GPUS: pod_annotations.write_gpus(gpus, topology)} if count else {}
         self.api.create(NODES, {"metadata": {"name": name, "labels": labels, "annotations": annotations}})
         room = {"cpu": "32", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": str(count * slots)}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

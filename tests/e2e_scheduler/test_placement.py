@@ -10,6 +10,7 @@ import pytest
 from fleet import container
 from kubebox.api import ApiError
 from kubebox.cluster import PODS
+from vgpu_plugin._shared.pods.annotations import Topology
 
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 NODE_POLICY, GPU_POLICY = "vgpu.fleet/node-policy", "vgpu.fleet/gpu-policy"
@@ -119,6 +120,20 @@ def test_gpus_are_chosen_by_uuid_and_by_model(fleet):
     # Two of one model, of which only one is allowed.
     with pytest.raises(ApiError, match=r"asks for 2 different GPUs, and .* b, has 1 that the pod's annotations take"):
         fleet.pod("two", {GPU: 2, MEM: 1000}, {USE_MODEL: "A100", AVOID_UUID: "GPU-b-0"})
+    assert fleet.faults() == []
+
+
+def test_gpus_of_one_numa_node_where_the_kubelet_wants_that(fleet):
+    """The control: on a node without the policy the same pod is bound."""
+    single = Topology("single-numa-node")
+    fleet.node("a", 4, told={"topology": single, **{n: {"numa": n // 2} for n in range(4)}})
+    for n, expected in enumerate(({"GPU-a-0", "GPU-a-1"}, {"GPU-a-2", "GPU-a-3"})):
+        fleet.pod(f"p{n}", {GPU: 2, MEM: 1000})
+        assert uuids(fleet, f"p{n}")[1] == expected
+    fleet.pod("three", {GPU: 3, MEM: 1000})
+    assert "on one NUMA node, as its topology manager wants" in fleet.waits("three")
+    fleet.node("b", 4, told={n: {"numa": n // 2} for n in range(4)})
+    assert uuids(fleet, "three")[0] == "b"
     assert fleet.faults() == []
 
 

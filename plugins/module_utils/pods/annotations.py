@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The annotations by which device plugin and scheduler tell each other about GPUs.
 
-``vgpu.fleet/gpus`` on a node, written by its device plugin: the GPUs that pods may ask parts of.
+``vgpu.fleet/gpus`` on a node, written by its device plugin: the GPUs that pods may ask parts of, and the
+policy of its kubelet's topology manager where that is known.
 ``vgpu.fleet/plan`` on a pod, written by the scheduler in the very request that binds the pod, so that a pod has it
 exactly when it has a node. ``vgpu.fleet/given`` on a pod, written by the device plugin where the kubelet took other
 GPUs than planned: it wins over the plan. All are JSON with a version; memory is in MiB, cores in percent.
@@ -15,6 +16,10 @@ from typing import Any, Mapping, NamedTuple, Sequence
 GPUS, PLAN, GIVEN = "vgpu.fleet/gpus", "vgpu.fleet/plan", "vgpu.fleet/given"
 VERSION = 1
 INIT, SIDECAR, APP = "init", "sidecar", "app"
+# The kubelet's topologyManagerPolicy and topologyManagerScope, as far as a plan depends on them.
+SINGLE_NUMA_NODE = "single-numa-node"
+POLICIES = ("none", "best-effort", "restricted", SINGLE_NUMA_NODE)
+CONTAINER, POD = "container", "pod"
 MAX_GPUS = 128
 MAX_MIB = 1 << 24
 
@@ -38,6 +43,16 @@ class NodeGpu(NamedTuple):
     healthy: bool = True
     numa: int = -1
     links: tuple[tuple[str, int], ...] = ()
+
+
+class Topology(NamedTuple):
+    """The topology manager of a node's kubelet; an empty policy where it is not known."""
+
+    policy: str = ""
+    scope: str = CONTAINER
+
+
+NO_POLICY = Topology()
 
 
 class Device(NamedTuple):
@@ -133,12 +148,15 @@ def read_annotations(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
     return None
 
 
-def write_gpus(gpus: Sequence[NodeGpu]) -> str:
+def write_gpus(gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY) -> str:
     rows = []
     for gpu in gpus:
         row: dict[str, Any] = dict(gpu._asdict(), links=dict(gpu.links))
         rows.append(row)
-    return json.dumps({"version": VERSION, "gpus": rows}, separators=(",", ":"))
+    document: dict[str, Any] = {"version": VERSION, "gpus": rows}
+    if topology.policy:
+        document["topology"] = dict(topology._asdict())
+    return json.dumps(document, separators=(",", ":"))
 
 
 def read_gpus(text: str) -> tuple[NodeGpu, ...]:
@@ -179,6 +197,15 @@ def read_gpus(text: str) -> tuple[NodeGpu, ...]:
     if len(gpus) > MAX_GPUS:
         raise PlanError(f"{len(gpus)} GPUs; expected at most {MAX_GPUS}")
     return tuple(gpus)
+
+
+def read_topology(text: str) -> Topology:
+    """What a text that ``read_gpus`` takes says of the kubelet. Older plugins say nothing; what a later one says
+    and is not known here is as nothing."""
+    found = json.loads(text).get("topology")
+    found = found if isinstance(found, dict) else {}
+    policy, scope = found.get("policy"), found.get("scope")
+    return Topology(policy, POD if scope == POD else CONTAINER) if policy in POLICIES else NO_POLICY
 
 
 def _entries(text: str, key: str) -> list[dict[str, Any]]:

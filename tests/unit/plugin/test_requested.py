@@ -322,6 +322,18 @@ def test_node_names_its_gpus_and_keeps_them_named(node, kubelet, api, start):
     until(lambda: pod_annotations.GPUS in api.annotations, "written again")
 
 
+def test_node_tells_the_policy_of_its_topology_manager(node, api, start):
+    config = node.paths.kubelet_config
+    config.write_text("topologyManagerPolicy: single-numa-node\n")
+    start()
+    until(lambda: "single-numa-node" in api.annotations.get(pod_annotations.GPUS, ""), "the policy")
+    text = api.annotations[pod_annotations.GPUS]
+    assert pod_annotations.read_topology(text) == pod_annotations.Topology("single-numa-node")
+    assert [one.uuid for one in pod_annotations.read_gpus(text)] == [gpu.uuid for gpu in node.gpus]
+    config.unlink()
+    until(lambda: "topology" not in api.annotations[pod_annotations.GPUS], "no policy")
+
+
 def test_node_that_is_split_equally_from_now_on_offers_no_parts(node, api, start):
     start()
     until(lambda: "GPU-" in api.annotations.get(pod_annotations.GPUS, ""), "the annotation")

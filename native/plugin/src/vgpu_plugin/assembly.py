@@ -235,6 +235,7 @@ def _label(setup: Setup, changes: Reconfiguration, health: HealthWatch, pool: Po
     if not setup.extras.kubeconfig:
         return None
     from .node import kube_access, kube_api
+    from .node.kubelet_topology import KubeletTopology
     from .reconcile.node_label import NodeLabel
     from .reconcile.node_report import NodeReport
 
@@ -243,6 +244,6 @@ def _label(setup: Setup, changes: Reconfiguration, health: HealthWatch, pool: Po
         health.ask()
 
     label = NodeLabel(kube_api.Api(kube_access.read(setup.extras.kubeconfig)), setup.extras.node, choose)
-    changes.on_poll = NodeReport(label, changes, pool).publish
+    changes.on_poll = NodeReport(label, changes, pool, KubeletTopology(setup.paths.kubelet_config)).publish
     changes.more_notes.append(label.notes)
     return label

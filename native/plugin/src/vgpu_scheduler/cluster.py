@@ -93,7 +93,7 @@ class Cluster:
                 log.warning("node %s: %s is gone; its GPUs stay as they were", name, pod_annotations.GPUS)
             return
         try:
-            self._ledger.set_node(name, pod_annotations.read_gpus(text))
+            self._ledger.set_node(name, pod_annotations.read_gpus(text), pod_annotations.read_topology(text))
             self._faulty.pop(name, None)
         except PlanError as fault:
             self._faulty[name] = text

@@ -13,11 +13,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from vgpu_plugin._shared.pods.annotations import APP, INIT, SIDECAR, Device, NodeGpu, Part, Use, use_of, write_plan
+from vgpu_plugin._shared.pods.annotations import (
+    APP,
+    INIT,
+    NO_POLICY,
+    SIDECAR,
+    Device,
+    NodeGpu,
+    Part,
+    Topology,
+    Use,
+    use_of,
+    write_plan,
+)
 from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY, Preferences
 from vgpu_plugin._shared.pods.requests import Card, PodAsk
 
-from . import placement, reasons, search
+from . import numa, placement, reasons, search
 from .memo import FITS, Judged, Memo
 from .reasons import Reason
 from .table import GpuTable, View
@@ -74,12 +86,13 @@ class Ledger:
 
     # --- facts
 
-    def set_node(self, name: str, gpus: Sequence[NodeGpu]) -> bool:
-        """A node's GPUs as it tells them. Returns whether anything changed."""
-        if name in self._table and self._table.gpus[name] == tuple(gpus):
+    def set_node(self, name: str, gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY) -> bool:
+        """A node's GPUs and topology manager as it tells them. Returns whether anything changed."""
+        known = name in self._table
+        if known and self._table.gpus[name] == tuple(gpus) and self._table.topologies[name] == topology:
             return False
         self._count(name, -1)
-        self._table.put(name, gpus)
+        self._table.put(name, gpus, topology)
         self._count(name, +1)
         for uid in self._pods_of.get(name, ()):
             self._table.add(name, _mapping(self._held[uid].uses), +1)
@@ -175,7 +188,8 @@ class Ledger:
                 raise NoRoom(f"node {node}: {reasons.text(reason, ask)}")
             columns = found
         if (ask.preferences.gpu_policy or self.gpu_policy) == TOPOLOGY and len(ask.asks) == 1 and ask.asks[0].gpus > 1:
-            ok = placement.fit(view, ask.asks[0], allowed).all[0]
+            key = placement.rank(view, TOPOLOGY)
+            ok = numa.one_node(view, placement.fit(view, ask.asks[0], allowed).all, ask.asks[0].gpus, key)[0]
             columns = [search.nearest_set(gpus, np.flatnonzero(ok).tolist(), ask.asks[0].gpus)]
         parts = []
         for one, chosen in zip(ask.asks, columns, strict=True):
@@ -301,16 +315,15 @@ class Ledger:
         """Of pods with one container alone: with several, whether a row is searched depends on the others."""
         view = self._table.view(rows)
         allowed = placement.allowed_by(self._table, rows, view, ask)
-        fits = placement.fit(view, ask.asks[0], allowed).all.sum(axis=1) >= ask.asks[0].gpus
+        fits = placement.enough(view, ask.asks[0], allowed)
         return Judged(_reasoned(fits, view, ask, allowed), self._scores(rows, ask))
 
     def _fits(self, view: View, ask: PodAsk, allowed: np.ndarray, names: np.ndarray) -> np.ndarray:
         if len(ask.asks) == 1:
-            ok: np.ndarray = placement.fit(view, ask.asks[0], allowed).all.sum(axis=1) >= ask.asks[0].gpus
-            return ok
+            return placement.enough(view, ask.asks[0], allowed)
         alone = np.ones(len(view.capacity), bool)
         for one in ask.asks:
-            alone &= placement.fit(view, one, allowed).all.sum(axis=1) >= one.gpus
+            alone &= placement.enough(view, one, allowed)
         fits = alone.copy()
         fits[alone] = self._pick(view.of(alone), ask, allowed[alone]).fits
         if fits.sum() < ENOUGH:
@@ -347,7 +360,14 @@ class Ledger:
                 gpu.uuid: Use(int(view.memory[0, n]), int(view.cores[0, n]), int(view.shares[0, n]))
                 for n, gpu in enumerate(gpus)
             }
-        return search.search(ask.asks, gpus, used, allowed.tolist())
+        row = self._table.view(self._table.rows([node]))
+        if not numa.aligns(row)[0]:
+            return search.search(ask.asks, gpus, used, allowed.tolist())
+        if not numa.aligns(row, numa.OF_POD)[0]:
+            return search.search(ask.asks, gpus, used, allowed.tolist(), aligned=True)
+        masks = ((allowed & (row.numa[0] == one)).tolist() for one in numa.nodes_of(row, np.array([True])))
+        found = (search.search(ask.asks, gpus, used, mask) for mask in masks)
+        return next((one for one in found if one is not None), None)
 
     def _scores(self, rows: np.ndarray, ask: PodAsk) -> np.ndarray:
         view = self._table.view(rows)
@@ -377,9 +397,9 @@ class Ledger:
         for one in ask.asks:
             ok = placement.fit(view, one, allowed).all
             together = np.zeros(len(rows), bool)
-            for numa in np.unique(view.numa[view.usable]):
-                if numa >= 0:
-                    together |= (ok & (view.numa == numa)).sum(axis=1) >= one.gpus
+            for node in np.unique(view.numa[view.usable]):
+                if node >= 0:
+                    together |= (ok & (view.numa == node)).sum(axis=1) >= one.gpus
             near += together
         scores: np.ndarray = np.rint(MAX_SCORE * near / max(len(ask.asks), 1)).astype(np.int64)
         return scores

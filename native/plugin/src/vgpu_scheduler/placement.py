@@ -15,6 +15,7 @@ from vgpu_plugin._shared.pods.preferences import BINPACK, TOPOLOGY, Preferences
 from vgpu_plugin._shared.pods.requests import Ask, PodAsk
 from vgpu_plugin._shared.pods.resources import CARD, MIB, PERCENT, SLICE, UNITS
 
+from . import numa
 from .table import GpuTable, View
 
 IMPOSSIBLE = np.int32((1 << 31) - 1)
@@ -78,6 +79,12 @@ def fit(view: View, ask: Ask, allowed: np.ndarray) -> Fit:
     return Fit(large, memory, enough, slots, allowed & memory & enough & slots)
 
 
+def enough(view: View, ask: Ask, allowed: np.ndarray) -> np.ndarray:
+    """The rows on which a container alone has its GPUs."""
+    rows: np.ndarray = numa.one_node(view, fit(view, ask, allowed).all, ask.gpus).sum(axis=1) >= ask.gpus
+    return rows
+
+
 def allowed_by(table: GpuTable, rows: np.ndarray, view: View, ask: PodAsk) -> np.ndarray:
     """Usable GPUs that the pod's selectors take."""
     return selected(table, rows, view, view.usable, ask.preferences)
@@ -114,7 +121,24 @@ def in_order(asks: Sequence[Ask], view: View) -> np.ndarray:
 
 
 def pick(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: str) -> Picked:
-    """Place every container on every row, greedily."""
+    """Place every container on every row, greedily; where a pod's GPUs must be of one NUMA node, on the first that has
+    room for all of it."""
+    whole = numa.aligns(view, numa.OF_POD) if len(asks) > 1 else np.zeros(len(allowed), bool)
+    if not whole.any():
+        return pick_any(view, asks, allowed, policy)
+    picked = pick_any(view, asks, allowed & ~whole[:, None], policy)
+    for node in numa.nodes_of(view, whole):
+        left = np.flatnonzero(whole & ~picked.fits)
+        some = view.of(left)
+        part = pick_any(some, asks, allowed[left] & (some.numa == node), policy)
+        picked.fits[left] = part.fits
+        for columns, found in zip(picked.columns, part.columns, strict=True):
+            columns[left] = found
+    return picked
+
+
+def pick_any(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: str) -> Picked:
+    """The same of any NUMA nodes of a pod."""
     orders = in_order(asks, view)
     height, width = view.capacity.shape
     fits = np.zeros(height, bool)
@@ -141,10 +165,11 @@ def pick_in_order(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: 
     for n in order:
         ask = asks[n]
         base = side if ask.init else now
-        ok = fit(base, ask, allowed).all
-        fits &= ok.sum(axis=1) >= ask.gpus
         # An init container likes the GPUs of its pod: the kubelet hands its devices on.
-        chosen = best(base, ask, ok, policy, now.shares > view.shares if ask.init else None)
+        key = rank(base, policy, now.shares > view.shares if ask.init else None)
+        ok = numa.one_node(base, fit(base, ask, allowed).all, ask.gpus, key)
+        fits &= ok.sum(axis=1) >= ask.gpus
+        chosen = best(key, ok, ask.gpus)
         columns[n] = chosen
         if ask.init:
             continue
@@ -157,14 +182,17 @@ def pick_in_order(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: 
     return Picked(fits, tuple(columns))
 
 
-def best(view: View, ask: Ask, ok: np.ndarray, policy: str, liked: np.ndarray | None = None) -> np.ndarray:
-    """The columns of as many GPUs as the ask wants, by policy; the first of equals."""
+def rank(view: View, policy: str, liked: np.ndarray | None = None) -> np.ndarray:
+    """How the policy likes each GPU, lower is better."""
     capacity = np.maximum(view.capacity, 1)
     used = np.maximum(view.memory / capacity, view.cores / 100)
-    key = -used if policy in (BINPACK, TOPOLOGY) else used
-    if liked is not None:
-        key = key - 10 * liked
+    key: np.ndarray = -used if policy in (BINPACK, TOPOLOGY) else used
+    return key if liked is None else key - 10 * liked
+
+
+def best(key: np.ndarray, ok: np.ndarray, gpus: int) -> np.ndarray:
+    """The columns of as many GPUs as are wanted, by rank; the first of equals."""
     key = np.where(ok, key, np.inf)
-    if ask.gpus == 1:
+    if gpus == 1:
         return key.argmin(axis=1)[:, None]
-    return np.argsort(key, axis=1, kind="stable")[:, : min(ask.gpus, key.shape[1])]
+    return np.argsort(key, axis=1, kind="stable")[:, : min(gpus, key.shape[1])]

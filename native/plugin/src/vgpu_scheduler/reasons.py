@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 from vgpu_plugin._shared.pods.requests import PodAsk, needs
 
-from . import placement
+from . import numa, placement
 from .table import View
 
 NO_GPUS = "the node tells no GPUs that pods may ask parts of"
@@ -28,6 +28,7 @@ class Reason(IntEnum):
     CORES = 6
     TOGETHER = 7
     UNHEALTHY = 8
+    NUMA = 9
 
 
 # No other pod's end changes these, so no preemption is tried for them.
@@ -37,10 +38,12 @@ LASTING = (Reason.NO_GPU, Reason.SELECTED, Reason.TOO_FEW, Reason.TOO_SMALL, Rea
 def of(view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
     """A Reason for each row, all of which are known not to fit; the earliest test that too few GPUs pass."""
     codes = np.full(len(view.capacity), Reason.TOGETHER, np.int8)
+    codes[numa.aligns(view, numa.OF_POD)] = Reason.NUMA
     for one in reversed(ask.asks):
         fit = placement.fit(view, one, allowed)
         # From the last test to the first: an earlier one overwrites.
         for reason, passed in (
+            (Reason.NUMA, numa.one_node(view, fit.all, one.gpus)),
             (Reason.CORES, allowed & fit.slots & fit.memory & fit.cores),
             (Reason.MEMORY, allowed & fit.slots & fit.memory),
             (Reason.SLOTS, allowed & fit.slots & fit.large),
@@ -75,4 +78,6 @@ def text(reason: Reason, ask: PodAsk) -> str:
         return f"not {many} with {sizes} free"
     if reason == Reason.CORES:
         return f"not {many} with {sizes} and its compute free"
+    if reason == Reason.NUMA:
+        return f"not {many} with {sizes} free on one NUMA node, as its topology manager wants"
     return f"not all containers fit at once: {sizes}"

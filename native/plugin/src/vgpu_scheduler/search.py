@@ -5,7 +5,7 @@ of GPUs that are near each other."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, islice
+from itertools import chain, combinations, islice
 
 from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
 from vgpu_plugin._shared.pods.requests import Ask, Card, Size, size_on
@@ -16,10 +16,15 @@ MAX_STEPS = 5000
 
 
 def search(
-    asks: Sequence[Ask], gpus: Sequence[NodeGpu], used: Mapping[str, Use], allowed: Sequence[bool]
+    asks: Sequence[Ask],
+    gpus: Sequence[NodeGpu],
+    used: Mapping[str, Use],
+    allowed: Sequence[bool],
+    aligned: bool = False,
 ) -> list[tuple[int, ...]] | None:
     """The columns of each ask, or None where no way was found among those tried. Init containers are placed by the
-    caller: they run before the others and do not compete with them."""
+    caller: they run before the others and do not compete with them. ``aligned``: the GPUs of an ask are of one NUMA
+    node."""
     order = sorted(range(len(asks)), key=lambda n: (-asks[n].gpus, n))
     taken = [list(used.get(gpu.uuid, Use(0, 0, 0))) for gpu in gpus]
     found: list[tuple[int, ...]] = [()] * len(asks)
@@ -30,7 +35,7 @@ def search(
         if position == len(order):
             return True
         ask = asks[order[position]]
-        for way in ways(ask, gpus, taken, allowed):
+        for way in ways(ask, gpus, taken, allowed, aligned):
             steps += 1
             if steps > MAX_STEPS:
                 return False
@@ -46,7 +51,11 @@ def search(
 
 
 def ways(
-    ask: Ask, gpus: Sequence[NodeGpu], taken: Sequence[Sequence[int]], allowed: Sequence[bool]
+    ask: Ask,
+    gpus: Sequence[NodeGpu],
+    taken: Sequence[Sequence[int]],
+    allowed: Sequence[bool],
+    aligned: bool = False,
 ) -> Iterator[tuple[int, ...]]:
     """Sets of GPUs that one container fits on; GPUs that are equal in all that counts are tried once."""
     columns: list[int] = []
@@ -60,7 +69,11 @@ def ways(
             columns.append(n)
     # Fullest first: what is left over stays in large pieces.
     columns.sort(key=lambda n: gpus[n].capacity_mib - taken[n][0])
-    return islice(combinations(columns, ask.gpus), MAX_WAYS)
+    if not aligned or ask.gpus == 1:
+        return islice(combinations(columns, ask.gpus), MAX_WAYS)
+    nodes = sorted({gpus[n].numa for n in columns if gpus[n].numa >= 0})
+    sets = (combinations([n for n in columns if gpus[n].numa == node], ask.gpus) for node in nodes)
+    return islice(chain.from_iterable(sets), MAX_WAYS)
 
 
 def fits(ask: Ask, gpu: NodeGpu, taken: Sequence[int]) -> bool:

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
+from vgpu_plugin._shared.pods.annotations import NO_POLICY, NodeGpu, Topology, Use
+
+from . import numa
 
 FIELDS = ("card", "capacity", "slice_mib", "slice_cores", "slots", "memory", "cores", "shares", "model", "numa")
 USE = slice(FIELDS.index("memory"), FIELDS.index("shares") + 1)
@@ -32,6 +34,8 @@ class View(NamedTuple):
     numa: np.ndarray
     usable: np.ndarray
     there: np.ndarray
+    # Of each row, whether its GPUs must be of one NUMA node: see numa.
+    aligned: np.ndarray
 
     def of(self, rows: np.ndarray) -> View:
         """The rows of a mask or of numbers."""
@@ -45,6 +49,7 @@ class GpuTable:
         self._block = np.zeros((len(FIELDS), rows, columns), np.int32)
         self._usable = np.zeros((rows, columns), bool)
         self._there = np.zeros((rows, columns), bool)
+        self._aligned = np.zeros(rows, np.int8)
         # Of each row, the number of the change that was its last.
         self.versions = np.zeros(rows, np.int64)
         self._changes = 0
@@ -54,6 +59,7 @@ class GpuTable:
         self._models: list[str] = []
         self._names = np.full(rows, "", object)
         self.gpus: dict[str, tuple[NodeGpu, ...]] = {}
+        self.topologies: dict[str, Topology] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._row
@@ -69,7 +75,7 @@ class GpuTable:
     def names(self) -> Iterable[str]:
         return self._row.keys()
 
-    def put(self, name: str, gpus: Sequence[NodeGpu]) -> None:
+    def put(self, name: str, gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY) -> None:
         """Set a node's GPUs; its use is zero afterwards."""
         if name not in self._row:
             if not self._free:
@@ -83,6 +89,8 @@ class GpuTable:
         self._usable[row] = self._there[row] = False
         self._column[row] = {gpu.uuid: n for n, gpu in enumerate(gpus)}
         self.gpus[name] = tuple(gpus)
+        self.topologies[name] = topology
+        self._aligned[row] = numa.scope_of(topology)
         for n, gpu in enumerate(gpus):
             values = (gpu.memory_mib, gpu.capacity_mib, gpu.slice_mib, gpu.slice_cores, gpu.slots, 0, 0, 0)
             for field, value in zip(FIELDS, (*values, self._model(gpu.model), gpu.numa), strict=True):
@@ -93,7 +101,7 @@ class GpuTable:
 
     def drop(self, name: str) -> None:
         row = self._row.pop(name)
-        del self.gpus[name]
+        del self.gpus[name], self.topologies[name]
         self._usable[row] = self._there[row] = False
         self._column[row] = {}
         self._names[row] = ""
@@ -117,7 +125,7 @@ class GpuTable:
 
     def view(self, rows: np.ndarray) -> View:
         fields = dict(zip(FIELDS, self._block[:, rows], strict=True))
-        return View(**fields, usable=self._usable[rows], there=self._there[rows])
+        return View(**fields, usable=self._usable[rows], there=self._there[rows], aligned=self._aligned[rows])
 
     def columns_of(self, uuids: Iterable[str], rows: np.ndarray) -> np.ndarray:
         """Where the GPUs of these UUIDs (in small letters) are, as a mask over ``rows``."""
@@ -153,6 +161,7 @@ class GpuTable:
         self._resize(((0, old), (0, 0)))
         self._names = np.concatenate([self._names, np.full(old, "", object)])
         self.versions = np.concatenate([self.versions, np.zeros(old, np.int64)])
+        self._aligned = np.concatenate([self._aligned, np.zeros(old, np.int8)])
         self._column += [{} for _each in range(old)]
         self._free = list(range(2 * old - 1, old - 1, -1))
 

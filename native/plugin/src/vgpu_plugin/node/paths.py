@@ -76,6 +76,11 @@ class Paths:
         return self.kubelet_dir.parent / "pod-resources" / "kubelet.sock"
 
     @property
+    def kubelet_config(self) -> Path:
+        """Where kubeadm puts it; the kubelet's folder has the host's name here."""
+        return self.seen_root / str(self.kubelet_dir.parent / "config.yaml").lstrip("/")
+
+    @property
     def admin_socket(self) -> Path:
         return self.run_dir / "plugin.sock"
 

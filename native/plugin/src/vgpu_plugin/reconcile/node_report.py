@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .._shared.pods import annotations as pod_annotations
 from ..allocation import sizing
+from ..node.kubelet_topology import KubeletTopology
 from ..offer.pool import Pool
 from . import node_capacity
 from .node_label import NodeLabel
@@ -14,10 +15,11 @@ from .reconfigure import Reconfiguration
 
 
 class NodeReport:
-    def __init__(self, label: NodeLabel, changes: Reconfiguration, pool: Pool) -> None:
+    def __init__(self, label: NodeLabel, changes: Reconfiguration, pool: Pool, topology: KubeletTopology) -> None:
         self._label = label
         self._changes = changes
         self._pool = pool
+        self._topology = topology
 
     def publish(self) -> None:
         self._label.tell(self._changes.outcome())
@@ -28,6 +30,7 @@ class NodeReport:
             gpus = sizing.node_gpus(self._pool.gpus, settings.config, unhealthy)
         # An empty list is published explicitly: a missing annotation would mean to the scheduler that someone deleted
         # it, and it would go on placing by the GPUs that it knows.
-        self._label.annotate(pod_annotations.GPUS, pod_annotations.write_gpus(gpus), add=settings.requested)
+        topology = self._topology.read() if settings.requested else pod_annotations.NO_POLICY
+        self._label.annotate(pod_annotations.GPUS, pod_annotations.write_gpus(gpus, topology), add=settings.requested)
         names = node_capacity.names_of(settings.vcuda)
         self._label.list_resources(node_capacity.amounts(gpus, names, self._pool.resources))

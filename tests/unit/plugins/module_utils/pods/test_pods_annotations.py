@@ -7,7 +7,14 @@ import json
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import annotations as pod_annotations
-from ansible_collections.vgpu.fleet.plugins.module_utils.pods.annotations import Device, NodeGpu, Part, PlanError
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods.annotations import (
+    NO_POLICY,
+    Device,
+    NodeGpu,
+    Part,
+    PlanError,
+    Topology,
+)
 
 PLAN = (
     Part("first", "init", (Device("GPU-a", 1, 0),)),
@@ -53,6 +60,30 @@ def test_later_versions_may_say_more():
     later = dict(json.loads(pod_annotations.write_gpus(GPUS)), version=2, more=1)
     later["gpus"][0]["colour"] = "green"
     assert pod_annotations.read_gpus(json.dumps(later)) == GPUS
+
+
+TOPOLOGIES = [
+    (None, NO_POLICY),
+    ({}, NO_POLICY),
+    ([], NO_POLICY),
+    ("single-numa-node", NO_POLICY),
+    ({"policy": "single-numa-node"}, Topology("single-numa-node", "container")),
+    ({"policy": "single-numa-node", "scope": "pod"}, Topology("single-numa-node", "pod")),
+    ({"policy": "single-numa-node", "scope": "rack", "more": 1}, Topology("single-numa-node", "container")),
+    ({"policy": "of-tomorrow", "scope": "pod"}, NO_POLICY),
+    ({"policy": 1}, NO_POLICY),
+    ({"policy": ["none"]}, NO_POLICY),
+]
+
+
+@pytest.mark.parametrize(("found", "expected"), TOPOLOGIES)
+def test_topology_of_a_node(found, expected):
+    """A node of an older plugin says none, and an older scheduler reads the GPUs of a newer one all the same."""
+    document = json.loads(pod_annotations.write_gpus(GPUS))
+    assert "topology" not in document
+    text = json.dumps(document if found is None else dict(document, topology=found))
+    assert pod_annotations.read_topology(text) == expected and pod_annotations.read_gpus(text) == GPUS
+    assert pod_annotations.read_topology(pod_annotations.write_gpus(GPUS, expected)) == expected
 
 
 def test_what_was_given_wins_over_what_was_planned():
