@@ -66,6 +66,11 @@ options:
     type: list
     elements: str
     default: []
+  log_format:
+    description: V(json) has the scheduler log one JSON object a line. The kube-scheduler keeps its own format.
+    type: str
+    choices: [text, json]
+    default: text
   nodes:
     description: Names of the only nodes that it may run on, such as those that have its images. Empty means all.
     type: list
@@ -154,6 +159,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         may_give=params["may_give"],
         wakes=WAKES[0] <= numbers < WAKES[1],
         metrics_namespaces=params["metrics_namespaces"],
+        log_format=params["log_format"],
         policies=numbers >= mount_policy.KNOWS_POLICIES,
     )
     objects = scheduler_manifests.manifests(desired)
@@ -220,6 +226,7 @@ def main() -> None:
             "fail_closed": {"type": "bool", "default": True},
             "may_give": {"type": "list", "elements": "str", "default": []},
             "metrics_namespaces": {"type": "list", "elements": "str", "default": []},
+            "log_format": {"type": "str", "choices": ["text", "json"], "default": "text"},
             "nodes": {"type": "list", "elements": "str", "default": []},
             "rollout": {"type": "int", "default": 0},
             "node_selector": {"type": "dict", "default": {}},

@@ -51,6 +51,8 @@ class Desired(NamedTuple):
     policies: bool = True
     # Names of namespaces whose pods may read the metrics; none: they are served on no port of the pod.
     metrics_namespaces: Sequence[str] = ()
+    # text or json: of our program; the kube-scheduler's own container keeps its format.
+    log_format: str = "text"
 
 
 def resource_names(config: dict[str, Any]) -> list[str]:
@@ -280,6 +282,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
         f"--may-write={_account(desired)}",
         *([f"--metrics=:{METRICS_PORT}"] if desired.metrics_namespaces else []),
         *([f"--may-give={','.join(desired.may_give)}"] if desired.may_give else []),
+        *(["--log-format=json"] if desired.log_format == "json" else []),
         *desired.options,
     ]
     probe = {"scheme": "HTTPS", "port": WEBHOOK_PORT}

@@ -254,10 +254,10 @@ def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump
 
 
 def test_no_wait_of_the_program_goes_by_the_wall_clock():
-    """What waits asks a clock that nobody can set. Two files tell others what time it is: a label and a condition."""
+    """What waits asks a clock that nobody can set. Three files tell others the time: labels, a condition, the log."""
     asks = re.compile(r"\btime\.time(_ns)?\(|datetime\.|CLOCK_REALTIME|time\.localtime|time\.gmtime")
     found = {path.name for path in (PLUGIN / "src/vgpu_plugin").rglob("*.py") if asks.search(path.read_text())}
-    assert found == {"labels.py", "node_label.py"}
+    assert found == {"labels.py", "logs.py", "node_label.py"}
 
 
 def test_two_plugins_at_once(node, kubelet, running):

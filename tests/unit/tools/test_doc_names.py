@@ -97,7 +97,9 @@ TARGETS = {word for line in re.findall(r"^([a-z][a-z0-9 -]*):(?!=)", read("Makef
 CTL = read("native/plugin/src/vgpu_plugin/ctl/arguments.py")
 COMMANDS = set(re.findall(r'^    "([a-z-]+)": \(', CTL, re.M))
 CTL_OPTIONS = set(re.findall(r'"(--[a-z-]+)"', CTL)) | {"--help", "--version"}
-PLUGIN_OPTIONS = set(re.findall(r'"(--[a-z-]+)"', read("native/plugin/src/vgpu_plugin/main.py"))) | {"--help"}
+PLUGIN_OPTIONS = {"--help"}
+for source in ("main", "logs"):
+    PLUGIN_OPTIONS |= set(re.findall(r'"(--[a-z-]+)"', read(f"native/plugin/src/vgpu_plugin/{source}.py")))
 PLUGIN_OPTIONS |= {
     "--" + one for one in re.findall(r'Option\(\s*"([a-z-]+)"', read("native/plugin/src/vgpu_plugin/offer/options.py"))
 }

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import lean, version
+from . import lean, logs, version
 from .errors import Fatal
 from .node.paths import Paths
 from .offer import options
@@ -69,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
         prog="vgpu-device-plugin", description="Offers slices of this host's GPUs to the kubelet, as node.yaml says."
     )
     _add_paths(out)
-    out.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    logs.add_to(out)
     out.add_argument(
         "--purge", action="store_true", help="end every allocation, remove what this program left, and exit"
     )
@@ -129,7 +128,7 @@ def _paths(given: argparse.Namespace) -> Paths:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(message)s", stream=sys.stderr)
+    logs.configure(given, "%(levelname)s %(message)s")
     # Sockets are root's alone from the moment they exist.
     os.umask(0o077)
     lean.with_quiet_servers()
@@ -175,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             daemon.run()
     except Fatal as fault:
-        print(f"vgpu-device-plugin: {fault}", file=sys.stderr)
+        logs.end(given, "vgpu-device-plugin", fault)
         return 1
     return 0
 

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from vgpu_plugin import logs
 from vgpu_plugin.errors import Fatal
 from vgpu_plugin.node import kube_access
 
@@ -77,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         help="how long, after SIGTERM, calls of the API server are still answered (default: %(default)s)",
     )
     add("--explain", metavar="NAMESPACE/POD", help="ask the program that runs here why a pod waits, and end")
-    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    logs.add_to(options)
     return options
 
 
@@ -181,7 +182,7 @@ def main() -> int:
     given = parser().parse_args()
     if given.explain:
         return ask(given.extender, given.explain)
-    logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    logs.configure(given, "%(levelname)s %(name)s: %(message)s")
     # Each connection is one, and everybody who reaches the webhook may open some.
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
@@ -190,7 +191,7 @@ def main() -> int:
         access = kube_access.read(given.kubeconfig)
         asyncio.run(serve(given, access))
     except (Fatal, ApiError, settings.SettingsError, OSError, ValueError) as fault:
-        print(f"vgpu-scheduler: {fault}", file=sys.stderr)
+        logs.end(given, "vgpu-scheduler", fault)
         return 1
     return 0
 

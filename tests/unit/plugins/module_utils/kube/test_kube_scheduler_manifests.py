@@ -133,6 +133,13 @@ def test_it_may_take_and_leave_the_leases_of_both_elections_and_no_other():
     ]
 
 
+@pytest.mark.parametrize(("log_format", "option"), [("text", False), ("json", True)])
+def test_log_format(log_format, option):
+    found = made(DESIRED._replace(log_format=log_format))
+    ours = found["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"][0]
+    assert ("--log-format=json" in ours["command"]) is option
+
+
 @pytest.mark.parametrize("names", [(), ("monitoring",), ("b", "a")])
 def test_metrics_are_served_to_the_namespaces_that_are_named_and_on_no_port_without(names):
     found = made(DESIRED._replace(metrics_namespaces=names))
