@@ -203,6 +203,51 @@ def test_no_sum_stands_alone(page, browser, width, rows):
     assert browser(page, width=width).execute_script(ROWS) == rows
 
 
+LOST = {"index": 3, "uuid": "GPU-l", "reason": "GPU is lost", "counted": True}
+GONE = {"what": "GPU", "where": "3 (GPU-l)", "expected": "readable", "found": "GPU is lost", "remedy": "replace it"}
+TROUBLE = [
+    "dark: unreachable: timed out",
+    "broken: slice GPU-b::1: limit-exact is violated: expected 5 MiB, found 6 MiB",
+    "differs: slice GPU-d::1: expected made, found not made; restart it",
+    "short: GPU 3 (GPU-l): expected readable, found GPU is lost; replace it",
+]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_first_screen_says_what_the_trouble_is(browser, make_page, width):
+    short = facts(["GPU-s"], ok=False, lost=[LOST], drift=[GONE])
+    seen = browser(make_page({**fleet(), "short": short}), width=width)
+    section = seen.find_element(By.ID, "trouble")
+    assert [one.text for one in section.find_elements(By.TAG_NAME, "li")] == TROUBLE
+    assert section.rect["y"] < seen.find_element(By.ID, "plots").rect["y"]
+    assert width < 600 or section.rect["y"] + section.rect["height"] < 900
+    wide = seen.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1]
+
+
+def test_much_trouble_is_counted_and_none_takes_no_room(browser, make_page):
+    many = {
+        f"n-{number:02}": {"groups": [], "fault": {"state": "unreachable", "message": EVIL}} for number in range(25)
+    }
+    seen = browser(make_page(many))
+    lines = [one.text for one in seen.find_elements(By.CSS_SELECTOR, "#trouble li")]
+    assert (len(lines), lines[0]) == (21, f"n-00: unreachable: {EVIL}") and "broken" not in seen.title
+    assert lines[-1] == "and 5 more, in the table below"
+    assert not browser(make_page({"well": facts(["GPU-a"])})).find_element(By.ID, "trouble").is_displayed()
+
+
+AGES = [(0, "just now"), (59, "just now"), (60, "1 minute ago"), (7199, "119 minutes ago"), (7200, "2 hours ago")]
+AGES += [(172800, "2 days ago"), (-3600, "")]
+
+
+def test_age_of_the_page_in_words(page, browser):
+    seen = browser(page)
+    assert seen.find_element(By.ID, "age").text == "just now" or "minute" in seen.find_element(By.ID, "age").text
+    assert [seen.execute_script("return age(arguments[0])", seconds) for seconds, _said in AGES] == [
+        said for _seconds, said in AGES
+    ]
+
+
 def test_sums_that_need_somebody_stand_out(page, browser, make_page):
     def loud(seen):
         return [one.text.split("\n")[1] for one in seen.find_elements(By.CSS_SELECTOR, ".sum.bad")]

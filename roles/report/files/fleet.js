@@ -39,6 +39,43 @@ function showSums() {
   }
 }
 
+// In the unit that people would take; nothing where the clock of the reader is behind.
+function age(seconds) {
+  if (seconds < 0) return "";
+  for (const [unit, length, from] of [["day", 86400, 172800], ["hour", 3600, 7200], ["minute", 60, 60]]) {
+    const count = Math.floor(seconds / length);
+    if (seconds >= from) return `${count} ${unit}${count === 1 ? "" : "s"} ago`;
+  }
+  return "just now";
+}
+
+function showAge() { place("age").textContent = age((Date.now() - Date.parse(fleet.made)) / 1000); }
+
+// A lost GPU is among the differences.
+function troubles(one) {
+  const broken = (one.isolation?.results ?? []).flatMap((result) => (result.checks ?? [])
+    .filter((check) => check.verdict === "violated").map((check) => {
+      const unit = check.unit ? ` ${check.unit}` : "";
+      const where = `slice ${result.slice || result.uuid || "of any GPU"}`;
+      return `${where}: ${check.name} is violated: expected ${check.expected}${unit}, found ${check.found}${unit}`;
+    }));
+  const differs = one.drift.map((drift) =>
+    `${drift.what} ${drift.where}: expected ${drift.expected}, found ${drift.found}; ${drift.remedy}`);
+  const lines = [...(one.message ? [`${one.state}: ${one.message}`] : []), ...broken, ...differs];
+  return lines.map((line) => `${one.name}: ${line}`);
+}
+
+function showTroubles() {
+  const most = 20;
+  const worst = new Map(fleet.states.map((name, at) => [name, at]));
+  const nodes = [...fleet.nodes].sort((a, b) => worst.get(a.state) - worst.get(b.state));
+  const lines = nodes.flatMap(troubles);
+  if (!lines.length) return;
+  const shown = lines.slice(0, most).map((line) => element("li", {}, line));
+  if (lines.length > most) shown.push(element("li", {}, `and ${lines.length - most} more, in the table below`));
+  place("trouble").append(element("h2", {}, "What needs a look"), element("ul", {}, shown));
+}
+
 function showChanges() {
   if (!fleet.last) return;
   const most = 100;
@@ -290,7 +327,10 @@ function makeFilters() {
   place("filters").addEventListener("submit", (event) => event.preventDefault());
 }
 
+showAge();
+setInterval(showAge, 60000);
 showSums();
+showTroubles();
 plotMemory();
 plotShares();
 plotHistory();
