@@ -43,6 +43,7 @@ def test_json_lines(message, arguments, level, text):
 
 
 def test_fault_is_one_line_too():
+    line = ""
     try:
         raise ValueError("no")
     except ValueError:

@@ -15,7 +15,7 @@ from vgpu_plugin.reconcile import node_trace
 
 from .node_api import NODE
 from .samples import until
-from .test_requested import api, plan, run, start  # noqa: F401 fixtures
+from .test_requested import api, plan, run, start  # noqa: F401  # pylint: disable=unused-import # fixtures
 
 MANIFESTS = device_plugin_manifests.manifests(Desired("x/vgpu-device-plugin:1"))
 RIGHTS = grants(MANIFESTS, NAME)
@@ -32,7 +32,7 @@ def asked(node, kubelet, api, start, tmp_path):  # noqa: F811
     with pytest.raises(PodError, match="5000 MiB are asked for"):
         run(kubelet, "two", ids=[f"{second}::2"])
     api.label("nowhere")
-    until(lambda: api.condition(), "the outcome on the node")
+    until(api.condition, "the outcome on the node")
     until(lambda: Access("create", "", "events", "default") in api.accesses, "an event")
     until(lambda: Access("patch", "", "nodes", "", "node-1") in api.accesses, "the annotation")
     until(lambda: Access("watch", "", "nodes") in api.accesses, "the watch")

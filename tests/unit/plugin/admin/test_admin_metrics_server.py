@@ -64,7 +64,7 @@ def test_requests(serve, method, path, status):
 
 def test_fault_is_an_answer(serve):
     server = serve("127.0.0.1:0", broken)
-    for _ in range(2):
+    for _time in range(2):
         status, body = get(server.port)
         assert status == 500 and "no metrics today" in body
 
@@ -94,7 +94,7 @@ def test_port_of_another_program_is_taken_once_it_is_free(serve, caplog):
     port = other.getsockname()[1]
     with caplog.at_level(logging.WARNING):
         server = serve(f"127.0.0.1:{port}")
-        for _ in range(3):
+        for _time in range(3):
             server.renew()
     assert len(caplog.records) == 1, "said once"
     assert [str(port) in one and "in use" in one for one in server.notes()] == [True]

@@ -113,7 +113,7 @@ def test_driver_that_hangs_delays_nobody_for_long(source, later, shown):
     cached.of(["GPU-a"])
     source.stuck.add("GPU-a")
     now[0] += later
-    for _ in range(3):
+    for _time in range(3):
         assert cached.of(["GPU-a"])["GPU-a"] == (Gauges(temperature=1) if shown else Gauges())
     assert source.reads == ["GPU-a"] * 2, "one read waits in the driver, not one for each scrape"
     assert cached.of(["GPU-a", "GPU-b"])["GPU-b"].temperature == 3, "another GPU is read meanwhile"

@@ -56,10 +56,20 @@ PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, An
         None,
         None,
     ),
-    "only the time differs": ({COUNT: "2", STAMP: "1"}, {NAMES: "gfd.timestamp,gpu.count"}, {COUNT: "2", STAMP: "5"},
-        None, "-"),
-    "the time goes with a change": ({COUNT: "2", STAMP: "1"}, {NAMES: "gfd.timestamp,gpu.count"},
-        {COUNT: "3", STAMP: "5"}, {COUNT: "3", STAMP: "5"}, "-"),
+    "only the time differs": (
+        {COUNT: "2", STAMP: "1"},
+        {NAMES: "gfd.timestamp,gpu.count"},
+        {COUNT: "2", STAMP: "5"},
+        None,
+        "-",
+    ),
+    "the time goes with a change": (
+        {COUNT: "2", STAMP: "1"},
+        {NAMES: "gfd.timestamp,gpu.count"},
+        {COUNT: "3", STAMP: "5"},
+        {COUNT: "3", STAMP: "5"},
+        "-",
+    ),
 }  # fmt: skip
 
 
