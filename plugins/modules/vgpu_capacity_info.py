@@ -121,7 +121,10 @@ lost:
       reason: a GPU has fallen off the bus
       counted: true
 gpus:
-  description: Each GPU with the number, memory and SM share of its slices, and how many of them are advertised.
+  description:
+    - Each GPU with the number, memory and SM share of its slices, and how many of them are advertised.
+    - Also what the device plugin shows of it now, its utilisation in percent and its temperature in degrees Celsius,
+      V(null) where unknown, and the Xids that the driver reported since the plugin began.
   returned: always
   type: list
   elements: dict
@@ -136,6 +139,12 @@ gpus:
       sm_percent: 100
       mode: vcuda
       advertised: 7
+      utilisation: 42
+      temperature: 61
+      xids:
+        - xid: 31
+          count: 2
+          last: 2026-11-24T04:00:00Z
 usage:
   description: What each limited container holds, GPU by GPU; empty unless O(usage) is set.
   returned: always

@@ -77,7 +77,8 @@ def _gpu(gpu: Mapping[str, Any], capacity: Mapping[str, Any]) -> dict[str, Any]:
     advertised = set(capacity.get("advertised") or [])
     keys = ("index", "uuid", "model", "memory_mib", "used_mib", "slices", "slice_mib", "sm_percent", "advertised")
     made: dict[str, Any] = {key: gpu.get(key) for key in keys}
-    made["mode"] = gpu.get("mode")
+    made.update({key: gpu.get(key) for key in ("mode", "utilisation", "temperature")})
+    made["xids"] = [dict(one) for one in gpu.get("xids") or []]
     made["sold_mib"] = int(gpu["slices"]) * int(gpu["slice_mib"])
     # Of what is in use the holder says more: a leased slice is not offered to the kubelet meanwhile.
     used = {one for use in capacity.get("usage") or [] for one in use.get("slices") or []}

@@ -43,6 +43,9 @@ def facts(uuids: list[str], per_gpu: int = 7, **spoiled: Any) -> dict[str, Any]:
             "sm_percent": 100 // per_gpu,
             "mode": "vcuda",
             "advertised": per_gpu,
+            "utilisation": None,
+            "temperature": None,
+            "xids": [],
         }
         for index, uuid in enumerate(uuids)
     ]

@@ -142,7 +142,7 @@ def test_plots(browser, make_page):
     folder = make_page(fleet())
     seen = browser(folder)
     titles = [one.text for one in seen.find_elements(By.CSS_SELECTOR, "figure h2")]
-    assert titles == ["Memory by model", "Share wanted and got"]
+    assert titles == ["Who holds slices", "Memory by model", "Share wanted and got"]
     dots = seen.find_elements(By.CSS_SELECTOR, "figure circle")
     assert [one.find_element(By.TAG_NAME, "title").get_attribute("textContent") for one in dots] == [
         "wanted 25 %, got 26 %: 1 slices"
@@ -223,6 +223,67 @@ def test_the_first_screen_says_what_the_trouble_is(browser, make_page, width):
     assert width < 600 or section.rect["y"] + section.rect["height"] < 900
     wide = seen.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert wide[0] <= wide[1]
+
+
+XID = {"xid": 31, "count": 2, "last": "2026-11-24T03:58:01Z"}
+FATAL = {"xid": 79, "count": 1, "last": "2026-11-24T04:00:59Z"}
+OLD = {"xid": 13, "count": 7, "last": None}
+
+
+@pytest.fixture(scope="module")
+def busy_page(make_page):
+    """Two nodes at work: ten containers on one, one on the other; Xids of both."""
+    uses = [
+        {"by": f"ns/p-{number}/main", "slices": [f"GPU-a::{number}"], "used_mib": number << 10} for number in range(10)
+    ]
+    first = facts(["GPU-a", "GPU-a2"], 10, usage=uses)
+    first["capacity"]["gpus"][0].update(utilisation=90, temperature=71, xids=[XID])
+    first["capacity"]["gpus"][1].update(utilisation=31, xids=[OLD])
+    second = facts(["GPU-b"], 10, usage=[{"by": EVIL, "slices": ["GPU-b::3"], "used_mib": 20 << 10}])
+    second["capacity"]["gpus"][0].update(model="A100-80GB", utilisation=0, temperature=30, xids=[FATAL])
+    return make_page({"one": first, "two": second, "idle": facts(["GPU-c"])})
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_first_screen_says_who_holds_what_and_what_the_driver_reported(busy_page, browser, width):
+    seen = browser(busy_page, width=width)
+    assert [one.text for one in seen.find_elements(By.CSS_SELECTOR, "#trouble li")] == [
+        "two: GPU 0 A100-80GB: Xid 79, 1 ×, at 2026-11-24T04:00:59Z",
+        "one: GPU 0 Tesla T4: Xid 31, 2 ×, the last at 2026-11-24T03:58:01Z",
+        "one: GPU 1 Tesla T4: Xid 13, 7 ×",
+    ]
+    holders = seen.find_element(By.CSS_SELECTOR, "figure.holders")
+    rows = [
+        [cell.get_attribute("textContent") for cell in row.find_elements(By.TAG_NAME, "td")]
+        for row in holders.find_elements(By.CSS_SELECTOR, "tbody tr")
+    ]
+    assert rows[0] == [EVIL, "two, GPU 0", "20 GiB", "0 %"]
+    assert rows[1] == ["ns/p-9/main", "one, GPU 0", "9 GiB", "90 %"]
+    assert len(rows) == 8 and "and 3 more" in holders.text and "broken" not in seen.title
+    assert width < 600 or holders.rect["y"] + 100 < 900
+    titles = [one.text for one in seen.find_elements(By.CSS_SELECTOR, "figure svg text") if "busy" in one.text]
+    assert titles == ["A100-80GB, 0 % busy", "Tesla T4, 61 % busy"]
+    cells = {
+        row.find_element(By.CSS_SELECTOR, ".node button").text: row.find_element(
+            By.CSS_SELECTOR, "[data-name=busy]"
+        ).get_attribute("textContent")
+        for row in seen.find_elements(By.CSS_SELECTOR, "#nodes tbody tr")
+    }
+    assert cells == {"one": "61 %", "two": "0 %", "idle": ""}
+    wide = seen.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1]
+    inner = seen.execute_script("const [one] = arguments; return [one.scrollWidth, one.clientWidth]", holders)
+    assert inner[0] <= inner[1], "the table is wider than its frame"
+    seen.save_screenshot(str(busy_page / f"busy-{width}.png"))
+
+
+def test_details_and_text_have_what_the_cards_show(busy_page, browser):
+    seen = browser(busy_page, "#find=one")
+    seen.find_element(By.CSS_SELECTOR, "td.node button").click()
+    more = seen.find_element(By.CSS_SELECTOR, "td.more").text
+    assert "90 % busy, 71 °C" in more and "GPU 1 Tesla T4: Xid 13, 7 ×" in more
+    text = (busy_page / "fleet.md").read_text()
+    assert "- two: GPU 0 A100-80GB: Xid 79, 1 times, the last at 2026-11-24T04:00:59Z" in text
 
 
 def test_much_trouble_is_counted_and_none_takes_no_room(browser, make_page):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from typing import Any, Sequence
 
 from ..config import named_configs, node_config, sharing, slices
@@ -62,6 +63,7 @@ def observe(
         "wanted_text": wanted_text,
         "base_text": host.text(base_path) if wanted_text else None,
         "base_path": base_path,
+        "time": time.time(),
     }
 
 
@@ -216,6 +218,7 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
             sm_percent=made[0].sm_percent if made else 0,
             mode=made[0].mode if made else None,
             advertised=0,
+            **capacity_running.card(seen["plugin"], gpu["uuid"], seen["time"]),
         )
         answer["gpus"].append(row)
 

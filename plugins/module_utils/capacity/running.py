@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs on a host against what is written of it: ledgers, NVML, the kubelet's account, the watcher, the library of
-each container, and the variables of the host's group. Pure.
+each container, and the variables of the host's group; and what a card shows now. Pure.
 
 A difference is ``{what, where, expected, found, remedy}``. A note has the same shape and is no fault: it goes away with
 the pod that it names.
@@ -9,7 +9,8 @@ the pod that it names.
 from __future__ import annotations
 
 import json
-from typing import Any
+import time
+from typing import Any, Mapping
 
 MIB = 1 << 20
 # What the library may charge beyond what the driver has: a twin of the watcher's tolerance in the other direction.
@@ -173,3 +174,29 @@ def old_mounts(answer: dict[str, Any] | None) -> list[dict[str, str]]:
 def _where(one: dict[str, Any]) -> str:
     name = "/".join(str(one[key]) for key in ("namespace", "pod", "container") if one.get(key))
     return name or (f"allocation {one['allocation']}" if one.get("allocation") else "no known container")
+
+
+def card(plugin: Mapping[str, Any] | None, uuid: str, now: float) -> dict[str, Any]:
+    """Of one GPU: ``utilisation`` in percent, ``temperature`` in degrees Celsius (None: not known), and ``xids`` since
+    the plugin began, the last one first: ``xid``, ``count``, and ``last``, its time in UTC.
+
+    ``plugin``: what ``vgpuctl status --json`` said, None: nothing. ``now``: seconds since 1970 when it said so.
+    """
+    gpus = (plugin or {}).get("gpus") or []
+    gpu: Mapping[str, Any] = next((one for one in gpus if one.get("uuid") == uuid), {})
+    # A plugin of a former version tells no age.
+    xids = sorted(gpu.get("xids") or [], key=lambda one: one.get("age_s") or 0.0)
+    return {
+        "utilisation": _figure(gpu.get("utilisation")),
+        "temperature": _figure(gpu.get("temperature")),
+        "xids": [{"xid": one["xid"], "count": one["count"], "last": _utc(one.get("age_s"), now)} for one in xids],
+    }
+
+
+def _figure(value: Any) -> int | None:
+    """The plugin says -1 where the driver says nothing."""
+    return None if value is None or value < 0 else int(value)
+
+
+def _utc(age_s: float | None, now: float) -> str | None:
+    return None if age_s is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now - age_s))

@@ -17,6 +17,9 @@ function fill(made, attributes, children) {
 const element = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const drawn = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 const gib = (mib) => `${(mib / 1024).toLocaleString("en", { maximumFractionDigits: mib < 102400 ? 1 : 0 })} GiB`;
+const percent = (value) => value === null ? "" : `${value} %`;
+const mean = (values) => values.length ? Math.round(values.reduce((sum, one) => sum + one, 0) / values.length) : null;
+const busy = (gpus) => mean(gpus.map((gpu) => gpu.utilisation).filter((one) => one !== null));
 const state = (name) => element("span", { class: `state ${name}` }, name);
 
 // --- sums and what changed -------------------------------------------------------------------------------------------
@@ -76,6 +79,36 @@ function showTroubles() {
   place("trouble").append(element("h2", {}, "What needs a look"), element("ul", {}, shown));
 }
 
+// Of what the driver reported of a GPU the numbers count: many an Xid is the fault of one program.
+function xids(one) {
+  return one.gpus.flatMap((gpu) => gpu.xids.map((xid) => {
+    const last = xid.last ? `, ${xid.count === 1 ? "at" : "the last at"} ${xid.last}` : "";
+    return { last: xid.last ?? "", text: `${one.name}: GPU ${gpu.index} ${gpu.model}: Xid ${xid.xid}, ${xid.count} ×${last}` };
+  }));
+}
+
+function showXids() {
+  const most = 10;
+  const lines = fleet.nodes.flatMap(xids).sort((a, b) => (a.last < b.last ? 1 : a.last > b.last ? -1 : 0));
+  if (!lines.length) return;
+  const shown = lines.slice(0, most).map((line) => element("li", {}, line.text));
+  if (lines.length > most) shown.push(element("li", {}, `and ${lines.length - most} more, in the nodes' details`));
+  place("trouble").append(element("h2", {}, "Xids since the device plugins began, the last one first"), element("ul", {}, shown));
+}
+
+// Those with the most memory: whom one asks first when a card is full.
+function showHolders() {
+  const most = 8;
+  const holders = fleet.nodes.flatMap((one) => one.gpus.flatMap((gpu) => gpu.taken.map((use) => ({ one, gpu, use }))))
+    .sort((a, b) => (b.use.used_mib ?? 0) - (a.use.used_mib ?? 0));
+  if (!holders.length) return;
+  const rows = holders.slice(0, most).map(({ one, gpu, use }) => [use.by || "in use", `${one.name}, GPU ${gpu.index}`,
+    use.used_mib === null ? "" : gib(use.used_mib), percent(gpu.utilisation)]);
+  const rest = holders.length > most ? element("p", { class: "quiet" }, `and ${holders.length - most} more, in the nodes' details`) : null;
+  place("plots").append(element("figure", { class: "holders" }, element("h2", {}, "Who holds slices"),
+    table(["who", "where", "holds", "GPU busy"], rows), rest));
+}
+
 function showChanges() {
   if (!fleet.last) return;
   const most = 100;
@@ -112,7 +145,8 @@ function plotMemory() {
       return [drawn("rect", { class: kind, x: 0, y: top + 16 + n * 15, width, height: 12 }),
         drawn("text", { x: width + 4, y: top + 26 + n * 15 }, gib(sum[kind]))];
     });
-    return [drawn("text", { x: 0, y: top + 11 }, model), bars.flat()];
+    const load = busy(fleet.nodes.flatMap((one) => one.gpus).filter((gpu) => gpu.model === model));
+    return [drawn("text", { x: 0, y: top + 11 }, load === null ? model : `${model}, ${load} % busy`), bars.flat()];
   });
   const drawing = drawn("svg", { viewBox: `0 0 330 ${models.size * 70}` }, rows.flat(2));
   figure("Memory by model", kinds.map((kind) => [kind, kind]), drawing, "Memory of the cards, sold and used, by GPU model");
@@ -177,6 +211,11 @@ function slices(gpu) {
   }).join("; ");
 }
 
+function now(gpu) {
+  const heat = gpu.temperature === null ? "" : `${gpu.temperature} °C`;
+  return [gpu.utilisation === null ? "" : `${gpu.utilisation} % busy`, heat].filter(Boolean).join(", ");
+}
+
 function details(one) {
   const parts = [];
   if (one.message) parts.push(element("p", {}, one.message));
@@ -192,9 +231,13 @@ function details(one) {
   }
   if (one.gpus.length) {
     parts.push(element("h3", {}, "GPUs"),
-      table(["GPU", "model", "mode", "memory", "each slice", "advertised", "slices"], one.gpus.map((gpu) => [
-        `${gpu.index} ${gpu.uuid}`, gpu.model, gpu.mode, `${gib(gpu.used_mib)} used of ${gib(gpu.memory_mib)}`,
+      table(["GPU", "model", "mode", "memory", "now", "each slice", "advertised", "slices"], one.gpus.map((gpu) => [
+        `${gpu.index} ${gpu.uuid}`, gpu.model, gpu.mode, `${gib(gpu.used_mib)} used of ${gib(gpu.memory_mib)}`, now(gpu),
         `${gpu.slice_mib} MiB, ${gpu.sm_percent} %`, `${gpu.advertised} of ${gpu.slices}`, slices(gpu)])));
+  }
+  const reported = xids(one);
+  if (reported.length) {
+    parts.push(element("h3", {}, "Xids since the device plugin began"), element("ul", {}, reported.map((xid) => element("li", {}, xid.text))));
   }
   if (one.kubernetes) {
     const kube = one.kubernetes;
@@ -248,6 +291,7 @@ const COLUMNS = [
   { name: "slices", of: (one) => one.advertised, show: (one) => `${one.advertised} of ${one.expected}`, number: true },
   { name: "in use", of: (one) => one.in_use, number: true },
   { name: "memory", of: (one) => memory(one).used, show: (one) => one.gpus.length ? memoryBar(one) : "" },
+  { name: "busy", of: (one) => busy(one.gpus) ?? -1, show: (one) => percent(busy(one.gpus)), number: true },
   { name: "driver", of: (one) => one.driver ?? "" },
   { name: "library", of: (one) => one.library ?? "" },
   { name: "differences", of: (one) => one.drift.length, number: true },
@@ -331,6 +375,8 @@ showAge();
 setInterval(showAge, 60000);
 showSums();
 showTroubles();
+showXids();
+showHolders();
 plotMemory();
 plotShares();
 plotHistory();

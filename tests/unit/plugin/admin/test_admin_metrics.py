@@ -45,6 +45,13 @@ def daemon(node, kubelet, running):
     return out
 
 
+def status(node, capsys) -> dict:
+    """What `vgpuctl status --json` prints."""
+    capsys.readouterr()
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
 def text(node, capsys) -> str:
     capsys.readouterr()
     assert ctl.main(["--socket", str(node.paths.admin_socket), "metrics"]) == 0
@@ -108,6 +115,8 @@ def test_xids(node, daemon, capsys, events, total, by_number, last):
     assert [one.value for one in found("vgpu_gpu_last_xid")] == ([] if last is None else [last])
     assert [one.value for one in found("vgpu_gpu_xids_total", second)] == [0]
     assert found("vgpu_gpu_healthy")[0].value == (79 not in events)
+    ages = {str(one["xid"]): one["age_s"] for one in status(node, capsys)["gpus"][0]["xids"]}
+    assert set(ages) == set(by_number) and all(0 <= age < 60 for age in ages.values())
 
 
 def test_xid_of_no_named_card_is_of_all(node, daemon, capsys):
@@ -143,9 +152,7 @@ def test_names_by_prometheus_rules(node, daemon, capsys):
 
 def test_json_has_the_figures(node, daemon, capsys):
     daemon.source.shown = {node.gpus[0].uuid: FULL}
-    capsys.readouterr()
-    assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
-    first, second = json.loads(capsys.readouterr().out)["gpus"]
+    first, second = status(node, capsys)["gpus"]
     optional = ("power_milliwatts", "sm_clock_mhz", "memory_clock_mhz", "ecc_corrected", "ecc_uncorrected")
     assert [first[name] for name in optional] == [70_123, 1590, 5001, 3, 0]
     assert not set(optional) & set(second) and "last_xid" not in first

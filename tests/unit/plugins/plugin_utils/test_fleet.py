@@ -36,6 +36,9 @@ CAPACITY = {
             "sm_percent": 50,
             "mode": "vcuda",
             "advertised": 2,
+            "utilisation": 42,
+            "temperature": 61,
+            "xids": [{"xid": 31, "count": 2, "last": "2026-11-24T04:00:00Z"}],
         }
     ],
 }
@@ -86,6 +89,7 @@ def test_the_facts_of_a_node():
     }
     gpu = made["gpus"][0]
     assert (gpu["sold_mib"], gpu["missing"]) == (15360, ["1"])
+    assert (gpu["utilisation"], gpu["temperature"], gpu["xids"][0]["xid"]) == (42, 61, 31)
     assert gpu["taken"] == [{"slice": "0", "by": "ns/pod/main", "used_mib": 900}]
     assert made["shares"] == [{"wanted": 50.0, "got": 51.0}]
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from .. import version
 from .._proto import admin_pb2 as api
@@ -118,7 +119,10 @@ class Admin:
             memory_used_mib=shown.memory_used_mib,
             utilisation=shown.utilisation,
             temperature=shown.temperature,
-            xids=[api.XidCount(xid=xid, count=count) for xid, count in sorted(xids.counts.items())],
+            xids=[
+                api.XidCount(xid=xid, count=count, age_s=time.monotonic() - xids.times[xid])
+                for xid, count in sorted(xids.counts.items())
+            ],
             last_xid=xids.last,
             **known,
         )

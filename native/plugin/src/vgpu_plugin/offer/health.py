@@ -36,13 +36,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Xids:
-    """Of one GPU since the program began: how often by number, and the last; None: there was none."""
+    """Of one GPU since the program began: how often by number, when last by the monotonic clock, and the number of the
+    last; None: there was none.
+    """
 
     counts: Mapping[int, int] = field(default_factory=dict)
+    times: Mapping[int, float] = field(default_factory=dict)
     last: int | None = None
 
-    def with_one(self, xid: int) -> Xids:
-        return Xids({**self.counts, xid: self.counts.get(xid, 0) + 1}, xid)
+    def with_one(self, xid: int, now: float) -> Xids:
+        return Xids({**self.counts, xid: self.counts.get(xid, 0) + 1}, {**self.times, xid: now}, xid)
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ class HealthWatch:
         """A fault of one GPU; of all where the driver does not say of which."""
         uuids = [uuid] if uuid else [gpu.uuid for gpu in self._pool.gpus]
         for one in uuids:
-            self._xids[one] = self.xids(one).with_one(xid)
+            self._xids[one] = self.xids(one).with_one(xid, self._monotonic())
         if not self._rules.critical(xid):
             log.info("GPU %s: Xid %d is a fault of an application, or ignored; the GPU stays healthy", uuid, xid)
             return

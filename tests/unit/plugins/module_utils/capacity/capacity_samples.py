@@ -38,6 +38,7 @@ AGREEING = {
     "kubelet": True,
     "kubelet_fault": "",
     "checkpoint_text": checkpoint(IDS),
+    "time": 1_800_000_000.0,
     "plugin": {
         "config_sha256": sha256(CONFIG),
         "library": "0.1.0-x",
