@@ -32,14 +32,17 @@ SHARED = (
 # The version as folders and Status name it, e.g. 0.1.0-1f2e3d4c5b6a; a wheel spells it 0.1.0+1f2e3d4c5b6a.
 VERSION = os.environ.get("VGPU_PLUGIN_VERSION", "0.0.0-source")
 
-# "node": without vgpu_scheduler, whose program would end with an ImportError there, for nodes lack what it needs.
+# A program is left out where it would end with an ImportError: nodes lack what vgpu_scheduler needs, and the image of the
+# scheduler lacks gRPC.
 PARTS = os.environ.get("VGPU_PLUGIN_PARTS", "all")
-if PARTS not in ("node", "all"):
-    raise SystemExit(f'VGPU_PLUGIN_PARTS is "{PARTS}"; expected node or all')
+if PARTS not in ("node", "scheduler", "all"):
+    raise SystemExit(f'VGPU_PLUGIN_PARTS is "{PARTS}"; expected node, scheduler or all')
 FOLDERS = sorted((HERE / "src" / "vgpu_plugin").glob("*/__init__.py"))
 PACKAGES = ["vgpu_plugin", *(f"vgpu_plugin.{one.parent.name}" for one in FOLDERS)]
-PROGRAMS = ["vgpu-device-plugin = vgpu_plugin.main:main", "vgpuctl = vgpu_plugin.ctl.main:main"]
-if PARTS == "all":
+PROGRAMS = []
+if PARTS != "scheduler":
+    PROGRAMS += ["vgpu-device-plugin = vgpu_plugin.main:main", "vgpuctl = vgpu_plugin.ctl.main:main"]
+if PARTS != "node":
     PACKAGES.append("vgpu_scheduler")
     PROGRAMS.append("vgpu-scheduler = vgpu_scheduler.main:main")
 

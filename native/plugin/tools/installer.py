@@ -86,10 +86,13 @@ def isolate(programs: str) -> None:
 
 
 def complete(target: str) -> None:
-    """Writes the shell completion of this version's commands."""
+    """Writes the shell completion of vgpuctl, where this archive has it."""
+    program = os.path.join(target, "bin", "vgpuctl")
+    if not os.path.exists(program):
+        return
     path = os.path.join(target, COMPLETION)
     os.makedirs(os.path.dirname(path))
-    text = run([os.path.join(target, "bin", "vgpuctl"), "completion", "bash"], "vgpuctl completion")
+    text = run([program, "completion", "bash"], "vgpuctl completion")
     with open(path, "w") as stream:
         stream.write(text)
 

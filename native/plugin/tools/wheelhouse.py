@@ -252,7 +252,7 @@ def build_wheels(scratch: Path, out: Path, version: str, name: str) -> list[Path
             f"building {source.name}",
             [*command, str(source)],
             VGPU_PLUGIN_VERSION=version,
-            VGPU_PLUGIN_PARTS="all" if name == SCHEDULER else "node",
+            VGPU_PLUGIN_PARTS="scheduler" if name == SCHEDULER else "node",
             SOURCE_DATE_EPOCH="315532800",
         )
     return sorted(wheels.glob("*.whl"))
