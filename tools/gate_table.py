@@ -69,6 +69,7 @@ GATES = [
                 "tools/function_size.py",
                 "native/plugin/src/vgpu_plugin",
                 "native/plugin/src/vgpu_scheduler",
+                "native/plugin/src/vgpu_kubectl",
             ],
             "ansible-lint": ["ansible-lint", "--offline", "-q"],
         },

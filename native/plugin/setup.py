@@ -16,9 +16,10 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "plugins" / "module_utils"
-# What vgpu_plugin and vgpu_scheduler import of the core; what these import comes along.
+# What our packages import of the core; what these import comes along.
 SHARED = (
     "abi.files",
+    "capacity.cluster",
     "config.node_config",
     "config.sharing",
     "config.slices",
@@ -32,8 +33,8 @@ SHARED = (
 # The version as folders and Status name it, e.g. 0.1.0-1f2e3d4c5b6a; a wheel spells it 0.1.0+1f2e3d4c5b6a.
 VERSION = os.environ.get("VGPU_PLUGIN_VERSION", "0.0.0-source")
 
-# A program is left out where it would end with an ImportError: nodes lack what vgpu_scheduler needs, and the image of the
-# scheduler lacks gRPC.
+# A program is left out where it would end with an ImportError: nodes lack what vgpu_scheduler needs, and the image of
+# the scheduler lacks gRPC.
 PARTS = os.environ.get("VGPU_PLUGIN_PARTS", "all")
 if PARTS not in ("node", "scheduler", "all"):
     raise SystemExit(f'VGPU_PLUGIN_PARTS is "{PARTS}"; expected node, scheduler or all')
@@ -41,6 +42,8 @@ FOLDERS = sorted((HERE / "src" / "vgpu_plugin").glob("*/__init__.py"))
 PACKAGES = ["vgpu_plugin", *(f"vgpu_plugin.{one.parent.name}" for one in FOLDERS)]
 PROGRAMS = []
 if PARTS != "scheduler":
+    PACKAGES.append("vgpu_kubectl")
+    PROGRAMS += ["kubectl-vgpu = vgpu_kubectl.main:main", "kubectl_complete-vgpu = vgpu_kubectl.completion:main"]
     PROGRAMS += ["vgpu-device-plugin = vgpu_plugin.main:main", "vgpuctl = vgpu_plugin.ctl.main:main"]
 if PARTS != "node":
     PACKAGES.append("vgpu_scheduler")

@@ -18,6 +18,11 @@ from vgpu_plugin._shared.kube.scheduler_manifests import Desired
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "other"
+# In the namespace; the module makes no other.
+HERE = [
+    *("ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Service", "Deployment"),
+    *("PodDisruptionBudget", "NetworkPolicy"),
+]
 KINDS = [one["kind"] for one in scheduler_manifests.manifests(Desired("a", "b"))]
 
 
@@ -70,7 +75,11 @@ def test_check_apply_repeat_change_undo(fleet):
     assert there(fleet) == []
     done, _code = call(fleet, **desired)
     assert done.get("changed"), done
-    assert done["changed"] and done["objects"] == planned["objects"] and len(there(fleet)) == 7, done
+    assert (
+        done["changed"]
+        and done["objects"] == planned["objects"]
+        and there(fleet) == [f"{kind} vgpu-scheduler" for kind in HERE]
+    ), done
     again, _code = call(fleet, **desired)
     assert not again["changed"], again["objects"]
     deployment = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/vgpu-scheduler"

@@ -6,7 +6,7 @@
 #   VGPU_E2E_KUBERNETES=1.36                 the version: one of the folders next to this file; 1.34 without it
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-programs="kube-apiserver kubelet kube-scheduler kube-controller-manager"
+programs="kube-apiserver kubelet kube-scheduler kube-controller-manager kubectl"
 
 all_in() {
     for program in $programs; do

@@ -29,7 +29,7 @@ class MissingProgram(Exception):
 class Programs:
     """Folders, and single files where the folder says nothing."""
 
-    kubernetes: Path  # kube-apiserver kubelet kube-scheduler kube-controller-manager
+    kubernetes: Path  # kube-apiserver kubelet kube-scheduler kube-controller-manager kubectl
     system: Path  # etcd containerd containerd-shim-runc-v2 ctr
     containerd_with_cdi: Path  # a newer containerd, containerd-shim-runc-v2 and ctr
     nvidia_smi: Path  # the folder of NVIDIA's own nvidia-smi and the file `version`

@@ -14,7 +14,7 @@ import tomllib
 PLUGIN = Path(__file__).resolve().parents[3] / "native" / "plugin"
 # Module → distribution, where they differ.
 NAMES = {"grpc": "grpcio", "google": "protobuf", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
-OWN = {"vgpu_plugin", "vgpu_scheduler", "vgpu_kubelet_double"}
+OWN = {"vgpu_plugin", "vgpu_scheduler", "vgpu_kubectl", "vgpu_kubelet_double"}
 
 
 def imported(source: str) -> set[str]:

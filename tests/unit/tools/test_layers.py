@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCES = {"module_utils": "plugins", "vgpu_plugin": "native/plugin/src", "vgpu_scheduler": "native/plugin/src"}
+SOURCES = {
+    "module_utils": "plugins",
+    "vgpu_plugin": "native/plugin/src",
+    "vgpu_scheduler": "native/plugin/src",
+    "vgpu_kubectl": "native/plugin/src",
+}
 
 
 def lint(tree: Path) -> subprocess.CompletedProcess[str]:

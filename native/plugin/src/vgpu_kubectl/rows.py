@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API's objects say of nodes, GPUs and pods, as rows. Pure.
+
+Memory is in MiB, cores in percent of a GPU. Where pods ask for parts, the device plugin writes its GPUs on the node and
+the scheduler a plan on each pod, so that GPU by GPU is known what was given away. Where slices are equal, the kubelet
+chooses the GPU: then only the sums of a node are known here, and ``vgpuctl`` on the node knows more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vgpu_plugin._shared.capacity import cluster
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import NodeGpu, PlanError, Use
+from vgpu_plugin._shared.pods.requests import DialectError, asked, read_pod
+
+# Names that the device plugin writes into the node's capacity and no kubelet counts.
+ADDED = "vgpu.fleet/capacity"
+CONDITION = "VgpuConfiguration"
+PREFIX = "nvidia.com/"
+
+Object = Mapping[str, Any]
+
+
+def name_of(thing: Object) -> str:
+    return str((thing.get("metadata") or {}).get("name") or "")
+
+
+def key_of(pod: Object) -> str:
+    return f"{(pod.get('metadata') or {}).get('namespace') or 'default'}/{name_of(pod)}"
+
+
+def resources_of(node: Object) -> list[str]:
+    """The resources whose pieces a kubelet gives out on this node."""
+    capacity = (node.get("status") or {}).get("capacity") or {}
+    added = set(str(_annotations(node).get(ADDED) or "").split(","))
+    return sorted(name for name in capacity if name.startswith(PREFIX) and name not in added)
+
+
+def gpus_of(node: Object) -> tuple[NodeGpu, ...]:
+    """The GPUs that pods may ask parts of; none where slices are equal, or the text cannot be read."""
+    text = _annotations(node).get(pod_annotations.GPUS)
+    try:
+        return pod_annotations.read_gpus(text) if text is not None else ()
+    except PlanError:
+        return ()
+
+
+def held(pod: Object) -> dict[str, Use]:
+    """What a pod that is bound and has not ended was given of each GPU, by UUID. Raises PlanError."""
+    if not _node(pod) or _phase(pod) in cluster.ENDED:
+        return {}
+    plan = pod_annotations.read_annotations(_annotations(pod))
+    return pod_annotations.use_of(plan) if plan is not None else {}
+
+
+def nodes(found: Iterable[Object], pods: Iterable[Object]) -> list[dict[str, Any]]:
+    """A row of each node with GPUs, by name."""
+    by_node: dict[str, list[dict[str, Any]]] = {}
+    for pod in pods:
+        by_node.setdefault(_node(pod), []).append(dict(pod))
+    rows = []
+    for one in sorted(found, key=name_of):
+        resources, gpus = resources_of(one), gpus_of(one)
+        labels = (one.get("metadata") or {}).get("labels") or {}
+        if not resources and not gpus and labels.get(PREFIX + "gpu.present") != "true":
+            continue
+        mine = by_node.get(name_of(one), [])
+        facts = cluster.facts(dict(one), mine, resources)
+        count = str(labels.get(PREFIX + "gpu.count") or "")
+        rows.append(
+            {
+                "node": name_of(one),
+                "ready": facts["ready"],
+                "schedulable": not (one.get("spec") or {}).get("unschedulable"),
+                "model": (gpus[0].model if gpus else str(labels.get(PREFIX + "gpu.product") or "")).strip(),
+                "gpus": len(gpus) or (int(count) if count.isdigit() else None),
+                "unhealthy": sum(not gpu.healthy for gpu in gpus),
+                "sharing": str(labels.get(PREFIX + "gpu.sharing-strategy") or "") or None,
+                "resources": facts["resources"],
+                "capacity_mib": sum(gpu.capacity_mib for gpu in gpus) if gpus else None,
+                "planned_mib": _planned(mine) if gpus else None,
+                "pods": len({row["pod"] for row in facts["pods"]} | {key_of(pod) for pod in mine if _has_gpu(pod)}),
+                "trouble": _trouble(one, gpus),
+            }
+        )
+    return rows
+
+
+def cards(found: Iterable[Object], pods: Iterable[Object]) -> list[dict[str, Any]]:
+    """A row of each GPU that pods may ask parts of: what it has, what was planned of it, and for whom."""
+    uses: dict[str, list[tuple[str, Use]]] = {}
+    for pod in pods:
+        for uuid, use in _held(pod).items():
+            uses.setdefault(uuid, []).append((key_of(pod), use))
+    rows = []
+    for one in sorted(found, key=name_of):
+        for number, gpu in enumerate(gpus_of(one)):
+            mine = sorted(uses.get(gpu.uuid, []))
+            rows.append(
+                {
+                    "node": name_of(one),
+                    "gpu": number,
+                    "uuid": gpu.uuid,
+                    "model": gpu.model,
+                    "healthy": gpu.healthy,
+                    "memory_mib": gpu.memory_mib,
+                    "capacity_mib": gpu.capacity_mib,
+                    "planned_mib": sum(use.memory_mib for _pod, use in mine),
+                    "planned_cores": sum(use.cores for _pod, use in mine),
+                    "slots": gpu.slots,
+                    "planned_slots": sum(use.slots for _pod, use in mine),
+                    "pods": [
+                        {"pod": pod, "memory_mib": use.memory_mib, "cores": use.cores, "slots": use.slots}
+                        for pod, use in mine
+                    ],
+                }
+            )
+    return rows
+
+
+def pods(found: Iterable[Object], resources: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """A row of each pod that has a GPU or waits for one, by namespace and name. ``resources``: of all nodes."""
+    names = sorted({*resources, PREFIX + "gpu"})
+    rows = []
+    for pod in sorted(found, key=key_of):
+        if _phase(pod) in cluster.ENDED:
+            continue
+        counts = {name: count for name in names if (count := cluster.asked(dict(pod), name))}
+        if not counts and not _has_gpu(pod) and not _wants_gpu(pod):
+            continue
+        fault = ""
+        try:
+            uses = held(pod)
+        except PlanError as unreadable:
+            uses, fault = {}, str(unreadable)
+        namespace, _slash, name = key_of(pod).partition("/")
+        rows.append(
+            {
+                "namespace": namespace,
+                "pod": name,
+                "node": _node(pod) or None,
+                "phase": _phase(pod),
+                "chosen_by": _chosen_by(pod),
+                "resources": counts,
+                "gpus": [
+                    {"uuid": uuid, "memory_mib": use.memory_mib, "cores": use.cores, "slots": use.slots}
+                    for uuid, use in sorted(uses.items())
+                ],
+                "waits_for": fault or _waits_for(pod),
+            }
+        )
+    return rows
+
+
+def why(pod: Object, events: Iterable[Object], most: int = 5) -> list[str]:
+    """Lines for a person: what the pod asks for, has or waits for, and its last events, the newest first."""
+    lines = [f"{key_of(pod)}: {_phase(pod) or 'unknown'}" + (f" on {_node(pod)}" if _node(pod) else ", without a node")]
+    try:
+        ask = read_pod(dict(pod))
+        lines += [f"  {line}" for line in asked(ask)] if ask.wants_gpus else ["  asks for no GPU by the usual names"]
+    except DialectError as fault:
+        lines += ["  asks for what cannot be", *(f"    {one}" for one in fault.findings)]
+    try:
+        uses = held(pod)
+        if uses:
+            lines.append(f"  was given, by {_chosen_by(pod)}:")
+        lines += [f"    {uuid}: {use.memory_mib} MiB, {use.cores or 'any'} %" for uuid, use in sorted(uses.items())]
+    except PlanError as fault:
+        lines.append(f"  {fault}")
+    waits = _waits_for(pod)
+    lines += [f"  waits: {waits}"] if waits else []
+    told = sorted(events, key=_when, reverse=True)
+    if told:
+        lines.append("  events, the newest first:")
+    for one in told[:most]:
+        lines.append(
+            f"    {_when(one) or 'unknown time'} {one.get('reason') or ''}: {one.get('message') or ''}".rstrip()
+        )
+    return lines
+
+
+def _annotations(thing: Object) -> Mapping[str, str]:
+    return (thing.get("metadata") or {}).get("annotations") or {}
+
+
+def _node(pod: Object) -> str:
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def _phase(pod: Object) -> str:
+    return str((pod.get("status") or {}).get("phase") or "")
+
+
+def _held(pod: Object) -> dict[str, Use]:
+    try:
+        return held(pod)
+    except PlanError:
+        return {}
+
+
+def _planned(pods: Iterable[Object]) -> int:
+    return sum(use.memory_mib for pod in pods for use in _held(pod).values())
+
+
+def _has_gpu(pod: Object) -> bool:
+    known = {pod_annotations.PLAN, pod_annotations.GIVEN} & set(_annotations(pod))
+    return bool(known) and bool(_node(pod)) and _phase(pod) not in cluster.ENDED
+
+
+def _wants_gpu(pod: Object) -> bool:
+    try:
+        return read_pod(dict(pod)).wants_gpus
+    except DialectError:
+        return True
+
+
+def _chosen_by(pod: Object) -> str | None:
+    """Who chose the GPUs of a pod; None: nobody yet."""
+    if pod_annotations.GIVEN in _annotations(pod):
+        return "kubelet, other than planned"
+    if pod_annotations.PLAN in _annotations(pod):
+        return "scheduler"
+    return "kubelet" if _node(pod) else None
+
+
+def _waits_for(pod: Object) -> str:
+    """Why it has no node, as the API server was told; empty where it has one."""
+    if _node(pod):
+        return str((pod.get("status") or {}).get("message") or "")
+    for one in (pod.get("status") or {}).get("conditions") or []:
+        if one.get("type") == "PodScheduled" and one.get("status") == "False":
+            return str(one.get("message") or one.get("reason") or "")
+    return "nobody has tried to find a node yet"
+
+
+def _trouble(node: Object, gpus: tuple[NodeGpu, ...]) -> list[str]:
+    """What somebody should look at: sick GPUs, text that cannot be read, a configuration that was not taken over."""
+    found = [f"GPU {number} {gpu.uuid} is unhealthy" for number, gpu in enumerate(gpus) if not gpu.healthy]
+    text = _annotations(node).get(pod_annotations.GPUS)
+    if text is not None and not gpus:
+        try:
+            pod_annotations.read_gpus(text)
+        except PlanError as fault:
+            found.append(f"{pod_annotations.GPUS} cannot be read: {fault}")
+    for one in (node.get("status") or {}).get("conditions") or []:
+        if one.get("type") == CONDITION and one.get("status") == "False":
+            found.append(f"{CONDITION} {one.get('reason')}: {one.get('message')}")
+    return found
+
+
+def _when(event: Object) -> str:
+    series = event.get("series") or {}
+    times = (event.get("eventTime"), event.get("lastTimestamp"), series.get("lastObservedTime"))
+    return max((str(one) for one in times if one), default="")

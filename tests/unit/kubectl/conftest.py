@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts ``kubectl vgpu`` on the path."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+SOURCES = str(Path(__file__).resolve().parents[3] / "native" / "plugin" / "src")
+if SOURCES not in sys.path:
+    sys.path.append(SOURCES)

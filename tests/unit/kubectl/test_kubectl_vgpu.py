@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kubectl vgpu`` against a kubectl that answers from files: rows, tables, formats, faults."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from vgpu_kubectl import completion, main, rows
+
+GPU = {
+    "model": "Tesla T4",
+    "memory_mib": 15360,
+    "capacity_mib": 15360,
+    "slots": 10,
+    "slice_mib": 1536,
+    "slice_cores": 10,
+}
+A, B, C = (f"GPU-{letter * 8}-0000" for letter in "abc")
+
+
+def node(
+    name: str, annotations: dict[str, str] | None = None, labels: dict[str, str] | None = None, **parts: Any
+) -> dict:
+    amounts = parts.get("amounts", {"nvidia.com/gpu": "20", "cpu": "8"})
+    conditions = [{"type": "Ready", "status": parts.get("ready", "True")}, *parts.get("conditions", [])]
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": conditions}
+    meta = {"name": name, "annotations": annotations or {}, "labels": labels or {}}
+    return {"metadata": meta, "spec": {"unschedulable": parts.get("cordoned", False)}, "status": status}
+
+
+def gpus(*found: dict[str, Any]) -> str:
+    return json.dumps({"version": 1, "gpus": [{**GPU, **one} for one in found]})
+
+
+def plan(*parts: tuple[str, str, list]) -> str:
+    return json.dumps({"version": 1, "containers": [{"name": n, "kind": k, "gpus": g} for n, k, g in parts]})
+
+
+def pod(
+    name: str, where: str = "", phase: str = "Running", annotations: dict[str, str] | None = None, **parts: Any
+) -> dict:
+    limits = parts.get("limits", {"nvidia.com/gpu": "1"})
+    return {
+        "metadata": {"name": name, "namespace": "ml", "uid": f"uid-{name}", "annotations": annotations or {}},
+        "spec": {"nodeName": where, "containers": [{"name": "main", "resources": {"limits": limits}}]},
+        "status": {"phase": phase, "conditions": parts.get("conditions", []), "message": parts.get("message", "")},
+    }
+
+
+def refused(message: str) -> list[dict[str, str]]:
+    return [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
+
+
+ADDED = {"nvidia.com/gpumem": "30720", "nvidia.com/gpucores": "200"}
+PARTS = node(
+    "parts",
+    {"vgpu.fleet/gpus": gpus({"uuid": A}, {"uuid": B, "healthy": False}), "vgpu.fleet/capacity": ",".join(ADDED)},
+    amounts={"nvidia.com/gpu": "20", **ADDED},
+)
+LABELS = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "4", "nvidia.com/gpu.product": "A100-SHARED"}
+LABELS["nvidia.com/gpu.sharing-strategy"] = "vcuda"
+EQUAL = node("equal", labels=LABELS, amounts={"nvidia.com/gpu": "28"}, ready="False", cordoned=True)
+REFUSED = {"type": "VgpuConfiguration", "status": "False", "reason": "Refused", "message": "no such file"}
+NODES = [PARTS, EQUAL, node("plain", amounts={"cpu": "4"}), node("odd", {"vgpu.fleet/gpus": "{"}, conditions=[REFUSED])]
+PODS = [
+    pod("train", "parts", annotations={"vgpu.fleet/plan": plan(("main", "app", [[A, 3000, 30], [B, 1000, 0]]))}),
+    # An init container runs before: the greater of both counts.
+    pod(
+        "phases",
+        "parts",
+        annotations={"vgpu.fleet/plan": plan(("first", "init", [[A, 5000, 10]]), ("main", "app", [[A, 2000, 20]]))},
+    ),
+    pod(
+        "moved",
+        "parts",
+        annotations={
+            "vgpu.fleet/plan": plan(("main", "app", [[A, 9000, 0]])),
+            "vgpu.fleet/given": plan(("main", "app", [[B, 500, 5]])),
+        },
+    ),
+    pod("done", "parts", "Succeeded", {"vgpu.fleet/plan": plan(("main", "app", [[A, 9000, 0]]))}),
+    pod("equal-1", "equal", limits={"nvidia.com/gpu": "2"}),
+    pod("waits", phase="Pending", limits={"nvidia.com/gpumem": "9000"}, conditions=refused("0/4 nodes have room")),
+    pod("forged", "parts", annotations={"vgpu.fleet/plan": "[]"}),
+    pod("no-gpu", "parts", limits={"cpu": "1"}),
+]
+EVENTS = [
+    {"reason": "GpusNotFree", "message": "older", "lastTimestamp": "2026-11-24T03:00:00Z"},
+    {"reason": "GpusNotFree", "message": "newer", "eventTime": "2026-11-24T04:00:00.5Z"},
+    {"reason": "Odd"},
+]
+KUBECTL = """#!{python}
+import json, pathlib, sys
+here = pathlib.Path(__file__).parent
+words = [one for one in sys.argv[1:] if one not in ("--output", "json")]
+with open(here / "asked", "a") as stream:
+    print(*words, file=stream)
+answers = json.loads((here / "answers.json").read_text())
+key = " ".join(words)
+if key not in answers:
+    sys.exit(f"Error from server (Forbidden): {{key}} is forbidden")
+print(answers[key] if isinstance(answers[key], str) else json.dumps(answers[key]))
+"""
+
+
+@pytest.fixture
+def kubectl(tmp_path, monkeypatch):
+    """A kubectl that gives the answers of the cluster above; more or other answers by the words of the question."""
+    program = tmp_path / "kubectl"
+    program.write_text(KUBECTL.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("VGPU_KUBECTL", str(program))
+    known = {
+        "get nodes": {"items": NODES},
+        "get pods --all-namespaces": {"items": PODS},
+        "get pods --namespace ml": {"items": PODS},
+        "get pod waits --namespace ml": PODS[5],
+        "get pod train --namespace ml": PODS[0],
+        "get events --namespace ml --field-selector involvedObject.uid=uid-waits": {"items": EVENTS},
+        "get events --namespace ml --field-selector involvedObject.uid=uid-train": {"items": []},
+    }
+
+    def answers(**other: Any) -> Path:
+        (tmp_path / "answers.json").write_text(json.dumps({**known, **other}))
+        return tmp_path / "asked"
+
+    answers()
+    return answers
+
+
+def test_nodes(kubectl, capsys):
+    assert main.main(["nodes", "-o", "json"]) == 0
+    found = {one["node"]: one for one in json.loads(capsys.readouterr().out)["nodes"]}
+    assert list(found) == ["equal", "odd", "parts"]
+    wanted = {
+        "equal": (False, False, 4, 0, "A100-SHARED", None, None, 1, {"nvidia.com/gpu": (28, 28, 2)}),
+        # Of the pods of parts: train 4000, phases 5000, moved 500.
+        "parts": (True, True, 2, 1, "Tesla T4", 30720, 9500, 4, {"nvidia.com/gpu": (20, 20, 4)}),
+        "odd": (True, True, None, 0, "", None, None, 0, {"nvidia.com/gpu": (20, 20, 0)}),
+    }
+    keys = ("ready", "schedulable", "gpus", "unhealthy", "model", "capacity_mib", "planned_mib", "pods")
+    for name, (*values, resources) in wanted.items():
+        assert [found[name][key] for key in keys] == values, name
+        assert {one: tuple(sums.values()) for one, sums in found[name]["resources"].items()} == resources, name
+    assert found["parts"]["trouble"] == [f"GPU 1 {B} is unhealthy"]
+    assert "cannot be read" in found["odd"]["trouble"][0] and "no such file" in found["odd"]["trouble"][1]
+
+
+CARDS = {
+    # healthy, planned MiB, cores, slots, who
+    A: (True, 8000, 50, 2, [("ml/phases", 5000), ("ml/train", 3000)]),
+    B: (False, 1500, 5, 2, [("ml/moved", 500), ("ml/train", 1000)]),
+}
+
+
+def test_cards(kubectl, capsys):
+    assert main.main(["cards", "-o", "yaml"]) == 0
+    found = yaml.safe_load(capsys.readouterr().out)["cards"]
+    assert [(one["node"], one["gpu"], one["uuid"]) for one in found] == [("parts", 0, A), ("parts", 1, B)]
+    for one in found:
+        healthy, planned, cores, slots, who = CARDS[one["uuid"]]
+        assert (one["healthy"], one["planned_mib"], one["planned_cores"]) == (healthy, planned, cores)
+        assert (one["planned_slots"], one["slots"]) == (slots, 10)
+        assert [(each["pod"], each["memory_mib"]) for each in one["pods"]] == who
+
+
+HAS = {
+    "train": ("scheduler", [(A, 3000, 30), (B, 1000, 0)], ""),
+    "phases": ("scheduler", [(A, 5000, 20)], ""),
+    "moved": ("kubelet, other than planned", [(B, 500, 5)], ""),
+    "equal-1": ("kubelet", [], ""),
+    "waits": (None, [], "0/4 nodes have room"),
+    "forged": ("scheduler", [], "expected a mapping"),
+}
+
+
+@pytest.mark.parametrize("words", [[], ["-n", "ml"]], ids=["all namespaces", "one"])
+def test_pods(kubectl, capsys, words):
+    assert main.main(["pods", "-o", "json", *words]) == 0
+    found = {one["pod"]: one for one in json.loads(capsys.readouterr().out)["pods"]}
+    assert set(found) == set(HAS)
+    for name, (chosen, given, waits) in HAS.items():
+        uses = [(one["uuid"], one["memory_mib"], one["cores"]) for one in found[name]["gpus"]]
+        assert (found[name]["chosen_by"], uses) == (chosen, given), name
+        assert waits in found[name]["waits_for"] and bool(waits) == bool(found[name]["waits_for"]), name
+    assert found["equal-1"]["resources"] == {"nvidia.com/gpu": 2}
+
+
+def test_pods_without_the_right_to_read_nodes(kubectl, capsys, tmp_path):
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    del answers["get nodes"]
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
+    assert main.main(["pods", "-n", "ml", "-o", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["pods"]) == len(HAS)
+
+
+WHY = {
+    "ml/waits": ["Pending, without a node", "9000 MiB", "waits: 0/4 nodes have room", "newer", "older", "Odd"],
+    "train": ["Running on parts", f"{A}: 3000 MiB, 30 %", f"{B}: 1000 MiB, any %", "by scheduler"],
+}
+
+
+@pytest.mark.parametrize(("name", "said"), WHY.items())
+def test_why(kubectl, capsys, name, said):
+    assert main.main(["why", name, "-n", "ml"]) == 0
+    out = capsys.readouterr().out
+    places = [out.find(one) for one in said]
+    assert -1 not in places, out
+    if "newer" in said:
+        assert out.index("newer") < out.index("older") < out.index("Odd")
+
+
+def test_tables_name_what_somebody_should_look_at(kubectl, capsys):
+    for command, said in {
+        "nodes": [
+            "equal",
+            "NotReady,cordoned",
+            "4 × A100-SHARED",
+            "2 of 28 gpu",
+            "9500",
+            f"parts: GPU 1 {B} is unhealthy",
+        ],
+        "cards": ["2 of 10", "unhealthy", "8000"],
+        "pods": ["GPU-aaaaaaaa 3000 MiB, 30 %", "2 × nvidia.com/gpu", "ml/waits: 0/4 nodes have room"],
+    }.items():
+        assert main.main([command]) == 0
+        out = capsys.readouterr().out
+        assert [one for one in said if one not in out] == [], command
+    assert main.main(["cards", "-o", "wide"]) == 0
+    assert "ml/phases 5000 MiB; ml/train 3000 MiB" in capsys.readouterr().out
+
+
+EMPTY = {"nodes": "no node has a GPU", "cards": "no node tells GPUs", "pods": "no pod has a GPU"}
+
+
+@pytest.mark.parametrize(("command", "said"), EMPTY.items())
+def test_cluster_without_gpus(kubectl, capsys, command, said):
+    kubectl(**{"get nodes": {"items": []}, "get pods --all-namespaces": {"items": None}})
+    assert main.main([command]) == 0
+    assert said in capsys.readouterr().out
+
+
+FAULTS = [
+    ({"get nodes": "no json"}, "its answer is no JSON"),
+    ({"get nodes": []}, "expected an object, found list"),
+    ({"get pods --all-namespaces": "["}, "its answer is no JSON"),
+]
+
+
+@pytest.mark.parametrize(("other", "said"), FAULTS)
+def test_answers_that_are_none(kubectl, capsys, other, said):
+    kubectl(**other)
+    assert main.main(["nodes"]) == 1
+    shown = capsys.readouterr()
+    assert said in shown.err and not shown.out
+
+
+def test_words_of_kubectl_are_the_message(kubectl, capsys, monkeypatch):
+    assert main.main(["why", "nobody", "-n", "ml"]) == 1
+    assert "Forbidden" in capsys.readouterr().err
+    monkeypatch.setenv("VGPU_KUBECTL", "/none/kubectl")
+    assert main.main(["nodes"]) == 1
+    assert "/none/kubectl is not on the PATH; install kubectl, or set VGPU_KUBECTL" in capsys.readouterr().err
+
+
+def test_options_of_kubectl_are_handed_on(kubectl, tmp_path):
+    kubectl(**{"--context=lab get nodes": {"items": []}, "--context=lab get pods --all-namespaces": {"items": []}})
+    assert main.main(["nodes", "--context", "lab"]) == 0
+    assert (tmp_path / "asked").read_text().splitlines()[0] == "--context=lab get nodes"
+
+
+@pytest.mark.parametrize("words", [[], ["no-such"], ["nodes", "-o", "xml"], ["why"]])
+def test_wrong_command_lines(capsys, words):
+    assert main.main(words) == 2
+    assert "usage: kubectl vgpu" in capsys.readouterr().err
+
+
+COMPLETIONS = [
+    ([""], {"nodes", "cards", "pods", "why"}),
+    (["no"], {"nodes"}),
+    (["pods", "-"], {"--output", "--namespace"}),
+    (["pods", "--o"], {"--output"}),
+    (["pods", "-o", ""], {"table", "wide", "json", "yaml"}),
+    (["pods", "-o", "j"], {"json"}),
+    (["why", "--"], {"--namespace"}),
+    (["why", ""], set()),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), COMPLETIONS)
+def test_completion(capsys, words, expected):
+    assert completion.main(words) == 0
+    *found, directive = capsys.readouterr().out.splitlines()
+    assert ({one.partition("\t")[0] for one in found}, directive) == (expected, ":4")
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_examples_of_the_help_are_commands_that_parse(command):
+    for line in main.COMMANDS[command][1]:
+        assert line.startswith("kubectl vgpu ")
+        assert main.parser().parse_args(line.split()[2:]).command == command
+
+
+def test_it_needs_no_grpc_and_no_nvml():
+    """A workstation has them not; the wheel's other programs want them."""
+    code = "import sys; from vgpu_kubectl import completion, main; "
+    code += "print(sorted({'grpc', 'pynvml', 'google'} & set(sys.modules)))"
+    path = str(Path(rows.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_names_of_the_plugin_are_the_plugins():
+    from vgpu_plugin.reconcile import node_capacity, node_label
+
+    assert (rows.ADDED, rows.CONDITION) == (node_capacity.ADDED, node_label.CONDITION)
