@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -225,6 +226,29 @@ def test_the_pod_that_binds_is_deleted_and_another_binds(deployed, pod):
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == 1000 * MIB
     assert holder(deployed) not in ("", first)
     wait_until_ready(deployed, "two replicas again")
+
+
+def kube_scheduler(cluster: Any, name: str) -> dict[str, Any]:
+    """What the kubelet says of that container of a pod."""
+    (one,) = [each for each in our_pods(cluster) if each["metadata"]["name"] == name]
+    found: dict[str, Any] = next(
+        each for each in one["status"]["containerStatuses"] if each["name"] == "kube-scheduler"
+    )
+    return found
+
+
+def test_kube_scheduler_that_hangs_is_started_again(deployed, pod):
+    name = our_pods(deployed)[0]["metadata"]["name"]
+    before = kube_scheduler(deployed, name)
+    tasks = [line.split() for line in deployed.ctr("tasks", "list").stdout.splitlines()]
+    (pid,) = [int(words[1]) for words in tasks if words[0] == before["containerID"].rpartition("/")[2]]
+    os.kill(pid, signal.SIGSTOP)
+    until(
+        lambda: kube_scheduler(deployed, name)["restartCount"] == before["restartCount"] + 1, "another start of it", 300
+    )
+    wait_until_ready(deployed, "two replicas again")
+    one = pod("after-hang", {MEM: 1000}).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$").group(1)) == 1000 * MIB
 
 
 def test_admission_has_no_gap_while_another_configuration_rolls_out(deployed, pod):

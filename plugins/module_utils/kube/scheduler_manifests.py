@@ -18,6 +18,8 @@ NAME = "vgpu-scheduler"
 LEASES = (NAME, NAME + "-extender")
 EXTENDER = "127.0.0.1:8880"
 WEBHOOK_PORT, METRICS_PORT = 8443, 9411
+# Where a kube-scheduler serves health to everybody, and metrics to who has the right to read them.
+KUBE_PORT = 10259
 IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
 PLAN, GIVEN = ANNOTATIONS = ("vgpu.fleet/plan", "vgpu.fleet/given")
 # Names that ask for GPUs; prefixes, so that a mistyped one is seen and refused too.
@@ -303,9 +305,17 @@ def _deployment(desired: Desired) -> dict[str, Any]:
         "name": "kube-scheduler",
         "image": desired.kube_scheduler_image,
         "command": [
-            *("kube-scheduler", "--config=/etc/vgpu-scheduler/kube-scheduler.yaml", "--bind-address=127.0.0.1"),
+            *("kube-scheduler", "--config=/etc/vgpu-scheduler/kube-scheduler.yaml"),
             *kube_options(desired),
         ],
+        "ports": [{"name": "kube-scheduler", "containerPort": KUBE_PORT, "protocol": "TCP"}],
+        # No readinessProbe: the webhook next to it serves without it.
+        "livenessProbe": {
+            "httpGet": {"scheme": "HTTPS", "port": KUBE_PORT, "path": "/healthz"},
+            "initialDelaySeconds": 30,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
         "securityContext": confined,
         "volumeMounts": mounts,
@@ -377,7 +387,7 @@ def _network_policy(desired: Desired) -> dict[str, Any]:
     names = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": sorted(desired.metrics_namespaces)}
     readers = {
         "from": [{"namespaceSelector": {"matchExpressions": [names]}}],
-        "ports": [{"port": METRICS_PORT, "protocol": "TCP"}],
+        "ports": [{"port": port, "protocol": "TCP"} for port in (METRICS_PORT, KUBE_PORT)],
     }
     calls: dict[str, Any] = {"ports": [{"port": WEBHOOK_PORT, "protocol": "TCP"}]}
     return {

@@ -146,18 +146,30 @@ def test_metrics_are_served_to_the_namespaces_that_are_named_and_on_no_port_with
     ours = found["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"][0]
     assert ("--metrics=:9411" in ours["command"]) is bool(names)
     assert [one["containerPort"] for one in ours["ports"]] == [8443, *([9411] if names else [])]
+    kube = found["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"][1]
+    assert [one["containerPort"] for one in kube["ports"]] == [10259]
     policy = found["NetworkPolicy", "vgpu-scheduler"]["spec"]
     pods = found["Deployment", "vgpu-scheduler"]["spec"]["template"]["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"].items() <= pods.items()
     assert policy["policyTypes"] == ["Ingress"]
-    rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
+    rules = {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
     assert rules.pop(8443) is None
+    assert set(rules) == ({9411, 10259} if names else set())
     if not names:
-        assert rules == {}
         return
-    ((selector,),) = rules.values()
+    assert rules[9411] == rules[10259]
+    (selector,) = rules[9411]
     (who,) = selector["namespaceSelector"]["matchExpressions"]
     assert (who["key"], who["operator"], set(who["values"])) == ("kubernetes.io/metadata.name", "In", set(names))
+
+
+def test_kube_scheduler_that_hangs_is_started_again():
+    """The kubelet asks at the pod's address; what is said there without a right is health alone, by the kube-scheduler's
+    own rule."""
+    (_ours, kube) = made()["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
+    assert kube["livenessProbe"]["httpGet"] == {"scheme": "HTTPS", "port": 10259, "path": "/healthz"}
+    assert "readinessProbe" not in kube, "the webhook of the pod serves without it"
+    assert not [word for word in kube["command"] if word.startswith("--bind-address")]
 
 
 def test_users_that_may_write_what_the_kubelet_gave():
