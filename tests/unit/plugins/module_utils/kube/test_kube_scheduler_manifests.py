@@ -164,8 +164,7 @@ def test_metrics_are_served_to_the_namespaces_that_are_named_and_on_no_port_with
 
 
 def test_kube_scheduler_that_hangs_is_started_again():
-    """The kubelet asks at the pod's address. By the kube-scheduler's own rule, who has no right is told its health there,
-    and nothing else."""
+    """The kubelet asks at the pod's address. There a kube-scheduler tells its health to everybody, and no more."""
     (_ours, kube) = made()["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
     assert kube["livenessProbe"]["httpGet"] == {"scheme": "HTTPS", "port": 10259, "path": "/healthz"}
     assert "readinessProbe" not in kube, "the webhook of the pod serves without it"
