@@ -7,7 +7,6 @@ import dataclasses
 import fcntl
 import json
 import os
-import re
 import struct
 import time
 import urllib.error
@@ -31,7 +30,7 @@ from vgpu_plugin.watch import usage
 from vgpu_plugin.watch.finding import Finding, State
 from vgpu_plugin.watch.rule import Suspicion
 
-from .conftest import PLUGIN, FakeGpus
+from .conftest import FakeGpus
 from .samples import gpus, until
 
 MIB = 1 << 20
@@ -198,26 +197,6 @@ def test_figures_of_one_tenant_do_not_hide_those_of_others(node, kubelet, daemon
     for descriptor in held:
         os.close(descriptor)
     assert {one.labels["pod"]: one.value for one in found["vgpu_container_memory_used_bytes"]}["first"] == MIB
-
-
-def test_queries_of_the_dashboard_are_of_metrics_that_exist(node, kubelet, daemon, capsys):
-    from vgpu_plugin.admin.metrics import TYPES
-
-    dashboard = json.loads((PLUGIN / "dashboards" / "vgpu-fleet.json").read_text())
-    queries = [(one["expr"], one["legendFormat"]) for panel in dashboard["panels"] for one in panel["targets"]]
-    pod = kubelet.run_pod("train")
-    descriptor = tenant(pod, MIB, MIB, 1)
-    found = samples(vgpuctl(node, capsys, "metrics"))
-    os.close(descriptor)
-    for query, legend in queries:
-        names = set(re.findall(r"vgpu_[a-z_]+", query))
-        assert names
-        # An arbiter's grant is absent where none runs.
-        assert names <= set(found) | {"vgpu_container_share_granted_ratio"}
-        assert names <= set(TYPES)
-        if "by (" not in query and names <= set(found):
-            have = set.intersection(*(set(found[name][0].labels) for name in names))
-            assert set(re.findall(r"{{(\w+)}}", legend)) <= have, query
 
 
 def test_memory_of_a_dead_process_is_not_shown(node, kubelet, daemon, capsys):

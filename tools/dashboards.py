@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write Grafana's dashboards from the tables of this file into ``native/plugin/dashboards``.
+
+Three readers, three pages: who runs the nodes, who runs programs in slices, who runs the scheduler. A title is a question
+that the panel answers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = Path(__file__).resolve().parent.parent / "native" / "plugin" / "dashboards"
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+WIDTH, HEIGHT = 12, 8
+# Grafana's own schema; 39 is that of Grafana 10.4 and 11.
+SCHEMA = 39
+
+CARD = "{{instance}} GPU {{gpu}}"
+TENANT = "{{namespace}}/{{pod}} {{container}}"
+NODES, SPACE = 'instance=~"$instance"', 'namespace=~"$namespace"'
+RATE = "[$__rate_interval]"
+
+
+class Panel(NamedTuple):
+    """``unit``: a name of Grafana's. ``queries``: (expression, legend) of each."""
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+
+
+class Dashboard(NamedTuple):
+    """``variables``: name → the query for its values."""
+
+    file: str
+    title: str
+    variables: dict[str, str]
+    panels: tuple[Panel, ...]
+
+
+def one(title: str, unit: str, expr: str, legend: str) -> Panel:
+    return Panel(title, unit, ((expr, legend),))
+
+
+DASHBOARDS = (
+    Dashboard(
+        "vgpu-nodes.json",
+        "vgpu.fleet: nodes",
+        {"instance": "label_values(vgpu_plugin_info, instance)"},
+        (
+            one("Which GPUs are unhealthy", "short", f"vgpu_gpu_healthy{{{NODES}}} == 0", CARD),
+            one(
+                "Which nodes give no slices out",
+                "short",
+                f"vgpu_plugin_registered{{{NODES}}} == 0",
+                "{{instance}}",
+            ),
+            one(
+                "Memory of GPUs that is used",
+                "percentunit",
+                f"vgpu_gpu_memory_used_bytes{{{NODES}}} / vgpu_gpu_memory_bytes{{{NODES}}}",
+                CARD,
+            ),
+            one("How busy the GPUs are", "percentunit", f"vgpu_gpu_utilization_ratio{{{NODES}}}", CARD),
+            one("Temperature", "celsius", f"vgpu_gpu_temperature_celsius{{{NODES}}}", CARD),
+            one("Power", "watt", f"vgpu_gpu_power_watts{{{NODES}}}", CARD),
+            Panel(
+                "Clocks",
+                "hertz",
+                (
+                    (f"vgpu_gpu_sm_clock_hertz{{{NODES}}}", f"{CARD} SM"),
+                    (f"vgpu_gpu_memory_clock_hertz{{{NODES}}}", f"{CARD} memory"),
+                ),
+            ),
+            Panel(
+                "Xids and ECC errors within an hour",
+                "short",
+                (
+                    (f"increase(vgpu_gpu_xids_by_number_total{{{NODES}}}[1h]) > 0", f"{CARD} Xid {{{{xid}}}}"),
+                    (f"increase(vgpu_gpu_ecc_errors_total{{{NODES}}}[1h]) > 0", f"{CARD} ECC {{{{kind}}}}"),
+                ),
+            ),
+            Panel(
+                "Slices in use, and all",
+                "short",
+                (
+                    (f"sum by (instance) (vgpu_slice_in_use{{{NODES}}})", "{{instance}} in use"),
+                    (f"count by (instance) (vgpu_slice_in_use{{{NODES}}})", "{{instance}} all"),
+                ),
+            ),
+            Panel(
+                "Who is on a GPU without a slice, and what the watcher found",
+                "short",
+                (
+                    (f"vgpu_watch_unplaced{{{NODES}}} > 0", "{{instance}} {{uuid}} without a slice"),
+                    (
+                        f'increase(vgpu_watch_findings_total{{{NODES}, kind!="lease"}}[1h]) > 0',
+                        "{{instance}} {{reason}}",
+                    ),
+                ),
+            ),
+            one("Warnings of vgpuctl status", "short", f"vgpu_plugin_warnings{{{NODES}}} > 0", "{{instance}}"),
+        ),
+    ),
+    Dashboard(
+        "vgpu-tenants.json",
+        "vgpu.fleet: tenants",
+        {"namespace": "label_values(vgpu_container_memory_limit_bytes, namespace)"},
+        (
+            one("Memory that containers hold", "bytes", f"vgpu_container_memory_used_bytes{{{SPACE}}}", TENANT),
+            one(
+                "Part of the limit that they hold",
+                "percentunit",
+                f"vgpu_container_memory_used_bytes{{{SPACE}}} / vgpu_container_memory_limit_bytes{{{SPACE}}}",
+                TENANT,
+            ),
+            one(
+                "Part of the GPU's time that they got",
+                "percentunit",
+                f"rate(vgpu_container_device_seconds_total{{{SPACE}}}{RATE})",
+                TENANT,
+            ),
+            Panel(
+                "Part that they may use, and that is granted now",
+                "percentunit",
+                (
+                    (f"vgpu_container_share_limit_ratio{{{SPACE}}}", f"{TENANT} limit"),
+                    (f"vgpu_container_share_granted_ratio{{{SPACE}}}", f"{TENANT} granted"),
+                ),
+            ),
+            one(
+                "Seconds a second that launches wait for the share",
+                "short",
+                f"rate(vgpu_container_throttled_seconds_total{{{SPACE}}}{RATE})",
+                TENANT,
+            ),
+            one("Processes on the GPU", "short", f"vgpu_container_processes{{{SPACE}}}", TENANT),
+            one(
+                "Times over the memory limit, within an hour",
+                "short",
+                f"increase(vgpu_container_memory_violations_total{{{SPACE}}}[1h]) > 0",
+                TENANT,
+            ),
+            one(
+                "What the watcher names now",
+                "short",
+                f"vgpu_container_watch_finding{{{SPACE}}} == 1",
+                f"{TENANT} {{{{reason}}}}",
+            ),
+        ),
+    ),
+    Dashboard(
+        "vgpu-scheduler.json",
+        "vgpu.fleet: scheduler",
+        {},
+        (
+            one("Which replica binds", "short", "vgpu_scheduler_leader", "{{instance}}"),
+            one("Binds a second, by outcome", "short", f"rate(vgpu_scheduler_binds_total{RATE})", "{{outcome}}"),
+            one(
+                "Time of an answer, the slowest of a hundred",
+                "s",
+                f"histogram_quantile(0.99, sum by (le, verb) (rate(vgpu_scheduler_request_seconds_bucket{RATE})))",
+                "{{verb}}",
+            ),
+            one(
+                "Memory of each node that pods hold",
+                "percentunit",
+                "vgpu_scheduler_node_memory_held_bytes / vgpu_scheduler_node_memory_capacity_bytes",
+                "{{node}}",
+            ),
+            one("Slices of each node that pods hold", "short", "vgpu_scheduler_node_slots_held", "{{node}}"),
+            one(
+                "Quotas that are used up",
+                "percentunit",
+                "vgpu_scheduler_quota_used / vgpu_scheduler_quota_hard",
+                "{{namespace}} {{quota}} {{resource}}",
+            ),
+            Panel(
+                "What should be 0",
+                "short",
+                (
+                    ("vgpu_scheduler_oversold_gpus", "oversold GPUs"),
+                    ("vgpu_scheduler_unplanned_pods", "pods without a plan"),
+                    ("vgpu_scheduler_uncertain_binds", "binds of unknown outcome"),
+                    (f"sum by (kind) (rate(vgpu_scheduler_drift_total{RATE}))", "differences, {{kind}}"),
+                ),
+            ),
+            one(
+                "Requests to the API server a second",
+                "short",
+                f"sum by (method, kind) (rate(vgpu_scheduler_api_requests_total{RATE}))",
+                "{{method}} {{kind}}",
+            ),
+        ),
+    ),
+)
+
+
+def document(made: Dashboard) -> dict[str, Any]:
+    """As Grafana imports it."""
+    variables: list[dict[str, Any]] = [{"name": "datasource", "type": "datasource", "query": "prometheus"}]
+    for name, query in made.variables.items():
+        everything = {
+            "includeAll": True,
+            "multi": True,
+            "allValue": ".*",
+            "current": {"text": "All", "value": "$__all"},
+        }
+        variables.append(
+            {"name": name, "type": "query", "datasource": SOURCE, "query": query, "refresh": 2, **everything}
+        )
+    return {
+        "title": made.title,
+        "uid": made.file.removesuffix(".json"),
+        "tags": ["vgpu.fleet"],
+        "schemaVersion": SCHEMA,
+        "version": 1,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": variables},
+        "panels": [panel(number, each) for number, each in enumerate(made.panels)],
+    }
+
+
+def panel(number: int, made: Panel) -> dict[str, Any]:
+    """Two in a row."""
+    place = {"h": HEIGHT, "w": WIDTH, "x": WIDTH * (number % 2), "y": HEIGHT * (number // 2)}
+    return {
+        "id": number + 1,
+        "title": made.title,
+        "type": "timeseries",
+        "datasource": SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": {"unit": made.unit, "min": 0}, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + at), "datasource": SOURCE, "expr": expr, "legendFormat": legend}
+            for at, (expr, legend) in enumerate(made.queries)
+        ],
+    }
+
+
+def main() -> None:
+    for made in DASHBOARDS:
+        (FOLDER / made.file).write_text(json.dumps(document(made), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
