@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write Grafana's dashboards from the tables of this file into ``native/plugin/dashboards``.
 
-Three readers, three pages: who runs the nodes, who runs programs in slices, who runs the scheduler. A title is a question
-that the panel answers.
+Three readers, three pages: who runs the nodes, who runs programs in slices, who runs the scheduler.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ ANNOTATION, CONDITION = "vgpu.fleet/gpus", "VgpuConfiguration"
 # Annotation that names the labels which it set, without their prefix.
 LABELS, LABELS_PREFIX = "vgpu.fleet/labels", "nvidia.com/"
 HOST = "/host"
+LISTEN = "--metrics-listen"
+LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-device-plugin"
 RBAC = "rbac.authorization.k8s.io"
 # The API server says of a service account's token on which node its pod runs since this version.
@@ -186,6 +188,13 @@ def arguments(desired: Desired) -> list[str]:
     ]
 
 
+def metrics_port(options: Sequence[str]) -> int | None:
+    """Where others than the node itself may read the metrics, by the last such option; None: nowhere."""
+    listens = [one.partition("=")[2] for one in options if one.startswith(LISTEN + "=")]
+    address, _colon, port = (listens[-1] if listens else "").rpartition(":")
+    return int(port) if port.isdigit() and address not in LOOPBACK else None
+
+
 def _volumes(desired: Desired) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     """(name, volume, mount) of each."""
 
@@ -255,6 +264,10 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
         "containers": [container],
         "volumes": [dict(volume, name=name) for name, volume, _mount in volumes],
     }
+    port = metrics_port(desired.options)
+    if port is not None:
+        # The pod has the network of its host. The name is what a PodMonitor asks for.
+        container["ports"] = [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
     # Never two on a node: the program locks its state, and the second would end at once.
     strategy: dict[str, Any] = {"type": ROLLING, "rollingUpdate": {"maxUnavailable": "10%"}}
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode("utf-8")).hexdigest()[:16]

@@ -172,10 +172,10 @@ def why(pod: Object, events: Iterable[Object], most: int = 5) -> list[str]:
         lines.append(f"  {fault}")
     waits = _waits_for(pod)
     lines += [f"  waits: {waits}"] if waits else []
-    told = sorted(events, key=_when, reverse=True)
-    if told:
+    newest = sorted(events, key=_when, reverse=True)
+    if newest:
         lines.append("  events, the newest first:")
-    for one in told[:most]:
+    for one in newest[:most]:
         lines.append(
             f"    {_when(one) or 'unknown time'} {one.get('reason') or ''}: {one.get('message') or ''}".rstrip()
         )
@@ -227,7 +227,7 @@ def _chosen_by(pod: Object) -> str | None:
 
 
 def _waits_for(pod: Object) -> str:
-    """Why it has no node, as the API server was told; empty where it has one."""
+    """Why it has no node, as the API server has it; empty where it has one."""
     if _node(pod):
         return str((pod.get("status") or {}).get("message") or "")
     for one in (pod.get("status") or {}).get("conditions") or []:
@@ -237,7 +237,7 @@ def _waits_for(pod: Object) -> str:
 
 
 def _trouble(node: Object, gpus: tuple[NodeGpu, ...]) -> list[str]:
-    """What somebody should look at: sick GPUs, text that cannot be read, a configuration that was not taken over."""
+    """What somebody should look at: unhealthy GPUs, text that cannot be read, a configuration that was not taken over."""
     found = [f"GPU {number} {gpu.uuid} is unhealthy" for number, gpu in enumerate(gpus) if not gpu.healthy]
     text = _annotations(node).get(pod_annotations.GPUS)
     if text is not None and not gpus:

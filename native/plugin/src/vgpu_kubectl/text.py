@@ -9,7 +9,7 @@ from typing import Any
 from vgpu_plugin.ctl.tables import Row, table
 
 Values = Mapping[str, Any]
-# A GPU's UUID is told from others of a cluster by so many characters.
+# So many characters of a GPU's UUID differ from those of others in a cluster.
 SHORT_UUID = len("GPU-12345678")
 
 

@@ -89,6 +89,26 @@ def test_options(more, argument, mount):
     assert mount is None or mount in mounts(desired)
 
 
+METRICS = [
+    # options, ports of the pod: none where only the node itself may read
+    ([], []),
+    (["--metrics-listen=127.0.0.1:9410"], []),
+    (["--metrics-listen=[::1]:9410"], []),
+    (["--metrics-listen=localhost:9410"], []),
+    (["--metrics-listen=:9410"], [9410]),
+    (["--metrics-listen=[::]:9411"], [9411]),
+    (["--metrics-listen=10.1.2.3:9410"], [9410]),
+    (["--metrics-listen=127.0.0.1:9410", "--metrics-listen=:9500"], [9500]),
+    (["--metrics-listen=odd"], []),
+]
+
+
+@pytest.mark.parametrize(("options", "ports"), METRICS)
+def test_port_of_the_metrics_is_named_for_those_who_scrape_pods(options, ports):
+    found = pod(DESIRED._replace(options=options))["containers"][0].get("ports", [])
+    assert [(one["name"], one["containerPort"]) for one in found] == [("metrics", port) for port in ports]
+
+
 def test_rights_are_few():
     rules = made()["ClusterRole"]["rules"]
     rights = {(resource, verb) for one in rules for resource in one["resources"] for verb in one["verbs"]}

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Prometheus operator is given to find our metrics, against the pods that are made and the labels they carry.
+
+The operator itself is not run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from vgpu_plugin._shared.kube import device_plugin_manifests, scheduler_manifests
+from vgpu_plugin.reconcile import labels
+
+from .conftest import PLUGIN
+
+FOLDER = PLUGIN / "dashboards"
+MONITORS = {
+    one["metadata"]["name"]: one for one in yaml.safe_load_all((FOLDER / "vgpu-podmonitors.yml").read_text()) if one
+}
+PODS = {
+    "vgpu-device-plugin": device_plugin_manifests.manifests(
+        device_plugin_manifests.Desired("image", options=["--metrics-listen=:9410"])
+    ),
+    "vgpu-scheduler": scheduler_manifests.manifests(
+        scheduler_manifests.Desired("image", "image", metrics_namespaces=["monitoring"])
+    ),
+}
+
+
+def template(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in PODS[name] if one["kind"] in ("DaemonSet", "Deployment"))
+    assert found["metadata"]["namespace"] in MONITORS[name]["spec"]["namespaceSelector"]["matchNames"]
+    made: dict[str, Any] = found["spec"]["template"]
+    return made
+
+
+def test_there_is_one_for_each_program():
+    assert set(MONITORS) == set(PODS)
+    assert {(one["apiVersion"], one["kind"]) for one in MONITORS.values()} == {
+        ("monitoring.coreos.com/v1", "PodMonitor")
+    }
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_pods_are_found_by_their_labels_and_the_names_of_their_ports(name):
+    wanted = MONITORS[name]["spec"]
+    made = template(name)
+    assert wanted["selector"]["matchLabels"].items() <= made["metadata"]["labels"].items()
+    ports = {port["name"] for container in made["spec"]["containers"] for port in container.get("ports", [])}
+    assert {one["port"] for one in wanted["podMetricsEndpoints"]} <= ports
+    ours = [one for one in wanted["podMetricsEndpoints"] if one["port"] == "metrics"]
+    assert [one["honorLabels"] for one in ours] == [True], "labels of tenants would be renamed"
+
+
+def test_nodes_are_found_by_a_label_that_we_set():
+    (config,) = [one for one in yaml.safe_load_all((FOLDER / "vgpu-scrapeconfig.yml").read_text()) if one]
+    keep, address, instance = config["spec"]["relabelings"]
+    label = (labels.PREFIX + "gpu.present").replace(".", "_").replace("/", "_")
+    assert keep == {
+        "action": "keep",
+        "sourceLabels": [f"__meta_kubernetes_node_label_{label}"],
+        "regex": "true",
+    }
+    assert address["targetLabel"] == "__address__" and address["replacement"] == "$1:9410"
+    assert instance["targetLabel"] == "instance" and config["spec"]["honorLabels"] is True
