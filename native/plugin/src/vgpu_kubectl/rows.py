@@ -237,7 +237,7 @@ def _waits_for(pod: Object) -> str:
 
 
 def _trouble(node: Object, gpus: tuple[NodeGpu, ...]) -> list[str]:
-    """What somebody should look at: unhealthy GPUs, text that cannot be read, a configuration that was not taken over."""
+    """What somebody should look at: unhealthy GPUs, text that cannot be read, a configuration that was refused."""
     found = [f"GPU {number} {gpu.uuid} is unhealthy" for number, gpu in enumerate(gpus) if not gpu.healthy]
     text = _annotations(node).get(pod_annotations.GPUS)
     if text is not None and not gpus:
