@@ -103,6 +103,8 @@ class GpuNode:
     def exchange(self, gpus: list[str]) -> None:
         """Other GPUs in the machine, and an empty log of what ran. No pod may hold one; our programs are ended."""
         self.stop()
+        # Else the GPUs before are lost ones of this machine, and their slices stay in its capacity.
+        Path("/var/lib/vgpu/offered.json").unlink(missing_ok=True)
         self._insert(gpus)
         self.gpusimctl("reset")
 
