@@ -144,7 +144,7 @@ gpus:
       xids:
         - xid: 31
           count: 2
-          last: 2026-11-24T04:00:00Z
+          last: "2026-11-24T04:00:00Z"
 usage:
   description: What each limited container holds, GPU by GPU; empty unless O(usage) is set.
   returned: always

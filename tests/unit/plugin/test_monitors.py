@@ -17,7 +17,8 @@ from .conftest import PLUGIN
 
 FOLDER = PLUGIN / "dashboards"
 MONITORS = {
-    one["metadata"]["name"]: one for one in yaml.safe_load_all((FOLDER / "vgpu-podmonitors.yml").read_text()) if one
+    one["metadata"]["name"]: one
+    for one in (yaml.safe_load(path.read_text()) for path in FOLDER.glob("vgpu-podmonitor-*.yml"))
 }
 PODS = {
     "vgpu-device-plugin": device_plugin_manifests.manifests(
