@@ -182,6 +182,7 @@ class Node:
 def node() -> Iterator[Node]:
     hostctl = str(ROOT / "tests/hosts/hostctl")
     run(str(ROOT / "tests/hosts/payload.sh"))
+    run(hostctl, "down", "--project", PROJECT)  # what a run left that was cut off
     run(hostctl, "up", "--project", PROJECT, "--host", HOST, "--profile", f"{ROOT}/tests/hosts/profiles/{HOST}.profile")
     try:
         yield Node()

@@ -136,6 +136,8 @@ def create(host: Host, image: str, stores: Iterable[str]) -> None:
     """Make the container of a host, not yet started; ``stores``: which of STORES have a volume."""
     volumes = host.volumes(stores)
     for volume in volumes.values():
+        # Left over where a run was cut off between the two; a new host has an empty store.
+        podman("volume", "rm", volume, check=False)
         podman("volume", "create", "--label", f"{LABEL}={host.project}", volume)
     podman(
         "create",

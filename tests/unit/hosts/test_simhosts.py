@@ -224,6 +224,26 @@ def test_more_hosts_than_the_kernel_lets_watch_files_are_refused(count: int, all
         podman.expect_room(count, allowed)
 
 
+@pytest.mark.parametrize("left", [[], ["docker"], ["docker", "containerd"]])
+def test_a_new_host_has_empty_stores(left: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Volumes of a run that was cut off before the container was there."""
+    host = podman.Host("p", "h")
+    there = {f"vgpu-p-h-{store}": "stale" for store in left}
+
+    def fake(*arguments: str, check: bool = True, stdin: bytes | None = None) -> str:
+        if arguments[:2] == ("volume", "rm") and there.pop(arguments[-1], None) is None and check:
+            raise podman.PodmanError("no such volume")
+        if arguments[:2] == ("volume", "create"):
+            if arguments[-1] in there:
+                raise podman.PodmanError("volume already exists")
+            there[arguments[-1]] = "empty"
+        return ""
+
+    monkeypatch.setattr(podman, "podman", fake)
+    podman.create(host, "image", ["docker", "containerd"])
+    assert there == {"vgpu-p-h-docker": "empty", "vgpu-p-h-containerd": "empty"}
+
+
 @pytest.mark.parametrize("profile", ["driver_version = 1\n[gpu]\n", "[gpu]\n"])
 def test_the_driver_is_that_of_the_repository(profile: str) -> None:
     changed = hardware.with_driver(profile, "535.309.01")
