@@ -39,6 +39,24 @@ def test_a_function_has_an_entry_for_each_grid(costs) -> None:
     assert costs("entries", 0x55D1C0A01000, 0, 200, 7, 7) == [1], "one kernel, one entry"
 
 
+# Parts of the shape by which one function takes more or less time → as many keys.
+SHAPES = [(x, y, z, block) for x in (1, 132) for y in (1, 3) for z in (1, 5) for block in (32, 256)]
+
+
+def test_every_size_of_the_grid_and_the_first_of_the_block_tell_kernels_apart(costs) -> None:
+    assert costs("keys", *(part for shape in SHAPES for part in shape)) == [len(SHAPES)]
+
+
+# How many kernels: some, about as many as the table has room for, far more.
+@pytest.mark.parametrize("count", [1000, 16_000, 60_000])
+def test_a_program_of_more_kernels_than_the_table_holds_is_not_charged_as_one_of_unknown_ones(
+    costs, count: int
+) -> None:
+    """2 ms are what a kernel is taken for that nobody has measured."""
+    mean, most = costs("crowd", count, 10, 20_000)
+    assert 20_000 <= mean <= 40_000 and most <= 40_000, (mean, most)
+
+
 LOOKS = [
     ([1000] * 9, [1, 0, 0, 0, 1, 0, 0, 0, 1]),
     ([4999] * 5, [1, 0, 0, 0, 1]),

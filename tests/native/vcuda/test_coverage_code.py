@@ -4,10 +4,11 @@ step of growth later."""
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import pytest
-from conftest import LIMIT, MIB, OK, OOM, Host, Puppet
+from conftest import LIMIT, MIB, OK, OOM, PRELOAD, PROFILE, Host, Puppet
 from test_coverage_graphs import say
 
 SIZE = 3 * MIB + 5
@@ -127,6 +128,38 @@ def test_a_load_in_a_process_that_holds_too_much(host: Host, how: str) -> None:
         assert puppet.result(f"{how} 30 {SIZE}") == OOM
         assert host.on_card() == held
     say(puppet, "library-unload 10", f"{how} 30 4096")
+
+
+# what is done again and again → does each ask NVML?
+ASKS = {
+    "kernel 20 10": False,
+    "kernel-function 21 20": False,
+    "function 22 12": False,
+    "global 12": False,
+    "library-module 23 10": False,
+    "launch 22": False,
+    "image 13 4096;unload 13": True,
+}
+TIMES = 40
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+@pytest.mark.parametrize("words", ASKS)
+def test_a_symbol_asks_nvml_nothing_and_a_load_does(host: Host, words: str) -> None:
+    """Programs that load eagerly look thousands of kernels up. A question to this NVML sleeps for 5 ms."""
+    host.become(PROFILE.replace("[gpu]", "hostile = slow-nvml\n[gpu]"))
+    asked = []
+    for times in (1, 1 + TIMES):
+        trace = host.folder / f"trace.{times}"
+        wrapper = ("strace", "-f", "-e", "trace=nanosleep,clock_nanosleep", "-o", trace, "-E", f"LD_PRELOAD={PRELOAD}")
+        puppet = host.puppet(preload=False, wrapper=wrapper).start()
+        say(puppet, f"library 10 {SIZE}", f"image 12 {SIZE}", "kernel 20 10", "function 22 12")
+        say(puppet, *words.split(";") * times)
+        puppet.end()
+        asked.append(trace.read_text().count("tv_nsec=5000000"))
+    assert asked[0] > 2, "no question is seen: this proves nothing"
+    assert (asked[1] - asked[0] >= TIMES) == ASKS[words]
+    assert ASKS[words] or asked[1] == asked[0], asked
 
 
 def test_a_kernel_that_is_not_there(host: Host) -> None:

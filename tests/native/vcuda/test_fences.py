@@ -40,6 +40,20 @@ def test_a_driver_that_fails(fences: Path, what: str) -> None:
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-2000:]
 
 
+@pytest.fixture(scope="module")
+def flows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sources = [str(ROOT / f"native/vcuda/src/compute/{name}.c") for name in ("limiter", "pace", "cost")]
+    flags = (*SANITIZED, "-lpthread")
+    return compile_program(tmp_path_factory.mktemp("flows"), "flows", "flows.c", *sources, flags=flags)
+
+
+@pytest.mark.parametrize("what", ["context", "capture", "streams", "failed", "threads"])
+def test_no_mark_of_a_segment_that_ends_early_is_lost(flows: Path, what: str) -> None:
+    """The launches' side of it: the marks are counted, and what a thread had is given back with it."""
+    done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-2000:]
+
+
 # how often the thread wants to wake, in us → may it be late?
 @pytest.mark.parametrize(("every", "late"), [(50, True), (250, True), (2000, True), (10000, True), (100000, False)])
 def test_wake_ups_are_bounded(tmp_path_factory: pytest.TempPathFactory, every: int, late: bool) -> None:

@@ -79,6 +79,7 @@ def test_a_context_that_another_one_comes_with(tooled: Host, context: int, progr
 
 @pytest.mark.parametrize("way", ["retained", "making"])
 def test_a_primary_context_that_another_thread_is_making(tooled: Host, context: int, program: Path, way: str) -> None:
+    """Both have it: the charge ends with the second release, also where one of the two retains went uncounted."""
     tooled.puppet().start().end()  # now the container knows what one costs
     with Program(tooled, program, way) as running:
         assert running.said() == "0 0 0"
@@ -86,6 +87,9 @@ def test_a_primary_context_that_another_thread_is_making(tooled: Host, context: 
         running.go_on()
         assert running.said() == "0"
         assert tooled.charged() == tooled.on_card() == context
+        running.go_on()
+        assert running.said() == "0"
+        assert tooled.charged() == tooled.on_card() == 0
 
 
 def test_who_never_comes_back_from_the_driver_is_waited_for_once(tooled: Host, program: Path) -> None:

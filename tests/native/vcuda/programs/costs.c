@@ -66,6 +66,46 @@ static void learns(char **word, int count)
     printf("%d\n%llu\n", known, (unsigned long long)ns);
 }
 
+static void crowd(unsigned count, unsigned rounds, uint64_t took)
+{
+    static struct costs costs;
+    struct settler settler = {0};
+    uint64_t at = 10 * MS, sum = 0, most = 0;
+    for (unsigned round = 0; round < rounds; round++)
+        for (unsigned i = 0; i < count; i++, at += took + MS) {
+            struct segment segment;
+            uint64_t ns;
+            segment_start(&segment);
+            unsigned item = cost_find(&costs, cost_key((const void *)(0x55d1c0a01000 + (uintptr_t)i * 0x40), 1, 1, 1, 256), &ns,
+                                      &segment.known);
+            segment_add(&segment, item, ns);
+            segment.begun = true;
+            segment.exclusive_ns = UINT64_MAX;
+            segment_settle(&costs, &settler, &segment, at, at + took);
+            if (round + 1 < rounds)
+                continue;
+            sum += ns;
+            most = ns > most ? ns : most;
+        }
+    printf("%llu\n%llu\n", (unsigned long long)(sum / count), (unsigned long long)most);
+}
+
+static unsigned keys(char **word, int count)
+{
+    uint32_t known[64];
+    unsigned found = 0;
+    for (int i = 0; i + 3 < count && found < 64; i += 4) {
+        unsigned shape[4], j = 0;
+        for (int part = 0; part < 4; part++)
+            shape[part] = (unsigned)atoi(word[i + part]);
+        known[found] = cost_key((const void *)0x55d1c0a01000, shape[0], shape[1], shape[2], shape[3]);
+        while (known[j] != known[found])
+            j++;
+        found += j == found;
+    }
+    return found;
+}
+
 int main(int argc, char **argv)
 {
     static struct thread_state thread;
@@ -86,6 +126,10 @@ int main(int argc, char **argv)
         decides(argv + 2);
     else if (argc > 2 && !strcmp(argv[1], "learns"))
         learns(argv + 2, argc - 2);
+    else if (argc == 5 && !strcmp(argv[1], "crowd"))
+        crowd((unsigned)atoi(argv[2]), (unsigned)atoi(argv[3]), strtoull(argv[4], NULL, 0));
+    else if (argc > 5 && !strcmp(argv[1], "keys"))
+        printf("%u\n", keys(argv + 2, argc - 2));
     else
         return 2;
     return 0;

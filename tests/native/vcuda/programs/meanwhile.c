@@ -5,7 +5,7 @@
  *
  *   nested    a tool makes a context inside the making of one
  *   slow      one thread makes a context, which takes longer than others wait for it; another one makes one meanwhile
- *   retained  the same of a primary context, which both retain; the second thread releases it, then the first one
+ *   retained  the same of a primary context, which both retain; it is released once, and on a further line for the second time
  *   making    the same where the driver says that there is none yet, as long as the first thread makes it
  *   thrown    a tool leaves the making of a context by longjmp; then another thread makes contexts
  *
@@ -208,6 +208,10 @@ int main(int argc, char **argv)
         cuDevicePrimaryCtxRelease_v2(0);
         last = use(first);
         printf("%d\n", last);
+        fflush(stdout);
+        while (getchar() != '\n')
+            ;
+        printf("%d\n", cuDevicePrimaryCtxRelease_v2(0));
     } else {
         cuCtxDestroy_v2(first);
         printf("%d\n", use(second));

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * limiter.c without a driver: each mark that a segment was begun with goes to a fence, or back, whatever becomes of the
+ * segment: flows WHAT. A kernel is known to take 10 us here, so that a segment stays open after its launch.
+ *
+ *   context    the thread goes from context to context with a segment open
+ *   capture    a capture of its stream begins
+ *   streams    more streams in turns than a thread has flows for
+ *   failed     the driver refuses the launch
+ *   threads    threads end with segments open
+ */
+#include "compute/limiter.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) { \
+            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
+            exit(1); \
+        } \
+    } while (0)
+
+/* --- the rest of the library -------------------------------------------------------------------------------- */
+
+static int out; /* marks that a flow has */
+static bool capturing;
+static CUcontext context = (CUcontext)0x1000;
+static uint64_t lane;
+static uint32_t sequence;
+static struct device device = {.uuid = "GPU-0"};
+static struct vgpu_tenant_device tenant = {.balance_ns = BUCKET_CAP_NS};
+static struct limited limited = {.device = &device, .tenant = &tenant, .busy_lane = &lane};
+static struct cached_limits limits = {.control = CONTROL_ON, .sequence_at = &sequence};
+static struct process_state state = {.started = true, .limits = &limits};
+_Atomic(struct process_state *) vgpu_process = &state;
+void *vgpu_real[FUNCTION_COUNT];
+const uint32_t *vgpu_limits_sequence = &sequence;
+struct thread_calls vgpu_threads = {.key_create = pthread_key_create, .set = pthread_setspecific};
+_Atomic int vgpu_log_level = LOG_ERROR;
+
+enum control vgpu_enter_again(void) { return CONTROL_ON; }
+enum control limits_control(void) { return CONTROL_ON; }
+unsigned limits_sm_percent(const char *uuid, int nvml_index) { (void)uuid; (void)nvml_index; return 50; }
+bool limits_sm_lowered(const char *uuid, int nvml_index) { (void)uuid; (void)nvml_index; return false; }
+enum vgpu_core_policy limits_core_policy(void) { return VGPU_CORE_FORCE; }
+int limits_priority(void) { return 0; }
+void vgpu_log_line(enum log_level level, const char *format, ...) { (void)level; (void)format; }
+void lock_wait(struct lock *lock) { (void)lock; CHECK(!"a lock is taken twice"); }
+void lock_wake(struct lock *lock) { (void)lock; }
+const struct device *device_current(CUcontext *current, CUresult *status)
+{
+    *current = context;
+    *status = CUDA_SUCCESS;
+    return &device;
+}
+struct limited *tenant_limited(const struct device *one) { (void)one; return &limited; }
+void tenant_look_again(struct limited *one, uint64_t now) { (void)one; (void)now; }
+bool tenant_page(const struct limited *one, uint64_t now, struct vgpu_gpu_page *page) { (void)one; (void)now; (void)page; return false; }
+void tenant_charge(struct limited *one, uint64_t ns) { (void)one; (void)ns; }
+int64_t tenant_balance(struct limited *one, uint64_t now, uint32_t rate, bool busy)
+{
+    (void)one;
+    (void)now;
+    (void)rate;
+    (void)busy;
+    return BUCKET_CAP_NS;
+}
+bool capture_of(CUstream stream, bool per_thread) { (void)stream; (void)per_thread; return capturing; }
+void controller_help(bool waits) { (void)waits; }
+uint32_t fence_settled(void) { return 0; }
+void fence_wait(uint32_t seen, uint64_t now, uint64_t until) { (void)seen; (void)now; (void)until; }
+struct mark *fence_mark(CUcontext of, CUstream stream, bool per_thread)
+{
+    (void)of;
+    (void)stream;
+    (void)per_thread;
+    out++;
+    return malloc(1);
+}
+void fence_drop_mark(struct mark *mark)
+{
+    out -= mark != NULL;
+    free(mark);
+}
+void fence_put(struct limited *one, struct flow *flow, struct mark *end)
+{
+    (void)one;
+    atomic_store(&limited.busy_until, 0);
+    fence_drop_mark(flow->begin);
+    fence_drop_mark(end);
+    flow->begin = NULL;
+}
+
+/* --- a program ------------------------------------------------------------------------------------------------- */
+
+#define KERNEL cost_key((const void *)0x55d1c0a01000, 1, 1, 1, 256)
+
+static void launch(uintptr_t stream, CUresult answer)
+{
+    struct ticket ticket;
+    limiter_before(&ticket, KERNEL, (CUstream)stream, false);
+    limiter_after(&ticket, answer);
+}
+
+/* Measured as often as it takes until several launches make a segment. */
+static void learn(void)
+{
+    struct settler settler = {0};
+    uint64_t at = 10 * MS, ns;
+    for (int i = 0; i < 20; i++, at += MS) {
+        struct segment segment;
+        segment_start(&segment);
+        segment_add(&segment, cost_find(&vgpu_costs, KERNEL, &ns, &segment.known), ns);
+        segment.begun = true;
+        segment.exclusive_ns = UINT64_MAX;
+        segment_settle(&vgpu_costs, &settler, &segment, at, at + 10 * US);
+    }
+}
+
+static void *ends(void *unused)
+{
+    for (uintptr_t stream = 1; stream <= FLOWS; stream++)
+        launch(stream, CUDA_SUCCESS);
+    return unused;
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "";
+    bool seen = false; /* a segment was open when it happened */
+    learn();
+    for (int i = 0; i < 400; i++) {
+        uintptr_t stream = !strcmp(what, "streams") ? 1 + (uintptr_t)i % 32 : 1;
+        pthread_t thread;
+        if (!strcmp(what, "threads")) {
+            CHECK(pthread_create(&thread, NULL, ends, NULL) == 0 && pthread_join(thread, NULL) == 0);
+            seen = true;
+            continue;
+        }
+        launch(stream, CUDA_SUCCESS);
+        seen = seen || out > 0;
+        if (!strcmp(what, "context")) {
+            context = (CUcontext)(uintptr_t)(0x1000 + i % 7);
+            limiter_forget_thread();
+        } else if (!strcmp(what, "capture")) {
+            capturing = true;
+            limiter_forget_all();
+            launch(stream, CUDA_SUCCESS);
+            CHECK(out == 0);
+            capturing = false;
+        } else if (!strcmp(what, "failed")) {
+            launch(stream, CUDA_ERROR_INVALID_VALUE);
+            CHECK(out == 0);
+        } else if (strcmp(what, "streams")) {
+            return 2;
+        }
+    }
+    CHECK(seen && out <= (int)FLOWS);
+    puts("ok");
+    return 0;
+}
