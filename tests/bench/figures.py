@@ -92,6 +92,11 @@ FIGURES = {
         "45.7 + 53.9",
     ),
     "share-real": Figure("two tenants 30 + 70 on the simulated GPU in real time", "30 + 70", "45.7 + 53.9"),
+    "share-mixed": Figure(
+        "one tenant of 20 %, policy force, kernels of 20 µs to 5 ms in one function and grid, in real time",
+        "≤ 25 %; no more than kernels of one length get",
+        "not measured",
+    ),
     "wakes": Figure(
         "thread that settles launches, in a busy process", "≤ 500 wake-ups a second (1 % of a core)", "not measured"
     ),

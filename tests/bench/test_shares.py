@@ -202,3 +202,33 @@ def test_in_real_time(node: tuple, sizes: dict, row) -> None:
         theirs,
         f"limiter off: {theirs[0]:.1f} + {theirs[1]:.1f} %",
     )
+
+
+MIX, CONSTANT, PERCENT = "20..5000", "1000", 20  # microseconds
+
+
+def test_mixed_kernels_in_real_time(node: tuple, sizes: dict, row) -> None:
+    """Without an arbiter. What is gated is the ratio to kernels of one length, in the same program and run."""
+    shares, one = node
+
+    def got(us: str, policy: str) -> float:
+        container = shares.Container(one, f"{policy}-{us}", PERCENT, core_policy=policy)
+        process = container.start(us=us)
+        time.sleep(3)  # until it is known that it takes now more and now less
+        limited = policy == "force"
+        [found] = one.judged([process], lambda got: 15 <= got[0] <= 25 or not limited, 2 + sizes["seconds"])
+        process.kill()
+        process.wait()
+        return found
+
+    constant, mixed = got(CONSTANT, "force"), got(MIX, "force")
+    free = got(MIX, "disable")
+    row(
+        "share-mixed",
+        "at most 1.25 times what kernels of one length get",
+        lambda found: found <= 1.25 * constant,
+        mixed,
+        f"{mixed:.1f} %, with kernels of one length {constant:.1f}, in {2 + sizes['seconds']} s",
+        free,
+        f"limiter off: {free:.1f} %",
+    )
