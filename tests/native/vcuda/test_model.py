@@ -137,25 +137,35 @@ def mixed(kernels: list, streak: int, *more: str) -> str:
     return f"onekey=1,streak={streak},kernels=" + ":".join(map(str, kernels)) + "".join("," + one for one in more)
 
 
-@pytest.mark.parametrize("kernels", MIXES.values(), ids=MIXES)
+# Long series of one length and then of another: what the first long one finds queued behind it as short is paid for over
+# several windows. Exact after ten seconds, and never more than the share allows.
+LATE = ("streaks of 64", "streaks of 1000", "streaks of short ones", "longer than half a window")
+
+
+@pytest.mark.parametrize("name", MIXES)
 @pytest.mark.parametrize("arbiter", ["arbiter", "none"])
 @pytest.mark.parametrize("share", [20, 50, 80])
-def test_kernels_of_mixed_length_under_one_name_are_paid(model, kernels: tuple, arbiter: str, share: int) -> None:
+def test_kernels_of_mixed_length_under_one_name_are_paid(model, name: str, arbiter: str, share: int) -> None:
     """In each window of max(1 s, 20 times the longest kernel) after the first. A long kernel is charged when it ends,
     so that of a window in which few have room one more or less counts.
     """
+    kernels = MIXES[name]
     longest = max(kernels[0]) / 1e6
     window = max(1, 20 * longest)
     part = longest / (share / 100 * window)
     slack = max(0.10, 0.02 + 1.2 * part)
-    # What the first long one of a kernel that was short finds queued behind it is paid for before all else.
-    warm = max(10, window) + 4 * longest * 100 / share
-    words = ["--seconds", warm + 5 * window + 10, "--warm", warm]
-    words += ["--no-arbiter"] if arbiter == "none" else []
-    (tenant,) = model(*words, mixed(*kernels, "policy=force", f"share={share}"))["tenants"]
-    assert tenant["charged"][0] >= 1 - slack and tenant["charged"][1] <= 1 + slack, tenant["charged"]
+
+    def ran(warm: float) -> dict:
+        words = ["--seconds", warm + 5 * window + 10, "--warm", warm]
+        words += ["--no-arbiter"] if arbiter == "none" else []
+        return model(*words, mixed(*kernels, "policy=force", f"share={share}"))["tenants"][0]
+
+    tenant = ran(window)
     # 32 ms of work may be under way at the most, in kernels that take now more and now less.
     assert tenant["high"] <= max(1.25 * share, share + 4, share * (1.05 + 1.2 * part)), tenant["high"]
+    if name in LATE:
+        tenant = ran(max(10, window) + 4 * longest * 100 / share)
+    assert tenant["charged"][0] >= 1 - slack and tenant["charged"][1] <= 1 + slack, tenant["charged"]
     assert abs(tenant["mean"] - share) <= share * max(0.1, part), tenant["mean"]
 
 
