@@ -162,7 +162,8 @@ def test_kernels_of_mixed_length_under_one_name_are_paid(model, name: str, arbit
 
     tenant = ran(window)
     # 32 ms of work may be under way at the most, in kernels that take now more and now less.
-    assert tenant["high"] <= max(1.25 * share, share + 4, share * (1.05 + 1.2 * part)), tenant["high"]
+    most = 25 if share == 20 else max(1.25 * share, share + 4, share * (1.05 + 1.2 * part))
+    assert tenant["high"] <= most, tenant["high"]
     if name in LATE:
         tenant = ran(max(10, window) + 4 * longest * 100 / share)
     assert tenant["charged"][0] >= 1 - slack and tenant["charged"][1] <= 1 + slack, tenant["charged"]
