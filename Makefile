@@ -131,10 +131,11 @@ docs: apt-base ## pages of variables, modules and roles; HTML in .build/docs/htm
 	@$(BUILD)/docs-env/bin/python tools/alerts.py
 	@$(BUILD)/docs-env/bin/python tools/pages.py
 
-# PLATFORMS="3.11-x86_64 3.12-x86_64": for hosts of these alone; all of them are more than Galaxy takes.
+# PLATFORMS="3.11-x86_64 3.12-x86_64" SCHEDULER=none: for hosts of these alone, and without the wheels of the scheduler;
+# all of them are more than Galaxy takes.
 artefact: apt-base venv ## the collection with its wheels and libraries, in .build/artefact; the same bytes each time
 	@tools/apt.sh gcc-aarch64-linux-gnu libc6-dev-arm64-cross
-	@$(BIN)/python tools/artefact.py --platforms "$(PLATFORMS)"
+	@$(BIN)/python tools/artefact.py --platforms "$(PLATFORMS)" --scheduler "$(SCHEDULER)"
 
 # docs/awx.md builds an image of it.
 execution-environment: apt-base ## the build context of an execution environment for AWX, in .build/ee/context

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the collection's artefact with what a controller would otherwise have to compile or download.
 
-    python tools/artefact.py [--out .build/artefact] [--platforms "3.11-x86_64 3.12-aarch64"]
+    python tools/artefact.py [--out .build/artefact] [--platforms "3.11-x86_64 3.12-aarch64"] [--scheduler none]
 
 The folder prebuilt/ of the artefact has the library's archive of each architecture that a compiler is here for, and the
-wheels of the device plugin and of what it needs for each platform: Python and architecture of a host. It is made in a
-clean export of the working tree and never in the tree itself. The same sources, compilers and lock give the same bytes.
-Prints the path of the artefact and its SHA-256.
+wheels of the device plugin and of what it needs for each platform: Python and architecture of a host. Its folder
+scheduler/ has the wheels of the scheduler, for the Python of its image. All is made in a clean export of the working
+tree and never in the tree itself. The same sources, compilers and lock give the same bytes. Prints the path of the
+artefact and its SHA-256.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 COMPILERS = {"x86_64": "x86_64-linux-gnu-gcc", "aarch64": "aarch64-linux-gnu-gcc"}
 PLATFORMS = tuple(f"{python}-{arch}" for arch in COMPILERS for python in PYTHONS)
+# In the folder of the device plugin's wheels, ours would have the same name.
+SCHEDULER = "scheduler"
 # What galaxy.ansible.com takes of one collection.
 GALAXY_MOST = 20 * 1000 * 1000
 # Of every member: a time of no build.
@@ -48,12 +51,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / ".build" / "artefact")
     parser.add_argument("--platforms", default="", help=f"of the hosts (default: {' '.join(PLATFORMS)})")
+    parser.add_argument(
+        "--scheduler",
+        default="",
+        help="platforms of the scheduler's image, or none (default: Python of a default image, their architectures)",
+    )
     given = parser.parse_args()
     platforms = given.platforms.split() or list(PLATFORMS)
-    if unknown := [one for one in platforms if one not in PLATFORMS]:
-        parser.error(f"--platforms: expected some of {' '.join(PLATFORMS)}, found {' '.join(unknown)}")
+    images = [] if given.scheduler == "none" else given.scheduler.split() or of_images(platforms)
+    for option, names in (("--platforms", platforms), ("--scheduler", images)):
+        if unknown := [one for one in names if one not in PLATFORMS]:
+            parser.error(f"{option}: expected some of {' '.join(PLATFORMS)}, found {' '.join(unknown)}")
     try:
-        artefact = make(given.out.resolve(), platforms)
+        artefact = make(given.out.resolve(), platforms, images)
     except ArtefactError as fault:
         print(f"artefact: {fault}", file=sys.stderr)
         return 1
@@ -61,13 +71,26 @@ def main() -> int:
     print(f"{artefact} {hashlib.sha256(artefact.read_bytes()).hexdigest()}")
     if size > GALAXY_MOST:
         print(
-            f"artefact: {size / 1e6:.0f} MB, and Galaxy takes {GALAXY_MOST / 1e6:.0f} MB: for it name fewer platforms",
+            f"artefact: {size / 1e6:.0f} MB, and Galaxy takes {GALAXY_MOST / 1e6:.0f} MB: for it name fewer platforms, "
+            "and none for the scheduler",
             file=sys.stderr,
         )
     return 0
 
 
-def make(out: Path, platforms: list[str]) -> Path:
+def of_images(platforms: list[str]) -> list[str]:
+    """The platforms of default images of the scheduler, on the architectures of these hosts."""
+    python = role("scheduler", "defaults")["scheduler_image_python"]
+    return [f"{python}-{arch}" for arch in sorted({one.partition("-")[2] for one in platforms})]
+
+
+def role(name: str, part: str, tree: Path = ROOT) -> dict[str, Any]:
+    """Variables of a role, as they are written."""
+    found: dict[str, Any] = yaml.safe_load((tree / "roles" / name / part / "main.yml").read_text())
+    return found
+
+
+def make(out: Path, platforms: list[str], images: list[str]) -> Path:
     """Export, build what is compiled, pack. Returns the artefact's path."""
     tree = out / "tree"
     out.mkdir(parents=True, exist_ok=True)
@@ -76,12 +99,10 @@ def make(out: Path, platforms: list[str]) -> Path:
     prebuilt.mkdir()
     for arch in sorted({one.partition("-")[2] for one in platforms}):
         library(tree, prebuilt, arch)
-    version = source_version(tree, plugin_sources(tree))
     for one in platforms:
-        python, _dash, arch = one.partition("-")
-        words = [sys.executable, str(tree / "native/plugin/tools/wheelhouse.py"), f"--out={out / 'cache'}"]
-        words += [f"--collect={prebuilt}", f"--python={python}", f"--arch={arch}", f"--version={version}"]
-        call(f"the wheels of {one}", words)
+        wheels(tree, prebuilt, one, "device_plugin", out / "cache")
+    for one in images:
+        wheels(tree, prebuilt / SCHEDULER, one, "scheduler", out / "cache")
     for left in tree.rglob("__pycache__"):
         shutil.rmtree(left)
     call("ansible-galaxy", ["ansible-galaxy", "collection", "build", "--force", f"--output-path={out}", str(tree)])
@@ -115,6 +136,16 @@ def library(tree: Path, prebuilt: Path, arch: str) -> None:
         raise ArtefactError(f"the library for {arch}: {fault}") from None
 
 
+def wheels(tree: Path, folder: Path, platform_name: str, name: str, cache: Path) -> None:
+    """The wheels of a role's program for one platform, of the version that the installed role asks for."""
+    python, _dash, arch = platform_name.partition("-")
+    version = source_version(tree, [str(one) for one in role(name, "vars", tree)[f"__{name}_sources"]])
+    words = [sys.executable, str(tree / "native/plugin/tools/wheelhouse.py"), f"--out={cache}", f"--collect={folder}"]
+    words += [f"--python={python}", f"--arch={arch}", f"--version={version}"]
+    words += ["--scheduler"] if name == "scheduler" else []
+    call(f"the wheels of the {name.replace('_', ' ')} for {platform_name}", words)
+
+
 def loaded(path: Path) -> ModuleType:
     """A file of the exported tree as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -129,11 +160,6 @@ def source_version(tree: Path, names: list[str]) -> str:
     """The version that the roles of the installed collection will ask for."""
     lookup = loaded(tree / "plugins/lookup/source_version.py")
     return f"{lookup.collection_version(str(tree))}-{lookup.digest(str(tree), lookup.sources(str(tree), names))[:12]}"
-
-
-def plugin_sources(tree: Path) -> list[str]:
-    variables = yaml.safe_load((tree / "roles/device_plugin/vars/main.yml").read_text())
-    return [str(one) for one in variables["__device_plugin_sources"]]
 
 
 def normalise(artefact: Path) -> None:

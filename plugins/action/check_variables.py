@@ -35,7 +35,8 @@ class ActionModule(ActionBase):
             return {**answer, "mistakes": [str(one) for one in faults], "msg": heading(faults, first(task_vars))}
         kind_of = {host: number for number, kin in enumerate(kins) for host in kin.hosts}
         doubtful = [str(one) for one in mistakes]
-        return {"changed": False, "warnings": doubtful, "states": states, "kinds": kind_of if states else {}}
+        found = {"states": states, "kinds": kind_of if states else {}, "kubeconfigs": check.kubeconfigs(kins)}
+        return {"changed": False, "warnings": doubtful, **found}
 
 
 def collect(check: Check, kins: list[Kin], findings: list[tuple[Kin, Finding]]) -> list[dict[str, Any]]:

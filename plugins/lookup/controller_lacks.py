@@ -8,9 +8,9 @@ name: controller_lacks
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 version_added: 0.1.0
-short_description: Programs that this controller would need to build for the hosts and does not have
+short_description: What this controller would need for the hosts and does not have
 description:
-  - Internal to the role preflight, which refuses such a controller before any host is read.
+  - Internal to the roles preflight and scheduler, which refuse such a controller before any host is read.
   - What lies built in one of the folders needs no program.
 extends_documentation_fragment:
   - vgpu.fleet.internal
@@ -45,6 +45,40 @@ options:
     description: Image that it is built on. Empty makes a Debian root by mmdebstrap.
     type: str
     default: ""
+  scheduler:
+    description: Version of the scheduler whose image is built on this controller. Empty where none is.
+    type: str
+    default: ""
+  scheduler_folders:
+    description: Folders that may hold wheels of the scheduler.
+    type: list
+    elements: str
+    default: []
+  scheduler_cache:
+    description: Folder that may hold archives of the scheduler.
+    type: str
+    default: ""
+  scheduler_python:
+    description: Version of the Python in its image.
+    type: str
+    default: "3.11"
+  scheduler_arch:
+    description: Architecture of its image, as C(uname -m) says it.
+    type: str
+    default: x86_64
+  scheduler_image:
+    description: File that its image is built into.
+    type: str
+    default: ""
+  kubeconfigs:
+    description: Kubeconfig files of the controller by which the Kubernetes API is called.
+    type: list
+    elements: str
+    default: []
+  kubernetes_python:
+    description: Interpreter of the controller that modules run with. Empty where it is not known.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -55,7 +89,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _raw:
-  description: A sentence for each that cannot be built, with the ways out.
+  description: A sentence for each that is missing, with the ways out.
   type: list
   elements: str
 """
@@ -63,12 +97,15 @@ _raw:
 import glob
 import importlib.util
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 from ansible.plugins.lookup import LookupBase
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Included by the library; without them a compiler is there and compiles nothing.
 HEADERS = "#include <dlfcn.h>\n#include <stdio.h>\n"
 
@@ -101,6 +138,16 @@ def library(version: str, folders: list[str]) -> list[str]:
     ]
 
 
+def packer() -> str:
+    """What is missing to pack the archive of a program, separated by commas."""
+    missing = []
+    if not any(importlib.util.find_spec(name) for name in ("pip", "ensurepip")):
+        missing.append("pip, or the module ensurepip (package python3-venv)")
+    if sys.version_info < (3, 11):
+        missing.append("Python 3.11 or newer")
+    return ", ".join(missing)
+
+
 def plugin(version: str, folders: list[str]) -> list[str]:
     """What is missing to make the device plugin's archive."""
     if not version or built(
@@ -109,39 +156,104 @@ def plugin(version: str, folders: list[str]) -> list[str]:
         f"vgpu-plugin-{glob.escape(version)}-*.pyz",
     ):
         return []
-    missing = []
-    if not any(importlib.util.find_spec(name) for name in ("pip", "ensurepip")):
-        missing.append("pip, or the module ensurepip (package python3-venv)")
-    if sys.version_info < (3, 11):
-        missing.append("Python 3.11 or newer")
+    missing = packer()
     if not missing:
         return []
     return [
-        f"the device plugin {version}: expected {', '.join(missing)} for {sys.executable}, found none. Install it; or "
+        f"the device plugin {version}: expected {missing} for {sys.executable}, found none. Install it; or "
         "install an artefact with prebuilt wheels (make artefact); or set device_plugin_prebuilt to a folder with its "
         "prebuilt/"
     ]
 
 
-def image(version: str, folders: list[str], builder: str, base: str) -> list[str]:
-    """What is missing to build the device plugin's image."""
-    if not version or built(folders, f"image-{glob.escape(version)}.tar"):
+def scheduler(version: str, folders: list[str], cache: str, python: str, arch: str) -> list[str]:
+    """What is missing to make the archive of the scheduler for an image with this Python."""
+    if not version:
+        return []
+    wheelhouse = loaded(os.path.join(ROOT, "native", "plugin", "tools", "wheelhouse.py"))
+    wanted = wheelhouse.Wanted(wheelhouse.SCHEDULER, version, python, arch)
+    wheels = [pathlib.Path(os.path.expanduser(folder)) for folder in folders]
+    if built([cache], f"{wanted.name}-{glob.escape(version)}-{wanted.tag}-{arch}.pyz"):
+        return []
+    missing = packer()
+    if not missing or (wheelhouse.found_ours(wheels, wanted) and wheelhouse.found_foreign(wheels, wanted)):
+        return []
+    return [
+        f"the scheduler {version} for Python {python} on {arch}: expected {missing} for {sys.executable}, found none. "
+        "Install it; or install an artefact with the scheduler's wheels (make artefact); or set scheduler_prebuilt to "
+        "a folder with its prebuilt/scheduler/; or name an image that the nodes pull in scheduler_image"
+    ]
+
+
+def loaded(path: str) -> Any:
+    """A program of the collection as a module."""
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[: -len(".py")], path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# Of an image, by the first part of the names of its variables: what it is, and what else may be done.
+IMAGES = {
+    "device_plugin": (
+        "the device plugin",
+        "name an image that the nodes pull in device_plugin_image, and set device_plugin_image_build to false",
+    ),
+    "scheduler": ("the scheduler", "name an image that the nodes pull in scheduler_image"),
+}
+
+
+def image(version: str, there: bool, builder: str, base: str, role: str = "device_plugin") -> list[str]:
+    """What is missing to build an image of a role, unless its file is there."""
+    if not version or there:
         return []
     missing = [name for name in (builder, *(() if base else ("mmdebstrap",))) if shutil.which(name) is None]
     if not missing:
         return []
-    named = "" if base else "; or set device_plugin_image_base to an image with python3-venv, which needs no mmdebstrap"
+    named = "" if base else f"; or set {role}_image_base to an image with python3-venv, which needs no mmdebstrap"
+    what, way = IMAGES[role]
     return [
-        f"the image of the device plugin {version}: expected {', '.join(missing)} on this controller, found none. "
-        f"Install it{named}; or name an image that the nodes pull in device_plugin_image, and set "
-        "device_plugin_image_build to false"
+        f"the image of {what} {version}: expected {', '.join(missing)} on this controller, found none. "
+        f"Install it{named}; or {way}"
     ]
+
+
+def kubernetes(files: list[str], python: str) -> list[str]:
+    """What is missing to call the Kubernetes API."""
+    found = [
+        f"{file}: no such file here; set vgpu_kubeconfig to a kubeconfig file of the controller"
+        for file in files
+        if not os.path.exists(os.path.expanduser(file))
+    ]
+    if files and not imports("kubernetes", python):
+        found.append(
+            f"the Kubernetes API: expected the Python package kubernetes for {python}, found none. Install it "
+            f"({python} -m pip install kubernetes); or leave vgpu_kubeconfig empty where no cluster shall be asked"
+        )
+    return found
+
+
+def imports(name: str, python: str) -> bool:
+    """Whether an interpreter has a package; true where no such interpreter can be asked, for its task says more."""
+    if python == sys.executable:
+        return importlib.util.find_spec(name) is not None
+    if not python or shutil.which(python) is None:
+        return True
+    return subprocess.run([python, "-c", f"import {name}"], capture_output=True, check=False).returncode == 0
 
 
 class LookupModule(LookupBase):
     def run(self, terms, variables=None, **kwargs):
         self.set_options(var_options=variables, direct=kwargs)
         option = self.get_option
+        builder, base = option("image_builder"), option("image_base")
         found = library(option("library"), option("library_folders"))
         found += plugin(option("plugin"), option("plugin_folders"))
-        return found + image(option("image"), option("plugin_folders"), option("image_builder"), option("image_base"))
+        there = built(option("plugin_folders"), f"image-{glob.escape(option('image'))}.tar")
+        found += image(option("image"), there, builder, base)
+        of_scheduler = (option("scheduler_folders"), option("scheduler_cache"))
+        found += scheduler(option("scheduler"), *of_scheduler, option("scheduler_python"), option("scheduler_arch"))
+        there = os.path.exists(os.path.expanduser(option("scheduler_image")))
+        found += image(option("scheduler"), there, builder, base, "scheduler")
+        return found + kubernetes(option("kubeconfigs"), option("kubernetes_python"))

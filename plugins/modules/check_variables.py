@@ -59,4 +59,9 @@ kinds:
   description: The place of each host's state in RV(states).
   returned: success
   type: dict
+kubeconfigs:
+  description: Kubeconfig files of the controller that the variables of the hosts name, each once.
+  returned: success
+  type: list
+  elements: str
 """

@@ -24,6 +24,14 @@ WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 INDIRECT = frozenset(("hostvars", "vars", "varnames"))
 # What ansible-core itself puts among the variables of a task.
 OF_TASK = frozenset(("hostvars", "vars", "role_path"))
+# Files of the controller.
+KUBECONFIGS = (
+    "vgpu_kubeconfig",
+    "device_plugin_api_kubeconfig",
+    "scheduler_kubeconfig",
+    "upgrade_kubeconfig",
+    "verify_kubeconfig",
+)
 NAMED_HOSTS = 3
 
 
@@ -107,6 +115,14 @@ class Check:
             else:
                 found[key] = Kin([host], ours, variables)
         return list(found.values())
+
+    def kubeconfigs(self, kins: list[Kin]) -> list[str]:
+        """The kubeconfig files that these hosts name, each once. A name that only facts can give is left out."""
+        found = {}
+        for kin in kins:
+            values = Values(self, kin.variables)
+            found.update(dict.fromkeys(values.of_role(name) or "" for name in KUBECONFIGS if name in kin.ours))
+        return [file for file in found if file]
 
     def findings(self, kin: Kin) -> list[Finding]:
         """Errors and warnings of one kind of host."""

@@ -5,6 +5,7 @@ and teardown. The controller has no compiler, no make, no pip and no index. The 
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -22,12 +23,17 @@ def names(artefact: Path) -> list[str]:
 
 
 def test_it_has_the_wheels_and_the_library(artefact: Path) -> None:
-    prebuilt = [Path(name).name for name in names(artefact) if name.startswith("prebuilt/")]
+    inside = [Path(name).relative_to("prebuilt") for name in names(artefact) if name.startswith("prebuilt/")]
+    prebuilt = [path.name for path in inside if len(path.parts) == 1]
     assert [one for one in prebuilt if one.startswith("vcuda-") and one.endswith(f"-{platform.machine()}.tar.gz")]
     assert [one for one in prebuilt if one.startswith("vgpu_fleet_plugin-") and one.endswith("-py3-none-any.whl")]
     lock = (ROOT / "requirements" / "plugin.txt").read_text()
     pinned = {line.split("==")[0].lower().replace("-", "_") for line in lock.splitlines() if "==" in line[:60]}
     assert {one.split("-")[0].lower() for one in prebuilt if one.endswith(".whl")} == pinned | {"vgpu_fleet_plugin"}
+    lock = (ROOT / "requirements" / "scheduler.txt").read_text()
+    pinned = {line.split("==")[0].lower().replace("-", "_") for line in lock.splitlines() if "==" in line[:60]}
+    scheduler = {path.name.split("-")[0].lower() for path in inside if path.parts[0] == "scheduler" and path.suffix}
+    assert scheduler == pinned | {"vgpu_fleet_plugin"}
 
 
 def test_it_is_the_same_bytes_twice(artefact: Path, tmp_path: Path) -> None:
@@ -40,6 +46,30 @@ def test_it_is_the_same_bytes_twice(artefact: Path, tmp_path: Path) -> None:
 def test_the_controller_has_no(controller: Controller, program: str) -> None:
     assert shutil.which(program, path=controller.environment()["PATH"]) is None
     assert controller.call([str(controller.venv / "bin" / "python"), "-c", "import pip"])[0] != 0
+
+
+def test_the_scheduler_is_packed_without_a_download(controller: Controller, tmp_path: Path) -> None:
+    """As the role does it, in the version that the role of the installed collection asks for."""
+    home = controller.project.parent / "home"
+    (installed,) = home.glob(".ansible/collections/ansible_collections/vgpu/fleet")
+    python = str(controller.venv / "bin" / "python")
+    sources = "'native/plugin', 'plugins/module_utils', 'requirements/scheduler.txt'"
+    words = [
+        "ansible",
+        "localhost",
+        "-o",
+        "-m",
+        "debug",
+        "-a",
+        f"msg={{{{ lookup('vgpu.fleet.source_version', {sources}) }}}}",
+    ]
+    code, output = controller.call([str(controller.venv / "bin" / words[0]), *words[1:]])
+    version = re.search(r"[0-9.]+-[0-9a-f]{12}", output)
+    assert code == 0 and version, output
+    words = [python, "-I", str(installed / "native/plugin/tools/wheelhouse.py"), "--scheduler", f"--out={tmp_path}"]
+    words += [f"--wheels={installed}/prebuilt/scheduler", f"--arch={platform.machine()}", f"--version={version[0]}"]
+    code, output = controller.call(words)
+    assert code == 0 and list(tmp_path.glob("vgpu-scheduler-*-cp311-*.pyz")), output
 
 
 def test_a_dry_run_changes_nothing(controller: Controller, node: Node) -> None:

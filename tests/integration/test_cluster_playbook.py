@@ -143,6 +143,30 @@ def test_refused_before_anything_is_changed(person, cluster, about, variables, p
     assert cluster.writes == [] and "changed=0" in run.output
 
 
+# Variables of a controller without podman, docker and mmdebstrap, and what the refusal says.
+BARE = [
+    ({}, "the image of the scheduler", "expected podman, mmdebstrap on this controller"),
+    ({"scheduler_image_base": "debian:12"}, "the image of the scheduler", "expected podman on this controller"),
+    ({"vgpu_kubeconfig": "/none/x"}, "/none/x: no such file here", "set vgpu_kubeconfig"),
+    ({"vgpu_kubeconfig": ""}, "vgpu_kubeconfig is empty for a1", "expected a kubeconfig file"),
+    ({"scheduler_kube_scheduler_archive": "/none/y"}, "/none/y: no such file on the controller", "docker save"),
+]
+
+
+@pytest.mark.parametrize(("variables", "what", "words"), BARE, ids=["base", "engine", "file", "empty", "archive"])
+def test_a_bare_controller_is_refused_before_any_host_is_read(
+    person, cluster, tmp_path, monkeypatch, variables, what, words
+):
+    (tmp_path / "few").mkdir()
+    for name in ("sh", "env", "mkdir", "rm", "chmod", "echo", "sleep"):
+        (tmp_path / "few" / name).symlink_to(f"/bin/{name}" if name != "env" else "/usr/bin/env")
+    monkeypatch.setenv("PATH", str(tmp_path / "few"))
+    run = person(**{"scheduler_image": "localhost/vgpu-scheduler:1", **variables})
+    said = " ".join(run.output.split())
+    assert run.code != 0 and what in said and words in said, run.output
+    assert cluster.calls == [] and sum(run.calls.values()) == 0
+
+
 def test_check_mode_says_so_too(person, cluster):
     forbidden(cluster)
     run = person("--check")

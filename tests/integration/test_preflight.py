@@ -348,9 +348,10 @@ def test_a_controller_that_cannot_build_an_image_is_refused_before_any_host_is_r
     monkeypatch.setenv("PATH", str(programs))
     given = {
         "device_plugin_deploy": "daemonset",
-        "vgpu_kubeconfig": "/no/kubeconfig",
+        "vgpu_kubeconfig": str(place.folder / "kubeconfig"),
         "device_plugin_version": "9.9.9-x",
     }
+    place.write("kubeconfig", "")
     place.hosts({"t4": ["gpu-1", "gpu-2"]})
     place.group("t4", **{**given, "device_plugin_cache": str(place.folder), **variables})
     role = {"role": "vgpu.fleet.device_plugin", "tags": ["never"]}
@@ -358,3 +359,39 @@ def test_a_controller_that_cannot_build_an_image_is_refused_before_any_host_is_r
     run = place.play([play], "--skip-tags", "never")
     assert (run.calls["gpu-1"] == 0) is refused, run.output
     assert ("expected podman, mmdebstrap on this controller" in run.output) is refused, run.output
+
+
+@pytest.mark.parametrize("tasks", ["main", "check"])
+@pytest.mark.parametrize(
+    ("variables", "refused"),
+    [
+        ({}, ""),
+        ({"vgpu_kubeconfig": "none"}, "none: no such file here; set vgpu_kubeconfig"),
+        ({"vgpu_kubeconfig": "there"}, ""),
+        ({"vgpu_kubeconfig": "there", "verify_kubeconfig": "none"}, "none: no such file here"),
+        ({"vgpu_kubeconfig": "there", "python": "bare"}, "expected the Python package kubernetes for"),
+    ],
+)
+def test_a_controller_that_cannot_call_a_cluster_is_refused_before_any_host_is_read(
+    place: Workplace, tasks: str, variables: dict[str, Any], refused: str
+) -> None:
+    """The second group names the cluster, so the first host alone does not show it."""
+    place.write("there", "")
+    place.write("bare", "#!/bin/sh\nexit 1\n")
+    (place.folder / "bare").chmod(0o755)
+    given = dict(variables)
+    python = given.pop("python", "")
+    place.hosts({"a100": ["gpu-1"], "t4": ["gpu-2"]})
+    place.group("t4", **{name: str(place.folder / file) for name, file in given.items()})
+    if python:
+        inventory = yaml.safe_load((place.folder / "hosts.yml").read_text())
+        of_localhost = {"ansible_connection": "local", "ansible_python_interpreter": str(place.folder / python)}
+        inventory["all"] = {"hosts": {"localhost": of_localhost}}
+        place.write("hosts.yml", inventory)
+    role = {"name": "Check", "ansible.builtin.import_role": {"name": "vgpu.fleet.preflight", "tasks_from": tasks}}
+    ping = {"name": "Read the host", "ansible.builtin.ping": None}
+    play = {"hosts": "gpu_nodes", "gather_facts": False, "tasks": [role, ping]}
+    run = place.play([play])
+    assert (run.code != 0) is bool(refused), run.output
+    assert refused in " ".join(run.output.split())
+    assert (run.calls.get("gpu-1", 0) == 0) is bool(refused), run.output

@@ -42,3 +42,17 @@ def test_hosts_that_do_not_answer(tmp_path, closed_port):
     assert all("Connection refused" in one["message"] for one in written[0]["nodes"])
     assert (written[0]["last"], written[1]["last"]) == (None, written[0]["made"])
     assert written[1]["changes"] == [] and len(written[1]["history"]) == 2
+
+
+def test_the_report_lies_below_the_folder_of_the_call_also_without_a_shell(tmp_path, closed_port):
+    inventory = tmp_path / "hosts.ini"
+    inventory.write_text(f"[gpu_nodes]\ngone-1 ansible_host=127.0.0.1 ansible_port={closed_port}\n")
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    del environment["PWD"]
+    command = ["ansible-playbook", "-i", str(inventory), str(ROOT / "playbooks/report.yml")]
+    made = []
+    for _unused in range(2):
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        made.append(json.loads((tmp_path / "fleet-report/fleet.json").read_text()))
+    assert made[1]["last"] == made[0]["made"]

@@ -3,13 +3,13 @@
 
     python3 tools/wheelhouse.py --out .build/wheelhouse --python 3.11 --arch x86_64 [--version V] [--double|--scheduler]
                                 [--wheels FOLDER]...
-    python3 tools/wheelhouse.py --collect FOLDER --python 3.11 --arch x86_64 [--version V]
+    python3 tools/wheelhouse.py --collect FOLDER --python 3.11 --arch x86_64 [--version V] [--scheduler]
     python3 vgpu-plugin-….pyz --root /opt/vgpu/plugin     (on the host)
 
 The file is a zip that Python runs: installer.py, the wheels, and their versions with hashes. Wheels of others come by
 hash from requirements/plugin.txt, the scheduler's from scheduler.txt; ours are built here. The same sources give the
 same bytes. What exists is kept. A folder of wheels is asked first: where it has them all, neither pip nor a network is
-needed. `make artefact` makes such a folder with --collect.
+needed. `make artefact` makes such folders with --collect, one for each program: our wheel has one name for all.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def checked_version(wanted: Wanted) -> str:
 
 
 def found_ours(folders: list[Path], wanted: Wanted) -> list[Path]:
-    """Our wheel of this version out of the folders. Its name has the digest of the sources; nodes have one wheel."""
-    if wanted.name != "vgpu-plugin":
+    """Our wheel of this version out of the folders, which are those of this program. The double has two of them."""
+    if wanted.name == DOUBLE:
         return []
     name = f"vgpu_fleet_plugin-{wanted.version.replace('-', '+', 1)}-py3-none-any.whl"
     return [folder / name for folder in folders if (folder / name).is_file()][:1]
@@ -139,7 +139,7 @@ def found_ours(folders: list[Path], wanted: Wanted) -> list[Path]:
 def found_foreign(folders: list[Path], wanted: Wanted) -> list[Path]:
     """The wheels of others out of the folders, each with a digest of the lock; empty where one is missing."""
     chosen = []
-    for name, block in locked_blocks(wanted.requirements):
+    for name, block in needed_blocks(wanted):
         start = f"{name.replace('-', '_')}-{block.split('==')[1].split()[0]}-"
         fitting = [
             wheel
@@ -200,12 +200,15 @@ def call(what: str, command: list[str], **environment: str) -> None:
 
 def download(out: Path, wanted: Wanted) -> list[Path]:
     """The wheels of others for the host's Python, each by its hash; kept for the next version of ours."""
-    requirements, arch = wanted.requirements, wanted.arch
-    key = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
+    arch = wanted.arch
+    key = hashlib.sha256(wanted.requirements.read_bytes()).hexdigest()[:12]
     folder = out / f"wheels-{key}-{wanted.tag}-{arch}"
     if not folder.exists():
         fresh = folder.with_name(folder.name + ".part")
         shutil.rmtree(fresh, ignore_errors=True)
+        # pip holds the markers of the lock against the Python that it runs on, not against --python-version.
+        requirements = folder.with_name(folder.name + ".txt")
+        requirements.write_text("\n".join(block for _name, block in needed_blocks(wanted)) + "\n")
         command = [pip_python(out), "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--require-hashes", "--only-binary=:all:", "--implementation", "cp"]
         command += ["--python-version", wanted.python]
@@ -280,6 +283,31 @@ def locked_blocks(path: Path) -> Iterator[tuple[str, str]]:
     for found in re.finditer(r"^([A-Za-z0-9._-]+)==.*(?:\n[ \t]+--hash=.*)+", path.read_text(), re.MULTILINE):
         # The last line ends in no backslash once the comments behind it are gone.
         yield found.group(1).lower(), found.group(0).rstrip("\\ ")
+
+
+def needed_blocks(wanted: Wanted) -> list[tuple[str, str]]:
+    """(name, lines without a marker) of each requirement that the host's Python needs, a CPython on Linux."""
+    blocks = []
+    for name, block in locked_blocks(wanted.requirements):
+        head, lines, hashes = block.partition("\n")
+        pinned, _semicolon, marker = head.rstrip(" \\").partition(" ; ")
+        if all(holds(clause.strip(), wanted.python) for clause in marker.split(" and ") if clause):
+            blocks.append((name, f"{pinned} \\{lines}{hashes}"))
+    return blocks
+
+
+def holds(clause: str, python: str) -> bool:
+    """One clause of a marker, for a CPython such as 3.11."""
+    found = re.fullmatch(r"(\w+) (<|>=|!=) '([^']+)'", clause)
+    name, sign, value = found.groups() if found else ("", "", "")
+    if sign == "!=" and name in ("platform_python_implementation", "implementation_name"):
+        return value.lower() != "cpython"
+    if name != "python_full_version" or sign == "!=" or value.count(".") != 1:
+        raise WheelhouseError(
+            f"marker {clause!r}: expected a bound of python_full_version such as < '3.12', or != 'PyPy'"
+        )
+    ours, bound = (tuple(int(part) for part in text.split(".")) for text in (python, value))
+    return ours < bound if sign == "<" else ours >= bound
 
 
 def pack(

@@ -189,12 +189,12 @@ def _differ(drift: list[dict[str, str]], what: str, where: str, expected: Any, f
 def _config(seen: dict[str, Any], drift: list[dict[str, str]]) -> dict[str, Any] | None:
     path, text = seen["config_path"], seen["config_text"]
     if text is None:
-        _differ(drift, "configuration", path, "a file", "none", "run playbooks/site.yml for this host")
+        _differ(drift, "configuration", path, "a file", "none", "run site.yml for this host")
         return None
     try:
         return node_config.load(text, path)
     except node_config.ConfigError as fault:
-        _differ(drift, "configuration", path, "a valid file", fault, "run playbooks/site.yml for this host")
+        _differ(drift, "configuration", path, "a valid file", fault, "run site.yml for this host")
         return None
 
 
@@ -283,7 +283,7 @@ def _compare_library(seen: dict[str, Any], answer: dict[str, Any]) -> None:
     status = seen["plugin"]
     if answer["shared"] and status is not None and status.get("library") == "":
         found = "none that is whole; every container is refused"
-        remedy = "run playbooks/site.yml for this host"
+        remedy = "run site.yml for this host"
         _differ(answer["drift"], "library", "device plugin", "a version of libvgpu.so", found, remedy)
 
 

@@ -37,7 +37,7 @@ def wanted(wanted_text: str | None, text: str | None, path: str) -> list[dict[st
         for key in sorted({*ours, *theirs})
         if key not in NOT_OF_THE_GROUP and ours.get(key, ABSENT) != theirs.get(key, ABSENT)
     ]
-    remedy = "run playbooks/site.yml for this host"
+    remedy = "run site.yml for this host"
     return [
         entry("group variables", f"{path}: {key}", ours.get(key, ABSENT), theirs.get(key, ABSENT), remedy)
         for key in keys
@@ -132,7 +132,7 @@ def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[st
             who.get(one["id"], f"allocation {one['id']}"),
             current,
             f"{one['library']}, still mapped",
-            "it goes with its pod; playbooks/upgrade.yml replaces a node's pods a batch at a time",
+            "it goes with its pod; upgrade.yml replaces a node's pods a batch at a time",
         )
         for one in status.get("allocations") or []
         if current and one.get("kind") == "kubelet" and one.get("library") and one["library"] != current
@@ -164,7 +164,7 @@ def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
 
 def old_mounts(answer: dict[str, Any] | None) -> list[dict[str, str]]:
     """Notes: containers that have the mounts of a former version."""
-    remedy = "it goes with its pod or container; playbooks/upgrade.yml replaces a node's pods a batch at a time"
+    remedy = "it goes with its pod or container; upgrade.yml replaces a node's pods a batch at a time"
     return [
         entry("mounts", _where(one), "the folders below /dev/vgpu", "single files of a former version", remedy)
         for one in (answer or {}).get("old_mounts") or []

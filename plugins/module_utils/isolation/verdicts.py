@@ -199,7 +199,7 @@ def _older(err: str) -> str:
     """``err``: of a probe that does not know a check or an option."""
     found = NO_CHECK.search(err)
     what = found[1] if found else "no such option"
-    return f"the probe of this node knows {what}; its library is of another version: run playbooks/upgrade.yml first"
+    return f"the probe of this node knows {what}; its library is of another version: run upgrade.yml first"
 
 
 def _clean(one: dict[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_a_folder_with_all_wheels_needs_neither_pip_nor_a_compiler(folder: Path)
         (OWN, {}, "build_wheels"),
         ("", {"python": "3.12"}, "download"),
         ("", {"version": "1.0-b"}, "build_wheels"),
-        # It has the wheel of nodes, whose programs are not the scheduler's or the double's.
+        # It has the wheel of one program, and the double is a second one.
         ("", {"name": "vgpu-kubelet-double"}, "build_wheels"),
     ],
 )
@@ -117,6 +117,58 @@ def test_what_a_folder_lacks_is_had_as_without_it(
     if missing:
         (folder / missing).unlink()
     assert archive(folder, **options) == asked
+
+
+def test_the_schedulers_archive_is_made_of_a_folder_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheelhouse, "OF_SCHEDULER", wheelhouse.REQUIREMENTS)
+    assert archive(folder, name="vgpu-scheduler") == ""
+
+
+# The Python of the host, and what it needs of a lock whose lines have markers, whatever Python reads it.
+LOCKED = """\
+cffi==2.1 ; platform_python_implementation != 'PyPy' \\
+    --hash=sha256:00
+numpy==2.4 ; python_full_version < '3.12' \\
+    --hash=sha256:11 \\
+    --hash=sha256:12
+numpy==2.5 ; python_full_version >= '3.12' and implementation_name != 'PyPy' \\
+    --hash=sha256:22
+    # via something
+typing-extensions==4 ; python_full_version < '3.13' \\
+    --hash=sha256:33
+yaml==6 \\
+    --hash=sha256:44
+"""
+
+
+@pytest.mark.parametrize(
+    ("python", "needed"),
+    [
+        ("3.11", ["cffi==2.1", "numpy==2.4", "typing-extensions==4", "yaml==6"]),
+        ("3.12", ["cffi==2.1", "numpy==2.5", "typing-extensions==4", "yaml==6"]),
+        ("3.13", ["cffi==2.1", "numpy==2.5", "yaml==6"]),
+    ],
+)
+def test_a_host_gets_what_its_python_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str, needed: list[str]
+) -> None:
+    lock = tmp_path / "lock.txt"
+    lock.write_text(LOCKED)
+    monkeypatch.setattr(wheelhouse, "REQUIREMENTS", lock)
+    found = wheelhouse.needed_blocks(wheelhouse.Wanted("vgpu-plugin", "1.0-a", python, "x86_64"))
+    assert [block.split(" ")[0] for _name, block in found] == needed
+    assert all(";" not in block and "--hash=sha256:" in block for _name, block in found)
+    assert "2.4" not in needed[1] or found[1][1].count("--hash") == 2
+
+
+def test_a_marker_of_another_kind_is_refused() -> None:
+    with pytest.raises(wheelhouse.WheelhouseError, match="sys_platform"):
+        wheelhouse.holds("sys_platform == 'win32'", "3.11")
+
+
+def test_the_locks_have_no_other_markers() -> None:
+    for name in ("vgpu-plugin", "vgpu-scheduler"):
+        assert wheelhouse.needed_blocks(wheelhouse.Wanted(name, "1.0-a", "3.11", "x86_64"))
 
 
 def test_a_wheel_with_another_digest_is_not_taken(folder: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -85,3 +86,27 @@ def test_the_page_shows_public_modules_first() -> None:
     public, internal = (ROOT / "docs/modules.md").read_text().split("\n## Internal\n")
     shown = [set(re.findall(r"^\| \[`(\w+)`\]", part, re.M)) for part in (public, internal)]
     assert shown == [PUBLIC, set(MODULES) - PUBLIC]
+
+
+def texts(path: Path) -> set[str]:
+    """The texts of a program that are not docstrings."""
+    tree = ast.parse(path.read_text())
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    alone = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, holders) and isinstance(node.body[0], ast.Expr)
+    }
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone
+    }
+
+
+def test_no_message_sends_a_person_to_a_folder_of_the_checkout() -> None:
+    """Who installed the collection starts vgpu.fleet.site and has no folder playbooks/."""
+    folders = ("plugins/action", "plugins/module_utils", "plugins/plugin_utils", "native/plugin/src")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    found = {path.name: text for path in paths for text in texts(path) if re.search(r"playbooks/\w+\.yml", text)}
+    assert paths and not found

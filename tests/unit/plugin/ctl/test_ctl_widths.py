@@ -19,7 +19,7 @@ INDEXES = {uuid: index for index, uuid in enumerate(UUIDS)}
 XID = "Xid 79: the GPU has fallen off the bus, or its power failed"
 LOST = (
     f"GPU 3 (NVIDIA A100-SXM4-80GB, {UUIDS[3]}) is lost: NVML: GPU is lost; reset or replace it, then: "
-    f"playbooks/site.yml; removed for good: vgpuctl forget {UUIDS[3]}"
+    f"site.yml; removed for good: vgpuctl forget {UUIDS[3]}"
 )
 NOBODYS = f"GPU {UUIDS[2]}: 612 MiB are held by processes of no allocation; see: vgpuctl watch"
 POD = {"namespace": "machine-learning", "pod": "trainer-7c9d8b6f5d-x2x7q", "container": "main"}

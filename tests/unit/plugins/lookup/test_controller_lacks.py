@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,7 +72,8 @@ def test_what_is_missing_for_an_image_is_named(
     monkeypatch.setattr(lookup.shutil, "which", lambda name: name if name in has else None)
     for name in files:
         (tmp_path / name).write_text("")
-    found = " ".join(lookup.image(VERSION, [str(tmp_path)], "podman", base))
+    there = lookup.built([str(tmp_path)], f"image-{VERSION}.tar")
+    found = " ".join(lookup.image(VERSION, there, "podman", base))
     assert bool(found) is bool(said)
     assert [word for word in said if word not in found] + [word for word in not_said if word in found] == [], found
 
@@ -78,10 +81,97 @@ def test_what_is_missing_for_an_image_is_named(
 def test_what_is_not_built_here_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup.shutil, "which", lambda _name: None)
     monkeypatch.setattr(lookup.importlib.util, "find_spec", lambda _name: None)
-    assert lookup.library("", []) + lookup.plugin("", []) + lookup.image("", [], "podman", "") == []
+    assert lookup.library("", []) + lookup.plugin("", []) + lookup.image("", False, "podman", "") == []
+    assert lookup.scheduler("", [], "", "3.11", "x86_64") + lookup.kubernetes([], "/usr/bin/python3") == []
 
 
 @pytest.mark.parametrize(("text", "fine"), [(lookup.HEADERS, True), ("#include <no_such_header.h>\n", False)])
 def test_the_compiler_is_tried(monkeypatch: pytest.MonkeyPatch, text: str, fine: bool) -> None:
     monkeypatch.setattr(lookup, "HEADERS", text)
     assert lookup.compiles() is fine
+
+
+def test_the_image_of_the_scheduler_has_ways_out_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup.shutil, "which", lambda _name: None)
+    (said,) = lookup.image(VERSION, False, "podman", "", "scheduler")
+    assert "the image of the scheduler 1.0-a: expected podman, mmdebstrap on" in said
+    assert "scheduler_image_base" in said and "device_plugin" not in said
+
+
+# A lock of one wheel; programs of the controller; files by folder; whether a sentence is said.
+WHEEL, OURS = "one-1-cp311-cp311-manylinux2014_x86_64.whl", "vgpu_fleet_plugin-1.0+a-py3-none-any.whl"
+SCHEDULERS: list[tuple[tuple[str, ...], dict[str, list[str]], str, bool]] = [
+    ((), {}, "3.11", True),
+    (("pip",), {}, "3.11", False),
+    ((), {"wheels": [WHEEL, OURS]}, "3.11", False),
+    ((), {"wheels": [WHEEL]}, "3.11", True),
+    ((), {"wheels": [OURS]}, "3.11", True),
+    # An image with another Python than the artefact was made for.
+    ((), {"wheels": [WHEEL, OURS]}, "3.12", True),
+    ((), {"cache": ["vgpu-scheduler-1.0-a-cp311-x86_64.pyz"]}, "3.11", False),
+    ((), {"cache": ["vgpu-scheduler-1.0-a-cp311-aarch64.pyz"]}, "3.11", True),
+]
+
+
+@pytest.mark.parametrize(("has", "files", "python", "said"), SCHEDULERS)
+def test_what_is_missing_for_the_scheduler_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has: tuple[str, ...],
+    files: dict[str, list[str]],
+    python: str,
+    said: bool,
+) -> None:
+    root = tmp_path / "native" / "plugin" / "tools"
+    root.mkdir(parents=True)
+    (root / "wheelhouse.py").write_text((Path(lookup.ROOT) / "native/plugin/tools/wheelhouse.py").read_text())
+    (tmp_path / "requirements").mkdir()
+    lock = f"one==1 \\\n    --hash=sha256:{hashlib.sha256(b'').hexdigest()}\n"
+    (tmp_path / "requirements" / "scheduler.txt").write_text(lock)
+    monkeypatch.setattr(lookup, "ROOT", str(tmp_path))
+    found_spec = lookup.importlib.util.find_spec
+    programs = ("pip", "ensurepip")
+    monkeypatch.setattr(
+        lookup.importlib.util, "find_spec", lambda name: name in has if name in programs else found_spec(name)
+    )
+    for folder in ("wheels", "cache"):
+        (tmp_path / folder).mkdir()
+        for name in files.get(folder, []):
+            (tmp_path / folder / name).write_text("")
+    found = lookup.scheduler(VERSION, [str(tmp_path / "wheels")], str(tmp_path / "cache"), python, "x86_64")
+    assert bool(found) is said, found
+    if said:
+        words = (f"for Python {python} on x86_64", "expected pip", "scheduler_prebuilt", "scheduler_image")
+        assert [word for word in words if word not in found[0]] == []
+
+
+# Files that are named, of which one is there; interpreter; what is said.
+CLUSTERS: list[tuple[list[str], str, list[str]]] = [
+    ([], "bare", []),
+    (["there"], "has", []),
+    (["there"], "bare", ["the Kubernetes API: expected the Python package kubernetes for"]),
+    (["none"], "has", ["none: no such file here; set vgpu_kubeconfig"]),
+    (["none", "there"], "bare", ["none: no such file here", "pip install kubernetes"]),
+    # Ansible discovers one, or the task will say that there is none.
+    (["there"], "", []),
+    (["there"], "no-such-python", []),
+]
+
+
+@pytest.mark.parametrize(("files", "python", "said"), CLUSTERS)
+def test_what_is_missing_to_call_a_cluster_is_named(
+    tmp_path: Path, files: list[str], python: str, said: list[str]
+) -> None:
+    (tmp_path / "there").write_text("")
+    for name, status in (("has", 0), ("bare", 1)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    interpreter = str(tmp_path / python) if python in ("has", "bare") else python
+    found = lookup.kubernetes([str(tmp_path / name) for name in files], interpreter)
+    assert len(found) == len(said), found
+    assert [words for words, sentence in zip(said, found) if words not in sentence] == []
+
+
+def test_the_interpreter_of_the_controller_is_looked_at_itself() -> None:
+    assert lookup.imports("json", sys.executable)
+    assert not lookup.imports("no_such_package", sys.executable)

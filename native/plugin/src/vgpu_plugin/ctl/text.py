@@ -187,7 +187,7 @@ def explain(status: dict[str, Any], wanted: str) -> list[dict[str, str]]:
         if not status["registered"]:
             lines.append(f"the kubelet hands nothing out: {status['kubelet_error']}")
         if not status["library"] and any(one["mode"] == "vcuda" for one in status["slices"]):
-            lines.append("no container can start with a slice: the library is not installed; run playbooks/site.yml")
+            lines.append("no container can start with a slice: the library is not installed; run site.yml")
         lines.append(f"containers get their GPU by {status['hand_over']}: {status['hand_over_reason']}")
         facts += [_fact("node", "", line) for line in lines]
     named = [gpu["uuid"] for gpu in gpus if gpu["uuid"]]

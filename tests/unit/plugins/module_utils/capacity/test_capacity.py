@@ -78,7 +78,7 @@ LEASE = {"id": "1", "kind": "lease", "slice_ids": ["GPU-a::1"]}
 
 # What is spoiled, what the differences are about, a word of one of them.
 SPOILED = [
-    ({"config_text": None}, ["configuration"], "run playbooks/site.yml"),
+    ({"config_text": None}, ["configuration"], "run site.yml"),
     ({"config_text": "{"}, ["configuration"], "not valid JSON"),
     ({"nvml": {"ok": False, "error": "kernel module", "gpus": [], "lost": []}}, ["driver"], "kernel module"),
     (
