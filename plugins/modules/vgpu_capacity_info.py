@@ -146,7 +146,9 @@ gpus:
           count: 2
           last: "2026-11-24T04:00:00Z"
 usage:
-  description: What each limited container holds, GPU by GPU; empty unless O(usage) is set.
+  description:
+    - Who holds which slices, GPU by GPU, and how much memory; empty unless O(usage) is set.
+    - Of a holder without a limit, as of a whole GPU, C(limit_mib), C(used_mib) and C(processes) are V(null).
   returned: always
   type: list
   elements: dict

@@ -38,7 +38,7 @@ def observe(
     usage: bool = False,
     wanted_text: str = "",
 ) -> dict[str, Any]:
-    """All that the comparison needs of a host. ``usage``: also what runs, which is two more questions to the plugin;
+    """All that the comparison needs of a host. ``usage``: also what runs, which is three more questions to the plugin;
     ``wanted_text``: what the group variables make of the file, empty: not compared.
     """
     base_path = config_path
@@ -59,6 +59,7 @@ def observe(
         "isolation": running_plugin.last_isolation(host) if usage else None,
         "asked_usage": usage,
         "usage": running_plugin.usage(host) if usage else [],
+        "slices": running_plugin.slices(host) if usage else [],
         "watch": running_plugin.watch(host) if usage else None,
         "wanted_text": wanted_text,
         "base_text": host.text(base_path) if wanted_text else None,
@@ -95,7 +96,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
             "driver": seen["nvml"].get("driver_version"),
             "plugin": (seen["plugin"] or {}).get("version"),
         },
-        "usage": [_use(one) for one in seen.get("usage") or []],
+        "usage": capacity_running.uses(seen.get("usage") or [], (seen.get("asked_usage") and seen.get("slices")) or []),
         "fingerprint": digest.fingerprint(seen["plugin"], seen["nvml"]["gpus"], seen["nvml"].get("driver_version")),
         "drift": drift,
         "notes": [],
@@ -164,20 +165,6 @@ def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[
     drift += capacity_running.watched(seen.get("watch"))
     answer["notes"] += capacity_running.older_libraries(status, capacity_running.names(usages))
     answer["notes"] += capacity_running.old_mounts(seen.get("watch"))
-
-
-def _use(usage: dict[str, Any]) -> dict[str, Any]:
-    """One container on one GPU: its slices, its name as Kubernetes has it, and what it holds of what it may."""
-    names = [usage.get(key) for key in ("namespace", "pod", "container")]
-    return {
-        "by": "/".join(str(one) for one in names if one) or str(usage.get("allocation") or ""),
-        "uuid": usage.get("uuid"),
-        "slices": list(usage.get("slice_ids") or []),
-        "limit_mib": int(usage.get("memory_limit") or 0) >> 20,
-        # What it says of itself, or what the driver shows where that is more.
-        "used_mib": max(int(usage.get(key) or 0) for key in ("memory_used", "memory_driver")) >> 20,
-        "processes": int(usage.get("processes") or 0),
-    }
 
 
 def _differ(drift: list[dict[str, str]], what: str, where: str, expected: Any, found: Any, remedy: str) -> None:

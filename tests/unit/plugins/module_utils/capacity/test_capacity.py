@@ -370,6 +370,7 @@ USES = [
     ({"pod": ""}, "default/main"),
     ({"namespace": "", "pod": "", "container": ""}, "a1"),
     ({"namespace": "", "pod": "", "container": "", "allocation": None}, ""),
+    ({"namespace": "", "pod": "", "container": "", "holder": "docker web"}, "docker web"),
 ]
 
 
@@ -385,3 +386,28 @@ def test_who_holds_a_slice(changed, by):
         "used_mib": 3000,
         "processes": 2,
     }
+
+
+def row(name, held_by="", state="in use"):
+    return {"id": name, "uuid": name[:5], "state": state, "in_use": bool(held_by), "held_by": held_by}
+
+
+def test_every_holder_of_a_slice_is_there():
+    """Also of whole GPUs, which have no limit and no ledger, and where an engine got the slice by its CDI name."""
+    pod = {**usage(3000), "slice_ids": ["GPU-a::0"], "processes": 1}
+    outside = {**usage(50, "slice-GPU-b-0", uuid="GPU-b", pod=""), "slice_ids": ["GPU-b::0"], "processes": 1}
+    outside.update(namespace="", container="", kind="static")
+    rows = [
+        row("GPU-a::0", "default/trainer/main"),
+        row("GPU-a::1", "docker web"),
+        row("GPU-b::0", "docker cdi"),
+        row("GPU-b::1", state="free"),
+    ]
+    found = compared(**{**copy.deepcopy(RUNS), "usage": [pod, outside], "slices": rows})["usage"]
+    assert [(one["by"], one["uuid"], one["slices"], one["used_mib"]) for one in found] == [
+        ("default/trainer/main", "GPU-a", ["GPU-a::0"], 3000),
+        ("docker cdi", "GPU-b", ["GPU-b::0"], 50),
+        ("docker web", "GPU-a", ["GPU-a::1"], None),
+    ]
+    assert [(one["limit_mib"], one["processes"]) for one in found][2] == (None, None)
+    assert compared(**{**copy.deepcopy(RUNS), "usage": [], "slices": rows, "asked_usage": False})["usage"] == []
