@@ -219,6 +219,11 @@ notes:
   returned: always
   type: list
   elements: dict
+plugin_warnings:
+  description: What the device plugin warns of, and is neither in RV(drift) nor in RV(notes).
+  returned: always
+  type: list
+  elements: str
 missing:
   description: Sources that did not answer, each with the reason; of what they alone know nothing is said.
   returned: always

@@ -100,6 +100,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
         "fingerprint": digest.fingerprint(seen["plugin"], seen["nvml"]["gpus"], seen["nvml"].get("driver_version")),
         "drift": drift,
         "notes": [],
+        "plugin_warnings": [],
         "missing": missing(seen),
     }
     drift += capacity_running.wanted(seen.get("wanted_text"), seen.get("base_text"), seen.get("base_path") or "")
@@ -122,6 +123,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     _compare_kubelet(seen, answer)
     if seen.get("asked_usage"):
         _compare_running(seen, answer, config)
+    answer["plugin_warnings"] = _warnings(seen, answer)
     answer["proven"] = bool(answer["fingerprint"]) and seen.get("proof") == answer["fingerprint"]
     answer["isolation"] = seen.get("isolation")
     answer["ok"] = not drift
@@ -149,6 +151,17 @@ def missing(seen: dict[str, Any]) -> dict[str, str]:
     elif watch and (watch.get("fault") or not watch.get("interval_s")):
         found["watcher"] = str(watch.get("fault") or "it is switched off")
     return found
+
+
+def _warnings(seen: dict[str, Any], answer: dict[str, Any]) -> list[str]:
+    """What the device plugin warns of, but for what is a difference or a note here."""
+    status = seen["plugin"] or {}
+    named = [f"GPU {one['index']} is lost" for one in answer["lost"]]
+    named += [str(one["uuid"]) for one in answer["lost"] if one["uuid"]] + list(status.get("waiting") or [])
+    if any(one["what"] == "process" for one in answer["drift"]):
+        named.append("see: vgpuctl watch")
+    warnings = [str(one) for one in status.get("warnings") or []]
+    return [text for text in warnings if not any(words in text for words in named)]
 
 
 def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[str, Any] | None) -> None:
@@ -244,6 +257,10 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
         if status["config_sha256"] != wanted:
             found = status["config_sha256"][:12]
             _differ(drift, "configuration", "running device plugin", wanted[:12], found, restart)
+    sick = _sick(status, answer)
+    for uuid, gpu in sick.items():
+        remedy = f"its slices come back 5 minutes after its last fault; vgpuctl explain {gpu['index']}, kernel log for Xid"
+        _differ(drift, "GPU", f"{gpu['index']} ({uuid})", "healthy", gpu["reason"], remedy)
     made = {piece["id"]: piece for piece in status.get("slices") or []}
     for wanted in answer["expected"]:
         found = made.pop(wanted["id"], None)
@@ -253,12 +270,20 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
         for key in ("memory_mib", "sm_percent"):
             if int(found[key]) != wanted[key]:
                 _differ(drift, "slice " + key, wanted["id"], wanted[key], found[key], restart)
-        if found.get("health", HEALTHY) != HEALTHY and wanted["id"] not in _leased(status):
+        ill = found.get("health", HEALTHY) != HEALTHY and wanted["uuid"] not in sick
+        if ill and wanted["id"] not in _leased(status):
             remedy = "look at the GPU: journalctl -u vgpu-device-plugin, kernel log for Xid"
             _differ(drift, "slice health", wanted["id"], HEALTHY, found["health"], remedy)
     for extra, piece in made.items():
         if config is not None and answer["expected"] and piece["uuid"] not in _lost(answer):
             _differ(drift, "slice", extra, "not to exist", "made by the device plugin", restart)
+
+
+def _sick(status: dict[str, Any], answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """GPUs that can be read and have a fault, by UUID: one difference each, whatever the number of their slices."""
+    readable = {gpu["uuid"] for gpu in answer["gpus"]}
+    found = {str(gpu["uuid"]): gpu for gpu in status.get("gpus") or [] if not gpu.get("healthy", True)}
+    return {uuid: gpu for uuid, gpu in found.items() if uuid in readable}
 
 
 def _lost(answer: dict[str, Any]) -> set[str]:
@@ -304,7 +329,9 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
             _differ(answer["drift"], "kubelet", name, "registered", "not in the checkpoint", remedy)
         answer["advertised"] = advertised
         expected = [piece["id"] for piece in answer["expected"]]
-        missing = sorted(set(expected) - set(advertised) - set(leased))
+        sick = _sick(status, answer)
+        unoffered = {piece["id"] for piece in answer["expected"] if piece["uuid"] in sick}
+        missing = sorted(set(expected) - set(advertised) - set(leased) - unoffered)
         foreign = sorted(one for one in set(advertised) - set(expected) if one.partition("::")[0] not in _lost(answer))
         # One cause is one difference: with an unregistered plugin all slices are missing.
         if expected and missing and not deaf:
