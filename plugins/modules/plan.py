@@ -101,6 +101,14 @@ disturbs:
   description: Whether any step disturbs running work.
   returned: success
   type: bool
+outside:
+  description:
+    - Who holds slices and is moved by no drain of a Kubernetes node. Containers of docker and podman by name, and programs of
+      C(vgpuctl exec).
+  returned: always
+  type: list
+  elements: str
+  sample: ["docker web"]
 text:
   description: The plan as lines to show.
   returned: success

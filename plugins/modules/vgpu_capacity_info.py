@@ -146,7 +146,9 @@ gpus:
           count: 2
           last: "2026-11-24T04:00:00Z"
 usage:
-  description: What each limited container holds, GPU by GPU; empty unless O(usage) is set.
+  description:
+    - Who holds which slices, GPU by GPU, and how much memory; empty unless O(usage) is set.
+    - Of a holder without a limit, as of a whole GPU, C(limit_mib), C(used_mib) and C(processes) are V(null).
   returned: always
   type: list
   elements: dict
@@ -217,6 +219,11 @@ notes:
   returned: always
   type: list
   elements: dict
+plugin_warnings:
+  description: What the device plugin warns of, and is neither in RV(drift) nor in RV(notes).
+  returned: always
+  type: list
+  elements: str
 missing:
   description: Sources that did not answer, each with the reason; of what they alone know nothing is said.
   returned: always

@@ -6,15 +6,18 @@ Pure: the filter hands in what the modules returned, and the last report as it w
 
 from __future__ import annotations
 
+import time
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.vgpu.fleet.plugins.module_utils.capacity.tables import advertised
+from ansible_collections.vgpu.fleet.plugins.module_utils.capacity.tables import NOT_RUN, advertised, with_passed
 
 SCHEMA = 1
-PASSED, VIOLATED = "passed", "violated"
+PASSED, PARTLY, VIOLATED = "passed", "partly", "violated"
 # What a node is, the worst first. Which of them need somebody's hands: all before "unproven".
-STATES = ("unreachable", "failed", "violated", "differs", "unproven", "passed", "whole")
-TROUBLE = STATES[:4]
+STATES = ("unreachable", "failed", "violated", "differs", "warned", "unproven", PARTLY, PASSED, "whole")
+TROUBLE = STATES[:5]
+# Where more of the checks were left out, as of a card that is full, a slice is proven in part.
+MAY_BE_LEFT_OUT = 1 / 3
 # Reports that are remembered for the curves: a year of one each week, or two months of one a day.
 HISTORY = 60
 # Compared with the last report, in this order; what they are called in a sentence.
@@ -33,11 +36,11 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     fault = facts.get("fault") or ({} if capacity else {"state": "failed", "message": "nothing was read of this host"})
     versions = capacity.get("versions") or {}
     gpus = [_gpu(one, capacity) for one in capacity.get("gpus") or []]
-    results = [dict(one) for one in isolation.get("results") or []]
+    results = [_in_words(one) for one in isolation.get("results") or []]
     return {
         "name": name,
         "groups": sorted(str(one) for one in facts.get("groups") or []),
-        "state": _state(capacity, isolation, fault),
+        "state": _state(capacity, isolation, results, fault),
         "message": str(fault.get("message") or ""),
         "driver": versions.get("driver"),
         "library": capacity.get("library"),
@@ -52,23 +55,46 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "lost": [dict(one) for one in capacity.get("lost") or []],
         "drift": [dict(one) for one in capacity.get("drift") or []],
         "notes": [dict(one) for one in capacity.get("notes") or []],
+        "warnings": [str(one) for one in capacity.get("plugin_warnings") or []],
         "unheard": {str(source): str(why) for source, why in sorted((capacity.get("missing") or {}).items())},
         "kubernetes": _kubernetes(capacity.get("kubernetes")),
         "isolation": {"verdict": isolation.get("verdict"), "results": results} if results else None,
+        # Of a check that the report itself made: none.
+        "checked": _utc(isolation["time"]) if isolation.get("time") else None,
         "shares": _shares(results),
     }
 
 
-def _state(capacity: Mapping[str, Any], isolation: Mapping[str, Any], fault: Mapping[str, Any]) -> str:
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _state(
+    capacity: Mapping[str, Any],
+    isolation: Mapping[str, Any],
+    results: Sequence[Mapping[str, Any]],
+    fault: Mapping[str, Any],
+) -> str:
     if fault:
         return str(fault["state"])
     if isolation.get("verdict") == VIOLATED:
         return "violated"
     if not capacity.get("ok"):
         return "differs"
+    if capacity.get("plugin_warnings"):
+        return "warned"
     if not capacity.get("shared"):
         return "whole"
-    return "passed" if isolation.get("verdict") == PASSED or capacity.get("proven") else "unproven"
+    if isolation.get("verdict") != PASSED and not capacity.get("proven"):
+        return "unproven"
+    return PARTLY if any(one["verdict"] == PARTLY for one in results) else PASSED
+
+
+def _in_words(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result of isolation whose verdict says too whether much was left out."""
+    checks = with_passed(dict(result))["checks"]
+    left_out = sum(one["verdict"] == NOT_RUN for one in checks) > MAY_BE_LEFT_OUT * len(checks)
+    return dict(result, verdict=PARTLY) if left_out and result.get("verdict") == PASSED else dict(result)
 
 
 def _gpu(gpu: Mapping[str, Any], capacity: Mapping[str, Any]) -> dict[str, Any]:

@@ -263,6 +263,23 @@ def test_teardown_is_refused_before_its_first_change(fleet: Fleet, kind: str, wo
     assert hosts_of(run, removed) == NAMES - {"gpu-0002"}, run.output
 
 
+@pytest.mark.parametrize("options", [[], ["--check"]])
+@pytest.mark.parametrize("drained, refused", [(["nvidia_driver"], True), ([], False)])
+def test_upgrade_names_whom_no_drain_moves_before_its_first_change(
+    fleet: Fleet, drained: list[str], refused: bool, options: list[str]
+) -> None:
+    """A container of docker in a slice, and another driver that takes the card from it."""
+    more = {"nvidia_driver_packages": ["nvidia-smi=2.0", "libcuda1"], "upgrade_drain_roles": drained}
+    more["upgrade_kubeconfig"] = "/none"
+    fleet.host("gpu-0002", table_kind="held")
+    run = fleet.run("upgrade.yml", "", "-e", json.dumps(more), "--limit", "gpu-0002", *options)
+    assert "warning: nvidia_driver: it ends what no drain moves: docker web; stop them first" in run.output
+    asked = "and no drain moves docker web; stop them"
+    assert (asked in " ".join(run.output.split())) is refused, run.output
+    if refused:
+        assert run.code != 0 and run.counts["gpu-0002"]["changed"] == 0, run.output
+
+
 def test_teardown_of_other_roles_asks_docker_nothing(fleet: Fleet) -> None:
     run = fleet.run("teardown.yml", "busy", "-e", '{"teardown_roles": ["device_plugin"]}')
     assert run.code == 0, run.output

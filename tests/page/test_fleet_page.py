@@ -7,6 +7,7 @@ Expected values are written down here, not read from the report's own sums.
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from conftest import facts
@@ -25,6 +26,13 @@ KUBERNETES = {
         {"pod": "ns/starts", "resource": "nvidia.com/gpu", "count": 2, "phase": "Pending"},
     ],
 }
+
+
+NOT_RUN = [
+    {"name": f"bypass-{n}", "verdict": "not-run", "expected": "", "found": "", "unit": "", "detail": "card full"}
+    for n in range(9)
+]
+WARNING = "the container of allocation aa (docker web) has files that were removed from the node"
 
 
 def isolation(verdict, *checks):
@@ -277,6 +285,29 @@ def test_first_screen_says_who_holds_what_and_what_the_driver_reported(busy_page
     seen.save_screenshot(str(busy_page / f"busy-{width}.png"))
 
 
+LONG = "machine-learning/trainer-7c9d8b6f5d-x2x7q/main"
+
+
+@pytest.mark.parametrize(("width", "most"), [(1280, 1), (800, 1), (390, 4)])
+def test_names_of_holders_are_not_broken_into_pieces(browser, make_page, width, most):
+    """Also from the second report on, which has a plot more."""
+    uses = [{"by": LONG, "slices": ["GPU-a::0"], "used_mib": 900}, {"by": "docker web", "slices": ["GPU-a::1"]}]
+    hosts = {"gpu-a100-12": facts(["GPU-a"], usage=uses)}
+    folder = make_page(hosts)
+    seen = browser(make_page(hosts, folder), width=width)
+    cells = seen.find_elements(By.CSS_SELECTOR, "figure.holders td:first-child")
+    assert [one.text for one in cells] == [LONG, "docker web"]
+    lines = [seen.execute_script(LINES, one) for one in cells]
+    assert lines[0] <= most and lines[1] == 1, lines
+
+
+LINES = """
+const range = document.createRange();
+range.selectNodeContents(arguments[0]);
+return new Set([...range.getClientRects()].map((one) => Math.round(one.top))).size;
+"""
+
+
 def test_details_and_text_have_what_the_cards_show(busy_page, browser):
     seen = browser(busy_page, "#find=one")
     seen.find_element(By.CSS_SELECTOR, "td.node button").click()
@@ -295,6 +326,29 @@ def test_much_trouble_is_counted_and_none_takes_no_room(browser, make_page):
     assert (len(lines), lines[0]) == (21, f"n-00: unreachable: {EVIL}") and "broken" not in seen.title
     assert lines[-1] == "and 5 more, in the table below"
     assert not browser(make_page({"well": facts(["GPU-a"])})).find_element(By.ID, "trouble").is_displayed()
+
+
+def test_what_the_plugin_warns_of_and_what_was_left_out_is_not_green(browser, make_page):
+    proof = {**isolation("passed", SHARE, *NOT_RUN), "time": time.time() - 7300}
+    hosts = {
+        "blind": {**facts(["GPU-a"], plugin_warnings=[WARNING]), "isolation": isolation("passed", SHARE)},
+        "full": {**facts(["GPU-b"], proven=True), "isolation": proof},
+    }
+    folder = make_page(hosts)
+    seen = browser(folder)
+    assert [one.text for one in seen.find_elements(By.CSS_SELECTOR, "#trouble li")] == [f"blind: warning: {WARNING}"]
+    states = seen.find_elements(By.CSS_SELECTOR, "#nodes td[data-name=state]")
+    assert [one.text.split("\n") for one in states] == [["warned"], ["partly", "checked 2 hours ago"]]
+    tiles = [one.text.replace("\n", " ") for one in seen.find_elements(By.CSS_SELECTOR, ".sum")]
+    assert tiles[1] == "1 need a look"
+    for button in seen.find_elements(By.CSS_SELECTOR, "td.node button"):
+        button.click()
+    blind, full = (one.text for one in seen.find_elements(By.CSS_SELECTOR, "td.more"))
+    assert WARNING in blind and "3 passed" in blind
+    assert "3 passed, 9 not-run" in full and "2 hours ago" in full
+    assert full.count("card full") == 1 and "bypass-8" in full
+    text = (folder / "fleet.md").read_text()
+    assert f"- warning: {WARNING}" in text and "| full | partly | 20" in text
 
 
 AGES = [(0, "just now"), (59, "just now"), (60, "1 minute ago"), (7199, "119 minutes ago"), (7200, "2 hours ago")]
@@ -376,7 +430,7 @@ def test_the_other_forms(page):
     written = json.loads((page / "fleet.json").read_text())
     assert [one["name"] for one in written["nodes"]] == ["dark", "broken", "differs", "never-proven", "well"]
     text = (page / "fleet.md").read_text()
-    assert "| differs | differs | 535.261.03 | 0.1.0-5f2c1a | 1 | 1 of 2 | 0 | 1 |" in text
+    assert "| differs | differs |  | 535.261.03 | 0.1.0-5f2c1a | 1 | 1 of 2 | 0 | 1 |" in text
     assert "slice GPU-d::1: expected made, found not made; restart it" in text
     assert "split GPU-e: expected 7 slices, found 4; changes when 1 is free" in text
     assert "timed out" in text and "limit-exact is violated" in text

@@ -38,7 +38,7 @@ def observe(
     usage: bool = False,
     wanted_text: str = "",
 ) -> dict[str, Any]:
-    """All that the comparison needs of a host. ``usage``: also what runs, which is two more questions to the plugin;
+    """All that the comparison needs of a host. ``usage``: also what runs, which is three more questions to the plugin;
     ``wanted_text``: what the group variables make of the file, empty: not compared.
     """
     base_path = config_path
@@ -59,6 +59,7 @@ def observe(
         "isolation": running_plugin.last_isolation(host) if usage else None,
         "asked_usage": usage,
         "usage": running_plugin.usage(host) if usage else [],
+        "slices": running_plugin.slices(host) if usage else [],
         "watch": running_plugin.watch(host) if usage else None,
         "wanted_text": wanted_text,
         "base_text": host.text(base_path) if wanted_text else None,
@@ -95,10 +96,11 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
             "driver": seen["nvml"].get("driver_version"),
             "plugin": (seen["plugin"] or {}).get("version"),
         },
-        "usage": [_use(one) for one in seen.get("usage") or []],
+        "usage": capacity_running.uses(seen.get("usage") or [], (seen.get("asked_usage") and seen.get("slices")) or []),
         "fingerprint": digest.fingerprint(seen["plugin"], seen["nvml"]["gpus"], seen["nvml"].get("driver_version")),
         "drift": drift,
         "notes": [],
+        "plugin_warnings": [],
         "missing": missing(seen),
     }
     drift += capacity_running.wanted(seen.get("wanted_text"), seen.get("base_text"), seen.get("base_path") or "")
@@ -121,6 +123,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     _compare_kubelet(seen, answer)
     if seen.get("asked_usage"):
         _compare_running(seen, answer, config)
+    answer["plugin_warnings"] = _warnings(seen, answer)
     answer["proven"] = bool(answer["fingerprint"]) and seen.get("proof") == answer["fingerprint"]
     answer["isolation"] = seen.get("isolation")
     answer["ok"] = not drift
@@ -150,6 +153,17 @@ def missing(seen: dict[str, Any]) -> dict[str, str]:
     return found
 
 
+def _warnings(seen: dict[str, Any], answer: dict[str, Any]) -> list[str]:
+    """What the device plugin warns of, but for what is a difference or a note here."""
+    status = seen["plugin"] or {}
+    named = [f"GPU {one['index']} is lost" for one in answer["lost"]]
+    named += [str(one["uuid"]) for one in answer["lost"] if one["uuid"]] + list(status.get("waiting") or [])
+    if any(one["what"] == "process" for one in answer["drift"]):
+        named.append("see: vgpuctl watch")
+    warnings = [str(one) for one in status.get("warnings") or []]
+    return [text for text in warnings if not any(words in text for words in named)]
+
+
 def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[str, Any] | None) -> None:
     """Does what runs fit what is written of it?"""
     status, usages = seen["plugin"] or {}, seen.get("usage") or []
@@ -164,20 +178,6 @@ def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[
     drift += capacity_running.watched(seen.get("watch"))
     answer["notes"] += capacity_running.older_libraries(status, capacity_running.names(usages))
     answer["notes"] += capacity_running.old_mounts(seen.get("watch"))
-
-
-def _use(usage: dict[str, Any]) -> dict[str, Any]:
-    """One container on one GPU: its slices, its name as Kubernetes has it, and what it holds of what it may."""
-    names = [usage.get(key) for key in ("namespace", "pod", "container")]
-    return {
-        "by": "/".join(str(one) for one in names if one) or str(usage.get("allocation") or ""),
-        "uuid": usage.get("uuid"),
-        "slices": list(usage.get("slice_ids") or []),
-        "limit_mib": int(usage.get("memory_limit") or 0) >> 20,
-        # What it says of itself, or what the driver shows where that is more.
-        "used_mib": max(int(usage.get(key) or 0) for key in ("memory_used", "memory_driver")) >> 20,
-        "processes": int(usage.get("processes") or 0),
-    }
 
 
 def _differ(drift: list[dict[str, str]], what: str, where: str, expected: Any, found: Any, remedy: str) -> None:
@@ -257,6 +257,10 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
         if status["config_sha256"] != wanted:
             found = status["config_sha256"][:12]
             _differ(drift, "configuration", "running device plugin", wanted[:12], found, restart)
+    sick = _sick(status, answer)
+    for uuid, gpu in sick.items():
+        remedy = f"its slices come back 5 minutes after its last fault; vgpuctl explain {gpu['index']}, kernel log for Xid"
+        _differ(drift, "GPU", f"{gpu['index']} ({uuid})", "healthy", gpu["reason"], remedy)
     made = {piece["id"]: piece for piece in status.get("slices") or []}
     for wanted in answer["expected"]:
         found = made.pop(wanted["id"], None)
@@ -266,12 +270,20 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
         for key in ("memory_mib", "sm_percent"):
             if int(found[key]) != wanted[key]:
                 _differ(drift, "slice " + key, wanted["id"], wanted[key], found[key], restart)
-        if found.get("health", HEALTHY) != HEALTHY and wanted["id"] not in _leased(status):
+        ill = found.get("health", HEALTHY) != HEALTHY and wanted["uuid"] not in sick
+        if ill and wanted["id"] not in _leased(status):
             remedy = "look at the GPU: journalctl -u vgpu-device-plugin, kernel log for Xid"
             _differ(drift, "slice health", wanted["id"], HEALTHY, found["health"], remedy)
     for extra, piece in made.items():
         if config is not None and answer["expected"] and piece["uuid"] not in _lost(answer):
             _differ(drift, "slice", extra, "not to exist", "made by the device plugin", restart)
+
+
+def _sick(status: dict[str, Any], answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """GPUs that can be read and have a fault, by UUID: one difference each, whatever the number of their slices."""
+    readable = {gpu["uuid"] for gpu in answer["gpus"]}
+    found = {str(gpu["uuid"]): gpu for gpu in status.get("gpus") or [] if not gpu.get("healthy", True)}
+    return {uuid: gpu for uuid, gpu in found.items() if uuid in readable}
 
 
 def _lost(answer: dict[str, Any]) -> set[str]:
@@ -317,7 +329,9 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
             _differ(answer["drift"], "kubelet", name, "registered", "not in the checkpoint", remedy)
         answer["advertised"] = advertised
         expected = [piece["id"] for piece in answer["expected"]]
-        missing = sorted(set(expected) - set(advertised) - set(leased))
+        sick = _sick(status, answer)
+        unoffered = {piece["id"] for piece in answer["expected"] if piece["uuid"] in sick}
+        missing = sorted(set(expected) - set(advertised) - set(leased) - unoffered)
         foreign = sorted(one for one in set(advertised) - set(expected) if one.partition("::")[0] not in _lost(answer))
         # One cause is one difference: with an unregistered plugin all slices are missing.
         if expected and missing and not deaf:

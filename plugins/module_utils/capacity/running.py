@@ -65,6 +65,35 @@ def names(usages: list[dict[str, Any]]) -> dict[str, str]:
     return out
 
 
+def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Who holds what: of each limited container and GPU ``by``, ``uuid``, ``slices``, ``limit_mib``, ``used_mib`` and
+    ``processes``; then the other slices in use, of which the last three are not known, as of whole GPUs.
+
+    ``slices``: as ``vgpuctl slices`` has them, with the holder's name.
+    """
+    held = {str(one["id"]): str(one.get("held_by") or "") for one in slices if one.get("in_use")}
+    out = []
+    for one in usages:
+        ids = [str(each) for each in one.get("slice_ids") or []]
+        named = "/".join(str(one[key]) for key in ("namespace", "pod", "container") if one.get(key))
+        by = next((held[each] for each in ids if held.get(each)), "")
+        out.append(
+            {
+                "by": by or named or str(one.get("holder") or one.get("allocation") or ""),
+                "uuid": one.get("uuid"),
+                "slices": ids,
+                "limit_mib": int(one.get("memory_limit") or 0) >> 20,
+                # What it says of itself, or what the driver shows where that is more.
+                "used_mib": max(int(one.get(key) or 0) for key in ("memory_used", "memory_driver")) >> 20,
+                "processes": int(one.get("processes") or 0),
+            }
+        )
+    known = {each for one in out for each in one["slices"]}
+    unknown: dict[str, Any] = {"limit_mib": None, "used_mib": None, "processes": None}
+    rest = [one for one in slices if one["id"] in held and one["id"] not in known]
+    return out + [{"by": held[one["id"]], "uuid": one.get("uuid"), "slices": [one["id"]], **unknown} for one in rest]
+
+
 def ledgers(usages: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> list[dict[str, str]]:
     """GPUs of which the live slots of all ledgers charge more than the driver has in use: a ledger is stale.
 

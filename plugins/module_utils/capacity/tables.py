@@ -55,7 +55,7 @@ def host_report(
     the whole tables of both; the GPUs of a host that differs are always shown."""
     offered, expected = advertised(capacity), len(capacity["expected"])
     teller = "kubelet" if capacity["kubelet"] else "device plugin (no kubelet here)"
-    results = [_with_passed(one) for one in (isolation or {}).get("results") or []]
+    results = [with_passed(one) for one in (isolation or {}).get("results") or []]
     head = f"{capacity['resource']}: {offered} advertised by the {teller}, {expected} expected"
     if results:
         every = [one for result in results for one in result["checks"]]
@@ -65,6 +65,7 @@ def host_report(
     if gpus or sentences:
         lines += ["  " + line for line in _gpu_table(capacity["gpus"])]
     lines += ["  DIFFERS: " + one for one in sentences]
+    lines += ["  WARNING: " + one for one in capacity.get("plugin_warnings") or []]
     lines += ["  NOTE: " + sentence(one) for one in capacity.get("notes") or []]
     for result in results:
         lines += ["  " + line for line in _slice_report(result, checks)]
@@ -88,7 +89,7 @@ def _slice_report(result: dict[str, Any], whole: bool) -> list[str]:
     return [said, *table(CHECK_HEADINGS, rows)]
 
 
-def _with_passed(result: dict[str, Any]) -> dict[str, Any]:
+def with_passed(result: dict[str, Any]) -> dict[str, Any]:
     """A result with rows also for what isolation_brief kept as names."""
     checks = result.get("checks") or []
     names = {one["name"] for one in checks}

@@ -26,6 +26,22 @@ def held(state: dict[str, Any]) -> list[list[str]]:
     ]
 
 
+def outside(state: dict[str, Any]) -> list[str]:
+    """The names of those among them that no drain of a Kubernetes node moves: containers of docker and podman, and
+    programs of ``vgpuctl exec``.
+    """
+    status = state["plugin"]["status"] or {}
+    allocations = status.get("allocations") or []
+    named = [
+        str(one.get("holder") or f"{one['kind']} {one.get('id')}")
+        for one in allocations
+        if one.get("kind") in HOLDERS[1:]
+    ]
+    recorded = {name for one in allocations for name in one.get("slice_ids") or []}
+    free = [one["id"] for one in status.get("slices") or [] if one.get("in_use") and one["id"] not in recorded]
+    return sorted(named) + [f"a container with slice {one} by its CDI name" for one in sorted(free)]
+
+
 def active_name(path: str, status: dict[str, Any] | None) -> str:
     """The named configuration that the running program has taken over; empty: node.yaml itself."""
     loaded = (status or {}).get("config_path") or path

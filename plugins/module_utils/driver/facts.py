@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Sequence
 
@@ -14,6 +15,8 @@ SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 SIGNING_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 DRIVER_CONTAINER = "/run/nvidia/driver"
 RUNFILE = "/usr/bin/nvidia-uninstall"
+# Where packages and runfiles put it.
+SMI = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi")
 # The file that keeps nouveau from the GPUs; the initramfs must have a copy.
 NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
 # In the order in which they must be unloaded: each uses those after it.
@@ -51,6 +54,7 @@ def read(host: Host) -> dict[str, Any]:
         "signing_key": signing_key(host) if secure else None,
         "container": bool(host.names(DRIVER_CONTAINER)),
         "runfile": host.file(RUNFILE) is not None,
+        "smi": any(os.path.exists(host.path(one)) for one in SMI),
         "initramfs_old": initramfs_old(host, NOUVEAU_FILE),
         "nvlink5": nvlink5(host),
         "signed_modules": signed_modules(host),

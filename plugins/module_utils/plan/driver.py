@@ -21,6 +21,8 @@ BESIDE = re.compile(r"(install|change) (linux-headers-|kernel-|nvidia-persistenc
 USER_SPACE = re.compile(
     r"(nvidia-utils-\d|libnvidia-compute-\d|nvidia-driver-cuda\Z|nvidia-(tesla-\d+-)?smi\Z|nvidia-compute-G)"
 )
+# Packages that bring nvidia-smi.
+WITH_SMI = re.compile(r"nvidia-utils-\d|nvidia-driver-cuda\Z|nvidia-(tesla-\d+-)?smi\Z|nvidia-compute-utils-G")
 
 
 def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
@@ -51,6 +53,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     if not reboot and wanted.get("reboot") == "always" and (changes or host):
         reboot = "nvidia_driver_reboot is always"
     notes += _of_others(changes, choice, wanted, state)
+    notes += [] if changes else _without_smi(state)
     if replaced and state["nvml"]["ok"] and _other_branch(choice, state) and not _named(wanted):
         runs = state["nvml"]["driver_version"]
         notes.append(
@@ -68,6 +71,16 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     # Replacing the files under a loaded driver breaks running CUDA programs ("version mismatch").
     disturbs = bool(reboot and not faults) or (state["nvml"]["ok"] and replaced)
     return Part(reason, changes + host, disturbs, notes, faults)
+
+
+def _without_smi(state: dict[str, Any]) -> list[str]:
+    """The package database says that a package is there, and not that its program was removed."""
+    there = sorted(name for name, version in state["packages"].items() if version and WITH_SMI.match(name))
+    if not there or state["driver"].get("smi", True):
+        return []
+    name = there[0]
+    again = f"apt-get install --reinstall {name}, dnf reinstall {name} or zypper install --force {name}"
+    return [f"nvidia-smi is missing, though its package {name} is installed; install it again: {again}"]
 
 
 def replaces(change: str) -> bool:

@@ -21,6 +21,9 @@ from ..host.digest import sha256
 from ..text import toml_text
 from .part import NOTHING, PRESENT, Part, packages, undone
 
+# docker knows CDI devices from the first on by a feature that is off, from the second on by itself.
+FIRST_WITH_CDI, FIRST_BY_ITSELF = (25, 0), (28, 2)
+
 
 def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
     docker, unit = state["docker"], state["units"].get(DOCKER_UNIT) or {}
@@ -81,8 +84,23 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
     if unit.get("present") and not unit.get("enabled"):
         changes.append(f"enable {DOCKER_UNIT}")
         reason = f"{DOCKER_UNIT} is not enabled" if len(changes) == 1 else reason
-    part = Part(reason, changes, warnings=[*kubelet, *notes])
+    part = Part(reason, changes, warnings=[*kubelet, *notes, *_by_device(document, state, desired)])
     return _docker_restart(part, wanted, state, daemon_json.needs_restart(todo)) if unit.get("active") else part
+
+
+def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> list[str]:
+    """A docker without Kubernetes that could start containers by the CDI name of a slice, and was not told to."""
+    found = version(str((state["docker"]["info"] or {}).get("ServerVersion") or ""))
+    plugin = desired["roles"].get("device_plugin") or {}
+    if state.get("kubelet") or plugin.get("state") != PRESENT or not FIRST_WITH_CDI <= found < FIRST_BY_ITSELF:
+        return []
+    if "cdi" in (document.get("features") or {}):
+        return []
+    shown = ".".join(map(str, found))
+    return [
+        f"docker {shown} starts no container by --device vgpu.fleet/slice=… as it is, and vgpuctl run does; "
+        "container_runtime_docker_extra: {features: {cdi: true}} allows it with a restart of docker, false leaves it"
+    ]
 
 
 def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], keys: list[str]) -> Part:

@@ -34,12 +34,16 @@ CONFINED = (
     "one that its engine confines may need `setsebool -P container_use_devices on` for its GPU; look at `ausearch -m "
     "avc` after the first pod (docs/unverified.md)"
 )
+# Roles that take the card from who uses it.
+OF_THE_CARD = ("nvidia_driver", "mig", "mps")
 # Steps without a role of that name: the proof, and the clean-up after it.
 VERIFY, COLLECT = "verify", "collect"
 
 
 def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """``{steps, roles, warnings, errors, disturbs}``; roles are the names of the steps."""
+    """``{steps, roles, warnings, errors, disturbs, outside}``; roles are the names of the steps, ``outside`` those who
+    hold slices and are moved by no drain.
+    """
     steps: list[dict[str, Any]] = []
     warnings: list[str] = []
     faults = refusals(desired, state)
@@ -62,6 +66,10 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
             steps.append(
                 {"role": role, "reason": part.reason, "changes": list(part.changes), "disturbs": part.disturbs}
             )
+    outside = named_configs.outside(state)
+    if outside:
+        ends = f"it ends what no drain moves: {', '.join(outside)}; stop them first"
+        warnings += [f"{step['role']}: {ends}" for step in steps if step["disturbs"] and step["role"] in OF_THE_CARD]
     steps += _after_driver(desired, state, steps)
     faults += _without_driver(desired, state, [step["role"] for step in steps])
     reason = why_prove(desired, state, bool(steps))
@@ -74,6 +82,7 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "warnings": warnings,
         "errors": faults,
         "disturbs": any(step["disturbs"] for step in steps),
+        "outside": outside,
     }
 
 

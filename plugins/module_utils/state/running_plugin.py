@@ -23,6 +23,12 @@ def usage(host: Host) -> list[dict[str, Any]]:
     return usages if isinstance(usages, list) else []
 
 
+def slices(host: Host) -> list[dict[str, Any]]:
+    """Every slice with its state and its holder's name; empty where no device plugin answers."""
+    found = (_ask(host, "slices", "--json") or {}).get("slices")
+    return found if isinstance(found, list) else []
+
+
 def watch(host: Host) -> dict[str, Any] | None:
     """The findings of the device plugin's watcher; None where there is none."""
     return _ask(host, "watch", "--json")

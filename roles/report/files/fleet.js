@@ -52,7 +52,9 @@ function age(seconds) {
   return "just now";
 }
 
-function showAge() { place("age").textContent = age((Date.now() - Date.parse(fleet.made)) / 1000); }
+const since = (time) => age((Date.now() - Date.parse(time)) / 1000);
+
+function showAge() { place("age").textContent = since(fleet.made); }
 
 // A lost GPU is among the differences.
 function troubles(one) {
@@ -64,7 +66,8 @@ function troubles(one) {
     }));
   const differs = one.drift.map((drift) =>
     `${drift.what} ${drift.where}: expected ${drift.expected}, found ${drift.found}; ${drift.remedy}`);
-  const lines = [...(one.message ? [`${one.state}: ${one.message}`] : []), ...broken, ...differs];
+  const warned = one.warnings.map((text) => `warning: ${text}`);
+  const lines = [...(one.message ? [`${one.state}: ${one.message}`] : []), ...broken, ...differs, ...warned];
   return lines.map((line) => `${one.name}: ${line}`);
 }
 
@@ -212,8 +215,28 @@ function slices(gpu) {
 }
 
 function now(gpu) {
-  const heat = gpu.temperature === null ? "" : `${gpu.temperature} °C`;
-  return [gpu.utilisation === null ? "" : `${gpu.utilisation} % busy`, heat].filter(Boolean).join(", ");
+  const heat = gpu.temperature === null ? "" : `${gpu.temperature}\u00a0°C`;
+  return [gpu.utilisation === null ? "" : `${gpu.utilisation}\u00a0% busy`, heat].filter(Boolean).join(", ");
+}
+
+// How many checks had each verdict. Of those that passed only the names are kept, but for measured ones.
+function counted(result) {
+  const passed = (fleet.passed[result.passed] ?? "").split(", ").filter(Boolean);
+  const others = (result.checks ?? []).filter((check) => !passed.includes(check.name));
+  const verdicts = [...passed.map(() => "passed"), ...others.map((check) => check.verdict)];
+  const count = (name) => verdicts.filter((one) => one === name).length;
+  return [...new Set(["violated", "passed", "detected", "open", "not-run", ...verdicts])].filter(count)
+    .map((name) => `${count(name)} ${name}`).join(", ") || "no check ran";
+}
+
+// Names of the checks that were not run, by the reason.
+function leftOut(result) {
+  const found = new Map();
+  for (const check of (result.checks ?? []).filter((one) => one.verdict === "not-run")) {
+    const why = check.detail || "without a reason";
+    found.set(why, [...(found.get(why) ?? []), check.name]);
+  }
+  return found;
 }
 
 function details(one) {
@@ -223,6 +246,10 @@ function details(one) {
     parts.push(element("h3", {}, "Differences"),
       table(["what", "where", "expected", "found", "next step"],
         one.drift.map((drift) => [drift.what, drift.where, drift.expected, drift.found, drift.remedy])));
+  }
+  if (one.warnings.length) {
+    parts.push(element("h3", {}, "Warnings of the device plugin"),
+      element("ul", {}, one.warnings.map((text) => element("li", {}, text))));
   }
   if (one.notes.length) {
     parts.push(element("h3", {}, "Notes: what goes away by itself"),
@@ -249,14 +276,18 @@ function details(one) {
         kube.waiting.map((pod) => [pod.pod, pod.resource, String(pod.count), pod.phase ?? "unknown"])));
     }
   }
+  if (one.isolation && one.checked) parts.push(element("p", { class: "quiet" }, `Isolation was checked at ${one.checked}, ${since(one.checked)}.`));
   for (const result of one.isolation?.results ?? []) {
-    parts.push(element("h3", {}, `Isolation of ${result.slice || result.uuid || "any GPU"} `, state(result.verdict)));
+    parts.push(element("h3", {}, `Isolation of ${result.slice || result.uuid || "any GPU"} `, state(result.verdict)),
+      element("p", { class: "quiet" }, counted(result)));
     if (result.detail) parts.push(element("p", {}, result.detail));
     const unit = (check, key) => [check[key], check.unit].filter(Boolean).join(" ");
-    if (result.checks?.length) {
-      parts.push(table(["check", "verdict", "expected", "found", ""], result.checks.map((check) => [
+    const ran = (result.checks ?? []).filter((check) => check.verdict !== "not-run");
+    if (ran.length) {
+      parts.push(table(["check", "verdict", "expected", "found", ""], ran.map((check) => [
         check.name, state(check.verdict), unit(check, "expected"), unit(check, "found"), check.detail])));
     }
+    for (const [why, names] of leftOut(result)) parts.push(element("p", { class: "quiet" }, `not run, ${why}: ${names.join(", ")}`));
     if (fleet.passed[result.passed]) parts.push(element("p", { class: "quiet" }, `passed: ${fleet.passed[result.passed]}`));
   }
   if (!one.isolation && one.proven) parts.push(element("p", { class: "quiet" }, "Isolation was proven before, for what runs now."));
@@ -286,7 +317,7 @@ const gpuCount = (one) => one.lost.length ? `${one.gpus.length} of ${one.gpus.le
 const models = (one) => [...new Set(one.gpus.map((gpu) => gpu.model))];
 const COLUMNS = [
   { name: "node", of: (one) => one.name },
-  { name: "state", of: (one) => rank.get(one.state), show: (one) => state(one.state) },
+  { name: "state", of: (one) => rank.get(one.state), show: (one) => [state(one.state), checked(one)] },
   { name: "GPUs", of: (one) => one.gpus.length, show: (one) => one.gpus.length || one.lost.length ? `${gpuCount(one)} × ${models(one).join(", ")}` : "" },
   { name: "slices", of: (one) => one.advertised, show: (one) => `${one.advertised} of ${one.expected}`, number: true },
   { name: "in use", of: (one) => one.in_use, number: true },
@@ -308,6 +339,12 @@ function shownNodes() {
   const { of } = COLUMNS[wanted.sort];
   const order = (a, b) => (of(a) < of(b) ? -1 : of(a) > of(b) ? 1 : 0) || a.name.localeCompare(b.name, "en", { numeric: true });
   return found.sort((a, b) => (wanted.down ? -order(a, b) : order(a, b)));
+}
+
+// The age of what the state says of isolation.
+function checked(one) {
+  if (!one.checked || !one.isolation) return null;
+  return element("span", { class: "checked", title: one.checked }, `checked ${since(one.checked) || one.checked}`);
 }
 
 function row(one) {

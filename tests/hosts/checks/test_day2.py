@@ -9,6 +9,7 @@ driver's accounts and from inside the container; docs/operations.md, "When somet
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,13 +44,14 @@ def work(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]
 @dataclass(frozen=True)
 class Lost:
     """``harm`` and ``mend``: shell on the host; ``site``: site.yml mends it. ``seen``: words that vgpuctl prints within
-    a minute, each by the command that it is under. ``metric``: lines of the metrics then. ``again``: the container is
-    another process afterwards."""
+    a minute, each by the command that it is under. ``metric``: a line of the metrics then, as a pattern. ``page``: words
+    of the fleet page then. ``again``: the container is another process afterwards."""
 
     name: str
     harm: str
     seen: tuple[tuple[str, str], ...] = ()
     metric: str = ""
+    page: str = ""
     mend: str = "true"
     site: bool = False
     again: bool = False
@@ -66,6 +68,7 @@ LOST = [
         "rm -rf /run/vgpu || true",
         (("watch", "has files that were removed from the node"),),
         "vgpu_watch_incomplete 1",
+        "has files that were removed from the node",
         f"docker restart {NAME}",
         again=True,
     ),
@@ -78,7 +81,8 @@ LOST = [
     Lost(
         "the container's ledger is overwritten",
         f"for one in {LEDGERS}; do head -c $(stat -c %s $one) /dev/zero | dd of=$one conv=notrunc status=none; done",
-        (("watch", "no-slot"),),
+        (("watch", "no-slot"), ("status", "was overwritten"), ("top --once", f"docker {NAME}")),
+        page="was overwritten",
         mend=f"docker restart {NAME}",
         again=True,
     ),
@@ -104,7 +108,8 @@ LOST = [
         "a GPU is off the bus, and the plugin was restarted",
         f"gpusimctl fall-off 1; systemctl restart {PLUGIN}",
         (("status", "GPU 1 (Tesla T4, GPU-"), ("status", "is lost"), ("explain 1", "is lost")),
-        'vgpu_gpu_healthy{gpu="1"',
+        r'vgpu_gpu_healthy\{gpu="1",[^}]*\} 0',
+        "fallen off the bus",
         "gpusimctl recover 1",
     ),
     Lost(
@@ -143,6 +148,18 @@ def troubles(node: Node) -> list[str]:
     return found + [f"{one['id']} is unhealthy" for one in slices["slices"] if one["state"] == "unhealthy"]
 
 
+def on_page(folder: Path, words: str) -> dict[str, Any]:
+    """The host as the page of report.yml has it: it needs a look, for that reason, and says who holds its slice."""
+    made = play("--limit", f"{HOST},localhost", "-e", f"report_dir={folder}", playbook="report.yml")
+    assert made.returncode == 0, made.stdout
+    page = json.loads((folder / "fleet.json").read_text())
+    (host,) = [one for one in page["nodes"] if one["name"] == HOST]
+    said = [*host["warnings"], *(one["found"] for one in host["drift"])]
+    assert host["state"] in page["trouble"] and [one for one in said if words in one], host
+    assert [use["by"] for gpu in host["gpus"] for use in gpu["taken"]] == [f"docker {NAME}"]
+    return dict(host)
+
+
 def limited(work: Work) -> None:
     """The container gets what its slice has beyond what it holds, and not a byte of its neighbours'."""
     rest = work.rest()
@@ -150,7 +167,7 @@ def limited(work: Work) -> None:
 
 
 @pytest.mark.parametrize("lost", LOST, ids=[one.name for one in LOST])
-def test_lost_and_found(node: Node, work: Work, lost: Lost) -> None:
+def test_lost_and_found(node: Node, work: Work, lost: Lost, tmp_path: Path) -> None:
     until(lambda: not troubles(node), "a node that is well", 30)
     work.wait()
     held, process = work.slices(), work.process()
@@ -159,7 +176,9 @@ def test_lost_and_found(node: Node, work: Work, lost: Lost) -> None:
     if lost.seen:
         until(lambda: not shown(node, lost.seen), f"{lost.name}: the words {lost.seen}")
     if lost.metric:
-        assert lost.metric in show(node, "metrics")
+        assert re.search(f"^{lost.metric}$", show(node, "metrics"), re.MULTILINE)
+    if lost.page:
+        on_page(tmp_path, lost.page)
     if not lost.again:
         limited(work)
 
@@ -173,7 +192,26 @@ def test_lost_and_found(node: Node, work: Work, lost: Lost) -> None:
     limited(work)
 
 
-def test_application_faults_are_no_ones_but_the_applications(node: Node, work: Work) -> None:
+def test_lost_gpu_is_named_by_plan_and_result(node: Node, work: Work, tmp_path: Path) -> None:
+    """As the operator of F1 typed it: the plan says it before any change, and the run names it once."""
+    node.shell(f"gpusimctl fall-off 1; systemctl restart {PLUGIN}")
+    try:
+        until(lambda: "is lost" in show(node, "status"), "the plugin says that it is lost")
+        planned = play("--limit", HOST, "--check", "--diff")
+        assert "1 of 2 GPUs: 1 x Tesla T4" in planned.stdout, planned.stdout
+        assert re.search(r"warning: GPU 1 \(GPU-[0-9a-f-]+\) is lost", planned.stdout), planned.stdout
+        run = play("--limit", HOST)
+        assert run.returncode == 2 and "restart vgpu-device-plugin" not in run.stdout, run.stdout
+        differs = [line for line in run.stdout.splitlines() if "DIFFERS" in line and "GPU" in line]
+        assert len(differs) == 1 and "reset or replace it" in differs[0], run.stdout
+        assert [one["index"] for one in on_page(tmp_path, "fallen off the bus")["lost"]] == [1]
+    finally:
+        node.run("gpusimctl", "recover", "1")
+    until(lambda: not troubles(node), "the node is well again")
+    limited(work)
+
+
+def test_application_faults_are_no_ones_but_the_applications(node: Node, work: Work, tmp_path: Path) -> None:
     """Xid 31 is a program's own fault; 79 is the GPU's, and takes its slices from the kubelet and nobody's else."""
     slices = {one["id"]: one["gpu"] for one in answer(node, "slices")["slices"]}
     try:
@@ -181,6 +219,7 @@ def test_application_faults_are_no_ones_but_the_applications(node: Node, work: W
         node.run("gpusimctl", "xid", "1", "79")
         found = until(lambda: [one for one in troubles(node) if "unhealthy" in one], "GPU 1 is unhealthy")
         assert {one.split()[0] for one in found if "::" in one} == {one for one, gpu in slices.items() if gpu == 1}
+        assert len(on_page(tmp_path, "Xid 79")["drift"]) == 1
         said = show(node, "explain 1")
         assert "Xid 79" in said and "Xid 31" not in said
         limited(work)
@@ -201,6 +240,7 @@ def test_full_run_is_named_and_harms_no_container(node: Node, work: Work) -> Non
         node.shell(f"mount -o remount,size=$(($({used}) + 64))k /run; dd if=/dev/zero of=/run/fill 2>/dev/null || true")
         said = text(node, "vgpuctl", "lease")
         assert REFUSED in said and "/run" in said
+        until(lambda: "/run/vgpu is full" in show(node, "status"), "a warning of the plugin")
         # Nor can docker begin a second program in a container: its own files lie there too.
         assert work.held() >= HELD_MIB * MIB
     finally:
@@ -226,6 +266,7 @@ def test_full_disk_is_named_and_forgets_no_allocation(node: Node, work: Work) ->
         while "error" not in (said := answer(node, "lease")):
             leases.append(said["allocation"])
         assert REFUSED in said["error"] and state in said["error"]
+        until(lambda: f"{state} is full" in show(node, "status"), "a warning of the plugin")
         limited(work)
         node.run("systemctl", "kill", "--signal=KILL", PLUGIN)
         work.wait()

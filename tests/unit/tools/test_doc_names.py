@@ -250,6 +250,7 @@ SEEN = {
     "are held by processes of no allocation": f"{PLUGIN}/watch/setup.py",
     "cannot be offered by CDI": f"{PLUGIN}/allocation/static_slices.py",
     "cannot be made again": f"{PLUGIN}/allocation/repair.py",
+    " is full (": f"{PLUGIN}/allocation/repair.py",
     "not registered: ": f"{PLUGIN}/ctl/text.py",
     "a container outside Kubernetes": f"{PLUGIN}/ctl/text.py",
     "polls in a row": f"{PLUGIN}/ctl/text.py",

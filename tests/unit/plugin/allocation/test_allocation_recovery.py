@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from vgpu_plugin._shared.abi import files as abi_files
@@ -176,3 +177,35 @@ def test_copy_that_was_removed_is_made_again(node):
     Repair(node.paths, parts[1].records, parts[2]).poll()
     node.paths.records.unlink()
     assert [one.id for one in begun(node)[1].records.all()] == [lease.allocation]
+
+
+# Bytes free, files free, all files; what is said of it.
+ROOMS = [
+    (1 << 30, 1000, 2000, ""),
+    ((1 << 20) - 4096, 1000, 2000, "1020 KiB"),
+    (0, 1000, 2000, "0 KiB"),
+    (1 << 30, 3, 2000, "room for 3 files"),
+    (1 << 30, 0, 0, ""),  # btrfs has no limit of files
+]
+
+
+@pytest.mark.parametrize(("left", "files", "all_files", "said"), ROOMS)
+def test_folder_that_is_full_is_a_warning_before_a_container_fails(node, monkeypatch, left, files, all_files, said):
+    full = {str(node.paths.state_dir)}
+    real = os.statvfs
+
+    def statvfs(path):
+        if str(path) not in full:
+            return real(path)
+        return os.statvfs_result((4096, 4096, 9, 9, left // 4096, all_files, files, files, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    parts = begun(node)
+    repair = Repair(node.paths, parts[1].records, parts[2])
+    repair.poll()
+    assert len(repair.notes()) == bool(said)
+    if said:
+        assert str(node.paths.state_dir) in repair.notes()[0] and f"({said} left)" in repair.notes()[0]
+    full.clear()
+    repair.poll()
+    assert repair.notes() == []

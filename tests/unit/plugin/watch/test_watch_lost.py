@@ -6,6 +6,7 @@ still say, what it says that it cannot, and that nobody is ended for it.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from doubles.proc import CONTAINER
@@ -152,3 +153,12 @@ def test_maps_of_another_file_system_place_nobody(watched):
     watched.card.running[watched.uuid] = {20: 900 * MIB}
     watched.look(2)
     assert watched.watch.state().unplaced == {watched.uuid: 1}
+
+
+def test_slice_that_an_engine_got_by_its_cdi_name_is_named(watched):
+    slice_id = f"{watched.uuid}::12"
+    name = watched.files.static_name(slice_id)
+    watched.files.make(replace(watched.record, id=name, kind="static", slice_ids=()))
+    state = replace(watched.watch.state(), programs={(name, watched.uuid): ()})
+    (row,) = usage.of_static(watched.files, state)
+    assert (row.kind, row.slice_ids) == ("static", (slice_id,))

@@ -52,6 +52,14 @@ NONE_FREE = {"slice": "", "verdict": "not-run", "detail": "none is free", "check
 NOT_RUN = {"verdict": "not-run", "results": [NONE_FREE]}
 
 
+def checked(ran, left_out):
+    """A slice that passed, with so many checks that ran and that were left out."""
+    names = ", ".join(["share", *(f"c{n}" for n in range(ran - 1))])
+    silent = [{**SHARE, "name": f"n{n}", "verdict": "not-run"} for n in range(left_out)]
+    result = {**PASSED["results"][0], "passed": names, "checks": [SHARE, *silent]}
+    return {"verdict": "passed", "results": [result], "time": 1_795_000_000}
+
+
 @pytest.mark.parametrize(
     "facts, state",
     [
@@ -65,6 +73,12 @@ NOT_RUN = {"verdict": "not-run", "results": [NONE_FREE]}
         ({"capacity": DIFFERS, "isolation": VIOLATED}, "violated"),
         ({"capacity": DIFFERS, "isolation": PASSED}, "differs"),
         ({"capacity": {**CAPACITY, "shared": False}}, "whole"),
+        ({"capacity": {**CAPACITY, "plugin_warnings": ["full"]}, "isolation": PASSED}, "warned"),
+        ({"capacity": {**CAPACITY, "shared": False, "plugin_warnings": ["full"]}}, "warned"),
+        ({"capacity": {**DIFFERS, "plugin_warnings": ["full"]}, "isolation": PASSED}, "differs"),
+        ({"capacity": CAPACITY, "isolation": checked(6, 4)}, "partly"),
+        ({"capacity": {**CAPACITY, "proven": True}, "isolation": checked(6, 4)}, "partly"),
+        ({"capacity": CAPACITY, "isolation": checked(7, 3)}, "passed"),
         ({"fault": {"state": "unreachable", "message": "timed out"}}, "unreachable"),
         ({}, "failed"),
     ],
@@ -72,7 +86,7 @@ NOT_RUN = {"verdict": "not-run", "results": [NONE_FREE]}
 def test_what_a_node_is(facts, state):
     made = fleet.node("gpu-1", facts)
     assert made["state"] == state
-    assert (made["state"] in fleet.TROUBLE) == (state in ("unreachable", "failed", "violated", "differs"))
+    assert (made["state"] in fleet.TROUBLE) == (state in ("unreachable", "failed", "violated", "differs", "warned"))
     assert bool(made["message"]) == (state in ("unreachable", "failed"))
 
 
@@ -124,6 +138,16 @@ def test_shares_are_those_that_were_measured(check, shares):
     result = {**PASSED["results"][0], "checks": [check]}
     made = fleet.node("a", {"capacity": CAPACITY, "isolation": {"verdict": "passed", "results": [result]}})
     assert made["shares"] == shares
+
+
+def test_when_isolation_was_checked():
+    assert fleet.node("a", {"capacity": CAPACITY, "isolation": checked(7, 3)})["checked"] == "2026-11-18T11:06:40Z"
+    assert fleet.node("a", {"capacity": CAPACITY, "isolation": PASSED})["checked"] is None
+
+
+def test_what_the_plugin_warns_of_is_kept():
+    assert fleet.node("a", {"capacity": {**CAPACITY, "plugin_warnings": ["full"]}})["warnings"] == ["full"]
+    assert fleet.node("a", {"capacity": CAPACITY})["warnings"] == []
 
 
 NOTE = {"what": "split", "where": "GPU-e", "expected": "7 slices", "found": "4", "remedy": "wait"}

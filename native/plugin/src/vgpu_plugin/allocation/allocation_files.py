@@ -321,6 +321,11 @@ class AllocationFiles:
         """Without the colons of a slice id, which separate fields in the options of container tools."""
         return STATIC + slice_id.replace("::", "-")
 
+    @staticmethod
+    def static_id(name: str, uuid: str) -> str:
+        """The slice of the GPU ``uuid`` whose folder is ``name``."""
+        return f"{uuid}::{name[len(STATIC) + len(uuid) + 1 :]}"
+
 
 def _words(record: Record) -> bytes:
     return json.dumps(vars(record)).encode()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from .._shared.abi import files as abi_files
 from ..errors import Fatal
@@ -18,10 +20,35 @@ from .records import Record, RecordStore
 
 log = logging.getLogger(__name__)
 
+# Bytes and files that an allocation may take of /run and of the disk, and some.
+LEAST_BYTES, LEAST_FILES = 1 << 20, 64
+
+
+def shortage(path: Path) -> str:
+    """What there is too little of where ``path`` lies; empty: enough, or not to be known."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return ""  # of a folder that is gone, Repair says more
+    left = found.f_bavail * found.f_frsize
+    if left < LEAST_BYTES:
+        return f"{left >> 10} KiB"
+    # A file system without a limit of files says that it has none at all.
+    return f"room for {found.f_favail} files" if found.f_files and found.f_favail < LEAST_FILES else ""
+
 
 class Repair:
-    def __init__(self, paths: Paths, records: RecordStore, files: AllocationFiles) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        records: RecordStore,
+        files: AllocationFiles,
+        shortage_of: Callable[[Path], str] = shortage,
+    ) -> None:
         self._paths = paths
+        self._shortage_of = shortage_of
+        # By folder, what there is too little of.
+        self._short: dict[Path, str] = {}
         self._records = records
         self._files = files
         self._fault = ""
@@ -31,6 +58,7 @@ class Repair:
     def poll(self) -> None:
         """Cheap while nothing is missing. What cannot be made is in ``notes``, and stops nothing else."""
         fault, before = "", self._spoilt
+        self._look_for_room()
         with self._records.lock:
             self._spoilt = {}
             mends = [functools.partial(self._mend, record) for record in self._records.all()]
@@ -52,9 +80,20 @@ class Repair:
         where = f"{self._paths.run_dir} or {self._paths.state_dir}"
         return f"what is missing in {where} cannot be made again: {error}; is there room, and may it be written?"
 
+    def _look_for_room(self) -> None:
+        """A full disk is no news to the first container alone that cannot begin."""
+        folders = (self._paths.run_dir, self._paths.state_dir)
+        before, self._short = self._short, {one: left for one in folders if (left := self._shortage_of(one))}
+        for folder in self._short.keys() - before.keys():
+            log.warning("%s", self._full(folder))
+
+    def _full(self, folder: Path) -> str:
+        return f"{folder} is full ({self._short[folder]} left): no container can begin in a slice; make room there"
+
     def notes(self) -> list[str]:
         """What a person should know."""
-        return [*([self._fault] if self._fault else []), *self._spoilt.values()]
+        full = [self._full(folder) for folder in self._short]
+        return [*full, *([self._fault] if self._fault else []), *self._spoilt.values()]
 
     def _mend(self, record: Record) -> None:
         if not record.limits:

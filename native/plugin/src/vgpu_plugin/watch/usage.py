@@ -175,6 +175,7 @@ def of_static(files: AllocationFiles, state: State) -> list[Usage]:
             limits = abi_files.parse_limits((files.folder(name) / "limits").read_bytes())
         except (OSError, abi_files.LayoutError):
             continue
-        found = of_record(Record(name, STATIC_KIND, (), limits), files.folder(name), NOBODY)
+        ids = tuple(files.static_id(name, device["uuid"]) for device in limits["devices"])
+        found = of_record(Record(name, STATIC_KIND, ids, limits), files.folder(name), NOBODY)
         out += [one for one in found if one.processes or (name, one.uuid) in state.programs]
     return out

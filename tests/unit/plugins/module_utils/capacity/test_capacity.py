@@ -370,6 +370,7 @@ USES = [
     ({"pod": ""}, "default/main"),
     ({"namespace": "", "pod": "", "container": ""}, "a1"),
     ({"namespace": "", "pod": "", "container": "", "allocation": None}, ""),
+    ({"namespace": "", "pod": "", "container": "", "holder": "docker web"}, "docker web"),
 ]
 
 
@@ -385,3 +386,75 @@ def test_who_holds_a_slice(changed, by):
         "used_mib": 3000,
         "processes": 2,
     }
+
+
+def row(name, held_by="", state="in use"):
+    return {"id": name, "uuid": name[:5], "state": state, "in_use": bool(held_by), "held_by": held_by}
+
+
+def test_every_holder_of_a_slice_is_there():
+    """Also of whole GPUs, which have no limit and no ledger, and where an engine got the slice by its CDI name."""
+    pod = {**usage(3000), "slice_ids": ["GPU-a::0"], "processes": 1}
+    outside = {**usage(50, "slice-GPU-b-0", uuid="GPU-b", pod=""), "slice_ids": ["GPU-b::0"], "processes": 1}
+    outside.update(namespace="", container="", kind="static")
+    rows = [
+        row("GPU-a::0", "default/trainer/main"),
+        row("GPU-a::1", "docker web"),
+        row("GPU-b::0", "docker cdi"),
+        row("GPU-b::1", state="free"),
+    ]
+    found = compared(**{**copy.deepcopy(RUNS), "usage": [pod, outside], "slices": rows})["usage"]
+    assert [(one["by"], one["uuid"], one["slices"], one["used_mib"]) for one in found] == [
+        ("default/trainer/main", "GPU-a", ["GPU-a::0"], 3000),
+        ("docker cdi", "GPU-b", ["GPU-b::0"], 50),
+        ("docker web", "GPU-a", ["GPU-a::1"], None),
+    ]
+    assert [(one["limit_mib"], one["processes"]) for one in found][2] == (None, None)
+    assert compared(**{**copy.deepcopy(RUNS), "usage": [], "slices": rows, "asked_usage": False})["usage"] == []
+
+
+FULL = "what is missing in /run/vgpu cannot be made again: No space left on device"
+BLIND = "the watcher does not see all: allocation aa has files that were removed; start it again"
+NAMES = "the watcher names 1 container; see: vgpuctl watch"
+LOST_B = "GPU 1 (Tesla T4, GPU-b) is lost: NVML: GPU is lost; reset or replace it"
+SLOW = "GPU GPU-a keeps its old slices until the last one in use is free"
+TROUBLED = {**WATCHING, "findings": [FINDING]}
+
+# What the device plugin warns of, what else is so, what is left of it: a finding of its own has no warning besides.
+WARNED = [
+    ([FULL, BLIND], {}, [FULL, BLIND]),
+    ([NAMES], {}, [NAMES]),
+    ([NAMES, FULL], {"watch": TROUBLED}, [FULL]),
+    ([LOST_B, FULL], {"nvml": {"ok": True, "error": "", "gpus": GPUS[:1], "lost": [{"index": 1, "error": "bus"}]}}, [FULL]),
+    ([SLOW], {}, [SLOW]),
+]
+
+
+@pytest.mark.parametrize(("warnings", "spoiled", "left"), WARNED)
+def test_what_the_device_plugin_warns_of_is_heard(warnings, spoiled, left):
+    gpus = [{**one, "healthy": True, "reason": ""} for one in GPUS]
+    seen = {**copy.deepcopy(RUNS), **spoiled}
+    seen["plugin"] = {**seen["plugin"], "warnings": warnings, "gpus": gpus}
+    found = compared(**seen)
+    assert found["plugin_warnings"] == left
+    assert found["ok"] is not bool(spoiled)
+
+
+def test_split_that_waits_is_a_note_and_no_warning():
+    status = plugin(waiting=["GPU-a"], slices=WAITS + slices()[2:], warnings=[SLOW, FULL])
+    ids = [one["id"] for one in WAITS] + IDS[2:]
+    assert compared(plugin=status, checkpoint_text=checkpoint(ids))["plugin_warnings"] == [FULL]
+
+
+SICK = {"index": 1, "uuid": "GPU-b", "model": "Tesla T4", "healthy": False, "reason": "Xid 79: fallen off the bus"}
+
+
+def test_gpu_with_a_fault_is_one_difference():
+    """Not one of each slice, which would hide all others."""
+    made = slices()
+    for one in made[2:]:
+        one["health"] = "Unhealthy"
+    status = plugin(slices=made, gpus=[{**SICK, **GPUS[0], "healthy": True}, SICK])
+    (one,) = compared(plugin=status, checkpoint_text=checkpoint(IDS[:2]))["drift"]
+    assert (one["what"], one["where"], one["expected"]) == ("GPU", "1 (GPU-b)", "healthy")
+    assert one["found"] == SICK["reason"] and "5 minutes" in one["remedy"]

@@ -81,6 +81,11 @@ def test_a_host_that_is_as_expected_is_one_line():
     assert tables.host_report(RIGHT, many, "gpu-1") == [line + "; isolation of 2 slices: 2 passed, 1 detected"]
 
 
+def test_what_the_plugin_warns_of_is_a_line():
+    warned = tables.host_report(dict(RIGHT, plugin_warnings=["the disk is full"]), PASSED, "gpu-1")
+    assert warned[1:] == ["  WARNING: the disk is full"]
+
+
 def test_a_host_that_differs_shows_its_gpus():
     assert tables.host_report(CAPACITY, None, "gpu-1")[1:4] == GPU_TABLE
 

@@ -33,6 +33,8 @@ FACTS = [
         {"modinfo -F version nvidia-current": Answer(0, "535.300.01\n", "")},
         {"disk_version": "535.300.01"},
     ),
+    ({}, {}, {"smi": False}),
+    ({"usr/bin/nvidia-smi": "x"}, {}, {"smi": True}),
     ({"proc/modules": IDLE}, {}, {"in_use": [], "modules": ["nvidia_modeset", "nvidia_uvm", "nvidia"]}),
     ({"proc/modules": DRM}, {}, {"in_use": []}),
     ({"proc/modules": BUSY}, {}, {"in_use": ["a user inside the kernel"]}),

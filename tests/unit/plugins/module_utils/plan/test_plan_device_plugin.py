@@ -145,3 +145,30 @@ def test_who_holds_slices_is_disturbed_by_another_size(variables, held, words):
     assert found["disturbs"] is bool(words)
     assert len(found["warnings"]) == bool(words)
     assert words in "".join(found["warnings"])
+
+
+OUTSIDE = [
+    ([], []),
+    ([POD_A, LEASE], []),
+    ([ENGINE, PROGRAM], ["container 0", "exec 1"]),
+    ([BY_NAME], ["a container with slice GPU-b::1 by its CDI name"]),
+]
+
+
+@pytest.mark.parametrize("held, outside", OUTSIDE)
+def test_who_is_moved_by_no_drain_is_named(held, outside):
+    state = {"plugin.status": {**running(3, *held), "resource": "nvidia.com/gpu"}}
+    found = made({"nvidia_driver_packages": ["nvidia-smi=535.400*", "libcuda1=535.400*"]}, state)
+    assert "nvidia_driver" in found["roles"]
+    assert found["outside"] == outside
+    ends = [one for one in found["warnings"] if "nvidia_driver: it ends what no drain moves: " in one]
+    assert len(ends) == bool(outside)
+    assert all(one in ends[0] for one in outside)
+    assert made({}, state)["outside"] == outside  # the names are there, and nothing ends them
+    assert "no drain" not in "".join(made({}, state)["warnings"])
+
+
+def test_holder_is_named_as_vgpuctl_names_it():
+    status = running(3, ENGINE)
+    status["allocations"][0]["holder"] = "docker web"
+    assert made({}, {"plugin.status": status})["outside"] == ["docker web"]

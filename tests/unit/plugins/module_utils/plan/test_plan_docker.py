@@ -100,3 +100,29 @@ def test_an_option_on_the_command_line_too_is_an_error_of_this_host():
     found = made(state={(*DOCKER, "argv"): ["/usr/sbin/dockerd", "--default-runtime=nvidia"]})
     assert "default-runtime" in found["errors"][0]
     assert "command line" in found["errors"][0]
+
+
+ASKED = DAEMON_JSON.replace("{", '{"features": {"cdi": %s}, ', 1)
+KUBELET = [1, 34]
+
+
+@pytest.mark.parametrize(
+    ("version", "more", "said"),
+    [
+        ("20.10.24+dfsg1", {}, False),  # knows none
+        ("24.0.9", {}, False),
+        ("25.0.0", {}, True),
+        ("26.1.5+dfsg1", {}, True),
+        ("28.1.1", {}, True),
+        ("28.2.0", {}, False),  # does it by itself
+        ("29.1.0", {}, False),
+        ("", {}, False),
+        ("26.1.5", {"docker.config_text": ASKED % "true"}, False),
+        ("26.1.5", {"docker.config_text": ASKED % "false"}, False),
+        ("26.1.5", {"kubelet": KUBELET}, False),
+    ],
+)
+def test_docker_that_could_take_slices_by_their_cdi_names(version, more, said):
+    found = made(state={"docker.info.ServerVersion": version, **more})
+    lines = [one for one in found["warnings"] if "--device vgpu.fleet/slice" in one]
+    assert len(lines) == said and all("features: {cdi: true}" in one and "vgpuctl run" in one for one in lines)

@@ -401,3 +401,20 @@ def test_all_that_a_decision_may_name_is_read():
     assert set(driver_choice.FILES) <= set(options["files"])
     assert "*nvidia*" in options["packages"]
     assert options["texts"] == ["/r"]
+
+
+SMI_GONE = "nvidia-smi is missing, though its package nvidia-smi is installed; install it again: apt-get install --reinstall"
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"driver.smi": True}, False),
+        ({"driver.smi": False}, True),
+        ({"driver.smi": False, "packages.nvidia-smi": None}, False),  # it is to be installed
+        ({"driver.smi": False, "packages": {"libcuda1": "535.261.03-1"}}, False),
+    ],
+)
+def test_program_that_somebody_removed_is_said(state, said):
+    """The package database knows nothing of it."""
+    assert any(SMI_GONE in one for one in made(state=state)["warnings"]) is said
