@@ -60,7 +60,7 @@ def test_refused_at_admission_with_field_and_reason(fleet, limits, labels, spec,
 
 
 def test_annotations_of_kai_are_judged_at_admission_unless_the_pod_is_kais(fleet):
-    with pytest.raises(ApiError, match="from 0.01 to 0.99"):
+    with pytest.raises(ApiError, match=r"from 0\.01 to 0\.99"):
         fleet.pod("wrong", {}, {"gpu-fraction": "1.5"})
     fleet.pod("kais", {}, {"gpu-fraction": "1.5"}, schedulerName="kai-scheduler")
     stored = fleet.get("kais")["spec"]

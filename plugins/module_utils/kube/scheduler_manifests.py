@@ -193,9 +193,12 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         _rule("core", "pods", "get list watch"),
         _rule("core", "nodes resourcequotas", "list watch"),
         _rule("node.k8s.io", "runtimeclasses", "list watch"),
-        # For the annotation of a plan that was lost. A patch of pods themselves could give any pod another image.
+        # For the annotation of a plan that was lost, and for what a preemption writes. A patch of pods themselves could
+        # give any pod another image.
         _rule("core", "pods/status", "patch"),
         _rule("core", "pods/binding", "create"),
+        # Of pods of lower priority, where memory is short. Not their deletion, which no disruption budget holds up.
+        _rule("core", "pods/eviction", "create"),
         _rule("core", "events", "create"),
         _rule("admissionregistration.k8s.io", hooks, "get patch", (NAME,)),
     ]

@@ -22,8 +22,8 @@ SAME = {"topology-aware": TOPOLOGY}
 USE_UUID, AVOID_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
 USE_MODEL, AVOID_MODEL = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
 NUMA_BIND = "nvidia.com/numa-bind"
-# Annotations of HAMi that ask for what this scheduler does not do, and the values that ask for nothing.
-NOT_DONE = {"nvidia.com/vgpu-mode": ("hami-core",)}
+# Annotations of HAMi and qGPU that ask for what this scheduler does not do, and the values that ask for nothing.
+NOT_DONE = {"nvidia.com/vgpu-mode": ("hami-core",), "tke.cloud.tencent.com/app-class": ("online",)}
 
 
 class Preferences(NamedTuple):

@@ -18,6 +18,10 @@ TYPES = {
     "vgpu_scheduler_binds_total": ("counter", "Binds by outcome."),
     "vgpu_scheduler_drift_total": ("counter", "Differences that a whole list found, by kind."),
     "vgpu_scheduler_waiting_events_total": ("counter", "Events that name why a pod waits."),
+    "vgpu_scheduler_evicted_pods_total": (
+        "counter",
+        "Pods evicted for one of higher priority, for memory alone.",
+    ),
     "vgpu_scheduler_unplanned_pods": ("gauge", "Pods on a node that hold GPUs without a plan."),
     "vgpu_scheduler_uncertain_binds": ("gauge", "Binds whose outcome is not known yet."),
     "vgpu_scheduler_oversold_gpus": ("gauge", "GPUs on which more is planned than they have."),
@@ -71,6 +75,7 @@ def render(
     for kind, count in cluster.drift.items():
         add("vgpu_scheduler_drift_total", count, kind=kind)
     add("vgpu_scheduler_waiting_events_total", extender.waiting.events)
+    add("vgpu_scheduler_evicted_pods_total", extender.shortages.evicted)
     add("vgpu_scheduler_unplanned_pods", len(cluster.unplanned))
     add("vgpu_scheduler_uncertain_binds", len(extender.uncertain))
     add("vgpu_scheduler_oversold_gpus", len(ledger.oversold()))

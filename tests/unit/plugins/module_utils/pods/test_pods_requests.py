@@ -233,6 +233,7 @@ PREFERENCES = [
     ({"nvidia.com/use-gpuuuid": "GPU-b, GPU-a"}, {"use_uuids": ("gpu-a", "gpu-b")}),
     ({"nvidia.com/nouse-gputype": "T4,a100"}, {"avoid_models": ("a100", "t4")}),
     ({"nvidia.com/numa-bind": "false", "nvidia.com/vgpu-mode": "hami-core"}, {}),
+    ({"tke.cloud.tencent.com/app-class": "online"}, {}),
     # HAMi 2.10: an empty card, GPUs of one NUMA node, and chains. Topology counts before the others wherever it stands.
     ({"hami.io/gpu-scheduler-policy": "mutex"}, {"alone": True}),
     ({"nvidia.com/numa-bind": "True"}, {"one_numa": True}),
@@ -262,6 +263,7 @@ def test_preferences(annotations, preferences):
         ({"nvidia.com/use-gpuuuid": "GPU-a,,"}, "expected names with commas"),
         ({"nvidia.com/numa-bind": "1"}, "expected true or false"),
         ({"nvidia.com/vgpu-mode": "mps"}, "not available in this version"),
+        ({"tke.cloud.tencent.com/app-class": "offline"}, "not available in this version"),
     ],
 )
 def test_preferences_refused(annotations, words):
