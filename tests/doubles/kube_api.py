@@ -72,6 +72,7 @@ class Cluster:
         self.keeps_dependents = False
         self.budget = 0  # how many evictions are answered 429 before one is granted
         self.stuck = False  # an evicted pod stays
+        self.graceful = False  # it ends, and stays until the test removes it
         self.closed = threading.Event()
         self._applied: dict[str, Object] = {}
         self._log: list[tuple[int, str, str, Object]] = []  # version, type, path, object
@@ -175,7 +176,7 @@ class Cluster:
             self.remove(path)
             return 200, {"kind": "Status", "status": "Success"}
         if method == "POST":
-            return self._evict(path) if place.subresource == "eviction" else self._bind(path, found, body)
+            return self._evict(path, found, body) if place.subresource == "eviction" else self._bind(path, found, body)
         if refused := conflict(found, body.get("metadata") or {}):
             return refused
         return 200, self.put(path, body if method == "PUT" else merge(found, body, kind == STRATEGIC))
@@ -201,11 +202,18 @@ class Cluster:
             return 200, found
         return (200 if found else 201), self.put(path, made)
 
-    def _evict(self, path: str) -> tuple[int, Object]:
+    def _evict(self, path: str, pod: Object, body: Object) -> tuple[int, Object]:
+        options = (body or {}).get("deleteOptions") or {}
+        if refused := conflict(pod, options.get("preconditions") or {}):
+            return refused
         if self.budget > 0:
             self.budget -= 1
             return failure(429, "Cannot evict pod as it would violate the pod's disruption budget.", "TooManyRequests")
-        if not self.stuck:
+        if self.graceful and not options.get("dryRun"):
+            reason = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+            ends = {"metadata": {"deletionTimestamp": "2026-11-22T00:00:00Z"}, "status": {"conditions": [reason]}}
+            self.put(path, merge(pod, ends, strategic=True))
+        elif not self.stuck and not options.get("dryRun"):
             self.remove(path)
         return 201, {"kind": "Status", "status": "Success"}
 

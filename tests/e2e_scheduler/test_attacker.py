@@ -131,6 +131,36 @@ def test_a_label_that_keeps_a_pod_from_the_webhook_lifts_no_limit(fleet, tenant)
     holds(fleet, "fits", 3000)
 
 
+def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant):
+    """Sizes by annotations may be written until the bind, and count as they are then: for the quota too."""
+    fleet.node("a", 1)
+    quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "4000"}}}
+    fleet.api.create("/api/v1/namespaces/default/resourcequotas", quota)
+    labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
+    until(lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas), "quota that is read")
+
+    def says(name, size):
+        tenant.patch(f"{PODS}/{name}", {"metadata": {"annotations": {"gpu-memory": str(size)}}})
+
+    gates = {"schedulingGates": [{"name": "example.com/later"}]}
+    tenant.create(PODS, gpu_pod("grows", {}, notes={"gpu-memory": "2000"}, **gates))
+    says("grows", 9000)
+    tenant.patch(f"{PODS}/grows", {"spec": {"schedulingGates": []}})
+    assert "4000" in fleet.waits("grows")
+    says("grows", 3000)
+    fleet.bound("grows", 180)
+    holds(fleet, "grows", 3000)
+    says("grows", 15000)
+    holds(fleet, "grows", 3000)
+    # On a pod that was admitted without any: no device, no plan.
+    tenant.create(PODS, gpu_pod("late", {}, schedulerName="vgpu-scheduler", **gates))
+    says("late", 1000)
+    tenant.patch(f"{PODS}/late", {"spec": {"schedulingGates": []}})
+    until(lambda: fleet.node_of("late"), "node of a pod that asks for no device")
+    assert pod_annotations.PLAN not in (fleet.get("late")["metadata"].get("annotations") or {})
+    holds(fleet, "grows", 3000)
+
+
 # ---- plans and figures of others
 
 
@@ -232,12 +262,14 @@ def test_a_pod_that_is_written_to_hold_up_its_readers_does_not(fleet, tenant, ne
     assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
 
 
-def test_a_priority_that_anybody_may_name_takes_a_neighbours_place(fleet, tenant, neighbour):
-    """Open in Kubernetes itself: any pod may name a built-in PriorityClass. A quota on the class closes it."""
-    fleet.node("a", 1, slots=1)
-    neighbour.bound("first", {GPU: 1, MEM: 3000})
+@pytest.mark.parametrize("slots", [1, 10])
+def test_a_priority_that_anybody_may_name_takes_a_neighbours_place(fleet, tenant, neighbour, slots):
+    """Open in Kubernetes itself: any pod may name a built-in PriorityClass. A quota on the class closes it. Where
+    slots are short, and where memory alone is."""
+    fleet.node("a", 1, slots=slots)
+    neighbour.bound("first", {GPU: 1, MEM: 9000})
     critical = {"priorityClassName": "system-cluster-critical"}
-    tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 3000}, **critical))
+    tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 9000}, **critical))
     until(lambda: neighbour.get("first")["metadata"].get("deletionTimestamp"), "end of the neighbour's pod")
     selector = {"scopeName": "PriorityClass", "operator": "In", "values": [critical["priorityClassName"]]}
     spec = {"hard": {"pods": "0"}, "scopeSelector": {"matchExpressions": [selector]}}

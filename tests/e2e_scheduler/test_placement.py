@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from fleet import container
 from kubebox.api import ApiError
-from kubebox.cluster import PODS
+from kubebox.cluster import NODES, PODS
 from vgpu_plugin._shared.pods.annotations import Topology
 
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
@@ -121,6 +121,46 @@ def test_gpus_are_chosen_by_uuid_and_by_model(fleet):
     with pytest.raises(ApiError, match=r"asks for 2 different GPUs, and .* b, has 1 that the pod's annotations take"):
         fleet.pod("two", {GPU: 2, MEM: 1000}, {USE_MODEL: "A100", AVOID_UUID: "GPU-b-0"})
     assert fleet.faults() == []
+
+
+def test_policies_of_hami_2_10(fleet):
+    """An empty card, GPUs of one NUMA node, and a chain: each with a control that has the same pod otherwise."""
+    policy, fullest = "hami.io/gpu-scheduler-policy", {GPU_POLICY: "binpack"}
+    fleet.node("a", 4, told={n: {"numa": n // 2} for n in range(4)})
+    for n, size in ((0, 5000), (2, 4000)):
+        fleet.pod(f"there-{n}", {GPU: 1, MEM: size}, {USE_UUID: f"GPU-a-{n}"})
+        fleet.bound(f"there-{n}")
+    for name, notes, gpus, expected in (
+        ("packed", fullest, 2, {"GPU-a-0", "GPU-a-2"}),
+        ("bound", {**fullest, "nvidia.com/numa-bind": "true"}, 2, {"GPU-a-0", "GPU-a-1"}),
+        ("chained", {policy: "numa,binpack"}, 2, {"GPU-a-0", "GPU-a-1"}),
+        ("mutex", {policy: "mutex,binpack"}, 1, {"GPU-a-3"}),
+    ):
+        fleet.pod(name, {GPU: gpus, MEM: 100}, notes)
+        assert uuids(fleet, name) == ("a", expected), name
+    fleet.pod("second", {GPU: 1, MEM: 100}, {policy: "mutex"})
+    assert "1 not a GPU that no pod uses" in fleet.waits("second")
+    assert fleet.faults() == []
+
+
+def test_labels_of_nodes_order_their_gpus_and_say_whose_they_are(fleet):
+    fleet.node("whole", 2, **{"vgpu.fleet/gpu-sharing": "exclusive"})
+    fleet.node("part", 2, **{"ack.node.gpu.schedule": "cgpu", "ack.node.gpu.placement": "binpack"})
+    fleet.pod("all", {GPU: 2})
+    assert fleet.bound("all")[0] == "whole"
+    for n in range(2):
+        fleet.pod(f"p{n}", {GPU: 1, MEM: 1000})
+        assert uuids(fleet, f"p{n}") == ("part", {"GPU-part-0"})
+    # What the pod says wins.
+    fleet.pod("apart", {GPU: 1, MEM: 1000}, {GPU_POLICY: "spread"})
+    assert uuids(fleet, "apart") == ("part", {"GPU-part-1"})
+    fleet.pod("none", {GPU: 1})
+    assert "1 labelled for pods that take parts of GPUs" in fleet.waits("none")
+    fleet.api.patch(f"{NODES}/part", {"metadata": {"labels": {"ack.node.gpu.schedule": "share"}}})
+    fleet.delete("none")
+    fleet.delete("all")
+    fleet.pod("again", {GPU: 1})
+    assert fleet.bound("again")[0] == "whole"
 
 
 def test_gpus_of_one_numa_node_where_the_kubelet_wants_that(fleet):

@@ -104,8 +104,10 @@ NOBODY = {
     "never": (THERE, 3, "polite", 12000),
     # p0 would free a slot; with everyone of a lower priority gone it would still not fit.
     "useless": ([("p0", 0, 5000, "low"), ("h0", 0, 9000, "high"), ("h1", 0, 1000, "high")], 3, "high", 12000),
-    # A limit of extenders: with a slot free the kube-scheduler knows of no victim, and asks nobody.
-    "memory alone": ([("p0", 0, 9000, "low"), ("p1", 0, 4000, "low")], 10, "high", 12000),
+    # With slots free, where the extender begins the preemption: the same rules.
+    "memory, equal": ([("p0", 0, 9000, "middle"), ("p1", 0, 4000, "middle")], 10, "middle", 12000),
+    "memory, never": ([("p0", 0, 9000, "low"), ("p1", 0, 4000, "low")], 10, "polite", 12000),
+    "memory, useless": ([("p0", 0, 5000, "low"), ("h0", 0, 9000, "high")], 10, "high", 12000),
 }
 
 
@@ -115,6 +117,60 @@ def test_nobody_has_to_go(fleet, case):
     full(fleet, there, slots)
     fleet.pod("asks", {GPU: 1, MEM: asked}, priorityClassName=priority)
     nobody_goes(fleet, "asks")
+
+
+def test_memory_alone_is_short_and_slots_are_free(fleet):
+    """The kube-scheduler counts slots, knows of no victim and asks nobody; the leader evicts, and the kube-scheduler
+    keeps the nomination as if the preemption were its own."""
+    full(fleet, [("p0", 0, 9000, "low"), ("p1", 0, 4000, "middle"), ("q0", 1, 13000, "middle")], slots=10)
+    fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
+    until(lambda: ending(fleet), f"victims; {fleet.says('important')}", 60)
+    assert until(lambda: nominated(fleet, "important"), "nomination") == "a"
+    fleet.pod("late", {GPU: 1, MEM: 3000}, priorityClassName="low")
+    kept = "what becomes free is kept for a pod whose victims are leaving"
+    until(lambda: kept in fleet.waits("late"), f"reason; {fleet.says('late')}", 120)
+    fleet.pause(4)
+    # p0 alone: 16160 - 4000 are enough.
+    assert ending(fleet) == {"p0"} and nominated(fleet, "important") == "a" and not fleet.node_of("important")
+    (condition,) = [one for one in fleet.get("p0")["status"]["conditions"] if one["type"] == "DisruptionTarget"]
+    assert condition["reason"] == "PreemptionByScheduler"
+    fleet.delete("p0")
+    node, (part,) = fleet.bound("important", 90)
+    assert (node, part.devices[0].uuid, part.devices[0].memory_mib) == ("a", "GPU-a-0", 12000)
+    assert {one for one in ("p0", "p1", "q0", "late") if fleet.api.get_or_none(f"{PODS}/{one}")} == {"p1", "q0", "late"}
+    assert fleet.faults() == []
+
+
+def test_memory_is_short_on_one_card_of_a_node_that_has_enough_in_sum(fleet):
+    """Each card has 4000 MiB free, 8000 together; whom it costs least."""
+    full(fleet, [("a0", 0, 12000, "middle"), ("b0", 1, 12000, "low")], slots=10)
+    fleet.pod("important", {GPU: 1, MEM: 8000}, priorityClassName="high")
+    until(lambda: ending(fleet) == {"b0"}, f"victim; {fleet.says('important')}", 60)
+    fleet.delete("b0")
+    _node, (part,) = fleet.bound("important", 90)
+    assert part.devices[0].uuid == "GPU-a-1"
+    assert not ending(fleet) and fleet.faults() == []
+
+
+def test_a_disruption_budget_keeps_a_pod_where_memory_is_short(fleet):
+    """No controller runs that would count the pods of a budget, so its status is the test's."""
+    budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+    full(fleet, [("p0", 0, 9000, "low"), ("p1", 0, 4000, "low")], slots=10)
+    fleet.api.patch(f"{PODS}/p0", {"metadata": {"labels": {"app": "guarded"}}})
+    selector = {"matchLabels": {"app": "guarded"}}
+    made = {"metadata": {"name": "guard"}, "spec": {"minAvailable": 1, "selector": selector}}
+    found = fleet.api.create(budgets, made)
+    counted = {"observedGeneration": found["metadata"]["generation"], "disruptionsAllowed": 0, "currentHealthy": 1}
+    counted |= {"desiredHealthy": 1, "expectedPods": 1}
+    fleet.api.patch(f"{budgets}/guard/status", {"status": counted})
+    try:
+        fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
+        nobody_goes(fleet, "important")
+        # Without p0's 9000 MiB it fits nowhere, and beside them a smaller one does.
+        fleet.pod("smaller", {GPU: 1, MEM: 7000}, priorityClassName="high")
+        until(lambda: ending(fleet) == {"p1"}, f"victim; {fleet.says('smaller')}", 60)
+    finally:
+        fleet.api.delete(f"{budgets}/guard")
 
 
 @pytest.fixture

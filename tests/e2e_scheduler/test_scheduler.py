@@ -12,20 +12,28 @@ from kubebox.process import until
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 ALI, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 
+QGPU = "tke.cloud.tencent.com/qgpu"
+# limits, labels, annotations; what each GPU gets.
 DIALECTS = [
-    ("hami", {GPU: 1, MEM: 3000, CORES: 30}, {}, [(3000, 30)]),
-    ("alibaba", {ALI: 8}, {COUNT: "2"}, [(4309, 0), (4309, 0)]),
-    ("tencent", {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 30}, {}, [(7680, 50)]),
-    ("nvidia", {GPU: 1}, {}, [(16160, 100)]),
-    ("shared", {GPU + ".shared": 1}, {}, [(1616, 10)]),
+    ("hami", {GPU: 1, MEM: 3000, CORES: 30}, {}, {}, [(3000, 30)]),
+    ("alibaba", {ALI: 8}, {COUNT: "2"}, {}, [(4309, 0), (4309, 0)]),
+    ("tencent", {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 30}, {}, {}, [(7680, 50)]),
+    ("qgpu", {f"{QGPU}-core": 30, f"{QGPU}-memory": 5}, {}, {}, [(5120, 30)]),
+    ("volcano", {"volcano.sh/vgpu-number": 2, "volcano.sh/vgpu-memory": 3000}, {}, {}, [(3000, 0), (3000, 0)]),
+    ("kai-fraction", {}, {}, {"gpu-fraction": "0.5"}, [(8080, 0)]),
+    ("kai-memory", {}, {}, {"gpu-memory": "2000", "gpu-fraction-num-devices": "2"}, [(2000, 0), (2000, 0)]),
+    ("nvidia", {GPU: 1}, {}, {}, [(16160, 100)]),
+    ("shared", {GPU + ".shared": 1}, {}, {}, [(1616, 10)]),
 ]
 
 
-@pytest.mark.parametrize(("name", "limits", "labels", "sizes"), DIALECTS, ids=[one[0] for one in DIALECTS])
-def test_each_dialect_is_placed_as_asked(fleet, name, limits, labels, sizes):
+@pytest.mark.parametrize(
+    ("name", "limits", "labels", "annotations", "sizes"), DIALECTS, ids=[one[0] for one in DIALECTS]
+)
+def test_each_dialect_is_placed_as_asked(fleet, name, limits, labels, annotations, sizes):
     fleet.node("plain", 0)
     fleet.node("a")
-    fleet.pod(name, limits, labels=labels)
+    fleet.pod(name, limits, annotations, labels)
     node, plan = fleet.bound(name)
     assert node == "a" and [(one.memory_mib, one.cores) for one in plan[0].devices] == sizes
     assert len({one.uuid for one in plan[0].devices}) == len(sizes)
@@ -49,6 +57,14 @@ def test_refused_at_admission_with_field_and_reason(fleet, limits, labels, spec,
     with pytest.raises(ApiError) as fault:
         fleet.pod("wrong", limits, labels=labels, **spec)
     assert words in str(fault.value) and "pods.vgpu.fleet" in str(fault.value)
+
+
+def test_annotations_of_kai_are_judged_at_admission_unless_the_pod_is_kais(fleet):
+    with pytest.raises(ApiError, match=r"from 0\.01 to 0\.99"):
+        fleet.pod("wrong", {}, {"gpu-fraction": "1.5"})
+    fleet.pod("kais", {}, {"gpu-fraction": "1.5"}, schedulerName="kai-scheduler")
+    stored = fleet.get("kais")["spec"]
+    assert stored["schedulerName"] == "kai-scheduler" and "limits" not in stored["containers"][0]["resources"]
 
 
 def test_binpack_and_spread_are_seen(fleet):

@@ -24,6 +24,8 @@ IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
 PLAN, GIVEN = ANNOTATIONS = ("vgpu.fleet/plan", "vgpu.fleet/given")
 # Names that ask for GPUs; prefixes, so that a mistyped one is seen and refused too.
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
+# Annotations by which a pod asks, unless it is of this scheduler.
+ASKING, NOT_OF = ("gpu-memory", "gpu-fraction"), "kai-scheduler"
 
 
 class Desired(NamedTuple):
@@ -191,9 +193,12 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         _rule("core", "pods", "get list watch"),
         _rule("core", "nodes resourcequotas", "list watch"),
         _rule("node.k8s.io", "runtimeclasses", "list watch"),
-        # For the annotation of a plan that was lost. A patch of pods themselves could give any pod another image.
+        # For the annotation of a plan that was lost, and for what a preemption writes. A patch of pods themselves could
+        # give any pod another image.
         _rule("core", "pods/status", "patch"),
         _rule("core", "pods/binding", "create"),
+        # Of pods of lower priority, where memory is short. Not their deletion, which no disruption budget holds up.
+        _rule("core", "pods/eviction", "create"),
         _rule("core", "events", "create"),
         _rule("admissionregistration.k8s.io", hooks, "get patch", (NAME,)),
     ]
@@ -403,7 +408,7 @@ def _network_policy(desired: Desired) -> dict[str, Any]:
 
 
 def gpu_condition(config: dict[str, Any]) -> str:
-    """CEL: whether a container of the pod names a resource of GPU sharing."""
+    """CEL: whether a container of the pod names a resource of GPU sharing, or the pod asks by an annotation."""
     names = [name for name in resource_names(config) if not name.startswith(PREFIXES)]
     words = [f"k.startsWith('{prefix}')" for prefix in PREFIXES] + [f"k == '{name}'" for name in names]
     name = " || ".join(words)
@@ -413,7 +418,10 @@ def gpu_condition(config: dict[str, Any]) -> str:
 
     asks = f"has(c.resources) && ({within('limits')} || {within('requests')})"
     first = "has(object.spec.initContainers) && object.spec.initContainers"
-    return f"object.spec.containers.exists(c, {asks}) || ({first}.exists(c, {asks}))"
+    asking = " || ".join(f"'{name}' in object.metadata.annotations" for name in ASKING)
+    other = f"has(object.spec.schedulerName) && object.spec.schedulerName == '{NOT_OF}'"
+    by_annotation = f"has(object.metadata.annotations) && ({asking}) && !({other})"
+    return f"object.spec.containers.exists(c, {asks}) || ({first}.exists(c, {asks})) || ({by_annotation})"
 
 
 def webhooks(desired: Desired) -> list[dict[str, Any]]:

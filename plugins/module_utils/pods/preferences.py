@@ -3,6 +3,9 @@
 
 HAMi's annotations are understood; those of vgpu.fleet win over them. What is not carried out is an error and never
 ignored: a pod that believes itself pinned and is not would be worse.
+
+A policy for GPUs may be a chain with commas, as HAMi 2.10 has it. ``binpack``, ``spread`` and ``numa`` are compared in
+the order in which they are written; ``topology`` comes before them and ``mutex`` before all, wherever they stand.
 """
 
 from __future__ import annotations
@@ -11,19 +14,22 @@ from typing import Any, NamedTuple
 
 from ..config.kinds import Finding, error, nearest, show
 
-BINPACK, SPREAD, TOPOLOGY = "binpack", "spread", "topology"
+BINPACK, SPREAD, TOPOLOGY, NUMA, MUTEX = "binpack", "spread", "topology", "numa", "mutex"
 NODE_POLICY = ("vgpu.fleet/node-policy", "hami.io/node-scheduler-policy")
 GPU_POLICY = ("vgpu.fleet/gpu-policy", "hami.io/gpu-scheduler-policy")
 # Words of HAMi for the same thing.
 SAME = {"topology-aware": TOPOLOGY}
 USE_UUID, AVOID_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
 USE_MODEL, AVOID_MODEL = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
-# Annotations of HAMi that ask for what this scheduler does not do, and the values that ask for nothing.
-NOT_DONE = {"nvidia.com/numa-bind": ("false",), "nvidia.com/vgpu-mode": ("hami-core",)}
+NUMA_BIND = "nvidia.com/numa-bind"
+# Annotations of HAMi and qGPU that ask for what this scheduler does not do, and the values that ask for nothing.
+NOT_DONE = {"nvidia.com/vgpu-mode": ("hami-core",), "tke.cloud.tencent.com/app-class": ("online",)}
 
 
 class Preferences(NamedTuple):
-    """Empty policies are the scheduler's default. Models are parts of a name, in small letters."""
+    """Empty policies are the node's or the scheduler's default; ``gpu_policy`` is a chain with commas. Models are parts
+    of a name, in small letters. ``alone``: on GPUs that no other pod uses when it is placed. ``one_numa``: the GPUs of
+    a container are of one NUMA node."""
 
     node_policy: str = ""
     gpu_policy: str = ""
@@ -31,6 +37,8 @@ class Preferences(NamedTuple):
     avoid_uuids: tuple[str, ...] = ()
     use_models: tuple[str, ...] = ()
     avoid_models: tuple[str, ...] = ()
+    alone: bool = False
+    one_numa: bool = False
 
     @property
     def selects(self) -> bool:
@@ -53,31 +61,56 @@ def read_preferences(annotations: dict[str, Any], findings: list[Finding]) -> Pr
         if value is not None and str(value).strip().lower() not in ("", *harmless):
             message = f"{show(value)} is not available in this version; leave the annotation out"
             findings.append(error(_path(name), message))
+    chain = _chain(annotations, findings)
     return Preferences(
-        _policy(annotations, NODE_POLICY, (BINPACK, SPREAD, TOPOLOGY), findings),
-        _policy(annotations, GPU_POLICY, (BINPACK, SPREAD, TOPOLOGY), findings),
+        _node_policy(annotations, findings),
+        ",".join(sorted((word for word in chain if word != MUTEX), key=lambda word: word != TOPOLOGY)),
         _words(annotations, USE_UUID, findings),
         _words(annotations, AVOID_UUID, findings),
         _words(annotations, USE_MODEL, findings),
         _words(annotations, AVOID_MODEL, findings),
+        MUTEX in chain,
+        _yes(annotations, NUMA_BIND, findings),
     )
 
 
-def _policy(
-    annotations: dict[str, Any], names: tuple[str, ...], words: tuple[str, ...], findings: list[Finding]
-) -> str:
-    for name in names:
-        if name not in annotations:
-            continue
-        value = str(annotations[name]).strip()
-        word = SAME.get(value, value)
-        if word in words:
-            return word
-        meant = nearest(word, words)
-        hint = f'; did you mean "{meant}"?' if meant else ""
-        findings.append(error(_path(name), f"expected one of {', '.join(words)}, found {show(value)}{hint}"))
-        return ""
+def words_of(policy: str) -> tuple[str, ...]:
+    """The words of a policy for GPUs, the most important first."""
+    return tuple(policy.split(","))
+
+
+def _node_policy(annotations: dict[str, Any], findings: list[Finding]) -> str:
+    name = next((name for name in NODE_POLICY if name in annotations), "")
+    return _word(name, str(annotations[name]), (BINPACK, SPREAD, TOPOLOGY), findings) if name else ""
+
+
+def _chain(annotations: dict[str, Any], findings: list[Finding]) -> list[str]:
+    name = next((name for name in GPU_POLICY if name in annotations), "")
+    if not name:
+        return []
+    known = (BINPACK, SPREAD, TOPOLOGY, NUMA, MUTEX)
+    chain = [_word(name, part, known, findings) for part in str(annotations[name]).split(",")]
+    if {BINPACK, SPREAD} <= set(chain):
+        findings.append(error(_path(name), f"{BINPACK} and {SPREAD} contradict each other; name one"))
+    return list(dict.fromkeys(filter(None, chain)))
+
+
+def _word(name: str, text: str, words: tuple[str, ...], findings: list[Finding]) -> str:
+    value = text.strip()
+    word = SAME.get(value, value)
+    if word in words:
+        return word
+    meant = nearest(word, words)
+    hint = f'; did you mean "{meant}"?' if meant else ""
+    findings.append(error(_path(name), f"expected one of {', '.join(words)}, found {show(value)}{hint}"))
     return ""
+
+
+def _yes(annotations: dict[str, Any], name: str, findings: list[Finding]) -> bool:
+    value = str(annotations.get(name, "")).strip().lower()
+    if value not in ("", "true", "false"):
+        findings.append(error(_path(name), f"expected true or false, found {show(annotations[name])}"))
+    return value == "true"
 
 
 def _words(annotations: dict[str, Any], name: str, findings: list[Finding]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@
 ``size_on`` computes what it means on one card.
 
 Dialects: ``hami`` (nvidia.com/gpumem and kin), ``alibaba`` (aliyun.com/gpu-mem), ``tencent`` (tencent.com/vcuda-core),
-``qgpu`` (tke.cloud.tencent.com/qgpu-memory), ``volcano`` (volcano.sh/vgpu-number),
+``qgpu`` (tke.cloud.tencent.com/qgpu-memory), ``volcano`` (volcano.sh/vgpu-number), ``kai`` (annotation gpu-fraction),
 ``nvidia`` (nvidia.com/gpu alone, nvidia.com/gpu.shared) and ``4paradigm`` (nvidia.com/gpu alone, where ``plain`` says
 that it counts slices). One pod speaks one dialect; nvidia.com/gpu alone and HAMi's names are one family.
 """
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Sequence
 from ..config.kinds import Finding, error, errors, warning
 from . import bounds
 from . import resources as pod_resources
+from .fractions import NAMES, read_fraction
 from .preferences import Preferences, read_preferences
 from .resources import CARD, MIB, PERCENT, SLICE, UNITS, Ask, Config, Memory
 
@@ -73,6 +74,8 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
         raise DialectError(findings)
     metadata, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
     labels = _mapping(metadata.get("labels"))
+    annotations = _mapping(metadata.get("annotations"))
+    fraction = read_fraction(annotations, spec, findings)
     asks: list[Ask] = []
     for kind in ("initContainers", "containers"):
         for n, container in enumerate(spec.get(kind) or []):
@@ -82,12 +85,14 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
                 continue
             sidecar = kind == "initContainers" and container.get("restartPolicy") == "Always"
             init = kind == "initContainers" and not sidecar
-            ask = pod_resources.read_container(container, where, labels, config, findings)
+            mine = fraction if fraction is not None and container.get("name") == fraction.container else None
+            ask = pod_resources.read_container(container, where, labels, config, findings, mine)
             if ask is not None:
                 asks.append(ask._replace(init=init, sidecar=sidecar))
     _one_dialect(asks, findings)
     _gpu_count_of_one_container(asks, labels, findings)
-    preferences = read_preferences(_mapping(metadata.get("annotations")), findings)
+    preferences = read_preferences(annotations, findings)
+    asks = [ask._replace(alone=preferences.alone, one_numa=preferences.one_numa) for ask in asks]
     priorities = {ask.priority for ask in asks if ask.priority is not None}
     if len(priorities) > 1:
         findings.append(error(config.priority, "containers of one pod name different priorities; name one"))
@@ -198,8 +203,10 @@ def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], finding
 
 
 def _names_gpus(findings: Sequence[Finding]) -> bool:
-    """Whether a fault is about GPUs at all; an annotation alone makes no GPU pod."""
-    return any(not finding.path.startswith("metadata.annotations") for finding in errors(findings))
+    """Whether a fault is about GPUs at all; of annotations only those that ask make a GPU pod."""
+    asking = [pod_resources.annotation(name) for name in NAMES]
+    paths = [finding.path for finding in errors(findings)]
+    return any(path in asking or not path.startswith("metadata.annotations") for path in paths)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

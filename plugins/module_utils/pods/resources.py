@@ -77,7 +77,7 @@ class Ask(NamedTuple):
 
     ``init``: it has ended before the others start; ``sidecar``: it starts with these and stays. ``field`` and ``where``
     say what a message should name.
-    ``compute``: limited, or shared with the other tenants.
+    ``compute``: limited, or shared with the other tenants. ``alone``, ``one_numa``: see Preferences.
     """
 
     container: str
@@ -90,10 +90,28 @@ class Ask(NamedTuple):
     priority: int | None = None
     init: bool = False
     sidecar: bool = False
+    alone: bool = False
+    one_numa: bool = False
 
     @property
     def compute(self) -> str:
         return "limited" if self.cores else "shared"
+
+
+class Fraction(NamedTuple):
+    """What annotations ask for one container: ``memory`` on each of ``gpus`` GPUs, compute as others leave it."""
+
+    container: str
+    gpus: int
+    memory: Memory
+    field: str
+
+    def ask(self, name: str) -> Ask:
+        return Ask(name, self.gpus, self.memory, 0, "kai", self.field, annotation(self.field))
+
+
+def annotation(name: str) -> str:
+    return f'metadata.annotations["{name}"]'
 
 
 class _Values:
@@ -132,9 +150,15 @@ class _Values:
 
 
 def read_container(
-    container: dict[str, Any], where: str, labels: dict[str, Any], config: Config, findings: list[Finding]
+    container: dict[str, Any],
+    where: str,
+    labels: dict[str, Any],
+    config: Config,
+    findings: list[Finding],
+    fraction: Fraction | None = None,
 ) -> Ask | None:
-    """A container's request, None where it asks for no GPU or where ``findings`` has an error."""
+    """A container's request, None where it asks for no GPU or where ``findings`` has an error. ``fraction``: what an
+    annotation of the pod asks for this container."""
     values = _Values(container, where, findings)
     name = str(container.get("name") or where)
     _refuse_typos(values, config)
@@ -145,10 +169,16 @@ def read_container(
     volcano = values.named(VOLCANO, VOLCANO_MEMORY, VOLCANO_PERCENTAGE, VOLCANO_CORES)
     shared = values.named(config.shared)
     spoken = [names for names in (hami, alibaba, tencent, qgpu, volcano, shared) if names]
+    if fraction is not None and spoken:
+        values.fault(spoken[0][0], f"beside the annotation {fraction.field}; use the names of one dialect")
+        return None
     if len(spoken) > 1:
         first, other = spoken[0][0], spoken[1][0]
         values.fault(other, f"beside {first} of another dialect; use the names of one dialect")
         return None
+    if fraction is not None:
+        _agree(values, config, fraction.gpus, fraction.field)
+        return None if values.faulty else fraction.ask(name)
     if hami:
         return _hami(values, name, config, hami)
     if alibaba:

@@ -60,7 +60,7 @@ async def election(api):
 
 
 async def life_of_pods(double):
-    """Bound, a plan that is deleted, a bind after a restart, one that finds no room."""
+    """Bound, a plan that is deleted, a bind after a restart, one that finds no room, one for which another leaves."""
     double.put("/api/v1/nodes/n0", node_object("n0", node("n0", 1)))
     pods = [double.put(pod_path(name), pod_object(name, memory)) for name, memory in (("a", 3000), ("b", 16160))]
     async with replica(double) as one:
@@ -71,6 +71,11 @@ async def life_of_pods(double):
         double.put(pod_path("a"), stored)
         await one.until(lambda: pod_annotations.PLAN in double.objects[pod_path("a")]["metadata"]["annotations"])
         await one.until(lambda: double.watches >= len(one.cluster.reflectors))
+        above = double.put(pod_path("c"), pod_object("c", 16160, priority=1))
+        assert (await one.schedule(above, ["n0"]))[0] is None
+        double.graceful = True
+        await one.extender.shortages.help()
+        assert double.objects[pod_path("a")]["metadata"]["deletionTimestamp"] and one.extender.shortages.evicted == 1
 
 
 @pytest.fixture(scope="module")

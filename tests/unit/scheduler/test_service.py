@@ -501,9 +501,9 @@ def test_what_people_see(capsys):
             status, text = await one.get("/metrics")
             assert 'vgpu_scheduler_binds_total{outcome="bound"} 2' in text
             assert 'vgpu_scheduler_node_memory_held_bytes{node="n0"} 9437184000' in text
-            assert 'vgpu_scheduler_request_seconds_count{verb="bind"} 2' in text
+            assert 'vgpu_scheduler_request_duration_seconds_count{verb="bind"} 2' in text
             families = {one.name: one for one in text_string_to_metric_families(text)}
-            assert families["vgpu_scheduler_request_seconds"].type == "histogram"
+            assert families["vgpu_scheduler_request_duration_seconds"].type == "histogram"
             assert families["vgpu_scheduler_binds"].type == "counter"
             assert all(one.documentation for one in families.values())
             assert (await one.get("/readyz"))[0] == 200 and (await one.get("/healthz"))[0] == 200

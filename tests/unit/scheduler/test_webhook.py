@@ -82,6 +82,16 @@ def test_what_a_pod_is_given(limits, labels, after):
     ], "and the pod asks for the same as before"
 
 
+@pytest.mark.parametrize(("annotations", "count"), [({}, "1"), ({"gpu-fraction-num-devices": "2"}, "2")])
+def test_a_pod_that_asks_by_annotations_of_kai_gets_the_count(annotations, count):
+    made = pod({}, annotations={"gpu-fraction": "0.5", **annotations})
+    changed = applied(made, review(made))
+    assert changed["spec"]["containers"][0]["resources"] == {"limits": {GPU: count}, "requests": {GPU: count}}
+    assert changed["spec"]["schedulerName"] == "vgpu-scheduler"
+    again = review(changed)
+    assert again["allowed"] and "patch" not in again
+
+
 def test_requests_are_completed_as_well():
     made = pod({ALI: "8"}, {COUNT: "2"})
     made["spec"]["containers"][0]["resources"]["requests"] = {ALI: "8", "cpu": "1"}
@@ -109,6 +119,7 @@ LEFT = [
     pod({GPU: "1", MEM: "-1"}, {"hami.io/webhook": "ignore"}),
     pod({GPU: "1"}, {"vgpu.fleet/webhook": "ignore"}),
     pod({GPU: "1"}, schedulerName="other"),
+    pod({}, annotations={"gpu-fraction": "many"}, schedulerName="kai-scheduler"),
     {},
     {"spec": {}},
 ]

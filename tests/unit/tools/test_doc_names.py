@@ -51,6 +51,7 @@ RENAMED = [
     "device_plugin_rivals",
     "device_plugin_rivals_remove",
     "vgpu_watch_looks_total",
+    "vgpu_scheduler_request_seconds",
 ]
 RENAMED += ["vgpu_watch_blind", "vgpu_container_wanting", "vgpu_container_held_back"]
 ABSENT = {

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/gates.md names for each fault that was found by installing the collection, by harming finished hosts, and by a
-hostile driver, the tests that are red without its mend: all faults are there, and so are the tests. Here too: what no
-other file tests."""
+"""docs/gates.md names for each fault that was found by installing the collection, by harming finished hosts, by a hostile
+driver, and by a review of the cluster's side, the tests that are red without its mend: all faults are there, and so are
+the tests. Here too: what no other file tests."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ TABLES = {
     "fault": [f"F{number}" for number in range(1, 15)],
     "day 2": [f"F{number}" for number in range(1, 13)],
     "hostile driver": [*(f"F{number}" for number in range(1, 11)), "§2", "§3", "§4", "§5", "§6"],
+    "cluster": [f"F{number}" for number in range(1, 11)],
+    "promise": ["F6", "F8", "F11"],
 }
 
 

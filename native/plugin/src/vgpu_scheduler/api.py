@@ -21,6 +21,8 @@ from . import wire
 
 PAGE = 500
 TIMEOUT = 4.0
+# How a PATCH is merged: lists as a whole, or by their keys. Conditions of a status are others' too.
+MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 MAX_LINE = 8 << 20  # an object of a watch; etcd holds 1.5 MiB
 T = TypeVar("T")
 
@@ -62,7 +64,8 @@ class Api:
         self.calls[method, kind] = self.calls.get((method, kind), 0) + 1
         kinds = {"Accept": "application/json"}
         if body is not None:
-            kinds["Content-Type"] = "application/merge-patch+json" if method == "PATCH" else "application/json"
+            patch = STRATEGIC if path.endswith("/status") else MERGE
+            kinds["Content-Type"] = patch if method == "PATCH" else "application/json"
         try:
             async with self._session.request(
                 "GET" if method == "LIST" else method,
@@ -111,6 +114,35 @@ class Api:
         """Only of that very pod: another uid is a conflict. By its status, for the right to patch pods is one to run
         any image in them."""
         body = {"metadata": {"uid": uid, "annotations": annotations}}
+        await self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", body)
+
+    async def nominate(self, namespace: str, name: str, uid: str, node: str) -> None:
+        """As the kube-scheduler does it for a pod whose victims are leaving."""
+        body = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node}}
+        await self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", body)
+
+    async def evict(self, namespace: str, name: str, uid: str, dry_run: bool) -> None:
+        """429 where a PodDisruptionBudget keeps the pod; 409 where it is another one by now."""
+        options: dict[str, Any] = {"preconditions": {"uid": uid}, **({"dryRun": ["All"]} if dry_run else {})}
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": options,
+        }
+        await self.call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
+
+    async def preempted(self, namespace: str, name: str, uid: str, message: str) -> None:
+        """The condition by which a kube-scheduler knows that a pod leaves for another, and waits for its end. After
+        the eviction, which writes a reason of its own."""
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "PreemptionByScheduler",
+            "message": message,
+            "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        body = {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
         await self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", body)
 
     async def event(self, pod: dict[str, str], reason: str, message: str) -> None:

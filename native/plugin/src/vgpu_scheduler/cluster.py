@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable
 
 import msgspec
+from vgpu_plugin._shared.config.kinds import Finding
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.annotations import PlanError
+from vgpu_plugin._shared.pods.node_labels import read_labels
 from vgpu_plugin._shared.pods.requests import DialectError, read_pod
 
 from . import wire
@@ -48,6 +50,8 @@ class Cluster:
         self.confirmed: set[str] = set()
         # Nodes whose annotation is gone or cannot be read, with its text: said once, not with each of their heartbeats.
         self._faulty: dict[str, str | None] = {}
+        # What is wrong with labels of nodes that tell GPUs.
+        self._label_faults: dict[str, list[Finding]] = {}
         nodes = Kind("/api/v1/nodes", wire.Node, wire.NodeList)
         self.nodes = Reflector(api, nodes, self.all_nodes, self.node, resync)
         # A pod cannot change its scheduler's name, as it could a label.
@@ -81,6 +85,7 @@ class Cluster:
         if gone:
             self._ledger.drop_node(name)
             self._faulty.pop(name, None)
+            self._label_faults.pop(name, None)
             return
         text = (node.metadata.annotations or {}).get(pod_annotations.GPUS)
         if name in self._faulty and self._faulty[name] == text:
@@ -92,8 +97,15 @@ class Cluster:
                 self.drift["gpus_deleted"] += 1
                 log.warning("node %s: %s is gone; its GPUs stay as they were", name, pod_annotations.GPUS)
             return
+        faults: list[Finding] = []
+        labels = read_labels(node.metadata.labels, faults)
+        if faults != self._label_faults.get(name, []):
+            # Once, and not with each heartbeat of the node.
+            self._label_faults[name] = faults
+            for fault in faults:
+                log.warning("node %s: %s", name, fault)
         try:
-            self._ledger.set_node(name, pod_annotations.read_gpus(text), pod_annotations.read_topology(text))
+            self._ledger.set_node(name, pod_annotations.read_gpus(text), pod_annotations.read_topology(text), labels)
             self._faulty.pop(name, None)
         except PlanError as fault:
             self._faulty[name] = text
@@ -105,6 +117,7 @@ class Cluster:
         for name in [name for name in self._ledger.nodes if name not in there]:
             self._ledger.drop_node(name)
         self._faulty = {name: text for name, text in self._faulty.items() if name in there}
+        self._label_faults = {name: faults for name, faults in self._label_faults.items() if name in there}
         for node in nodes:
             self.node(False, node)
 

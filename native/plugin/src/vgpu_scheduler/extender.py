@@ -25,6 +25,7 @@ from .ledger import Ledger, NoRoom
 from .preemption import Preemption
 from .quota import Demand, Quotas
 from .runtime_classes import RuntimeClasses
+from .shortage import Evicts, Shortages
 from .waits import WaitingPods, Waits
 
 log = logging.getLogger(__name__)
@@ -34,14 +35,12 @@ MAX_WAITING = 20_000
 KEPT = "what becomes free is kept for a pod whose victims are leaving"
 
 
-class Binder(Protocol):
+class Binder(Evicts, Protocol):
     """The API server, as a bind needs it."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: dict[str, str]) -> None: ...
 
     async def pod(self, namespace: str, name: str) -> dict[str, Any]: ...
-
-    async def event(self, pod: dict[str, str], reason: str, message: str) -> None: ...
 
 
 class Asks(NamedTuple):
@@ -69,6 +68,7 @@ class Extender:
         self.classes = RuntimeClasses(handlers)
         self.waiting = WaitingPods(api, ledger)
         self.preemption = Preemption(ledger)
+        self.shortages = Shortages(api, self.preemption, self.quotas, self._may_write)
         # By uid.
         self._waiting: OrderedDict[str, Asks] = OrderedDict()
         # When a pod was bound here, for lists of pods that were begun before.
@@ -102,6 +102,7 @@ class Extender:
         if not fits:
             # Where room was found and none is left, what is asked later would say that there is some.
             self._waits(args, ask, KEPT if answer.fits else "")
+            self._short(args, ask, [name for name in answer.failed if name not in kept])
         return wire.FilterResult(fits, failed, answer.never)
 
     def prioritize(self, args: wire.ExtenderArgs) -> list[wire.HostPriority]:
@@ -129,6 +130,8 @@ class Extender:
             if self.quotas.fits(namespace_of(args.Pod), ask):
                 return wire.PreemptResult({})
             victims = self.preemption.victims(ask, uid_of(args.Pod), priority_of(args.Pod), victims)
+            if victims:
+                self.shortages.forget(uid_of(args.Pod))
         return wire.PreemptResult(victims)
 
     async def bind(self, args: wire.BindArgs) -> wire.BindResult:
@@ -233,12 +236,21 @@ class Extender:
         """A pod that is bound, has ended or is gone asks for nothing more."""
         self._waiting.pop(uid, None)
         self.waiting.forget(uid)
+        self.shortages.forget(uid)
         self.quotas.forget(namespace, uid)
 
     def _waits(self, args: wire.ExtenderArgs, ask: PodAsk, over: str = "") -> None:
         meta = args.Pod.get("metadata") or {}
         about = {key: str(meta.get(key) or "") for key in ("namespace", "name", "uid")}
         self.waiting.add(Waits(about, ask, args.NodeNames or [], over))
+
+    def _short(self, args: wire.ExtenderArgs, ask: PodAsk, names: list[str]) -> None:
+        spec = args.Pod.get("spec") or {}
+        if spec.get("preemptionPolicy") != "Never":
+            self.shortages.add(uid_of(args.Pod), key_of(args.Pod), ask, priority_of(args.Pod), names)
+
+    async def _may_write(self) -> str:
+        return await self.may_bind() if self.may_bind else ""
 
     def _read(self, pod: dict[str, Any]) -> PodAsk:
         """Raises DialectError, also where the pod's runtime has no slices."""

@@ -26,13 +26,14 @@ from vgpu_plugin._shared.pods.annotations import (
     use_of,
     write_plan,
 )
-from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY, Preferences
+from vgpu_plugin._shared.pods.node_labels import NO_LABELS, NodeLabels
+from vgpu_plugin._shared.pods.preferences import BINPACK, NUMA, SPREAD, TOPOLOGY, Preferences, words_of
 from vgpu_plugin._shared.pods.requests import Card, PodAsk
 
 from . import numa, placement, reasons, search
 from .memo import FITS, Judged, Memo
 from .reasons import Reason
-from .table import GpuTable, View
+from .table import ORDERS, GpuTable, View
 
 MAX_SCORE = 10  # of an extender
 # Nodes on which a filter call tries all ways for a pod with several containers, once the greedy way found too few.
@@ -86,13 +87,19 @@ class Ledger:
 
     # --- facts
 
-    def set_node(self, name: str, gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY) -> bool:
-        """A node's GPUs and topology manager as it tells them. Returns whether anything changed."""
-        known = name in self._table
-        if known and self._table.gpus[name] == tuple(gpus) and self._table.topologies[name] == topology:
+    def set_node(
+        self, name: str, gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY, labels: NodeLabels = NO_LABELS
+    ) -> bool:
+        """A node's GPUs and topology manager as it tells them, and its labels. Returns whether anything changed."""
+        table = self._table
+        if name in table and (table.gpus[name], table.topologies[name], table.labels[name]) == (
+            tuple(gpus),
+            topology,
+            labels,
+        ):
             return False
         self._count(name, -1)
-        self._table.put(name, gpus, topology)
+        self._table.put(name, gpus, topology, labels)
         self._count(name, +1)
         for uid in self._pods_of.get(name, ()):
             self._table.add(name, _mapping(self._held[uid].uses), +1)
@@ -187,10 +194,12 @@ class Ledger:
                 reason = Reason(int(reasons.of(view, ask, allowed)[0]))
                 raise NoRoom(f"node {node}: {reasons.text(reason, ask)}")
             columns = found
-        if (ask.preferences.gpu_policy or self.gpu_policy) == TOPOLOGY and len(ask.asks) == 1 and ask.asks[0].gpus > 1:
-            key = placement.rank(view, TOPOLOGY)
-            ok = numa.one_node(view, placement.fit(view, ask.asks[0], allowed).all, ask.asks[0].gpus, key)[0]
-            columns = [search.nearest_set(gpus, np.flatnonzero(ok).tolist(), ask.asks[0].gpus)]
+        policy = words_of(ask.preferences.gpu_policy or self._table.labels[node].policy or self.gpu_policy)
+        if {TOPOLOGY, NUMA} & set(policy) and len(ask.asks) == 1 and ask.asks[0].gpus > 1:
+            key = placement.rank(view, np.array([SPREAD in policy]))
+            ok = numa.one_node(view, placement.fit(view, ask.asks[0], allowed).all, ask.asks[0], key)[0]
+            free = np.flatnonzero(ok).tolist()
+            columns = [search.best_set(gpus, free, ask.asks[0].gpus, policy, key[0].tolist())]
         parts = []
         for one, chosen in zip(ask.asks, columns, strict=True):
             devices = []
@@ -337,11 +346,14 @@ class Ledger:
         The filter and the bind both decide by it: a pod whose bind fails on a node that the filter named comes back to
         that node without end.
         """
-        policy = ask.preferences.gpu_policy or self.gpu_policy
-        picked = placement.pick(view, ask.asks, allowed, policy)
-        missing = ~picked.fits
-        if policy == SPREAD and missing.any():
-            tight = placement.pick(view.of(missing), ask.asks, allowed[missing], BINPACK)
+        own = ask.preferences.gpu_policy
+        spread = np.full(len(allowed), SPREAD in words_of(own or self.gpu_policy))
+        if not own and view.order.any():
+            spread = np.where(view.order == 0, spread, view.order == ORDERS.index(SPREAD))
+        picked = placement.pick(view, ask.asks, allowed, spread)
+        missing = spread & ~picked.fits
+        if missing.any():
+            tight = placement.pick(view.of(missing), ask.asks, allowed[missing], np.zeros(missing.sum(), bool))
             picked.fits[missing] = tight.fits
             for columns, found in zip(picked.columns, tight.columns, strict=True):
                 columns[missing] = found

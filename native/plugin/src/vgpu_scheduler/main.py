@@ -106,7 +106,7 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
         service = Service(api, extender, cluster, leadership, admission)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(cluster.run()), group.create_task(leadership.run())]
-            tasks.append(group.create_task(extender.waiting.run()))
+            tasks += [group.create_task(one.run()) for one in (extender.waiting, extender.shortages)]
             binds = await listen(service.extender_app(), given.extender, None)
             shows: web.AppRunner | None = None
             if given.metrics:

@@ -10,14 +10,18 @@ from .extender import Extender
 from .leadership import Leadership
 
 MIB = 1 << 20
-# Upper bounds, seconds.
-BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+# Upper bounds, seconds; the last is what a kube-scheduler waits for an extender.
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0)
 TYPES = {
     "vgpu_scheduler_leader": ("gauge", "1 where this replica binds."),
     "vgpu_scheduler_synced": ("gauge", "1 once nodes and pods were listed."),
     "vgpu_scheduler_binds_total": ("counter", "Binds by outcome."),
     "vgpu_scheduler_drift_total": ("counter", "Differences that a whole list found, by kind."),
     "vgpu_scheduler_waiting_events_total": ("counter", "Events that name why a pod waits."),
+    "vgpu_scheduler_evicted_pods_total": (
+        "counter",
+        "Pods evicted for one of higher priority, for memory alone.",
+    ),
     "vgpu_scheduler_unplanned_pods": ("gauge", "Pods on a node that hold GPUs without a plan."),
     "vgpu_scheduler_uncertain_binds": ("gauge", "Binds whose outcome is not known yet."),
     "vgpu_scheduler_oversold_gpus": ("gauge", "GPUs on which more is planned than they have."),
@@ -28,7 +32,7 @@ TYPES = {
     "vgpu_scheduler_node_memory_capacity_bytes": ("gauge", "Memory that the slices of a node may hold together."),
     "vgpu_scheduler_node_memory_held_bytes": ("gauge", "Memory that pods hold of it."),
     "vgpu_scheduler_node_slots_held": ("gauge", "Slices of a node that pods hold."),
-    "vgpu_scheduler_request_seconds": ("histogram", "Time of an answer, by verb."),
+    "vgpu_scheduler_request_duration_seconds": ("histogram", "Time of an answer, by verb."),
 }
 
 
@@ -71,6 +75,7 @@ def render(
     for kind, count in cluster.drift.items():
         add("vgpu_scheduler_drift_total", count, kind=kind)
     add("vgpu_scheduler_waiting_events_total", extender.waiting.events)
+    add("vgpu_scheduler_evicted_pods_total", extender.shortages.evicted)
     add("vgpu_scheduler_unplanned_pods", len(cluster.unplanned))
     add("vgpu_scheduler_uncertain_binds", len(extender.uncertain))
     add("vgpu_scheduler_oversold_gpus", len(ledger.oversold()))
@@ -85,5 +90,5 @@ def render(
         add("vgpu_scheduler_node_memory_capacity_bytes", sum(gpu.capacity_mib for gpu in gpus) * MIB, node=node)
         add("vgpu_scheduler_node_memory_held_bytes", sum(use[gpu.uuid].memory_mib for gpu in gpus) * MIB, node=node)
         add("vgpu_scheduler_node_slots_held", sum(one.slots for one in use.values()), node=node)
-    durations.write("vgpu_scheduler_request_seconds", found)
+    durations.write("vgpu_scheduler_request_duration_seconds", found)
     return found.text()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs of one NUMA node, where the kubelet's topology manager admits nothing else (``single-numa-node``).
+"""GPUs of one NUMA node, where the kubelet's topology manager admits nothing else (``single-numa-node``) or the pod
+wants it (``nvidia.com/numa-bind``).
 
 It refuses a pod whose devices it cannot align, and such a pod has failed for good; so no plan goes over several NUMA
 nodes there. By its scope the devices of each container are on one, or those of the whole pod. It aligns by what devices
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from vgpu_plugin._shared.pods.annotations import CONTAINER, POD, SINGLE_NUMA_NODE, Topology
+from vgpu_plugin._shared.pods.resources import Ask
 
 if TYPE_CHECKING:
     from .table import View
@@ -38,10 +40,12 @@ def nodes_of(view: View, rows: np.ndarray) -> Iterator[int]:
     return (int(one) for one in np.unique(some) if one >= 0)
 
 
-def one_node(view: View, ok: np.ndarray, gpus: int, key: np.ndarray | None = None) -> np.ndarray:
-    """Of the mask ``ok`` (rows, columns), on rows that align, the GPUs of the one NUMA node that has at least ``gpus``
-    of them, where their ``key`` is the lowest in sum; none where no NUMA node has so many."""
-    rows = aligns(view) if gpus > 1 else np.zeros(len(ok), bool)
+def one_node(view: View, ok: np.ndarray, ask: Ask, key: np.ndarray | None = None) -> np.ndarray:
+    """Of the mask ``ok`` (rows, columns), on rows that align, the GPUs of the one NUMA node that has as many of them as
+    a container asks for, where their ``key`` is the lowest in sum; none where no NUMA node has so many. All rows align
+    where the pod wants that."""
+    gpus = ask.gpus
+    rows = aligns(view, NONE if ask.one_numa else OF_CONTAINER) if gpus > 1 else np.zeros(len(ok), bool)
     if not rows.any():
         return ok
     kept = np.where(rows[:, None], False, ok)

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from vgpu_plugin._shared.pods.preferences import BINPACK, TOPOLOGY, Preferences
+from vgpu_plugin._shared.pods.node_labels import EXCLUSIVE, SHARED
+from vgpu_plugin._shared.pods.preferences import Preferences
 from vgpu_plugin._shared.pods.requests import Ask, PodAsk
 from vgpu_plugin._shared.pods.resources import CARD, MIB, PERCENT, SLICE, UNITS
 
 from . import numa
-from .table import GpuTable, View
+from .table import SHARINGS, GpuTable, View
 
 IMPOSSIBLE = np.int32((1 << 31) - 1)
 
@@ -69,25 +70,34 @@ class Fit(NamedTuple):
 
 
 def fit(view: View, ask: Ask, allowed: np.ndarray) -> Fit:
-    """100 cores own a GPU: it must be empty, and nothing joins it. No cores: not where all of them are spoken for."""
+    """100 cores own a GPU: it must be empty, and nothing joins it. No cores: not where all of them are spoken for.
+    ``alone``: it must be empty, and others may join it."""
     need, cores = memory_of(view, ask), cores_of(view, ask)
     large = need != IMPOSSIBLE
     memory = large & (need <= view.capacity - view.memory)
     rest = 100 - view.cores
     enough = np.where(cores >= 100, view.shares == 0, (cores <= rest) & (rest > 0))
-    slots = view.shares < view.slots
+    slots = view.shares == 0 if ask.alone else view.shares < view.slots
     return Fit(large, memory, enough, slots, allowed & memory & enough & slots)
 
 
 def enough(view: View, ask: Ask, allowed: np.ndarray) -> np.ndarray:
     """The rows on which a container alone has its GPUs."""
-    rows: np.ndarray = numa.one_node(view, fit(view, ask, allowed).all, ask.gpus).sum(axis=1) >= ask.gpus
+    rows: np.ndarray = numa.one_node(view, fit(view, ask, allowed).all, ask).sum(axis=1) >= ask.gpus
     return rows
 
 
 def allowed_by(table: GpuTable, rows: np.ndarray, view: View, ask: PodAsk) -> np.ndarray:
-    """Usable GPUs that the pod's selectors take."""
-    return selected(table, rows, view, view.usable, ask.preferences)
+    """Usable GPUs that the pod's selectors take, on nodes whose labels take the pod."""
+    usable = view.usable if not view.sharing.any() else view.usable & takes(view, ask)[:, None]
+    return selected(table, rows, view, usable, ask.preferences)
+
+
+def takes(view: View, ask: PodAsk) -> np.ndarray:
+    """The rows whose labels let pods take whole GPUs, or parts of them, as this one does."""
+    whole = all(one.memory.kind == CARD for one in ask.asks)
+    rows: np.ndarray = view.sharing != SHARINGS.index(SHARED if whole else EXCLUSIVE)
+    return rows
 
 
 def selected(table: GpuTable, rows: np.ndarray, view: View, gpus: np.ndarray, preferences: Preferences) -> np.ndarray:
@@ -120,24 +130,24 @@ def in_order(asks: Sequence[Ask], view: View) -> np.ndarray:
     return order
 
 
-def pick(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: str) -> Picked:
+def pick(view: View, asks: Sequence[Ask], allowed: np.ndarray, spread: np.ndarray) -> Picked:
     """Place every container on every row, greedily; where a pod's GPUs must be of one NUMA node, on the first that has
-    room for all of it."""
+    room for all of it. ``spread``: the rows on which the emptiest GPUs come first; on the others the fullest."""
     whole = numa.aligns(view, numa.OF_POD) if len(asks) > 1 else np.zeros(len(allowed), bool)
     if not whole.any():
-        return pick_any(view, asks, allowed, policy)
-    picked = pick_any(view, asks, allowed & ~whole[:, None], policy)
+        return pick_any(view, asks, allowed, spread)
+    picked = pick_any(view, asks, allowed & ~whole[:, None], spread)
     for node in numa.nodes_of(view, whole):
         left = np.flatnonzero(whole & ~picked.fits)
         some = view.of(left)
-        part = pick_any(some, asks, allowed[left] & (some.numa == node), policy)
+        part = pick_any(some, asks, allowed[left] & (some.numa == node), spread[left])
         picked.fits[left] = part.fits
         for columns, found in zip(picked.columns, part.columns, strict=True):
             columns[left] = found
     return picked
 
 
-def pick_any(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: str) -> Picked:
+def pick_any(view: View, asks: Sequence[Ask], allowed: np.ndarray, spread: np.ndarray) -> Picked:
     """The same of any NUMA nodes of a pod."""
     orders = in_order(asks, view)
     height, width = view.capacity.shape
@@ -146,15 +156,17 @@ def pick_any(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: str) 
     for order in np.unique(orders, axis=0):
         same = (orders == order).all(axis=1)
         if same.all():
-            return pick_in_order(view, asks, allowed, policy, order)
-        picked = pick_in_order(view.of(same), asks, allowed[same], policy, order)
+            return pick_in_order(view, asks, allowed, spread, order)
+        picked = pick_in_order(view.of(same), asks, allowed[same], spread[same], order)
         fits[same] = picked.fits
         for whole, part in zip(columns, picked.columns, strict=True):
             whole[same] = part
     return Picked(fits, columns)
 
 
-def pick_in_order(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: str, order: Sequence[int]) -> Picked:
+def pick_in_order(
+    view: View, asks: Sequence[Ask], allowed: np.ndarray, spread: np.ndarray, order: Sequence[int]
+) -> Picked:
     """The same in one order of the asks for all rows."""
     rows = np.arange(len(view.capacity))[:, None]
     fits = np.ones(len(rows), bool)
@@ -166,8 +178,8 @@ def pick_in_order(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: 
         ask = asks[n]
         base = side if ask.init else now
         # An init container likes the GPUs of its pod: the kubelet hands its devices on.
-        key = rank(base, policy, now.shares > view.shares if ask.init else None)
-        ok = numa.one_node(base, fit(base, ask, allowed).all, ask.gpus, key)
+        key = rank(base, spread, now.shares > view.shares if ask.init else None)
+        ok = numa.one_node(base, fit(base, ask, allowed).all, ask, key)
         fits &= ok.sum(axis=1) >= ask.gpus
         chosen = best(key, ok, ask.gpus)
         columns[n] = chosen
@@ -182,11 +194,11 @@ def pick_in_order(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: 
     return Picked(fits, tuple(columns))
 
 
-def rank(view: View, policy: str, liked: np.ndarray | None = None) -> np.ndarray:
-    """How the policy likes each GPU, lower is better."""
+def rank(view: View, spread: np.ndarray, liked: np.ndarray | None = None) -> np.ndarray:
+    """How well each GPU is liked, lower is better: the emptiest on the rows of ``spread``, the fullest on others."""
     capacity = np.maximum(view.capacity, 1)
     used = np.maximum(view.memory / capacity, view.cores / 100)
-    key: np.ndarray = -used if policy in (BINPACK, TOPOLOGY) else used
+    key: np.ndarray = np.where(spread[:, None], used, -used)
     return key if liked is None else key - 10 * liked
 
 

@@ -10,7 +10,8 @@ are kept here, against pods of the same priority or a lower one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ class Preemption:
         self._ledger = ledger
         # Of bound pods, by uid; of a hundred thousand, so nothing but a number each.
         self._priorities: dict[str, int] = {}
+        self._counts: Counter[int] = Counter()
         self._ending: set[str] = set()
         self._nominated: dict[str, Nominated] = {}
 
@@ -47,7 +49,9 @@ class Preemption:
     def bound(self, pod: wire.Pod) -> None:
         uid = pod.metadata.uid
         self._nominated.pop(uid, None)
+        self._forget_priority(uid)
         self._priorities[uid] = pod.spec.priority or 0
+        self._counts[self._priorities[uid]] += 1
         if pod.metadata.deletionTimestamp is not None:
             self._ending.add(uid)
 
@@ -59,7 +63,7 @@ class Preemption:
             self._nominated.pop(pod.metadata.uid, None)
 
     def gone(self, uid: str) -> None:
-        self._priorities.pop(uid, None)
+        self._forget_priority(uid)
         self._nominated.pop(uid, None)
         self._ending.discard(uid)
 
@@ -67,19 +71,66 @@ class Preemption:
         for uid in [uid for known in (self._priorities, self._nominated) for uid in known if uid not in there]:
             self.gone(uid)
 
+    def nominate(self, uid: str, one: Nominated) -> None:
+        """Until the API server tells it."""
+        self._nominated[uid] = one
+
     # --- questions
 
+    @property
+    def lowest(self) -> float:
+        """The lowest priority of a bound pod; nobody has to go for a pod that has no higher one."""
+        return min(self._counts, default=math.inf)
+
+    def key_of(self, uid: str) -> str:
+        """namespace/name of a pod that holds GPUs."""
+        held = self._ledger.held(uid)
+        return held.pod if held is not None else ""
+
+    def cost(self, victims: Iterable[str]) -> tuple[float, int, int]:
+        """What their end costs, as the kube-scheduler compares: the highest priority, how many, and their MiB."""
+        uids = list(victims)
+        held = [self._ledger.held(uid) for uid in uids]
+        memory = sum(use[1] for one in held if one is not None for use in one.uses)
+        return max((self._priorities.get(uid, 0) for uid in uids), default=-math.inf), len(uids), memory
+
+    def comes(self, uid: str) -> bool:
+        """Whether a nominated pod has room on its node once those have left that are ending now."""
+        one = self._nominated.get(uid)
+        if one is None:
+            return False
+        ending = {one.node: [other for other in self._lower(one.node, one.priority, ()) if other in self._ending]}
+        return bool(self._ledger.filter(one.ask, [one.node], ending).fits)
+
+    def begin(
+        self, ask: PodAsk, uid: str, priority: int, names: Sequence[str], spared: Collection[str] = ()
+    ) -> dict[str, list[str]]:
+        """By node, the uids of those that have to be asked to leave, where that makes room for the pod; those that are
+        ending need not be asked. ``spared`` stay."""
+        ending = {name: [one for one in self._lower(name, priority, spared) if one in self._ending] for name in names}
+        taken = self._taken(uid, priority, names)
+        free = [name for name in names if name not in taken]
+        done = self._ledger.filter(ask, free, ending).fits
+        if done:
+            return {name: [] for name in done}
+        found = self.victims(ask, uid, priority, {name: wire.MetaVictims() for name in free}, spared)
+        return {name: [pod.UID for pod in one.Pods or [] if pod.UID not in self._ending] for name, one in found.items()}
+
     def victims(
-        self, ask: PodAsk, uid: str, priority: int, picked: Mapping[str, wire.MetaVictims]
+        self,
+        ask: PodAsk,
+        uid: str,
+        priority: int,
+        picked: Mapping[str, wire.MetaVictims],
+        spared: Collection[str] = (),
     ) -> dict[str, wire.MetaVictims]:
         """The nodes on which the pod has room once its victims are gone, with all of them: those that the
         kube-scheduler picked, which it needs for resources that are not ours, and the fewest of ours that are missing.
 
         Those that are ending go first, then lower priorities. A node where pods of lower priority do not hold enough
-        is left out, and so is one where room is kept for another pod.
+        is left out, and so is one where room is kept for another pod. ``spared`` are not added.
         """
-        waiting = [one for _other, one in self._against(uid, priority) if one.node in picked]
-        taken = {one.node for n, one in enumerate(waiting) if n >= MAX_KEPT or self._helps(one)}
+        taken = self._taken(uid, priority, picked)
         gone = {name: [pod.UID for pod in one.Pods or []] for name, one in picked.items() if name not in taken}
         found = {name: picked[name] for name in self._ledger.filter(ask, list(gone), gone).fits}
         # A node that tells no GPUs, as one with the stock plugin, comes here when its own count of slots is short.
@@ -87,7 +138,7 @@ class Preemption:
         lower: dict[str, list[str]] = {}
         # They come by the alphabet, each time: those that cannot help must not stand before those that can.
         for n in range(0, len(short), MAX_COMPLETED):
-            some = {name: self._lower(name, priority, gone[name]) for name in short[n : n + MAX_COMPLETED]}
+            some = {name: self._lower(name, priority, {*gone[name], *spared}) for name in short[n : n + MAX_COMPLETED]}
             self._leave(ask, gone, some)
             lower.update(some)
             if len(lower) >= MAX_COMPLETED:
@@ -153,6 +204,22 @@ class Preemption:
             and self._ledger.held(other) is None
         ]
         return sorted(found, key=lambda each: (-each[1].priority, each[0]))
+
+    def helps(self, uid: str, one: Nominated) -> bool:
+        """Whether a pod may be nominated there: room comes once lower ones are gone, and is kept for nobody else."""
+        return not self._taken(uid, one.priority, [one.node]) and self._helps(one)
+
+    def _forget_priority(self, uid: str) -> None:
+        found = self._priorities.pop(uid, None)
+        if found is not None:
+            self._counts[found] -= 1
+            if not self._counts[found]:
+                del self._counts[found]
+
+    def _taken(self, uid: str, priority: int, names: Collection[str]) -> set[str]:
+        """Of the nodes those on which room is kept for another pod."""
+        waiting = [one for _other, one in self._against(uid, priority) if one.node in names]
+        return {one.node for n, one in enumerate(waiting) if n >= MAX_KEPT or self._helps(one)}
 
     def _helps(self, one: Nominated) -> bool:
         """Whether the pod has room on its node once all pods of lower priority are gone."""

@@ -11,6 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 from vgpu_plugin._shared.pods.requests import PodAsk, needs
+from vgpu_plugin._shared.pods.resources import CARD
 
 from . import numa, placement
 from .table import View
@@ -29,10 +30,14 @@ class Reason(IntEnum):
     TOGETHER = 7
     UNHEALTHY = 8
     NUMA = 9
+    LABELS = 10
 
 
 # No other pod's end changes these, so no preemption is tried for them.
-LASTING = (Reason.NO_GPU, Reason.SELECTED, Reason.TOO_FEW, Reason.TOO_SMALL, Reason.UNHEALTHY)
+LASTING = (
+    *(Reason.NO_GPU, Reason.SELECTED, Reason.TOO_FEW, Reason.TOO_SMALL, Reason.UNHEALTHY),
+    Reason.LABELS,
+)
 
 
 def of(view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
@@ -43,7 +48,7 @@ def of(view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
         fit = placement.fit(view, one, allowed)
         # From the last test to the first: an earlier one overwrites.
         for reason, passed in (
-            (Reason.NUMA, numa.one_node(view, fit.all, one.gpus)),
+            (Reason.NUMA, numa.one_node(view, fit.all, one)),
             (Reason.CORES, allowed & fit.slots & fit.memory & fit.cores),
             (Reason.MEMORY, allowed & fit.slots & fit.memory),
             (Reason.SLOTS, allowed & fit.slots & fit.large),
@@ -53,6 +58,7 @@ def of(view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
             (Reason.TOO_FEW, view.there),
         ):
             codes[passed.sum(axis=1) < one.gpus] = reason
+    codes[~placement.takes(view, ask)] = Reason.LABELS
     codes[~view.there.any(axis=1)] = Reason.NO_GPU
     return codes
 
@@ -69,15 +75,19 @@ def text(reason: Reason, ask: PodAsk) -> str:
         return f"not {many} in health"
     if reason == Reason.SELECTED:
         return f"not {many} that the pod's annotations take"
+    if reason == Reason.LABELS:
+        whole = all(one.memory.kind == CARD for one in ask.asks)
+        return f"labelled for pods that take {'parts of GPUs' if whole else 'whole GPUs'}"
     sizes = " and ".join(dict.fromkeys(needs(one) for one in ask.asks))
     if reason == Reason.TOO_SMALL:
         return f"not {many} large enough for {sizes}"
     if reason == Reason.SLOTS:
-        return f"not {many} with a free slot"
+        return f"not {many} that no pod uses" if most.alone else f"not {many} with a free slot"
     if reason == Reason.MEMORY:
         return f"not {many} with {sizes} free"
     if reason == Reason.CORES:
         return f"not {many} with {sizes} and its compute free"
     if reason == Reason.NUMA:
-        return f"not {many} with {sizes} free on one NUMA node, as its topology manager wants"
+        who = "the pod" if most.one_numa else "its topology manager"
+        return f"not {many} with {sizes} free on one NUMA node, as {who} wants"
     return f"not all containers fit at once: {sizes}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations, islice
 
 from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
+from vgpu_plugin._shared.pods.preferences import NUMA, TOPOLOGY
 from vgpu_plugin._shared.pods.requests import Ask, Card, Size, size_on
 
 # Ways to place one container that are tried, and steps of a whole search: a bind must not take longer than a blink.
@@ -69,7 +70,8 @@ def ways(
             columns.append(n)
     # Fullest first: what is left over stays in large pieces.
     columns.sort(key=lambda n: gpus[n].capacity_mib - taken[n][0])
-    if not aligned or ask.gpus == 1:
+    wanted = ask.one_numa and any(gpu.numa >= 0 for gpu in gpus)
+    if not (aligned or wanted) or ask.gpus == 1:
         return islice(combinations(columns, ask.gpus), MAX_WAYS)
     nodes = sorted({gpus[n].numa for n in columns if gpus[n].numa >= 0})
     sets = (combinations([n for n in columns if gpus[n].numa == node], ask.gpus) for node in nodes)
@@ -79,7 +81,8 @@ def ways(
 def fits(ask: Ask, gpu: NodeGpu, taken: Sequence[int]) -> bool:
     """``taken``: MiB, percent and containers on the GPU. The rule of ``placement.fit`` for one GPU."""
     size = size_of(ask, gpu)
-    if size is None or not gpu.healthy or taken[2] >= gpu.slots or size.memory_mib > gpu.capacity_mib - taken[0]:
+    slots = 1 if ask.alone else gpu.slots
+    if size is None or not gpu.healthy or taken[2] >= slots or size.memory_mib > gpu.capacity_mib - taken[0]:
         return False
     return taken[2] == 0 if size.cores >= 100 else size.cores <= 100 - taken[1] and taken[1] < 100
 
@@ -100,13 +103,20 @@ def change(taken: Sequence[list[int]], way: Sequence[int], sizes: Sequence[Size 
         taken[column][2] += sign
 
 
-def nearest_set(gpus: Sequence[NodeGpu], columns: Sequence[int], count: int) -> tuple[int, ...]:
-    """The GPUs with the best links among each other; without links those of one NUMA node."""
+def best_set(
+    gpus: Sequence[NodeGpu], columns: Sequence[int], count: int, words: Sequence[str], key: Sequence[float]
+) -> tuple[int, ...]:
+    """The GPUs that the words of a policy like best together, the first word first: ``topology`` the best links among
+    each other, without links those of one NUMA node; ``numa`` the latter alone; others the lowest ``key`` in sum."""
     scores = [dict(gpu.links) for gpu in gpus]
+    # Whole numbers: a sum of them does not depend on their order.
+    keys = [round(one * 1_000_000) for one in key]
 
-    def nearness(way: tuple[int, ...]) -> tuple[int, int]:
+    def liking(way: tuple[int, ...]) -> tuple[int, ...]:
         pairs = list(combinations(way, 2))
         links = sum(scores[a].get(gpus[b].uuid, 0) + scores[b].get(gpus[a].uuid, 0) for a, b in pairs)
-        return links, sum(gpus[a].numa == gpus[b].numa and gpus[a].numa >= 0 for a, b in pairs)
+        same = sum(gpus[a].numa == gpus[b].numa and gpus[a].numa >= 0 for a, b in pairs)
+        by_word = {TOPOLOGY: (links, same), NUMA: (same,)}
+        return tuple(one for word in words for one in by_word.get(word) or (-sum(keys[n] for n in way),))
 
-    return max(islice(combinations(columns, count), 20 * MAX_WAYS), key=nearness)
+    return max(islice(combinations(columns, count), 20 * MAX_WAYS), key=liking)

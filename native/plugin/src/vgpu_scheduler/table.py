@@ -12,10 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 from vgpu_plugin._shared.pods.annotations import NO_POLICY, NodeGpu, Topology, Use
+from vgpu_plugin._shared.pods.node_labels import EXCLUSIVE, NO_LABELS, SHARED, NodeLabels
+from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
 
 from . import numa
 
 FIELDS = ("card", "capacity", "slice_mib", "slice_cores", "slots", "memory", "cores", "shares", "model", "numa")
+# Of a row, by its labels: the order in which GPUs are filled, and whose they are.
+ORDERS = ("", BINPACK, SPREAD, TOPOLOGY)
+SHARINGS = ("", EXCLUSIVE, SHARED)
 USE = slice(FIELDS.index("memory"), FIELDS.index("shares") + 1)
 
 
@@ -36,6 +41,9 @@ class View(NamedTuple):
     there: np.ndarray
     # Of each row, whether its GPUs must be of one NUMA node: see numa.
     aligned: np.ndarray
+    # Of each row, by its labels: a number of ORDERS and one of SHARINGS.
+    order: np.ndarray
+    sharing: np.ndarray
 
     def of(self, rows: np.ndarray) -> View:
         """The rows of a mask or of numbers."""
@@ -50,6 +58,8 @@ class GpuTable:
         self._usable = np.zeros((rows, columns), bool)
         self._there = np.zeros((rows, columns), bool)
         self._aligned = np.zeros(rows, np.int8)
+        # ORDERS and SHARINGS.
+        self._labels = np.zeros((2, rows), np.int8)
         # Of each row, the number of the change that was its last.
         self.versions = np.zeros(rows, np.int64)
         self._changes = 0
@@ -60,6 +70,7 @@ class GpuTable:
         self._names = np.full(rows, "", object)
         self.gpus: dict[str, tuple[NodeGpu, ...]] = {}
         self.topologies: dict[str, Topology] = {}
+        self.labels: dict[str, NodeLabels] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._row
@@ -75,7 +86,9 @@ class GpuTable:
     def names(self) -> Iterable[str]:
         return self._row.keys()
 
-    def put(self, name: str, gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY) -> None:
+    def put(
+        self, name: str, gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY, labels: NodeLabels = NO_LABELS
+    ) -> None:
         """Set a node's GPUs; its use is zero afterwards."""
         if name not in self._row:
             if not self._free:
@@ -91,6 +104,8 @@ class GpuTable:
         self.gpus[name] = tuple(gpus)
         self.topologies[name] = topology
         self._aligned[row] = numa.scope_of(topology)
+        self.labels[name] = labels
+        self._labels[:, row] = ORDERS.index(labels.policy), SHARINGS.index(labels.sharing)
         for n, gpu in enumerate(gpus):
             values = (gpu.memory_mib, gpu.capacity_mib, gpu.slice_mib, gpu.slice_cores, gpu.slots, 0, 0, 0)
             for field, value in zip(FIELDS, (*values, self._model(gpu.model), gpu.numa), strict=True):
@@ -101,7 +116,7 @@ class GpuTable:
 
     def drop(self, name: str) -> None:
         row = self._row.pop(name)
-        del self.gpus[name], self.topologies[name]
+        del self.gpus[name], self.topologies[name], self.labels[name]
         self._usable[row] = self._there[row] = False
         self._column[row] = {}
         self._names[row] = ""
@@ -125,7 +140,9 @@ class GpuTable:
 
     def view(self, rows: np.ndarray) -> View:
         fields = dict(zip(FIELDS, self._block[:, rows], strict=True))
-        return View(**fields, usable=self._usable[rows], there=self._there[rows], aligned=self._aligned[rows])
+        order, sharing = self._labels[:, rows]
+        masks = {"usable": self._usable[rows], "there": self._there[rows], "aligned": self._aligned[rows]}
+        return View(**fields, **masks, order=order, sharing=sharing)
 
     def columns_of(self, uuids: Iterable[str], rows: np.ndarray) -> np.ndarray:
         """Where the GPUs of these UUIDs (in small letters) are, as a mask over ``rows``."""
@@ -162,6 +179,7 @@ class GpuTable:
         self._names = np.concatenate([self._names, np.full(old, "", object)])
         self.versions = np.concatenate([self.versions, np.zeros(old, np.int64)])
         self._aligned = np.concatenate([self._aligned, np.zeros(old, np.int8)])
+        self._labels = np.pad(self._labels, ((0, 0), (0, old)))
         self._column += [{} for _each in range(old)]
         self._free = list(range(2 * old - 1, old - 1, -1))
 

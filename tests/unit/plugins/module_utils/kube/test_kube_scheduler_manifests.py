@@ -12,6 +12,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.kube.scheduler_manifest
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
     annotations as pod_annotations,
 )
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import fractions
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
     resources as pod_resources,
 )
@@ -48,6 +49,9 @@ def test_every_name_of_every_dialect_is_known_to_both():
     # A node has the count alone; the rest would keep every pod waiting.
     assert [one["name"] for one in managed if not one["ignoredByScheduler"]] == [config.gpu]
     assert set(scheduler_manifests.ANNOTATIONS) == {pod_annotations.PLAN, pod_annotations.GIVEN}
+    assert (scheduler_manifests.ASKING, scheduler_manifests.NOT_OF) == (fractions.ASKING, fractions.KAI_SCHEDULER)
+    condition = scheduler_manifests.gpu_condition({})
+    assert all(f"'{name}' in object.metadata.annotations" in condition for name in fractions.ASKING)
 
 
 def test_names_of_the_configuration_reach_extender_and_webhook():

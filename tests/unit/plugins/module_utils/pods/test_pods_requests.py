@@ -233,29 +233,103 @@ PREFERENCES = [
     ({"nvidia.com/use-gpuuuid": "GPU-b, GPU-a"}, {"use_uuids": ("gpu-a", "gpu-b")}),
     ({"nvidia.com/nouse-gputype": "T4,a100"}, {"avoid_models": ("a100", "t4")}),
     ({"nvidia.com/numa-bind": "false", "nvidia.com/vgpu-mode": "hami-core"}, {}),
+    ({"tke.cloud.tencent.com/app-class": "online"}, {}),
+    # HAMi 2.10: an empty card, GPUs of one NUMA node, and chains. Topology counts before the others wherever it stands.
+    ({"hami.io/gpu-scheduler-policy": "mutex"}, {"alone": True}),
+    ({"nvidia.com/numa-bind": "True"}, {"one_numa": True}),
+    ({"hami.io/gpu-scheduler-policy": "binpack,topology-aware"}, {"gpu_policy": "topology,binpack"}),
+    ({"hami.io/gpu-scheduler-policy": " spread , numa "}, {"gpu_policy": "spread,numa"}),
+    ({"vgpu.fleet/gpu-policy": "numa,binpack,mutex,numa"}, {"gpu_policy": "numa,binpack", "alone": True}),
 ]
 
 
 @pytest.mark.parametrize(("annotations", "preferences"), PREFERENCES)
 def test_preferences(annotations, preferences):
-    assert requests.read_pod(pod({GPU: 1}, {}, annotations)).preferences == requests.Preferences(**preferences)
+    found = requests.read_pod(pod({GPU: 1}, {}, annotations))
+    assert found.preferences == requests.Preferences(**preferences)
+    (ask,) = found.asks
+    assert (ask.alone, ask.one_numa) == (preferences.get("alone", False), preferences.get("one_numa", False))
 
 
 @pytest.mark.parametrize(
     ("annotations", "words"),
     [
         ({"hami.io/gpu-scheduler-policy": "binpak"}, 'did you mean "binpack"'),
-        ({"hami.io/gpu-scheduler-policy": "mutex"}, "expected one of binpack, spread, topology"),
+        ({"hami.io/gpu-scheduler-policy": "binpack,mutx"}, 'did you mean "mutex"'),
+        ({"hami.io/gpu-scheduler-policy": "binpack,"}, 'found ""'),
+        ({"hami.io/gpu-scheduler-policy": "spread,binpack"}, "contradict each other"),
+        ({"hami.io/node-scheduler-policy": "mutex"}, "expected one of binpack, spread, topology"),
         ({"hami.io/node-scheduler-policy": "least"}, "expected one of binpack, spread, topology"),
         ({"nvidia.com/use-gpuuuid": "GPU-a,,"}, "expected names with commas"),
-        ({"nvidia.com/numa-bind": "true"}, "not available in this version"),
+        ({"nvidia.com/numa-bind": "1"}, "expected true or false"),
         ({"nvidia.com/vgpu-mode": "mps"}, "not available in this version"),
+        ({"tke.cloud.tencent.com/app-class": "offline"}, "not available in this version"),
     ],
 )
 def test_preferences_refused(annotations, words):
     with pytest.raises(DialectError, match=words) as fault:
         requests.read_pod(pod({GPU: 1}, {}, annotations))
     assert fault.value.findings[0].path == f'metadata.annotations["{next(iter(annotations))}"]'
+
+
+FRACTION, MEMORY = "gpu-fraction", "gpu-memory"
+DEVICES, NAMED = "gpu-fraction-num-devices", "gpu-fraction-container-name"
+# annotations of KAI, limits of the two containers → which asks, on how many GPUs, and for what of a V100.
+FRACTIONS = [
+    ({FRACTION: "0.5"}, {}, {}, ("c0", 1, Size(8080, 0))),
+    ({FRACTION: "0.27"}, {}, {}, ("c0", 1, Size(4363, 0))),
+    ({MEMORY: "2000"}, {}, {}, ("c0", 1, Size(2000, 0))),
+    ({MEMORY: "16161"}, {}, {}, ("c0", 1, None)),
+    ({MEMORY: "2000", DEVICES: "3"}, {}, {}, ("c0", 3, Size(2000, 0))),
+    ({FRACTION: ".25", DEVICES: "2", NAMED: "c1"}, {}, {}, ("c1", 2, Size(4040, 0))),
+    # As the webhook completes it.
+    ({FRACTION: "0.5", DEVICES: "2"}, {GPU: "2"}, {}, ("c0", 2, Size(8080, 0))),
+]
+
+
+@pytest.mark.parametrize(("annotations", "first", "second", "expected"), FRACTIONS)
+def test_annotations_of_kai(annotations, first, second, expected):
+    asked = requests.read_pod(containers(first, second, annotations=annotations))
+    (ask,) = asked.asks
+    assert (ask.container, ask.gpus, requests.size_on(ask, V100)) == expected
+    assert (asked.dialect, ask.compute) == ("kai", "shared")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "first", "second", "where", "words"),
+    [
+        ({FRACTION: "1"}, {}, {}, FRACTION, "from 0.01 to 0.99"),
+        ({FRACTION: "0"}, {}, {}, FRACTION, "from 0.01 to 0.99"),
+        ({FRACTION: "-0.5"}, {}, {}, FRACTION, "from 0.01 to 0.99"),
+        ({FRACTION: "0.125"}, {}, {}, FRACTION, "two digits at most"),
+        ({FRACTION: "half"}, {}, {}, FRACTION, 'found "half"'),
+        ({MEMORY: "0"}, {}, {}, MEMORY, "from 1 to"),
+        ({MEMORY: "2000Mib"}, {}, {}, MEMORY, "no quantity"),
+        ({MEMORY: "2000", FRACTION: "0.5"}, {}, {}, FRACTION, "beside gpu-memory"),
+        ({MEMORY: "2000", DEVICES: "0"}, {}, {}, DEVICES, "from 1 to 128 GPUs"),
+        ({MEMORY: "2000", NAMED: "c7"}, {}, {}, NAMED, "no container"),
+        ({MEMORY: "2000"}, {GPU: "2"}, {}, GPU, "asks for 1 GPU"),
+        ({MEMORY: "2000"}, {MEM: "100"}, {}, MEM, "beside the annotation gpu-memory"),
+        ({MEMORY: "2000"}, {}, {MEM: "100"}, MEM, "one dialect in all containers"),
+    ],
+)
+def test_annotations_of_kai_that_cannot_be(annotations, first, second, where, words):
+    with pytest.raises(DialectError) as fault:
+        requests.read_pod(containers(first, second, annotations=annotations))
+    assert [one for one in fault.value.findings if f'"{where}"' in one.path and words in one.message], str(fault.value)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "spec"),
+    [
+        ({FRACTION: "0.5"}, {"schedulerName": "kai-scheduler"}),
+        ({FRACTION: "many"}, {"schedulerName": "kai-scheduler"}),
+        # These alone ask for nothing.
+        ({DEVICES: "many", NAMED: "x"}, {}),
+    ],
+)
+def test_what_is_kais_own_asks_for_nothing_here(annotations, spec):
+    assert not requests.read_pod(pod({}, {}, annotations, **spec)).wants_gpus
 
 
 @pytest.mark.parametrize(

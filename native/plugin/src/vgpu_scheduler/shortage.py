@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preemption where slots are free and memory or compute alone is short.
+
+The kube-scheduler begins a preemption where its own count is short, ``nvidia.com/gpu`` of a node, and asks the extender
+then (``preemption``). Where that count is free it knows nobody to pick and asks nobody. So a pod that a filter found no
+room for, and for which no such question came, is looked at here: the victims are chosen by the same rules, and what is
+written is what the kube-scheduler itself writes, a nomination and a condition on each victim, so that it treats the
+preemption as its own. Victims are evicted and not deleted: the API server holds an eviction against every
+PodDisruptionBudget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from vgpu_plugin._shared.pods.requests import PodAsk
+
+from .api import ApiError
+from .preemption import Nominated, Preemption
+from .quota import Quotas
+
+log = logging.getLogger(__name__)
+
+# Seconds: the kube-scheduler's own preemption comes within milliseconds after its filter; a pod that nothing helped is
+# looked at again; the part of the time that may be spent here.
+DELAY, AGAIN, PART = 1.0, 10.0, 0.2
+# Pods that are looked at later; nodes in one go, for a filter may wait meanwhile; times that a refused eviction is
+# answered with another choice.
+MAX_DUE, MAX_NODES, MAX_ROUNDS = 100, 64, 5
+
+
+class Evicts(Protocol):
+    """The API server, as a preemption needs it."""
+
+    async def nominate(self, namespace: str, name: str, uid: str, node: str) -> None: ...
+
+    async def evict(self, namespace: str, name: str, uid: str, dry_run: bool) -> None: ...
+
+    async def preempted(self, namespace: str, name: str, uid: str, message: str) -> None: ...
+
+    async def event(self, pod: dict[str, str], reason: str, message: str) -> None: ...
+
+
+class Short(NamedTuple):
+    """A pod without room. ``names``: nodes on which the end of others may make some."""
+
+    key: str
+    ask: PodAsk
+    priority: int
+    names: Sequence[str]
+    since: float
+
+
+class Shortages:
+    def __init__(
+        self,
+        api: Evicts,
+        preemption: Preemption,
+        quotas: Quotas,
+        may: Callable[[], Awaitable[str]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``may`` answers "" or why this replica must not write now."""
+        self._api, self._preemption, self._quotas, self._may, self._now = api, preemption, quotas, may, now
+        self._due: OrderedDict[str, Short] = OrderedDict()
+        # When a pod was looked at in vain, by uid.
+        self._vain: OrderedDict[str, float] = OrderedDict()
+        self._some = asyncio.Event()
+        self.evicted = 0
+
+    def add(self, uid: str, key: str, ask: PodAsk, priority: int, names: Sequence[str]) -> None:
+        """Called within a filter; does next to nothing. ``key``: namespace/name."""
+        known = self._due.get(uid)
+        if known is None:
+            vain = self._vain.get(uid, -AGAIN)
+            if not uid or len(self._due) >= MAX_DUE or self._now() - vain < AGAIN or not names:
+                return
+            if priority <= self._preemption.lowest or self._preemption.comes(uid):
+                return
+        # A kube-scheduler asks for the nominated node alone, and then for all.
+        self._due[uid] = Short(key, ask, priority, names, known.since if known else self._now())
+        self._some.set()
+
+    def forget(self, uid: str) -> None:
+        """It is helped, has a node, or is gone."""
+        self._due.pop(uid, None)
+        self._vain.pop(uid, None)
+
+    async def run(self) -> None:
+        while True:
+            await self._some.wait()
+            while self._due:
+                first = next(iter(self._due.values()))
+                await asyncio.sleep(max(0.0, first.since + DELAY - self._now()))
+                began = time.process_time()
+                await self.help()
+                await asyncio.sleep((time.process_time() - began) / PART)
+            self._some.clear()
+
+    async def help(self) -> None:
+        """The pod that has waited longest for it."""
+        if not self._due:
+            return
+        uid, short = self._due.popitem(last=False)
+        if await self._may() or self._preemption.comes(uid):
+            return
+        try:
+            if not await self._preempt(uid, short):
+                self._vain[uid] = self._now()
+                if len(self._vain) > MAX_DUE:
+                    self._vain.popitem(last=False)
+        except ApiError as fault:
+            log.warning("pod %s: no preemption: %s", short.key, fault)
+
+    # --- inside
+
+    async def _preempt(self, uid: str, short: Short) -> bool:
+        """Whether room comes for the pod: by those that end already, else by victims that may be evicted."""
+        space, _slash, name = short.key.partition("/")
+        if self._quotas.fits(space, short.ask):
+            return False
+        spared: set[str] = set()
+        for _round in range(MAX_ROUNDS):
+            node, victims = await self._choose(uid, short, spared)
+            if not node:
+                return False
+            refused = [one for one in victims if not await self._evicts(one, dry_run=True)]
+            if not refused:
+                break
+            spared.update(refused)
+        else:
+            return False
+        # A bind may have come while the API server was asked, and the first nomination is the one that stands.
+        if await self._may() or not self._preemption.helps(uid, Nominated(node, short.priority, short.ask)):
+            return False
+        self._preemption.nominate(uid, Nominated(node, short.priority, short.ask))
+        await self._api.nominate(space, name, uid, node)
+        for one in victims:
+            if not await self._evicts(one, dry_run=False):
+                log.warning("pod %s: a disruption budget kept a pod on node %s that was to go", short.key, node)
+                return True
+            self.evicted += 1
+            await self._tell(one, uid, node)
+        log.info("pod %s: %d pods of lower priority leave node %s for it", short.key, len(victims), node)
+        return True
+
+    async def _choose(self, uid: str, short: Short, spared: set[str]) -> tuple[str, list[str]]:
+        """(node, uids that have to be evicted there); "" where no preemption helps."""
+        best: tuple[tuple[float, int, int], str, list[str]] | None = None
+        for n in range(0, len(short.names), MAX_NODES):
+            found = self._preemption.begin(short.ask, uid, short.priority, short.names[n : n + MAX_NODES], spared)
+            for name, victims in found.items():
+                cost = self._preemption.cost(victims)
+                if best is None or cost < best[0]:
+                    best = cost, name, victims
+            if best is not None and not best[2]:
+                break
+            await asyncio.sleep(0)
+        return (best[1], best[2]) if best else ("", [])
+
+    async def _evicts(self, uid: str, dry_run: bool) -> bool:
+        """Whether the pod may leave, or has left; False where a disruption budget keeps it."""
+        key = self._preemption.key_of(uid)
+        if not key:
+            return True
+        space, _slash, name = key.partition("/")
+        try:
+            await self._api.evict(space, name, uid, dry_run)
+        except ApiError as fault:
+            if fault.status == 429:
+                return False
+            # Gone, or another pod of that name.
+            if fault.status not in (404, 409):
+                raise
+        return True
+
+    async def _tell(self, victim: str, uid: str, node: str) -> None:
+        key = self._preemption.key_of(victim)
+        space, _slash, name = key.partition("/")
+        text = f"Preempted by pod {uid} of higher priority on node {node}, for the memory or compute of its GPUs"
+        try:
+            await self._api.preempted(space, name, victim, text)
+            await self._api.event({"namespace": space, "name": name, "uid": victim}, "Preempted", text)
+        except ApiError as fault:
+            # One without a time to end in is gone already.
+            if fault.status not in (404, 409):
+                log.warning("pod %s: it is not marked as preempted: %s", key, fault)

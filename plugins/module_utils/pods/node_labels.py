@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the labels of a node say about who gets its GPUs and in which order they are filled, where pods say nothing.
+
+Our own labels win over those of Alibaba's ACK, which are read as aliases. ACK's ways to share (``cgpu``, ``core_mem``,
+``share``, ``mps``) are one here: limits are kept whichever of them the label names.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple
+
+from ..config.kinds import Finding, nearest, show, warning
+from .preferences import BINPACK, SPREAD, TOPOLOGY
+
+POLICY, SHARING = "vgpu.fleet/gpu-policy", "vgpu.fleet/gpu-sharing"
+ACK_POLICY, ACK_SHARING = "ack.node.gpu.placement", "ack.node.gpu.schedule"
+EXCLUSIVE, SHARED, ANY = "exclusive", "shared", "any"
+
+POLICIES = {word: word for word in (BINPACK, SPREAD, TOPOLOGY)}
+SHARINGS = {EXCLUSIVE: EXCLUSIVE, SHARED: SHARED, ANY: ""}
+ACK_SHARINGS = {
+    "default": EXCLUSIVE,
+    **dict.fromkeys(("cgpu", "core_mem", "share", "mps"), SHARED),
+    TOPOLOGY: EXCLUSIVE,
+}
+
+
+class NodeLabels(NamedTuple):
+    """``policy`` orders GPUs for pods that name none. ``sharing``: ``exclusive`` is for pods that take whole GPUs,
+    ``shared`` for those that take parts. Both may be empty."""
+
+    policy: str = ""
+    sharing: str = ""
+
+
+NO_LABELS = NodeLabels()
+
+
+def read_labels(labels: Mapping[str, Any] | None, findings: list[Finding]) -> NodeLabels:
+    """A value that is not known is a warning, and is as none."""
+    labels = labels or {}
+    policy = _value(labels, POLICY, POLICIES, findings)
+    if policy is None:
+        policy = _value(labels, ACK_POLICY, {word: word for word in (BINPACK, SPREAD)}, findings)
+    sharing = _value(labels, SHARING, SHARINGS, findings)
+    if sharing is None:
+        sharing = _value(labels, ACK_SHARING, ACK_SHARINGS, findings)
+        if policy is None and labels.get(ACK_SHARING) == TOPOLOGY:
+            policy = TOPOLOGY
+    return NodeLabels(policy or "", sharing or "")
+
+
+def _value(labels: Mapping[str, Any], name: str, words: Mapping[str, str], findings: list[Finding]) -> str | None:
+    """None where the label is not there."""
+    if name not in labels:
+        return None
+    value = str(labels[name])
+    if value not in words:
+        meant = nearest(value, list(words))
+        hint = f'; did you mean "{meant}"?' if meant else ""
+        text = f"expected one of {', '.join(words)}, found {show(value)}{hint}; it is as if the label were not there"
+        findings.append(warning(f'metadata.labels["{name}"]', text))
+    return words.get(value, "")

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels of nodes: ours, ACK's as aliases, and values that are not known."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods.node_labels import NodeLabels, read_labels
+
+POLICY, SHARING = "vgpu.fleet/gpu-policy", "vgpu.fleet/gpu-sharing"
+ACK_POLICY, ACK_SHARING = "ack.node.gpu.placement", "ack.node.gpu.schedule"
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (None, ("", "")),
+        ({"kubernetes.io/os": "linux"}, ("", "")),
+        ({POLICY: "spread"}, ("spread", "")),
+        ({POLICY: "topology", SHARING: "shared"}, ("topology", "shared")),
+        ({SHARING: "any"}, ("", "")),
+        ({ACK_POLICY: "binpack", ACK_SHARING: "cgpu"}, ("binpack", "shared")),
+        ({ACK_SHARING: "core_mem"}, ("", "shared")),
+        ({ACK_SHARING: "share"}, ("", "shared")),
+        ({ACK_SHARING: "mps"}, ("", "shared")),
+        ({ACK_SHARING: "default"}, ("", "exclusive")),
+        ({ACK_SHARING: "topology"}, ("topology", "exclusive")),
+        ({ACK_SHARING: "topology", ACK_POLICY: "spread"}, ("spread", "exclusive")),
+        # Ours win, each for itself.
+        ({POLICY: "binpack", ACK_POLICY: "spread", ACK_SHARING: "cgpu"}, ("binpack", "shared")),
+        ({SHARING: "any", ACK_SHARING: "default"}, ("", "")),
+    ],
+)
+def test_what_labels_say(labels, expected):
+    findings = []
+    assert read_labels(labels, findings) == NodeLabels(*expected)
+    assert findings == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "where", "words"),
+    [
+        ({POLICY: "spred"}, POLICY, 'did you mean "spread"'),
+        ({POLICY: "binpack,topology"}, POLICY, "expected one of binpack, spread, topology"),
+        ({SHARING: "exclusiv"}, SHARING, 'did you mean "exclusive"'),
+        ({ACK_POLICY: "topology"}, ACK_POLICY, "expected one of binpack, spread"),
+        ({ACK_SHARING: "gpu"}, ACK_SHARING, "as if the label were not there"),
+    ],
+)
+def test_a_value_that_is_not_known_is_said_and_means_nothing(labels, where, words):
+    findings = []
+    assert read_labels(labels, findings) == NodeLabels()
+    (found,) = findings
+    assert (found.level, found.path) == ("warning", f'metadata.labels["{where}"]') and words in found.message

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preemption where slots are free and memory alone is short: whom the API server is asked to evict, and who stays."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from doubles.kube_api import KubeApi
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import APP, Device, Part
+from vgpu_plugin.node.kube_access import Access
+from vgpu_scheduler import shortage, wire
+from vgpu_scheduler.api import Api
+from vgpu_scheduler.cluster import Cluster
+from vgpu_scheduler.extender import Extender
+from vgpu_scheduler.ledger import Ledger
+
+from .samples import gpu
+from .test_cluster import item
+from .test_service import pod_object, pod_path
+
+CARD = 10000
+EVICTION = "/eviction"
+
+
+class Stage:
+    """A program without its loops, at an API server over HTTP; ``told`` enters what the API server has."""
+
+    def __init__(self, double, api):
+        self.double, self.may = double, ""
+        self.extender = Extender(Ledger(), api, may_bind=self._may)
+        self.cluster = Cluster(api, self.extender, "vgpu-scheduler")
+        self.ledger, self.shortages = self.extender.ledger, self.extender.shortages
+
+    async def _may(self):
+        return self.may
+
+    def node(self, name, gpus=1, slots=10):
+        self.ledger.set_node(name, [gpu(f"{name}-{n}", CARD, slots=slots) for n in range(gpus)])
+
+    def told(self):
+        for one in self.double.of("pods"):
+            self.cluster.pod(False, item(one))
+
+    def bound(self, name, node, mib, priority=0, card=0, ending=False):
+        made = pod_object(name, nodeName=node, priority=priority)
+        plan = pod_annotations.write_plan([Part("main", APP, (Device(f"{node}-{card}", mib, 0),))])
+        made["metadata"]["annotations"][pod_annotations.PLAN] = plan
+        if ending:
+            made["metadata"]["deletionTimestamp"] = "2026-11-22T00:00:00Z"
+        self.double.put(pod_path(name), made)
+        self.told()
+
+    def waits(self, name, mib, priority=5, **spec):
+        self.double.put(pod_path(name), pod_object(name, mib, priority=priority, **spec))
+        self.told()
+
+    def tries(self, name):
+        """What a kube-scheduler asks. The nodes with room."""
+        pod = self.double.objects[pod_path(name)]
+        return self.extender.filter(wire.ExtenderArgs(pod, list(self.ledger.nodes))).NodeNames
+
+    def ending(self):
+        return {one["metadata"]["name"] for one in self.double.of("pods") if "deletionTimestamp" in one["metadata"]}
+
+    async def helps(self, name):
+        """It is tried, and looked at. (names of those that are asked to leave, nominated node)."""
+        before = self.ending()
+        assert self.tries(name) == []
+        await self.shortages.help()
+        self.told()
+        gone = self.ending() - before
+        return sorted(gone), self.double.objects[pod_path(name)]["status"].get("nominatedNodeName") or ""
+
+
+def on_stage(test):
+    """Runs it with a Stage."""
+
+    async def go(*args):
+        async with KubeApi() as double, Api(Access(double.url), timeout=60.0) as api:
+            double.graceful = True
+            await test(Stage(double, api), *args)
+
+    def run(*args, **named):
+        asyncio.run(go(*args, *named.values()))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+# On two cards of 10000 MiB: (name, card, MiB, priority); what the pod of priority 5 asks for, and who has to go.
+TABLE = [
+    ([("a", 0, 9000, 0), ("b", 1, 9000, 1)], 9500, ["a"]),
+    ([("a", 0, 9000, 2), ("b", 1, 9000, 1)], 9500, ["b"]),
+    ([("a", 0, 4000, 0), ("b", 0, 4000, 0), ("c", 1, 9000, 0)], 9500, ["c"]),
+    ([("a", 0, 4000, 0), ("b", 0, 4000, 0), ("c", 1, 9000, 1)], 9500, ["a", "b"]),
+    # Nobody is asked who need not go, and nobody of the pod's own priority or above.
+    ([("a", 0, 4000, 0), ("b", 0, 4000, 0), ("c", 1, 9000, 5)], 5000, ["a"]),
+    ([("a", 0, 9000, 5), ("b", 1, 9000, 9)], 9500, None),
+    ([("a", 0, 4000, 0), ("b", 0, 4000, 5), ("c", 1, 9000, 5)], 7000, None),
+    # Larger than any card: nobody's end changes that.
+    ([("a", 0, 9000, 0), ("b", 1, 9000, 0)], 10001, None),
+]
+
+
+@pytest.mark.parametrize(("there", "asked", "expected"), TABLE)
+def test_who_has_to_go_where_memory_is_short(there, asked, expected):
+    @on_stage
+    async def go(stage):
+        stage.node("n", 2)
+        for name, card, mib, priority in there:
+            stage.bound(name, "n", mib, priority, card)
+        stage.waits("p", asked)
+        gone, node = await stage.helps("p")
+        assert (gone, node) == ((expected, "n") if expected else ([], ""))
+        assert stage.shortages.evicted == len(gone)
+        # It is kept for the pod meanwhile, and nobody else has to go.
+        if expected:
+            stage.waits("low", 100, 0)
+            assert stage.tries("low") == []
+            assert await stage.helps("p") == ([], "n")
+            for name in expected:
+                stage.double.remove(pod_path(name))
+                stage.cluster.pod(True, item(pod_object(name)))
+            assert stage.tries("p") == ["n"]
+
+    go()
+
+
+def test_a_victim_is_marked_as_the_kube_scheduler_marks_its_own():
+    """It waits for the end of these, and keeps the nomination until then. An event says it to the victim's owner."""
+
+    @on_stage
+    async def go(stage):
+        stage.node("n")
+        stage.bound("a", "n", 9000)
+        stage.waits("p", 9000)
+        assert await stage.helps("p") == (["a"], "n")
+        (condition,) = stage.double.objects[pod_path("a")]["status"]["conditions"]
+        assert (condition["type"], condition["status"]) == ("DisruptionTarget", "True")
+        assert condition["reason"] == "PreemptionByScheduler"
+        (event,) = [one for one in stage.double.of("events") if one["reason"] == "Preempted"]
+        assert event["involvedObject"]["name"] == "a" and "uid-p" in event["message"]
+        assert stage.double.objects[pod_path("p")]["status"]["phase"] == "Pending", "its status is kept otherwise"
+
+    go()
+
+
+def test_the_node_where_the_lowest_priority_goes_is_taken():
+    @on_stage
+    async def go(stage):
+        for name, priority in (("a", 3), ("b", 1), ("c", 2)):
+            stage.node(name)
+            stage.bound(f"on-{name}", name, 9000, priority)
+        stage.waits("p", 9000)
+        assert await stage.helps("p") == (["on-b"], "b")
+
+    go()
+
+
+@pytest.mark.parametrize("chunk", [1, 64])
+def test_who_ends_already_need_not_be_asked(chunk, monkeypatch):
+    monkeypatch.setattr(shortage, "MAX_NODES", chunk)
+
+    @on_stage
+    async def go(stage):
+        for name in ("a", "b"):
+            stage.node(name)
+        stage.bound("on-a", "a", 9000, 0)
+        stage.bound("on-b", "b", 9000, 3, ending=True)
+        stage.waits("p", 9000)
+        assert await stage.helps("p") == ([], "b")
+        # For a second one the other node is left.
+        stage.waits("q", 9000)
+        assert await stage.helps("q") == (["on-a"], "a")
+
+    go()
+
+
+def refuses(*names):
+    """A disruption budget keeps these."""
+    return lambda method, path: 429 if any(path.endswith(f"/{name}{EVICTION}") for name in names) else None
+
+
+def test_a_disruption_budget_is_kept():
+    @on_stage
+    async def go(stage):
+        stage.node("n", 2)
+        stage.bound("a", "n", 9000, 0)
+        stage.bound("b", "n", 9000, 1, card=1)
+        stage.waits("p", 9000)
+        stage.double.fault = refuses("a")
+        assert await stage.helps("p") == (["b"], "n")
+        stage.waits("q", 9000)
+        stage.double.fault = refuses("a", "b")
+        assert await stage.helps("q") == ([], "")
+
+    go()
+
+
+def test_a_budget_that_allows_one_of_two_costs_nobody():
+    """They are asked for as a try first."""
+
+    @on_stage
+    async def go(stage):
+        stage.node("n")
+        for name in ("a", "b"):
+            stage.bound(name, "n", 4000)
+        stage.waits("p", 9000)
+        stage.double.fault = refuses("b")
+        assert await stage.helps("p") == ([], "")
+        stage.double.fault = None
+        stage.shortages.forget("uid-p")
+        assert await stage.helps("p") == (["a", "b"], "n")
+
+    go()
+
+
+NOT = ["never", "quota", "no-leader", "no-lower", "helped", "bound"]
+
+
+@pytest.mark.parametrize("why", NOT)
+def test_nobody_goes(why):
+    @on_stage
+    async def go(stage):
+        stage.node("n")
+        stage.bound("a", "n", 9000, 5 if why == "no-lower" else 0)
+        stage.waits("p", 9000, **({"preemptionPolicy": "Never"} if why == "never" else {}))
+        if why == "quota":
+            hard = {"limits.nvidia.com/gpumem": "100"}
+            quota = wire.Quota(wire.Meta("q", "default"), wire.QuotaSpec(hard))
+            stage.extender.quotas.enter(False, quota)
+        if why == "no-leader":
+            stage.may = "another replica binds"
+        assert stage.tries("p") == []
+        if why == "helped":
+            # Slots are short on another node: the kube-scheduler's own preemption comes first.
+            stage.node("m", slots=1)
+            stage.bound("b", "m", 1000)
+            picked = {"m": wire.MetaVictims([wire.MetaPod("uid-b")])}
+            pod = stage.double.objects[pod_path("p")]
+            assert stage.extender.preempt(wire.PreemptArgs(pod, picked)).NodeNameToMetaVictims == picked
+        if why == "bound":
+            stage.bound("p", "n", 100)
+        await stage.shortages.help()
+        assert not stage.double.count("POST", EVICTION) and not stage.double.count("PATCH", "/status")
+
+    go()
+
+
+def test_what_is_looked_at_is_bounded(monkeypatch):
+    """By number, and a pod that nothing helps comes again after a while."""
+    monkeypatch.setattr(shortage, "MAX_DUE", 2)
+    now = [0.0]
+
+    @on_stage
+    async def go(stage):
+        stage.shortages._now = lambda: now[0]
+        stage.node("n", 2)
+        stage.bound("a", "n", 9000)
+        stage.bound("b", "n", 9000, 9, card=1)
+        for name in ("p", "q", "r"):
+            stage.waits(name, 10001 if name == "r" else 9500, 0)
+            stage.tries(name)
+        assert not stage.shortages._due, "nobody is lower"
+        stage.bound("c", "n", 500, -1)
+        for name in ("p", "q", "r"):
+            stage.tries(name)
+        assert list(stage.shortages._due) == ["uid-p", "uid-q"]
+        await stage.shortages.help()
+        await stage.shortages.help()
+        assert not stage.double.count("POST", EVICTION)
+        stage.tries("p")
+        assert not stage.shortages._due
+        now[0] = shortage.AGAIN
+        stage.tries("p")
+        assert list(stage.shortages._due) == ["uid-p"]
+
+    go()
+
+
+def test_the_loop_waits_for_the_kube_scheduler_and_ends_what_it_began(monkeypatch):
+    monkeypatch.setattr(shortage, "DELAY", 0.05)
+
+    @on_stage
+    async def go(stage):
+        stage.node("n")
+        stage.bound("a", "n", 9000)
+        stage.waits("p", 9000)
+        task = asyncio.create_task(stage.shortages.run())
+        assert stage.tries("p") == []
+        for _each in range(600):
+            if stage.shortages.evicted:
+                break
+            await asyncio.sleep(0.05)
+        assert stage.shortages.evicted == 1
+        task.cancel()
+
+    go()
+
+
+def test_an_api_server_that_fails_disturbs_nobody_and_it_is_tried_again():
+    @on_stage
+    async def go(stage):
+        stage.node("n")
+        stage.bound("a", "n", 9000)
+        stage.waits("p", 9000)
+        stage.double.fault = lambda method, path: 500 if path.endswith("/p/status") else None
+        assert await stage.helps("p") == ([], "")
+        stage.double.fault = None
+        stage.told()
+        assert await stage.helps("p") == (["a"], "n")
+
+    go()

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/next-to-others.md says of each other scheduler, plugin and host system how far it was tried: by a test, which is
+there, on tables, or not at all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from test_threat_model import rows
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "next-to-others.md"
+HEAD = ["next to", "works", "does not work", "how far it was tried"]
+# Words of a cell that need no test; else it names one.
+UNTRIED = ("not tried", "on tables", "tables")
+# What users of the field ask about, as words of the first column.
+ASKED = (
+    *("default scheduler", "Cluster Autoscaler", "Karpenter", "Kueue", "Volcano", "KAI", "HAMi", "ACK", "gangs"),
+    *("queues", "Descheduler", "DRA driver", "PriorityClasses", "docker", "MIG", "MPS", "Slurm", "Enroot", "Apptainer"),
+    *("Kata", "AMD"),
+)
+
+
+def wrong(text: str) -> list[str]:
+    """What is wrong with the rows of a page."""
+    found = []
+    for row in rows(text, HEAD):
+        if len(row) != len(HEAD) or not all(row):
+            found.append(f"{row[0]}: expected {len(HEAD)} cells with words")
+            continue
+        names = re.findall(r"`(tests/[^`:]+)", row[-1])
+        found += [f"{row[0]}: {name} is not there" for name in names if not (ROOT / name).exists()]
+        if not names and not any(word in row[-1] for word in UNTRIED) and "scenario" not in row[-1]:
+            found.append(f"{row[0]}: expected a test, or that it was not tried")
+    return found
+
+
+def test_every_row_says_how_far_it_was_tried() -> None:
+    text = PAGE.read_text()
+    assert wrong(text) == []
+    assert len(rows(text, HEAD)) >= 25
+
+
+@pytest.mark.parametrize("word", ASKED)
+def test_what_was_asked_about_is_there(word: str) -> None:
+    assert any(word in row[0] for row in rows(PAGE.read_text(), HEAD))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (r"(\| Kueue .*)not tried \|", r"\1|", "expected 4 cells"),
+        (r"(\| Kueue .*)not tried \|", r"\1it works \|", "expected a test, or that it was not tried"),
+        (r"test_preemption\.py", "test_preemptions.py", "is not there"),
+    ],
+)
+def test_a_row_that_lacks_something_is_found(old: str, new: str, said: str) -> None:
+    text = PAGE.read_text()
+    changed = re.sub(old, new, text)
+    assert changed != text and any(said in one for one in wrong(changed)), wrong(changed)
