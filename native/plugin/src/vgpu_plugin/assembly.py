@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ._shared.config.sharing import Piece
 from .admin.answers import Admin
 from .admin.containers import Containers
+from .admin.resizing import Resizing
 from .allocation import limit_devices
 from .allocation.allocation_files import AllocationFiles
 from .allocation.allocator import Allocator
@@ -22,6 +23,7 @@ from .allocation.pod_mounts import MountCheck
 from .allocation.records import RecordStore
 from .allocation.recovery import recover
 from .allocation.repair import Repair
+from .allocation.resizer import Resizer
 from .allocation.sizer import Sizer
 from .allocation.static_slices import StaticSlices
 from .inject import driver_files
@@ -98,6 +100,7 @@ class Parts:
     collector: Collector
     static_slices: StaticSlices
     repair: Repair
+    resizer: Resizer
     registrations: Registrations
     changes: Reconfiguration
     health: HealthWatch
@@ -148,8 +151,8 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         registrations.bring_in_line(resources(pool, now))
 
     changes.after += [static_slices.configure, register]
-    repair = Repair(paths, records, files)
-    changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all())]
+    repair, resizer = Repair(paths, records, files), Resizer(records, pool, files, sizer)
+    changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all()), resizer.notes]
     label = _label(setup, changes, health, pool)
     labeller = _labeller(extras, source, pool, changes, label)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
@@ -158,6 +161,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     changes.more_notes.append(lambda: notes(watch.state()))
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
     admin = Admin(pool, allocator, leases, registrations, changes, containers)
+    admin.resizing = Resizing(pool, records, resizer, pods, holders)
     return Parts(
         pool=pool,
         files=files,
@@ -165,6 +169,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         collector=collector,
         static_slices=static_slices,
         repair=repair,
+        resizer=resizer,
         registrations=registrations,
         changes=changes,
         health=health,

@@ -110,6 +110,7 @@ class Daemon:
             raise Fatal(f"{run}: the folder of all containers cannot be made there: {fault}; is it writable?") from None
         parts.static_slices.refresh()
         parts.leases.restore()
+        parts.resizer.restore()
         # After a boot a container that an engine starts again must find its files.
         self._attempt(parts.repair.poll)
         servers = self._servers(parts)
@@ -159,7 +160,7 @@ class Daemon:
     def _housekeeping(self, parts: Parts, servers: list[admin_socket.Server | metrics_server.Server]) -> None:
         static = parts.static_slices
         tasks: list[Callable[[], object]] = [parts.repair.poll, *(one.renew for one in servers)]
-        tasks += [parts.leases.follow, parts.leases.expire, parts.collector.collect]
+        tasks += [parts.leases.follow, parts.leases.expire, parts.collector.collect, parts.resizer.poll]
         labeller = parts.labeller
         if labeller is not None:
             tasks.append(lambda: labeller.poll(parts.changes.settings))
