@@ -51,6 +51,7 @@ from .watch.watcher import Watch
 if TYPE_CHECKING:
     from .allocation.pod_sizes import PodSizes
     from .reconcile.node_label import NodeLabel
+    from .reconcile.pod_resizes import PodResizes
 
 # The kubelet waits 30 s for PreStartContainer; two questions about its pod must fit.
 POD_ANSWER_S = 8.0
@@ -92,7 +93,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class Parts:
-    """The objects that the daemon starts, asks and stops. ``label`` and ``labeller``: None where not asked for."""
+    """The objects that the daemon starts, asks and stops. ``label``, ``pod_resizes`` and ``labeller``: None where
+    not asked for.
+    """
 
     pool: Pool
     files: AllocationFiles
@@ -109,6 +112,7 @@ class Parts:
     admin: Admin
     driver: DriverFiles
     label: NodeLabel | None
+    pod_resizes: PodResizes | None
     labeller: Labeller | None
 
     def resources(self) -> list[str]:
@@ -146,11 +150,8 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     collector = Collector(allocator, files, paths.checkpoint, holders, send_again=pool.send_again)
     changes = Reconfiguration(setup.choice, settings, source, allocator, held, last_offer)
     health = _health(setup, source, changes, pool)
-
-    def register(now: Settings, _driver: DriverFiles) -> None:
-        registrations.bring_in_line(resources(pool, now))
-
-    changes.after += [static_slices.configure, register]
+    changes.after.append(static_slices.configure)
+    changes.after.append(lambda now, _driver: registrations.bring_in_line(resources(pool, now)))
     repair, resizer = Repair(paths, records, files), Resizer(records, pool, files, sizer)
     changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all()), resizer.notes]
     label = _label(setup, changes, health, pool)
@@ -158,7 +159,8 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
     static_slices.stale, collector.alive = watch.stale, watch.alive
-    changes.more_notes.append(lambda: notes(watch.state()))
+    pod_resizes = _pod_resizes(setup, pods, records, resizer, sizer)
+    changes.more_notes += [lambda: notes(watch.state()), *([pod_resizes.notes] if pod_resizes is not None else [])]
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
     admin = Admin(pool, allocator, leases, registrations, changes, containers)
     admin.resizing = Resizing(pool, records, resizer, pods, holders)
@@ -178,6 +180,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         admin=admin,
         driver=driver,
         label=label,
+        pod_resizes=pod_resizes,
         labeller=labeller,
     )
 
@@ -219,6 +222,19 @@ def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:
     paths = setup.paths
     api = kube_api.Api(kube_access.read(setup.extras.kubeconfig), answer_s)
     return PodSizes(api, setup.extras.node, paths.checkpoint, lambda: podresources.holders(paths.pod_resources))
+
+
+def _pod_resizes(
+    setup: Setup, pods: PodSizes | None, records: RecordStore, resizer: Resizer, sizer: Sizer
+) -> PodResizes | None:
+    """Follows the pods of this node with a connection of its own."""
+    if pods is None:
+        return None
+    from .node import kube_access, kube_api
+    from .reconcile.pod_resizes import PodResizes
+
+    api = kube_api.Api(kube_access.read(setup.extras.kubeconfig))
+    return PodResizes(api, pods, resizer, records, setup.paths.checkpoint, lambda: sizer.settings.requested)
 
 
 def _labeller(

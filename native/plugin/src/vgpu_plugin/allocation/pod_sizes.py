@@ -57,7 +57,7 @@ class PodSizes:
         self, api: Client, node: str, checkpoint_file: Path, holders: Callable[[], dict[str, Holder] | None]
     ) -> None:
         self._api = api
-        self._node = node
+        self.node = self._node = node
         self._checkpoint_file = checkpoint_file
         self._holders = holders
 
