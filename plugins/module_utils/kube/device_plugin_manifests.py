@@ -123,7 +123,7 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
     rules = [
         rule("nodes", "get watch patch"),
         rule("nodes/status", "patch"),
-        rule("pods", "get list"),
+        rule("pods", "get list watch"),
         rule("pods/status", "patch"),
         rule("events", "create"),
     ]

@@ -21,11 +21,18 @@ WEBHOOK_PORT, METRICS_PORT = 8443, 9411
 # Where a kube-scheduler serves health to everybody, and metrics to who has the right to read them.
 KUBE_PORT = 10259
 IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
-PLAN, GIVEN = ANNOTATIONS = ("vgpu.fleet/plan", "vgpu.fleet/given")
+PLAN, GIVEN = "vgpu.fleet/plan", "vgpu.fleet/given"
+# Another size: what the owner of a pod asks for, what of it was granted, and what counts until the node has done it.
+RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
+# Those that our programs alone write.
+ANNOTATIONS = (PLAN, GIVEN, RESIZED, FORMER)
 # Names that ask for GPUs; prefixes, so that a mistyped one is seen and refused too.
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
 # Annotations by which a pod asks, unless it is of this scheduler.
 ASKING, NOT_OF = ("gpu-memory", "gpu-fraction"), "kai-scheduler"
+
+
+_BOTH = ("object", "oldObject")
 
 
 class Desired(NamedTuple):
@@ -147,8 +154,15 @@ def manifests(desired: Desired) -> list[dict[str, Any]]:
 def _policies(desired: Desired) -> list[dict[str, Any]]:
     return [
         *mount_policy.manifests(mount_policy.OF_SCHEDULER, resource_names(desired.config)),
-        *plan_policy.manifests({PLAN: [_account(desired)], GIVEN: desired.may_give}),
+        *plan_policy.manifests(_writers(desired)),
     ]
+
+
+def _writers(desired: Desired) -> dict[str, Sequence[str]]:
+    """Annotation → users that may write it; nodes may write all of them."""
+    ours = [_account(desired)]
+    both = [*ours, *desired.may_give]
+    return {PLAN: ours, GIVEN: both, RESIZED: ours, FORMER: both}
 
 
 def _account(desired: Desired) -> str:
@@ -424,6 +438,13 @@ def gpu_condition(config: dict[str, Any]) -> str:
     return f"object.spec.containers.exists(c, {asks}) || ({first}.exists(c, {asks})) || ({by_annotation})"
 
 
+def _resize_condition() -> str:
+    """CEL: whether a request for another size is new or changed."""
+    name = f"'{RESIZE}'"
+    now, before = (f"(has({one}.metadata.annotations) && {name} in {one}.metadata.annotations)" for one in _BOTH)
+    return f"{now} && !({before} && object.metadata.annotations[{name}] == oldObject.metadata.annotations[{name}])"
+
+
 def webhooks(desired: Desired) -> list[dict[str, Any]]:
     """Closed for pods that ask for GPUs, open for all others: these the API server does not even send to us."""
     closed = desired.fail_closed and desired.match_conditions
@@ -458,6 +479,11 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
     # What another webhook did to the pod after us is looked at as well.
     mutating["reinvocationPolicy"] = "IfNeeded"
     validating = [hook("pods.vgpu.fleet", "/validate", "CREATE", asks, closed)]
+    if desired.match_conditions:
+        # For its words alone: whoever is not asked, the replica that binds grants nothing that cannot be read.
+        resize = hook("resizes.vgpu.fleet", "/validate", "UPDATE", _resize_condition(), False)
+        del resize["namespaceSelector"], resize["objectSelector"]
+        validating.append(resize)
     # Else a policy says it, also while no replica answers.
     if not desired.policies:
         plans = [

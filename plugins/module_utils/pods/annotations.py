@@ -5,7 +5,8 @@
 policy of its kubelet's topology manager where that is known.
 ``vgpu.fleet/plan`` on a pod, written by the scheduler in the very request that binds the pod, so that a pod has it
 exactly when it has a node. ``vgpu.fleet/given`` on a pod, written by the device plugin where the kubelet took other
-GPUs than planned: it wins over the plan. All are JSON with a version; memory is in MiB, cores in percent.
+GPUs than planned, and by the scheduler that grants another size (resizes.py): it wins over the plan. All are JSON with
+a version; memory is in MiB, cores in percent.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ LABELS = {
     "vgpu_scheduler_": set(),
     "vgpu_scheduler_binds_total": {"outcome"},
     "vgpu_scheduler_drift_total": {"kind"},
+    "vgpu_scheduler_resizes_total": {"outcome"},
     "vgpu_scheduler_quota_": {"namespace", "quota", "resource"},
     "vgpu_scheduler_api_requests_total": {"method", "kind"},
     "vgpu_scheduler_node_": {"node"},

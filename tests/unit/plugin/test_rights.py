@@ -36,6 +36,7 @@ def asked(node, kubelet, api, start, tmp_path):  # noqa: F811
     until(lambda: Access("create", "", "events", "default") in api.accesses, "an event")
     until(lambda: Access("patch", "", "nodes", "", "node-1") in api.accesses, "the annotation")
     until(lambda: Access("watch", "", "nodes") in api.accesses, "the watch")
+    until(lambda: Access("watch", "", "pods") in api.accesses, "the watch of its pods")
     one.stop()
     thread.join(20)
     client = kube_api.Api(kube_access.Access(api.url))

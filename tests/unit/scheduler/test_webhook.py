@@ -11,6 +11,7 @@ import pytest
 from doubles.mount_cases import ASKS, PODS, container
 from doubles.mount_cases import pod as with_mounts
 from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods import resizes
 from vgpu_plugin._shared.pods.requests import Config, read_pod
 from vgpu_scheduler import webhook, wire
 from vgpu_scheduler.ledger import Ledger
@@ -233,9 +234,14 @@ UPDATES = [
     ("somebody", {}, {pod_annotations.GIVEN: "b"}, False),
     ("somebody", PLAN, {**PLAN, "other": "x"}, True),
     ("sched", {}, PLAN, True),
-    ("sched", PLAN, {**PLAN, pod_annotations.GIVEN: "x"}, False),
+    ("sched", PLAN, {**PLAN, pod_annotations.GIVEN: "x"}, True),
     ("giver", PLAN, {**PLAN, pod_annotations.GIVEN: "x"}, True),
     ("system:node:n1", PLAN, {**PLAN, pod_annotations.GIVEN: "x"}, True),
+    ("sched", PLAN, {**PLAN, pod_annotations.GIVEN: "x", resizes.RESIZED: "x", resizes.FORMER: "x"}, True),
+    ("somebody", {}, {resizes.RESIZED: "{}"}, False),
+    ("somebody", {resizes.FORMER: "x"}, {}, False),
+    ("giver", {}, {resizes.RESIZED: "{}"}, False),
+    ("giver", {resizes.FORMER: "x"}, {}, True),
 ]
 
 
@@ -244,6 +250,44 @@ def test_plans_are_changed_by_those_who_write_them(user, before, after, allowed)
     settings = Settings(may_write=("sched",), may_give=("giver",))
     old, new = ({"metadata": {"annotations": one}} for one in (before, after))
     assert review(new, settings, "UPDATE", old, user)["allowed"] == allowed
+
+
+PLANNED = pod_annotations.write_plan(
+    [pod_annotations.Part("main", "app", (pod_annotations.Device("GPU-a", 3000, 0),))],
+)
+RESIZES = [
+    ('{"main": {"memory_mib": 8192}}', ""),
+    ('{"main": {"cores": 0}}', ""),
+    ("", "is no JSON"),
+    ("{}", "names no container"),
+    ("null", "names no container"),
+    ('{"main": {"memory_mib": -1}}', "main.memory_mib: expected a whole number from 1 to 16777216, found -1"),
+    ('{"main": {"memory_mib": 99999999999}}', "found 99999999999"),
+    ('{"main": {"memory": 1}}', "and nothing else"),
+    ('{"other": {"memory_mib": 1}}', "other: no container of the pod"),
+    ('{"side": {"memory_mib": 1}}', "side: no container of the pod with a GPU"),
+    ("[" * 100_000, "expected at most 65536"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), RESIZES)
+def test_a_request_for_another_size_that_cannot_be_read_is_refused(text, words):
+    """By whoever writes it, on a pod that runs and on a new one; what stands already is in nobody's way."""
+    made = pod({GPU: "1"})
+    made["spec"]["containers"].append({"name": "side"})
+    annotations = {pod_annotations.PLAN: PLANNED}
+    old = {**made, "metadata": {"annotations": annotations}}
+    new = {**made, "metadata": {"annotations": {**annotations, resizes.RESIZE: text}}}
+    for user in ("somebody", "sched", "system:node:n1"):
+        response = review(new, Settings(may_write=("sched",)), "UPDATE", old, user)
+        assert response["allowed"] is not bool(words), response
+        assert words in response.get("status", {}).get("message", "")
+    assert review(new, Settings(), "UPDATE", new, "somebody")["allowed"], "a label is changed beside it"
+    assert review(old, Settings(), "UPDATE", new, "somebody")["allowed"], "it is taken back"
+    created = {**made, "metadata": {"annotations": {resizes.RESIZE: text}}}
+    if "with a GPU" not in words:
+        assert review(created)["allowed"] is not bool(words)
+    assert not review({**made, "metadata": {"annotations": {resizes.RESIZED: "{}"}}})["allowed"]
 
 
 @pytest.mark.parametrize(("about", "made", "expected"), PODS, ids=[about for about, _made, _expected in PODS])

@@ -13,6 +13,7 @@ from typing import Any
 
 from vgpu_plugin._shared.capacity import cluster
 from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods import resizes
 from vgpu_plugin._shared.pods.annotations import NodeGpu, PlanError, Use
 from vgpu_plugin._shared.pods.requests import DialectError, asked, read_pod
 
@@ -52,7 +53,7 @@ def held(pod: Object) -> dict[str, Use]:
     """What a pod that is bound and has not ended was given of each GPU, by UUID. Raises PlanError."""
     if not _node(pod) or _phase(pod) in cluster.ENDED:
         return {}
-    plan = pod_annotations.read_annotations(_annotations(pod))
+    plan = resizes.counted(_annotations(pod))
     return pod_annotations.use_of(plan) if plan is not None else {}
 
 
@@ -219,6 +220,8 @@ def _wants_gpu(pod: Object) -> bool:
 
 def _chosen_by(pod: Object) -> str | None:
     """Who chose the GPUs of a pod; None: nobody yet."""
+    if resizes.RESIZED in _annotations(pod):
+        return "scheduler, resized"
     if pod_annotations.GIVEN in _annotations(pod):
         return "kubelet, other than planned"
     if pod_annotations.PLAN in _annotations(pod):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ._shared.config.sharing import Piece
 from .admin.answers import Admin
 from .admin.containers import Containers
+from .admin.resizing import Resizing
 from .allocation import limit_devices
 from .allocation.allocation_files import AllocationFiles
 from .allocation.allocator import Allocator
@@ -22,6 +23,7 @@ from .allocation.pod_mounts import MountCheck
 from .allocation.records import RecordStore
 from .allocation.recovery import recover
 from .allocation.repair import Repair
+from .allocation.resizer import Resizer
 from .allocation.sizer import Sizer
 from .allocation.static_slices import StaticSlices
 from .inject import driver_files
@@ -49,6 +51,7 @@ from .watch.watcher import Watch
 if TYPE_CHECKING:
     from .allocation.pod_sizes import PodSizes
     from .reconcile.node_label import NodeLabel
+    from .reconcile.pod_resizes import PodResizes
 
 # The kubelet waits 30 s for PreStartContainer; two questions about its pod must fit.
 POD_ANSWER_S = 8.0
@@ -90,7 +93,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class Parts:
-    """The objects that the daemon starts, asks and stops. ``label`` and ``labeller``: None where not asked for."""
+    """The objects that the daemon starts, asks and stops. ``label``, ``pod_resizes`` and ``labeller``: None where
+    not asked for.
+    """
 
     pool: Pool
     files: AllocationFiles
@@ -98,6 +103,7 @@ class Parts:
     collector: Collector
     static_slices: StaticSlices
     repair: Repair
+    resizer: Resizer
     registrations: Registrations
     changes: Reconfiguration
     health: HealthWatch
@@ -106,6 +112,7 @@ class Parts:
     admin: Admin
     driver: DriverFiles
     label: NodeLabel | None
+    pod_resizes: PodResizes | None
     labeller: Labeller | None
 
     def resources(self) -> list[str]:
@@ -143,21 +150,20 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     collector = Collector(allocator, files, paths.checkpoint, holders, send_again=pool.send_again)
     changes = Reconfiguration(setup.choice, settings, source, allocator, held, last_offer)
     health = _health(setup, source, changes, pool)
-
-    def register(now: Settings, _driver: DriverFiles) -> None:
-        registrations.bring_in_line(resources(pool, now))
-
-    changes.after += [static_slices.configure, register]
-    repair = Repair(paths, records, files)
-    changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all())]
+    changes.after.append(static_slices.configure)
+    changes.after.append(lambda now, _driver: registrations.bring_in_line(resources(pool, now)))
+    repair, resizer = Repair(paths, records, files), Resizer(records, pool, files, sizer)
+    changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all()), resizer.notes]
     label = _label(setup, changes, health, pool)
     labeller = _labeller(extras, source, pool, changes, label)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
     static_slices.stale, collector.alive = watch.stale, watch.alive
-    changes.more_notes.append(lambda: notes(watch.state()))
+    pod_resizes = _pod_resizes(setup, pods, records, resizer, sizer)
+    changes.more_notes += [lambda: notes(watch.state()), *([pod_resizes.notes] if pod_resizes is not None else [])]
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
     admin = Admin(pool, allocator, leases, registrations, changes, containers)
+    admin.resizing = Resizing(pool, records, resizer, pods, holders)
     return Parts(
         pool=pool,
         files=files,
@@ -165,6 +171,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         collector=collector,
         static_slices=static_slices,
         repair=repair,
+        resizer=resizer,
         registrations=registrations,
         changes=changes,
         health=health,
@@ -173,6 +180,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         admin=admin,
         driver=driver,
         label=label,
+        pod_resizes=pod_resizes,
         labeller=labeller,
     )
 
@@ -214,6 +222,19 @@ def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:
     paths = setup.paths
     api = kube_api.Api(kube_access.read(setup.extras.kubeconfig), answer_s)
     return PodSizes(api, setup.extras.node, paths.checkpoint, lambda: podresources.holders(paths.pod_resources))
+
+
+def _pod_resizes(
+    setup: Setup, pods: PodSizes | None, records: RecordStore, resizer: Resizer, sizer: Sizer
+) -> PodResizes | None:
+    """Follows the pods of this node with a connection of its own."""
+    if pods is None:
+        return None
+    from .node import kube_access, kube_api
+    from .reconcile.pod_resizes import PodResizes
+
+    api = kube_api.Api(kube_access.read(setup.extras.kubeconfig))
+    return PodResizes(api, pods, resizer, records, setup.paths.checkpoint, lambda: sizer.settings.requested)
 
 
 def _labeller(

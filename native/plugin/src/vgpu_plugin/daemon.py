@@ -110,6 +110,7 @@ class Daemon:
             raise Fatal(f"{run}: the folder of all containers cannot be made there: {fault}; is it writable?") from None
         parts.static_slices.refresh()
         parts.leases.restore()
+        parts.resizer.restore()
         # After a boot a container that an engine starts again must find its files.
         self._attempt(parts.repair.poll)
         servers = self._servers(parts)
@@ -132,8 +133,9 @@ class Daemon:
             notify("STOPPING=1")
             parts.health.stop()
             parts.watch.stop()
-            if parts.label is not None:
-                parts.label.stop()
+            for follower in (parts.label, parts.pod_resizes):
+                if follower is not None:
+                    follower.stop()
             parts.registrations.stop()
             for server in reversed(servers):
                 server.stop()
@@ -154,12 +156,16 @@ class Daemon:
         if parts.label is not None:
             start(parts.label.run, "node label")
             start(parts.label.report, "node label")
+        if parts.pod_resizes is not None:
+            start(parts.pod_resizes.run, "pod sizes")
         return health
 
     def _housekeeping(self, parts: Parts, servers: list[admin_socket.Server | metrics_server.Server]) -> None:
         static = parts.static_slices
         tasks: list[Callable[[], object]] = [parts.repair.poll, *(one.renew for one in servers)]
-        tasks += [parts.leases.follow, parts.leases.expire, parts.collector.collect]
+        tasks += [parts.leases.follow, parts.leases.expire, parts.collector.collect, parts.resizer.poll]
+        if parts.pod_resizes is not None:
+            tasks.append(parts.pod_resizes.poll)
         labeller = parts.labeller
         if labeller is not None:
             tasks.append(lambda: labeller.poll(parts.changes.settings))

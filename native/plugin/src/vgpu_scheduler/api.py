@@ -8,7 +8,7 @@ place for that in 300 MB. Here a list comes in pages and is parsed into the fiel
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -110,10 +110,13 @@ class Api:
     async def pod(self, namespace: str, name: str) -> dict[str, Any]:
         return await self.json("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
 
-    async def annotate(self, namespace: str, name: str, uid: str, annotations: dict[str, str]) -> None:
-        """Only of that very pod: another uid is a conflict. By its status, for the right to patch pods is one to run
-        any image in them."""
-        body = {"metadata": {"uid": uid, "annotations": annotations}}
+    async def annotate(
+        self, namespace: str, name: str, uid: str, annotations: Mapping[str, str], version: str = ""
+    ) -> None:
+        """Only of that very pod, and of that version where one is given: another is a conflict. By its status, for the
+        right to patch pods is one to run any image in them."""
+        metadata = {"uid": uid, "annotations": annotations, **({"resourceVersion": version} if version else {})}
+        body = {"metadata": metadata}
         await self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", body)
 
     async def nominate(self, namespace: str, name: str, uid: str, node: str) -> None:

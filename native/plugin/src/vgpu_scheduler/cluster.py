@@ -24,6 +24,7 @@ from . import wire
 from .api import Api, ApiError, Unknown
 from .extender import Extender
 from .reflector import Kind, Reflector
+from .resizing import Resizing
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +43,13 @@ class Cluster:
     def __init__(self, api: Api, extender: Extender, scheduler_name: str, resync: float = 300.0) -> None:
         self._api, self._extender, self._ledger = api, extender, extender.ledger
         self.writes: Callable[[], bool] = lambda: True
+        # Since when this replica writes: pods must have been listed since.
+        self.writes_since: Callable[[], float] = lambda: -1.0
         self.drift: dict[str, int] = dict.fromkeys(DRIFT, 0)
         # Pods that were bound without a plan: the device plugin refuses them. By uid: namespace/name.
         self.unplanned: dict[str, str] = {}
         self._repairs: dict[str, wire.Pod] = {}
+        self.resizing = Resizing(extender, api)
         # Pods that were seen bound with their plan: from then on a plan that differs is somebody else's text. By uid.
         self.confirmed: set[str] = set()
         # Nodes whose annotation is gone or cannot be read, with its text: said once, not with each of their heartbeats.
@@ -77,6 +81,7 @@ class Cluster:
                 group.create_task(one.run())
             group.create_task(self._every(1.0, self.clear_up))
             group.create_task(self._every(2.0, self.repair))
+            group.create_task(self._every(1.0, self.resize))
 
     # --- nodes
 
@@ -130,6 +135,7 @@ class Cluster:
             self._extender.forget(pod.metadata.namespace, uid)
         if gone or pod.status.phase in wire.ENDED:
             self._extender.preemption.gone(uid)
+            self.resizing.forget(uid)
             self._repairs.pop(uid, None)
             self.confirmed.discard(uid)
             self.unplanned.pop(uid, None)
@@ -144,12 +150,13 @@ class Cluster:
         held = self._ledger.held(uid)
         annotations = pod.metadata.annotations or {}
         try:
-            plan = pod_annotations.read_annotations(annotations)
+            plan = self.resizing.counts_for(pod)
         except PlanError as fault:
             log.warning("pod %s: %s", key, fault)
             self.drift["plan_unreadable"] += 1
             plan = None
-        if held is not None and uid in self.confirmed and pod_annotations.GIVEN not in annotations:
+        given = pod_annotations.GIVEN in annotations or self.resizing.claims(uid)
+        if held is not None and uid in self.confirmed and not given:
             changed = plan is not None and pod_annotations.write_plan(plan) != held.plan
         else:
             changed = False
@@ -193,6 +200,7 @@ class Cluster:
                 self.drift["surplus"] += not first
         self._extender.quotas.forget_others(there)
         self._extender.preemption.forget_others(there)
+        self.resizing.forget_others(there)
         self.unplanned = {uid: key for uid, key in self.unplanned.items() if uid in there}
         self._repairs = {uid: pod for uid, pod in self._repairs.items() if uid in there}
         self.confirmed &= there
@@ -220,6 +228,11 @@ class Cluster:
                 log.warning(
                     "pod %s: its plan was deleted or changed, and could not be written again: %s", held.pod, fault
                 )
+
+    async def resize(self) -> None:
+        """Other sizes for pods that run, where this is the replica that writes and it knows what others hold."""
+        if self.writes() and self.synced and self.pods.listed_at >= self.writes_since():
+            await self.resizing.round()
 
     async def clear_up(self) -> None:
         """Binds that got no answer: done, or not and given up."""

@@ -98,6 +98,10 @@ class Leadership:
         """Whether this replica may write plans again."""
         return not self._path or (self.leads and self._now() + TIMEOUT <= self._until)
 
+    def since(self) -> float:
+        """When this replica began to lead: what was listed before is too old to write by."""
+        return self._since
+
     async def run(self) -> None:
         """Until it is cancelled."""
         while self._path:

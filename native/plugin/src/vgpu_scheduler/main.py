@@ -95,6 +95,7 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
         candidacy = Candidacy(given.lease, given.identity, given.lease_seconds)
         leadership = Leadership(api, cluster, candidacy, lambda: bool(extender.posting))
         extender.may_bind, cluster.writes = leadership.may_bind, leadership.writes
+        cluster.writes_since = leadership.since
         admission = webhook.Settings(
             chosen.config,
             given.scheduler_name,

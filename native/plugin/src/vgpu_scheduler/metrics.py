@@ -33,6 +33,8 @@ TYPES = {
     "vgpu_scheduler_node_memory_held_bytes": ("gauge", "Memory that pods hold of it."),
     "vgpu_scheduler_node_slots_held": ("gauge", "Slices of a node that pods hold."),
     "vgpu_scheduler_request_duration_seconds": ("histogram", "Time of an answer, by verb."),
+    "vgpu_scheduler_resizes_total": ("counter", "Requests for another size of a pod that runs, by outcome."),
+    "vgpu_scheduler_resizes_pending": ("gauge", "Pods with such a request that was not granted."),
 }
 
 
@@ -76,6 +78,9 @@ def render(
         add("vgpu_scheduler_drift_total", count, kind=kind)
     add("vgpu_scheduler_waiting_events_total", extender.waiting.events)
     add("vgpu_scheduler_evicted_pods_total", extender.shortages.evicted)
+    for outcome, count in cluster.resizing.counts.items():
+        add("vgpu_scheduler_resizes_total", count, outcome=outcome)
+    add("vgpu_scheduler_resizes_pending", cluster.resizing.pending)
     add("vgpu_scheduler_unplanned_pods", len(cluster.unplanned))
     add("vgpu_scheduler_uncertain_binds", len(extender.uncertain))
     add("vgpu_scheduler_oversold_gpus", len(ledger.oversold()))

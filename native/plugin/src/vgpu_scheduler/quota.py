@@ -32,6 +32,9 @@ class Demand(NamedTuple):
     cores: int = 0
 
 
+NOTHING = Demand()
+
+
 class Limit(NamedTuple):
     """One name of one quota; ``hard`` and the factor in its own unit."""
 
@@ -133,11 +136,12 @@ class Quotas:
             return ""
         return self._over(namespace, least(ask, self._ledger.cards), self.held(namespace))
 
-    def takes(self, namespace: str, demand: Demand) -> str:
-        """ "" or why a pod that would come to ``demand`` cannot be bound now."""
+    def takes(self, namespace: str, demand: Demand, own: Demand = NOTHING) -> str:
+        """ "" or why a pod that would come to ``demand`` cannot have it now; ``own``: what it holds already."""
         if namespace not in self._limits:
             return ""
-        return self._over(namespace, demand, self.held(namespace))
+        held = self.held(namespace)
+        return self._over(namespace, demand, Demand(held.memory_mib - own.memory_mib, held.cores - own.cores), own)
 
     def held(self, namespace: str) -> Demand:
         return Demand(*self._ledger.held_in(namespace))
@@ -176,12 +180,12 @@ class Quotas:
         counted = (demand for one, demand in pods.items() if one != uid and self._ledger.held(one) is None)
         return _sum([self.held(namespace), *counted])
 
-    def _over(self, namespace: str, demand: Demand, used: Demand) -> str:
+    def _over(self, namespace: str, demand: Demand, used: Demand, own: Demand = NOTHING) -> str:
         for limits in self._limits[namespace].values():
             for limit in limits:
                 asked, spent = limit.of(demand), limit.of(used)
-                # What asks for nothing of it is not held up by a quota that is spent.
-                if asked and spent + asked > limit.hard:
+                # What asks for no more of it is not held up by a quota that is spent.
+                if asked > limit.of(own) and spent + asked > limit.hard:
                     return (
                         f"quota {limit.quota} of namespace {namespace}: {limit.name}: {asked} asked for on all GPUs of "
                         f"the pod together, {spent} of {limit.hard} in use; ask for at most "

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from vgpu_plugin._shared.config.kinds import Finding
 from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods import resizes
 from vgpu_plugin._shared.pods.bounds import excess, sentence
 from vgpu_plugin._shared.pods.mounts import conflicting_mounts
 from vgpu_plugin._shared.pods.preferences import Preferences
@@ -27,6 +28,8 @@ from .runtime_classes import RuntimeClasses
 IGNORE = ("vgpu.fleet/webhook", "hami.io/webhook")
 DEFAULT_SCHEDULER = "default-scheduler"
 PRIORITY_VARIABLE = "CUDA_TASK_PRIORITY"
+# Annotations that are written by our programs alone.
+OURS = (pod_annotations.PLAN, pod_annotations.GIVEN, resizes.RESIZED, resizes.FORMER)
 # What becomes of a pod that asks for more different GPUs than any node has.
 REFUSE, WAIT = "refuse", "wait"
 
@@ -77,10 +80,10 @@ def mutate(
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     text = "is written by the scheduler alone; leave it out"
     # Before all that leaves a pod alone: the ledger and device plugins believe these, whatever the labels say.
-    forged = [name for name in (pod_annotations.PLAN, pod_annotations.GIVEN) if name in annotations]
+    forged = [name for name in OURS if name in annotations]
     if forged:
         return _refuse(request, [Finding("error", f'metadata.annotations["{name}"]', text) for name in forged])
-    found = excess(pod)
+    found = excess(pod) or resize_findings(pod)
     if found:
         return _refuse(request, found)
     # By labels and by the scheduler's name neither: a device plugin gives such a pod the same files.
@@ -183,7 +186,9 @@ def too_large(ask: PodAsk, shapes: Collection[tuple[int, int]]) -> list[str]:
 def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any]:
     """What scheduler and device plugin wrote on a pod, nobody else changes: the GPUs of others hang on it."""
     user = str((request.userInfo or {}).get("username") or "")
-    allowed = {pod_annotations.PLAN: settings.may_write, pod_annotations.GIVEN: settings.may_give}
+    both = (*settings.may_write, *settings.may_give)
+    allowed = {pod_annotations.PLAN: settings.may_write, pod_annotations.GIVEN: both}
+    allowed |= {resizes.RESIZED: settings.may_write, resizes.FORMER: both}
     before, after = (
         ((one or {}).get("metadata") or {}).get("annotations") or {} for one in (request.oldObject, request.object)
     )
@@ -191,7 +196,34 @@ def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any
     for name, users in allowed.items():
         if before.get(name) != after.get(name) and user not in users and not user.startswith("system:node:"):
             findings.append(Finding("error", f'metadata.annotations["{name}"]', f"is not yours to change ({user})"))
+    if before.get(resizes.RESIZE) != after.get(resizes.RESIZE):
+        findings += resize_findings(request.object or {})
     return _refuse(request, findings) if findings else _answer(request)
+
+
+def resize_findings(pod: dict[str, Any]) -> list[Finding]:
+    """What is wrong with a request for another size. Whether there is room, and quota, is judged when it is granted."""
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    text = (metadata.get("annotations") or {}).get(resizes.RESIZE)
+    if text is None:
+        return []
+    where = f'metadata.annotations["{resizes.RESIZE}"]'
+    containers = [
+        str(one.get("name"))
+        for kind in ("initContainers", "containers")
+        for one in spec.get(kind) or []
+        if isinstance(one, dict)
+    ]
+    try:
+        request = resizes.read_request(text)
+        plan = pod_annotations.read_annotations(metadata.get("annotations") or {})
+        if plan is not None:
+            resizes.applied(plan, request)
+    except pod_annotations.PlanError as fault:
+        return [Finding("error", where, str(fault))]
+    unknown = [name for name in request if name not in containers]
+    shown = ", ".join(containers[:10])
+    return [Finding("error", where, f"{name[:64]}: no container of the pod; expected {shown}") for name in unknown]
 
 
 def _answer(

@@ -21,7 +21,12 @@ from ..conftest import ROOT, FakeGpus, Gauges
 from ..samples import until
 
 # Of messages: lists may be empty on a node.
-MESSAGES = {"status": api.StatusResponse, "top": api.UsageResponse, "watch": api.WatchResponse}
+MESSAGES = {
+    "status": api.StatusResponse,
+    "top": api.UsageResponse,
+    "watch": api.WatchResponse,
+    "resize": api.ResizeResponse,
+}
 KINDS = {bool: "bool", int: "whole number", float: "number", str: "text"}
 
 
@@ -87,13 +92,14 @@ def test_fields_that_are_printed(node, kubelet, daemon, capsys):
     answers = {
         name: asked(node, capsys, name)[1] for name in ("status", "slices", "top", "watch", "explain", "metrics")
     }
+    answers["resize"] = asked(node, capsys, "resize", lease["allocation"], "--memory", "1Gi")[1]
     answers |= {"lease": lease, "release": asked(node, capsys, "release", lease["allocation"])[1]}
     for command, answer in answers.items():
         printed = dict(of_value(answer))
         extra = {name: kind for name, kind in printed.items() if pages[command].get(name) != kind}
         # Lists that are empty here have no fields to see.
         assert {name for name in extra if not name.endswith("[]")} == set(), command
-    for command in ("slices", "explain", "metrics", "release"):
+    for command in ("slices", "explain", "metrics", "release", "resize"):
         assert dict(of_value(answers[command])) == pages[command]
     assert {one["name"] for one in answers["metrics"]["metrics"]} <= set(TYPES)
     assert {one["state"] for one in answers["slices"]["slices"]} == {"free", "in use"}
@@ -106,6 +112,11 @@ FAULTS = [
     (("release", "x"), 1, "NOT_FOUND", "there is no lease x"),
     (("lease", "--ttl", "4000"), 1, "INVALID_ARGUMENT", "expected 1 to 3600"),
     (("forget", "GPU-x"), 1, None, "GPU-x"),
+    (("resize", "x"), 1, "INVALID_ARGUMENT", "x: no size is asked for"),
+    (("resize", "x", "--memory", "512K"), 1, "INVALID_ARGUMENT", "expected 1 MiB or more"),
+    (("resize", "x", "--memory", "1Gi"), 1, "NOT_FOUND", "no allocation, slice that is in use, or pod of this node"),
+    (("resize", "0::1", "--cores", "0"), 1, "NOT_FOUND", "named 0::1"),
+    (("resize", "ml/train/main", "--cores", "7%"), 1, "NOT_FOUND", "named ml/train/main"),
 ]
 
 

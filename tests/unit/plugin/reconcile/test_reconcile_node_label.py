@@ -41,7 +41,7 @@ def kubeconfig(tmp_path, api):
 def start(node, kubelet, running, monkeypatch, kubeconfig):
     """Starts the program, and again with what the last one left."""
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
-    monkeypatch.setattr("vgpu_plugin.reconcile.node_label.FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr("vgpu_plugin.reconcile.persist.FIRST_RETRY_S", 0.02)
     node.configure(splitCount=4)
     node.paths.configs.mkdir()
     put(node, "big", splitCount=2)
@@ -316,7 +316,7 @@ def test_server_that_takes_all_and_keeps_nothing_is_asked_later_and_later(task):
 
 def test_watch_that_ended_in_its_time_begins_again_at_once(monkeypatch):
     clock = iter(range(0, 10_000, 240))
-    monkeypatch.setattr("vgpu_plugin.reconcile.node_label.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("vgpu_plugin.reconcile.persist.time", SimpleNamespace(monotonic=lambda: next(clock)))
     api = Impatient()
     label = NodeLabel(api, "node-1", lambda _name: None)
     label._stopping = Pauses(1)

@@ -32,6 +32,7 @@ METHODS: Mapping[str, tuple[type[Message], type[Message]]] = {
     "Forget": (api.ForgetRequest, api.ForgetResponse),
     "Usage": (api.UsageRequest, api.UsageResponse),
     "Watch": (api.WatchRequest, api.WatchResponse),
+    "Resize": (api.ResizeRequest, api.ResizeResponse),
 }
 OK, INTERNAL, UNAVAILABLE, EXHAUSTED = "OK", "INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED"
 CODES = (

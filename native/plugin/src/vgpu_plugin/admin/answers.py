@@ -21,6 +21,7 @@ from ..offer.pool import LOST, Offer, Pool
 from ..reconcile.reconfigure import Reconfiguration
 from ..watch import setup as watch_setup
 from .containers import Containers
+from .resizing import Resizing
 
 # What a slice is to people. To the kubelet one in use may be Unhealthy, and its GPU is well.
 FREE, IN_USE, UNHEALTHY = "free", "in use", "unhealthy"
@@ -29,6 +30,9 @@ MAY_LACK = ("power_milliwatts", "sm_clock_mhz", "memory_clock_mhz", "ecc_correct
 
 
 class Admin:
+    # Set where the parts are tied together.
+    resizing: Resizing
+
     def __init__(
         self,
         pool: Pool,
@@ -202,3 +206,6 @@ class Admin:
     def Release(self, request: api.ReleaseRequest) -> api.ReleaseResponse:
         self._leases.release(request.allocation)
         return api.ReleaseResponse()
+
+    def Resize(self, request: api.ResizeRequest) -> api.ResizeResponse:
+        return self.resizing.resize(request)

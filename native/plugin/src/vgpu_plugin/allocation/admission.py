@@ -58,9 +58,9 @@ def refuse_several(pieces: list[Piece], config: dict[str, Any]) -> None:
 
 
 def has_sized_neighbours(devices: Iterable[dict[str, Any]], records: Iterable[Record]) -> bool:
-    """Whether containers of requested sizes still hold these GPUs, from before a change of sliceSizing."""
+    """Whether containers of sizes of their own hold these GPUs: resized, or from before a change of sliceSizing."""
     uuids = {one["uuid"] for one in devices}
-    sized = (one.limits["devices"] for one in records if "priority" in one.limits)
+    sized = (one.limits["devices"] for one in records if sizing.SIZED in one.limits)
     return any(device["uuid"] in uuids for held in sized for device in held)
 
 

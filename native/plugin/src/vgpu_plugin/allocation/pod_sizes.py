@@ -8,13 +8,13 @@ Asked inside PreStartContainer, the one call before a start that comes after the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 from .._shared.pods import annotations as pod_annotations
-from .._shared.pods import requests
+from .._shared.pods import requests, resizes
 from .._shared.pods.annotations import Part, PlanError
 from ..errors import NotNow, Refused
 from ..node import checkpoint
@@ -57,7 +57,7 @@ class PodSizes:
         self, api: Client, node: str, checkpoint_file: Path, holders: Callable[[], dict[str, Holder] | None]
     ) -> None:
         self._api = api
-        self._node = node
+        self.node = self._node = node
         self._checkpoint_file = checkpoint_file
         self._holders = holders
 
@@ -123,25 +123,38 @@ class PodSizes:
 
     def write_given(self, owner: Owner, plan: Iterable[Part]) -> None:
         """Publishes for the scheduler what a pod really holds, before it holds it: it wins over the plan."""
+        self._annotate(owner, {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))})
+
+    def write_resized(self, owner: Owner, plan: Iterable[Part], former: Iterable[Part] = ()) -> None:
+        """The same of another size, of the very pod that was read. ``former``: what it still holds. Raises NotNow."""
+        texts: dict[str, str | None] = {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))}
+        if held := tuple(former):
+            texts[resizes.FORMER] = pod_annotations.write_plan(held)
+        self._annotate(owner, texts, as_read=True)
+
+    def write_done(self, owner: Owner) -> None:
+        """The pod has what was given, and no more. Raises NotNow, also where somebody changed the pod since."""
+        self._annotate(owner, {resizes.FORMER: None}, as_read=True)
+
+    def _annotate(self, owner: Owner, texts: Mapping[str, str | None], as_read: bool = False) -> None:
         metadata = owner.pod["metadata"]
         path = f"/api/v1/namespaces/{quote(metadata['namespace'])}/pods/{quote(metadata['name'])}/status"
-        change = {
-            "uid": metadata["uid"],
-            "annotations": {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))},
-        }
+        change = {"uid": metadata["uid"], "annotations": dict(texts)}
+        if as_read:
+            change["resourceVersion"] = metadata["resourceVersion"]
         try:
             self._api.patch(path, {"metadata": change})
         except ApiError as fault:
-            raise NotNow(f"pod {owner.name}: that it has other GPUs than planned cannot be written: {fault}") from None
+            raise NotNow(f"pod {owner.name}: what it has cannot be written on it: {fault}") from None
 
-    def report(self, owner: Owner, reason: str, text: str) -> None:
+    def report(self, owner: Owner, reason: str, text: str, kind: str = "Warning") -> None:
         """An event about a pod; one that is lost costs no more than a line of the log."""
         metadata = owner.pod["metadata"]
         about = {key: metadata.get(key, "") for key in ("namespace", "name", "uid")}
         event = {
             "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
             "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
-            "type": "Warning",
+            "type": kind,
             "reason": reason,
             "message": text[:1000],
             "source": {"component": COMPONENT, "host": self._node},

@@ -66,14 +66,29 @@ class Sizer:
         """UUID → what containers hold of a GPU. A container that the kubelet no longer knows holds nothing. Neither do
         those with an id of ``without``, the ids of one container: they are of its pod, and do not run when it does.
         """
+        return sizing.held(self.others(without))
+
+    def others(self, without: Iterable[str]) -> list[Record]:
+        """The records that ``held`` counts."""
         found = checkpoint.read(self._checkpoint_file)
         own = frozenset(without)
-        return sizing.held(
+        return [
             one
             for one in (self._reserved.get(known.id, known) for known in self._records.all())
             if own.isdisjoint(one.kubelet_ids)
             and (found is None or one.kind != KUBELET or found.holds(one.id, frozenset(one.kubelet_ids)))
-        )
+        ]
+
+    def reserve(self, record: Record) -> None:
+        """Lets a record count as this one, until ``release``. The caller holds the lock of the records."""
+        self._reserved[record.id] = record
+
+    def release(self, allocation: str) -> None:
+        self._reserved.pop(allocation, None)
+
+    def reserved(self, allocation: str) -> bool:
+        """Whether a size of an allocation is decided and not yet kept."""
+        return allocation in self._reserved
 
     def size(self, record: Record) -> None:
         """Writes down the size that the pod of a record requested. Raises Refused where it was not planned, mounts over

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from .._shared.config import slices
+from .._shared.config.sharing import Piece
 from .._shared.config.slices import MIB
 from .._shared.pods.annotations import Device, NodeGpu, Part
 from ..errors import Refused
@@ -22,6 +23,8 @@ from ..offer.preference import gpu_of
 from .records import Record
 
 WHOLE = 100
+# The key of limits that a container has whose size is its own, and not that of its slice.
+SIZED = "priority"
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,10 @@ def capacity_mib(gpu: Gpu, share: slices.Share) -> int:
     return int(gpu.memory_mib * Fraction(share.memory_scaling))
 
 
-def held(records: Iterable[Record]) -> dict[str, Held]:
+def held(records: Iterable[Record], limits: bool = False) -> dict[str, Held]:
     """What is held of each GPU. Containers that share a slice are of one pod and run one after the other (an init
     container may have more GPUs than those after it), so of these the largest counts; a container that has no size yet
-    holds nothing.
+    holds nothing. ``limits``: the cores are those that limits allow, and not those that were promised.
     """
     shares: dict[tuple[str, frozenset[str]], Held] = {}
     for record in records:
@@ -75,7 +78,8 @@ def held(records: Iterable[Record]) -> dict[str, Held]:
         for device in record.limits.get("devices") or []:
             key = device["uuid"], frozenset(one for one in record.slice_ids if gpu_of(one) == device["uuid"])
             before = shares.get(key, Held())
-            mib, cores = -(-device["memory_bytes"] // MIB), record.cores.get(device["uuid"], 0)
+            mib = -(-device["memory_bytes"] // MIB)
+            cores = device["sm_percent"] if limits else record.cores.get(device["uuid"], 0)
             shares[key] = Held(max(mib, before.memory_mib), max(cores, before.cores))
     out: dict[str, Held] = {}
     for (uuid, _ids), one in shares.items():
@@ -96,6 +100,39 @@ def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) ->
     if before.cores + requested.cores > WHOLE:
         return f"GPU {gpu.uuid}: {requested.cores} % of the SMs are asked for, {before.cores} % are held by others"
     return ""
+
+
+def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
+    """Why a share does not fit beside those of others where all slices of a GPU are equal: all together get no more
+    than all slices were offered, which may be more than one GPU; empty where it fits. ``pieces``: of one GPU.
+    """
+    shares = [one.sm_percent for one in pieces]
+    most = max(WHOLE, sum(shares))
+    if others.cores + sm_percent <= most:
+        return ""
+    return f"{sm_percent} % of the SMs are asked for, {others.cores} of {most} % are held by others"
+
+
+def surplus(pieces: Iterable[Piece], records: Iterable[Record], capacity: int) -> set[str]:
+    """The slices of one GPU that must not be offered, for their room went to containers that were made larger. Also
+    some that are held, at less than their size: they come back at their whole size. ``capacity``: MiB of all
+    containers together.
+    """
+    at, holds = list(pieces), list(records)
+    sized = [one for one in holds if SIZED in one.limits]
+    uuids = {one.uuid for one in at}
+    if not any(device["uuid"] in uuids for one in sized for device in one.limits["devices"]):
+        return set()
+    room = capacity - sum(one.memory_mib for uuid, one in held(holds).items() if uuid in uuids)
+    out = set()
+    for piece in at:
+        mine = held(one for one in holds if piece.id in one.slice_ids).get(piece.uuid, Held())
+        more = max(0, piece.memory_mib - mine.memory_mib)
+        if more > room:
+            out.add(piece.id)
+        else:
+            room -= more
+    return out
 
 
 def assign(

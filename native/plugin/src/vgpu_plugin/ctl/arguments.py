@@ -63,6 +63,14 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         "take one free slice from the kubelet for a check (exit 3: none is free)",
         ("vgpuctl lease --json", "vgpuctl lease --ttl 600"),
     ),
+    "resize": (
+        "another size for a slice in use, while its container runs",
+        (
+            "vgpuctl resize ml/train-0/main --memory 8Gi",
+            "vgpuctl resize 0::2 --cores 30",
+            "vgpuctl resize 1f2e3d4c5b6a7988 --memory 2Gi --oom-killer",
+        ),
+    ),
     "release": ("give a leased slice back", ("vgpuctl release 1f2e3d4c5b6a7988",)),
     "forget": (
         "a lost GPU was removed for good: show it no more",
@@ -134,6 +142,24 @@ def _of_slices(made: dict[str, argparse.ArgumentParser]) -> None:
     made["lease"].add_argument(
         "--ttl", type=_ttl, default=0, metavar="SECONDS", help="the lease ends after so long (default: 300)"
     )
+    size = made["resize"]
+    size.add_argument("what", help="an allocation, a slice, or NAMESPACE/POD/CONTAINER")
+    size.add_argument(
+        "--memory", type=_memory, default=0, metavar="SIZE", help="of each GPU, such as 8Gi (default: as it is)"
+    )
+    size.add_argument(
+        "--cores",
+        type=_cores_or_none,
+        default=None,
+        metavar="PERCENT",
+        help="of each GPU; 0: no limit (default: as it is)",
+    )
+    size.add_argument("--uuid", default="", help="of this GPU alone (default: of each that it has)")
+    size.add_argument(
+        "--oom-killer",
+        action="store_true",
+        help="allow less than is in use: the largest process is ended until it fits",
+    )
     made["release"].add_argument("allocation", help="as lease answered")
     made["forget"].add_argument("uuid", help="as status has it")
     run = made["exec"]
@@ -178,6 +204,10 @@ def _count(text: str) -> int:
 
 def _cores(text: str) -> int:
     return _whole(text.removesuffix("%"), 100, "a share of", " %")
+
+
+def _cores_or_none(text: str) -> int:
+    return 0 if text.removesuffix("%") == "0" else _cores(text)
 
 
 def _memory(text: str) -> int:

@@ -25,6 +25,7 @@ from .tenants import Tenants
 
 FAILED, USAGE, NO_FREE_SLICE = 1, 2, 3
 TIMEOUT_S = 45.0
+MIB = 1 << 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,6 +124,19 @@ def release(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
     return {"released": given.allocation}
 
 
+def resize(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
+    if given.memory and given.memory < MIB:
+        raise Fault("INVALID_ARGUMENT", f"memory of {given.memory} bytes; expected 1 MiB or more")
+    request = api.ResizeRequest(
+        what=given.what,
+        memory_mib=given.memory // MIB,
+        sm_percent=given.cores,
+        uuid=given.uuid,
+        oom_killer=given.oom_killer,
+    )
+    return plain(plugin.call("Resize", request))
+
+
 def forget(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
     plugin.call("Forget", api.ForgetRequest(uuid=given.uuid))
     return {"forgotten": given.uuid}
@@ -157,6 +171,7 @@ COMMANDS: dict[str, Callable[[Client, argparse.Namespace], dict[str, Any]]] = {
     "status": status,
     "lease": lease,
     "release": release,
+    "resize": resize,
     "forget": forget,
     "slices": slices,
     "explain": explain,
@@ -178,6 +193,7 @@ TEXTS: dict[str, Callable[[dict[str, Any], int, argparse.Namespace], str]] = {
     "metrics": lambda answer, _width, _given: str(answer["text"]).rstrip(),
     "watch": lambda answer, width, given: ctl_text.watch(answer, given.all, width),
     "release": lambda answer, _width, _given: f"released {answer['released']}",
+    "resize": lambda answer, width, _given: ctl_text.resized(answer, width),
     "forget": lambda answer, _width, _given: f"forgotten {answer['forgotten']}",
 }
 

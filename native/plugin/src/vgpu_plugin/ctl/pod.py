@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .._shared.pods import annotations as pod_annotations
-from .._shared.pods import requests
+from .._shared.pods import requests, resizes
 from ..errors import Fatal
 from ..node import kube_access, kube_api
 
@@ -114,12 +114,24 @@ def plan(annotations: dict[str, str]) -> list[str]:
     if parts is None:
         return ["  no plan of its GPUs yet"]
     source = "given by the kubelet, other than planned" if pod_annotations.GIVEN in annotations else "planned"
+    source = "given, resized" if resizes.RESIZED in annotations else source
     lines = [f"  {source}:"]
     for part in parts:
         for device in part.devices:
             compute = f"{device.cores} %" if device.cores else "what others leave of the compute"
             lines.append(f"    container {part.container}: {device.uuid}: {device.memory_mib} MiB, {compute}")
-    return lines
+    return lines + resize(annotations)
+
+
+def resize(annotations: dict[str, str]) -> list[str]:
+    """Of another size: what is on the way."""
+    try:
+        wanted = resizes.pending(annotations)
+    except pod_annotations.PlanError as fault:
+        return [f"  {fault}"]
+    if wanted is not None:
+        return [f"  asks for another size, which is not granted yet: {resizes.write_request(wanted)}"]
+    return ["  its node has not given it this size yet"] if resizes.FORMER in annotations else []
 
 
 def events(found: list[dict[str, Any]]) -> list[str]:

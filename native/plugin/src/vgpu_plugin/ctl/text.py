@@ -171,6 +171,29 @@ def slices(rows: list[dict[str, Any]], width: int = 0) -> str:
     return "\n".join(whole)
 
 
+def resized(answer: dict[str, Any], width: int = 0) -> str:
+    """What became of each GPU of a resized allocation."""
+    whose = f"allocation {answer['allocation']} ({_whose(answer)})"
+    lines = []
+    for one in answer["gpus"]:
+        sizes = one["memory_mib_before"], one["memory_mib"]
+        shares = _share(one["sm_percent_before"]), _share(one["sm_percent"])
+        memory = f"{sizes[0]} MiB as before" if sizes[0] == sizes[1] else f"from {sizes[0]} to {sizes[1]} MiB"
+        cores = f"{shares[0]} as before" if shares[0] == shares[1] else f"from {shares[0]} to {shares[1]}"
+        held = f"; {-(-one['memory_used'] >> 20)} MiB are in use" if one["memory_used"] >= 0 else ""
+        lines.append(f"{whose}: GPU {one['uuid']}: {memory}, {cores}{held}")
+    if answer["leaving"]:
+        lines.append(
+            "its processes hold more than that: each one that does ends at its next call of the driver, and its room "
+            "is free then; see: vgpuctl top"
+        )
+    return wrapped("\n".join(lines), width)
+
+
+def _share(percent: int) -> str:
+    return f"{percent} % of the SMs" if percent else "no limit of the SMs"
+
+
 def explain(status: dict[str, Any], wanted: str) -> list[dict[str, str]]:
     """Why a GPU (index or UUID), a slice, or all of the node is as it is, fact by fact with what each is about; empty
     where ``wanted`` is nothing here.

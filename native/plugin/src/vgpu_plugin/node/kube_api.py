@@ -20,8 +20,11 @@ from .kube_access import Access
 TIMEOUT_S = 30.0
 # The server ends a watch after this time; an answer that is overdue means a connection that is dead.
 WATCH_S, WATCH_GRACE_S = 240, 30.0
+JSON = "application/json"
 STRATEGIC = "application/strategic-merge-patch+json"
 LONGEST_LINE = 4 << 20
+# Objects without spec and status, a hundredth of a pod.
+METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
 
 
 class ApiError(Exception):
@@ -48,16 +51,21 @@ class Api:
     def get(self, path: str) -> dict[str, Any]:
         return self._call("GET", path)
 
+    def list_metadata(self, path: str) -> dict[str, Any]:
+        """A list whose items have their metadata alone, as old as the server's cache."""
+        return self._call("GET", f"{path}&resourceVersion=0", accept=METADATA.format("List"))
+
     def patch(self, path: str, body: dict[str, Any], kind: str = STRATEGIC) -> dict[str, Any]:
         return self._call("PATCH", path, body, kind)
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._call("POST", path, body)
 
-    def watch(self, path: str) -> Iterator[dict[str, Any]]:
-        """The events of a watch until the server ends it."""
+    def watch(self, path: str, metadata: bool = False) -> Iterator[dict[str, Any]]:
+        """The events of a watch until the server ends it; ``metadata``: of objects with that alone."""
+        accept = METADATA.format("") if metadata else JSON
         with self._reported(), contextlib.closing(self._connect(WATCH_S + WATCH_GRACE_S)) as connection:
-            answer = self._ask(connection, "GET", f"{path}&watch=true&timeoutSeconds={WATCH_S}")
+            answer = self._ask(connection, "GET", f"{path}&watch=true&timeoutSeconds={WATCH_S}", accept=accept)
             try:
                 while line := answer.readline(LONGEST_LINE):
                     event = json.loads(line)
@@ -74,9 +82,9 @@ class Api:
             with contextlib.suppress(OSError):
                 watched.shutdown(socket.SHUT_RDWR)
 
-    def _call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: Any = None, kind: str = JSON, accept: str = JSON) -> dict[str, Any]:
         with self._reported(), contextlib.closing(self._connect(self._timeout)) as connection:
-            found = json.loads(self._ask(connection, method, path, body, kind).read())
+            found = json.loads(self._ask(connection, method, path, body, kind, accept).read())
         if not isinstance(found, dict):
             raise ApiError(0, f"{method} {self.server}{path}: the answer is no object")
         return found
@@ -105,9 +113,15 @@ class Api:
         return connection
 
     def _ask(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, kind: str = ""
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: Any = None,
+        kind: str = "",
+        accept: str = JSON,
     ) -> http.client.HTTPResponse:
-        headers = {"Accept": "application/json", "User-Agent": "vgpu-device-plugin"}
+        headers = {"Accept": accept, "User-Agent": "vgpu-device-plugin"}
         if authorization := self._access.authorization():
             headers["Authorization"] = authorization
         if body is not None:

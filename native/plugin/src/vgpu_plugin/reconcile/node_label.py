@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -17,13 +16,11 @@ from urllib.parse import quote
 from ..node.kube_api import ApiError
 from . import node_capacity, node_features
 from .config_choice import LABEL
+from .persist import persist
 from .reconfigure import REFUSED
 
 CONDITION = "VgpuConfiguration"
 COMPONENT = "vgpu-device-plugin"
-FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
-# What is over sooner is no watch that a server ended after its time.
-SHORT_S = 1.0
 GONE = 410
 # What the API server accepts of an event's text.
 LONGEST_TEXT = 1000
@@ -128,32 +125,11 @@ class NodeLabel:
             self._news.notify_all()
 
     def run(self) -> None:
-        self._persist(self._follow, f"the label {LABEL} of node {self._node} is not followed")
+        persist(self._follow, self._stopping, self.faults, f"the label {LABEL} of node {self._node} is not followed")
 
     def report(self) -> None:
-        self._persist(self._report, f"the outcome of the configuration is not reported on node {self._node}")
-
-    def _persist(self, task: Callable[[], None], trouble: str) -> None:
-        """Repeats a task until stopped, for ever. After a fault it waits longer each time, and so it does after a task
-        that was over at once: a proxy may end every watch as it begins.
-        """
-        retry_s = FIRST_RETRY_S
-        while not self._stopping.is_set():
-            begun = time.monotonic()
-            try:
-                task()
-                self.faults.pop(trouble, None)
-                if time.monotonic() - begun >= SHORT_S:
-                    retry_s = FIRST_RETRY_S
-                    continue
-            except ApiError as fault:
-                if self._stopping.is_set():
-                    return
-                if self.faults.get(trouble) != str(fault):
-                    log.warning("%s: %s", trouble, fault)
-                self.faults[trouble] = str(fault)
-            self._stopping.wait(retry_s)
-            retry_s = min(LAST_RETRY_S, retry_s * 2)
+        trouble = f"the outcome of the configuration is not reported on node {self._node}"
+        persist(self._report, self._stopping, self.faults, trouble)
 
     def _follow(self) -> None:
         """Reads the node and follows it until the server ends the watch."""

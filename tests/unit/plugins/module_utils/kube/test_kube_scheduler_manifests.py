@@ -14,13 +14,16 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
 )
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import fractions
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
+    resizes as pod_resizes,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
     resources as pod_resources,
 )
 
 DESIRED = Desired("registry.example/vgpu-scheduler:1", "registry.example/kube-scheduler:v1.34.2")
 
 
-PLANS = (pod_annotations.PLAN, pod_annotations.GIVEN)
+PLANS = scheduler_manifests.ANNOTATIONS
 
 
 def made(desired=DESIRED):
@@ -48,10 +51,12 @@ def test_every_name_of_every_dialect_is_known_to_both():
     assert {one["name"] for one in managed} == names
     # A node has the count alone; the rest would keep every pod waiting.
     assert [one["name"] for one in managed if not one["ignoredByScheduler"]] == [config.gpu]
-    assert set(scheduler_manifests.ANNOTATIONS) == {pod_annotations.PLAN, pod_annotations.GIVEN}
     assert (scheduler_manifests.ASKING, scheduler_manifests.NOT_OF) == (fractions.ASKING, fractions.KAI_SCHEDULER)
     condition = scheduler_manifests.gpu_condition({})
     assert all(f"'{name}' in object.metadata.annotations" in condition for name in fractions.ASKING)
+    ours = {pod_annotations.PLAN, pod_annotations.GIVEN, pod_resizes.RESIZED, pod_resizes.FORMER}
+    assert set(scheduler_manifests.ANNOTATIONS) == ours
+    assert scheduler_manifests.RESIZE == pod_resizes.RESIZE
 
 
 def test_names_of_the_configuration_reach_extender_and_webhook():
@@ -70,8 +75,14 @@ def test_closed_only_where_gpu_pods_can_be_told_from_others(conditions, closed, 
     found = made(DESIRED._replace(match_conditions=conditions, fail_closed=closed, policies=False))
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         for hook in found[kind, "vgpu-scheduler"]["webhooks"]:
-            assert hook["failurePolicy"] == ("Ignore" if hook["name"] == "plans.vgpu.fleet" else policy)
+            words_alone = hook["name"] in ("plans.vgpu.fleet", "resizes.vgpu.fleet")
+            assert hook["failurePolicy"] == ("Ignore" if words_alone else policy)
             assert ("matchConditions" in hook) == conditions
+            if hook["name"] == "resizes.vgpu.fleet":
+                # Of every pod whose request changed, and of no other.
+                assert hook["rules"][0]["operations"] == ["UPDATE"] and "objectSelector" not in hook
+                assert hook["matchConditions"][0]["expression"].count("vgpu.fleet/resize'") == 4
+                continue
             if "plans." in hook["name"]:
                 # No label lets a pod bring its own plan. What is created has no oldObject to ask.
                 assert "objectSelector" not in hook and "namespaceSelector" not in hook
@@ -101,9 +112,22 @@ def test_policy_of_plans_names_its_writers_and_every_way_to_write():
         *(("UPDATE", one) for one in ("pods", "pods/status", "pods/resize", "pods/ephemeralcontainers")),
     }
     assert set(policy["spec"]["matchConstraints"]) == {"resourceRules"} and policy["spec"]["failurePolicy"] == "Fail"
-    by_name = {name: one for one in policy["spec"]["validations"] for name in PLANS if name in one["expression"]}
-    assert '["system:serviceaccount:gpu:vgpu-scheduler"]' in by_name[pod_annotations.PLAN]["expression"]
-    assert '["giver"]' in by_name[pod_annotations.GIVEN]["expression"]
+    by_name = {
+        name: one["expression"]
+        for one in policy["spec"]["validations"]
+        for name in PLANS
+        if f'"{name}"' in one["expression"]
+    }
+    scheduler, both = (
+        json.dumps(users)
+        for users in (
+            ["system:serviceaccount:gpu:vgpu-scheduler"],
+            ["system:serviceaccount:gpu:vgpu-scheduler", "giver"],
+        )
+    )
+    for name, users in zip(PLANS, (scheduler, both, scheduler, both), strict=True):
+        assert by_name[name].startswith(f"request.userInfo.username in {users} ||"), name
+    assert pod_resizes.RESIZE not in by_name
     binding = made(desired)["ValidatingAdmissionPolicyBinding", plan_policy.NAME]["spec"]
     assert binding == {"policyName": plan_policy.NAME, "validationActions": ["Deny"]}
 

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vgpuctl resize: which allocation is meant, and what its pod says of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .._proto import admin_pb2 as api
+from .._shared.pods import resizes
+from .._shared.pods.annotations import Device
+from ..allocation import sizing
+from ..allocation.records import KUBELET, Record, RecordStore
+from ..allocation.resizer import Publish, Resized, Resizer, Wanted
+from ..errors import BadRequest, NotNow, Refused, Unknown
+from ..node.podresources import Holder
+from ..offer.pool import Pool
+
+if TYPE_CHECKING:
+    from ..allocation.pod_sizes import PodSizes
+
+
+class Resizing:
+    """``pods``: the pods at the API server, None where none is known. ``holders`` asks the kubelet."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        records: RecordStore,
+        resizer: Resizer,
+        pods: PodSizes | None,
+        holders: Callable[[], dict[str, Holder] | None],
+    ) -> None:
+        self._pool = pool
+        self._records = records
+        self._resizer = resizer
+        self._pods = pods
+        self._holders = holders
+
+    def resize(self, request: api.ResizeRequest) -> api.ResizeResponse:
+        """Raises PluginError."""
+        cores = request.sm_percent if request.HasField("sm_percent") else None
+        if request.memory_mib < 0 or (not request.memory_mib and cores is None and not request.oom_killer):
+            raise BadRequest(f"{request.what}: no size is asked for; expected memory of 1 MiB or more, cores, or both")
+        holders = self._holders() or {}
+        record = self._record(request.what, holders)
+        uuids = [one["uuid"] for one in record.limits.get("devices") or []]
+        if request.uuid and request.uuid not in uuids:
+            raise Unknown(f"allocation {record.id} has no GPU {request.uuid}; it has {', '.join(uuids) or 'none'}")
+        wanted = Wanted(request.memory_mib or None, cores)
+        chosen = [request.uuid] if request.uuid else uuids
+        # The sizes of a pod that the scheduler placed are on the pod, and that counts by them.
+        planned = self._pods is not None and record.kind == KUBELET and sizing.SIZED in record.limits
+        publish = self._publisher(record, uuids) if planned and self._resizer.promises(record) else None
+        done = self._resizer.resize(record.id, dict.fromkeys(chosen, wanted), request.oom_killer, publish)
+        holder = next((holders[one] for one in record.kubelet_ids if one in holders), None)
+        return _answer(done, "/".join(holder) if holder else record.holder)
+
+    def _record(self, what: str, holders: dict[str, Holder]) -> Record:
+        """The allocation that a name means. Raises Unknown, BadRequest."""
+        known = self._records.all()
+        if "/" in what:
+            found = [
+                one
+                for one in known
+                for holder in {holders[slice_id] for slice_id in one.kubelet_ids if slice_id in holders}
+                if what in ("/".join(holder), "/".join(holder[:2]))
+            ]
+        else:
+            found = [one for one in known if what in (one.id, *one.slice_ids, *map(self._short, one.slice_ids))]
+        if not found:
+            raise Unknown(
+                f"no allocation, slice that is in use, or pod of this node is named {what}; expected the id of an "
+                "allocation or a slice, or NAMESPACE/POD/CONTAINER; see: vgpuctl status, vgpuctl slices"
+            )
+        if len(found) > 1:
+            named = ", ".join(one.id for one in found)
+            raise BadRequest(f"{what} is several allocations ({named}); name one of them, or NAMESPACE/POD/CONTAINER")
+        return found[0]
+
+    def _short(self, slice_id: str) -> str:
+        """A slice by the index of its GPU: 0::2."""
+        uuid, _colons, number = slice_id.partition("::")
+        index = next((gpu.index for gpu in self._pool.gpus if gpu.uuid == uuid), None)
+        return f"{index}::{number}" if index is not None and number else slice_id
+
+    def _publisher(self, record: Record, uuids: list[str]) -> Publish:
+        """Reads the pod of a record; what is written is written on that version of it. Raises PluginError."""
+        assert self._pods is not None
+        pods, owner = self._pods, self._pods.owner(record)
+        plan = pods.plan(owner)
+        if resizes.FORMER in (owner.pod["metadata"].get("annotations") or {}):
+            raise NotNow(f"pod {owner.name}: another size was granted to it a moment ago; try again once it has that")
+        planned = next((part for part in plan if part.container == owner.container), None)
+        if planned is None or {one.uuid for one in planned.devices} != set(uuids):
+            raise Refused(
+                f"pod {owner.name}, container {owner.container}: its plan names other GPUs than it has; expected "
+                f"{', '.join(uuids)}; see: vgpuctl explain pod {owner.name}"
+            )
+
+        def publish(devices: list[Device], leaving: bool) -> None:
+            after = sizing.with_part(plan, owner.container, devices)
+            pods.write_resized(owner, after, plan if leaving else ())
+
+        return publish
+
+
+def _answer(done: Resized, holder: str) -> api.ResizeResponse:
+    return api.ResizeResponse(
+        allocation=done.record.id,
+        kind=done.record.kind,
+        holder=holder,
+        changed=done.changed,
+        leaving=done.leaving,
+        gpus=[
+            api.ResizedGpu(
+                uuid=one.now.uuid,
+                memory_mib_before=one.before.memory_mib,
+                memory_mib=one.now.memory_mib,
+                sm_percent_before=one.before.cores,
+                sm_percent=one.now.cores,
+                memory_used=one.used,
+            )
+            for one in done.gpus
+        ],
+    )

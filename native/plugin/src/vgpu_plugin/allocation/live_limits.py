@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running container is held to and what it holds, by the files of its allocation."""
+
+from __future__ import annotations
+
+from .._shared.abi import files as abi_files
+from ..errors import NotNow
+from .allocation_files import AllocationFiles
+from .records import Record
+
+
+def rewrite(files: AllocationFiles, record: Record) -> None:
+    """Makes the limits say what a record says, in place: every process of the container follows. Raises NotNow."""
+    path = f"{files.root}/{record.id}/limits"
+    try:
+        with open(path, "rb") as stream:
+            if abi_files.says(stream.read(), record.limits):
+                return
+        abi_files.rewrite_limits(path, record.limits)
+    except (OSError, abi_files.LayoutError) as fault:
+        raise NotNow(f"allocation {record.id}: {path} cannot be changed: {fault}; see: vgpuctl status") from None
+
+
+def used(files: AllocationFiles, record: Record) -> dict[str, int]:
+    """UUID → bytes that the ledger of an allocation sums up. Raises NotNow."""
+    path = f"{files.root}/{record.id}/rw/ledger"
+    try:
+        found = abi_files.read_ledger(path)
+    except (OSError, abi_files.LayoutError) as fault:
+        raise NotNow(
+            f"allocation {record.id}: what it holds is not known, for {path} cannot be read: {fault}; a smaller size "
+            "needs that, so start the container again first"
+        ) from None
+    return {one["uuid"]: one["used"] for one in found["totals"]}

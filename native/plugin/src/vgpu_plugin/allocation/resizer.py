@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another size for an allocation whose container runs, in place.
+
+What grows counts from the decision on, and limits follow the record; what shrinks counts when it is kept: limits come
+first, then the ledger is asked whether the container fits, then the record. A program that is killed in between leaves
+the size of the record, which ``restore`` makes the limits say again.
+
+With equal slices a container that is made larger takes the room of slices that nobody has: these are not offered
+meanwhile (``sizing.surplus``).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from .._shared.config import slices
+from .._shared.config.slices import MIB
+from .._shared.pods.annotations import Device
+from ..errors import BadRequest, NotNow, PluginError, Refused, Unknown
+from ..offer.pool import Pool
+from . import live_limits, sizing
+from .allocation_files import AllocationFiles
+from .records import KUBELET, Record, RecordStore
+from .sizer import Sizer
+
+# An allocation that was let pass by the former limits may be on its way to the ledger for so long.
+SETTLE_S = 0.2
+# How long the OOM killer's work is waited for: a process ends at its next call of the driver.
+KILL_S, LOOK_S = 10.0, 0.1
+
+log = logging.getLogger(__name__)
+
+
+class Wanted(NamedTuple):
+    """Of one GPU; None: as it is. Cores 0: no limit."""
+
+    memory_mib: int | None = None
+    cores: int | None = None
+
+
+class Change(NamedTuple):
+    """Of one GPU: sizes before and now, and the bytes that the container holds; -1: not asked."""
+
+    before: Device
+    now: Device
+    used: int
+
+
+class Resized(NamedTuple):
+    """``leaving``: processes still hold more than the new size, which counts as the former one until they end."""
+
+    record: Record
+    gpus: list[Change]
+    leaving: bool = False
+
+    @property
+    def changed(self) -> bool:
+        return any(one.before != one.now for one in self.gpus)
+
+
+# Tells the cluster the sizes of a container, in the order of its record, and whether more is held yet. Raises
+# PluginError.
+Publish = Callable[[list[Device], bool], object]
+
+
+class Resizer:
+    """The caller holds no lock. ``sleep`` is waited with."""
+
+    def __init__(
+        self,
+        records: RecordStore,
+        pool: Pool,
+        files: AllocationFiles,
+        sizer: Sizer,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._records = records
+        self._pool = pool
+        self._files = files
+        self._sizer = sizer
+        self._sleep = sleep
+        # Allocations of which processes hold more than the new size.
+        self._leaving: set[str] = set()
+        self._withheld: set[str] = set()
+
+    def resize(
+        self,
+        allocation: str,
+        wanted: Mapping[str, Wanted],
+        kill: bool = False,
+        publish: Publish | None = None,
+    ) -> Resized:
+        """Gives an allocation other sizes, by UUID. ``kill``: the OOM killer is switched on for it, so that a
+        size below what is in use is allowed. Raises PluginError, and then nothing is changed.
+        """
+        with self._records.lock:
+            record = self._resizable(allocation)
+            before = self._devices(record)
+            now = [self._wanted(one, wanted) for one in before]
+            after = self._sized(record, now, kill)
+            used = self._used(record, before, now)
+            changes = [Change(old, new, used.get(old.uuid, -1)) for old, new in zip(before, now, strict=True)]
+            if after == record:
+                live_limits.rewrite(self._files, record)
+                return Resized(record, changes)
+            if not after.limits.get("oom_killer"):
+                _refuse_in_use(record, now, used)
+            self._refuse_without_room(record, before, now)
+            counted = [_greater(old, new) for old, new in zip(before, now, strict=True)]
+            self._sizer.reserve(self._sized(record, counted, False))
+        try:
+            return self._change(record, after, changes, publish)
+        finally:
+            with self._records.lock:
+                if allocation not in self._leaving:
+                    self._sizer.release(allocation)
+            self.offer()
+
+    def _change(self, record: Record, after: Record, changes: list[Change], publish: Publish | None) -> Resized:
+        leaving = False
+        try:
+            if any(one.now.memory_mib < one.before.memory_mib for one in changes):
+                leaving = self._lower(record, after, [_lesser(one.before, one.now) for one in changes])
+            tell = functools.partial(publish or _nobody, [one.now for one in changes], leaving)
+            # The cluster must never think of less than there is, whichever step fails.
+            grows = any(_greater(one.before, one.now) != one.before for one in changes)
+            steps: list[Callable[[], object]] = [functools.partial(self._put, after, leaving), tell]
+            for step in reversed(steps) if grows else steps:
+                step()
+        except BaseException:
+            self._put_back(record)
+            raise
+        live_limits.rewrite(self._files, after)
+        for one in changes:
+            log.info(
+                "allocation %s: GPU %s: from %d MiB and %d %% to %d MiB and %d %%", record.id, *one.before, *one.now[1:]
+            )
+        return Resized(after, changes, leaving)
+
+    def _put(self, after: Record, leaving: bool) -> None:
+        with self._records.lock:
+            if self._records.get(after.id) is None:
+                raise NotNow(f"allocation {after.id} ended while it was resized")
+            self._records.put(after)
+            if leaving:
+                self._leaving.add(after.id)
+
+    def _put_back(self, record: Record) -> None:
+        with self._records.lock:
+            found = self._records.get(record.id)
+            if found is None:
+                return
+            if found != record:
+                self._records.put(record)
+            self._leaving.discard(record.id)
+            live_limits.rewrite(self._files, record)
+
+    def _lower(self, record: Record, after: Record, lesser: list[Device]) -> bool:
+        """Holds a container to the lesser of both sizes. True: the OOM killer has not ended enough of it yet. Raises
+        Refused where it took more meanwhile.
+        """
+        low = self._sized(record, lesser, bool(after.limits.get("oom_killer")))
+        with self._records.lock:
+            if self._records.get(record.id) is None:
+                raise NotNow(f"allocation {record.id} ended before it was resized")
+            live_limits.rewrite(self._files, low)
+        self._sleep(SETTLE_S)
+        if not after.limits.get("oom_killer"):
+            _refuse_in_use(record, lesser, live_limits.used(self._files, record))
+            return False
+        for _look in range(round(KILL_S / LOOK_S)):
+            if not _over(lesser, live_limits.used(self._files, record)):
+                return False
+            self._sleep(LOOK_S)
+        return True
+
+    # --- what is asked for
+
+    def _resizable(self, allocation: str) -> Record:
+        record = self._records.get(allocation)
+        if record is None:
+            raise Unknown(f"there is no allocation {allocation}; see: vgpuctl status")
+        if not record.limits or any(one.get("unlimited") for one in record.limits["devices"]):
+            raise Refused(
+                f"allocation {allocation} has GPUs that are not shared by libvgpu, so it has no size; expected a slice "
+                "of mode vcuda, see: vgpuctl slices"
+            )
+        if record.limits.get("deny"):
+            raise NotNow(f"allocation {allocation} has no size yet, for its container has not started; try again then")
+        if self._sizer.reserved(allocation):
+            raise NotNow(
+                f"allocation {allocation}: another change of its size is not done yet; try again, and where processes "
+                "hold more than its new size, end them first"
+            )
+        return record
+
+    def promises(self, record: Record) -> bool:
+        """Whether a share of a record is promised to it, and not only its limit."""
+        return record.kind == KUBELET and self._sizer.settings.requested
+
+    def _devices(self, record: Record) -> list[Device]:
+        """What a record says, in MiB and percent; 0 for no limit where shares are promised."""
+        promises = self.promises(record)
+        return [
+            Device(
+                one["uuid"],
+                -(-one["memory_bytes"] // MIB),
+                record.cores.get(one["uuid"], 0) if promises else one["sm_percent"],
+            )
+            for one in record.limits["devices"]
+        ]
+
+    @staticmethod
+    def _wanted(device: Device, wanted: Mapping[str, Wanted]) -> Device:
+        size = wanted.get(device.uuid, Wanted())
+        memory = device.memory_mib if size.memory_mib is None else size.memory_mib
+        cores = device.cores if size.cores is None else size.cores
+        if memory < 1 or not 0 <= cores <= sizing.WHOLE:
+            raise BadRequest(f"{memory} MiB and {cores} % of GPU {device.uuid}; expected 1 MiB or more, and 0 to 100 %")
+        return Device(device.uuid, memory, cores)
+
+    def _sized(self, record: Record, devices: list[Device], kill: bool) -> Record:
+        """A record with other sizes. Bytes that are no whole MiB stay where the MiB do."""
+        rows = []
+        for had, old, new in zip(record.limits["devices"], self._devices(record), devices, strict=True):
+            memory = had["memory_bytes"] if new.memory_mib == old.memory_mib else new.memory_mib * MIB
+            percent = had["sm_percent"] if new.cores == old.cores else new.cores or sizing.WHOLE
+            rows.append({**had, "memory_bytes": memory, "sm_percent": percent})
+        if rows == record.limits["devices"] and not (kill and not record.limits.get("oom_killer")):
+            return record
+        limits: dict[str, Any] = {sizing.SIZED: 1, **record.limits, "devices": rows}
+        if kill:
+            limits["oom_killer"] = True
+        cores = {one.uuid: one.cores for one in devices if one.cores} if self.promises(record) else record.cores
+        return replace(record, limits=limits, cores=cores)
+
+    # --- whether it can be
+
+    def _used(self, record: Record, before: list[Device], now: list[Device]) -> dict[str, int]:
+        """What the container holds. Of one that only grows it need not be known."""
+        shrinks = any(new.memory_mib < old.memory_mib for old, new in zip(before, now, strict=True))
+        try:
+            return live_limits.used(self._files, record)
+        except NotNow:
+            if shrinks:
+                raise
+            return {}
+
+    def _refuse_without_room(self, record: Record, before: list[Device], now: list[Device]) -> None:
+        """What grows is tested as a new container's size is; what does not, always fits. Raises Refused."""
+        others = self._sizer.others(record.kubelet_ids)
+        held, shares = sizing.held(others), sizing.held(others, limits=True)
+        settings = self._sizer.settings
+        for old, new in zip(before, now, strict=True):
+            gpu = self._pool.gpu(new.uuid)
+            memory = new.memory_mib if new.memory_mib > old.memory_mib else 0
+            more = new.cores > old.cores
+            cores = new.cores if more and self.promises(record) else 0
+            fault = sizing.misfit(
+                gpu, settings.config, held.get(new.uuid, sizing.Held()), Device(new.uuid, memory, cores)
+            )
+            if more and not fault and not settings.requested:
+                at = [one for one in self._pool.slices if one.uuid == new.uuid]
+                fault = sizing.crowded(at, shares.get(new.uuid, sizing.Held()), new.cores)
+                fault = fault and f"GPU {new.uuid}: {fault}"
+            if fault:
+                raise Refused(f"allocation {record.id}: {fault}; ask for less, or make another one smaller first")
+
+    # --- now and then
+
+    def restore(self) -> None:
+        """After a restart: limits say what records say, and who holds more than its size is remembered."""
+        with self._records.lock:
+            for record in self._records.all():
+                if not record.limits or record.limits.get("deny"):
+                    continue
+                try:
+                    used = live_limits.used(self._files, record)
+                    live_limits.rewrite(self._files, record)
+                except NotNow as fault:
+                    log.debug("%s", fault)  # files that are not there are made when its container starts
+                    continue
+                devices = self._devices(record)
+                if _over(devices, used):
+                    held = [
+                        one._replace(memory_mib=max(one.memory_mib, -(-used.get(one.uuid, 0) // MIB)))
+                        for one in devices
+                    ]
+                    self._leaving.add(record.id)
+                    self._sizer.reserve(self._sized(record, held, False))
+        self.offer()
+
+    def leaving(self, allocation: str) -> bool:
+        """Whether processes of an allocation still hold more than its size."""
+        return allocation in self._leaving
+
+    def poll(self) -> None:
+        """The room of processes that have ended is free; slices are offered again for which there is room."""
+        with self._records.lock:
+            for allocation in list(self._leaving):
+                record = self._records.get(allocation)
+                try:
+                    gone = record is None or not _over(self._devices(record), live_limits.used(self._files, record))
+                except PluginError:
+                    continue
+                if gone:
+                    self._leaving.discard(allocation)
+                    self._sizer.release(allocation)
+        self.offer()
+
+    def offer(self) -> None:
+        """Withholds the slices whose room went to larger containers, and gives back those that have room again."""
+        with self._records.lock:
+            records = self._sizer.others(())
+            desired: set[str] = set()
+            if not self._sizer.settings.requested and any(sizing.SIZED in one.limits for one in records):
+                for gpu in self._pool.gpus:
+                    at = [one for one in self._pool.slices if one.uuid == gpu.uuid and self._pool.limited(one.id)]
+                    share = slices.share_of(gpu.facts(), self._sizer.settings.config)
+                    if at and share is not None:
+                        desired |= sizing.surplus(at, records, sizing.capacity_mib(gpu, share))
+            for slice_id in self._withheld - desired:
+                if not self._records.lease_of(slice_id):
+                    self._pool.give_back(slice_id)
+            for slice_id in desired - self._withheld:
+                if not self._records.lease_of(slice_id):
+                    self._pool.withhold(slice_id, "its room went to a container that was resized")
+            self._withheld = desired
+
+    def notes(self) -> list[str]:
+        """What a person should know."""
+        if not self._withheld:
+            return []
+        count = f"{len(self._withheld)} slice{'s are' if len(self._withheld) > 1 else ' is'}"
+        return [f"{count} not offered: their room went to containers that were resized; see: vgpuctl slices"]
+
+
+def _nobody(_devices: list[Device], _leaving: bool) -> None:
+    pass
+
+
+def _greater(one: Device, other: Device) -> Device:
+    return Device(one.uuid, max(one.memory_mib, other.memory_mib), max(one.cores, other.cores))
+
+
+def _lesser(one: Device, other: Device) -> Device:
+    """Of the memory; a share follows with the record."""
+    return Device(one.uuid, min(one.memory_mib, other.memory_mib), one.cores)
+
+
+def _over(devices: list[Device], used: Mapping[str, int]) -> bool:
+    return any(used.get(one.uuid, 0) > one.memory_mib * MIB for one in devices)
+
+
+def _refuse_in_use(record: Record, devices: list[Device], used: Mapping[str, int]) -> None:
+    """Raises Refused where a container holds more than it is to have."""
+    for one in devices:
+        had = next(each["memory_bytes"] for each in record.limits["devices"] if each["uuid"] == one.uuid)
+        holds = used.get(one.uuid, 0)
+        if one.memory_mib * MIB < had and holds > one.memory_mib * MIB:
+            raise Refused(
+                f"allocation {record.id}: GPU {one.uuid}: {one.memory_mib} MiB are asked for, and its programs hold "
+                f"{-(-holds // MIB)} MiB; ask for at least that, have them free memory, or let the OOM killer end some "
+                "(vgpuctl resize --oom-killer)"
+            )

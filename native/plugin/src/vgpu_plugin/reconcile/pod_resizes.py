@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives pods that run the sizes that the scheduler granted them meanwhile, and says on the pod that it is done.
+
+A pod whose size was granted carries ``vgpu.fleet/former`` until then (the shared core's ``pods/resizes``). They are
+found by a watch of this node's own pods, of their metadata alone, and only on a node whose pods ask for sizes. What
+cannot be done now, for programs hold more than the new size, is tried again, and an event on the pod says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from .._shared.pods import annotations as pod_annotations
+from .._shared.pods import resizes
+from .._shared.pods.annotations import Part, PlanError
+from ..allocation.pod_sizes import Owner, PodSizes
+from ..allocation.records import KUBELET, RecordStore
+from ..allocation.resizer import Resizer, Wanted
+from ..errors import NotNow, PluginError
+from ..node import checkpoint
+from ..node.kube_api import ApiError
+from .persist import persist
+
+DONE, WAITS = "VgpuResized", "VgpuResizeWaits"
+GONE = 410
+# Between two events of one pod.
+BETWEEN_EVENTS_S = 60.0
+# How soon a node whose configuration changed begins to follow its pods.
+IDLE_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Client(Protocol):
+    """What is needed of kube_api.Api."""
+
+    @property
+    def server(self) -> str: ...
+
+    def list_metadata(self, path: str) -> dict[str, Any]: ...
+
+    def watch(self, path: str, metadata: bool = False) -> Any: ...
+
+    def stop(self) -> None: ...
+
+
+class PodResizes:
+    """``run`` follows the pods, in a thread of its own; ``poll`` tries again what could not be done. ``requested``:
+    whether pods ask for sizes on this node now.
+    """
+
+    def __init__(
+        self,
+        api: Client,
+        pods: PodSizes,
+        resizer: Resizer,
+        records: RecordStore,
+        checkpoint_file: Path,
+        requested: Callable[[], bool],
+    ) -> None:
+        self._api = api
+        self._pods = pods
+        self._resizer = resizer
+        self._records = records
+        self._checkpoint_file = checkpoint_file
+        self._requested = requested
+        self._path = f"/api/v1/pods?fieldSelector={quote(f'spec.nodeName={pods.node}', safe='')}"
+        self._stopping = threading.Event()
+        self._one_at_a_time = threading.Lock()
+        # The metadata of pods that have something to be done, by uid; and what was said of them, and when.
+        self._due: dict[str, dict[str, Any]] = {}
+        self._said: dict[str, tuple[str, float]] = {}
+        # Why pods are not followed; empty while all is well.
+        self.faults: dict[str, str] = {}
+
+    def notes(self) -> list[str]:
+        return [f"{what}: {why}" for what, why in sorted(self.faults.items())]
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._api.stop()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            if not self._requested():
+                self._stopping.wait(IDLE_S)
+                continue
+            persist(self._follow, self._stopping, self.faults, "the sizes of pods that run are not followed")
+
+    def _follow(self) -> None:
+        """Lists the pods and follows them until the server ends the watch."""
+        found = self._api.list_metadata(self._path)
+        with self._one_at_a_time:
+            items = [one.get("metadata") or {} for one in found.get("items") or []]
+            self._due = {str(one.get("uid")): one for one in items if _is_due(one)}
+            self._said = {uid: said for uid, said in self._said.items() if uid in self._due}
+        self.faults.clear()
+        self.poll()
+        version = quote(str((found.get("metadata") or {}).get("resourceVersion") or ""), safe="")
+        for event in self._api.watch(f"{self._path}&resourceVersion={version}", metadata=True):
+            kind, one = event.get("type"), event.get("object") or {}
+            if kind == "ERROR":
+                # 410: the version is too old for the server; the pods are listed again.
+                if one.get("code") != GONE:
+                    raise ApiError(int(one.get("code") or 0), f"{self._api.server}: watch: {one.get('message')}")
+                return
+            metadata = one.get("metadata") or {}
+            with self._one_at_a_time:
+                uid = str(metadata.get("uid"))
+                self._due.pop(uid, None)
+                if kind in ("ADDED", "MODIFIED") and _is_due(metadata):
+                    self._due[uid] = metadata
+                    self._try(uid)
+                else:
+                    self._said.pop(uid, None)
+
+    def poll(self) -> None:
+        with self._one_at_a_time:
+            for uid in list(self._due):
+                self._try(uid)
+
+    def _try(self, uid: str) -> None:
+        owner = Owner({"metadata": self._due[uid]}, "")
+        try:
+            parts = self._apply(uid)
+            self._pods.write_done(owner)
+        except (PluginError, PlanError) as fault:
+            said, when = self._said.get(uid, ("", -BETWEEN_EVENTS_S))
+            # A pod that somebody changed since, or that begins, is no news to anybody.
+            if isinstance(fault, NotNow) or said == str(fault) or time.monotonic() - when < BETWEEN_EVENTS_S:
+                log.debug("pod %s: %s", owner.name, fault)
+                return
+            self._said[uid] = str(fault), time.monotonic()
+            log.warning("pod %s: its new size waits: %s", owner.name, fault)
+            self._pods.report(owner, WAITS, f"{fault}; it is tried again")
+            return
+        del self._due[uid]
+        sizes = ", ".join(
+            f"container {part.container}: {one.memory_mib} MiB, {one.cores or 'no limit of'} % of {one.uuid}"
+            for part in parts
+            for one in part.devices
+        )
+        log.info("pod %s: %s", owner.name, sizes)
+        self._pods.report(owner, DONE, sizes, "Normal")
+
+    def _apply(self, uid: str) -> tuple[Part, ...]:
+        """Brings the allocations of a pod in line with what was given. Raises PluginError, PlanError where not all of
+        it is done.
+        """
+        plan = pod_annotations.read_annotations(self._due[uid].get("annotations") or {}) or ()
+        found = checkpoint.read(self._checkpoint_file)
+        entries = {one.container: one.allocation for one in (found.entries if found else ()) if one.pod_uid == uid}
+        faults: list[PluginError] = []
+        for part in plan:
+            if not part.devices:
+                continue
+            try:
+                self._apply_part(entries.get(part.container, ""), part)
+            except PluginError as fault:
+                faults.append(fault)
+        # What somebody should know first.
+        if faults:
+            raise min(faults, key=lambda one: isinstance(one, NotNow))
+        return plan
+
+    def _apply_part(self, allocation: str, part: Part) -> None:
+        record = self._records.get(allocation)
+        # One that begins reads the pod itself, and may have read it before: so it is looked at once it has a size.
+        if record is None or record.kind != KUBELET or record.limits.get("deny"):
+            raise NotNow(f"container {part.container} has not started")
+        wanted = {one.uuid: Wanted(one.memory_mib, one.cores) for one in part.devices}
+        if set(wanted) != {one["uuid"] for one in record.limits["devices"]}:
+            raise NotNow(f"container {part.container} has other GPUs than {', '.join(sorted(wanted))}")
+        self._resizer.resize(record.id, wanted)
+        if self._resizer.leaving(record.id):
+            raise NotNow(f"container {part.container} still holds more than its new size")
+
+
+def _is_due(metadata: dict[str, Any]) -> bool:
+    return resizes.FORMER in (metadata.get("annotations") or {})

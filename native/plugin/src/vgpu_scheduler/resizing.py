@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another size for a pod that runs: what its owner asks for by annotation is judged here and granted by the one replica
+that binds (the shared core's ``pods/resizes`` has the annotations).
+
+A request is level, not an event: while it stands and was not granted, it is judged again and again, so nothing is lost
+with a replica or an event, and a pod that asks for more gets it once there is room. What was granted is not asked for
+any more: whoever changes the size later, as root on the node, is not undone.
+
+A grant holds in the ledger before the API server is asked, as a bind does. Its room is claimed until the pod is seen
+with it, for an event that is older than the grant would take it away again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods import resizes
+from vgpu_plugin._shared.pods.annotations import Part, PlanError, Use, use_of
+
+from . import wire
+from .api import ApiError, Unknown
+from .extender import KEPT, Extender
+from .ledger import Ledger
+from .quota import Demand
+
+log = logging.getLogger(__name__)
+
+REFUSED, WAITS = "GpuResizeRefused", "GpuResizeWaits"
+# Requests that are judged, granted and answered by an event in one round: a tenant may change all of his pods at once,
+# and each grant is a write at the API server and one of limits on a node.
+MAX_JUDGED, MAX_GRANTED, MAX_TOLD = 200, 20, 5
+# Seconds: between two grants to one pod, two events of one pod; and after which a grant that was never seen was not
+# made: no request lives longer at the API server.
+BETWEEN_GRANTS, BETWEEN_EVENTS, GIVE_UP = 10.0, 60.0, 70.0
+
+
+class Writer(Protocol):
+    """The API server, as a grant needs it."""
+
+    async def annotate(
+        self, namespace: str, name: str, uid: str, annotations: Mapping[str, str], version: str = ""
+    ) -> None: ...
+
+    async def event(self, pod: dict[str, str], reason: str, message: str) -> None: ...
+
+
+class Claim(NamedTuple):
+    """Of a grant that is on its way: the parts that count, the request, and since when."""
+
+    parts: tuple[Part, ...]
+    request: str
+    when: float
+
+
+class Resizing:
+    def __init__(self, extender: Extender, api: Writer, now: Callable[[], float] = time.monotonic) -> None:
+        self._extender, self._ledger, self._api, self._now = extender, extender.ledger, api, now
+        # Pods with a request that was not granted, by uid, those that were judged longest ago first.
+        self._pending: dict[str, wire.Pod] = {}
+        self._claims: dict[str, Claim] = {}
+        self._granted_at: dict[str, float] = {}
+        # What was said of a pod, and when.
+        self._said: dict[str, tuple[str, float]] = {}
+        self._told = 0
+        self.counts = {"granted": 0, "refused": 0}
+
+    # --- facts
+
+    def counts_for(self, pod: wire.Pod) -> tuple[Part, ...] | None:
+        """What a bound pod counts for. Raises PlanError."""
+        uid, annotations = pod.metadata.uid, pod.metadata.annotations or {}
+        counted = resizes.counted(annotations)
+        claim = self._claims.get(uid)
+        if claim is not None and annotations.get(resizes.RESIZED) == claim.request:
+            del self._claims[uid]
+            claim = None
+        if counted is not None:
+            self._note(uid, pod, annotations)
+        return resizes.greater(counted, claim.parts) if counted is not None and claim is not None else counted
+
+    def _note(self, uid: str, pod: wire.Pod, annotations: Mapping[str, str]) -> None:
+        asked = annotations.get(resizes.RESIZE)
+        if asked is None or (resizes.RESIZED in annotations and self._is_granted(annotations)):
+            self._pending.pop(uid, None)
+            self._said.pop(uid, None)
+        else:
+            self._pending[uid] = pod
+
+    @staticmethod
+    def _is_granted(annotations: Mapping[str, str]) -> bool:
+        try:
+            return resizes.pending(annotations) is None
+        except PlanError:
+            return False
+
+    def claims(self, uid: str) -> bool:
+        return uid in self._claims
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def forget(self, uid: str) -> None:
+        """A pod that has ended or is gone."""
+        for known in (self._pending, self._claims, self._granted_at, self._said):
+            known.pop(uid, None)
+
+    def forget_others(self, there: set[str]) -> None:
+        for uid in {*self._pending, *self._claims, *self._granted_at, *self._said} - there:
+            self.forget(uid)
+
+    # --- now and then
+
+    async def round(self) -> None:
+        """Judges what is pending, and grants what can be; by the replica that binds alone."""
+        for uid, claim in list(self._claims.items()):
+            if self._now() - claim.when > GIVE_UP:
+                del self._claims[uid]
+        granted, self._told = 0, 0
+        for uid in list(self._pending)[:MAX_JUDGED]:
+            pod = self._pending.pop(uid, None)
+            if pod is None:
+                continue
+            # Behind the others, whatever comes of it.
+            self._pending[uid] = pod
+            if uid in self._claims or self._now() - self._granted_at.get(uid, -BETWEEN_GRANTS) < BETWEEN_GRANTS:
+                continue
+            if granted < MAX_GRANTED and await self._answer(uid, pod):
+                granted += 1
+
+    async def _answer(self, uid: str, pod: wire.Pod) -> bool:
+        """Whether something was granted."""
+        annotations, held = pod.metadata.annotations or {}, self._ledger.held(uid)
+        if held is None or not pod.spec.nodeName:
+            return False
+        try:
+            request = resizes.pending(annotations)
+            plan = pod_annotations.read_annotations(annotations)
+            if request is None or plan is None:
+                return False
+            after = resizes.applied(plan, request)
+        except PlanError as fault:
+            return await self._tell(pod, REFUSED, str(fault))
+        # From here to the hold nothing waits: no bind comes between the question and the entry.
+        counted = resizes.greater(after, resizes.counted(annotations) or ())
+        reason = self._fault(uid, pod, counted)
+        if reason:
+            return await self._tell(pod, WAITS, f"{reason}; it is tried again while {resizes.RESIZE} asks for it")
+        return await self._grant(uid, pod, Grant(request, plan, after, counted))
+
+    def _fault(self, uid: str, pod: wire.Pod, parts: tuple[Part, ...]) -> str:
+        """ "" or why the pod cannot have more: its quota, what is kept for others, the GPU."""
+        held = self._ledger.held(uid)
+        assert held is not None
+        had = {use[0]: Use(*use[1:]) for use in held.uses}
+        uses = use_of(parts)
+        own = Demand(sum(one.memory_mib for one in had.values()), sum(one.cores for one in had.values()))
+        demand = Demand(sum(one.memory_mib for one in uses.values()), sum(one.cores for one in uses.values()))
+        over = self._extender.quotas.takes(pod.metadata.namespace, demand, own)
+        if over:
+            return over
+        if all(_within(use, had.get(uuid)) for uuid, use in uses.items()):
+            return ""
+        with self._extender.preemption.kept(uid, pod.spec.priority or 0, [held.node]) as kept:
+            return KEPT if kept else misfit(self._ledger, held.node, had, parts)
+
+    async def _grant(self, uid: str, pod: wire.Pod, grant: Grant) -> bool:
+        meta, text = pod.metadata, resizes.write_request(grant.request)
+        held = self._ledger.held(uid)
+        assert held is not None
+        texts = {resizes.RESIZED: text}
+        if grant.after != grant.plan:
+            former = resizes.counted(meta.annotations or {})
+            assert former is not None
+            texts[pod_annotations.GIVEN] = pod_annotations.write_plan(grant.after)
+            texts[resizes.FORMER] = pod_annotations.write_plan(former)
+        self._claims[uid] = Claim(grant.counted, text, self._now())
+        self._ledger.hold(uid, held.pod, held.node, grant.counted)
+        self._granted_at[uid] = self._now()
+        try:
+            # Of that version of the pod: what its node wrote meanwhile would be lost otherwise.
+            await self._api.annotate(meta.namespace, meta.name, uid, texts, meta.resourceVersion)
+        except Unknown as fault:
+            log.warning("pod %s: that it is resized could not be written: %s; its room stays claimed", held.pod, fault)
+            return False
+        except ApiError as fault:
+            # Another version, as a rule: the next event brings that.
+            log.info("pod %s: that it is resized was not written: %s", held.pod, fault)
+            self._claims.pop(uid, None)
+            self._granted_at.pop(uid, None)
+            if self._ledger.held(uid) is not None:
+                self._ledger.hold(uid, held.pod, held.node, resizes.counted(meta.annotations or {}) or ())
+            return False
+        self._said.pop(uid, None)
+        self.counts["granted"] += 1
+        log.info("pod %s: resized: %s", held.pod, text)
+        return True
+
+    async def _tell(self, pod: wire.Pod, reason: str, text: str) -> bool:
+        """An event for each other reason, and no more than one a minute; False: nothing was granted."""
+        meta = pod.metadata
+        said, when = self._said.get(meta.uid, ("", -BETWEEN_EVENTS))
+        if said == text or self._now() - when < BETWEEN_EVENTS or self._told >= MAX_TOLD:
+            return False
+        self._told += 1
+        self._said[meta.uid] = text, self._now()
+        self.counts["refused"] += 1
+        try:
+            await self._api.event({"namespace": meta.namespace, "name": meta.name, "uid": meta.uid}, reason, text)
+        except ApiError as fault:
+            log.warning("no event on %s/%s: %s", meta.namespace, meta.name, fault)
+        return False
+
+
+class Grant(NamedTuple):
+    """``plan`` before and ``after``, and what counts until the node has done it."""
+
+    request: Mapping[str, resizes.Size]
+    plan: tuple[Part, ...]
+    after: tuple[Part, ...]
+    counted: tuple[Part, ...]
+
+
+def _within(use: Use, had: Use | None) -> bool:
+    return had is not None and use.memory_mib <= had.memory_mib and use.cores <= had.cores
+
+
+def misfit(ledger: Ledger, node: str, had: Mapping[str, Use], parts: tuple[Part, ...]) -> str:
+    """ "" or which GPU has no room for a pod that holds ``had`` and would hold ``parts``. What does not grow fits. The
+    rule is that of placement: 100 % own a GPU.
+    """
+    gpus = {gpu.uuid: gpu for gpu in ledger.nodes.get(node, ())}
+    used: Mapping[str, Any] = ledger.use(node) if gpus else {}
+    for uuid, use in use_of(parts).items():
+        mine = had.get(uuid, Use(0, 0, 0))
+        if _within(use, mine):
+            continue
+        if uuid not in gpus:
+            return f"GPU {uuid}: node {node} does not tell of it now"
+        total = used[uuid]
+        others = Use(total.memory_mib - mine.memory_mib, total.cores - mine.cores, total.slots - mine.slots)
+        capacity = gpus[uuid].capacity_mib
+        if use.memory_mib > mine.memory_mib and others.memory_mib + use.memory_mib > capacity:
+            return (
+                f"GPU {uuid}: {use.memory_mib} MiB are asked for, {others.memory_mib} of {capacity} are held by "
+                f"others; at most {max(capacity - others.memory_mib, 0)} are possible now"
+            )
+        owns = any(one.cores >= 100 for part in parts for one in part.devices if one.uuid == uuid)
+        if use.cores > mine.cores and (others.cores + use.cores > 100 or (owns and others.slots)):
+            return (
+                f"GPU {uuid}: {use.cores} % of the SMs are asked for, {others.cores} % are held by others"
+                f"{', and 100 % is the GPU for one pod alone' if owns else ''}"
+            )
+    return ""

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another size for a pod that runs, by annotations of the pod.
+
+``vgpu.fleet/resize``, the request, written by the pod's owner: JSON, ``{container: {memory_mib, cores}}``, for each of
+the container's GPUs; what is left out stays. The scheduler that leads judges it, and grants it in one write:
+``vgpu.fleet/given`` is the new plan, ``vgpu.fleet/resized`` the request that was granted, ``vgpu.fleet/former`` what
+the pod had. As long as that is there the greater of both counts; the device plugin takes it away once the limits on the
+node say what was given. So a larger size counts at once, and a smaller one when it is kept. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from .annotations import MAX_MIB, Device, Part, Plan, PlanError, read_annotations, read_plan
+
+RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
+KEYS = ("memory_mib", "cores")
+# Letters of a request: far above what 500 containers need.
+LONGEST = 64 * 1024
+EXAMPLE = '{"main": {"memory_mib": 8192, "cores": 30}}'
+
+
+class Size(NamedTuple):
+    """Of each GPU of a container; None: as it is. Cores 0: no limit, 100: the GPU exclusively."""
+
+    memory_mib: int | None = None
+    cores: int | None = None
+
+
+Request = Mapping[str, Size]
+
+
+def read_request(text: str) -> dict[str, Size]:
+    """Raises PlanError, with the place in the text."""
+    if len(text) > LONGEST:
+        raise PlanError(f"has {len(text)} letters; expected at most {LONGEST}")
+    try:
+        found = json.loads(text, object_pairs_hook=_once)
+    except PlanError:
+        raise
+    except (TypeError, ValueError, RecursionError) as fault:
+        raise PlanError(f"is no JSON ({fault}); expected such as {EXAMPLE}") from None
+    if not isinstance(found, dict) or not found:
+        raise PlanError(f"names no container; expected such as {EXAMPLE}")
+    return {name: _size(name, size) for name, size in found.items()}
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise PlanError("names a key twice")
+    return found
+
+
+def _size(name: str, size: Any) -> Size:
+    shown = name[:64]
+    if not isinstance(size, dict) or not size or not set(size) <= set(KEYS):
+        raise PlanError(f"{shown}: expected memory_mib, cores or both, and nothing else; such as {EXAMPLE}")
+    for key, low, high in (("memory_mib", 1, MAX_MIB), ("cores", 0, 100)):
+        value = size.get(key, low)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise PlanError(
+                f"{shown}.{key}: expected a whole number from {low} to {high}, found {json.dumps(value)[:64]}"
+            )
+    return Size(size.get("memory_mib"), size.get("cores"))
+
+
+def write_request(request: Request) -> str:
+    """The same text for the same request."""
+    sizes = {
+        name: {key: value for key, value in size._asdict().items() if value is not None}
+        for name, size in request.items()
+    }
+    return json.dumps(sizes, sort_keys=True, separators=(",", ":"))
+
+
+def pending(annotations: Mapping[str, str]) -> dict[str, Size] | None:
+    """What the owner asks for and was not granted yet. Raises PlanError."""
+    if RESIZE not in annotations:
+        return None
+    try:
+        request = read_request(annotations[RESIZE])
+    except PlanError as fault:
+        raise PlanError(f'metadata.annotations["{RESIZE}"]: {fault}') from None
+    return None if annotations.get(RESIZED) == write_request(request) else request
+
+
+def applied(plan: Plan, request: Request) -> tuple[Part, ...]:
+    """The plan with the sizes of a request. Raises PlanError for a container that has no GPU."""
+    having = [part.container for part in plan if part.devices]
+    for name in request:
+        if name not in having:
+            raise PlanError(f"{name[:64]}: no container of the pod with a GPU; expected {', '.join(having) or 'none'}")
+    parts = []
+    for part in plan:
+        size = request.get(part.container, Size())
+        parts.append(part._replace(devices=tuple(_sized(one, size) for one in part.devices)))
+    return tuple(parts)
+
+
+def _sized(device: Device, size: Size) -> Device:
+    memory = device.memory_mib if size.memory_mib is None else size.memory_mib
+    return Device(device.uuid, memory, device.cores if size.cores is None else size.cores)
+
+
+def greater(plan: Plan, other: Plan) -> tuple[Part, ...]:
+    """Of each container and GPU the greater of both plans."""
+    others = {(part.container, one.uuid): one for part in other for one in part.devices}
+    parts = []
+    for part in plan:
+        both = []
+        for one in part.devices:
+            had = others.pop((part.container, one.uuid), one)
+            both.append(Device(one.uuid, max(one.memory_mib, had.memory_mib), max(one.cores, had.cores)))
+        more = [device for (name, _uuid), device in others.items() if name == part.container]
+        parts.append(part._replace(devices=(*both, *more)))
+    known = {part.container for part in plan}
+    return (*parts, *(part for part in other if part.container not in known))
+
+
+def counted(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
+    """What a pod counts for by its annotations, None where it has no plan. Raises PlanError."""
+    plan = read_annotations(annotations)
+    if plan is None or FORMER not in annotations:
+        return plan
+    try:
+        return greater(plan, read_plan(annotations[FORMER]))
+    except PlanError as fault:
+        raise PlanError(f'metadata.annotations["{FORMER}"]: {fault}') from None

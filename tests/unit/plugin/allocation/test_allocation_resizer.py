@@ -1,0 +1,464 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another size for an allocation that runs, judged by the limits and the ledger on disk; programs are slots of the
+ledger whose locks a child holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from vgpu_plugin._shared.abi import fields
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin._shared.pods.annotations import Device
+from vgpu_plugin.allocation import records as records_module
+from vgpu_plugin.allocation import resizer as resizer_module
+from vgpu_plugin.allocation.leases import Leases
+from vgpu_plugin.allocation.records import KUBELET
+from vgpu_plugin.allocation.resizer import Resizer, Wanted
+from vgpu_plugin.errors import BadRequest, NotNow, PluginError, Refused, Taken, Unknown
+
+MIB = 1 << 20
+SIZE = struct.calcsize("hhqqi4x")
+
+
+class Ground:
+    """A node with two T4 of four equal slices each, and what was allocated of it."""
+
+    def __init__(self, node, **vcuda):
+        self.node = node
+        self.first, self.second = node.gpus
+        self.vcuda = {"splitCount": 4, **vcuda}
+        self.begin()
+        self.children: list[int] = []
+
+    def begin(self) -> None:
+        """Also as a program that was started again sees it."""
+        self.pool, self.allocator, self.files = self.node.parts(**self.vcuda)
+        self.records = self.allocator.records
+        self.resizer = Resizer(self.records, self.pool, self.files, self.allocator.sizer, self.waited)
+        self.while_waiting = lambda: None
+
+    def waited(self, _seconds: float) -> None:
+        self.while_waiting()
+
+    def take(self, gpu, n: int = 0) -> str:
+        (answer,) = self.allocator.allocate([[f"{gpu.uuid}::{n}"]])
+        return answer.allocation
+
+    def sized(self, allocation: str, *devices: tuple[int, int]) -> None:
+        """As PreStartContainer leaves it with requested sizes."""
+        record = self.records.get(allocation)
+        rows = [
+            {**row, "memory_bytes": mib * MIB, "sm_percent": cores or 100}
+            for row, (mib, cores) in zip(record.limits["devices"], devices, strict=True)
+        ]
+        limits = {key: value for key, value in record.limits.items() if key != "deny"}
+        limits.update(devices=rows, priority=1)
+        cores = {row["uuid"]: each for row, (_mib, each) in zip(rows, devices, strict=True) if each}
+        with self.records.lock:
+            self.records.put(replace(record, limits=limits, cores=cores))
+        self.files.make(self.records.get(allocation))
+
+    def limits(self, allocation: str) -> dict:
+        return abi_files.parse_limits((self.files.folder(allocation) / "limits").read_bytes())
+
+    def sizes(self, allocation: str) -> list[tuple[int, int]]:
+        return [(one["memory_bytes"] // MIB, one["sm_percent"]) for one in self.limits(allocation)["devices"]]
+
+    def kept(self, allocation: str) -> list[tuple[int, int]]:
+        devices = self.records.get(allocation).limits["devices"]
+        return [(one["memory_bytes"] // MIB, one["sm_percent"]) for one in devices]
+
+    def holds(self, allocation: str, mib: int, slot: int = 0, device: int = 0) -> int:
+        """A process with so many MiB in a slot of its own; returns its pid."""
+        path = str(self.files.folder(allocation) / "rw" / "ledger")
+        base = fields.LEDGER_SLOT_OFFSET + slot * fields.LEDGER_SLOT_SIZE
+        offset, _form = fields.LEDGER_SLOT_FIELDS["used"]
+        ready, writes = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                fd = os.open(path, os.O_RDWR)
+                lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, fields.LEDGER_ALIVE_BASE + slot, 1, 0)
+                fcntl.fcntl(fd, fcntl.F_SETLK, lock)
+                os.pwrite(fd, struct.pack("<Q", mib * MIB), base + offset + 8 * device)
+                os.write(writes, b"x")
+                signal.pause()
+            finally:
+                os._exit(0)
+        os.close(writes)
+        assert os.read(ready, 1) == b"x"
+        os.close(ready)
+        self.children.append(pid)
+        return pid
+
+    def end(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        self.children.remove(pid)
+
+    def resize(self, allocation: str, memory=None, cores=None, **more):
+        uuids = [one["uuid"] for one in self.records.get(allocation).limits["devices"]]
+        return self.resizer.resize(allocation, dict.fromkeys(uuids, Wanted(memory, cores)), **more)
+
+
+@pytest.fixture
+def ground(node):
+    made = []
+
+    def begin(**vcuda):
+        made.append(Ground(node, **vcuda))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        for pid in list(one.children):
+            one.end(pid)
+
+
+REQUESTED = {"sliceSizing": "requested"}
+# Of a T4 with 15360 MiB: what others hold as (MiB, cores), what it has, what it uses, what is asked for (None: as it
+# is), what it gets or the words of the refusal.
+TABLE = [
+    ("up", [], (4000, 20), 0, (8000, 40), (8000, 40)),
+    ("up to the last MiB", [(5360, 30)], (4000, 20), 0, (10000, 70), (10000, 70)),
+    ("one MiB more", [(5360, 30)], (4000, 20), 0, (10001, 20), "10001 MiB are asked for, 5360 of 15360 are held"),
+    ("one percent more", [(5360, 30)], (4000, 20), 0, (4000, 71), "71 % of the SMs are asked for, 30 % are held"),
+    ("more than the card", [], (4000, 20), 0, (15361, None), "15361 MiB are asked for, 0 of 15360 are held"),
+    ("memory alone", [], (4000, 20), 0, (8000, None), (8000, 20)),
+    ("cores alone", [], (4000, 20), 0, (None, 100), (4000, 100)),
+    ("cores without a limit", [], (4000, 20), 0, (None, 0), (4000, 100)),
+    ("down", [], (4000, 20), 0, (1, 1), (1, 1)),
+    ("down to what is in use", [], (4000, 20), 1500, (1500, None), (1500, 20)),
+    ("below what is in use", [], (4000, 20), 1500, (1499, None), "1499 MiB are asked for, and its programs hold 1500"),
+    ("the same", [(11360, 80)], (4000, 20), 4000, (4000, 20), (4000, 20)),
+    ("nothing", [], (4000, 20), 0, (None, None), (4000, 20)),
+    ("up while it is full", [], (4000, 20), 4000, (4001, None), (4001, 20)),
+    ("cores up, memory down", [(11360, 0)], (4000, 20), 100, (100, 90), (100, 90)),
+    ("less than a MiB", [], (4000, 20), 0, (0, None), "expected 1 MiB or more"),
+    ("a negative size", [], (4000, 20), 0, (-5, None), "expected 1 MiB or more"),
+    ("a huge size", [], (4000, 20), 0, (1 << 40, None), "are asked for, 0 of 15360 are held"),
+    ("cores below", [], (4000, 20), 0, (None, -1), "0 to 100 %"),
+    ("cores above", [], (4000, 20), 0, (None, 101), "0 to 100 %"),
+    # A GPU that is oversold since: what is less always fits.
+    ("down on a full card", [(15000, 90)], (4000, 20), 0, (3000, 10), (3000, 10)),
+    ("cores down, memory up", [(15000, 90)], (4000, 20), 0, (4001, 10), "4001 MiB are asked for"),
+]
+
+
+@pytest.mark.parametrize(("_about", "others", "has", "uses", "asks", "expected"), TABLE, ids=[row[0] for row in TABLE])
+def test_sizes_of_a_pod(ground, _about, others, has, uses, asks, expected):
+    here = ground(**REQUESTED)
+    neighbours = [here.take(here.first, 1 + n) for n in range(len(others))]
+    for neighbour, size in zip(neighbours, others, strict=True):
+        here.sized(neighbour, size)
+    allocation = here.take(here.first)
+    here.sized(allocation, has)
+    if uses:
+        here.holds(allocation, uses)
+    before = (here.sizes(allocation), here.records.get(allocation), [here.sizes(one) for one in neighbours])
+    if isinstance(expected, str):
+        with pytest.raises(PluginError, match=expected):
+            here.resize(allocation, *asks)
+        assert (here.sizes(allocation), here.records.get(allocation)) == before[:2]
+    else:
+        done = here.resize(allocation, *asks)
+        assert here.sizes(allocation) == here.kept(allocation) == [expected]
+        assert done.changed == (asks not in ((None, None), has))
+        again = here.resize(allocation, *asks)
+        assert not again.changed and here.sizes(allocation) == [expected]
+        promised = asks[1] if asks[1] is not None else has[1]
+        assert here.records.get(allocation).cores == ({here.first.uuid: promised} if promised else {})
+    assert [here.sizes(one) for one in neighbours] == before[2]
+    assert not here.allocator.sizer.reserved(allocation)
+
+
+def test_a_size_outlives_the_program_the_container_and_the_boot(ground):
+    here = ground(**REQUESTED)
+    allocation = here.take(here.first)
+    here.sized(allocation, (4000, 20))
+    here.resize(allocation, 8000, 40)
+    here.begin()
+    here.resizer.restore()
+    assert here.sizes(allocation) == here.kept(allocation) == [(8000, 40)]
+    here.files.remove(allocation)  # as after a boot
+    here.allocator.prestart([f"{here.first.uuid}::0"])
+    assert here.sizes(allocation) == [(8000, 40)]
+
+
+@pytest.mark.parametrize("wanted", [(8000, 40), (1000, 10)])
+def test_a_program_that_was_killed_in_between_leaves_the_size_of_its_record(ground, wanted, monkeypatch):
+    """Killed at each step that writes: what counts is then what the limits are made to say."""
+    here = ground(**REQUESTED)
+    allocation = here.take(here.first)
+    for killed_at in ("put", "rewrite"):
+        here.sized(allocation, (4000, 20))
+        before = here.records.get(allocation)
+
+        class Killed(BaseException):
+            pass
+
+        def die(*_words):
+            raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Resizer, "_put_back", lambda *_words: None)
+            if killed_at == "put":
+                patched.setattr(records_module.RecordStore, "put", die)
+            else:
+                patched.setattr(resizer_module.live_limits, "rewrite", die)
+            with pytest.raises(Killed):
+                here.resize(allocation, *wanted)
+        here.begin()
+        here.resizer.restore()
+        assert here.sizes(allocation) == here.kept(allocation)
+        assert here.kept(allocation) in ([(4000, 20)], [wanted])
+        assert before.id == allocation
+
+
+def test_what_is_taken_while_the_limits_are_lowered_is_no_ones_loss(ground):
+    """An allocation that the former limits let pass comes to the ledger late: the former size comes back."""
+    here = ground(**REQUESTED)
+    allocation = here.take(here.first)
+    here.sized(allocation, (4000, 20))
+    seen = []
+
+    def late():
+        seen.append(here.sizes(allocation))
+        here.holds(allocation, 2000)
+
+    here.while_waiting = late
+    with pytest.raises(Refused, match="1500 MiB are asked for, and its programs hold 2000"):
+        here.resize(allocation, 1500)
+    assert seen == [[(1500, 20)]] and here.sizes(allocation) == here.kept(allocation) == [(4000, 20)]
+
+
+def test_what_is_given_up_counts_until_it_is_kept(ground):
+    here = ground(**REQUESTED)
+    one, other = here.take(here.first, 0), here.take(here.first, 1)
+    here.sized(one, (10000, 60))
+    here.sized(other, (5000, 40))
+    found = []
+
+    def ask():
+        try:
+            here.resize(other, 6000)
+        except PluginError as fault:
+            found.append(str(fault))
+
+    here.while_waiting = ask
+    here.resize(one, 2000)
+    assert len(found) == 1 and "10000 of 15360 are held" in found[0]
+    here.while_waiting = lambda: None
+    here.resize(other, 6000)
+    assert here.sizes(other) == [(6000, 40)]
+
+
+def test_what_is_asked_for_counts_before_it_is_written(ground):
+    here = ground(**REQUESTED)
+    one, other = here.take(here.first, 0), here.take(here.first, 1)
+    here.sized(one, (5000, 40))
+    here.sized(other, (5000, 40))
+    found = []
+
+    def publish(_devices, _leaving):
+        with pytest.raises(Refused, match="10000 of 15360 are held"):
+            here.resize(other, 6000)
+        with pytest.raises(NotNow, match="another change of its size"):
+            here.resize(one, 100)
+        found.append(here.kept(one))
+
+    here.resize(one, 10000, publish=publish)
+    assert found == [[(5000, 40)]], "the cluster hears of more before there is more"
+
+
+def test_where_the_cluster_cannot_be_told_nothing_is_changed(ground):
+    here = ground(**REQUESTED)
+    allocation = here.take(here.first)
+    here.sized(allocation, (5000, 40))
+    heard = []
+
+    def publish(devices, leaving):
+        heard.append((devices, leaving, here.kept(allocation)))
+        raise NotNow("etcd is away")
+
+    for memory in (9000, 1000):
+        with pytest.raises(NotNow, match="etcd is away"):
+            here.resize(allocation, memory, publish=publish)
+        assert here.sizes(allocation) == here.kept(allocation) == [(5000, 40)]
+    uuid = here.first.uuid
+    assert heard == [
+        ([Device(uuid, 9000, 40)], False, [(5000, 40)]),
+        ([Device(uuid, 1000, 40)], False, [(1000, 40)]),
+    ], "of less it hears after it is kept"
+
+
+@pytest.mark.parametrize("by", ["the group", "the command"])
+def test_the_oom_killer_lets_a_size_below_what_is_in_use(ground, by):
+    """The processes end at their next call; until then their room is theirs, over a restart too."""
+    here = ground(**REQUESTED, **({"oomKiller": True} if by == "the group" else {}))
+    allocation, other = here.take(here.first, 0), here.take(here.first, 1)
+    here.sized(allocation, (10000, 20))
+    here.sized(other, (1000, 20))
+    pid = here.holds(allocation, 9000)
+    if by == "the command":
+        with pytest.raises(Refused, match="its programs hold 9000 MiB"):
+            here.resize(allocation, 2000)
+    done = here.resize(allocation, 2000, kill=by == "the command")
+    assert done.leaving and here.limits(allocation)["oom_killer"] and here.sizes(allocation) == [(2000, 20)]
+    for _start in range(2):
+        with pytest.raises(Refused, match=r"(9000|10000) of 15360 are held"):
+            here.resize(other, 7000)
+        here.resizer.poll()
+        assert here.resizer.leaving(allocation)
+        here.begin()
+        here.resizer.restore()
+    here.end(pid)
+    here.resizer.poll()
+    assert not here.resizer.leaving(allocation)
+    here.resize(other, 13000)
+
+
+def test_the_oom_killer_that_has_done_its_work(ground):
+    here = ground(**REQUESTED)
+    allocation = here.take(here.first)
+    here.sized(allocation, (10000, 20))
+    pid = here.holds(allocation, 9000)
+    here.while_waiting = lambda: here.children and here.end(pid)
+    assert not here.resize(allocation, 2000, kill=True).leaving
+
+
+REFUSED = [
+    ("nobody", lambda here: "feedfeedfeedfeed", Unknown, "there is no allocation feedfeedfeedfeed"),
+    ("not started", lambda here: here.take(here.first), NotNow, "has no size yet"),
+]
+
+
+@pytest.mark.parametrize(("_about", "make", "kind", "words"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_what_has_no_size(ground, _about, make, kind, words):
+    here = ground(**REQUESTED)
+    with pytest.raises(kind, match=words):
+        here.resizer.resize(make(here), {})
+
+
+def test_of_a_spoilt_ledger_only_less_cannot_be_known(ground):
+    here = ground(**REQUESTED)
+    allocation = here.take(here.first)
+    here.sized(allocation, (4000, 20))
+    (here.files.folder(allocation) / "rw" / "ledger").write_bytes(b"nonsense")
+    with pytest.raises(NotNow, match="what it holds is not known"):
+        here.resize(allocation, 3000)
+    assert here.resize(allocation, 5000).gpus[0].used == -1
+    assert here.sizes(allocation) == [(5000, 20)]
+
+
+# ---- equal slices
+
+
+def offered(here, gpu) -> list[str]:
+    return [
+        one.slice.id.rpartition("::")[2] for one in here.pool.offers()[1] if one.slice.uuid == gpu.uuid and one.healthy
+    ]
+
+
+def test_an_equal_slice_grows_into_slices_that_nobody_has(ground):
+    """15360 MiB in four of 3840: what one has more, the kubelet is not offered."""
+    here = ground()
+    one, other = here.take(here.first, 0), here.take(here.first, 1)
+    assert offered(here, here.first) == ["0", "1", "2", "3"]
+    here.resize(one, 3841)
+    assert here.sizes(one) == [(3841, 100)] and offered(here, here.first) == ["0", "1", "2"]
+    assert offered(here, here.second) == ["0", "1", "2", "3"] and len(here.resizer.notes()) == 1
+    here.resize(one, 11520)
+    assert offered(here, here.first) == ["0", "1"]
+    with pytest.raises(Refused, match="11521 MiB are asked for, 3840 of 15360 are held"):
+        here.resize(one, 11521)
+    # One that the kubelet had given out in the same moment is refused, and nobody is oversold.
+    with pytest.raises(Taken, match="3840 MiB are asked for, 15360 of 15360 are held"):
+        here.take(here.first, 2)
+    here.begin()
+    here.resizer.restore()
+    assert here.sizes(one) == [(11520, 100)] and offered(here, here.first) == ["0", "1"]
+    here.allocator.forget(one)
+    here.resizer.poll()
+    assert offered(here, here.first) == ["0", "1", "2", "3"] and here.resizer.notes() == []
+    assert here.sizes(other) == [(3840, 100)]
+
+
+def test_the_slice_of_a_smaller_neighbour_is_not_offered_again_while_its_room_is_gone(ground):
+    here = ground()
+    took = [here.take(here.first, n) for n in range(4)]
+    with pytest.raises(Refused, match="3841 MiB are asked for, 11520 of 15360"):
+        here.resize(took[0], 3841)
+    here.resize(took[3], 1000)
+    here.resize(took[0], 6000)
+    here.allocator.forget(took[3])
+    here.resizer.poll()
+    assert offered(here, here.first) == ["0", "1", "2"]
+    with pytest.raises(Taken):
+        here.take(here.first, 3)
+    here.resize(took[0], 3840)
+    assert offered(here, here.first) == ["0", "1", "2", "3"]
+    here.take(here.first, 3)
+
+
+SHARES = [
+    # C, what one of four has, whether it may have 60 %.
+    ("1", 25, "60 % of the SMs are asked for, 75 of 100 % are held"),
+    ("2", 50, "60 % of the SMs are asked for, 150 of 200 % are held"),
+    ("4", 100, ""),
+]
+
+
+@pytest.mark.parametrize(("scaling", "has", "words"), SHARES)
+def test_shares_of_equal_slices(ground, scaling, has, words):
+    here = ground(coresScaling=scaling)
+    took = [here.take(here.first, n) for n in range(4)]
+    assert here.sizes(took[0]) == [(3840, has)]
+    if words:
+        with pytest.raises(Refused, match=words):
+            here.resize(took[0], None, 60)
+        here.resize(took[1], None, 1)
+        here.resize(took[2], None, 1)
+    here.resize(took[0], None, 60)
+    assert here.sizes(took[0]) == [(3840, 60)]
+
+
+def test_a_lease_is_resized_too_and_ends_as_before(ground):
+    here = ground()
+    leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
+    lease = leases.lease(here.first.uuid)
+    (slice_id,) = lease.slice_ids
+    done = here.resize(lease.allocation, 5000, 30)
+    assert [(one.before.memory_mib, one.now.memory_mib) for one in done.gpus] == [(3840, 5000)]
+    assert here.sizes(lease.allocation) == [(5000, 30)]
+    (gone,) = {"0", "1", "2", "3"} - set(offered(here, here.first)) - {slice_id[-1]}
+    here.begin()
+    here.resizer.restore()
+    leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
+    leases.restore()
+    assert here.records.get(lease.allocation).kind != KUBELET and gone not in offered(here, here.first)
+    leases.release(lease.allocation)
+    here.resizer.poll()
+    assert offered(here, here.first) == ["0", "1", "2", "3"]
+
+
+def test_one_gpu_of_two(ground):
+    here = ground(**REQUESTED)
+    (answer,) = here.allocator.allocate([[f"{here.first.uuid}::0", f"{here.second.uuid}::0"]])
+    here.sized(answer.allocation, (4000, 20), (2000, 0))
+    here.resizer.resize(answer.allocation, {here.second.uuid: Wanted(9000, 50)})
+    assert here.sizes(answer.allocation) == [(4000, 20), (9000, 50)]
+    here.holds(answer.allocation, 3000, device=0)
+    with pytest.raises(Refused, match=f"GPU {here.first.uuid}: 1000 MiB are asked for"):
+        here.resize(answer.allocation, 1000)
+    assert here.sizes(answer.allocation) == [(4000, 20), (9000, 50)]
+    with pytest.raises(BadRequest):
+        here.resize(answer.allocation, 1 << 62, 500)
+    assert Path(here.files.folder(answer.allocation) / "record").exists()

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another size for a pod that runs: the whole program at an API double and the kubelet double. The scheduler's part is
+the test's: it writes on the pod what a grant writes. The limits on disk are looked at."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from vgpu_plugin._shared.abi import fields
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods import resizes
+from vgpu_plugin._shared.pods.annotations import APP, Device, Part
+from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.reconcile import pod_resizes
+
+from .node_api import pod_path
+from .samples import until
+from .test_requested import MIB, api, plan, run, sizes, start  # noqa: F401  # pylint: disable=unused-import # fixtures
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.allocation.resizer.SETTLE_S", 0.01)
+    monkeypatch.setattr(pod_resizes, "IDLE_S", 0.05)
+
+
+def text_of(*devices, container="main"):
+    return pod_annotations.write_plan([Part(container, APP, tuple(Device(*one) for one in devices))])
+
+
+def grant(api, name, *devices):  # noqa: F811
+    """As the scheduler writes it."""
+    with api.edit(pod_path(name)) as pod:
+        annotations = pod["metadata"]["annotations"]
+        former = annotations.get(pod_annotations.GIVEN) or annotations[pod_annotations.PLAN]
+        annotations[pod_annotations.GIVEN] = text_of(*devices)
+        annotations[resizes.FORMER] = former
+
+
+def annotations(api, name):  # noqa: F811
+    return api.objects[pod_path(name)]["metadata"]["annotations"]
+
+
+def is_done(api, name):  # noqa: F811
+    return resizes.FORMER not in annotations(api, name)
+
+
+def events(api, reason):  # noqa: F811
+    return [one for one in api.of("events") if one["reason"] == reason]
+
+
+def hold(pod, mib):
+    """A process of the container that holds memory; returns what ends it."""
+    paths = {one["container_path"]: one["host_path"] for one in pod["answer"]["mounts"]}
+    ledger = Path(paths["/dev/vgpu/0"]).parent / "rw" / "ledger"
+    ready, writes = os.pipe()
+    reads, go = os.pipe()
+    pid = os.fork()
+    if not pid:
+        fd = os.open(ledger, os.O_RDWR)
+        fcntl.fcntl(
+            fd, fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, fields.LEDGER_ALIVE_BASE, 1, 0)
+        )
+        offset, _form = fields.LEDGER_SLOT_FIELDS["used"]
+        os.pwrite(fd, struct.pack("<Q", mib * MIB), fields.LEDGER_SLOT_OFFSET + offset)
+        os.write(writes, b"x")
+        os.close(go)
+        os.read(reads, 1)
+        os._exit(0)
+    os.read(ready, 1)
+
+    def end():
+        os.close(go)
+        os.waitpid(pid, 0)
+
+    return end
+
+
+def test_a_pod_gets_what_it_was_granted_and_its_neighbour_keeps_what_it_has(node, kubelet, api, start):  # noqa: F811
+    start()
+    first = node.gpus[0].uuid
+    plan(api, "one", (first, 3000, 20))
+    plan(api, "two", (first, 4000, 30))
+    pods = {name: run(kubelet, name, ids=[f"{first}::{n}"]) for n, name in enumerate(("one", "two"))}
+    for wanted in ((9000, 50), (500, 50), (500, 0), (11360, 70)):
+        grant(api, "one", (first, *wanted))
+        until(lambda: is_done(api, "one"), "the node to say that it is done")
+        assert sizes(pods["one"]) == [(first, wanted[0], wanted[1] or 100)]
+        assert sizes(pods["two"]) == [(first, 4000, 30)]
+    until(lambda: len(events(api, "VgpuResized")) == 4, "an event of each")
+    assert [one["type"] for one in events(api, "VgpuResized")] == ["Normal"] * 4
+    assert "11360 MiB, 70 %" in events(api, "VgpuResized")[-1]["message"]
+    kubelet.restart_container("one")
+    assert sizes(kubelet.state()["pods"][0]) == [(first, 11360, 70)]
+
+
+def test_what_is_in_use_is_not_taken_and_is_said_once(node, kubelet, api, start):  # noqa: F811
+    start()
+    first = node.gpus[0].uuid
+    plan(api, "one", (first, 8000, 20))
+    pod = run(kubelet, "one")
+    end = hold(pod, 6000)
+    try:
+        grant(api, "one", (first, 5999, 20))
+        (event,) = until(lambda: events(api, "VgpuResizeWaits"), "an event")
+        assert "5999 MiB are asked for, and its programs hold 6000 MiB" in event["message"]
+        assert event["involvedObject"]["name"] == "one" and event["type"] == "Warning"
+        before = len(api.calls)
+        with api.edit(pod_path("one")) as stored:
+            stored["metadata"]["labels"] = {"a": "b"}
+        until(lambda: len(api.calls) >= before, "more looks")
+        assert sizes(pod) == [(first, 8000, 20)] and not is_done(api, "one")
+        assert len(events(api, "VgpuResizeWaits")) == 1
+    finally:
+        end()
+    until(lambda: is_done(api, "one"), "the memory that is free again")
+    assert sizes(pod) == [(first, 5999, 20)]
+
+
+def test_a_grant_while_the_program_was_away_and_one_before_the_container_started(node, kubelet, api, start):  # noqa: F811
+    one, thread = start()
+    first = node.gpus[0].uuid
+    plan(api, "one", (first, 3000, 20))
+    pod = run(kubelet, "one")
+    one.stop()
+    thread.join(20)
+    grant(api, "one", (first, 7000, 20))
+    start()
+    until(lambda: is_done(api, "one"), "the size")
+    assert sizes(pod) == [(first, 7000, 20)]
+    plan(api, "early", (first, 1000, 10))
+    grant(api, "early", (first, 2000, 10))
+    assert sizes(run(kubelet, "early")) == [(first, 2000, 10)]
+    until(lambda: is_done(api, "early"), "what it began with")
+
+
+def test_what_somebody_else_wrote_meanwhile_is_not_lost(node, kubelet, api, start, monkeypatch):  # noqa: F811
+    """A second grant comes between the limits and the word that the first is done: that word is refused, and the
+    second is kept."""
+    start()
+    first = node.gpus[0].uuid
+    plan(api, "one", (first, 8000, 20))
+    pod = run(kubelet, "one")
+    real = pod_resizes.PodSizes.write_done
+    done = []
+
+    def late(self, owner):
+        if not done:
+            done.append(sizes(pod))
+            grant(api, "one", (first, 2000, 20))
+        real(self, owner)
+
+    monkeypatch.setattr(pod_resizes.PodSizes, "write_done", late)
+    grant(api, "one", (first, 4000, 20))
+    until(lambda: is_done(api, "one"), "both")
+    assert done == [[(first, 4000, 20)]] and sizes(pod) == [(first, 2000, 20)]
+
+
+def asked(node, capsys, *words):
+    capsys.readouterr()
+    status = ctl.main(["--socket", str(node.paths.admin_socket), "resize", *words, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_root_resizes_a_pod_and_the_scheduler_hears_of_it(node, kubelet, api, start, capsys):  # noqa: F811
+    start()
+    first = node.gpus[0].uuid
+    plan(api, "one", (first, 3000, 20))
+    pod = run(kubelet, "one", ids=[f"{first}::2"])
+    allocation = pod["answer"]["mounts"][0]["host_path"].split("/")[-2]
+    names = ("default/one", "default/one/main", f"{first}::2", "0::2", allocation)
+    for n, name in enumerate(names):
+        status, answer = asked(node, capsys, name, "--memory", f"{4000 + n}Mi", "--cores", "30")
+        assert (status, answer["changed"], answer["holder"]) == (0, True, "default/one/main"), answer
+        assert sizes(pod) == [(first, 4000 + n, 30)]
+        assert pod_annotations.read_annotations(annotations(api, "one")) == (
+            Part("main", APP, (Device(first, 4000 + n, 30),)),
+        )
+        assert asked(node, capsys, name, "--memory", f"{4000 + n}Mi")[1]["changed"] is False
+    status, answer = asked(node, capsys, "default/one", "--memory", "16Gi")
+    assert (status, answer["code"]) == (1, "FAILED_PRECONDITION") and "16384 MiB are asked for" in answer["error"]
+    grant(api, "one", (first, 1, 1))
+    end = hold(pod, 100)
+    try:
+        status, answer = asked(node, capsys, "default/one", "--memory", "5000Mi")
+        assert (status, answer["code"]) == (1, "UNAVAILABLE") and "another size was granted" in answer["error"]
+    finally:
+        end()
+    until(lambda: is_done(api, "one"), "the grant")
+
+
+def test_where_the_api_server_does_not_answer_nothing_changes(node, kubelet, api, start, capsys):  # noqa: F811
+    start()
+    first = node.gpus[0].uuid
+    plan(api, "one", (first, 3000, 20))
+    pod = run(kubelet, "one")
+    api.fault = lambda method, _path: (503, "etcd is away") if method == "PATCH" else None
+    for size in ("4000Mi", "1000Mi"):
+        status, answer = asked(node, capsys, "default/one", "--memory", size)
+        assert (status, answer["code"]) == (1, "UNAVAILABLE") and "etcd is away" in answer["error"]
+        assert sizes(pod) == [(first, 3000, 20)]
+    api.fault = None
+    assert asked(node, capsys, "default/one", "--memory", "4000Mi")[0] == 0
+
+
+def test_text_says_what_changed(node, kubelet, api, start, capsys):  # noqa: F811
+    start()
+    first = node.gpus[0].uuid
+    plan(api, "one", (first, 3000, 20))
+    run(kubelet, "one")
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "resize", "default/one", "--cores", "0"]) == 0
+    out = capsys.readouterr().out
+    assert f"GPU {first}: 3000 MiB as before, from 20 % of the SMs to no limit of the SMs; 0 MiB are in use" in out

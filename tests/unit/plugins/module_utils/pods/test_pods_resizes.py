@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests for another size: what is read, what is refused with which words, and what counts meanwhile."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import annotations as pod_annotations
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods.annotations import (
+    APP,
+    INIT,
+    SIDECAR,
+    Device,
+    Part,
+    PlanError,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods.resizes import (
+    FORMER,
+    LONGEST,
+    RESIZE,
+    RESIZED,
+    Size,
+    applied,
+    counted,
+    greater,
+    pending,
+    read_request,
+    write_request,
+)
+
+GOOD = [
+    ('{"main": {"memory_mib": 8192, "cores": 30}}', {"main": Size(8192, 30)}),
+    ('{"main": {"memory_mib": 1}}', {"main": Size(1, None)}),
+    ('{"main": {"cores": 0}, "side": {"cores": 100}}', {"main": Size(None, 0), "side": Size(None, 100)}),
+    (' { "a" : { "memory_mib" : 16777216 } } ', {"a": Size(1 << 24, None)}),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), GOOD)
+def test_request_is_read_and_written(text, expected):
+    found = read_request(text)
+    assert found == expected
+    assert json.loads(write_request(found)) == json.loads(text)
+    assert read_request(write_request(found)) == expected
+
+
+BAD = [
+    ("", "is no JSON"),
+    ("{", "is no JSON"),
+    ("null", "names no container"),
+    ("[]", "names no container"),
+    ("{}", "names no container"),
+    ('"main"', "names no container"),
+    ('{"main": 8192}', "main: expected memory_mib, cores or both"),
+    ('{"main": {}}', "main: expected memory_mib, cores or both"),
+    ('{"main": []}', "main: expected memory_mib, cores or both"),
+    ('{"main": {"memory": 8192}}', "and nothing else"),
+    ('{"main": {"memory_mib": 1, "uuid": "GPU-x"}}', "and nothing else"),
+    ('{"main": {"memory_mib": 0}}', "main.memory_mib: expected a whole number from 1 to 16777216, found 0"),
+    ('{"main": {"memory_mib": -1}}', "found -1"),
+    ('{"main": {"memory_mib": 16777217}}', "found 16777217"),
+    ('{"main": {"memory_mib": 1.5}}', "found 1.5"),
+    ('{"main": {"memory_mib": 1e3}}', "found 1000.0"),
+    ('{"main": {"memory_mib": NaN}}', "found NaN"),
+    ('{"main": {"memory_mib": "8Gi"}}', 'found "8Gi"'),
+    ('{"main": {"memory_mib": true}}', "found true"),
+    ('{"main": {"memory_mib": null}}', "found null"),
+    ('{"main": {"cores": -1}}', "main.cores: expected a whole number from 0 to 100, found -1"),
+    ('{"main": {"cores": 101}}', "found 101"),
+    ('{"main": {"memory_mib": 1, "memory_mib": 2}}', "names a key twice"),
+    ('{"main": {"cores": 1}, "main": {"cores": 2}}', "names a key twice"),
+    ("[" * 100000, f"has 100000 letters; expected at most {LONGEST}"),
+    ("[" * 60000, "is no JSON"),
+    ('{"main": {"memory_mib": ' + "9" * 5000 + "}}", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD)
+def test_what_is_no_request_is_refused_with_its_place(text, words):
+    with pytest.raises(PlanError) as fault:
+        read_request(text)
+    assert words in str(fault.value) and len(str(fault.value)) < 400
+
+
+PLAN = (
+    Part("first", INIT, (Device("GPU-a", 500, 0),)),
+    Part("main", APP, (Device("GPU-a", 1000, 20), Device("GPU-b", 2000, 0))),
+    Part("none", APP, ()),
+)
+
+
+def test_sizes_go_to_each_gpu_of_the_named_container():
+    found = applied(PLAN, {"main": Size(3000, None), "first": Size(None, 10)})
+    assert found == (
+        Part("first", INIT, (Device("GPU-a", 500, 10),)),
+        Part("main", APP, (Device("GPU-a", 3000, 20), Device("GPU-b", 3000, 0))),
+        Part("none", APP, ()),
+    )
+
+
+@pytest.mark.parametrize("name", ["other", "none", ""])
+def test_a_container_without_a_gpu_has_no_size(name):
+    with pytest.raises(PlanError, match="no container of the pod with a GPU; expected first, main"):
+        applied(PLAN, {name: Size(1, None)})
+
+
+def noted(**names):
+    keys = {"plan": pod_annotations.PLAN, "given": pod_annotations.GIVEN, "former": FORMER}
+    return {
+        keys[name]: pod_annotations.write_plan([Part("main", APP, tuple(Device(*d) for d in devices))])
+        for name, devices in names.items()
+    }
+
+
+A, B = "GPU-a", "GPU-b"
+# annotations, what counts: devices of the container.
+COUNTED = [
+    (noted(plan=[(A, 1000, 10)]), [(A, 1000, 10)]),
+    (noted(plan=[(A, 1000, 10)], given=[(A, 4000, 30)]), [(A, 4000, 30)]),
+    (noted(plan=[(A, 1000, 10)], given=[(A, 4000, 30)], former=[(A, 1000, 10)]), [(A, 4000, 30)]),
+    (noted(plan=[(A, 1000, 10)], given=[(A, 500, 5)], former=[(A, 1000, 10)]), [(A, 1000, 10)]),
+    (noted(plan=[(A, 1000, 10)], given=[(A, 500, 30)], former=[(A, 1000, 10)]), [(A, 1000, 30)]),
+    (
+        noted(plan=[(A, 1, 1)], given=[(A, 500, 5), (B, 9, 9)], former=[(A, 900, 1), (B, 1, 90)]),
+        [(A, 900, 5), (B, 9, 90)],
+    ),
+    # Never so: what somebody once had on another GPU counts there too.
+    (noted(plan=[(A, 1, 1)], given=[(A, 5, 5)], former=[(B, 7, 7)]), [(A, 5, 5), (B, 7, 7)]),
+]
+
+
+@pytest.mark.parametrize(("annotations", "expected"), COUNTED)
+def test_a_larger_size_counts_at_once_and_a_smaller_one_when_it_is_kept(annotations, expected):
+    ((_name, _kind, devices),) = counted(annotations)
+    assert [tuple(one) for one in devices] == expected
+
+
+def test_without_a_plan_nothing_counts_and_nonsense_is_named():
+    assert counted({}) is None and counted(noted(former=[(A, 1, 1)])) is None
+    with pytest.raises(PlanError, match=r"vgpu\.fleet/former"):
+        counted({**noted(plan=[(A, 1, 1)]), FORMER: "{"})
+
+
+def test_containers_of_one_plan_alone_stay():
+    other = (Part("main", APP, (Device(A, 9, 9),)), Part("gone", SIDECAR, (Device(B, 5, 5),)))
+    assert greater(PLAN, other) == (
+        PLAN[0],
+        Part("main", APP, (Device(A, 1000, 20), Device(B, 2000, 0))),
+        PLAN[2],
+        other[1],
+    )
+
+
+def test_a_request_is_pending_until_it_is_granted():
+    text = '{"main": {"memory_mib": 5}}'
+    granted = write_request(read_request(text))
+    assert pending({}) is None
+    assert pending({RESIZED: granted}) is None
+    assert pending({RESIZE: text}) == {"main": Size(5, None)}
+    assert pending({RESIZE: text, RESIZED: granted}) is None
+    assert pending({RESIZE: text, RESIZED: granted.replace("5", "6")}) == {"main": Size(5, None)}
+    with pytest.raises(PlanError, match=r"vgpu\.fleet/resize"):
+        pending({RESIZE: "x"})

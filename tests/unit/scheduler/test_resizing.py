@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another size for a pod that runs: what the leader grants and refuses, step by step without a server. What was written
+on the pod and what the ledger holds are looked at, never what the program says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods import resizes
+from vgpu_plugin._shared.pods.annotations import APP, Device, Part
+from vgpu_scheduler import resizing, wire
+from vgpu_scheduler.api import ApiError, Unknown
+from vgpu_scheduler.cluster import Cluster
+from vgpu_scheduler.extender import Extender
+from vgpu_scheduler.ledger import Ledger
+
+from .samples import gpu
+from .test_service import SCHEDULER, pod_object
+
+A, B = "GPU-n0-0", "GPU-n0-1"
+CARD = 16160
+
+
+class World:
+    """Pods as the API server has them, with versions; a write of another version is a conflict."""
+
+    def __init__(self, *gpus):
+        self.pods: dict[str, dict] = {}
+        self.version = 100
+        self.writes: list[tuple[str, dict]] = []
+        self.events: list[tuple[str, str, str]] = []
+        self.fault = None
+        self.during = None
+        self.time = 1000.0
+        self.ledger = Ledger()
+        self.extender = Extender(self.ledger, self)
+        self.cluster = Cluster(self, self.extender, SCHEDULER)
+        self.resizing = self.cluster.resizing
+        self.resizing._now = lambda: self.time
+        self.ledger.set_node("n0", gpus or (gpu(A), gpu(B)))
+
+    def add(self, name, *devices, annotations=None, **more):
+        plan = pod_annotations.write_plan([Part("main", APP, tuple(Device(*one) for one in devices or [(A, 3000, 0)]))])
+        made = pod_object(name, nodeName="n0")
+        made["metadata"].update(annotations={pod_annotations.PLAN: plan, **(annotations or {})}, **more)
+        made["status"]["phase"] = "Running"
+        self.pods[f"uid-{name}"] = made
+        self.tell(name)
+
+    def change(self, name, **texts):
+        """Keys: resize, given, former, resized."""
+        annotations = self.pods[f"uid-{name}"]["metadata"]["annotations"]
+        for key, text in texts.items():
+            if text is None:
+                annotations.pop(f"vgpu.fleet/{key}", None)
+            else:
+                annotations[f"vgpu.fleet/{key}"] = text
+        self.tell(name)
+
+    def ask(self, name, memory=None, cores=None):
+        size = {key: value for key, value in (("memory_mib", memory), ("cores", cores)) if value is not None}
+        self.change(name, resize=json.dumps({"main": size}))
+
+    def tell(self, name):
+        """An event of the watch, with the pod of now."""
+        self.version += 1
+        self.pods[f"uid-{name}"]["metadata"]["resourceVersion"] = str(self.version)
+        self.event_of(name)
+
+    def event_of(self, name):
+        read = wire.msgspec.json.decode(json.dumps(self.pods[f"uid-{name}"]), type=wire.Pod)
+        self.cluster.pod(False, read)
+
+    def done(self, name):
+        """Its node keeps what was given."""
+        self.change(name, former=None)
+
+    def round(self, seconds=30.0):
+        self.time += seconds
+        asyncio.run(self.resizing.round())
+
+    def held(self, name):
+        return {uuid: (memory, cores) for uuid, memory, cores, _slots in self.ledger.held(f"uid-{name}").uses}
+
+    def annotations(self, name):
+        return self.pods[f"uid-{name}"]["metadata"]["annotations"]
+
+    def given(self, name):
+        plan = pod_annotations.read_annotations(self.annotations(name))
+        return [tuple(one) for part in plan for one in part.devices]
+
+    # --- as api.Api
+
+    async def annotate(self, namespace, name, uid, annotations, version=""):
+        if self.during:
+            self.during()
+        if isinstance(self.fault, ApiError):
+            raise self.fault
+        meta = self.pods[uid]["metadata"]
+        if version and version != meta["resourceVersion"]:
+            raise ApiError("the object has been modified", 409)
+        self.writes.append((name, dict(annotations)))
+        meta["annotations"].update(annotations)
+        self.version += 1
+        meta["resourceVersion"] = str(self.version)
+
+    async def event(self, pod, reason, message):
+        self.events.append((pod["name"], reason, message))
+
+
+def test_more_counts_at_once_and_less_when_it_is_kept():
+    here = World()
+    here.add("a", (A, 3000, 10))
+    here.ask("a", 8000, 40)
+    here.round()
+    assert here.given("a") == [(A, 8000, 40)] and here.held("a") == {A: (8000, 40)}
+    assert pod_annotations.read_plan(here.annotations("a")[resizes.FORMER])[0].devices == (Device(A, 3000, 10),)
+    here.tell("a")
+    here.done("a")
+    assert here.held("a") == {A: (8000, 40)}
+    here.ask("a", 1000)
+    here.round()
+    assert here.given("a") == [(A, 1000, 40)] and here.held("a") == {A: (8000, 40)}, "its node has not done it"
+    here.tell("a")
+    assert here.held("a") == {A: (8000, 40)}
+    here.done("a")
+    assert here.held("a") == {A: (1000, 40)}
+    assert here.events == [] and len(here.writes) == 2
+    here.round()
+    assert len(here.writes) == 2, "what was granted is asked for no more"
+
+
+def test_what_others_changed_since_the_grant_is_not_undone():
+    """As by vgpuctl: the request that stands was granted, and is no reason to grant it again."""
+    here = World()
+    here.add("a", (A, 3000, 10))
+    here.ask("a", 8000)
+    here.round()
+    here.done("a")
+    here.change("a", given=pod_annotations.write_plan([Part("main", APP, (Device(A, 500, 10),))]))
+    here.round()
+    assert here.given("a") == [(A, 500, 10)] and here.held("a") == {A: (500, 10)}
+    here.ask("a", 8001)
+    here.round()
+    assert here.given("a") == [(A, 8001, 10)]
+
+
+# What others hold of the GPU, what the pod holds, its request, and "" or the words of the event.
+FITS = [
+    ([], (3000, 0), (CARD, None), ""),
+    ([], (3000, 0), (CARD + 1, None), f"{CARD + 1} MiB are asked for, 0 of {CARD} are held by others; at most {CARD}"),
+    ([(6000, 30)], (3000, 10), (10160, 70), ""),
+    ([(6000, 30)], (3000, 10), (10161, None), "10161 MiB are asked for, 6000 of 16160 are held by others"),
+    ([(6000, 30)], (3000, 10), (None, 71), "71 % of the SMs are asked for, 30 % are held by others"),
+    ([(6000, 0)], (3000, 10), (None, 100), "100 % is the GPU for one pod alone"),
+    ([], (3000, 10), (None, 100), ""),
+    ([(13160, 90)], (3000, 10), (2000, 5), ""),
+    ([(16000, 90)], (3000, 10), (2999, 10), ""),
+    ([(16000, 90)], (3000, 10), (3001, 10), "3001 MiB are asked for"),
+    ([(6000, 30)], (3000, 10), (3000, 10), ""),
+    ([(6000, 30)], (3000, 10), (None, 0), ""),
+]
+
+
+@pytest.mark.parametrize(("others", "has", "asks", "words"), FITS)
+def test_room_of_the_gpu(others, has, asks, words):
+    here = World()
+    for n, size in enumerate(others):
+        here.add(f"other-{n}", (A, *size))
+    here.add("a", (A, *has))
+    here.ask("a", *asks)
+    here.round()
+    wanted = tuple(had if one is None else one for had, one in zip(has, asks, strict=True))
+    if words:
+        ((name, reason, text),) = here.events
+        assert (name, reason) == ("a", "GpuResizeWaits") and words in text and "other-" not in text
+        assert here.writes == [] and here.held("a") == {A: has}
+    else:
+        assert here.events == [] and here.given("a") == [(A, *wanted)]
+
+
+def test_one_that_waits_is_granted_when_there_is_room_and_says_so_once():
+    here = World()
+    here.add("other", (A, 10000, 0))
+    here.add("a", (A, 3000, 0))
+    here.ask("a", 8000)
+    for _second in range(50):
+        here.round(1.0)
+    assert len(here.events) == 1 and here.writes == []
+    here.cluster.pod(True, wire.msgspec.json.decode(json.dumps(here.pods["uid-other"]), type=wire.Pod))
+    here.round()
+    assert here.given("a") == [(A, 8000, 0)]
+
+
+NONSENSE = ["", "{", "{}", "[]", '{"main": {"memory_mib": -1}}', '{"other": {"cores": 1}}', "[" * 5000]
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_nonsense_is_answered_once_and_changes_nothing(text):
+    """It passes where no webhook was asked."""
+    here = World()
+    here.add("a")
+    here.change("a", resize=text)
+    for _minute in range(5):
+        here.round(61.0)
+        here.tell("a")
+    ((_name, reason, said),) = here.events
+    assert (reason == "GpuResizeRefused" and "vgpu.fleet/resize" in said) or "no container" in said
+    assert here.writes == [] and here.held("a") == {A: (3000, 0)}
+    here.change("a", resize=None)
+    assert here.resizing.pending == 0
+
+
+QUOTAS = [
+    # hard MiB, MiB of another pod of the namespace, the pod, its request, words
+    (10000, 4000, 3000, 6000, ""),
+    (10000, 4000, 3000, 6001, "quota own of namespace default: limits.nvidia.com/gpumem: 6001 asked for"),
+    (5000, 4000, 3000, 2000, ""),  # a quota that was lowered since
+    (5000, 4000, 3000, 3001, "in use"),
+]
+
+
+@pytest.mark.parametrize(("hard", "other", "has", "asks", "words"), QUOTAS)
+def test_quota_of_the_namespace(hard, other, has, asks, words):
+    here = World()
+    quota = {"metadata": {"name": "own", "namespace": "default"}, "spec": {"hard": {"limits.nvidia.com/gpumem": hard}}}
+    here.extender.quotas.enter(False, wire.msgspec.json.decode(json.dumps(quota), type=wire.Quota))
+    here.add("other", (B, other, 0))
+    here.add("a", (A, has, 0))
+    here.ask("a", asks)
+    here.round()
+    if words:
+        assert words in here.events[0][2] and here.writes == []
+    else:
+        assert here.given("a") == [(A, asks, 0)] and here.events == []
+
+
+def test_room_that_is_granted_is_nobody_elses_while_the_answer_is_on_its_way():
+    """An event of before the grant, as of a heartbeat, comes while it is written: the room stays claimed."""
+    here = World()
+    here.add("a", (A, 3000, 0))
+    here.ask("a", 12000)
+    seen = []
+
+    def older():
+        here.event_of("a")
+        seen.append(here.held("a"))
+
+    here.during = older
+    here.round()
+    assert seen == [{A: (12000, 0)}] and here.cluster._repairs == {}
+    here.during = None
+    here.add("b", (B, 1000, 0))
+    here.tell("a")
+    assert here.given("a") == [(A, 12000, 0)] and not here.resizing.claims("uid-a")
+
+
+FAULTS = [
+    (ApiError("forbidden", 403), 3000),
+    (ApiError("conflict", 409), 3000),
+    (Unknown("no answer"), 12000),
+]
+
+
+@pytest.mark.parametrize(("fault", "held"), FAULTS)
+def test_a_write_that_fails(fault, held):
+    """Refused: its room is free again. Without an answer it may have been done, and stays claimed for as long as a
+    request lives."""
+    here = World()
+    here.add("a", (A, 3000, 0))
+    here.ask("a", 12000)
+    here.fault = fault
+    here.round()
+    assert here.held("a") == {A: (held, 0)}
+    here.fault = None
+    here.round(1.0)
+    here.tell("a")
+    if held == 3000:
+        assert here.given("a") == [(A, 12000, 0)]
+        return
+    assert here.given("a") == [(A, 3000, 0)] and here.held("a") == {A: (12000, 0)}
+    here.round(resizing.GIVE_UP + 1)
+    assert here.given("a") == [(A, 12000, 0)]
+
+
+def test_a_grant_is_made_on_the_pod_that_was_judged():
+    """Its node wrote meanwhile: what that said is not overwritten."""
+    here = World()
+    here.add("a", (A, 3000, 0))
+    here.ask("a", 12000)
+
+    def changed():
+        here.version += 1
+        here.pods["uid-a"]["metadata"]["resourceVersion"] = str(here.version)
+
+    here.during = changed
+    here.round()
+    assert here.writes == [] and here.held("a") == {A: (3000, 0)}
+    here.during = None
+    here.tell("a")
+    here.round()
+    assert here.given("a") == [(A, 12000, 0)]
+
+
+def test_a_flood_of_requests_is_answered_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(resizing, "MAX_JUDGED", 30)
+    here = World(*(gpu(f"GPU-n0-{n}", slots=1000) for n in range(2)))
+    here.add("honest", (B, 100, 0))
+    for n in range(100):
+        here.add(f"p{n}", (A, 10, 0))
+        here.ask(f"p{n}", 20 if n % 2 else 1 << 20)
+    here.ask("honest", 9000)
+    for _second in range(5):
+        writes, events = len(here.writes), len(here.events)
+        here.round(1.0)
+        assert len(here.writes) - writes <= 20 and len(here.events) - events <= 5
+    assert ("honest", 9000) in [(name, here.given(name)[0][1]) for name, _texts in here.writes]
+    # One who changes his mind with every second is granted something each ten, and no more.
+    writes = len(here.writes)
+    for second in range(30):
+        here.ask("p1", 30 + second)
+        here.round(1.0)
+    assert 2 <= sum(name == "p1" for name, _texts in here.writes[writes:]) <= 4
+
+
+def test_what_is_gone_is_forgotten():
+    here = World()
+    here.add("a")
+    here.ask("a", 1 << 20)
+    here.round()
+    here.cluster.pod(True, wire.msgspec.json.decode(json.dumps(here.pods["uid-a"]), type=wire.Pod))
+    assert here.resizing.pending == 0 and here.resizing._said == {} and here.ledger.held("uid-a") is None
+    here.add("b")
+    here.ask("b", 1 << 20)
+    here.round()
+    here.cluster.all_pods([], 1e9)
+    assert here.resizing.pending == 0 and here.resizing._said == {}
+
+
+def test_a_ledger_that_begins_anew_counts_the_same():
+    """Of the annotations alone, in whatever order they come."""
+    here = World()
+    here.add("a", (A, 3000, 10))
+    here.ask("a", 1000, 60)
+    here.round()
+    here.tell("a")
+    assert here.held("a") == {A: (3000, 60)}
+    again = World()
+    again.pods = here.pods
+    again.tell("a")
+    assert again.held("a") == here.held("a")
+    again.round()
+    assert again.writes == []
+
+
+def test_room_that_is_kept_for_a_pod_whose_victims_leave_is_not_given():
+    here = World(gpu(A, slots=1))
+    here.add("a", (A, 3000, 0))
+    waits = pod_object("high", 14000)
+    waits["spec"]["priority"] = 1000
+    waits["status"]["nominatedNodeName"] = "n0"
+    here.cluster.pod(False, wire.msgspec.json.decode(json.dumps(waits), type=wire.Pod))
+    here.ask("a", 8000)
+    here.round()
+    assert here.writes == [] and "kept for a pod whose victims are leaving" in here.events[0][2]
+    here.ask("a", 100)
+    here.round()
+    assert here.given("a") == [(A, 100, 0)], "less is always granted"
+
+
+def test_a_replica_that_does_not_bind_grants_nothing():
+    here = World()
+    here.add("a")
+    here.ask("a", 8000)
+    for name, value in (("writes", lambda: False), ("writes_since", lambda: 1e12)):
+        before = getattr(here.cluster, name)
+        setattr(here.cluster, name, value)
+        for one in here.cluster.reflectors:
+            one.listed_at = 1.0
+        asyncio.run(here.cluster.resize())
+        assert here.writes == []
+        setattr(here.cluster, name, before)
+    asyncio.run(here.cluster.resize())
+    assert len(here.writes) == 1
