@@ -14,10 +14,7 @@ from pathlib import Path
 import pynvml
 import pytest
 from conftest import BUILD
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from control_groups import enter, group, root  # noqa: E402, F401
+from control_groups import enter
 
 MIB = 1 << 20
 MAX = 2**64 - 1

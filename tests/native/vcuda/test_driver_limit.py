@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library next to a driver that holds the container's control group to a limit itself (branch 615).
 
-Two accounts, one promise: memory of an oversold slice goes to host memory only where the card is full, and what is shown
-as free can be had. The yardstick is the simulated driver's own account.
+Two accounts, one promise: memory of an oversold slice goes to host memory only where the card is full, and what is
+shown as free can be had. The yardstick is the simulated driver's own account.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from pathlib import Path
 import layouts
 import pytest
 from conftest import BUILD, MIB, ROOT, Host
-
-sys.path.insert(0, str(ROOT / "tests/native"))
-
-from control_groups import enter, group, root  # noqa: E402, F401
+from control_groups import enter
 
 LIBRARY = BUILD / "gpusim-615"
 PROGRAM = ROOT / "tests/native/gpusim/cuda_program.py"
@@ -111,14 +108,15 @@ WAYS_OF_THE_PROGRAM = [
     "def plain(size): return cu.raw('cuMemAlloc_v2', ctypes.byref(p), SIZE(size))",
     "def pooled(size): return cu.raw('cuMemAllocAsync', ctypes.byref(p), SIZE(size), 0)",
     "def pitched(size): return cu.raw('cuMemAllocPitch_v2', ctypes.byref(p), ctypes.byref(U64()), 512, size // 512, 4)",
-    "def created(size): return cu.raw('cuMemCreate', ctypes.byref(p), SIZE(size), ctypes.byref(Prop(1, 0, 1, 0)), U64(0))",
+    "def created(size): return cu.raw('cuMemCreate', ctypes.byref(p), SIZE(size), ctypes.byref(Prop(1, 0, 1, 0)), "
+    "U64(0))",
     "def taken(way, size): status = way(size); held.append(p.value); return status == 0",
     "def fill(way, size): return next(n for n in range(1 << 20) if not taken(way, size))",
 ]
 
 
 @pytest.fixture(params=["misc", "dmem"])
-def host(request, programs: Path, tmp_path: Path, root):  # noqa: F811
+def host(request, programs: Path, tmp_path: Path, root):
     host = Host(tmp_path, programs, PROFILE.format(request.param, root))
     host.driver_env["LD_LIBRARY_PATH"] = str(LIBRARY)
     yield host
@@ -126,7 +124,7 @@ def host(request, programs: Path, tmp_path: Path, root):  # noqa: F811
 
 
 @pytest.fixture
-def container(host: Host, group):  # noqa: F811
+def container(host: Host, group):
     made: list = []
 
     def make(name: str, slice_mib: int, **limits: object) -> Container:
