@@ -69,7 +69,9 @@ struct vgpu_limits_device {
     uint64_t memory_bytes;
     uint32_t sm_percent;
     uint32_t flags;
-    uint64_t reserved;
+    /* Where the driver itself holds the container's control group to a limit, and so shows it no more than that: the card's
+     * own bytes. 0: the driver shows the card, and nobody but this library refuses. */
+    uint64_t card_bytes;
 };
 
 /*
@@ -153,6 +155,9 @@ struct vgpu_ledger {
     char shareable[240];        /* path of the file that all shareable handles are descriptors of; empty: none was made */
     uint64_t shareable_file[2]; /* its device (top bit: it is a character device) and inode */
     uint64_t shareable_unmarked; /* not 0: a process of this container made a handle that shows no mark */
+    /* Where the driver enforces a limit itself: what this account had room for and the driver did not, as it was last
+     * asked. Advice: it is shown as used, and charged to nobody. */
+    uint64_t beyond_bytes[VGPU_MAX_DEVICES];
 };
 
 #define VGPU_LEDGER_SLOT_OFFSET 4096u

@@ -67,7 +67,7 @@ LIMITS_DEVICE_FIELDS: Fields = {
     "memory_bytes": (48, "Q"),
     "sm_percent": (56, "I"),
     "flags": (60, "I"),
-    "reserved": (64, "Q"),
+    "card_bytes": (64, "Q"),
 }
 LIMITS_DEVICE_SIZE = 72
 LEDGER_FIELDS: Fields = {
@@ -89,6 +89,7 @@ LEDGER_FIELDS: Fields = {
     "shareable": (1152, "240s"),
     "shareable_file": (1392, "2Q"),
     "shareable_unmarked": (1408, "Q"),
+    "beyond_bytes": (1416, "16Q"),
 }
 LEDGER_SLOT_FIELDS: Fields = {
     "used": (0, "16Q"),

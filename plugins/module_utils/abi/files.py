@@ -54,8 +54,8 @@ def limits_crc(data: bytes | bytearray) -> int:
 def pack_limits(limits: Mapping[str, Any]) -> bytes:
     """The limits file of an allocation.
 
-    Keys: ``allocation``, ``devices`` (a list of ``uuid``, ``memory_bytes``, ``sm_percent``, ``unlimited``), and, each
-    with a default: ``count_context`` (True), ``deny``, ``oom_killer``, ``allow_disable_control``, ``oversubscribe``
+    Keys: ``allocation``, ``devices`` (a list of ``uuid``, ``memory_bytes``, ``sm_percent``, ``unlimited``,
+    ``card_bytes``), and, each with a default: ``count_context`` (True), ``deny``, ``oom_killer``, ``allow_disable_control``, ``oversubscribe``
     (False), ``core_policy`` ("default"), ``priority`` (1), ``log_level`` (1), ``sequence`` (0).
     """
     known = {"allocation", "devices", "core_policy", "priority", "log_level", "sequence", "version", "min_reader"}
@@ -107,6 +107,7 @@ def pack_limits(limits: Mapping[str, Any]) -> bytes:
             "memory_bytes": memory,
             "sm_percent": whole_number(device.get("sm_percent", 0), 100, what + ".sm_percent"),
             "flags": fields.DEVICE_UNLIMITED_MEMORY if unlimited else 0,
+            "card_bytes": whole_number(device.get("card_bytes", 0), 2**64 - 1, what + ".card_bytes"),
         }
         for name, value in values.items():
             put_field(out, base, fields.LIMITS_DEVICE_FIELDS, name, value)
@@ -154,12 +155,14 @@ def parse_limits(data: bytes) -> dict[str, Any]:
         percent = get_field(data, base, stride, fields.LIMITS_DEVICE_FIELDS, "sm_percent")
         if percent > 100:
             raise LayoutError(f"limits give device {i} {percent} % of the SMs, at most 100 are there")
+        card = get_field(data, base, stride, fields.LIMITS_DEVICE_FIELDS, "card_bytes")
         out["devices"].append(
             {
                 "uuid": text_of(uuid, f"uuid of device {i}"),
                 "memory_bytes": get_field(data, base, stride, fields.LIMITS_DEVICE_FIELDS, "memory_bytes"),
                 "sm_percent": percent,
                 "unlimited": bool(flags & fields.DEVICE_UNLIMITED_MEMORY),
+                **({"card_bytes": card} if card else {}),
             }
         )
     return out

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from typing import Sequence
 
-FILES = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter")
+FILES = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter", "vgpu-limit-hook")
 MANIFEST = "manifest.json"
 # Where a compiler's message ends; what comes before it is the compiler's way there.
 LAST_LINES = 20

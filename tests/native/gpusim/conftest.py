@@ -15,6 +15,9 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 BUILD = ROOT / "native" / "build" / "gpusim"
+sys.path.insert(0, str(ROOT / "tests/native"))
+
+from control_groups import group, root  # noqa: E402, F401
 
 T4 = "[gpu]\nmodel = T4\ncontext_mib = 100\n"
 

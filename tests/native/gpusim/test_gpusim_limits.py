@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pynvml
 import pytest
 from conftest import BUILD
+from control_groups import enter
 
 MIB = 1 << 20
 MAX = 2**64 - 1
@@ -43,44 +41,6 @@ print(json.dumps(answers))
 """
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """Where version 2 of control groups is mounted: here, else a mount of the tests' own."""
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        if line.split()[2] == "cgroup2" and os.access(line.split()[1], os.W_OK):
-            yield Path(line.split()[1])
-            return
-    folder = tmp_path_factory.mktemp("cgroup")
-    subprocess.run(["mount", "-t", "cgroup2", "none", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-@pytest.fixture
-def group(root):
-    """A maker of groups below one of the test's own; all are empty and gone at the end."""
-    top = root / f"gpusim-{os.getpid()}-{time.monotonic_ns()}"
-    made = [top]
-
-    def make(name=""):
-        path = top / name if name else top
-        for one in [*reversed(path.parents), path]:
-            if not one.exists():
-                one.mkdir()
-                made.append(one)
-        return path
-
-    top.mkdir()
-    yield make
-    for one in reversed(made):
-        for _attempt in range(100):
-            try:
-                one.rmdir()
-                break
-            except OSError:
-                time.sleep(0.02)
-
-
 class Limited:
     """A simulated host of 615 whose programs are put into groups."""
 
@@ -88,8 +48,7 @@ class Limited:
         self.host, self.root = host, root
 
     def start(self, path, *around):
-        enter = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(path)]
-        program = self.host.start(prefix=[*enter, *around], library=LIBRARY / "libcuda.so.1")
+        program = self.host.start(prefix=[*enter(path), *around], library=LIBRARY / "libcuda.so.1")
         program.ask("c = cu.context()")
         return program
 
@@ -367,11 +326,10 @@ def test_a_child_asks_in_the_name_of_a_dead_creator(limited, group):
     on.set(path, 300 * MIB)
     on.host.ctl("dead-creator", "on")
     program = [sys.executable, "-c", CHILD, str(LIBRARY / "libcuda.so.1"), str(Path(__file__).parent)]
-    enter = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(path)]
-    done = on.host.run(*enter, *program)
+    done = on.host.run(*enter(path), *program)
     assert json.loads(done.stdout) == {"alive": 0, "dead": 1}
     on.host.ctl("dead-creator", "off")
-    assert json.loads(on.host.run(*enter, *program).stdout) == {"alive": 0, "dead": 0}
+    assert json.loads(on.host.run(*enter(path), *program).stdout) == {"alive": 0, "dead": 0}
 
 
 # Forks a process that opens the driver and whose children take memory: one while it lives, one after its end.

@@ -21,10 +21,11 @@ LIBRARY = BUILD / "libvgpu.so"
 PRELOAD = str(LIBRARY)  # with the runtime of a sanitizer, if one was asked for
 PROBE = BUILD / "vgpu-probe"
 SIMULATOR = BUILD / "gpusim"
-sys.path[:0] = [str(HERE), str(ROOT / "plugins")]
+sys.path[:0] = [str(HERE), str(ROOT / "plugins"), str(ROOT / "tests/native")]
 
 import hostility  # noqa: E402
 import sanitizing  # noqa: E402
+from control_groups import group, root  # noqa: E402, F401
 from module_utils.abi import files as abi_files  # noqa: E402
 
 # Its name in the tests: Ansible, which has a longer one, is not needed here.

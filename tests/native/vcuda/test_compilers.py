@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ARM = "aarch64-linux-gnu-gcc"
 # What an aarch64 container has is not there: libc comes from the cross compiler's own folder.
 ARM_ROOT = "/usr/aarch64-linux-gnu"
-SHIPPED = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter")
+SHIPPED = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter", "vgpu-limit-hook")
 
 
 def build(compiler: str, folder: Path) -> Path:

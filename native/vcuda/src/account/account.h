@@ -38,6 +38,9 @@ int ledger_processes(const char *uuid, struct ledger_process *list, int room);
 bool ledger_shares(const char *uuid, uint64_t *own, uint64_t *total, bool *largest);
 /* Does /proc show this process's own pid namespace? Where it does not, its names are other processes'. */
 bool ledger_proc_is_ours(void);
+/* What the driver was last seen to count beyond that, where it enforces a limit itself. */
+uint64_t ledger_beyond(const char *uuid);
+void ledger_beyond_is(int device, uint64_t bytes);
 /* What one context costs on this device; 0: not measured yet. */
 uint64_t ledger_context_bytes(int device);
 void ledger_learn_context(int device, uint64_t bytes);
@@ -143,6 +146,12 @@ void devices_reset(void);
 enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_EXPORTED /* plain, and others may have it open */, BLOCK_HOST };
 /* Charges bytes to the device, or answers the error that the caller gets. Asks own pools to give back first. */
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
+/*
+ * Where the driver enforces the container's limit too it may count more than the ledger does: room of the ledger that is not
+ * among the free bytes that the driver shows is kept, and shown as used. After what was asked for is uncharged.
+ */
+void memory_beyond(const struct device *device, uint64_t unused);
+void memory_refused(const struct device *device, CUresult status); /* what the driver answered; its free bytes are asked for */
 /* Into the table; where there is no memory for that the charge stays until exit, and a line says so. */
 void memory_put(struct block_map *map, const struct block *block, uint64_t bytes);
 void memory_lost(uint64_t bytes); /* that line */

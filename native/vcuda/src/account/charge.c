@@ -39,6 +39,26 @@ CUresult memory_meet(void)
     return refused ? status : CUDA_SUCCESS; /* else there is no context, or the driver says what is wrong */
 }
 
+void memory_refused(const struct device *device, CUresult status)
+{
+    size_t unused, shown;
+    if (status == CUDA_ERROR_OUT_OF_MEMORY && limits_card(device->uuid) && REAL_HAS(cuMemGetInfo_v2) &&
+        REAL(cuMemGetInfo_v2)(&unused, &shown) == CUDA_SUCCESS)
+        memory_beyond(device, unused);
+}
+
+void memory_beyond(const struct device *device, uint64_t unused)
+{
+    bool known;
+    uint64_t charged = 0, limit;
+    /* An oversold slice may have the rest from host memory. */
+    if (!limits_card(device->uuid) || limits_oversubscribe() || (limit = device_limit(device, &known)) == UINT64_MAX || !known ||
+        !ledger_total(device->uuid, &charged))
+        return;
+    uint64_t room = charged < limit ? limit - charged : 0;
+    ledger_beyond_is(device->ledger, room > unused ? room - unused : 0);
+}
+
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes)
 {
     bool known;
@@ -116,5 +136,6 @@ CUresult allocation_end(struct allocation *allocation, CUresult status, struct b
     else if (map)
         memory_keep(map, key, allocation->bytes, device, allocation->kind, (uintptr_t)allocation->context);
     flight_end(&device->ledger);
+    memory_refused(device, status);
     return status;
 }

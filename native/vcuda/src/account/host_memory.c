@@ -49,13 +49,35 @@ static uint64_t reserve(const struct device *device, uint64_t card)
     return bytes < card / 4 ? bytes : card / 4;
 }
 
+/* What is free of the whole card, where the driver shows this container less: by NVML, if that shows the card itself. */
+static bool free_of_card(const struct device *device, uint64_t card, uint64_t *unused)
+{
+    nvmlDevice_t handle;
+    nvmlMemory_t memory;
+    bool known = nvml_load() && REAL_HAS(nvmlDeviceGetHandleByUUID) && REAL_HAS(nvmlDeviceGetMemoryInfo) &&
+                 REAL(nvmlDeviceGetHandleByUUID)(device->uuid, &handle) == NVML_SUCCESS &&
+                 REAL(nvmlDeviceGetMemoryInfo)(handle, &memory) == NVML_SUCCESS && memory.total >= card;
+    if (known)
+        *unused = memory.free;
+    return known;
+}
+
+static bool fits(uint64_t bytes, uint64_t unused, uint64_t kept)
+{
+    return unused >= kept && bytes <= unused - kept;
+}
+
 bool host_memory_wanted(const struct device *device, uint64_t bytes)
 {
-    size_t unused, card;
-    if (!limits_oversubscribe() || REAL(cuMemGetInfo_v2)(&unused, &card) != CUDA_SUCCESS)
+    size_t unused, shown;
+    uint64_t of_card;
+    if (!limits_oversubscribe() || REAL(cuMemGetInfo_v2)(&unused, &shown) != CUDA_SUCCESS)
         return false;
-    uint64_t kept = reserve(device, card);
-    return unused < kept || bytes > unused - kept;
+    uint64_t card = limits_card(device->uuid), kept = reserve(device, card ? card : shown);
+    if (fits(bytes, unused, kept))
+        return false;
+    /* The driver's own limit has room to its last byte; the reserve is the card's. Unknown: as if that were the card. */
+    return !card || bytes > unused || !free_of_card(device, card, &of_card) || !fits(bytes, of_card, kept);
 }
 
 /* --- for cuMemCreate --------------------------------------------------------------------------------------- */

@@ -234,6 +234,20 @@ bool ledger_total(const char *uuid, uint64_t *bytes)
     return true;
 }
 
+uint64_t ledger_beyond(const char *uuid)
+{
+    if (!is_member())
+        return ledger_view_beyond(uuid);
+    int device = ledger_device_index(ledger_self.map, uuid);
+    return device < 0 ? 0 : __atomic_load_n(&ledger_self.map->beyond_bytes[device], __ATOMIC_RELAXED);
+}
+
+void ledger_beyond_is(int device, uint64_t bytes)
+{
+    if (is_member() && device >= 0)
+        __atomic_store_n(&ledger_self.map->beyond_bytes[device], bytes, __ATOMIC_RELAXED);
+}
+
 uint64_t ledger_context_bytes(int device)
 {
     return is_member() && device >= 0 ? __atomic_load_n(&ledger_self.map->context_bytes[device], __ATOMIC_RELAXED) : 0;

@@ -47,6 +47,7 @@ int ledger_device_index(const struct vgpu_ledger *ledger, const char *uuid);
 uint64_t ledger_pid_namespace(void);
 /* What the living hold, for a process without a slot of its own: nothing may be repaired. */
 bool ledger_view_total(const char *uuid, uint64_t *bytes);
+uint64_t ledger_view_beyond(const char *uuid);
 
 /* --- ledger_file.c: the file itself ------------------------------------------------------------------ */
 

@@ -89,6 +89,18 @@ bool ledger_view_total(const char *uuid, uint64_t *bytes)
     return true;
 }
 
+uint64_t ledger_view_beyond(const char *uuid)
+{
+    struct view view;
+    uint64_t bytes = 0;
+    if (!view_open(&view, uuid))
+        return 0;
+    if (view.device >= 0)
+        bytes = __atomic_load_n(&view.ledger->beyond_bytes[view.device], __ATOMIC_RELAXED);
+    view_close(&view);
+    return bytes;
+}
+
 bool ledger_shares(const char *uuid, uint64_t *own, uint64_t *total, bool *largest)
 {
     struct view view;

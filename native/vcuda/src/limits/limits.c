@@ -161,6 +161,8 @@ static enum control load(void)
     }
     snapshot->from_file = true;
     snapshot->cached.sequence = snapshot->limits.sequence;
+    for (uint32_t i = 0; i < snapshot->limits.device_count; i++)
+        snapshot->cached.driver_limited |= snapshot->limits.devices[i].card_bytes != 0;
     __atomic_store_n(&vgpu_limits_sequence, &((const struct vgpu_limits *)file.data)->sequence, __ATOMIC_RELEASE);
     snapshot->denied = (snapshot->limits.flags & VGPU_LIMITS_DENY) != 0;
     atomic_store_explicit(&torn, false, memory_order_relaxed);
@@ -247,6 +249,13 @@ uint64_t limits_memory(const char *uuid, int nvml_index, bool *known)
     }
     uint64_t asked = index >= 0 && env.memory_of[index] ? env.memory_of[index] : env.memory;
     return asked && asked < bytes ? asked : bytes;
+}
+
+uint64_t limits_card_asked(const char *uuid)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    int index = snapshot && snapshot->from_file ? place(snapshot, uuid, -1) : -1;
+    return index < 0 ? 0 : snapshot->limits.devices[index].card_bytes;
 }
 
 unsigned limits_sm_percent(const char *uuid, int nvml_index)

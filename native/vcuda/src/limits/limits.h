@@ -93,6 +93,7 @@ struct cached_limits {
     uint32_t sequence;
     const uint32_t *sequence_at;
     bool oversubscribe;
+    bool driver_limited; /* a device of the limits file has card_bytes */
     bool plain; /* limits hold, memory comes from the card alone, call logging is off: allocations may use the fast path */
     /* What limits_memory answers, kept by the device's index in the ledger once it was asked; 0: ask. */
     uint64_t memory[VGPU_MAX_DEVICES];
@@ -109,6 +110,13 @@ bool limits_count_context(void);
 /* Bytes that the container may use of this device; UINT64_MAX: no limit; *known false: not among its devices.
  * nvml_index is asked only where the environment rules; -1: not known. */
 uint64_t limits_memory(const char *uuid, int nvml_index, bool *known);
+/* Bytes of the card where the driver itself enforces the container's limit, and shows that limit as its card; else 0. */
+uint64_t limits_card_asked(const char *uuid);
+static inline uint64_t limits_card(const char *uuid)
+{
+    const struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
+    return cached && cached->driver_limited ? limits_card_asked(uuid) : 0;
+}
 /*
  * Percent of SM time, 1 to 99; 0: no limit. This and the four below are two loads and answer from the last look at the
  * file: every hook takes one on its way in, a thread of our own must call limits_control() to see a live change.

@@ -39,7 +39,7 @@ static bool why(char *reason, size_t size, const char *what, unsigned long long 
 /* Bytes of the fields that an entry of this size holds whole; one that it cuts counts as left out. */
 static size_t whole_fields(size_t stride)
 {
-    static const size_t ends[] = {sizeof(struct vgpu_limits_device), offsetof(struct vgpu_limits_device, reserved),
+    static const size_t ends[] = {sizeof(struct vgpu_limits_device), offsetof(struct vgpu_limits_device, card_bytes),
                                   offsetof(struct vgpu_limits_device, flags)};
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (stride >= ends[i])

@@ -141,6 +141,7 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
     }
     pool_settle_down(pool);
     lock_drop(&pool->lock);
+    memory_refused(device, status);
     return status;
 }
 

@@ -64,6 +64,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
     struct block block = {.bytes = bytes, .owner = (uintptr_t)context, .device = counters->device, .kind = BLOCK_PLAIN};
     if (!USUAL(status == CUDA_SUCCESS)) {
         ledger_uncharge(counters->device, ACCOUNT_USED, bytes);
+        memory_refused(device, status);
     } else {
         block.key = *pointer;
         if (!USUAL(block_put_now(&vgpu_memory, &block)))

@@ -189,6 +189,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     if (status == CUDA_SUCCESS)
         status = vmm_remember(object, *handle, true);
     vmm_done(object);
+    memory_refused(device, status);
     return status;
 }
 

@@ -26,11 +26,14 @@ static void settle(struct shown *shown)
 static bool show(const char *uuid, int nvml_index, struct shown *shown)
 {
     bool known;
+    uint64_t beyond;
     shown->total = limits_memory(uuid, nvml_index, &known);
     if (!known || shown->total == UINT64_MAX)
         return false;
     if (!ledger_total(uuid, &shown->used))
         shown->used = 0; /* without a ledger nobody gets a context */
+    else if (limits_card(uuid) && (beyond = ledger_beyond(uuid)) != 0)
+        shown->used = beyond < shown->total ? shown->used + beyond : shown->total;
     settle(shown);
     return true;
 }
@@ -44,6 +47,8 @@ static bool show_current(enum control control, uint64_t card_free, struct shown 
         return false;
     if (atomic_load_explicit(&vgpu_pools_dirty, memory_order_relaxed))
         EVENT(reclaim, false);
+    if (card_free != UINT64_MAX)
+        memory_beyond(device, card_free);
     if (!show(device->uuid, device->nvml_index, shown))
         return false;
     /* What the card does not have cannot be taken, unless it may come from host memory by whatever call. */

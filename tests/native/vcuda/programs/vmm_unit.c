@@ -45,6 +45,7 @@ void flight_wait(struct counters *counters) { (void)counters; }
 void flight_moved(int device) { (void)device; }
 bool limits_denied(void) { return false; }
 CUresult memory_broken(void) { return CUDA_ERROR_NOT_PERMITTED; }
+void memory_refused(const struct device *device, CUresult status) { (void)device, (void)status; }
 CUresult memory_meet(void) { return CUDA_SUCCESS; }
 CUresult memory_refuse(const char *what) { (void)what; return CUDA_ERROR_NOT_SUPPORTED; }
 const struct device *device_of(CUdevice ordinal, CUresult *status) { *status = CUDA_SUCCESS; return &devices[ordinal]; }

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The control group of the container: of version 2, by the line 0:: among those that a hybrid host has. What the driver
+ * charges by is a controller, dmem or misc, which must be on all the way down: runc turns on what there is, crun does not.
+ */
+#include "hook.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Whether a file of a group names the controller; -1: it cannot be read. */
+static int names(const char *folder, const char *file, const char *controller)
+{
+    char path[2 * PATH_MAX + 32], text[1024];
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = descriptor < 0 ? -1 : read(descriptor, text, sizeof text - 1);
+    if (descriptor >= 0)
+        close(descriptor);
+    if (length < 0)
+        return -1;
+    text[length] = 0;
+    char *rest = text;
+    for (char *word; (word = strtok_r(rest, " \n", &rest)) != NULL;)
+        if (strcmp(word, controller) == 0)
+            return 1;
+    return 0;
+}
+
+static bool turn_on(const char *folder, const char *controller)
+{
+    char path[2 * PATH_MAX + 32], word[32];
+    if (names(folder, "cgroup.subtree_control", controller) == 1)
+        return true;
+    snprintf(path, sizeof path, "%s/cgroup.subtree_control", folder);
+    int length = snprintf(word, sizeof word, "+%s", controller), descriptor = open(path, O_WRONLY | O_CLOEXEC);
+    bool done = descriptor >= 0 && write(descriptor, word, (size_t)length) == length;
+    int error = errno;
+    if (descriptor >= 0)
+        close(descriptor);
+    return done || fail("the controller %s cannot be turned on below %s: %s; the container's group would not be charged by itself",
+                        controller, folder, strerror(error));
+}
+
+/* From the root of the hierarchy down to the group above the container's. */
+static bool turn_on_down(const char *root, struct group *group, const char *controller)
+{
+    if (names(root, "cgroup.controllers", controller) != 1)
+        return true; /* the kernel has none of that name here; whether limits bind the host's probe has shown */
+    size_t start = strlen(root);
+    for (size_t at = start; group->path[at]; at++) {
+        if (group->path[at] != '/')
+            continue;
+        group->path[at] = 0;
+        bool done = turn_on(group->path, controller);
+        group->path[at] = '/';
+        if (!done)
+            return false;
+    }
+    return names(group->path, "cgroup.controllers", controller) == 1 ||
+           fail("the controller %s is not on in %s", controller, group->path);
+}
+
+/* By number: libc's own stat carries GLIBC_2.33 in the symbol tables of new systems. */
+static bool inode_of(const char *path, unsigned long long *inode)
+{
+    struct stat status;
+    if (syscall(SYS_newfstatat, AT_FDCWD, path, &status, 0) != 0)
+        return false;
+    *inode = (unsigned long long)status.st_ino;
+    return S_ISDIR(status.st_mode);
+}
+
+bool group_find(const struct options *options, const struct container *container, struct group *group)
+{
+    char path[64], line[PATH_MAX + 8];
+    bool found = false;
+    snprintf(path, sizeof path, "/proc/%llu/cgroup", container->pid);
+    FILE *file = fopen(path, "re");
+    while (file && !found && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        found = strncmp(line, "0::/", 4) == 0;
+    }
+    if (file)
+        fclose(file);
+    if (!found)
+        return fail("%s has no line 0::, so process %llu is in no group of version 2", path, container->pid);
+    if (!line[4] || strstr(line, "/../") || strstr(line, " (deleted)"))
+        return fail("process %llu is in the group %s, which is none of a container", container->pid, line + 3);
+    snprintf(group->name, sizeof group->name, "%s", line + 3);
+    if (snprintf(group->path, sizeof group->path, "%s%s", options->cgroup_root, group->name) >= (int)sizeof group->path)
+        return fail("the path of group %s is too long", group->name);
+    if (!inode_of(group->path, &group->inode))
+        return fail("%s: %s; is version 2 of control groups mounted at %s?", group->path, strerror(errno), options->cgroup_root);
+    return turn_on_down(options->cgroup_root, group, options->backend);
+}

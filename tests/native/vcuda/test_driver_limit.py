@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library next to a driver that holds the container's control group to a limit itself (branch 615).
+
+Two accounts, one promise: memory of an oversold slice goes to host memory only where the card is full, and what is
+shown as free can be had. The yardstick is the simulated driver's own account.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import layouts
+import pytest
+from conftest import BUILD, MIB, ROOT, Host
+from control_groups import enter
+
+LIBRARY = BUILD / "gpusim-615"
+PROGRAM = ROOT / "tests/native/gpusim/cuda_program.py"
+CONTEXT = 4 * MIB
+SMALL = 256 * MIB
+PROFILE = """\
+driver_version = 615.71.09
+cuda_version = 13.5
+memacct = {}
+cgroup_root = {}
+[gpu]
+model = T4
+memory_mib = 256
+context_mib = 4
+count = 2
+"""
+SET = """
+import sys
+from pynvml import *
+nvmlInit()
+for i in range(nvmlDeviceGetCount()):
+    limits = c_nvmlSetMemoryLimits_v1_t(nameSpace=sys.argv[1].encode(), softLimit=0, hardLimit=int(sys.argv[2]))
+    nvmlDeviceSetMemoryLimits_v1(nvmlDeviceGetHandleByIndex(i), limits)
+"""
+SHOWN = """
+from pynvml import *
+nvmlInit()
+handle = nvmlDeviceGetHandleByIndex(0)
+for one in (nvmlDeviceGetMemoryInfo(handle), nvmlDeviceGetMemoryInfo(handle, version=nvmlMemory_v2)):
+    print(one.total, one.used, one.free)
+"""
+
+
+class Container:
+    """Programs in one control group, with one ledger and one limits file."""
+
+    def __init__(self, host: Host, name: str, path: Path, slice_mib: int, **limits: object) -> None:
+        self.host, self.path, self.size = host, path, slice_mib * MIB
+        self.ledger, self.limits = host.folder / f"ledger.{name}", host.folder / f"limits.{name}"
+        self.programs: list = []
+        devices = [{"uuid": uuid, "memory_bytes": self.size, **limits.pop("device", {})} for uuid in host.uuids]  # type: ignore[dict-item]
+        self.limits.write_bytes(layouts.pack_limits({"allocation": name, "devices": devices, **limits}))
+        self.ledger.write_bytes(layouts.pack_ledger(host.uuids, name))
+
+    def env(self) -> dict:
+        files = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(self.ledger), "VGPU_LIMITS_FILE": str(self.limits)}
+        return {**self.host.env(), **files}
+
+    def hold(self, hard: int) -> None:
+        """By the driver, as root of the host."""
+        command = [sys.executable, "-c", SET, str(self.path), str(hard)]
+        subprocess.run(command, env=dict(self.host.driver_env), check=True)
+
+    def start(self) -> Container:
+        command = [*enter(self.path), sys.executable, str(PROGRAM), str(LIBRARY / "libcuda.so.1")]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, env=self.env(), stdin=pipe, stdout=pipe, text=True)
+        self.programs.append(self.process)
+        for line in ("p, held = U64(), []", "context = cu.context()", *WAYS_OF_THE_PROGRAM):
+            self.ask(line)
+        return self
+
+    def ask(self, expression: str):
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(expression + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        assert "error" not in answer, f"{expression}: {answer}"
+        return answer["value"]
+
+    def fill(self, piece: int = 2 * MIB, way: str = "plain") -> int:
+        """Bytes of the pieces that were taken until one was refused."""
+        return self.ask(f"fill({way}, {piece})") * piece
+
+    def shown_by_nvml(self) -> list:
+        command = [*enter(self.path), sys.executable, "-c", SHOWN]
+        done = subprocess.run(command, env=self.env(), check=True, stdout=subprocess.PIPE, text=True)
+        rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+        assert rows[0] == rows[1], "both forms show the same"
+        return rows[0]
+
+    def charged(self) -> int:
+        totals = layouts.read_ledger(str(self.ledger))["totals"]
+        return sum(one["used"] + one["context"] for one in totals)
+
+
+WAYS_OF_THE_PROGRAM = [
+    "class Prop(ctypes.Structure): _fields_ = [('type', U32), ('handles', U32), ('place', U32), ('id', U32), "
+    "('win32', U64), ('flags', U64)]",
+    "def plain(size): return cu.raw('cuMemAlloc_v2', ctypes.byref(p), SIZE(size))",
+    "def pooled(size): return cu.raw('cuMemAllocAsync', ctypes.byref(p), SIZE(size), 0)",
+    "def pitched(size): return cu.raw('cuMemAllocPitch_v2', ctypes.byref(p), ctypes.byref(U64()), 512, size // 512, 4)",
+    "def created(size): return cu.raw('cuMemCreate', ctypes.byref(p), SIZE(size), ctypes.byref(Prop(1, 0, 1, 0)), "
+    "U64(0))",
+    "def taken(way, size): status = way(size); held.append(p.value); return status == 0",
+    "def fill(way, size): return next(n for n in range(1 << 20) if not taken(way, size))",
+]
+
+
+@pytest.fixture(params=["misc", "dmem"])
+def host(request, programs: Path, tmp_path: Path, root):
+    host = Host(tmp_path, programs, PROFILE.format(request.param, root))
+    host.driver_env["LD_LIBRARY_PATH"] = str(LIBRARY)
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def container(host: Host, group):
+    made: list = []
+
+    def make(name: str, slice_mib: int, **limits: object) -> Container:
+        made.append(Container(host, name, group(name), slice_mib, **limits))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for process in one.programs:
+            process.kill()
+            process.wait()
+
+
+def on_the_card(host: Host) -> int:
+    return sum(host.physical().values()) + host.orphans()
+
+
+@pytest.mark.parametrize("driver", [False, True])
+def test_an_oversold_slice_stays_on_an_empty_card(host: Host, container, driver: bool) -> None:
+    """The same with the driver's limit as without: the card's size rules, not the one that the driver shows."""
+    slice_mib = 230
+    device = {"card_bytes": SMALL} if driver else {}
+    one = container("one", slice_mib, oversubscribe=True, device=device)
+    if driver:
+        one.hold(slice_mib * MIB)
+    one.start()
+    assert one.fill() == slice_mib * MIB - CONTEXT
+    assert on_the_card(host) == one.charged() == slice_mib * MIB
+
+
+def test_two_oversold_slices_leave_each_other_room_for_contexts(host: Host, container) -> None:
+    """The reserve is made for the slices that the card may have been sold in: two of 230 MiB, twice a context each."""
+    pair = [container(name, 230, oversubscribe=True, device={"card_bytes": SMALL}) for name in ("a", "b")]
+    for one in pair:
+        one.hold(one.size)
+        one.start()
+    assert [one.fill() for one in pair] == [one.size - CONTEXT for one in pair]
+    kept = 2 * 2 * CONTEXT
+    assert SMALL - kept - 2 * MIB < on_the_card(host) <= SMALL - kept
+    assert sum(one.charged() for one in pair) == 460 * MIB
+
+
+def test_a_slice_as_large_as_the_card_spills_at_its_end(host: Host, container) -> None:
+    """S above 1 with one slice: the driver's limit is at most the card, the slice is more."""
+    one = container("one", 300, oversubscribe=True, device={"card_bytes": SMALL})
+    one.hold(SMALL)
+    one.start()
+    assert one.fill() == 300 * MIB - CONTEXT
+    assert on_the_card(host) <= SMALL
+
+
+WAYS = ["plain", "pooled", "pitched", "created"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_shown_as_free_can_be_had(host: Host, container, way: str) -> None:
+    """The driver counts 30 MiB that the ledger does not: NVML shows them as used once the driver has refused."""
+    one = container("one", 200, device={"card_bytes": SMALL})
+    one.hold(170 * MIB)
+    one.start()
+    granted = one.fill(way=way)
+    assert granted == 170 * MIB - CONTEXT, "the driver refused, not the library"
+    assert one.charged() == 170 * MIB
+    assert one.shown_by_nvml() == [200 * MIB, 200 * MIB, 0]
+    assert one.ask("cu.info()") == [0, 200 * MIB]
+    # What is given back is shown as free, no byte more.
+    if way == "plain":
+        one.ask("[cu.cuMemFree_v2(at) for at in held[:10]]")
+        assert one.shown_by_nvml()[2] == 20 * MIB == one.ask("cu.info()[0]")
+        assert one.fill() == 20 * MIB
+
+
+def test_the_figure_follows_the_driver(host: Host, container) -> None:
+    """With each answer of cuMemGetInfo: also back to nothing."""
+    one = container("one", 200, device={"card_bytes": SMALL})
+    one.hold(170 * MIB)
+    one.start()
+    assert one.shown_by_nvml() == [200 * MIB, CONTEXT, 196 * MIB], "not known yet"
+    assert one.ask("cu.info()") == [166 * MIB, 200 * MIB]
+    assert one.shown_by_nvml() == [200 * MIB, 34 * MIB, 166 * MIB]
+    one.hold(200 * MIB)
+    assert one.ask("cu.info()") == [196 * MIB, 200 * MIB]
+    assert one.shown_by_nvml() == [200 * MIB, CONTEXT, 196 * MIB]
+
+
+def test_a_limit_above_the_slice_takes_nothing_from_it(host: Host, container) -> None:
+    """Headroom is for what the driver counts beyond; the slice is what is shown."""
+    one = container("one", 200, device={"card_bytes": SMALL})
+    one.hold(230 * MIB)
+    one.start()
+    assert one.fill() == 200 * MIB - CONTEXT
+    assert one.shown_by_nvml() == [200 * MIB, 200 * MIB, 0]
+    assert one.ask("fill(plain, MIB)") == 0
+
+
+def test_without_the_drivers_limit_nothing_is_kept(host: Host, container) -> None:
+    """A neighbour fills the card: NVML shows the slice's own account, as on every older driver."""
+    one, other = container("one", 200), container("other", 200)
+    one.start()
+    other.start()
+    other.fill()
+    assert one.fill() < 200 * MIB - CONTEXT
+    assert one.ask("cu.info()[0]") < 2 * MIB
+    assert one.shown_by_nvml() == [200 * MIB, one.charged(), 200 * MIB - one.charged()]
