@@ -29,7 +29,8 @@
 #define VGPU_PATH_ROOT "/dev/vgpu"
 #define VGPU_PATH_LIBRARY VGPU_PATH_ROOT "/lib/libvgpu.so"
 #define VGPU_PATH_PRELOAD "/etc/ld.so.preload"
-#define VGPU_SHARE "0" /* a folder of the root */
+#define VGPU_SHARE "0" /* a folder of the root: the share of a container that has one */
+#define VGPU_MAX_SHARES 8 /* of a container: each a folder of the root, named by a number, with files of its own */
 #define VGPU_PATH_SHARE VGPU_PATH_ROOT "/" VGPU_SHARE
 #define VGPU_PATH_LIMITS VGPU_PATH_SHARE "/limits"
 #define VGPU_PATH_LEDGER VGPU_PATH_SHARE "/ledger"

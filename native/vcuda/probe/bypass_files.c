@@ -21,7 +21,7 @@
 /* Opened for writing is enough: nothing is written. */
 enum attempt write_own_files(const struct fill *fill)
 {
-    static const char *const files[] = {VGPU_PATH_LIMITS, VGPU_PATH_PRELOAD, VGPU_PATH_LIBRARY};
+    const char *const files[] = {slice_limits(), VGPU_PATH_PRELOAD, VGPU_PATH_LIBRARY};
     enum attempt attempt = UNABLE;
     (void)fill;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
@@ -50,7 +50,7 @@ static bool ledger_copy(struct copy *copy)
     sigset_t all;
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, NULL);
-    copy->file = open(VGPU_PATH_LEDGER, O_RDWR | O_CLOEXEC);
+    copy->file = open(slice_ledger(), O_RDWR | O_CLOEXEC);
     /* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
     if (copy->file < 0 || syscall(SYS_fstat, copy->file, &found) != 0 || found.st_size <= 0)
         return false;
@@ -110,17 +110,18 @@ enum attempt spoil_the_ledger(const struct fill *fill)
 /* Out of its place: the next program finds none. A file that is mounted cannot be moved, nor removed. */
 enum attempt remove_the_ledger(const struct fill *fill)
 {
-    static const char aside[] = VGPU_PATH_LEDGER ".aside";
+    char aside[128];
     sigset_t all;
-    if (access(VGPU_PATH_LEDGER, F_OK) != 0)
+    snprintf(aside, sizeof aside, "%s.aside", slice_ledger());
+    if (access(slice_ledger(), F_OK) != 0)
         return UNABLE;
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, NULL);
-    if (rename(VGPU_PATH_LEDGER, aside) != 0)
+    if (rename(slice_ledger(), aside) != 0)
         return REFUSED;
     enum attempt attempt = ask_beside(fill);
-    unlink(VGPU_PATH_LEDGER); /* a new one, where somebody made it */
-    return rename(aside, VGPU_PATH_LEDGER) == 0 ? attempt : UNABLE;
+    unlink(slice_ledger()); /* a new one, where somebody made it */
+    return rename(aside, slice_ledger()) == 0 ? attempt : UNABLE;
 }
 
 /* By more slots than a reader knows, all of them noise. */
@@ -178,7 +179,7 @@ enum attempt boast_in_the_ledger(const struct fill *fill)
     CUdeviceptr pointers[1024], pointer;
     char reason[200];
     uint64_t wanted = beyond_the_limit(fill), got = 0;
-    int count = 0, file = open(VGPU_PATH_LEDGER, O_RDWR | O_CLOEXEC);
+    int count = 0, file = open(slice_ledger(), O_RDWR | O_CLOEXEC);
     char *ledger = file < 0 ? NULL : ledger_mapped(file);
     const struct cuda *cuda = cuda_open(reason, sizeof reason);
     if (!ledger || !cuda || !driver_by_symbol_table(&driver) || cuda->ctx_create(&context, 0, fill->device) != CUDA_SUCCESS ||
@@ -202,7 +203,7 @@ enum attempt boast_in_the_ledger(const struct fill *fill)
 void lie_in_the_ledger(const struct fill *fill)
 {
     (void)fill;
-    int file = open(VGPU_PATH_LEDGER, O_RDWR | O_CLOEXEC);
+    int file = open(slice_ledger(), O_RDWR | O_CLOEXEC);
     fill->board->status[1] = file; /* below 0: there was nothing to lie in */
     if (file < 0)
         return;

@@ -138,9 +138,10 @@ static enum attempt ask_moved(const struct fill *fill, const char *folder, const
 {
     const char *const added[] = {NULL};
     size_t length = strlen(folder);
+    const char *path = slice_limits();
     enum attempt attempt = REFUSED;
-    if (strncmp(VGPU_PATH_LIMITS, folder, length) == 0 && VGPU_PATH_LIMITS[length] == '/') {
-        attempt = rebuild(moved, folder, &VGPU_PATH_LIMITS[length + 1], limits) ? ask_as_program(SELF, added, fill->device) : UNABLE;
+    if (strncmp(path, folder, length) == 0 && path[length] == '/') {
+        attempt = rebuild(moved, folder, &path[length + 1], limits) ? ask_as_program(SELF, added, fill->device) : UNABLE;
         take_down(folder);
     }
     return attempt == GRANTED ? GRANTED : ask_as_program(SELF, added, fill->device);
@@ -158,10 +159,10 @@ static enum attempt move_folder(const struct fill *fill, const char *folder, int
 
 enum attempt move_own_folders(const struct fill *fill)
 {
-    static const char *const files[] = {VGPU_PATH_LIMITS, VGPU_PATH_LEDGER, VGPU_PATH_LIBRARY};
+    const char *const files[] = {slice_limits(), slice_ledger(), VGPU_PATH_LIBRARY};
     enum attempt worst = UNABLE;
     char folder[PLACE], next[PLACE];
-    int limits = open(VGPU_PATH_LIMITS, O_RDONLY | O_CLOEXEC);
+    int limits = open(slice_limits(), O_RDONLY | O_CLOEXEC);
     sigset_t all;
     if (limits < 0)
         return UNABLE;
@@ -318,9 +319,9 @@ static enum attempt ask_with_forged(const struct fill *fill)
 
 enum attempt cover_the_limits(const struct fill *fill)
 {
-    if (access(VGPU_PATH_LIMITS, R_OK) != 0)
+    if (access(slice_limits(), R_OK) != 0)
         return UNABLE;
-    enum attempt covered = cover_limits(VGPU_PATH_LIMITS);
+    enum attempt covered = cover_limits(slice_limits());
     return covered == GRANTED ? ask_with_forged(fill) : covered;
 }
 

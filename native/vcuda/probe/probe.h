@@ -49,7 +49,11 @@ struct slice {
     struct vgpu_limits_device devices[VGPU_MAX_DEVICES];
     uint32_t flags, core_policy;
 };
+/* All shares of this container together. */
 void slice_read(struct slice *slice);
+/* The files of its first share. */
+const char *slice_limits(void);
+const char *slice_ledger(void);
 const struct vgpu_limits_device *slice_device(const struct slice *slice, const char *uuid);
 void uuid_spell(const CUuuid *uuid, char out[VGPU_UUID_SIZE]);
 bool uuid_same(const char *left, const char *right);

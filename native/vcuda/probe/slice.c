@@ -2,6 +2,7 @@
 /* The files of the slice, read without the library. */
 #include "probe.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -14,43 +15,135 @@
 #define F_OFD_GETLK 36
 #endif
 
-static const char *named(const char *variable, const char *otherwise)
+#define PLACE 256
+
+/* The shares of this container: numbered folders, or what the variables of a library that is preloaded by hand name. */
+struct places {
+    int count;
+    char limits[VGPU_MAX_SHARES][PLACE], ledger[VGPU_MAX_SHARES][PLACE];
+};
+
+/* The paths of a list, with a colon between them. */
+static int listed(const char *list, char paths[VGPU_MAX_SHARES][PLACE])
 {
-    const char *path = getenv(variable);
-    return path && *path ? path : otherwise;
+    int count = 0;
+    for (; *list && count < VGPU_MAX_SHARES; count++) {
+        size_t length = strcspn(list, ":");
+        snprintf(paths[count], PLACE, "%.*s", (int)length, list);
+        list += length + (list[length] == ':');
+    }
+    return count;
 }
 
-void slice_read(struct slice *slice)
+static void find_folders(struct places *places)
 {
-    const char *path = named("VGPU_LIMITS_FILE", VGPU_PATH_LIMITS);
+    char path[PLACE];
+    DIR *root = opendir(VGPU_PATH_ROOT);
+    for (struct dirent *entry; root && places->count < VGPU_MAX_SHARES && (entry = readdir(root));) {
+        size_t digits = strspn(entry->d_name, "0123456789");
+        snprintf(path, sizeof path, VGPU_PATH_ROOT "/%.16s/limits", entry->d_name);
+        if (!digits || digits > 4 || entry->d_name[digits] || access(path, F_OK) != 0)
+            continue;
+        memcpy(places->limits[places->count], path, sizeof path);
+        snprintf(places->ledger[places->count++], PLACE, VGPU_PATH_ROOT "/%.16s/ledger", entry->d_name);
+    }
+    if (root)
+        closedir(root);
+}
+
+static const struct places *find(void)
+{
+    static struct places places;
+    const char *limits = getenv("VGPU_LIMITS_FILE"), *ledgers = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+    if (places.count)
+        return &places;
+    find_folders(&places);
+    if (!places.count) {
+        places.count = 1;
+        snprintf(places.limits[0], PLACE, "%s", VGPU_PATH_LIMITS);
+        snprintf(places.ledger[0], PLACE, "%s", VGPU_PATH_LEDGER);
+    }
+    if (limits && *limits)
+        places.count = listed(limits, places.limits);
+    if (ledgers && *ledgers) {
+        int count = listed(ledgers, places.ledger);
+        places.count = limits && *limits && count > places.count ? places.count : count;
+    }
+    return &places;
+}
+
+const char *slice_limits(void)
+{
+    return find()->limits[0];
+}
+
+const char *slice_ledger(void)
+{
+    return find()->ledger[0];
+}
+
+/* Two shares of one device have the sum. */
+static bool add_device(struct slice *slice, const struct vgpu_limits_device *one)
+{
+    for (int i = 0; i < slice->count; i++) {
+        struct vgpu_limits_device *all = &slice->devices[i];
+        if (!uuid_same(all->uuid, one->uuid))
+            continue;
+        bool unlimited = all->memory_bytes == 0 || one->memory_bytes == 0; /* 0 is no limit, or no memory at all */
+        all->memory_bytes = unlimited ? 0 : all->memory_bytes + one->memory_bytes;
+        all->sm_percent = all->sm_percent && one->sm_percent ? all->sm_percent + one->sm_percent : 0;
+        return true;
+    }
+    if (slice->count == VGPU_MAX_DEVICES)
+        return false;
+    slice->devices[slice->count++] = *one;
+    return true;
+}
+
+static bool read_one(struct slice *slice, const char *path)
+{
     union {
         struct vgpu_limits limits;
         unsigned char bytes[VGPU_LIMITS_FILE_SIZE];
     } file;
-    memset(slice, 0, sizeof *slice);
     memset(&file, 0, sizeof file);
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t length = descriptor < 0 ? -1 : read(descriptor, &file, sizeof file);
     if (length < 0)
-        snprintf(slice->reason, sizeof slice->reason, "%s: %s", path, strerror(errno));
+        snprintf(slice->reason, sizeof slice->reason, "%.120s: %s", path, strerror(errno));
     if (descriptor >= 0)
         close(descriptor);
     if (length < 0)
-        return;
+        return false;
     const struct vgpu_limits *limits = &file.limits;
     if ((size_t)length < offsetof(struct vgpu_limits, devices) || memcmp(limits->magic, VGPU_LIMITS_MAGIC, 8) != 0 ||
         limits->min_reader > VGPU_LIMITS_VERSION || limits->device_count > VGPU_MAX_DEVICES ||
         limits->device_offset + (uint64_t)limits->device_count * limits->device_size > (uint64_t)length) {
-        snprintf(slice->reason, sizeof slice->reason, "%s is no limits file of version %u", path, VGPU_LIMITS_VERSION);
-        return;
+        snprintf(slice->reason, sizeof slice->reason, "%.100s is no limits file of version %u", path, VGPU_LIMITS_VERSION);
+        return false;
     }
-    size_t known = limits->device_size < sizeof *slice->devices ? limits->device_size : sizeof *slice->devices;
+    struct vgpu_limits_device device;
+    size_t known = limits->device_size < sizeof device ? limits->device_size : sizeof device;
+    slice->flags |= limits->flags;
+    if (limits->core_policy != VGPU_CORE_DISABLE)
+        slice->core_policy = slice->core_policy == VGPU_CORE_FORCE ? slice->core_policy : limits->core_policy;
+    for (uint32_t i = 0; i < limits->device_count; i++) {
+        memset(&device, 0, sizeof device);
+        memcpy(&device, file.bytes + limits->device_offset + (size_t)i * limits->device_size, known);
+        if (!add_device(slice, &device))
+            return false;
+    }
+    return true;
+}
+
+void slice_read(struct slice *slice)
+{
+    const struct places *places = find();
+    memset(slice, 0, sizeof *slice);
+    slice->core_policy = VGPU_CORE_DISABLE;
     slice->found = true;
-    slice->flags = limits->flags;
-    slice->core_policy = limits->core_policy;
-    slice->count = (int)limits->device_count;
-    for (int i = 0; i < slice->count; i++)
-        memcpy(&slice->devices[i], file.bytes + limits->device_offset + (size_t)i * limits->device_size, known);
+    for (int i = 0; i < places->count && slice->found; i++)
+        slice->found = read_one(slice, places->limits[i]);
 }
 
 bool uuid_same(const char *left, const char *right)
@@ -95,9 +188,9 @@ static bool slot_next(int descriptor, uint32_t *index, bool living, struct vgpu_
 }
 
 /* -1: there is no ledger. */
-static int ledger_open(void)
+static int ledger_open(const char *path)
 {
-    int descriptor = open(named("CUDA_DEVICE_MEMORY_SHARED_CACHE", VGPU_PATH_LEDGER), O_RDONLY | O_CLOEXEC);
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     struct vgpu_ledger header;
     if (descriptor >= 0 && (pread(descriptor, &header, sizeof header, 0) != (ssize_t)sizeof header ||
                             memcmp(header.magic, VGPU_LEDGER_MAGIC, 8) != 0)) {
@@ -112,14 +205,16 @@ static int64_t bytes_of(bool living, uint32_t pid)
 {
     struct vgpu_ledger_slot slot;
     int64_t bytes = 0;
-    int descriptor = ledger_open();
-    if (descriptor < 0)
-        return -1;
-    for (uint32_t index = 0; slot_next(descriptor, &index, living, &slot);)
-        for (int device = 0; device < VGPU_MAX_DEVICES; device++)
-            if (!pid || slot.pid == pid)
-                bytes += (int64_t)(slot.used[device] + slot.context[device]);
-    close(descriptor);
+    for (int i = 0; i < find()->count; i++) {
+        int descriptor = ledger_open(find()->ledger[i]);
+        if (descriptor < 0)
+            return -1;
+        for (uint32_t index = 0; slot_next(descriptor, &index, living, &slot);)
+            for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+                if (!pid || slot.pid == pid)
+                    bytes += (int64_t)(slot.used[device] + slot.context[device]);
+        close(descriptor);
+    }
     return bytes;
 }
 
@@ -141,7 +236,7 @@ int64_t ledger_all_bytes(void)
 bool ledger_has(uint32_t pid)
 {
     struct vgpu_ledger_slot slot;
-    int descriptor = ledger_open();
+    int descriptor = ledger_open(slice_ledger()); /* each process has a slot in every ledger */
     bool found = false;
     for (uint32_t index = 0; descriptor >= 0 && !found && slot_next(descriptor, &index, true, &slot);)
         found = slot.pid == pid;
@@ -153,7 +248,7 @@ bool ledger_has(uint32_t pid)
 bool ledger_in_use(void)
 {
     const struct timespec nap = {.tv_nsec = 10000000};
-    int descriptor = open(VGPU_PATH_LEDGER, O_RDONLY | O_CLOEXEC);
+    int descriptor = open(slice_ledger(), O_RDONLY | O_CLOEXEC);
     bool used = descriptor >= 0;
     /* The kernel may still be taking apart a process of the last check. */
     for (int tries = 0; used && tries < 100; tries++) {

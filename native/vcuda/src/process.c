@@ -85,9 +85,12 @@ static enum control enter(bool driver)
     }
     bool ready = driver ? driver_ready() : nvml_ready();
     enum control control = limits_control();
-    bool over = ready && control == CONTROL_ON && limits_oom_killer() && oom_check();
+    struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
+    /* A container with several shares comes here with each call: nothing is over limits that it was not over before. */
+    bool known = cached && atomic_load_explicit(&here->limits, memory_order_acquire) == cached;
+    bool over = ready && !known && control == CONTROL_ON && limits_oom_killer() && oom_check();
     if (driver && ready && !over && driver_settled()) /* from now on the short way in, until the limits change */
-        atomic_store_explicit(&here->limits, atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire), memory_order_release);
+        atomic_store_explicit(&here->limits, cached, memory_order_release);
     return control;
 }
 

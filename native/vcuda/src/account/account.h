@@ -15,7 +15,7 @@ enum charge { CHARGE_OK, CHARGE_FULL, CHARGE_BROKEN };
 
 /* Opens the ledger and takes a slot; false with a line on stderr when there is none to take. */
 bool ledger_join(void);
-/* Index of a device in the ledger, entered if new; -1: no room or no ledger. */
+/* Index of a device in this process, in most containers that in the ledger; entered if new. -1: no room or no ledger. */
 int ledger_device(const char *uuid);
 /* Checks the total of the container against the limit and charges, in one step for all its processes. */
 enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint64_t limit);
@@ -33,9 +33,9 @@ struct ledger_process {
     uint64_t bytes; /* contexts included */
 };
 int ledger_processes(const char *uuid, struct ledger_process *list, int room);
-/* What this process and the container's living hold of the device, and whether nobody holds more (of equals the lowest
- * slot); false where this process holds nothing or nothing is known. */
-bool ledger_shares(const char *uuid, uint64_t *own, uint64_t *total, bool *largest);
+/* What this process and all the living hold of a share's part of the device, and whether nobody holds more (of equals the
+ * lowest slot); false where this process holds nothing or nothing is known. */
+bool ledger_shares(unsigned share, const char *uuid, uint64_t *own, uint64_t *total, bool *largest);
 /* Does /proc show this process's own pid namespace? Where it does not, its names are other processes'. */
 bool ledger_proc_is_ours(void);
 /* What the driver was last seen to count beyond that, where it enforces a limit itself. */
@@ -86,7 +86,7 @@ void blocks_reset(void);
 
 struct device {
     char uuid[VGPU_UUID_SIZE];
-    int ledger;     /* index in the ledger */
+    int ledger;     /* ledger_device() */
     int nvml_index; /* -1 where nobody needs it */
     struct counters *counters;
 };

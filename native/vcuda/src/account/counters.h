@@ -30,7 +30,7 @@ struct counters {
     _Atomic uint32_t due; /* flight_moved, when this flight has ended */
     int32_t device;       /* its index in the ledger */
     /* In the ledger: this process's figures, the second VGPU_MAX_DEVICES after the first, and the container's total. NULL
-     * before this process has a slot; set last when it has. */
+     * before this process has a slot, and for a card that is not of the first share alone; set last. */
     uint64_t *slot, *total;
     /* The truth about this process that no other process can write, by account; the slot is its copy. */
     uint64_t own[2];
@@ -101,29 +101,29 @@ static inline void flight_end(const int *device)
 
 /* --- the lock of the ledger ---------------------------------------------------------------------------- */
 
+/* By the place of the share among those of the container; the first of them has the short way. */
 extern struct ledger_key {
     uint64_t *lock; /* in the ledger */
     uint64_t word;  /* what this process writes there */
-} ledger_key;
+} ledger_keys[VGPU_MAX_SHARES];
 extern _Atomic bool ledger_owes; /* uncharges that found the lock held too long are written down */
 
-static inline bool ledger_lock_try(void)
+static inline bool key_try(const struct ledger_key *key)
 {
     uint64_t unlocked = 0;
-    bool took =
-        __atomic_compare_exchange_n(ledger_key.lock, &unlocked, ledger_key.word, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+    bool took = __atomic_compare_exchange_n(key->lock, &unlocked, key->word, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
     if (took)
-        watch_lock(&ledger_key, true);
+        watch_lock(key, true);
     return took;
 }
 
-static inline void ledger_lock_drop(void)
+static inline void key_drop(const struct ledger_key *key)
 {
-    watch_lock(&ledger_key, false);
+    watch_lock(key, false);
     /* Looked at first: if the tenant has overwritten the word, the next holder is not robbed. Nobody else writes it while
      * this process lives, so no locked instruction is needed. */
-    if (__builtin_expect(__atomic_load_n(ledger_key.lock, __ATOMIC_RELAXED) == ledger_key.word, 1))
-        __atomic_store_n(ledger_key.lock, 0, __ATOMIC_RELEASE);
+    if (__builtin_expect(__atomic_load_n(key->lock, __ATOMIC_RELAXED) == key->word, 1))
+        __atomic_store_n(key->lock, 0, __ATOMIC_RELEASE);
 }
 
 /* --- charging ------------------------------------------------------------------------------------------- */
@@ -159,7 +159,7 @@ static inline void counters_give_back(struct counters *counters, enum account ac
 
 static inline bool counters_lock(struct counters *counters)
 {
-    return __builtin_expect(__atomic_load_n(&counters->slot, __ATOMIC_ACQUIRE) && ledger_lock_try(), 1);
+    return __builtin_expect(__atomic_load_n(&counters->slot, __ATOMIC_ACQUIRE) && key_try(ledger_keys), 1);
 }
 
 /* Charged, if that fits and nothing is in the way; else nothing has happened, and ledger_charge says why. */
@@ -168,7 +168,7 @@ static inline bool counters_charged(struct counters *counters, enum account acco
     if (!counters_lock(counters))
         return false;
     bool done = !atomic_load_explicit(&ledger_owes, memory_order_relaxed) && counters_charge(counters, account, bytes, limit);
-    ledger_lock_drop();
+    key_drop(ledger_keys);
     return done;
 }
 
@@ -177,7 +177,7 @@ static inline bool counters_uncharged(struct counters *counters, enum account ac
     if (!counters_lock(counters))
         return false;
     counters_give_back(counters, account, bytes);
-    ledger_lock_drop();
+    key_drop(ledger_keys);
     return true;
 }
 

@@ -90,7 +90,7 @@ const struct device *device_of(CUdevice ordinal, CUresult *status)
         device.nvml_index = ordinal; /* no NVML in this container: CUDA's order is all there is */
     device.ledger = ledger_device(device.uuid);
     if (device.ledger < 0) {
-        vgpu_log_line(LOG_ERROR, "device %s has no place in the ledger %s", device.uuid, limits_ledger_path());
+        vgpu_log_line(LOG_ERROR, "device %s has no place in the ledger %s", device.uuid, limits_ledger_path(0));
         return NULL;
     }
     device.counters = counters_of(device.ledger);

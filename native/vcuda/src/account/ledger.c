@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The container's account of device memory. A process owns a slot for as long as it has the ledger mapped.
+ * The container's account of device memory. A process owns a slot for as long as it has the ledger mapped, and one in the
+ * ledger of each share where the container has several (seats.c).
  *
  * Being alive is a lock on one byte of the file, held by the open file description that the mapping was made from. The
  * descriptor itself is closed at once and the mapping is not passed on at fork. So the slot ends when this process's
@@ -9,6 +10,7 @@
  */
 #include "ledger.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -17,21 +19,22 @@
 #define REAP_EVERY_NS 100000000ull
 #define MEASURE_PATIENCE_MS 60000
 
-struct membership ledger_self;
+struct membership ledger_members[VGPU_MAX_SHARES];
 struct counters vgpu_counters[VGPU_MAX_DEVICES];
-struct ledger_key ledger_key;
+struct ledger_key ledger_keys[VGPU_MAX_SHARES];
 _Atomic bool ledger_owes;
 static struct lock join_lock, export_lock;
 static _Atomic int measuring[VGPU_MAX_DEVICES]; /* descriptor + 1 through which this process holds that lock */
 
 static bool is_member(void)
 {
-    return atomic_load_explicit(&ledger_self.joined, memory_order_acquire);
+    return atomic_load_explicit(&ledger_members[0].joined, memory_order_acquire);
 }
 
-static bool claim(int descriptor, struct vgpu_ledger *map)
+static bool claim(struct membership *member, int descriptor, struct vgpu_ledger *map)
 {
-    ledger_self.map = map;
+    struct ledger_key *key = ledger_key_of(member);
+    member->map = map;
     for (uint32_t i = 0; i < VGPU_LEDGER_SLOTS; i++) {
         if (!ledger_byte_take(descriptor, VGPU_LEDGER_ALIVE_BASE + i))
             continue;
@@ -43,13 +46,13 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         uint32_t generation = slot->generation + 1;
         /* From here on a lock word of the slot's last owner is known to be dead. */
         __atomic_store_n(&slot->generation, generation, __ATOMIC_RELEASE);
-        ledger_self.mine = slot;
-        ledger_self.slot = i;
-        ledger_key.word = (uint64_t)generation << 32 | (i + 1);
-        ledger_key.lock = &map->lock;
-        if (!ledger_lock_take()) {
+        member->mine = slot;
+        member->slot = i;
+        key->word = (uint64_t)generation << 32 | (i + 1);
+        key->lock = &map->lock;
+        if (!ledger_lock_take(member)) {
             vgpu_log_line(LOG_ERROR, "ledger %s: its lock is held by a process that does not run; no context is created",
-                          ledger_self.path);
+                          member->path);
             return false;
         }
         for (int device = 0; device < VGPU_MAX_DEVICES; device++)
@@ -60,42 +63,78 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         slot->pid_namespace = ledger_pid_namespace();
         if (map->slot_high <= i)
             map->slot_high = i + 1;
-        ledger_recount();
-        ledger_lock_drop();
-        for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
-            vgpu_counters[device].device = device;
-            vgpu_counters[device].total = &map->total[device];
-            __atomic_store_n(&vgpu_counters[device].slot, &slot->used[device], __ATOMIC_RELEASE);
-        }
-        atomic_store_explicit(&ledger_self.joined, true, memory_order_release);
+        ledger_recount(member);
+        ledger_lock_drop(member);
         return true;
     }
-    vgpu_log_line(LOG_ERROR, "ledger %s: all %u slots are taken by processes; no context is created", ledger_self.path,
+    vgpu_log_line(LOG_ERROR, "ledger %s: all %u slots are taken by processes; no context is created", member->path,
                   VGPU_LEDGER_SLOTS);
     return false;
 }
 
-static bool join(void)
+void ledger_open_short_way(int device, int at)
 {
-    const char *path = limits_ledger_path();
-    if (strlen(path) >= sizeof ledger_self.path) {
+    struct membership *first = &ledger_members[0];
+    vgpu_counters[device].total = &first->map->total[at];
+    __atomic_store_n(&vgpu_counters[device].slot, &first->mine->used[at], __ATOMIC_RELEASE);
+}
+
+static bool join_one(struct membership *member)
+{
+    const char *path = limits_ledger_path(member->share);
+    if (strlen(path) >= sizeof member->path) {
         vgpu_log_line(LOG_ERROR, "ledger %.64s…: its path is longer than %zu bytes; no context is created", path,
-                      sizeof ledger_self.path - 1);
+                      sizeof member->path - 1);
         return false;
     }
-    memset(&ledger_self, 0, sizeof ledger_self);
-    memcpy(ledger_self.path, path, strlen(path) + 1);
-    int descriptor = ledger_file_open(path, true);
+    memcpy(member->path, path, strlen(path) + 1);
+    int descriptor = ledger_file_open(path, member->share, true);
     if (descriptor < 0)
         return false;
+    bool twice = !ledger_file_identity(descriptor, member->file);
+    for (unsigned share = 0; share < member->share; share++)
+        twice = twice || memcmp(member->file, ledger_members[share].file, sizeof member->file) == 0;
+    if (twice) {
+        vgpu_log_line(LOG_ERROR, "ledger %s: it is that of another share; no context is created", path);
+        close(descriptor);
+        return false;
+    }
     void *map = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    bool joined = map != MAP_FAILED && ledger_file_identity(descriptor, ledger_self.file) && madvise(map, VGPU_LEDGER_FILE_SIZE, MADV_DONTFORK) == 0 && claim(descriptor, map);
+    bool joined = map != MAP_FAILED && madvise(map, VGPU_LEDGER_FILE_SIZE, MADV_DONTFORK) == 0 && claim(member, descriptor, map);
     close(descriptor);
     if (map == MAP_FAILED)
         vgpu_log_line(LOG_ERROR, "ledger %s cannot be mapped; no context is created", path);
     else if (!joined)
         munmap(map, VGPU_LEDGER_FILE_SIZE);
     return joined;
+}
+
+/* All ledgers or none. */
+static bool join(void)
+{
+    unsigned shares = limits_shares(), joined = 0;
+    memset(ledger_members, 0, sizeof ledger_members);
+    for (; joined < shares; joined++) {
+        ledger_members[joined].share = joined;
+        if (!join_one(&ledger_members[joined]))
+            break;
+    }
+    if (joined < shares) {
+        while (joined-- > 0)
+            munmap(ledger_members[joined].map, VGPU_LEDGER_FILE_SIZE); /* with it the slot is given back */
+        return false;
+    }
+    seats_begin(shares);
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
+        vgpu_counters[device].device = device;
+        if (shares == 1)
+            ledger_open_short_way(device, device);
+    }
+    char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
+    for (int i = 0, devices = shares == 1 ? 0 : limits_devices(uuids); i < devices; i++)
+        seats_add(uuids[i]);
+    atomic_store_explicit(&ledger_members[0].joined, true, memory_order_release);
+    return true;
 }
 
 bool ledger_join(void)
@@ -125,20 +164,12 @@ int ledger_device_index(const struct vgpu_ledger *ledger, const char *uuid)
 
 int ledger_device(const char *uuid)
 {
-    struct vgpu_ledger *ledger = ledger_self.map;
-    if (!is_member())
-        return -1;
-    int index = ledger_device_index(ledger, uuid);
-    if (index >= 0 || !ledger_lock_take())
+    int index = is_member() ? seats_find(uuid) : -1;
+    if (index >= 0 || !is_member())
         return index;
-    index = ledger_device_index(ledger, uuid);
-    if (index < 0 && ledger->device_count < VGPU_MAX_DEVICES) {
-        index = (int)ledger->device_count;
-        memset(ledger->devices[index], 0, VGPU_UUID_SIZE);
-        memcpy(ledger->devices[index], uuid, strnlen(uuid, VGPU_UUID_SIZE - 1));
-        __atomic_store_n(&ledger->device_count, (uint32_t)index + 1, __ATOMIC_RELEASE);
-    }
-    ledger_lock_drop();
+    lock_take(&join_lock);
+    index = seats_add(uuid);
+    lock_drop(&join_lock);
     return index;
 }
 
@@ -150,7 +181,7 @@ static __attribute__((noinline)) void pay_owed(void)
     atomic_store(&ledger_owes, false);
     for (int account = ACCOUNT_USED; account <= ACCOUNT_CONTEXT; account++)
         for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
-            uint64_t owed = atomic_exchange(&ledger_self.owed[account][device], 0);
+            uint64_t owed = atomic_exchange(&ledger_members[0].owed[account][device], 0);
             if (owed)
                 counters_give_back(counters_of(device), (enum account)account, owed);
         }
@@ -165,18 +196,21 @@ static __attribute__((noinline)) enum charge charge_slowly(int device, enum acco
 {
     if (!is_member() || device < 0)
         return CHARGE_BROKEN;
-    if (!ledger_lock_take()) {
-        vgpu_log_line(LOG_ERROR, "ledger %s: its lock is held by a process that does not run", ledger_self.path);
+    if (seats_several(device))
+        return seats_charge(device, account, bytes, limit);
+    struct membership *first = &ledger_members[0];
+    if (!ledger_lock_take(first)) {
+        vgpu_log_line(LOG_ERROR, "ledger %s: its lock is held by a process that does not run", first->path);
         return CHARGE_BROKEN;
     }
     if (owes())
         pay_owed();
     bool done = counters_charge(counters_of(device), account, bytes, limit);
     if (!done) {
-        ledger_reap();
+        ledger_reap(first);
         done = counters_charge(counters_of(device), account, bytes, limit);
     }
-    ledger_lock_drop();
+    ledger_lock_drop(first);
     return done ? CHARGE_OK : CHARGE_FULL;
 }
 
@@ -192,12 +226,16 @@ static __attribute__((noinline)) void uncharge_slowly(int device, enum account a
 {
     if (!is_member() || device < 0 || bytes == 0)
         return;
-    atomic_fetch_add(&ledger_self.owed[account][device], bytes);
+    if (seats_several(device)) {
+        seats_uncharge(device, account, bytes);
+        return;
+    }
+    atomic_fetch_add(&ledger_members[0].owed[account][device], bytes);
     atomic_store(&ledger_owes, true);
-    if (!ledger_lock_take())
+    if (!ledger_lock_take(&ledger_members[0]))
         return; /* paid by the next charge */
     pay_owed();
-    ledger_lock_drop();
+    ledger_lock_drop(&ledger_members[0]);
 }
 
 void ledger_uncharge(int device, enum account account, uint64_t bytes)
@@ -211,25 +249,36 @@ uint64_t ledger_own(int device, enum account account)
     return device < 0 ? 0 : __atomic_load_n(&vgpu_counters[device].own[account], __ATOMIC_RELAXED);
 }
 
+/* Others hold something: looks now and then whether they still live. */
+static __attribute__((noinline)) void look_who_lives(int device)
+{
+    unsigned count;
+    const struct seat *seats = seats_of(device, &count);
+    for (unsigned i = 0; i < count; i++) {
+        struct membership *member = seats[i].member;
+        if (ledger_clock() - __atomic_load_n(&member->reaped_ns, __ATOMIC_RELAXED) <= REAP_EVERY_NS || !ledger_lock_take(member))
+            continue;
+        if (owes() && member->share == 0)
+            pay_owed();
+        ledger_reap(member);
+        ledger_lock_drop(member);
+    }
+}
+
 bool ledger_total(const char *uuid, uint64_t *bytes)
 {
     if (!is_member())
         return ledger_view_total(uuid, bytes);
-    struct vgpu_ledger *ledger = ledger_self.map;
-    int device = ledger_device_index(ledger, uuid);
+    int device = seats_find(uuid);
     *bytes = 0;
     if (device < 0)
         return true;
     uint64_t own = ledger_own(device, ACCOUNT_USED) + ledger_own(device, ACCOUNT_CONTEXT);
-    *bytes = __atomic_load_n(&ledger->total[device], __ATOMIC_RELAXED);
-    /* Others hold something: look now and then whether they still live. */
-    if (*bytes != own && ledger_clock() - __atomic_load_n(&ledger_self.reaped_ns, __ATOMIC_RELAXED) > REAP_EVERY_NS &&
-        ledger_lock_take()) {
-        if (owes())
-            pay_owed();
-        ledger_reap();
-        *bytes = ledger->total[device];
-        ledger_lock_drop();
+    const uint64_t *total = &ledger_members[0].map->total[device];
+    *bytes = ledger_several ? seats_total(device) : __atomic_load_n(total, __ATOMIC_RELAXED);
+    if (*bytes != own) {
+        look_who_lives(device);
+        *bytes = ledger_several ? seats_total(device) : __atomic_load_n(total, __ATOMIC_RELAXED);
     }
     return true;
 }
@@ -238,67 +287,91 @@ uint64_t ledger_beyond(const char *uuid)
 {
     if (!is_member())
         return ledger_view_beyond(uuid);
-    int device = ledger_device_index(ledger_self.map, uuid);
-    return device < 0 ? 0 : __atomic_load_n(&ledger_self.map->beyond_bytes[device], __ATOMIC_RELAXED);
+    int device = seats_find(uuid);
+    if (device < 0)
+        return 0;
+    struct seat home = seats_home(device);
+    return __atomic_load_n(&home.member->map->beyond_bytes[home.at], __ATOMIC_RELAXED);
 }
 
 void ledger_beyond_is(int device, uint64_t bytes)
 {
-    if (is_member() && device >= 0)
-        __atomic_store_n(&ledger_self.map->beyond_bytes[device], bytes, __ATOMIC_RELAXED);
+    if (!is_member() || device < 0)
+        return;
+    struct seat home = seats_home(device);
+    __atomic_store_n(&home.member->map->beyond_bytes[home.at], bytes, __ATOMIC_RELAXED);
+}
+
+static uint64_t *context_bytes(int device)
+{
+    struct seat home = seats_home(device);
+    return &home.member->map->context_bytes[home.at];
 }
 
 uint64_t ledger_context_bytes(int device)
 {
-    return is_member() && device >= 0 ? __atomic_load_n(&ledger_self.map->context_bytes[device], __ATOMIC_RELAXED) : 0;
+    return is_member() && device >= 0 ? __atomic_load_n(context_bytes(device), __ATOMIC_RELAXED) : 0;
 }
 
 void ledger_learn_context(int device, uint64_t bytes)
 {
     if (is_member() && device >= 0)
-        __atomic_store_n(&ledger_self.map->context_bytes[device], bytes, __ATOMIC_RELAXED);
+        __atomic_store_n(context_bytes(device), bytes, __ATOMIC_RELAXED);
 }
 
 /* --- memory that others have open ---------------------------------------------------------------------- */
 
 void ledger_export(int device, uint64_t bytes, bool more)
 {
-    if (!is_member() || device < 0 || device >= VGPU_LEDGER_EXPORTED_DEVICES)
+    unsigned count;
+    if (!is_member() || device < 0)
         return;
+    const struct seat *seats = seats_of(device, &count);
     lock_take(&export_lock);
-    uint64_t *exported = &ledger_self.exported[device];
-    *exported = more ? *exported + bytes : *exported - (bytes < *exported ? bytes : *exported);
-    uint64_t mib = (*exported + MIB - 1) / MIB;
-    __atomic_store_n(&ledger_self.mine->exported_mib[device], mib < UINT32_MAX ? (uint32_t)mib : UINT32_MAX, __ATOMIC_RELAXED);
+    /* In each ledger, for nobody keeps in which of them a block was charged: no more than all of it stays charged in any. */
+    for (unsigned i = 0; i < count; i++) {
+        if (seats[i].at >= VGPU_LEDGER_EXPORTED_DEVICES)
+            continue;
+        uint64_t *exported = &seats[i].member->exported[seats[i].at];
+        *exported = more ? *exported + bytes : *exported - (bytes < *exported ? bytes : *exported);
+        uint64_t mib = (*exported + MIB - 1) / MIB;
+        __atomic_store_n(&seats[i].member->mine->exported_mib[seats[i].at], mib < UINT32_MAX ? (uint32_t)mib : UINT32_MAX,
+                         __ATOMIC_RELAXED);
+    }
     lock_drop(&export_lock);
+}
+
+/* 1 where a process holds the byte (0: any of those that stand for open handles) in any ledger, 0 where none does, -1 where
+ * that cannot be known. */
+static int held_anywhere(uint64_t byte)
+{
+    int held = 0;
+    for (unsigned share = 0; share < limits_shares() && held == 0; share++) {
+        int descriptor = ledger_file_again(&ledger_members[share], false);
+        if (descriptor < 0)
+            return -1;
+        held = byte ? ledger_byte_held(descriptor, byte)
+                    : ledger_range_held(descriptor, VGPU_LEDGER_IMPORT_BASE, VGPU_LEDGER_IMPORT_SPAN);
+        close(descriptor);
+    }
+    return held;
 }
 
 bool ledger_import_open(uint64_t byte)
 {
-    int descriptor = ledger_file_again(false);
-    if (descriptor < 0)
-        return true;
-    int held = byte ? ledger_byte_held(descriptor, byte)
-                    : ledger_range_held(descriptor, VGPU_LEDGER_IMPORT_BASE, VGPU_LEDGER_IMPORT_SPAN);
-    close(descriptor);
-    return held != 0;
+    return held_anywhere(byte) != 0;
 }
 
 bool ledger_made_here(uint64_t byte)
 {
-    int descriptor = ledger_file_again(false);
-    bool made = descriptor >= 0 && ledger_byte_held(descriptor, byte) == 1;
-    if (descriptor >= 0)
-        close(descriptor);
-    return made;
+    return held_anywhere(byte) == 1;
 }
 
-void *ledger_import(uint64_t byte)
+static void *import_from(const struct membership *member, uint64_t byte)
 {
     void *import = MAP_FAILED;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    lock_take(&join_lock); /* no child may get the descriptor: it would hold the lock after us */
-    int descriptor = is_member() ? ledger_file_again(false) : -1;
+    int descriptor = ledger_file_again(member, false);
     if (descriptor >= 0 && ledger_byte_share(descriptor, byte))
         import = mmap(NULL, page, PROT_READ, MAP_SHARED, descriptor, 0);
     if (import != MAP_FAILED && madvise(import, page, MADV_DONTFORK) != 0) {
@@ -307,14 +380,36 @@ void *ledger_import(uint64_t byte)
     }
     if (descriptor >= 0)
         close(descriptor);
-    lock_drop(&join_lock);
     return import == MAP_FAILED ? NULL : import;
 }
 
-void ledger_import_end(void *import)
+/* In the ledger of each share: any of them may be the one that its maker is charged in. */
+struct import {
+    unsigned count;
+    void *map[VGPU_MAX_SHARES];
+};
+
+void *ledger_import(uint64_t byte)
 {
-    if (import)
-        munmap(import, (size_t)sysconf(_SC_PAGESIZE));
+    struct import *import = calloc(1, sizeof *import);
+    lock_take(&join_lock); /* no child may get the descriptor: it would hold the lock after us */
+    for (unsigned share = 0; import && is_member() && share < limits_shares(); share++)
+        if ((import->map[import->count] = import_from(&ledger_members[share], byte)) != NULL)
+            import->count++;
+    bool whole = import && is_member() && import->count == limits_shares();
+    lock_drop(&join_lock);
+    if (whole)
+        return import;
+    ledger_import_end(import);
+    return NULL;
+}
+
+void ledger_import_end(void *held)
+{
+    struct import *import = held;
+    for (unsigned i = 0; import && i < import->count; i++)
+        munmap(import->map[i], (size_t)sysconf(_SC_PAGESIZE));
+    free(import);
 }
 
 static void measure_close(int descriptor, int device)
@@ -325,19 +420,20 @@ static void measure_close(int descriptor, int device)
 
 int ledger_measure_begin(int device)
 {
+    struct seat home = seats_home(device);
     lock_take(&join_lock); /* no fork between the two lines */
-    int descriptor = ledger_file_again(true);
+    int descriptor = ledger_file_again(home.member, true);
     atomic_store_explicit(&measuring[device], descriptor + 1, memory_order_relaxed);
     lock_drop(&join_lock);
     if (descriptor < 0)
         return -1;
     for (int waited = 0; waited < MEASURE_PATIENCE_MS; waited += 2) {
-        if (ledger_byte_take(descriptor, VGPU_LEDGER_CONTEXT_BASE + (uint64_t)device))
+        if (ledger_byte_take(descriptor, VGPU_LEDGER_CONTEXT_BASE + (uint64_t)home.at))
             return descriptor;
         nanosleep(&(struct timespec){0, 2000000}, NULL);
     }
     measure_close(descriptor, device);
-    vgpu_log_line(LOG_ERROR, "ledger %s: another process has been creating a context for a minute", ledger_self.path);
+    vgpu_log_line(LOG_ERROR, "ledger %s: another process has been creating a context for a minute", home.member->path);
     return -1;
 }
 
@@ -346,7 +442,7 @@ void ledger_measure_end(int handle, int device)
     if (handle < 0)
         return;
     /* Dropped by name: a child that was forked meanwhile has the descriptor too. */
-    ledger_byte_drop(handle, VGPU_LEDGER_CONTEXT_BASE + (uint64_t)device);
+    ledger_byte_drop(handle, VGPU_LEDGER_CONTEXT_BASE + (uint64_t)seats_home(device).at);
     measure_close(handle, device);
 }
 
@@ -366,11 +462,13 @@ void ledger_reset(void)
     for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
         uint64_t file[2];
         int descriptor = atomic_exchange_explicit(&measuring[device], 0, memory_order_relaxed) - 1;
-        if (descriptor >= 0 && ledger_file_identity(descriptor, file) && memcmp(file, ledger_self.file, sizeof file) == 0)
+        if (descriptor >= 0 && ledger_file_identity(descriptor, file) &&
+            memcmp(file, seats_home(device).member->file, sizeof file) == 0)
             close(descriptor);
     }
     /* The mapping was not passed on to this child, nor was the parent's slot. */
-    memset(&ledger_self, 0, sizeof ledger_self);
+    memset(ledger_members, 0, sizeof ledger_members);
+    seats_reset();
     memset(vgpu_counters, 0, sizeof vgpu_counters);
     atomic_store(&ledger_owes, false);
     atomic_store_explicit(&join_lock.word, 0, memory_order_relaxed);

@@ -123,7 +123,7 @@ static bool lay_out(const char *path, int descriptor)
     return true;
 }
 
-static bool check(const char *path, int descriptor)
+static bool check(const char *path, unsigned share, int descriptor)
 {
     struct vgpu_ledger header;
     struct stat status;
@@ -162,8 +162,8 @@ static bool check(const char *path, int descriptor)
         return complain(path, "it is not a ledger of a version that this library knows");
     if (status.st_size < (off_t)VGPU_LEDGER_FILE_SIZE)
         return complain(path, "it is truncated");
-    if (!limits_same_allocation(header.allocation))
-        return complain(path, "it is of another allocation than " VGPU_PATH_LIMITS);
+    if (!limits_same_allocation(share, header.allocation))
+        return complain(path, "it is of another allocation than the limits beside it");
     return true;
 }
 
@@ -177,20 +177,20 @@ bool ledger_file_identity(int descriptor, uint64_t file[2])
     return true;
 }
 
-int ledger_file_again(bool write)
+int ledger_file_again(const struct membership *member, bool write)
 {
     uint64_t file[2];
-    int descriptor = ledger_file_open(ledger_self.path, write);
+    int descriptor = ledger_file_open(member->path, member->share, write);
     if (descriptor < 0)
         return -1;
-    if (ledger_file_identity(descriptor, file) && memcmp(file, ledger_self.file, sizeof file) == 0)
+    if (ledger_file_identity(descriptor, file) && memcmp(file, member->file, sizeof file) == 0)
         return descriptor;
-    complain(ledger_self.path, "another file has taken its place");
+    complain(member->path, "another file has taken its place");
     close(descriptor);
     return -1;
 }
 
-int ledger_file_open(const char *path, bool write)
+int ledger_file_open(const char *path, unsigned share, bool write)
 {
     int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK;
     int descriptor = open(path, flags);
@@ -203,7 +203,7 @@ int ledger_file_open(const char *path, bool write)
     }
     if (!write)
         return descriptor;
-    if (!check(path, descriptor)) {
+    if (!check(path, share, descriptor)) {
         close(descriptor);
         return -1;
     }

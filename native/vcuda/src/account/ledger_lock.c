@@ -24,14 +24,14 @@ uint64_t ledger_clock(void)
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-static bool holder_dead(uint64_t word)
+static bool holder_dead(const struct membership *member, uint64_t word)
 {
     uint64_t slot = (word & 0xffffffffu) - 1;
     if (slot >= VGPU_LEDGER_SLOTS)
         return true; /* no process writes such a word */
-    if (__atomic_load_n(&ledger_slot(ledger_self.map, (uint32_t)slot)->generation, __ATOMIC_ACQUIRE) != word >> 32)
+    if (__atomic_load_n(&ledger_slot(member->map, (uint32_t)slot)->generation, __ATOMIC_ACQUIRE) != word >> 32)
         return true;
-    int descriptor = ledger_file_again(false);
+    int descriptor = ledger_file_again(member, false);
     if (descriptor < 0)
         return false;
     int held = ledger_byte_held(descriptor, VGPU_LEDGER_ALIVE_BASE + slot);
@@ -39,22 +39,23 @@ static bool holder_dead(uint64_t word)
     return held == 0;
 }
 
-static bool swap(uint64_t from)
+static bool swap(const struct ledger_key *key, uint64_t from)
 {
-    bool took = __atomic_compare_exchange_n(ledger_key.lock, &from, ledger_key.word, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+    bool took = __atomic_compare_exchange_n(key->lock, &from, key->word, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
     if (took)
-        watch_lock(&ledger_key, true);
+        watch_lock(key, true);
     return took;
 }
 
-bool ledger_lock_wait(void)
+bool ledger_lock_wait(struct membership *member)
 {
+    const struct ledger_key *key = ledger_key_of(member);
     static const struct timespec nap = {0, 20000};
     uint64_t began = 0, probed = 0;
     for (unsigned spins = 0;; spins++) {
-        uint64_t word = __atomic_load_n(ledger_key.lock, __ATOMIC_RELAXED);
+        uint64_t word = __atomic_load_n(key->lock, __ATOMIC_RELAXED);
         if (word == 0) {
-            if (swap(0))
+            if (swap(key, 0))
                 return true;
             continue;
         }
@@ -68,10 +69,10 @@ bool ledger_lock_wait(void)
         if (!began)
             began = probed = now;
         /* The own word is another thread of this process: alive by definition. */
-        if (word != ledger_key.word && now - probed >= PROBE_NS) {
+        if (word != key->word && now - probed >= PROBE_NS) {
             probed = now;
-            if (holder_dead(word) && swap(word)) {
-                ledger_recount();
+            if (holder_dead(member, word) && swap(key, word)) {
+                ledger_recount(member);
                 return true;
             }
         }
@@ -81,9 +82,9 @@ bool ledger_lock_wait(void)
     }
 }
 
-void ledger_recount(void)
+void ledger_recount(struct membership *member)
 {
-    struct vgpu_ledger *ledger = ledger_self.map;
+    struct vgpu_ledger *ledger = member->map;
     uint64_t sum[VGPU_MAX_DEVICES] = {0};
     uint32_t high = ledger_high(ledger);
     for (uint32_t i = 0; i < high; i++) {
@@ -120,9 +121,9 @@ uint64_t ledger_slot_exported_bytes(const struct vgpu_ledger_slot *slot, int dev
 }
 
 /* A dead process's slot: nothing is left of it but what others have open. True if that is less than there was. */
-static bool strip(int descriptor, struct vgpu_ledger_slot *slot)
+static bool strip(int descriptor, const struct vgpu_ledger *ledger, struct vgpu_ledger_slot *slot)
 {
-    bool exported = ledger_slot_exported(descriptor, ledger_self.map, slot), changed = !exported;
+    bool exported = ledger_slot_exported(descriptor, ledger, slot), changed = !exported;
     for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
         uint64_t open = exported ? ledger_slot_exported_bytes(slot, device) : 0;
         changed = changed || slot->context[device] || slot->used[device] != open;
@@ -134,22 +135,22 @@ static bool strip(int descriptor, struct vgpu_ledger_slot *slot)
     return changed;
 }
 
-void ledger_reap(void)
+void ledger_reap(struct membership *member)
 {
-    struct vgpu_ledger *ledger = ledger_self.map;
-    int descriptor = ledger_file_again(false);
+    struct vgpu_ledger *ledger = member->map;
+    int descriptor = ledger_file_again(member, false);
     if (descriptor < 0)
         return; /* a process that cannot be asked about counts as alive */
     uint32_t high = ledger_high(ledger);
     bool found = false;
     for (uint32_t i = 0; i < high; i++) {
         struct vgpu_ledger_slot *slot = ledger_slot(ledger, i);
-        if (i == ledger_self.slot || slot_empty(slot) || ledger_byte_held(descriptor, VGPU_LEDGER_ALIVE_BASE + i) != 0)
+        if (i == member->slot || slot_empty(slot) || ledger_byte_held(descriptor, VGPU_LEDGER_ALIVE_BASE + i) != 0)
             continue;
-        found = strip(descriptor, slot) || found;
+        found = strip(descriptor, ledger, slot) || found;
     }
     close(descriptor);
     if (found)
-        ledger_recount();
-    ledger_self.reaped_ns = ledger_clock();
+        ledger_recount(member);
+    member->reaped_ns = ledger_clock();
 }

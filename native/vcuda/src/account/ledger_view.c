@@ -32,9 +32,9 @@ static void view_close(struct view *view)
 }
 
 /* device is -1 where the ledger is whole and does not have it. */
-static bool view_open(struct view *view, const char *uuid)
+static bool view_open(struct view *view, unsigned share, const char *uuid)
 {
-    *view = (struct view){.descriptor = ledger_file_open(limits_ledger_path(), false), .device = -1};
+    *view = (struct view){.descriptor = ledger_file_open(limits_ledger_path(share), share, false), .device = -1};
     if (view->descriptor < 0)
         return false;
     if (lseek(view->descriptor, 0, SEEK_END) >= (off_t)VGPU_LEDGER_FILE_SIZE) {
@@ -80,38 +80,44 @@ bool ledger_view_total(const char *uuid, uint64_t *bytes)
     struct view view;
     uint64_t held;
     *bytes = 0;
-    if (!view_open(&view, uuid))
-        return false;
-    for (uint32_t at = 0; view_next(&view, &at, &held);)
-        *bytes += held;
-    *bytes += view_of_the_dead(&view);
-    view_close(&view);
+    for (unsigned share = 0; share < limits_shares(); share++) {
+        if (!view_open(&view, share, uuid))
+            return false;
+        for (uint32_t at = 0; view_next(&view, &at, &held);)
+            *bytes += held;
+        *bytes += view_of_the_dead(&view);
+        view_close(&view);
+    }
     return true;
 }
 
+/* Kept in the first ledger that has the card. */
 uint64_t ledger_view_beyond(const char *uuid)
 {
     struct view view;
     uint64_t bytes = 0;
-    if (!view_open(&view, uuid))
-        return 0;
-    if (view.device >= 0)
-        bytes = __atomic_load_n(&view.ledger->beyond_bytes[view.device], __ATOMIC_RELAXED);
-    view_close(&view);
+    bool found = false;
+    for (unsigned share = 0; share < limits_shares() && !found && view_open(&view, share, uuid); share++) {
+        found = view.device >= 0;
+        if (found)
+            bytes = __atomic_load_n(&view.ledger->beyond_bytes[view.device], __ATOMIC_RELAXED);
+        view_close(&view);
+    }
     return bytes;
 }
 
-bool ledger_shares(const char *uuid, uint64_t *own, uint64_t *total, bool *largest)
+bool ledger_shares(unsigned share, const char *uuid, uint64_t *own, uint64_t *total, bool *largest)
 {
+    const struct membership *member = &ledger_members[share];
     struct view view;
     uint64_t held, most = 0;
     *own = *total = 0;
-    if (!atomic_load_explicit(&ledger_self.joined, memory_order_acquire) || !view_open(&view, uuid))
+    if (!atomic_load_explicit(&ledger_members[0].joined, memory_order_acquire) || !view_open(&view, share, uuid))
         return false;
     uint32_t at = 0, who = 0;
     while (view_next(&view, &at, &held)) {
         *total += held;
-        if (at - 1 == ledger_self.slot)
+        if (at - 1 == member->slot)
             *own = held;
         if (held > most) {
             most = held;
@@ -119,7 +125,7 @@ bool ledger_shares(const char *uuid, uint64_t *own, uint64_t *total, bool *large
         }
     }
     view_close(&view);
-    *largest = most && who == ledger_self.slot;
+    *largest = most && who == member->slot;
     return *own > 0;
 }
 
@@ -180,23 +186,36 @@ static uint32_t pid_from(uint64_t pid_namespace, uint32_t pid)
     return found;
 }
 
+/* A process that has a slot in the ledgers of two shares is one. */
+static bool add_to(struct ledger_process *list, int count, uint32_t pid, uint64_t bytes)
+{
+    for (int i = 0; i < count; i++)
+        if (list[i].pid == pid) {
+            list[i].bytes += bytes;
+            return true;
+        }
+    return false;
+}
+
 int ledger_processes(const char *uuid, struct ledger_process *list, int room)
 {
     struct view view;
     uint64_t bytes, here = ledger_pid_namespace();
     int count = 0;
-    if (!view_open(&view, uuid))
-        return -1;
-    const struct vgpu_ledger_slot *slot;
-    for (uint32_t at = 0; (slot = view_next(&view, &at, &bytes));) {
-        uint64_t there = slot->pid_namespace;
-        uint32_t pid = there == 0 || there == here ? slot->pid : pid_from(there, slot->pid);
-        if (!pid)
-            continue;
-        if (count < room)
-            list[count] = (struct ledger_process){pid, bytes};
-        count++;
+    for (unsigned share = 0; share < limits_shares(); share++) {
+        if (!view_open(&view, share, uuid))
+            return -1;
+        const struct vgpu_ledger_slot *slot;
+        for (uint32_t at = 0; (slot = view_next(&view, &at, &bytes));) {
+            uint64_t there = slot->pid_namespace;
+            uint32_t pid = there == 0 || there == here ? slot->pid : pid_from(there, slot->pid);
+            if (!pid || (share && add_to(list, count < room ? count : room, pid, bytes)))
+                continue;
+            if (count < room)
+                list[count] = (struct ledger_process){pid, bytes};
+            count++;
+        }
+        view_close(&view);
     }
-    view_close(&view);
     return count;
 }

@@ -24,22 +24,29 @@ static void end_self(const char *uuid, uint64_t own, uint64_t total, uint64_t li
     syscall(SYS_exit_group, 128 + SIGKILL);
 }
 
+/* Of one share's part of a device. */
+static bool over(unsigned share, const char *uuid)
+{
+    bool known, largest;
+    uint64_t own, total;
+    uint64_t limit = limits_shares() == 1 ? limits_memory(uuid, -1, &known) : limits_share_memory(share, uuid, &known);
+    if (!known || limit == UINT64_MAX || !ledger_shares(share, uuid, &own, &total, &largest) || total <= limit)
+        return false;
+    EVENT(reclaim, true); /* what pools keep for later is given back first */
+    if (!ledger_shares(share, uuid, &own, &total, &largest) || total <= limit)
+        return false;
+    if (largest)
+        end_self(uuid, own, total, limit);
+    return true;
+}
+
 bool oom_check(void)
 {
     char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
-    bool over = false;
+    bool any = false;
     /* The environment's limits do not change while a process runs: only a file's can fall below what is held. */
-    for (int i = limits_devices(uuids) - 1; i >= 0; i--) {
-        bool known, largest;
-        uint64_t own, total, limit = limits_memory(uuids[i], -1, &known);
-        if (!known || limit == UINT64_MAX || !ledger_shares(uuids[i], &own, &total, &largest) || total <= limit)
-            continue;
-        EVENT(reclaim, true); /* what pools keep for later is given back first */
-        if (!ledger_shares(uuids[i], &own, &total, &largest) || total <= limit)
-            continue;
-        over = true;
-        if (largest)
-            end_self(uuids[i], own, total, limit);
-    }
-    return over;
+    for (int i = limits_devices(uuids) - 1; i >= 0; i--)
+        for (unsigned share = 0; share < limits_shares(); share++)
+            any = over(share, uuids[i]) || any;
+    return any;
 }

@@ -100,12 +100,13 @@ static int open_file(const struct vgpu_ledger *ledger, bool *marked)
 /* Writes down where handles lie, the first time. A process that finds another file there marks nothing. */
 static bool note_file(int descriptor)
 {
-    struct vgpu_ledger *ledger = ledger_self.map;
+    struct vgpu_ledger *ledger = ledger_members[0].map;
     char link[32], path[sizeof ledger->shareable] = {0};
     uint64_t file[2];
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
     ssize_t length = readlink(link, path, sizeof path - 1);
-    if (length <= 0 || path[0] != '/' || length >= (ssize_t)sizeof path - 1 || !identity(descriptor, file) || !ledger_lock_take())
+    if (length <= 0 || path[0] != '/' || length >= (ssize_t)sizeof path - 1 || !identity(descriptor, file) ||
+        !ledger_lock_take(&ledger_members[0]))
         return false;
     if (!ledger->shareable[0]) {
         memcpy(ledger->shareable_file, file, sizeof file);
@@ -114,7 +115,7 @@ static bool note_file(int descriptor)
         __atomic_store_n(&ledger->shareable[0], path[0], __ATOMIC_RELEASE);
     }
     bool noted = memcmp(ledger->shareable, path, sizeof path) == 0 && same(ledger->shareable_file, file);
-    ledger_lock_drop();
+    ledger_lock_drop(&ledger_members[0]);
     return noted;
 }
 
@@ -123,7 +124,7 @@ static uint64_t new_object(int file)
 {
     for (uint32_t tries = 0; tries < 1u << OBJECT_BITS; tries++) {
         uint64_t number = atomic_fetch_add(&next_object, 1) & ((1u << OBJECT_BITS) - 1);
-        uint64_t object = container(ledger_self.file) | ((uint64_t)ledger_self.slot << OBJECT_BITS | number) * HANDLES;
+        uint64_t object = container(ledger_members[0].file) | ((uint64_t)ledger_members[0].slot << OBJECT_BITS | number) * HANDLES;
         if (locked(file, object, HANDLES) == 0)
             return object;
     }
@@ -132,15 +133,16 @@ static uint64_t new_object(int file)
 
 void shareable_unmarked(void)
 {
-    __atomic_store_n(&ledger_self.map->shareable_unmarked, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&ledger_members[0].map->shareable_unmarked, 1, __ATOMIC_RELEASE);
 }
 
 static bool mark(int descriptor, uint64_t *object)
 {
     bool marked, done = false;
-    if (!note_file(descriptor))
+    /* A mark tells of one ledger, and what it stands for may be charged in that of another share. */
+    if (limits_shares() > 1 || !note_file(descriptor))
         return false;
-    int file = open_file(ledger_self.map, &marked);
+    int file = open_file(ledger_members[0].map, &marked);
     if (file < 0)
         return false;
     uint64_t mine = *object ? *object : new_object(file);
@@ -169,7 +171,7 @@ bool shareable_mark(int descriptor, uint64_t *object)
 bool shareable_open(uint64_t object)
 {
     bool marked;
-    int file = open_file(ledger_self.map, &marked);
+    int file = open_file(ledger_members[0].map, &marked);
     bool open = file < 0 || locked(file, object, HANDLES) != 0;
     if (file >= 0)
         close(file);
@@ -258,13 +260,13 @@ enum shareable_origin shareable_origin(int descriptor, uint64_t *object)
     bool marked = false;
     uint64_t known[2], file[2];
     *object = 0;
-    int all = descriptor < 0 ? -1 : open_file(ledger_self.map, &marked);
+    int all = descriptor < 0 ? -1 : open_file(ledger_members[0].map, &marked);
     if (all < 0) {
-        bool ours = marked || __atomic_load_n(&ledger_self.map->shareable_unmarked, __ATOMIC_ACQUIRE);
+        bool ours = marked || __atomic_load_n(&ledger_members[0].map->shareable_unmarked, __ATOMIC_ACQUIRE);
         return ours ? SHAREABLE_UNKNOWN : SHAREABLE_FOREIGN;
     }
     if (identity(all, known) && identity(descriptor, file) && same(known, file))
-        *object = own_byte(all, descriptor, container(ledger_self.file), SPAN) / HANDLES * HANDLES;
+        *object = own_byte(all, descriptor, container(ledger_members[0].file), SPAN) / HANDLES * HANDLES;
     close(all);
     return *object ? SHAREABLE_OURS : SHAREABLE_FOREIGN;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The pages through which the processes of a container share one bucket, and the arbiter says whose turn it is. Both lie
- * in the ledger's folder. A page that is missing or not ours is no error: without a tenant page a process keeps the share on
+ * in the ledger's folder, of a card that several shares name in that of the first which does. A page that is missing or not ours is no error: without a tenant page a process keeps the share on
  * its own, without a gpu page (or with a silent arbiter) the container keeps its own share.
  */
 #include "limiter.h"
@@ -19,8 +19,8 @@
 static struct limited limits_of[VGPU_MAX_DEVICES];
 static _Atomic bool opened[VGPU_MAX_DEVICES];
 static struct vgpu_tenant_device alone[VGPU_MAX_DEVICES];
-static struct vgpu_tenant_page *tenant;
-static bool tenant_tried;
+static struct vgpu_tenant_page *tenants[VGPU_MAX_SHARES];
+static bool tenant_tried[VGPU_MAX_SHARES];
 static struct lock lock;
 
 static void *map(const char *path, int flags, int protection, size_t size)
@@ -40,12 +40,22 @@ static void *map(const char *path, int flags, int protection, size_t size)
 }
 
 /* `name` in the ledger's folder. A ledger of another name (a library preloaded by hand) has no neighbours. */
-static bool neighbour(char *path, size_t room, const char *name, const char *uuid)
+static bool neighbour(char *path, size_t room, unsigned share, const char *name, const char *uuid)
 {
-    const char *ledger = limits_ledger_path(), *slash = strrchr(ledger, '/');
+    const char *ledger = limits_ledger_path(share), *slash = strrchr(ledger, '/');
     if (!slash || strcmp(slash, "/ledger") != 0)
         return false;
     return snprintf(path, room, "%.*s/%s%s", (int)(slash - ledger), ledger, name, uuid) < (int)room;
+}
+
+/* Whose pages count for a card. */
+static unsigned share_of(const char *uuid)
+{
+    bool named = false;
+    unsigned shares = limits_shares(), share = 0;
+    while (share < shares && (limits_share_memory(share, uuid, &named), !named))
+        share++;
+    return share < shares ? share : 0;
 }
 
 static bool ours(const char *magic, const char *expected, uint32_t version, uint32_t min_reader, uint32_t mine)
@@ -56,15 +66,17 @@ static bool ours(const char *magic, const char *expected, uint32_t version, uint
 static struct vgpu_tenant_device *tenant_device(const char *uuid)
 {
     char path[600];
-    if (!tenant_tried && neighbour(path, sizeof path, "tenant", "")) {
+    unsigned share = share_of(uuid);
+    struct vgpu_tenant_page *tenant = tenants[share];
+    if (!tenant_tried[share] && neighbour(path, sizeof path, share, "tenant", "")) {
         struct vgpu_tenant_page *page = map(path, O_RDWR, PROT_READ | PROT_WRITE, VGPU_TENANT_FILE_SIZE);
         if (page && ours(page->magic, VGPU_TENANT_MAGIC, page->version, page->min_reader, VGPU_TENANT_VERSION) &&
             page->device_size >= sizeof(struct vgpu_tenant_device))
-            tenant = page;
+            tenant = tenants[share] = page;
         else
             vgpu_log(LOG_INFO, "%s is %s: each process keeps the compute share on its own", path, page ? "no tenant page" : "missing");
     }
-    tenant_tried = true;
+    tenant_tried[share] = true;
     for (uint32_t i = 0; tenant && i < tenant->device_count && i < VGPU_MAX_DEVICES; i++) {
         uint64_t offset = tenant->device_offset + (uint64_t)i * tenant->device_size;
         char name[VGPU_UUID_SIZE];
@@ -79,7 +91,7 @@ static struct vgpu_tenant_device *tenant_device(const char *uuid)
 static const struct vgpu_gpu_page *open_page(const char *uuid)
 {
     char path[600];
-    if (!neighbour(path, sizeof path, "gpu-", uuid))
+    if (!neighbour(path, sizeof path, share_of(uuid), "gpu-", uuid))
         return NULL;
     struct vgpu_gpu_page *page = map(path, O_RDONLY, PROT_READ, VGPU_GPU_PAGE_FILE_SIZE);
     if (page && ours(page->magic, VGPU_GPU_PAGE_MAGIC, page->version, page->min_reader, VGPU_GPU_PAGE_VERSION))
@@ -175,7 +187,7 @@ void tenant_reset(void)
     memset(limits_of, 0, sizeof limits_of);
     memset(alone, 0, sizeof alone);
     memset(opened, 0, sizeof opened);
-    tenant = NULL;
-    tenant_tried = false;
+    memset(tenants, 0, sizeof tenants);
+    memset(tenant_tried, 0, sizeof tenant_tried);
     atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
 }

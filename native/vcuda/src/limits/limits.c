@@ -2,7 +2,7 @@
 /*
  * What rules in this process: the limits file, tightened by the environment, or the environment alone.
  *
- * A snapshot is made whenever the file's sequence has changed. Snapshots are never freed: a thread may still read the
+ * A snapshot is made whenever the sequence of a file has changed. Snapshots are never freed: a thread may still read the
  * old one, and a live change is rare and costs some 1.5 KiB.
  */
 #include "env.h"
@@ -27,20 +27,24 @@ struct snapshot {
     enum vgpu_core_policy policy;
     int priority;
     bool oom_killer;
-    struct vgpu_limits limits;
+    struct vgpu_limits limits; /* of all shares together */
+    uint32_t sequence[VGPU_MAX_SHARES];
+    struct vgpu_limits share[]; /* each, where there are several */
 };
 
 static struct environment env;
 static const uint32_t never_changes;
+static uint32_t changes; /* where there are several files: even, and another one after each change of any */
 const uint32_t *vgpu_limits_sequence = &never_changes;
 static struct lock lock;
 _Atomic(struct cached_limits *) vgpu_cached_limits;
 static _Atomic(struct snapshot *) current;
 static _Atomic int control = -1; /* not looked at yet */
 static _Atomic bool torn;        /* the file could not be read after a change; the last good snapshot holds */
-static struct limits_file file;
+static struct shares shares = {.count = 1, .of = {{.limits = VGPU_PATH_LIMITS, .ledger = VGPU_PATH_LEDGER}}};
 static bool in_force;
-static char path[256] = VGPU_PATH_LIMITS, reason[200];
+static const char *path = VGPU_PATH_LIMITS; /* of the file that reason is about */
+static char reason[256];
 
 /*
  * Our own ld.so.preload rules where it names the library, whatever the environment of this process says. A file that is
@@ -64,19 +68,13 @@ static bool preload_in_force(bool *known)
     return strstr(text, "libvgpu.so") != NULL;
 }
 
-/* How tight a policy is: the order in which the environment may move it. */
-static int tightness(enum vgpu_core_policy policy)
-{
-    return policy == VGPU_CORE_FORCE ? 2 : policy == VGPU_CORE_DEFAULT ? 1 : 0;
-}
-
 static void merge(struct snapshot *snapshot)
 {
     const struct vgpu_limits *limits = &snapshot->limits;
     bool alone = !snapshot->from_file;
     enum vgpu_core_policy asked = (enum vgpu_core_policy)env.policy;
     snapshot->policy = alone ? VGPU_CORE_DEFAULT : (enum vgpu_core_policy)limits->core_policy;
-    if (env.policy != ENV_UNSET && (alone || tightness(asked) > tightness(snapshot->policy)))
+    if (env.policy != ENV_UNSET && (alone || policy_tightness(asked) > policy_tightness(snapshot->policy)))
         snapshot->policy = asked;
     snapshot->priority = alone || limits->priority != 0; /* 0 high, 1 low: a container that says nothing is low */
     if (env.priority != ENV_UNSET)
@@ -84,6 +82,11 @@ static void merge(struct snapshot *snapshot)
     snapshot->oom_killer = (limits->flags & VGPU_LIMITS_OOM_KILLER) || env.oom_killer == true;
     snapshot->cached.oversubscribe =
         alone ? env.oversubscribe == true : (limits->flags & VGPU_LIMITS_OVERSUBSCRIBE) && env.oversubscribe != false;
+}
+
+static bool several(void)
+{
+    return shares.count > 1;
 }
 
 static void publish(struct snapshot *snapshot)
@@ -96,7 +99,9 @@ static void publish(struct snapshot *snapshot)
     struct cached_limits *cached = &snapshot->cached;
     cached->control = off ? CONTROL_OFF : CONTROL_ON;
     cached->plain = !off && !cached->oversubscribe && level < LOG_CALLS; /* the short way tells nothing */
-    cached->sequence_at = snapshot->from_file ? &((const struct vgpu_limits *)file.data)->sequence : &cached->sequence;
+    /* Of several files none tells of all: each hook looks at each. */
+    static const uint32_t never_the_same = 1;
+    cached->sequence_at = !snapshot->from_file ? &cached->sequence : several() ? &never_the_same : vgpu_limits_sequence;
     atomic_store_explicit(&current, snapshot, memory_order_release);
     atomic_store_explicit(&vgpu_cached_limits, cached, memory_order_release);
     atomic_store_explicit(&control, (int)cached->control, memory_order_release);
@@ -113,13 +118,45 @@ static enum control broken(void)
     return CONTROL_BROKEN;
 }
 
-static bool map_file(void)
+static bool map_files(void)
 {
-    if (!in_force)
-        return limits_map(path, &file, reason, sizeof reason);
-    int descriptor = share_limits_open(reason, sizeof reason);
-    file.missing = false;
-    return descriptor >= 0 && limits_map_open(descriptor, &file, reason, sizeof reason);
+    bool found = !in_force || shares_of_the_node(&shares, reason, sizeof reason);
+    const struct share *fault = found ? shares_map(&shares, in_force, reason, sizeof reason) : &shares.of[0];
+    path = (fault ? fault : &shares.of[0])->limits;
+    return !fault;
+}
+
+/* All files as they are now. */
+static struct snapshot *read_files(void)
+{
+    struct snapshot *snapshot = calloc(1, sizeof *snapshot + (several() ? shares.count * sizeof *snapshot->share : 0));
+    unsigned patience = atomic_load_explicit(&torn, memory_order_relaxed) ? 0 : TORN_PATIENCE_MS;
+    for (unsigned i = 0; snapshot && i < shares.count; i++) {
+        struct vgpu_limits *limits = several() ? &snapshot->share[i] : &snapshot->limits;
+        bool read = limits_copy(&shares.of[i].file, patience, limits, reason, sizeof reason);
+        snapshot->sequence[i] = limits->sequence;
+        if (read && i == 0)
+            snapshot->limits = *limits;
+        else if (read && !limits_add(&snapshot->limits, limits))
+            read = !snprintf(reason, sizeof reason, "with those of other shares its devices are more than %d", VGPU_MAX_DEVICES);
+        if (!read) {
+            path = shares.of[i].limits;
+            free(snapshot);
+            snapshot = NULL;
+        } else if (limits->flags & VGPU_LIMITS_DENY) {
+            path = shares.of[i].limits;
+        }
+    }
+    return snapshot;
+}
+
+/* Has no file changed since? */
+static bool unchanged(const struct snapshot *snapshot)
+{
+    for (unsigned i = 0; snapshot->from_file && i < shares.count; i++)
+        if (limits_sequence(&shares.of[i].file) != snapshot->sequence[i])
+            return false;
+    return true;
 }
 
 static enum control load(void)
@@ -133,12 +170,15 @@ static enum control load(void)
     if (!settled && !atomic_load_explicit(&current, memory_order_relaxed)) {
         in_force = preload_in_force(&settled);
         const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");
-        if (other)
-            env_keep_path(other, path, sizeof path);
+        if (!in_force && !shares_by_hand(&shares, other ? other : VGPU_PATH_LIMITS, env.ledger)) {
+            snprintf(reason, sizeof reason, "VGPU_LIMITS_FILE and CUDA_DEVICE_MEMORY_SHARED_CACHE name %s %d files each",
+                     "another number of, or more than", VGPU_MAX_SHARES);
+            return broken();
+        }
     }
-    required = in_force || strcmp(path, VGPU_PATH_LIMITS) != 0;
-    if (!file.data && !map_file()) {
-        if (!file.missing || required)
+    required = in_force || several() || strcmp(shares.of[0].limits, VGPU_PATH_LIMITS) != 0;
+    if (!shares.of[0].file.data && !map_files()) {
+        if (!shares.of[0].file.missing || required)
             return broken();
         struct snapshot *snapshot = calloc(1, sizeof *snapshot);
         if (!snapshot)
@@ -147,23 +187,19 @@ static enum control load(void)
         publish(snapshot);
         return (enum control)atomic_load(&control);
     }
-    struct snapshot *snapshot = calloc(1, sizeof *snapshot);
-    if (!snapshot)
-        return broken();
-    unsigned patience = atomic_load_explicit(&torn, memory_order_relaxed) ? 0 : TORN_PATIENCE_MS;
-    if (!limits_copy(&file, patience, &snapshot->limits, reason, sizeof reason)) {
-        free(snapshot);
-        if (!atomic_load_explicit(&current, memory_order_relaxed)) {
-            munmap((void *)file.data, file.length); /* a file of another length may take its place */
-            file.data = NULL;
-        }
+    struct snapshot *snapshot = read_files();
+    if (!snapshot) {
+        if (!atomic_load_explicit(&current, memory_order_relaxed))
+            shares_unmap(&shares); /* a file of another length may take its place */
         return broken();
     }
     snapshot->from_file = true;
-    snapshot->cached.sequence = snapshot->limits.sequence;
+    snapshot->cached.sequence = several() ? 0 : snapshot->limits.sequence;
     for (uint32_t i = 0; i < snapshot->limits.device_count; i++)
         snapshot->cached.driver_limited |= snapshot->limits.devices[i].card_bytes != 0;
-    __atomic_store_n(&vgpu_limits_sequence, &((const struct vgpu_limits *)file.data)->sequence, __ATOMIC_RELEASE);
+    __atomic_store_n(&changes, changes + 2, __ATOMIC_RELEASE);
+    const uint32_t *sequence = several() ? &changes : &((const struct vgpu_limits *)shares.of[0].file.data)->sequence;
+    __atomic_store_n(&vgpu_limits_sequence, sequence, __ATOMIC_RELEASE);
     snapshot->denied = (snapshot->limits.flags & VGPU_LIMITS_DENY) != 0;
     atomic_store_explicit(&torn, false, memory_order_relaxed);
     publish(snapshot);
@@ -174,12 +210,12 @@ enum control limits_control(void)
 {
     int known = atomic_load_explicit(&control, memory_order_acquire);
     struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
-    if (known >= 0 && snapshot && (!snapshot->from_file || limits_sequence(&file) == snapshot->cached.sequence))
+    if (known >= 0 && snapshot && unchanged(snapshot))
         return (enum control)known;
     lock_take(&lock);
     snapshot = atomic_load_explicit(&current, memory_order_acquire);
     known = atomic_load_explicit(&control, memory_order_acquire);
-    if (known < 0 || !snapshot || (snapshot->from_file && limits_sequence(&file) != snapshot->cached.sequence))
+    if (known < 0 || !snapshot || !unchanged(snapshot))
         known = (int)load();
     lock_drop(&lock);
     return (enum control)known;
@@ -210,13 +246,6 @@ bool limits_need_index(void)
 {
     struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
     return snapshot && !snapshot->from_file && env.by_device;
-}
-
-/* CUDA and NVML name a MIG device differently only before the first dash. */
-bool uuid_same(const char *left, const char *right)
-{
-    const char *l = strchr(left, '-'), *r = strchr(right, '-');
-    return strcmp(l ? l : left, r ? r : right) == 0;
 }
 
 /* Where the device stands in the limits file, or in NVML's order where the environment rules; -1: nowhere. */
@@ -315,10 +344,36 @@ bool limits_of_an_allocation(void)
     return in_force && snapshot && snapshot->from_file && snapshot->limits.allocation[0];
 }
 
-bool limits_same_allocation(const char allocation[VGPU_ALLOCATION_SIZE])
+static const struct vgpu_limits *limits_of(const struct snapshot *snapshot, unsigned share)
+{
+    return several() ? &snapshot->share[share] : &snapshot->limits;
+}
+
+bool limits_same_allocation(unsigned share, const char allocation[VGPU_ALLOCATION_SIZE])
 {
     const struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
-    return !in_force || (snapshot && strncmp(snapshot->limits.allocation, allocation, VGPU_ALLOCATION_SIZE) == 0);
+    return !in_force || (snapshot && strncmp(limits_of(snapshot, share)->allocation, allocation, VGPU_ALLOCATION_SIZE) == 0);
+}
+
+unsigned limits_shares(void)
+{
+    const struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot && snapshot->from_file ? shares.count : 1;
+}
+
+uint64_t limits_share_memory(unsigned share, const char *uuid, bool *named)
+{
+    const struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    const struct vgpu_limits *limits = snapshot && snapshot->from_file ? limits_of(snapshot, share) : NULL;
+    for (uint32_t i = 0; limits && i < limits->device_count; i++) {
+        const struct vgpu_limits_device *device = &limits->devices[i];
+        if (!uuid_same(device->uuid, uuid))
+            continue;
+        *named = true;
+        return device->memory_bytes || !(device->flags & VGPU_DEVICE_UNLIMITED_MEMORY) ? device->memory_bytes : UINT64_MAX;
+    }
+    *named = false;
+    return 0;
 }
 
 bool limits_ledger_is_own(void)
@@ -327,7 +382,7 @@ bool limits_ledger_is_own(void)
     return !in_force && !*env.ledger && !(snapshot && snapshot->from_file);
 }
 
-const char *limits_ledger_path(void)
+const char *limits_ledger_path(unsigned share)
 {
     static char fallback[64];
     if (limits_ledger_is_own()) {
@@ -335,7 +390,7 @@ const char *limits_ledger_path(void)
         snprintf(fallback, sizeof fallback, "/tmp/vgpu-ledger-%u", (unsigned)geteuid());
         return fallback;
     }
-    return !in_force && *env.ledger ? env.ledger : VGPU_PATH_LEDGER;
+    return shares.of[share].ledger;
 }
 
 bool limits_ledger_create(void)

@@ -136,9 +136,16 @@ int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE]);
 bool limits_need_index(void);
 /* Whether this is a slice that the device plugin made: its ledger was laid out before the container began. */
 bool limits_of_an_allocation(void);
+/*
+ * The shares of this container, which have a ledger each, by their place among them; most containers have one. All other
+ * functions answer for all shares together.
+ */
+unsigned limits_shares(void);
+/* Bytes that a share has of a device, UINT64_MAX: no limit, *named false: none; whatever the environment says. */
+uint64_t limits_share_memory(unsigned share, const char *uuid, bool *named);
 /* Where our preload is in force: whether these are limits of that allocation; elsewhere always. */
-bool limits_same_allocation(const char allocation[VGPU_ALLOCATION_SIZE]);
-const char *limits_ledger_path(void);
+bool limits_same_allocation(unsigned share, const char allocation[VGPU_ALLOCATION_SIZE]);
+const char *limits_ledger_path(unsigned share);
 bool limits_ledger_is_own(void); /* of this user, in a folder that all users write */
 bool limits_ledger_create(void); /* may it be made? Where our preload is in force the node has made it */
 bool uuid_same(const char *left, const char *right);

@@ -8,9 +8,11 @@
  */
 #include "limits_file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -18,6 +20,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#define FOLDER (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 #define MOUNT_ROOT 0x2000u /* STATX_ATTR_MOUNT_ROOT, which older headers lack */
 
 /* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
@@ -64,6 +67,13 @@ static int differ(char *reason, size_t room, const char *what)
     return -1;
 }
 
+static int differ_in(char *reason, size_t room, int number, const char *what)
+{
+    char all[120];
+    snprintf(all, sizeof all, "its folder " VGPU_PATH_ROOT "/%d %s", number, what);
+    return differ(reason, room, all);
+}
+
 /* Whether the node mounted the root: what lies in it, read-only, cannot be renamed either. */
 static bool root_is_mounted(int root)
 {
@@ -77,16 +87,16 @@ static bool root_is_mounted(int root)
 }
 
 /* A descriptor of the limits in an open folder, which lies in `root`. */
-static int limits_in(int root, int folder, char *reason, size_t room)
+static int limits_in(int root, int folder, int number, char *reason, size_t room)
 {
     dev_t here, inside;
     if (!root_is_mounted(root))
         return differ(reason, room, "its folder " VGPU_PATH_ROOT " is none that the node mounted, expected a read-only mount");
     /* In a read-only volume at the root, into which another container writes, somebody may move it. */
     if (is_mount(folder) == 0)
-        return differ(reason, room, "its folder " VGPU_PATH_SHARE " is a plain folder, expected the node's mount");
+        return differ_in(reason, room, number, "is a plain folder, expected the node's mount");
     if (!is_read_only(folder))
-        return differ(reason, room, "its folder " VGPU_PATH_SHARE " is mounted writable, expected read-only");
+        return differ_in(reason, room, number, "is mounted writable, expected read-only");
     int limits = openat(folder, "limits", O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK);
     if (limits < 0)
         return fail(reason, room, "it cannot be opened");
@@ -96,17 +106,64 @@ static int limits_in(int root, int folder, char *reason, size_t room)
     return differ(reason, room, "another file is mounted on it, expected the one in the node's folder");
 }
 
-int share_limits_open(char *reason, size_t room)
+int share_limits_open(int number, char *reason, size_t room)
 {
-    const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-    int root = open(VGPU_PATH_ROOT, flags);
+    char name[16], what[64];
+    int root = open(VGPU_PATH_ROOT, FOLDER);
     if (root < 0)
         return fail(reason, room, "the folder " VGPU_PATH_ROOT " cannot be opened");
-    int folder = openat(root, VGPU_SHARE, flags);
-    int limits = folder < 0 ? fail(reason, room, "its folder " VGPU_PATH_SHARE " cannot be opened")
-                            : limits_in(root, folder, reason, room);
+    snprintf(name, sizeof name, "%d", number);
+    snprintf(what, sizeof what, "its folder " VGPU_PATH_ROOT "/%d cannot be opened", number);
+    int folder = openat(root, name, FOLDER);
+    int limits = folder < 0 ? fail(reason, room, what) : limits_in(root, folder, number, reason, room);
     if (folder >= 0)
         close(folder);
     close(root);
     return limits;
+}
+
+/* The number that a folder of the root is named by; -1: it has another name. */
+static int number_of(const char *name)
+{
+    size_t digits = strspn(name, "0123456789");
+    return digits && digits <= 4 && !name[digits] && (name[0] != '0' || digits == 1) ? atoi(name) : -1;
+}
+
+/* Is a share there? A place on which the node mounted nothing is an empty folder. */
+static bool is_share(int root, const char *name)
+{
+    int folder = openat(root, name, FOLDER);
+    int mounted = folder < 0 ? 0 : is_mount(folder);
+    /* Where the kernel does not tell: what is in it does. */
+    int limits = mounted < 0 ? openat(folder, "limits", O_PATH | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (folder >= 0)
+        close(folder);
+    if (limits >= 0)
+        close(limits);
+    return mounted > 0 || limits >= 0;
+}
+
+int shares_find(int numbers[VGPU_MAX_SHARES], char *reason, size_t room)
+{
+    int count = 0;
+    DIR *root = opendir(VGPU_PATH_ROOT);
+    for (struct dirent *entry; root && count >= 0 && (entry = readdir(root));) {
+        int number = number_of(entry->d_name), at = count;
+        if (number < 0 || !is_share(dirfd(root), entry->d_name))
+            continue;
+        if (count == VGPU_MAX_SHARES) {
+            snprintf(reason, room, "it is one of more than %d shares in " VGPU_PATH_ROOT, VGPU_MAX_SHARES);
+            count = -1;
+            continue;
+        }
+        for (; at > 0 && numbers[at - 1] > number; at--)
+            numbers[at] = numbers[at - 1];
+        numbers[at] = number;
+        count++;
+    }
+    if (root)
+        closedir(root);
+    if (count == 0) /* who opens it says what is missing */
+        numbers[count++] = number_of(VGPU_SHARE);
+    return count;
 }

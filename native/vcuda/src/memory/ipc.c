@@ -106,7 +106,7 @@ static void add_mark(struct exported *exported, uint64_t byte)
             vgpu_log_line(LOG_ERROR,
                           "ledger %s cannot say that an IPC handle was made here, so no process may open it; see whether this "
                           "process can still open files (ulimit -n), and ask for the handle again",
-                          limits_ledger_path());
+                          limits_ledger_path(0));
         return;
     }
     *one = (struct mark){exported->marks, byte, held};

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Containers with several shares: each share has a ledger of its own, for others may have the same share (one claim in two
+ * containers, or in two pods), and what they hold of it together is what counts. So a process has a slot in each ledger.
+ *
+ * A card has a seat in the ledger of each share that names it. Of most cards that is one. Of a card that several shares name,
+ * what is charged goes to the first of these as far as that one has room, then to the next; what is given back comes from the
+ * last. Bytes are alike, so nobody keeps which block was charged where. The locks of all of them are held meanwhile, taken in
+ * the order of the files, which is the same in every container.
+ *
+ * A card of the first share alone is charged as in a container that has one share; with others the short way is closed.
+ */
+#include "ledger.h"
+
+#include <string.h>
+
+struct card {
+    char uuid[VGPU_UUID_SIZE];
+    unsigned count;
+    struct seat seat[VGPU_MAX_SHARES];
+};
+static struct card cards[VGPU_MAX_DEVICES];
+static _Atomic int known;
+bool ledger_several;
+static _Atomic uint64_t owed[2][VGPU_MAX_DEVICES];
+
+/* The device's place in one ledger, entered if it is new; -1: there is no room. */
+static int enter(struct membership *member, const char *uuid)
+{
+    struct vgpu_ledger *ledger = member->map;
+    int index = ledger_device_index(ledger, uuid);
+    if (index >= 0 || !ledger_lock_take(member))
+        return index;
+    index = ledger_device_index(ledger, uuid);
+    if (index < 0 && ledger->device_count < VGPU_MAX_DEVICES) {
+        index = (int)ledger->device_count;
+        memset(ledger->devices[index], 0, VGPU_UUID_SIZE);
+        memcpy(ledger->devices[index], uuid, strnlen(uuid, VGPU_UUID_SIZE - 1));
+        __atomic_store_n(&ledger->device_count, (uint32_t)index + 1, __ATOMIC_RELEASE);
+    }
+    ledger_lock_drop(member);
+    return index;
+}
+
+int seats_search(const char *uuid)
+{
+    int count = atomic_load_explicit(&known, memory_order_acquire);
+    for (int i = 0; i < count; i++)
+        if (uuid_same(cards[i].uuid, uuid))
+            return i;
+    return -1;
+}
+
+void seats_begin(unsigned shares)
+{
+    ledger_several = shares > 1;
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+        cards[device] = (struct card){.count = 1, .seat = {{ledger_members, device}}};
+}
+
+int seats_add(const char *uuid)
+{
+    if (!ledger_several)
+        return enter(ledger_members, uuid);
+    int device = seats_search(uuid);
+    if (device >= 0)
+        return device;
+    device = atomic_load_explicit(&known, memory_order_relaxed);
+    if (device == VGPU_MAX_DEVICES)
+        return -1;
+    struct card *card = &cards[device];
+    *card = (struct card){0};
+    memcpy(card->uuid, uuid, strnlen(uuid, VGPU_UUID_SIZE - 1));
+    for (unsigned share = 0; share < limits_shares(); share++) {
+        bool named;
+        limits_share_memory(share, uuid, &named);
+        if (named)
+            card->seat[card->count++] = (struct seat){&ledger_members[share], enter(&ledger_members[share], uuid)};
+    }
+    if (card->count == 0) /* of no share: it will be refused, but for that it must have a place */
+        card->seat[card->count++] = (struct seat){ledger_members, enter(ledger_members, uuid)};
+    for (unsigned i = 0; i < card->count; i++)
+        if (card->seat[i].at < 0)
+            return -1;
+    if (card->count == 1 && card->seat[0].member == ledger_members)
+        ledger_open_short_way(device, card->seat[0].at);
+    atomic_store_explicit(&known, device + 1, memory_order_release);
+    return device;
+}
+
+const struct seat *seats_of(int device, unsigned *count)
+{
+    *count = cards[device].count;
+    return cards[device].seat;
+}
+
+uint64_t seats_total(int device)
+{
+    uint64_t total = 0;
+    for (unsigned i = 0; i < cards[device].count; i++)
+        total += __atomic_load_n(&cards[device].seat[i].member->map->total[cards[device].seat[i].at], __ATOMIC_RELAXED);
+    return total;
+}
+
+/* --- charging ------------------------------------------------------------------------------------------------ */
+
+bool seats_several(int device)
+{
+    return cards[device].count > 1 || cards[device].seat[0].member != ledger_members;
+}
+
+static bool before(const struct membership *one, const struct membership *other)
+{
+    return one->file[0] != other->file[0] ? one->file[0] < other->file[0] : one->file[1] < other->file[1];
+}
+
+static void unlock(const struct seat *seats, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        ledger_lock_drop(seats[i].member);
+}
+
+/* All or none; false: one is held by a process that does not run. */
+static bool lock(const struct card *card, struct seat locked[VGPU_MAX_SHARES])
+{
+    for (unsigned i = 0, at; i < card->count; i++) {
+        for (at = i; at > 0 && before(card->seat[i].member, locked[at - 1].member); at--)
+            locked[at] = locked[at - 1];
+        locked[at] = card->seat[i];
+    }
+    for (unsigned i = 0; i < card->count; i++)
+        if (!ledger_lock_take(locked[i].member)) {
+            vgpu_log_line(LOG_ERROR, "ledger %s: its lock is held by a process that does not run", locked[i].member->path);
+            unlock(locked, i);
+            return false;
+        }
+    return true;
+}
+
+/* What this process holds of a seat, and all do: one store is the truth, as in counters_post. */
+static void post(const struct seat *seat, enum account account, uint64_t bytes, bool more)
+{
+    uint64_t *own = &seat->member->own[account][seat->at], *total = &seat->member->map->total[seat->at];
+    uint64_t *slot = account == ACCOUNT_USED ? seat->member->mine->used : seat->member->mine->context;
+    uint64_t all = __atomic_load_n(total, __ATOMIC_RELAXED);
+    *own = more ? *own + bytes : *own - bytes;
+    __atomic_store_n(&slot[seat->at], *own, __ATOMIC_RELAXED);
+    __atomic_store_n(total, more ? all + bytes : all - (all < bytes ? all : bytes), __ATOMIC_RELAXED);
+}
+
+/* Of the process over all seats; the mark at which what the driver took unasked is looked up, as in counters_post. */
+static void moved(int device, enum account account, uint64_t own)
+{
+    struct counters *counters = counters_of(device);
+    __atomic_store_n(&counters->own[account], own, __ATOMIC_RELAXED);
+    if (account == ACCOUNT_USED && own - atomic_load_explicit(&counters->low, memory_order_relaxed) >
+                                       atomic_load_explicit(&counters->span, memory_order_relaxed))
+        atomic_store_explicit(&counters->due, 1, memory_order_relaxed);
+}
+
+/* The locks held. */
+static void pay(int device)
+{
+    const struct card *card = &cards[device];
+    for (int account = ACCOUNT_USED; account <= ACCOUNT_CONTEXT; account++) {
+        uint64_t rest = atomic_exchange(&owed[account][device], 0), given = 0;
+        for (unsigned i = card->count; rest && i-- > 0;) {
+            uint64_t own = card->seat[i].member->own[account][card->seat[i].at], part = rest < own ? rest : own;
+            post(&card->seat[i], (enum account)account, part, false);
+            rest -= part;
+            given += part;
+        }
+        if (given)
+            moved(device, (enum account)account, ledger_own(device, (enum account)account) - given);
+    }
+}
+
+static uint64_t room_of(const struct card *card, unsigned seat)
+{
+    bool named;
+    const struct membership *member = card->seat[seat].member;
+    uint64_t limit = limits_share_memory(member->share, card->uuid, &named);
+    uint64_t total = __atomic_load_n(&member->map->total[card->seat[seat].at], __ATOMIC_RELAXED);
+    return total < limit ? limit - total : 0;
+}
+
+static bool charge(int device, enum account account, uint64_t bytes, uint64_t limit)
+{
+    const struct card *card = &cards[device];
+    uint64_t room = 0, total = seats_total(device), part;
+    for (unsigned i = 0; i < card->count; i++) {
+        part = room_of(card, i);
+        room = room + part < part ? UINT64_MAX : room + part;
+    }
+    /* The environment may allow less than the shares do. */
+    if (bytes > room || total > limit || bytes > limit - total)
+        return false;
+    uint64_t rest = bytes;
+    for (unsigned i = 0; i < card->count; i++, rest -= part) {
+        part = room_of(card, i);
+        part = rest < part ? rest : part;
+        post(&card->seat[i], account, part, true);
+    }
+    moved(device, account, ledger_own(device, account) + bytes);
+    return true;
+}
+
+enum charge seats_charge(int device, enum account account, uint64_t bytes, uint64_t limit)
+{
+    struct seat locked[VGPU_MAX_SHARES];
+    if (!lock(&cards[device], locked))
+        return CHARGE_BROKEN;
+    pay(device);
+    bool done = charge(device, account, bytes, limit);
+    if (!done) {
+        for (unsigned i = 0; i < cards[device].count; i++)
+            ledger_reap(locked[i].member);
+        done = charge(device, account, bytes, limit);
+    }
+    unlock(locked, cards[device].count);
+    return done ? CHARGE_OK : CHARGE_FULL;
+}
+
+void seats_uncharge(int device, enum account account, uint64_t bytes)
+{
+    struct seat locked[VGPU_MAX_SHARES];
+    atomic_fetch_add(&owed[account][device], bytes);
+    if (!lock(&cards[device], locked))
+        return; /* paid by the next charge */
+    pay(device);
+    unlock(locked, cards[device].count);
+}
+
+void seats_reset(void)
+{
+    memset(cards, 0, sizeof cards);
+    memset(owed, 0, sizeof owed);
+    atomic_store(&known, 0);
+}

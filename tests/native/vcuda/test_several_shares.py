@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers with several shares (of several claims), each with limits and a ledger of its own. A card that two of them
+name has the sum; a share that two containers have is one budget of both. The truth is the simulated driver's account.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import layouts
+import pytest
+from conftest import (
+    LINKED,
+    MIB,
+    NOT_PERMITTED,
+    NOT_SUPPORTED,
+    OK,
+    OOM,
+    PRELOAD,
+    Host,
+    Puppet,
+    compile_program,
+)
+from nvml_inside import ask
+from test_coverage_ipc import lend
+from test_files import FORCED, in_namespace, set_field
+from test_probe import run, verdicts
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
+A, B = 3000 * MIB, 2000 * MIB
+
+
+class Share:
+    """A share of one or two cards: ``of`` has bytes by the card's number."""
+
+    def __init__(self, host: Host, name: str, of: dict[int, int], percent: int = 30, **more: object) -> None:
+        self.host, self.name = host, name
+        self.folder = host.folder / name
+        self.folder.mkdir()
+        self.of, self.percent = of, percent
+        self.limits, self.ledger = self.folder / "limits", self.folder / "ledger"
+        self.limits.write_bytes(layouts.pack_limits(self.wanted(**more)))
+        self.ledger.write_bytes(layouts.pack_ledger([host.uuids[gpu] for gpu in of], name))
+
+    def wanted(self, **more: object) -> dict:
+        devices = [
+            {"uuid": self.host.uuids[gpu], "memory_bytes": size, "sm_percent": self.percent}
+            for gpu, size in self.of.items()
+        ]
+        return {"allocation": self.name, "devices": devices, **more}
+
+    def change(self, of: dict[int, int] | None = None, **more: object) -> None:
+        self.of = of or self.of
+        layouts.rewrite_limits(str(self.limits), self.wanted(**more))
+
+    def charged(self, gpu: int = 0) -> int:
+        totals = layouts.read_ledger(str(self.ledger))["totals"]
+        return sum(one["used"] + one["context"] for one in totals if one["uuid"] == self.host.uuids[gpu])
+
+
+def files(*shares: Share) -> dict[str, str]:
+    return {
+        "VGPU_LIMITS_FILE": ":".join(str(one.limits) for one in shares),
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": ":".join(str(one.ledger) for one in shares),
+    }
+
+
+def process(host: Host, *shares: Share, **more: str) -> Puppet:
+    """A process of a container that has these shares, which has a context on the first card."""
+    return host.puppet(**files(*shares), **more).start()
+
+
+# --- one container -----------------------------------------------------------------------------------------------------
+
+
+def test_each_card_has_its_share(host: Host) -> None:
+    first, second = Share(host, "first", {0: A}), Share(host, "second", {1: B})
+    puppet = process(host, first, second)
+    assert puppet.say("info") == [OK, A - host.on_card(0), A]
+    assert puppet.refused("alloc", A - host.on_card(0) + 1) == OOM
+    puppet.get("alloc", A - host.on_card(0))
+    puppet.get("ctx", 1)
+    assert puppet.say("info") == [OK, B - host.on_card(1), B]
+    assert puppet.refused("alloc", B - host.on_card(1) + 1) == OOM
+    puppet.get("alloc", B - host.on_card(1))
+    assert [first.charged(0), second.charged(1)] == [host.on_card(0), host.on_card(1)] == [A, B]
+    puppet.end()
+    assert [first.charged(0), second.charged(1)] == [0, 0]
+
+
+def test_a_card_of_two_shares_has_the_sum(host: Host) -> None:
+    first, second = Share(host, "first", {0: A}), Share(host, "second", {0: B})
+    puppet = process(host, first, second)
+    context = host.on_card()
+    assert puppet.say("info") == [OK, A + B - context, A + B]
+    assert puppet.say("total 0") == [OK, A + B]
+    assert puppet.refused("alloc", A + B - context + 1) == OOM
+    block = puppet.get("alloc", A + B - context)  # no share alone has so much
+    assert [first.charged(), second.charged()] == [A, B] and host.on_card() == A + B
+    assert puppet.refused("alloc", 1) == OOM
+    assert puppet.result(f"free {block}") == OK
+    assert [first.charged(), second.charged()] == [context, 0], "what came last goes first"
+    small = [puppet.get("alloc", 500 * MIB) for _unused in range(8)]
+    assert first.charged() == A and first.charged() + second.charged() == host.on_card()
+    for one in small[::2]:  # blocks of both, in another order than they came
+        assert puppet.result(f"free {one}") == OK
+        assert first.charged() + second.charged() == host.on_card()
+    assert second.charged() == 0
+
+
+@pytest.mark.parametrize("names", [({0: A}, {0: B, 1: B}), ({1: B}, {0: A}), ({0: A, 1: A}, {1: B})])
+def test_shares_of_more_than_one_card(host: Host, names: tuple) -> None:
+    shares = [Share(host, f"share{at}", of) for at, of in enumerate(names)]
+    puppet = process(host, *shares)
+    for gpu in (0, 1):
+        puppet.get("ctx", gpu)
+        limit = sum(one.of.get(gpu, 0) for one in shares)
+        assert puppet.say("info") == [OK, limit - host.on_card(gpu), limit]
+        puppet.get("alloc", limit - host.on_card(gpu))
+        assert puppet.refused("alloc", 1) == OOM
+        assert sum(one.charged(gpu) for one in shares) == host.on_card(gpu) == limit
+
+
+def test_a_card_of_no_share_is_refused(host: Host) -> None:
+    puppet = process(host, Share(host, "first", {0: A}), Share(host, "second", {0: B}))
+    assert puppet.refused("ctx", 1) == NOT_PERMITTED
+    assert puppet.say("total 1") == [OK, 0]
+    assert host.on_card(1) == 0
+
+
+@pytest.mark.parametrize(("variable", "limit"), [("4g", 4096 * MIB), ("9g", A + B)])
+def test_the_environment_tightens_the_sum(host: Host, variable: str, limit: int) -> None:
+    shares = Share(host, "first", {0: A}), Share(host, "second", {0: B})
+    puppet = process(host, *shares, CUDA_DEVICE_MEMORY_LIMIT=variable)
+    assert puppet.say("info") == [OK, limit - host.on_card(), limit]
+    puppet.get("alloc", limit - host.on_card())
+    assert puppet.refused("alloc", 1) == OOM
+
+
+def test_nvml_shows_the_sum_and_each_process_once(host: Host) -> None:
+    shares = Share(host, "first", {0: A}), Share(host, "second", {0: B})
+    puppet = process(host, *shares)
+    puppet.get("alloc", A)
+    assert shares[1].charged() > 0
+    none = 0xFFFFFFFF
+    entry = [puppet.process.pid, host.on_card(), none, none]
+    question = "lists('nvmlDeviceGetComputeRunningProcesses_v3', Two)"
+    assert ask(host, question, **files(*shares)) == [[0, 1, [entry]]]
+
+
+@pytest.mark.parametrize("cards", [({0: A}, {1: B}), ({0: A, 1: A}, {0: B}), ({1: B}, {0: A, 1: A})])
+def test_the_probe_measures_the_sum(host: Host, cards: tuple) -> None:
+    shares = [Share(host, f"share{at}", of) for at, of in enumerate(cards)]
+    checks = ["totals", "visible-devices", "limit-exact", "every-allocator", "four-processes", "freed"]
+    status, report = run(host, "--checks", ",".join(checks), **files(*shares))
+    assert verdicts(report) == dict.fromkeys(checks, "passed"), report
+    limits = [sum(one.of.get(gpu, 0) for one in shares) for gpu in (0, 1)]
+    assert [one["total_cuda"] for one in report["devices"]] == limits and status == 0
+    assert [one.charged(gpu) for one in shares for gpu in one.of] == [0] * sum(len(one.of) for one in shares)
+
+
+def test_a_program_is_throttled_by_the_pages_of_its_cards_first_share(host: Host) -> None:
+    """And by the sum of the shares: 20 and 30 percent of the first card's time, 30 of the second's."""
+    shares = Share(host, "first", {1: A}, 30), Share(host, "second", {0: A}, 20), Share(host, "third", {0: A}, 30)
+    for one in shares:
+        uuids = [host.uuids[gpu] for gpu in one.of]
+        (one.folder / "tenant").write_bytes(layouts.pack_tenant_page(uuids, one.name))
+    launcher = compile_program(host.folder, "launcher", "launcher.c", flags=LINKED)
+    used = {}
+    for gpu in (0, 1):
+        command = [launcher, "kernel", "2", "100", str(gpu), "1"]
+        subprocess.run(command, env=host.env(**files(*shares)), check=True, stdout=subprocess.DEVNULL)
+        for one in shares:
+            page = layouts.parse_tenant_page((one.folder / "tenant").read_bytes())
+            used[gpu, one.name] = page["devices"][0]["used_ns"] / 2e9
+    assert used[0, "first"] == used[0, "third"] == used[1, "third"] == 0
+    assert 0.1 < used[0, "second"] < 0.56 and 0.1 < used[1, "first"] < 0.36, used
+
+
+# What the second share says of the whole process: the change, and whether a context may be made then.
+STRICT = [({"deny": True}, False), ({"deny": False}, True)]
+
+
+@pytest.mark.parametrize(("change", "allowed"), STRICT)
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_share_that_denies_denies(host: Host, change: dict, allowed: bool, place: int) -> None:
+    shares = [Share(host, "first", {0: A}), Share(host, "second", {1: B})]
+    shares[place].change(**change)
+    puppet = host.puppet(**files(*shares))
+    assert puppet.result("init") == OK
+    assert puppet.refused("ctx", 0) == (OK if allowed else NOT_PERMITTED)
+    if not allowed:
+        assert f"{shares[place].limits}: this allocation is not ready" in puppet.errors()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_live_change_of_any_share_counts(host: Host, place: int) -> None:
+    shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
+    puppet = process(host, *shares)
+    shares[place].change({0: 2500 * MIB})
+    limit = sum(one.of[0] for one in shares)
+    assert puppet.say("info") == [OK, limit - host.on_card(), limit]
+    puppet.get("alloc", limit - host.on_card())
+    assert puppet.refused("alloc", 1) == OOM
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_share_that_is_lowered_ends_who_holds_the_most_of_it(host: Host, place: int) -> None:
+    shares = [Share(host, "first", {0: A}, oom_killer=True), Share(host, "second", {0: B})]
+    puppet = process(host, *shares)
+    puppet.get("alloc", A + B - host.on_card())
+    shares[place].change({0: 1000 * MIB}, oom_killer=True)
+    with pytest.raises(AssertionError, match="puppet ended with -9"):
+        puppet.say("info")
+    assert [one.charged() for one in shares] == [0, 0]
+
+
+def test_a_child_takes_slots_of_its_own(host: Host) -> None:
+    shares = Share(host, "first", {0: A}), Share(host, "second", {0: B})
+    parent = host.puppet(**files(*shares))
+    assert parent.result("total 0") != OK  # the library has begun, and the driver has not
+    child = parent.say("fork")[1]
+    parent.start()
+    parent.get("alloc", A + B - host.on_card())
+    assert set(host.physical()) == {child} and [one.charged() for one in shares] == [A, B]
+    assert parent.refused("alloc", 1) == OOM
+
+
+def test_a_child_does_not_keep_its_parents_slots(host: Host) -> None:
+    shares = Share(host, "first", {0: A}), Share(host, "second", {0: B})
+    parent = process(host, *shares)
+    parent.get("alloc", A)
+    assert all(one.charged() for one in shares)
+    child = parent.say("fork-away")[1]
+    try:
+        parent.process.kill()
+        parent.process.wait()
+        assert [one.charged() for one in shares] == [0, 0]
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+# --- several containers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_share_of_two_containers_is_one_budget(host: Host, order: tuple) -> None:
+    """The first container has both shares, in either order; the other has the second alone."""
+    shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
+    one = process(host, *(shares[at] for at in order))
+    context = host.on_card()
+    other = process(host, shares[1])
+    contexts = host.on_card()
+    assert contexts == 2 * context
+    other.get("alloc", 1000 * MIB)
+    left = A + B - 1000 * MIB - contexts
+    assert one.say("info") == [OK, left, A + B]
+    assert one.refused("alloc", left + 1) == OOM
+    block = one.get("alloc", left)
+    assert [each.charged() for each in shares] == [A, B] and host.on_card() == A + B
+    assert other.refused("alloc", 1) == OOM
+    assert one.result(f"free {block}") == OK
+    free = B - shares[1].charged()
+    other.get("alloc", free)
+    assert shares[1].charged() == B
+    one.get("alloc", A - shares[0].charged())
+    assert one.refused("alloc", 1) == OOM and host.on_card() == A + B
+
+
+def test_who_is_killed_gives_all_back(host: Host) -> None:
+    shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
+    one, other = process(host, *shares), process(host, shares[1])
+    one.get("alloc", A + B - host.on_card())
+    assert other.refused("alloc", MIB) == OOM
+    one.process.kill()
+    one.process.wait()
+    other.get("alloc", B - host.on_card())
+    assert [each.charged() for each in shares] == [0, B]
+
+
+def test_locks_in_either_order_never_wait_for_each_other(host: Host) -> None:
+    """Two containers have the same two shares, numbered the other way round."""
+    shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
+    puppets = [process(host, *shares), process(host, *reversed(shares))]
+    block = A // 2 - 600 * MIB  # of both shares as soon as the other container has one
+    lines = [line for at in range(200) for line in (f"alloc {at + 1000} {block}", f"free {at + 1000}")]
+    for puppet in puppets:
+        puppet.send(*lines)
+    answers = [[puppet.answer(line)[0] for line in lines] for puppet in puppets]
+    assert all(answer == OK for each in answers for answer in each)
+    assert sum(one.charged() for one in shares) == host.on_card()
+    assert all("held by a process" not in puppet.errors() for puppet in puppets)
+
+
+def test_memory_that_is_lent_is_its_makers_in_whichever_ledger(host: Host) -> None:
+    """By an IPC handle, from a container with both shares to one with the second: they are one budget there."""
+    shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
+    maker, user = process(host, *shares), process(host, shares[1])
+    maker.get("alloc", A - shares[0].charged())  # so that what is lent is charged in the second
+    assert maker.result(f"alloc 10 {1000 * MIB}") == OK
+    before = shares[1].charged()
+    assert user.result(f"ipc-open 20 {lend(maker, 10)}") == OK
+    assert shares[1].charged() == before
+    maker.process.kill()
+    maker.process.wait()
+    # The simulated driver takes it away with its maker; on hardware it stays.
+    open_bytes = host.on_card() + 1000 * MIB
+    assert user.refused("alloc", B - open_bytes + 1) == OOM
+    user.get("alloc", B - open_bytes)
+    assert user.result("call cuIpcCloseMemHandle $20") == OK
+    user.get("alloc", B - host.on_card())
+    assert shares[1].charged() == host.on_card() == B
+
+
+def test_a_handle_of_another_container_is_refused(host: Host) -> None:
+    first, second, third = (Share(host, name, {0: B}) for name in ("first", "second", "third"))
+    maker, user = process(host, third), process(host, first, second)
+    assert maker.result(f"alloc 10 {MIB}") == OK
+    assert user.result(f"ipc-open 20 {lend(maker, 10)}") == NOT_SUPPORTED
+
+
+# --- fail closed ----------------------------------------------------------------------------------------------------------
+
+
+def torn(share: Share) -> None:
+    data = bytearray(share.limits.read_bytes())
+    data[20] |= 1
+    share.limits.write_bytes(data)
+
+
+def newer(share: Share) -> None:
+    set_field(share.limits, "min_reader", 9)
+
+
+FAULTS = {
+    "torn": (torn, "limits: it is torn"),
+    "missing": (lambda share: share.limits.unlink(), "limits: it cannot be opened"),
+    "a newer version": (newer, "needs a reader of version 9"),
+    "a ledger that is none": (lambda share: share.ledger.write_bytes(b"x" * layouts.LEDGER_FILE_SIZE), "ledger"),
+}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_one_share_closes_all(host: Host, place: int, fault: str) -> None:
+    shares = [Share(host, "first", {0: A}), Share(host, "second", {1: B})]
+    spoil, reason = FAULTS[fault]
+    spoil(shares[place])
+    puppet = host.puppet(**files(*shares))
+    assert puppet.result("init") == OK
+    assert [puppet.refused("ctx", gpu) for gpu in (0, 1)] == [NOT_PERMITTED] * 2
+    assert host.on_card(0) == host.on_card(1) == 0
+    assert f"{shares[place].folder}/" in puppet.errors() and reason in puppet.errors()
+
+
+MISNAMED = [
+    (lambda one: f"{one}:{one}", lambda one: f"{one}"),  # a ledger too few
+    (lambda one: f"{one}:{one}", lambda one: f"{one}:{one}:{one}"),
+    (lambda one: ":".join([str(one)] * 9), lambda one: ":".join([str(one)] * 9)),
+    (lambda one: f"{one}:{one}", lambda one: f"{one}:{one}"),  # the same ledger twice
+]
+
+
+@pytest.mark.parametrize("at", range(len(MISNAMED)))
+def test_lists_that_do_not_fit_close(host: Host, at: int) -> None:
+    share = Share(host, "first", {0: A})
+    limits, ledgers = MISNAMED[at]
+    variables = {
+        "VGPU_LIMITS_FILE": limits(share.limits),
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": ledgers(share.ledger),
+    }
+    puppet = host.puppet(**variables)
+    assert puppet.result("init") == OK
+    assert puppet.refused("ctx", 0) == NOT_PERMITTED and host.on_card() == 0
+    assert "no context is created" in puppet.errors()
+
+
+# --- as in a container: numbered folders --------------------------------------------------------------------------------
+
+
+def container(host: Host, shares: dict[int, Share], places: int = 12, then: tuple = ()) -> tuple:
+    """Mounts each share on the place of its number, and /dev/vgpu with empty places; ``then``: what a tenant does."""
+    root = host.folder / "root"
+    for one in ("etc", "dev", *(f"above/{number}" for number in range(places))):
+        (root / one).mkdir(parents=True)
+    commands = [
+        f"mount -t tmpfs none {root}/etc",
+        f"mkdir {root}/etc/up {root}/etc/work",
+        f"mount -t overlay none -o lowerdir=/etc,upperdir={root}/etc/up,workdir={root}/etc/work /etc",
+        f"printf '%s\\n' '{PRELOAD}' > /etc/ld.so.preload",
+        f"mount -t tmpfs none {root}/dev",
+        f"for one in null zero urandom; do : > {root}/dev/$one; mount --bind /dev/$one {root}/dev/$one; done",
+        f"mkdir -p {root}/dev/shm {root}/dev/vgpu",
+        f"mount --bind {root}/above {root}/dev/vgpu",
+        f"mount -o remount,bind,ro {root}/dev/vgpu",
+    ]
+    for number, share in shares.items():
+        place, ro = f"{root}/dev/vgpu/{number}", share.folder / "ro"
+        ro.mkdir()
+        os.link(share.limits, ro / "limits")
+        (ro / "ledger").touch()
+        commands += [f"mount --bind {ro} {place}", f"mount -o remount,bind,ro {place}"]
+        commands += [f"mount --bind {share.ledger} {place}/ledger"]
+    return in_namespace(*commands, f"mount --move {root}/dev /dev", *then)
+
+
+@needs_root
+@pytest.mark.parametrize("numbers", [(0,), (5,), (0, 1), (3, 11), (11, 3)])
+def test_in_a_container_every_numbered_folder_is_a_share(host: Host, numbers: tuple) -> None:
+    shares = {number: Share(host, f"share{number}", {0: A}) for number in numbers}
+    puppet = host.puppet(wrapper=container(host, shares), **FORCED).start()
+    limit = A * len(numbers)
+    assert puppet.say("info") == [OK, limit - host.on_card(), limit]
+    puppet.get("alloc", limit - host.on_card())
+    assert puppet.refused("alloc", 1) == OOM
+    assert [one.charged() for one in shares.values()] == [A] * len(numbers)
+
+
+# What a tenant does to the second of two shares, at /dev/vgpu/7; what the line says.
+TENANTS = [
+    (("mount -o remount,bind,rw /dev/vgpu/7",), "/dev/vgpu/7 is mounted writable"),
+    (("mount --bind /dev/null /dev/vgpu/7/limits",), "/dev/vgpu/7/limits: another file is mounted on it"),
+    (("mount --bind {other} /dev/vgpu/7/ledger",), "ledger /dev/vgpu/7/ledger: it is of another allocation"),
+    (("umount /dev/vgpu/7/ledger",), "ledger /dev/vgpu/7/ledger: "),
+]
+
+
+@needs_root
+@pytest.mark.parametrize("at", range(len(TENANTS)))
+def test_in_a_container_a_share_is_the_nodes_or_nothing_goes(host: Host, at: int) -> None:
+    shares = {0: Share(host, "first", {0: A}), 7: Share(host, "second", {0: A})}
+    other = Share(host, "other", {0: A})
+    commands, reason = TENANTS[at]
+    then = tuple(one.format(other=other.ledger) for one in commands)
+    puppet = host.puppet(wrapper=container(host, shares, then=then), **FORCED)
+    assert puppet.result("init") == OK
+    assert puppet.refused("ctx", 0) == NOT_PERMITTED
+    assert reason in puppet.errors() and host.on_card() == 0
+
+
+@needs_root
+def test_in_a_container_of_nine_shares_nothing_goes(host: Host) -> None:
+    shares = {number: Share(host, f"share{number}", {0: 100 * MIB}) for number in range(9)}
+    puppet = host.puppet(wrapper=container(host, shares), **FORCED)
+    assert puppet.result("init") == OK
+    assert puppet.refused("ctx", 0) == NOT_PERMITTED
+    assert "more than 8 shares in /dev/vgpu" in puppet.errors() and host.on_card() == 0
+
+
+@needs_root
+def test_a_share_that_a_tenant_unmounts_counts_no_more(host: Host) -> None:
+    shares = {0: Share(host, "first", {0: A}), 7: Share(host, "second", {0: A})}
+    then = ("umount /dev/vgpu/7/ledger", "umount /dev/vgpu/7")
+    puppet = host.puppet(wrapper=container(host, shares, then=then), **FORCED).start()
+    assert puppet.say("info") == [OK, A - host.on_card(), A]
