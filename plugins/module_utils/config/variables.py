@@ -192,17 +192,20 @@ NOT_NAMED = (
 NOT_SHOWN = ("vgpu_package_environment",)
 
 
-class _NamedConfig(Kind):
+class NamedConfig(Kind):
     """One entry of vgpu_configs: the variables of this table without their prefix."""
 
     expected = "a mapping of variables without the prefix vgpu_"
 
-    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+    def record(self) -> Record:
         fields = {name[len(PREFIX) :]: variable.kind for name, variable in VARIABLES.items() if name not in NOT_NAMED}
-        return Record(fields).read(value, path, findings)
+        return Record(fields)
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        return self.record().read(value, path, findings)
 
 
-VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONFIG_NAME, _NamedConfig()))
+VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONFIG_NAME, NamedConfig()))
 
 # Values of the schema that this version does not implement. They are refused, never ignored.
 UNAVAILABLE: tuple[tuple[str, Any, str], ...] = ()

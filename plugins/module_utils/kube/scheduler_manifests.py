@@ -21,6 +21,8 @@ WEBHOOK_PORT, METRICS_PORT = 8443, 9411
 # Where a kube-scheduler serves health to everybody, and metrics to who has the right to read them.
 KUBE_PORT = 10259
 IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
+# Annotation of each pod: the digest of the configuration.
+DIGEST = "vgpu.fleet/config"
 PLAN, GIVEN = ANNOTATIONS = ("vgpu.fleet/plan", "vgpu.fleet/given")
 # Names that ask for GPUs; prefixes, so that a mistyped one is seen and refused too.
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
@@ -347,7 +349,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
     }
     template = {
         # Another configuration is another pod.
-        "metadata": {"labels": {"app.kubernetes.io/name": NAME}, "annotations": {"vgpu.fleet/config": digest}},
+        "metadata": {"labels": {"app.kubernetes.io/name": NAME}, "annotations": {DIGEST: digest}},
         "spec": spec,
     }
     return {
@@ -404,7 +406,10 @@ def _network_policy(desired: Desired) -> dict[str, Any]:
 
 def gpu_condition(config: dict[str, Any]) -> str:
     """CEL: whether a container of the pod names a resource of GPU sharing."""
-    names = [name for name in resource_names(config) if not name.startswith(PREFIXES)]
+    said = config.get("resourceNames") or {}
+    # Names that somebody chose are in it even where a prefix covers them: a chart leaves them to be filled in.
+    chosen = {*said.values(), *([said["count"] + ".shared"] if "count" in said else [])}
+    names = [name for name in resource_names(config) if name in chosen or not name.startswith(PREFIXES)]
     words = [f"k.startsWith('{prefix}')" for prefix in PREFIXES] + [f"k == '{name}'" for name in names]
     name = " || ".join(words)
 
