@@ -35,6 +35,8 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("metrics on one address", {"variables": {"vgpu_metrics_listen": "10.1.2.3:9500"}}, "kube-system"),
     ("metrics on a loopback of IPv6", {"variables": {"vgpu_metrics_listen": "[::1]:9410"}}, "kube-system"),
     ("no metrics, no labels", {"variables": {"vgpu_metrics_listen": "", "vgpu_labels": False}}, "kube-system"),
+    ("a taint", {"variables": {"vgpu_unhealthy_taint": "any"}}, "kube-system"),
+    ("no taint", {"variables": {"vgpu_unhealthy_taint": "none"}}, "kube-system"),
     ("metrics by an option", {"options": ["--metrics-listen=:9411", "--log-format=json"]}, "kube-system"),
     ("metrics by an option on the loopback", {"options": ["--metrics-listen=localhost:9411"]}, "kube-system"),
     (

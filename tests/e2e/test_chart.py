@@ -31,7 +31,8 @@ VALUES = {
     "image": PLUGIN_IMAGE,
     "imagePullPolicy": "Never",
     "environment": {"GPUSIM_STATE": f"/host{STATE}", "GPUSIM_PROFILE": f"/host{PROFILE}"},
-    "variables": {"vgpu_split_count": SPLIT},
+    "variables": {"vgpu_split_count": SPLIT, "vgpu_unhealthy_taint": "any"},
+    "options": ["--health-clean-period=3"],
 }
 # Where a file of ours could be left on a host.
 PLACES = ("/etc", "/usr/local", "/opt", "/var/lib/vgpu", "/run/vgpu", "/run/cdi", "/etc/ld.so.preload")
@@ -75,6 +76,7 @@ def traces(cluster) -> list[str]:
     found = cluster.node_object()
     names = [*(found["metadata"].get("annotations") or {}), *found["metadata"]["labels"]]
     names = [one for one in names if one.startswith(("vgpu.fleet/", "nvidia.com/")) and one != LABEL]
+    names += [one["key"] for one in found["spec"].get("taints") or [] if one["key"].startswith("vgpu.fleet/")]
     return names + [one["type"] for one in found["status"]["conditions"] if one["type"].startswith("Vgpu")]
 
 
@@ -204,6 +206,27 @@ def test_killed_arbiter_comes_back_alone(cluster, installed, pod):
         os.kill(int(each), 9)
     until(lambda: restarts()["vgpu-arbiter"] == before["vgpu-arbiter"] + 1, "the arbiter's restart")
     assert restarts()[NAME] == before[NAME] and one.running() and one.restarts() == 0
+
+
+def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed):
+    """With the rights that the chart's account has. The plugin's own pod stays, for it tolerates its taint."""
+
+    def condition() -> dict:
+        found = cluster.node_object()["status"]["conditions"]
+        return next((one for one in found if one["type"] == "VgpuGpusHealthy"), {})
+
+    def tainted() -> bool:
+        return "vgpu.fleet/gpu-unhealthy" in traces(cluster)
+
+    assert condition()["status"] == "True" and not tainted()
+    (before,) = plugin_pods(cluster)
+    installed.gpusimctl("xid", "0", "79")
+    until(lambda: condition()["status"] == "False" and tainted(), "the condition and the taint")
+    assert condition()["message"].endswith("Xid 79") and cluster.allocatable() == 0
+    until(lambda: condition()["status"] == "True" and not tainted(), "the end of both", 60)
+    serves(cluster, SLICES)
+    (after,) = plugin_pods(cluster)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
 
 
 def test_other_values_reach_the_node(cluster, chart, installed, pod):

@@ -76,6 +76,10 @@ ITEMS = {
         '(hasKey .Values.variables "vgpu_labels") }}\n'
         "PAD- --node-labels\n{{- end }}"
     ),
+    "taint": (
+        '{{- with .Values.variables.vgpu_unhealthy_taint }}{{- if ne . "none" }}\n'
+        "PAD- --unhealthy-taint={{ . }}\n{{- end }}{{- end }}"
+    ),
     "options": "{{- with .Values.options }}\n{{- toYaml . | nindent DEPTH }}\n{{- end }}",
     "schedulerOptions": "{{- with .Values.scheduler.options }}\n{{- toYaml . | nindent DEPTH }}\n{{- end }}",
     # The whole list, and [] must lie deeper than its key.
@@ -112,7 +116,7 @@ def marked() -> dict[str, Any]:
         kubeletDir=mark("kubeletDir"),
         libraryRoot=mark("libraryRoot"),
         environment={mark("environment"): ""},
-        options=[mark("metrics"), mark("labels"), mark("options")],
+        options=[mark("metrics"), mark("labels"), mark("taint"), mark("options")],
         variables={
             "vgpu_metrics_listen": "",
             "vgpu_labels": False,

@@ -98,7 +98,9 @@ def node_objects(values: dict[str, Any], namespace: str) -> list[dict[str, Any]]
     variables = values["variables"]
     listen = variables.get("vgpu_metrics_listen", LISTEN)
     options = [*([f"{device_plugin_manifests.LISTEN}={listen}"] if listen else [])]
-    options += [*(["--node-labels"] if variables.get("vgpu_labels", LABELS) else []), *values["options"]]
+    taint = variables.get("vgpu_unhealthy_taint", "none")
+    options += [*(["--node-labels"] if variables.get("vgpu_labels", LABELS) else [])]
+    options += [*([f"--unhealthy-taint={taint}"] if taint != "none" else []), *values["options"]]
     desired = device_plugin_manifests.Desired(
         values["image"],
         namespace,

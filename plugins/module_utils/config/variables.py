@@ -163,6 +163,12 @@ VARIABLES: dict[str, Variable] = {
         (),
         "sets nvidia.com/gpu.product and its like on the node, as feature discovery does; by device_plugin_kubeconfig",
     ),
+    "vgpu_unhealthy_taint": Variable(
+        Choice("none", "any", "all"),
+        "none",
+        (),
+        "taints the node, NoSchedule, while any or all of its GPUs are unhealthy; a kubelet's own credentials may not",
+    ),
     "vgpu_metrics_listen": Variable(
         METRICS_LISTEN, "127.0.0.1:9410", (), "where a node serves its metrics; :9410 on all addresses, empty: nowhere"
     ),
@@ -184,6 +190,7 @@ NOT_NAMED = (
     "vgpu_kubeconfig",
     "vgpu_kube_context",
     "vgpu_labels",
+    "vgpu_unhealthy_taint",
     "vgpu_metrics_listen",
     "vgpu_package_environment",
     "vgpu_other_names",
