@@ -24,7 +24,7 @@ APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-p
 .PHONY: help demo demo-down
 .PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow native-hostile page clients
 .PHONY: molecule-all molecule-ubuntu packages-rpm archives e2e e2e-scheduler e2e-136 e2e-scheduler-136 fuzz bench bench-long bench-hosts gpu-check
-.PHONY: docs artefact execution-environment lock native clean venv collection apt-base apt-hosts apt-test
+.PHONY: docs artefact chart images execution-environment lock native clean venv collection apt-base apt-hosts apt-test
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -136,6 +136,15 @@ docs: apt-base ## pages of variables, modules and roles; HTML in .build/docs/htm
 artefact: apt-base venv ## the collection with its wheels and libraries, in .build/artefact; the same bytes each time
 	@tools/apt.sh gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 	@$(BIN)/python tools/artefact.py --platforms "$(PLATFORMS)" --scheduler "$(SCHEDULER)"
+
+# docs/chart.md. REGISTRY=registry.example.com/gpu: what the names of the images begin with.
+REGISTRY = localhost
+chart: venv ## a Helm chart and Kustomize bases, in .build/chart; REGISTRY= before the images' names
+	@$(BIN)/python tools/chart --registry "$(REGISTRY)"
+
+images: venv ## the images of device plugin and scheduler as files, in .build/images; REGISTRY= as above
+	@tools/apt.sh podman mmdebstrap
+	@$(BIN)/python tools/images.py --registry "$(REGISTRY)"
 
 # docs/awx.md builds an image of it.
 execution-environment: apt-base ## the build context of an execution environment for AWX, in .build/ee/context

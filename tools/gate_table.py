@@ -170,6 +170,8 @@ SWEEPS = [
         minutes=18,
     ),
     make("molecule-ubuntu", "hosts", 23),
+    # Builds Helm out of its Go module first, eight minutes on a busy machine; the tests take two.
+    Gate("chart", {"helm": ["tests/chart/helm.sh"]}, ["tests/chart"], minutes=10),
     # The oldest core, and the newest, which needs Python 3.12 or newer.
     Gate("as-installed-2.16", {}, ["tests/installed"], ["--core=2.16"], lane="hosts", minutes=8),
     Gate("as-installed-2.20", {}, ["tests/installed"], ["--core=2.20"], lane="hosts", minutes=8),

@@ -25,6 +25,7 @@ SHARED = (
     "config.slices",
     "gpu.nvml",
     "host.mount_namespace",
+    "library.store",
     "pods.annotations",
     "pods.mounts",
     "pods.requests",
@@ -45,6 +46,7 @@ if PARTS != "scheduler":
     PACKAGES.append("vgpu_kubectl")
     PROGRAMS += ["kubectl-vgpu = vgpu_kubectl.main:main", "kubectl_complete-vgpu = vgpu_kubectl.completion:main"]
     PROGRAMS += ["vgpu-device-plugin = vgpu_plugin.main:main", "vgpuctl = vgpu_plugin.ctl.main:main"]
+    PROGRAMS.append("vgpu-node-setup = vgpu_plugin.node_setup:main")
 if PARTS != "node":
     PACKAGES.append("vgpu_scheduler")
     PROGRAMS.append("vgpu-scheduler = vgpu_scheduler.main:main")

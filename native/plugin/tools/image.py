@@ -2,8 +2,10 @@
 """Makes the container image of the device plugin or the scheduler, and a file of it to load without a registry.
 
     python3 tools/image.py --archive .build/wheelhouse/vgpu-plugin-….pyz --tag localhost/vgpu-device-plugin:V \
-        --out vgpu-device-plugin-V.tar [--engine podman|docker] [--base IMAGE]
+        --out vgpu-device-plugin-V.tar [--engine podman|docker] [--base IMAGE] [--library vcuda-….tar.gz] [--oci FILE]
 
+--library puts the library's archive into the image of the device plugin, for nodes that no playbook prepares; --oci
+writes a second file in OCI's format, which skopeo, podman and ctr push to a registry.
 Without --base the root is Debian's, made by mmdebstrap out of the distribution's packages: its Python is the one that
 the archive must be for. With it, an image that the engine can pull and that has python3 and python3-venv.
 """
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parents[1] / "image"
 # By the name of the archive that goes into it.
@@ -33,6 +36,16 @@ class ImageError(Exception):
     """A step failed; the text says which, and its output."""
 
 
+class Extras(NamedTuple):
+    """What not every image has: the library's archive in it, a file of it in OCI's format next to the other."""
+
+    library: Path | None = None
+    oci: Path | None = None
+
+
+NO_EXTRAS = Extras()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--archive", type=Path, required=True, help="what wheelhouse.py made")
@@ -40,9 +53,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="file of the image, in docker's format")
     parser.add_argument("--engine", default="podman", help="podman or docker (default: %(default)s)")
     parser.add_argument("--base", default="", help=f"image to build on (default: a Debian root, {SUITE})")
+    parser.add_argument("--library", type=Path, help="archive of the library, to lie in the image")
+    parser.add_argument("--oci", type=Path, help="also write the image to this file, in OCI's format; with podman")
     given = parser.parse_args()
     try:
-        made = make(given.archive, given.tag, given.out, given.engine, given.base)
+        made = make(given.archive, given.tag, given.out, given.engine, given.base, Extras(given.library, given.oci))
     except ImageError as fault:
         print(f"image: {fault}", file=sys.stderr)
         return 1
@@ -50,8 +65,8 @@ def main() -> int:
     return 0
 
 
-def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
-    """Builds the image unless its file is there, made of the same. The file is complete or not there."""
+def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Extras = NO_EXTRAS) -> bool:
+    """Builds the image unless its files are there, made of the same. A file is complete or not there."""
     with zipfile.ZipFile(archive) as content:
         about = json.loads(content.read("about.json"))
     if about["name"] not in CONTAINERFILES:
@@ -59,9 +74,15 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
     recipe = CONTAINERFILES[about["name"]]
     # A file of another version or under another tag lies at the same path where a person names the path.
     note = out.with_name(out.name + ".of")
-    made_of = json.dumps({"archive": digest(archive), "recipe": digest(recipe), "tag": tag, "base": base})
-    if out.exists() and note.exists() and note.read_text() == made_of:
+    parts = {"archive": digest(archive), "recipe": digest(recipe), "tag": tag, "base": base}
+    if extras.library is not None:
+        parts["library"] = digest(extras.library)
+    made_of = json.dumps(parts)
+    written = extras.oci is None or extras.oci.exists()
+    if out.exists() and written and note.exists() and note.read_text() == made_of:
         return False
+    if extras.oci is not None and Path(engine).name != "podman":
+        raise ImageError(f"{engine} writes no file of OCI's format; leave --oci out, or use --engine podman")
     if shutil.which(engine) is None:
         raise ImageError(f"{engine} is not installed; install it, or name another with --engine")
     if not base:
@@ -71,6 +92,9 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copy2(recipe, Path(scratch) / "Containerfile")
         shutil.copy2(archive, Path(scratch) / f"{about['name']}.pyz")
+        (Path(scratch) / "library").mkdir()
+        if extras.library is not None:
+            shutil.copy2(extras.library, Path(scratch) / "library")
         options = ["--build-arg", f"BASE={base}", "--build-arg", f"VERSION={about['version']}", "--network", "none"]
         # podman keeps an image of each step for the next build, which has another archive and can use none.
         options += ["--layers=false"] if Path(engine).name.startswith("podman") else []
@@ -83,14 +107,21 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
         # The new image took its only name. An engine removes an image with its last name; a container keeps its image,
         # and the container's owner may remove both.
         subprocess.run([engine, "image", "rm", former], capture_output=True, check=False)
-    part = out.with_name(out.name + ".part")
-    part.unlink(missing_ok=True)
-    call("writing the image's file", [engine, "save", "-o", str(part), tag])
-    os.chmod(part, 0o644)
     note.unlink(missing_ok=True)
-    part.rename(out)
+    save(engine, tag, out)
+    if extras.oci is not None:
+        save(engine, tag, extras.oci, "--format=oci-archive")
     note.write_text(made_of)
     return True
+
+
+def save(engine: str, tag: str, out: Path, *options: str) -> None:
+    """Writes the image to a file, which appears by a rename."""
+    part = out.with_name(out.name + ".part")
+    part.unlink(missing_ok=True)
+    call("writing the image's file", [engine, "save", *options, "-o", str(part), tag])
+    os.chmod(part, 0o644)
+    part.rename(out)
 
 
 def digest(file: Path) -> str:

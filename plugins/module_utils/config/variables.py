@@ -163,6 +163,12 @@ VARIABLES: dict[str, Variable] = {
         (),
         "sets nvidia.com/gpu.product and its like on the node, as feature discovery does; by device_plugin_kubeconfig",
     ),
+    "vgpu_unhealthy_taint": Variable(
+        Choice("none", "any", "all"),
+        "none",
+        (),
+        "taints the node, NoSchedule, while any or all of its GPUs are unhealthy; a kubelet's own credentials may not",
+    ),
     "vgpu_metrics_listen": Variable(
         METRICS_LISTEN, "127.0.0.1:9410", (), "where a node serves its metrics; :9410 on all addresses, empty: nowhere"
     ),
@@ -184,6 +190,7 @@ NOT_NAMED = (
     "vgpu_kubeconfig",
     "vgpu_kube_context",
     "vgpu_labels",
+    "vgpu_unhealthy_taint",
     "vgpu_metrics_listen",
     "vgpu_package_environment",
     "vgpu_other_names",
@@ -192,17 +199,20 @@ NOT_NAMED = (
 NOT_SHOWN = ("vgpu_package_environment",)
 
 
-class _NamedConfig(Kind):
+class NamedConfig(Kind):
     """One entry of vgpu_configs: the variables of this table without their prefix."""
 
     expected = "a mapping of variables without the prefix vgpu_"
 
-    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+    def record(self) -> Record:
         fields = {name[len(PREFIX) :]: variable.kind for name, variable in VARIABLES.items() if name not in NOT_NAMED}
-        return Record(fields).read(value, path, findings)
+        return Record(fields)
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        return self.record().read(value, path, findings)
 
 
-VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONFIG_NAME, _NamedConfig()))
+VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONFIG_NAME, NamedConfig()))
 
 # Values of the schema that this version does not implement. They are refused, never ignored.
 UNAVAILABLE: tuple[tuple[str, Any, str], ...] = ()

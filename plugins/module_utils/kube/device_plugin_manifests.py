@@ -21,8 +21,9 @@ LABEL_VALUE = "daemonset"
 TEMPLATE = "vgpu.fleet/template"
 # How pods follow a changed template: Kubernetes replaces them, or who applied it does, node by node.
 ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
-# Annotation and condition that the program writes on its node.
-ANNOTATION, CONDITION = "vgpu.fleet/gpus", "VgpuConfiguration"
+# Annotation, conditions and taint that the program writes on its node.
+ANNOTATION, CONDITIONS = "vgpu.fleet/gpus", ("VgpuConfiguration", "VgpuGpusHealthy")
+TAINT = "vgpu.fleet/gpu-unhealthy"
 # Annotation that names the labels which it set, without their prefix.
 LABELS, LABELS_PREFIX = "vgpu.fleet/labels", "nvidia.com/"
 HOST = "/host"
@@ -106,8 +107,14 @@ def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         names = {LABELS_PREFIX + name for name in str(annotations[LABELS]).split(",") if name} - set(theirs)
         gone = {name: None for name in sorted(names) if name in (found["metadata"].get("labels") or {})}
         out.append(("", {"metadata": dict({"labels": gone} if gone else {}, annotations={LABELS: None})}))
-    if any(one.get("type") == CONDITION for one in (found.get("status") or {}).get("conditions") or []):
-        out.append(("/status", {"status": {"conditions": [{"$patch": "delete", "type": CONDITION}]}}))
+    conditions = [one.get("type") for one in (found.get("status") or {}).get("conditions") or []]
+    gone_ones = [{"$patch": "delete", "type": one} for one in CONDITIONS if one in conditions]
+    if gone_ones:
+        out.append(("/status", {"status": {"conditions": gone_ones}}))
+    taints = (found.get("spec") or {}).get("taints") or []
+    others = [one for one in taints if one.get("key") != TAINT]
+    if len(others) < len(taints):
+        out.append(("", {"spec": {"taints": others or None}}))
     return out
 
 
@@ -259,6 +266,8 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
         "tolerations": [
             {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
             {"key": "CriticalAddonsOnly", "operator": "Exists"},
+            # Its own, by which pods of tenants are kept off.
+            {"key": TAINT, "operator": "Exists", "effect": "NoSchedule"},
             *desired.tolerations,
         ],
         "containers": [container],

@@ -21,6 +21,8 @@ WEBHOOK_PORT, METRICS_PORT = 8443, 9411
 # Where a kube-scheduler serves health to everybody, and metrics to who has the right to read them.
 KUBE_PORT = 10259
 IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
+# Annotation of each pod: the digest of the configuration.
+DIGEST = "vgpu.fleet/config"
 PLAN, GIVEN = "vgpu.fleet/plan", "vgpu.fleet/given"
 # Another size: what the owner of a pod asks for, what of it was granted, and what counts until the node has done it.
 RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
@@ -366,7 +368,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
     }
     template = {
         # Another configuration is another pod.
-        "metadata": {"labels": {"app.kubernetes.io/name": NAME}, "annotations": {"vgpu.fleet/config": digest}},
+        "metadata": {"labels": {"app.kubernetes.io/name": NAME}, "annotations": {DIGEST: digest}},
         "spec": spec,
     }
     return {
@@ -423,7 +425,10 @@ def _network_policy(desired: Desired) -> dict[str, Any]:
 
 def gpu_condition(config: dict[str, Any]) -> str:
     """CEL: whether a container of the pod names a resource of GPU sharing, or the pod asks by an annotation."""
-    names = [name for name in resource_names(config) if not name.startswith(PREFIXES)]
+    said = config.get("resourceNames") or {}
+    # Names that somebody chose are in it even where a prefix covers them: a chart leaves them to be filled in.
+    chosen = {*said.values(), *([said["count"] + ".shared"] if "count" in said else [])}
+    names = [name for name in resource_names(config) if name in chosen or not name.startswith(PREFIXES)]
     words = [f"k.startsWith('{prefix}')" for prefix in PREFIXES] + [f"k == '{name}'" for name in names]
     name = " || ".join(words)
 

@@ -16,6 +16,10 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 E2E = ROOT / "tests" / "e2e"
+sys.path.append(str(ROOT / "tools"))
+
+import images  # noqa: E402
+
 VARIABLE = "VGPU_E2E_PROGRAMS"
 PLUGIN_IMAGE = "localhost/vgpu-device-plugin:e2e"
 SCHEDULER_IMAGE = "localhost/vgpu-scheduler:e2e"
@@ -36,6 +40,7 @@ class Programs:
     image: Path  # a tar of a small Debian root
     runc: Path
     plugin_image: Path  # a tar of the image of our device plugin, as PLUGIN_IMAGE
+    helm: Path
     scheduler_image: Path  # the same of our scheduler, as SCHEDULER_IMAGE
     cache: Path  # what the playbooks build and keep on a controller, for inside there is no network; as XDG_CACHE_HOME
 
@@ -58,8 +63,8 @@ def _said_by(command: list[str]) -> Path:
     return Path(done.stdout.strip().splitlines()[-1])
 
 
-def _our_image(name: str, tag: str, *options: str) -> Path:
-    """Built as the role builds it, anew where the sources changed."""
+def _our_image(name: str, tag: str, *options: str, with_library: bool = False) -> Path:
+    """Built as the role builds it, or with the library as the chart needs it; anew where the sources changed."""
     tools, out = ROOT / "native" / "plugin" / "tools", ROOT / ".build" / name
     made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out), *options]))
     image = out / f"image-{made['version']}.tar"
@@ -67,7 +72,7 @@ def _our_image(name: str, tag: str, *options: str) -> Path:
         if str(old) not in (str(image), made["archive"]):
             old.unlink()
     command = [sys.executable, str(tools / "image.py"), "--archive", made["archive"], "--tag", tag]
-    _printed([*command, "--out", str(image)])
+    _printed([*command, "--out", str(image), *(["--library", str(images.library(out))] if with_library else [])])
     return image
 
 
@@ -126,7 +131,8 @@ def find() -> Programs:
         nvidia_smi=_said_by([str(ROOT / "tests/native/fetch_nvidia_smi.sh")]),
         image=image,
         runc=Path(runc),
-        plugin_image=_our_image("plugin-image", PLUGIN_IMAGE),
+        plugin_image=_our_image("plugin-image", PLUGIN_IMAGE, with_library=True),
+        helm=_said_by([str(ROOT / "tests" / "chart" / "helm.sh")]),
         scheduler_image=_our_image("scheduler-image", SCHEDULER_IMAGE, "--scheduler"),
         cache=_of_playbooks(ROOT / ".build" / "playbook-cache"),
     )

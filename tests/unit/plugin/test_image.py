@@ -65,3 +65,56 @@ def test_a_new_image_takes_away_what_is_left_without_a_name(tool, tmp_path, ther
         content.writestr("about.json", json.dumps({"name": "vgpu-plugin", "version": "1"}))
     assert tool.make(archive, TAG, tmp_path / "image.tar", str(engine), BASE)
     assert set(json.loads(names.read_text())) == {"new", *stay}
+
+
+def built(tool, tmp_path, **extras):
+    """Of the same archive each time; (whether something was built, words of each save)."""
+    engine = tmp_path / "podman"
+    engine.write_text(
+        ENGINE.replace(
+            "words = sys.argv[1:]",
+            "words = sys.argv[1:]\nnames.with_name('said').open('a').write(json.dumps(words) + '\\n')",
+        ).replace("pathlib.Path(words[2])", 'pathlib.Path(words[words.index("-o") + 1])')
+    )
+    engine.chmod(0o755)
+    said = tmp_path / "said"
+    said.write_text("")
+    names = tmp_path / "names.json"
+    if not names.exists():
+        names.write_text("{}")
+    archive = tmp_path / "vgpu-plugin.pyz"
+    if not archive.exists():
+        with zipfile.ZipFile(archive, "w") as content:
+            content.writestr("about.json", json.dumps({"name": "vgpu-plugin", "version": "1"}))
+    made = tool.make(archive, TAG, tmp_path / "image.tar", str(engine), BASE, tool.Extras(**extras))
+    words = [json.loads(line) for line in said.read_text().splitlines()]
+    return made, [one[1:] for one in words if one[0] == "save"]
+
+
+def test_a_second_file_in_the_format_of_oci(tool, tmp_path):
+    oci = tmp_path / "image.oci.tar"
+    made, saved = built(tool, tmp_path, oci=oci)
+    assert made and oci.exists()
+    assert saved == [["-o", f"{tmp_path}/image.tar.part", TAG], ["--format=oci-archive", "-o", f"{oci}.part", TAG]]
+    assert built(tool, tmp_path, oci=oci) == (False, [])
+    oci.unlink()
+    made, _saved = built(tool, tmp_path, oci=oci)
+    assert made and oci.exists()
+
+
+def test_another_library_is_another_image(tool, tmp_path):
+    library = tmp_path / "vcuda-1-x86_64.tar.gz"
+    library.write_text("one")
+    assert built(tool, tmp_path)[0]
+    assert built(tool, tmp_path, library=library)[0]
+    assert not built(tool, tmp_path, library=library)[0]
+    library.write_text("two")
+    assert built(tool, tmp_path, library=library)[0]
+
+
+def test_docker_writes_no_file_of_oci(tool, tmp_path):
+    archive = tmp_path / "vgpu-plugin.pyz"
+    with zipfile.ZipFile(archive, "w") as content:
+        content.writestr("about.json", json.dumps({"name": "vgpu-plugin", "version": "1"}))
+    with pytest.raises(tool.ImageError, match="use --engine podman"):
+        tool.make(archive, TAG, tmp_path / "image.tar", "docker", BASE, tool.Extras(oci=tmp_path / "x"))

@@ -117,7 +117,8 @@ def options_of(**host: Any) -> list[str]:
     environment = jinja2.Environment()
     environment.filters["bool"] = bool
     host = {"device_plugin_options": [], "device_plugin_deploy": "systemd", "device_plugin_kubeconfig": "", **host}
-    for name in ("__device_plugin_metrics", "__device_plugin_labels", "__device_plugin_options"):
+    for name in ("metrics", "labels", "taint", "options"):
+        name = f"__device_plugin_{name}"
         rule = variables[name].strip().removeprefix("{{").removesuffix("}}")
         host[name] = environment.compile_expression(rule)(**host)
     return list(host["__device_plugin_options"])
@@ -146,6 +147,22 @@ def test_labels_of_the_node(host, expected):
     assert options == (["--node-labels"] if expected else [])
     assert parser().parse_args(options).node_labels is expected
     assert schema.VARIABLES["vgpu_labels"].default is True
+
+
+TAINTS = [
+    ({"device_plugin_deploy": "daemonset"}, "none"),
+    ({"device_plugin_deploy": "daemonset", "vgpu_unhealthy_taint": "any"}, "any"),
+    ({"device_plugin_kubeconfig": "/k", "vgpu_unhealthy_taint": "all"}, "all"),
+    ({"vgpu_unhealthy_taint": "any"}, "none"),  # it has no way to the API
+]
+
+
+@pytest.mark.parametrize(("host", "expected"), TAINTS)
+def test_taint_of_the_node(host, expected):
+    options = options_of(vgpu_metrics_listen="", vgpu_labels=False, **host)
+    assert options == ([f"--unhealthy-taint={expected}"] if expected != "none" else [])
+    assert parser().parse_args(options).unhealthy_taint == expected
+    assert schema.VARIABLES["vgpu_unhealthy_taint"].default == "none"
 
 
 ADDRESSES = [

@@ -19,7 +19,7 @@ from vgpu_plugin._shared.pods.requests import DialectError, asked, read_pod
 
 # Names that the device plugin writes into the node's capacity and no kubelet counts.
 ADDED = "vgpu.fleet/capacity"
-CONDITION = "VgpuConfiguration"
+CONDITION, HEALTH = "VgpuConfiguration", "VgpuGpusHealthy"
 PREFIX = "nvidia.com/"
 
 Object = Mapping[str, Any]
@@ -249,6 +249,9 @@ def _trouble(node: Object, gpus: tuple[NodeGpu, ...]) -> list[str]:
         except PlanError as fault:
             found.append(f"{pod_annotations.GPUS} cannot be read: {fault}")
     for one in (node.get("status") or {}).get("conditions") or []:
+        if one.get("type") == HEALTH and one.get("status") == "False" and not found:
+            # Of slices that are equal, whose GPUs no annotation tells.
+            found.append(str(one.get("message")))
         if one.get("type") == CONDITION and one.get("status") == "False":
             found.append(f"{CONDITION} {one.get('reason')}: {one.get('message')}")
     return found

@@ -73,6 +73,8 @@ class Extras(NamedTuple):
     rest: Callable[[], object] = lambda: None
     # Whether the labels are set on the node's object too, where there is a kubeconfig.
     features: bool = False
+    # When the node gets a taint for GPUs that are unhealthy: none, any, all.
+    taint: str = "none"
 
     @property
     def node(self) -> str:
@@ -265,6 +267,7 @@ def _label(setup: Setup, changes: Reconfiguration, health: HealthWatch, pool: Po
         health.ask()
 
     label = NodeLabel(kube_api.Api(kube_access.read(setup.extras.kubeconfig)), setup.extras.node, choose)
-    changes.on_poll = NodeReport(label, changes, pool, KubeletTopology(setup.paths.kubelet_config)).publish
+    topology = KubeletTopology(setup.paths.kubelet_config)
+    changes.on_poll = NodeReport(label, changes, pool, topology, setup.extras.taint).publish
     changes.more_notes.append(label.notes)
     return label

@@ -90,6 +90,13 @@ def parser() -> argparse.ArgumentParser:
         "--node-labels", action="store_true", help="set the same labels on this node's object; needs --kubeconfig"
     )
     out.add_argument(
+        "--unhealthy-taint",
+        choices=("none", "any", "all"),
+        default="none",
+        help="taint this node, NoSchedule, while any or all of its GPUs are unhealthy; needs --kubeconfig and a user "
+        "who may change taints, which a kubelet may not (default: %(default)s)",
+    )
+    out.add_argument(
         "--configs-dir", type=Path, default=None, help="named configurations (default: configs next to the file)"
     )
     out.add_argument(
@@ -153,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.watch_interval,
         rest,
         given.node_labels,
+        given.unhealthy_taint,
     )
 
     def open_gpus() -> Nvml:

@@ -20,8 +20,8 @@ from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
 from vgpu_plugin._shared.pods.requests import Config
 from vgpu_plugin._shared.pods.resources import MAX_GPUS, MAX_MIB
 
-from .webhook import REFUSE, WAIT
-
+# What becomes of a pod that asks for more different GPUs than any node has.
+REFUSE, WAIT = "refuse", "wait"
 NAMES = {
     "count": "gpu",
     "memory": "memory",

@@ -24,14 +24,13 @@ from vgpu_plugin._shared.pods.resources import MIB, resource_names
 
 from . import wire
 from .runtime_classes import RuntimeClasses
+from .settings import REFUSE
 
 IGNORE = ("vgpu.fleet/webhook", "hami.io/webhook")
 DEFAULT_SCHEDULER = "default-scheduler"
 PRIORITY_VARIABLE = "CUDA_TASK_PRIORITY"
 # Annotations that are written by our programs alone.
 OURS = (pod_annotations.PLAN, pod_annotations.GIVEN, resizes.RESIZED, resizes.FORMER)
-# What becomes of a pod that asks for more different GPUs than any node has.
-REFUSE, WAIT = "refuse", "wait"
 
 
 # (namespace, uid, ask) → "" or why the namespace has no quota left for it.
@@ -51,7 +50,7 @@ class Nodes(Protocol):
 
 class Settings(NamedTuple):
     """``may_write``: users that may change what the scheduler wrote, besides kubelets and their plugins. ``too_many``:
-    REFUSE, or WAIT where nodes with more GPUs join when a pod asks for them."""
+    settings.REFUSE, or WAIT where nodes with more GPUs join when a pod asks for them."""
 
     config: Config = Config()
     scheduler_name: str = "vgpu-scheduler"

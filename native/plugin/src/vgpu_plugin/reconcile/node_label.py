@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows the label of this node that names a configuration, and says on the node what became of it: a condition for
-how it is now, an event for each change. Keeps annotations and feature labels of the node too, and resources that no
-plugin registers.
+how it is now, an event for each change. Keeps annotations and feature labels of the node too, resources that no plugin
+registers, and the health of its GPUs.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -14,14 +15,14 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from ..node.kube_api import ApiError
-from . import node_capacity, node_features
+from . import node_capacity, node_features, node_health
 from .config_choice import LABEL
 from .persist import persist
 from .reconfigure import REFUSED
 
 CONDITION = "VgpuConfiguration"
 COMPONENT = "vgpu-device-plugin"
-GONE = 410
+GONE, CONFLICT = 410, 409
 # What the API server accepts of an event's text.
 LONGEST_TEXT = 1000
 
@@ -64,14 +65,14 @@ class NodeLabel:
         self._wanted: dict[str, tuple[str, bool]] = {}
         self._found: dict[str, str | None] = {}
         self._read = False
-        # The node as it was seen, the resources that it is to have, and the request that is due for them.
+        # The node as it was seen; what it is to have, None: it is left as it is.
         self._node_seen: dict[str, Any] = {}
         self._amounts: dict[str, int] | None = None
-        self._due: dict[str, Any] | None = None
-        # The same for feature labels; None: they are left as they are.
         self._features: dict[str, str] | None = None
         self._keeps_features = True
-        self._features_due: dict[str, Any] | None = None
+        self._health: node_health.Health | None = None
+        # The requests that are due for it: (what, path below the node) → patch.
+        self._dues: dict[tuple[str, str], dict[str, Any]] = {}
         # Why the label is not followed, or the outcome not reported; empty while all is well.
         self.faults: dict[str, str] = {}
 
@@ -107,16 +108,33 @@ class NodeLabel:
             self._features, self._keeps_features = labels, keep
             self._find_due()
 
+    def tell_health(self, health: node_health.Health) -> None:
+        """Which GPUs are unhealthy, and whether the node has a taint for it. Written again where somebody drops it."""
+        with self._news:
+            if health != self._health:
+                self._health = health
+                self._find_due()
+
     def _find_due(self) -> None:
         if not self._node_seen:
             return
+        node = self._node_seen
         if self._amounts is not None:
-            self._due = node_capacity.patch(self._node_seen, self._amounts)
+            self._put_due("resources", "/status", node_capacity.patch(node, self._amounts))
         if self._features is not None:
-            self._features_due = node_features.patch(self._node_seen["metadata"], self._features)
+            self._put_due("labels", "", node_features.patch(node["metadata"], self._features))
             if not self._keeps_features:
                 self._features = None
+        if self._health is not None:
+            patch = node_health.condition_patch(node, self._health, _now(), LONGEST_TEXT)
+            self._put_due("taint", "", node_health.taint_patch(node, self._health.tainted))
+            self._put_due("health", "/status", patch)
         self._news.notify_all()
+
+    def _put_due(self, what: str, below: str, patch: dict[str, Any] | None) -> None:
+        self._dues.pop((what, below), None)
+        if patch:
+            self._dues[what, below] = patch
 
     def stop(self) -> None:
         self._stopping.set()
@@ -152,7 +170,7 @@ class NodeLabel:
         metadata = node.get("metadata") or {}
         self._keep(metadata)
         with self._news:
-            self._node_seen = {"metadata": metadata, "status": node.get("status") or {}}
+            self._node_seen = {key: node.get(key) or {} for key in ("metadata", "spec", "status")}
             self._find_due()
         name = str((metadata.get("labels") or {}).get(LABEL) or "")
         if name != self._name:
@@ -178,28 +196,27 @@ class NodeLabel:
     def _report(self) -> None:
         with self._news:
             self._news.wait_for(
-                lambda: (
-                    self._stopping.is_set()
-                    or self._missing()
-                    or self._due
-                    or self._features_due
-                    or self._outcome != self._reported
-                )
+                lambda: self._stopping.is_set() or self._missing() or self._dues or self._outcome != self._reported
             )
-            outcome, missing, due, self._due = self._outcome, self._missing(), self._due, None
-            features, self._features_due = self._features_due, None
+            outcome, missing, dues, self._dues = self._outcome, self._missing(), self._dues, {}
         if self._stopping.is_set():
             return
-        if missing:
-            self._write(missing)
-        if due:
-            self._write_resources(due)
-        if features:
-            self._write_features(features)
-        if outcome is None or outcome == self._reported:
-            return
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        reason, text = outcome
+        tasks: list[Callable[[], None]] = [lambda: self._write(missing)] if missing else []
+        tasks += [functools.partial(self._write_due, key, patch) for key, patch in dues.items()]
+        if outcome is not None and outcome != self._reported:
+            tasks.append(lambda: self._write_outcome(*outcome))
+        faults = []
+        for task in tasks:
+            try:
+                task()
+            except ApiError as fault:
+                # One right that lacks keeps nothing else from the node.
+                faults.append(fault)
+        if faults:
+            raise faults[0]
+
+    def _write_outcome(self, reason: str, text: str) -> None:
+        now, written = _now(), (reason, text)
         text = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
         condition = {
             "type": CONDITION,
@@ -211,7 +228,7 @@ class NodeLabel:
         }
         self._api.patch(f"{self._path}/status", {"status": {"conditions": [condition]}})
         self._api.post("/api/v1/namespaces/default/events", self._event(reason, text, now))
-        self._reported = outcome
+        self._reported = written
 
     def _write(self, missing: dict[str, str]) -> None:
         """Writes annotations. They count as found before the call, for what the watch says while the answer is on its
@@ -229,22 +246,17 @@ class NodeLabel:
                     if kept.get(key) != text and self._found.get(key) == text:
                         self._found[key] = None
 
-    def _write_resources(self, due: dict[str, Any]) -> None:
+    def _write_due(self, key: tuple[str, str], patch: dict[str, Any]) -> None:
         """What the watch says meanwhile counts; where the server refuses, the same is due again."""
         try:
-            self._api.patch(f"{self._path}/status", due)
-        except ApiError:
-            with self._news:
-                self._due = self._due or due
-            raise
-
-    def _write_features(self, due: dict[str, Any]) -> None:
-        try:
-            self._api.patch(self._path, due)
-        except ApiError:
-            with self._news:
-                self._features_due = self._features_due or due
-            raise
+            self._api.patch(self._path + key[1], patch)
+        except ApiError as fault:
+            if fault.status != CONFLICT:
+                with self._news:
+                    self._dues.setdefault(key, patch)
+                raise
+            # The node is another by now, and the watch brings it.
+            log.debug("the %s of node %s was changed by others meanwhile", key[0], self._node)
 
     def _event(self, reason: str, text: str, now: str) -> dict[str, Any]:
         return {
@@ -259,3 +271,7 @@ class NodeLabel:
             "lastTimestamp": now,
             "count": 1,
         }
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

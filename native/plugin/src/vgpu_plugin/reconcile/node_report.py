@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this node publishes on its object at the API server: the outcome of its configuration, and the GPUs of which
-pods may request parts, with the names by which they do.
+"""What this node publishes on its object at the API server: the outcome of its configuration, the health of its GPUs,
+and the GPUs of which pods may request parts, with the names by which they do.
 """
 
 from __future__ import annotations
@@ -9,20 +9,26 @@ from .._shared.pods import annotations as pod_annotations
 from ..allocation import sizing
 from ..node.kubelet_topology import KubeletTopology
 from ..offer.pool import Pool
-from . import node_capacity
+from . import node_capacity, node_health
 from .node_label import NodeLabel
 from .reconfigure import Reconfiguration
 
 
 class NodeReport:
-    def __init__(self, label: NodeLabel, changes: Reconfiguration, pool: Pool, topology: KubeletTopology) -> None:
+    def __init__(
+        self, label: NodeLabel, changes: Reconfiguration, pool: Pool, topology: KubeletTopology, taint: str
+    ) -> None:
+        """``taint``: a policy of node_health."""
         self._label = label
         self._changes = changes
         self._pool = pool
         self._topology = topology
+        self._taint = taint
 
     def publish(self) -> None:
         self._label.tell(self._changes.outcome())
+        reasons = [(f"GPU {gpu.index} {gpu.uuid}", self._pool.unhealthy_reason(gpu.uuid)) for gpu in self._pool.gpus]
+        self._label.tell_health(node_health.health(reasons, self._taint))
         settings = self._changes.settings
         gpus: list[pod_annotations.NodeGpu] = []
         if settings.requested:

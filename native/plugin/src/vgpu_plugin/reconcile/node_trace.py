@@ -13,10 +13,11 @@ from urllib.parse import quote
 from .._shared.pods import annotations as pod_annotations
 from ..errors import Fatal
 from ..node.kube_api import ApiError
-from . import node_capacity, node_features
+from . import node_capacity, node_features, node_health
 from .node_label import CONDITION
 
 ANNOTATIONS = (pod_annotations.GPUS,)
+CONDITIONS = (CONDITION, node_health.CONDITION)
 NO_SUCH_NODE = 404
 
 log = logging.getLogger(__name__)
@@ -42,11 +43,15 @@ def leave(api: Client, node: str) -> bool:
         conditions = (found.get("status") or {}).get("conditions") or []
         if annotations:
             api.patch(path, {"metadata": {"annotations": dict.fromkeys(annotations)}})
-        has_condition = any(one.get("type") == CONDITION for one in conditions)
-        if has_condition:
-            # Conditions are merged by their type; this one goes, those of the kubelet stay.
-            gone = {"$patch": "delete", "type": CONDITION}
-            api.patch(f"{path}/status", {"status": {"conditions": [gone]}})
+        ours = [one["type"] for one in conditions if one.get("type") in CONDITIONS]
+        if ours:
+            # Conditions are merged by their type; these go, those of the kubelet stay.
+            gone = [{"$patch": "delete", "type": one} for one in ours]
+            api.patch(f"{path}/status", {"status": {"conditions": gone}})
+        # By the version of now: the patches before made another of the one that was read.
+        taint = node_health.taint_patch({**found, "metadata": {}}, False)
+        if taint:
+            api.patch(path, taint)
         features = node_features.patch(found.get("metadata") or {}, {})
         if features:
             api.patch(path, features)
@@ -59,13 +64,15 @@ def leave(api: Client, node: str) -> bool:
             return False
         raise Fatal(
             f"node {node}: its annotation {', '.join(ANNOTATIONS)} and its condition {CONDITION} may be left, "
+            f"{node_health.CONDITION} and the taint {node_health.TAINT} "
             f"and the resources that {node_capacity.ADDED} and the labels that {node_features.NAMES} names: {fault}. "
             "Run this again once the API answers, or without --kubeconfig to leave them"
         ) from None
-    if annotations or has_condition:
-        log.info("node %s: removed: %s", node, ", ".join([*annotations, *([CONDITION] if has_condition else [])]))
+    if annotations or ours or taint:
+        removed = [*annotations, *ours, *([node_health.TAINT] if taint else [])]
+        log.info("node %s: removed: %s", node, ", ".join(removed))
     if resources:
         log.info("node %s: removed: the resources that %s named", node, node_capacity.ADDED)
     if features:
         log.info("node %s: removed: the labels that %s named", node, node_features.NAMES)
-    return bool(annotations) or has_condition or bool(resources) or bool(features)
+    return bool(annotations or ours or taint or resources or features)

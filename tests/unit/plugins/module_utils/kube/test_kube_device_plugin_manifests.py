@@ -140,7 +140,31 @@ TRACES = [
         [READY, OURS],
         [("/status", {"status": {"conditions": [{"$patch": "delete", "type": "VgpuConfiguration"}]}})],
     ),
+    (
+        {},
+        [{"type": "VgpuGpusHealthy", "status": "True"}, READY],
+        [("/status", {"status": {"conditions": [{"$patch": "delete", "type": "VgpuGpusHealthy"}]}})],
+    ),
 ]
+
+UNHEALTHY, FULL = {"key": "vgpu.fleet/gpu-unhealthy", "effect": "NoSchedule"}, {"key": "full", "effect": "NoExecute"}
+
+
+@pytest.mark.parametrize(
+    ("taints", "patches"),
+    [
+        ([], []),
+        ([FULL], []),
+        ([UNHEALTHY], [("", {"spec": {"taints": None}})]),
+        ([FULL, UNHEALTHY], [("", {"spec": {"taints": [FULL]}})]),
+    ],
+)
+def test_taint_that_is_taken_back_of_a_node(taints, patches):
+    assert manifests.trace({"metadata": {}, "spec": {"taints": taints}}) == patches
+
+
+def test_the_plugin_stays_on_a_node_that_it_tainted():
+    assert {"key": manifests.TAINT, "operator": "Exists", "effect": "NoSchedule"} in pod()["tolerations"]
 
 
 OUR_LABELS, COUNT = "vgpu.fleet/labels", "nvidia.com/gpu.count"

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The health of this node's GPUs on its object: a condition that names each unhealthy one, and by policy a taint. Pure.
+
+The condition is for people and for what repairs nodes. Slices of an unhealthy GPU are withdrawn in any case; the taint
+keeps pods off the node that would have used its other GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+CONDITION, TAINT = "VgpuGpusHealthy", "vgpu.fleet/gpu-unhealthy"
+HEALTHY, UNHEALTHY = "AllHealthy", "GpuUnhealthy"
+# When the node gets the taint: never, while any GPU is unhealthy, while all are.
+NONE, ANY, ALL = "none", "any", "all"
+EFFECT = "NoSchedule"
+
+
+class Health(NamedTuple):
+    """``unhealthy``: (what people call a GPU, why) of each; ``tainted``: whether the node is to have the taint."""
+
+    unhealthy: tuple[tuple[str, str], ...] = ()
+    tainted: bool = False
+
+
+def health(reasons: Sequence[tuple[str, str]], policy: str) -> Health:
+    """``reasons``: (name, why it is unhealthy or empty) of every GPU."""
+    unhealthy = tuple((name, why) for name, why in reasons if why)
+    wanted = {NONE: False, ANY: bool(unhealthy), ALL: bool(reasons) and len(unhealthy) == len(reasons)}
+    return Health(unhealthy, wanted[policy])
+
+
+def condition_patch(node: Mapping[str, Any], wanted: Health, now: str, longest: int) -> dict[str, Any] | None:
+    """The strategic merge patch of nodes/status; None where the node says so already. ``now``: as the API has times."""
+    conditions = (node.get("status") or {}).get("conditions") or []
+    found: Mapping[str, Any] = next((one for one in conditions if one.get("type") == CONDITION), {})
+    text = "; ".join(f"{name}: {why}" for name, why in wanted.unhealthy) or "every GPU of this node is healthy"
+    text = text if len(text) <= longest else text[: longest - 1] + "…"
+    says = {
+        "type": CONDITION,
+        "status": "False" if wanted.unhealthy else "True",
+        "reason": UNHEALTHY if wanted.unhealthy else HEALTHY,
+        "message": text,
+    }
+    if all(found.get(key) == value for key, value in says.items()):
+        return None
+    since = found.get("lastTransitionTime") if found.get("status") == says["status"] else None
+    return {"status": {"conditions": [{**says, "lastHeartbeatTime": now, "lastTransitionTime": since or now}]}}
+
+
+def taint_patch(node: Mapping[str, Any], wanted: bool) -> dict[str, Any] | None:
+    """The patch of the node, by the version that was read, for a list of taints is replaced as a whole; None where
+    nothing is to be done."""
+    taints = (node.get("spec") or {}).get("taints") or []
+    others = [one for one in taints if one.get("key") != TAINT]
+    if wanted == (len(others) < len(taints)):
+        return None
+    made = [*others, {"key": TAINT, "effect": EFFECT}] if wanted else others
+    version = (node.get("metadata") or {}).get("resourceVersion")
+    metadata = {"metadata": {"resourceVersion": version}} if version else {}
+    return {**metadata, "spec": {"taints": made or None}}

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Kubernetes objects of nodes that no playbook prepares: a DaemonSet whose image has library, arbiter and settings.
+
+A node brings its driver and an engine that knows CDI or NVIDIA's runtime. ``tools/chart`` makes the Helm chart and the
+Kustomize base of these objects.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from . import device_plugin_manifests as plugin
+from . import mount_policy, scheduler_manifests
+
+# A node with this value of our label is emptied by the second DaemonSet.
+ABSENT = "absent"
+REMOVAL = plugin.NAME + "-removal"
+VARIABLES, VARIABLES_FILE = "vgpu-variables", "variables.json"
+# Annotation of each pod: the digest of the variables, so that other ones are other pods.
+DIGEST = "vgpu.fleet/variables"
+SETUP, ARBITER = "vgpu-node-setup", "vgpu-arbiter"
+SETUP_PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-node-setup"
+# In the image: the archive of the library.
+ARCHIVES = "/opt/vgpu/library"
+# What the arbiter needs of root: the pages of every user, and a place before others at the processor.
+ARBITER_RIGHTS = ("DAC_OVERRIDE", "SYS_NICE")
+
+
+class Carried(NamedTuple):
+    """``variables``: text of a JSON object of ``vgpu_*`` variables, from which the pod makes node.yaml. ``digest``: of
+    that text. ``limited``: resources whose pods must not mount over our files. ``resources``: of the plugin's
+    container."""
+
+    variables: str
+    digest: str = ""
+    node_selector: Mapping[str, str] = {plugin.NODE_LABEL: plugin.LABEL_VALUE}
+    pull_secrets: Sequence[str] = ()
+    limited: Sequence[str] = ("nvidia.com/gpu",)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def node_manifests(desired: plugin.Desired, carried: Carried) -> list[dict[str, Any]]:
+    """In the order in which they are applied. The program's configuration is a file of the pod, made from the
+    variables; ``desired.configs`` is not used."""
+    *others, daemon_set = plugin.manifests(desired)
+    return [
+        *(one for one in others if one["kind"] != "ConfigMap"),
+        *mount_policy.manifests(mount_policy.OF_DEVICE_PLUGIN, carried.limited),
+        variables_map(desired, carried),
+        _carrying(desired, carried, daemon_set),
+        _removing(desired, carried, daemon_set),
+    ]
+
+
+def scheduler_objects(
+    desired: scheduler_manifests.Desired, config: str, pull_secrets: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Those of the scheduler. ``config``: ``desired.config`` as one text; its digest tells pods of another."""
+    objects = scheduler_manifests.manifests(desired)
+    for one in objects:
+        if one["kind"] == "ConfigMap":
+            one["data"]["config.yaml"] = config
+        if one["kind"] == "Deployment":
+            template = one["spec"]["template"]
+            template["metadata"]["annotations"] = {scheduler_manifests.DIGEST: digest(config)}
+            _pull_by(template["spec"], pull_secrets)
+    return objects
+
+
+def variables_map(desired: plugin.Desired, carried: Carried) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": VARIABLES,
+            "namespace": desired.namespace,
+            "labels": {"app.kubernetes.io/name": plugin.NAME},
+        },
+        "data": {VARIABLES_FILE: carried.variables},
+    }
+
+
+def _carrying(desired: plugin.Desired, carried: Carried, daemon_set: dict[str, Any]) -> dict[str, Any]:
+    """The DaemonSet with what a node lacks: its configuration in the pod, the library put on the host, the arbiter."""
+    made = copy.deepcopy(daemon_set)
+    template = made["spec"]["template"]
+    template["metadata"]["annotations"] = {DIGEST: carried.digest or digest(carried.variables)}
+    spec = template["spec"]
+    folder = desired.config_path.rpartition("/")[0]
+    (program,) = spec["containers"]
+    # Both were folders of the host's; here the pod has them alone.
+    spec["volumes"] = [one for one in spec["volumes"] if one["name"] not in ("etc", "configs")]
+    spec["volumes"] += [
+        {"name": "etc", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
+        {"name": "variables", "configMap": {"name": VARIABLES}},
+    ]
+    program["volumeMounts"] = [one for one in program["volumeMounts"] if one["name"] != "configs"]
+    spec["initContainers"] = [_setup(desired, folder)]
+    spec["containers"] = [program, _arbiter(desired)]
+    spec["nodeSelector"] = dict(carried.node_selector)
+    spec["affinity"] = {"nodeAffinity": _unless_absent()}
+    _pull_by(spec, carried.pull_secrets)
+    return made
+
+
+def _unless_absent() -> dict[str, Any]:
+    term = {"matchExpressions": [{"key": plugin.NODE_LABEL, "operator": "NotIn", "values": [ABSENT]}]}
+    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+
+
+def _setup(desired: plugin.Desired, folder: str) -> dict[str, Any]:
+    """Unpacks the library into a folder of its own and writes node.yaml; a version that nothing uses any more goes."""
+    return {
+        **_container(desired, SETUP),
+        "command": [
+            SETUP_PROGRAM,
+            "install",
+            f"--archives={ARCHIVES}",
+            f"--library-root={desired.library_root}",
+            f"--variables=/etc/{VARIABLES}/{VARIABLES_FILE}",
+            f"--config={desired.config_path}",
+        ],
+        # It looks into every process of the node for a version in use; one that it cannot see would be removed.
+        "securityContext": {"privileged": True},
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
+        "volumeMounts": [
+            {"name": "variables", "mountPath": f"/etc/{VARIABLES}", "readOnly": True},
+            {"name": "etc", "mountPath": folder},
+            {"name": "library", "mountPath": desired.library_root},
+            # Which versions the records of allocations name.
+            {"name": "state", "mountPath": "/var/lib/vgpu", "readOnly": True},
+        ],
+    }
+
+
+def _arbiter(desired: plugin.Desired) -> dict[str, Any]:
+    """Gives the tenants of each GPU their turns; a restart of the plugin's container does not touch it."""
+    program = f"{desired.library_root}/current/vgpu-arbiter"
+    return {
+        **_container(desired, ARBITER),
+        # As its unit on a host has it.
+        "command": ["nice", "-n", "-10", program, "--run", "/run/vgpu"],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], "add": list(ARBITER_RIGHTS)},
+        },
+        "resources": {"requests": {"cpu": "10m", "memory": "8Mi"}, "limits": {"memory": "64Mi"}},
+        "volumeMounts": [
+            # Allocations are mounts that come and go on the host.
+            {"name": "run", "mountPath": "/run/vgpu", "mountPropagation": "HostToContainer"},
+            {"name": "library", "mountPath": desired.library_root, "readOnly": True},
+        ],
+    }
+
+
+def _container(desired: plugin.Desired, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": desired.image,
+        "imagePullPolicy": desired.pull_policy,
+        # The default lies in /dev; the plugin's container has the host's.
+        "terminationMessagePath": "/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        # No runtime of NVIDIA's has anything to add.
+        "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}],
+    }
+
+
+def _removing(desired: plugin.Desired, carried: Carried, daemon_set: dict[str, Any]) -> dict[str, Any]:
+    """Empties each node whose label says absent; its pod is ready once the node is clean."""
+    made = copy.deepcopy(daemon_set)
+    labels = {"app.kubernetes.io/name": REMOVAL}
+    made["metadata"].update(name=REMOVAL, labels=labels)
+    made["spec"]["selector"] = {"matchLabels": labels}
+    # Nothing waits for a node that is going.
+    made["spec"]["updateStrategy"] = {"type": plugin.ROLLING, "rollingUpdate": {"maxUnavailable": "100%"}}
+    made["spec"]["template"]["metadata"] = {"labels": labels}
+    spec = made["spec"]["template"]["spec"]
+    (program,) = spec["containers"]
+    program.pop("ports", None)
+    # The folders of which the program removes files; what is left is removed on the host itself.
+    kept = [one for one in program["volumeMounts"] if one["name"] in ("run", "state", "cdi", "features")]
+    spec["volumes"] = [one for one in spec["volumes"] if one["name"] in {"host", *(mount["name"] for mount in kept)}]
+    purge = {**program, "name": "purge", "command": [*program["command"], "--purge"], "volumeMounts": kept}
+    purge["resources"] = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
+    remove = {
+        **_container(desired, "remove"),
+        "command": [
+            SETUP_PROGRAM,
+            "remove",
+            f"--host-root={plugin.HOST}",
+            f"--library-root={desired.library_root}",
+        ],
+        "securityContext": {"privileged": True},
+        "volumeMounts": [{"name": "host", "mountPath": plugin.HOST}],
+    }
+    rest = {
+        **_container(desired, "removed"),
+        "command": ["sleep", "infinity"],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "resources": {"requests": {"cpu": "1m", "memory": "2Mi"}, "limits": {"memory": "16Mi"}},
+    }
+    spec["initContainers"], spec["containers"] = [purge, remove], [rest]
+    spec["terminationGracePeriodSeconds"] = 1
+    spec["nodeSelector"] = {plugin.NODE_LABEL: ABSENT}
+    _pull_by(spec, carried.pull_secrets)
+    return made
+
+
+def _pull_by(spec: dict[str, Any], secrets: Sequence[str]) -> None:
+    if secrets:
+        spec["imagePullSecrets"] = [{"name": one} for one in secrets]

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helm, built out of its Go module, and the chart as `make chart` writes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "native" / "plugin" / "src")]
+
+
+@pytest.fixture(scope="session")
+def helm() -> str:
+    return subprocess.run(
+        [str(ROOT / "tests/chart/helm.sh")], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart's folder, made anew by the program itself."""
+    out = tmp_path_factory.mktemp("chart")
+    subprocess.run([sys.executable, str(ROOT / "tools/chart"), f"--out={out}"], check=True, stdout=subprocess.PIPE)
+    return out / "vgpu-fleet"

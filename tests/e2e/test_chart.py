@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart on a node that no playbook has prepared: Helm renders it, kubectl applies it, and nothing else is done. A
+limited pod runs, other values arrive, a label empties the node, and nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from kubebox import pods
+from kubebox.cluster import PODS, SERVER
+from kubebox.gpunode import LIBRARIES, MIB, PROFILE, STATE
+from kubebox.pods import WORKER
+from kubebox.process import until
+from kubebox.programs import PLUGIN_IMAGE, ROOT
+
+GPUS = ["T4"]
+SPLIT = SLICES = 4
+SLICE = 15360 // SPLIT * MIB
+SYSTEM = "/api/v1/namespaces/kube-system"
+LABEL = "vgpu.fleet/device-plugin"
+NAME, REMOVAL = "vgpu-device-plugin", "vgpu-device-plugin-removal"
+# The simulated driver is a file of the host's, which the plugin sees below /host.
+VALUES = {
+    "image": PLUGIN_IMAGE,
+    "imagePullPolicy": "Never",
+    "environment": {"GPUSIM_STATE": f"/host{STATE}", "GPUSIM_PROFILE": f"/host{PROFILE}"},
+    "variables": {"vgpu_split_count": SPLIT, "vgpu_unhealthy_taint": "any"},
+    "options": ["--health-clean-period=3"],
+}
+# Where a file of ours could be left on a host.
+PLACES = ("/etc", "/usr/local", "/opt", "/var/lib/vgpu", "/run/vgpu", "/run/cdi", "/etc/ld.so.preload")
+
+
+def kubectl(cluster, *words: str, check: bool = True, text: str | None = None) -> str:
+    config = cluster.authority.kubeconfig("admin-of-chart", SERVER, "/O=system:masters/CN=chart")
+    command = [str(cluster.programs.kubernetes / "kubectl"), f"--kubeconfig={config}", *words]
+    environment = {**os.environ, "HOME": str(cluster.folder), "no_proxy": "*"}
+    done = subprocess.run(command, capture_output=True, text=True, input=text, env=environment, check=False)
+    assert not check or done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-4000:])
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def chart(cluster) -> Path:
+    out = cluster.folder / "chart"
+    subprocess.run([sys.executable, str(ROOT / "tools" / "chart"), f"--out={out}"], check=True, capture_output=True)
+    return out
+
+
+def rendered(cluster, chart: Path, **values) -> str:
+    file = cluster.folder / "values.yaml"
+    file.write_text(json.dumps({**VALUES, **values}))
+    words = [str(cluster.programs.helm), "template", "vgpu", str(chart / "vgpu-fleet"), "--namespace=kube-system"]
+    words += [f"--values={file}", "--kube-version=1.34.2"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def files() -> set[str]:
+    """Every file and folder in the places; /etc and /usr/local are the box's own."""
+    return {str(one) for place in PLACES for one in [Path(place), *Path(place).rglob("*")] if os.path.lexists(one)}
+
+
+def mounts() -> list[str]:
+    return [line for line in Path("/proc/mounts").read_text().splitlines() if "/run/vgpu" in line]
+
+
+def traces(cluster) -> list[str]:
+    """What is ours on the node's object; a resource that was offered stays with 0 until the kubelet starts again."""
+    found = cluster.node_object()
+    names = [*(found["metadata"].get("annotations") or {}), *found["metadata"]["labels"]]
+    names = [one for one in names if one.startswith(("vgpu.fleet/", "nvidia.com/")) and one != LABEL]
+    names += [one["key"] for one in found["spec"].get("taints") or [] if one["key"].startswith("vgpu.fleet/")]
+    return names + [one["type"] for one in found["status"]["conditions"] if one["type"].startswith("Vgpu")]
+
+
+def plugin_pods(cluster, name: str = NAME) -> list[dict]:
+    return cluster.api.get(f"{SYSTEM}/pods?labelSelector=app.kubernetes.io/name%3D{name}")["items"]
+
+
+def serves(cluster, slices: int, limit_s: float = 180) -> None:
+    try:
+        until(lambda: (cluster.capacity(), cluster.allocatable()) == (slices, slices), f"{slices} slices", limit_s)
+    except Exception as fault:
+        logs = [f"{one}: {one.read_text()[-2000:]}" for one in sorted(cluster.pod_logs.glob("kube-system_*/*/*.log"))]
+        states = [one["status"] for one in plugin_pods(cluster)]
+        raise AssertionError(f"{fault}\npods: {states}\nlogs: {logs}") from None
+
+
+@pytest.fixture(scope="module")
+def bare(cluster, machine):
+    """A node with a driver and an engine, and with nothing of ours. What the box had of it comes back afterwards."""
+    node = machine[1]
+    node.exchange(GPUS)
+    for place in (LIBRARIES, Path("/etc/vgpu"), Path("/run/vgpu"), Path("/var/lib/vgpu"), Path("/run/cdi")):
+        shutil.rmtree(place, ignore_errors=True)
+    cluster.ctr("images", "import", str(cluster.programs.plugin_image))
+    cluster.ctr("images", "label", PLUGIN_IMAGE, "io.cri-containerd.pinned=pinned")
+    controllers = cluster.start_controllers("daemonset-controller", "root-ca-certificate-publisher-controller")
+    yield node
+    kubectl(cluster, "label", "node", cluster.node, f"{LABEL}-")
+    end_pods(cluster)
+    controllers.stop()
+    node.furnish_library()
+    node.reset()
+
+
+@pytest.fixture(scope="module")
+def before(bare) -> set[str]:
+    return files()
+
+
+@pytest.fixture(scope="module")
+def installed(cluster, chart, bare, before):
+    """Typed by hand: apply what Helm renders, label the node, wait."""
+    kubectl(cluster, "apply", "--server-side", "--filename=-", text=rendered(cluster, chart))
+    kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=daemonset")
+    serves(cluster, SLICES)
+    yield bare
+    pods.delete_all(cluster)
+
+
+def test_api_server_takes_every_object_strictly(cluster, chart):
+    """The scheduler's too, as a dry run: an unknown field would be an error."""
+    text = rendered(cluster, chart, scheduler={"enabled": True, "kubeSchedulerImage": "localhost/kube-scheduler:1"})
+    objects = [one for one in yaml.safe_load_all(text) if one]
+    said = kubectl(
+        cluster, "apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename=-", text=text
+    )
+    assert len(said.splitlines()) == len(objects) > 25
+    for one in objects:
+        if one["kind"] == "DaemonSet":
+            one["spec"]["template"]["spec"]["hostPid"] = True
+    wrong = yaml.safe_dump_all(objects)
+    words = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename=-")
+    config = kubectl(cluster, *words, check=False, text=wrong)
+    assert len(config.splitlines()) < len(objects)
+
+
+def test_kustomize_makes_the_same_objects(cluster, chart):
+    """By kubectl's own Kustomize; the map of variables has a name of its digest, and the DaemonSet follows it."""
+    found = list(yaml.safe_load_all(kubectl(cluster, "kustomize", str(chart / "kustomize" / "node"))))
+    (made,) = [one for one in found if one["kind"] == "ConfigMap"]
+    assert made["metadata"]["name"].startswith("vgpu-variables-") and made["data"] == {"variables.json": "{}\n"}
+    text = subprocess.run(
+        [str(cluster.programs.helm), "template", "vgpu", str(chart / "vgpu-fleet"), "--namespace=kube-system"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    expected = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text) if one}
+    for one in found:
+        plain = json.loads(json.dumps(one).replace(made["metadata"]["name"], "vgpu-variables"))
+        if plain["kind"] == "ConfigMap":
+            plain["data"] = {name: value.strip() for name, value in plain["data"].items()}
+        assert plain == expected.pop((plain["kind"], plain["metadata"]["name"]))
+    assert expected == {}
+
+
+def test_pod_is_limited_on_a_node_that_had_a_driver_alone(cluster, installed, pod):
+    one = pod("full", [WORKER, "fill", "take", "1"]).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$").group(1)) == SLICE
+    assert one.wait_log(r"^took 1: (\d+)$").group(1) == "2"
+    (pid,) = one.pids()
+    used = {
+        each["pid"]: each["total"]
+        for gpu in installed.gpusimctl("usage", "--json")["gpus"]
+        for each in gpu["processes"]
+    }
+    assert used[pid] == SLICE
+    # Turns are given: the pages that the container reads are written by the pod's arbiter.
+    status = [str(LIBRARIES / "current" / "vgpu-arbiter"), "--json-status"]
+    said = until(lambda: json.loads(subprocess.check_output(status)), "the arbiter's pages")
+    assert said["arbiter"] is True and [each["arbiter"] for each in said["tenants"]] == [True]
+
+
+def test_library_lies_in_a_folder_of_its_version(cluster, installed):
+    """What the kernel says: files of one version, that no version is written over, and nothing in /etc of the host."""
+    version = os.readlink(LIBRARIES / "current")
+    assert sorted(one.name for one in LIBRARIES.iterdir()) == sorted([version, "current"])
+    listed = json.loads((LIBRARIES / version / "manifest.json").read_text())
+    assert listed["version"] == version and set(listed["files"]) == {"libvgpu.so", "vgpu-arbiter", "vgpu-probe"}
+    assert not Path("/etc/vgpu").exists() and not Path("/etc/ld.so.preload").exists()
+
+
+def test_killed_arbiter_comes_back_alone(cluster, installed, pod):
+    one = pod("works", [WORKER, "take", "500"]).wait_running()
+    one.wait_log(r"^took 500: 0$")
+
+    def restarts() -> dict[str, int]:
+        return {
+            each["name"]: each["restartCount"]
+            for found in plugin_pods(cluster)
+            for each in found["status"]["containerStatuses"]
+        }
+
+    before = restarts()
+    pid = subprocess.check_output(["pgrep", "-f", "vgpu-arbiter --run /run/vgpu"], text=True).split()
+    for each in pid:
+        os.kill(int(each), 9)
+    until(lambda: restarts()["vgpu-arbiter"] == before["vgpu-arbiter"] + 1, "the arbiter's restart")
+    assert restarts()[NAME] == before[NAME] and one.running() and one.restarts() == 0
+
+
+def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed):
+    """With the rights that the chart's account has. The plugin's own pod stays, for it tolerates its taint."""
+
+    def condition() -> dict:
+        found = cluster.node_object()["status"]["conditions"]
+        return next((one for one in found if one["type"] == "VgpuGpusHealthy"), {})
+
+    def tainted() -> bool:
+        return "vgpu.fleet/gpu-unhealthy" in traces(cluster)
+
+    assert condition()["status"] == "True" and not tainted()
+    (before,) = plugin_pods(cluster)
+    installed.gpusimctl("xid", "0", "79")
+    until(lambda: condition()["status"] == "False" and tainted(), "the condition and the taint")
+    assert condition()["message"].endswith("Xid 79") and cluster.allocatable() == 0
+    until(lambda: condition()["status"] == "True" and not tainted(), "the end of both", 60)
+    serves(cluster, SLICES)
+    (after,) = plugin_pods(cluster)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+
+
+def test_other_values_reach_the_node(cluster, chart, installed, pod):
+    """A pod that runs keeps its slice and its library; the library's files are the same ones."""
+    pods.delete_all(cluster)
+    until(lambda: not installed.held(), "kubelet that holds nothing")
+    library = next(one for one in LIBRARIES.rglob("libvgpu.so"))
+    inode = library.stat().st_ino
+    (former,) = plugin_pods(cluster)
+    kubectl(
+        cluster,
+        "apply",
+        "--server-side",
+        "--filename=-",
+        text=rendered(cluster, chart, variables={"vgpu_split_count": 2}),
+    )
+    serves(cluster, 2)
+    (now,) = [one for one in plugin_pods(cluster) if "deletionTimestamp" not in one["metadata"]]
+    assert now["metadata"]["uid"] != former["metadata"]["uid"] and library.stat().st_ino == inode
+    one = pod("half", [WORKER, "fill"]).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$").group(1)) == 15360 // 2 * MIB
+
+
+def test_labelled_node_is_emptied(cluster, installed, before):
+    pods.delete_all(cluster)
+    until(lambda: not installed.held(), "kubelet that holds nothing")
+    assert "VgpuConfiguration" in traces(cluster) and "nvidia.com/gpu.product" in traces(cluster)
+    assert files() - before
+    kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")
+    until(lambda: plugin_pods(cluster, REMOVAL), "the pod that empties the node")
+    kubectl(cluster, "--namespace=kube-system", "rollout", "status", f"daemonset/{REMOVAL}", "--timeout=180s")
+    until(lambda: plugin_pods(cluster) == [], "the end of the plugin's pod")
+    assert files() - before == set()
+    assert mounts() == [] and traces(cluster) == []
+    assert cluster.allocatable() == 0
+
+
+def test_label_of_a_slice_brings_it_back_and_away(cluster, installed, before):
+    """The same node again, for removal must not be the end."""
+    kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=daemonset", "--overwrite")
+    serves(cluster, 2)
+    kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")
+    until(lambda: plugin_pods(cluster, REMOVAL), "the pod that empties the node")
+    kubectl(cluster, "--namespace=kube-system", "rollout", "status", f"daemonset/{REMOVAL}", "--timeout=180s")
+    assert files() - before == set() and traces(cluster) == []
+
+
+def test_objects_go_with_the_chart(cluster, chart, installed, before):
+    """As `helm uninstall` deletes them; pods are collected by a controller that is not started here."""
+    text = rendered(cluster, chart)
+    kubectl(cluster, "delete", "--wait=false", "--filename=-", text=text)
+    end_pods(cluster)
+    left = kubectl(cluster, "get", "--ignore-not-found", "--filename=-", "--output=name", text=text, check=False)
+    assert left == ""
+    assert files() - before == set() and traces(cluster) == []
+    assert cluster.api.get(PODS)["items"] == []
+
+
+def end_pods(cluster) -> None:
+    for name in (NAME, REMOVAL):
+        for one in plugin_pods(cluster, name):
+            cluster.api.delete(f"{SYSTEM}/pods/{one['metadata']['name']}", grace_s=1)
+        until(lambda name=name: plugin_pods(cluster, name) == [], f"the end of the pods of {name}")

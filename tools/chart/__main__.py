@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the Helm chart and the Kustomize base. `make chart` calls it; docs/chart.md says how they are used."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "native" / "plugin" / "src")]
+
+import images  # noqa: E402
+
+from chart import schema, templates, values  # noqa: E402
+from plugins.module_utils.config import variables as table  # noqa: E402
+from plugins.module_utils.kube import chart_manifests, device_plugin_manifests  # noqa: E402
+
+NAME = "vgpu-fleet"
+KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler"
+# Value → what values.yaml says of it.
+ABOUT = {
+    "image": "of the device plugin, with library and arbiter; `make images` builds it. Push it to a registry of yours",
+    "imagePullPolicy": "Never where the image was loaded on each node",
+    "imagePullSecrets": "names of secrets of this namespace",
+    "nodeSelector": "the nodes that share their GPUs; one with vgpu.fleet/device-plugin=absent is emptied",
+    "tolerations": "besides those for nvidia.com/gpu and CriticalAddonsOnly",
+    "kubeletDir": "the kubelet's folder on each node",
+    "libraryRoot": "where the library's versions lie on each node; elsewhere where /usr/local is read-only",
+    "environment": "more variables of the plugin's environment",
+    "options": "of the plugin, such as --log-format=json",
+    "scheduler": "places pods that ask for memory and cores: vgpu_slice_sizing: requested",
+}
+NOTES = f"""\
+Nodes that match nodeSelector get slices. By default they are those that you label:
+
+  kubectl label node NODE {device_plugin_manifests.NODE_LABEL}={device_plugin_manifests.LABEL_VALUE}
+  kubectl -n {{{{ .Release.Namespace }}}} rollout status daemonset/{device_plugin_manifests.NAME}
+  kubectl describe node NODE | grep nvidia.com/
+
+Before `helm uninstall`, empty the nodes: what is left on one is nobody's afterwards.
+
+  kubectl label node NODE {device_plugin_manifests.NODE_LABEL}={chart_manifests.ABSENT} --overwrite
+  kubectl -n {{{{ .Release.Namespace }}}} rollout status daemonset/{chart_manifests.REMOVAL}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="chart", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / ".build" / "chart")
+    parser.add_argument(
+        "--registry", default="localhost", help="what the images' names begin with (default: localhost)"
+    )
+    parser.add_argument("--namespace", default="kube-system", help="of the Kustomize base (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    names = values.Images(*images.names(given.registry))
+    write(given.out / NAME, helm(names))
+    write(given.out / "kustomize", kustomize(names, given.namespace))
+    print(f"{given.out / NAME}\n{given.out / 'kustomize'}")
+    return 0
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """The folder with these files and no others; path in it → text."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def helm(names: values.Images) -> dict[str, str]:
+    """The chart."""
+    version = images.collection_version()
+    about = {
+        "apiVersion": "v2",
+        "name": NAME,
+        "description": "Slices of NVIDIA GPUs, limited in memory and compute time, on nodes that have a driver alone",
+        "type": "application",
+        "version": version,
+        "appVersion": names.plugin.rpartition(":")[2],
+        # It writes ValidatingAdmissionPolicies.
+        "kubeVersion": ">=1.30.0-0",
+        "home": "https://github.com/vgpu-fleet/vgpu.fleet",
+        "icon": "https://raw.githubusercontent.com/vgpu-fleet/vgpu.fleet/main/docs/fleet.png",
+    }
+    return {
+        "Chart.yaml": templates.HEAD + yaml.safe_dump(about, sort_keys=False, width=1000),
+        "values.yaml": values_text(names),
+        "values.schema.json": json.dumps(schema.of_values(), indent=1) + "\n",
+        "templates/_helpers.tpl": templates.HELPERS,
+        "templates/node.yaml": templates.node_template(),
+        "templates/scheduler.yaml": templates.scheduler_template(),
+        "templates/NOTES.txt": NOTES,
+    }
+
+
+def values_text(names: values.Images) -> str:
+    lines = [templates.HEAD, "# docs/chart.md has examples; values.schema.json checks every value.\n"]
+    for name, value in values.defaults(names).items():
+        if name == "variables":
+            lines.append(
+                "\n# The group variables of docs/variables.md, by their names. In their places are the defaults.\n"
+            )
+            lines += [f"#   {line}\n" for line in variable_lines()]
+        else:
+            lines.append(f"\n# {ABOUT[name]}.\n")
+        lines.append(yaml.safe_dump({name: value}, sort_keys=False, width=1000))
+    return "".join(lines)
+
+
+def variable_lines() -> list[str]:
+    chosen = {name: one for name, one in table.VARIABLES.items() if name not in values.NOT_IN_A_CHART}
+    shown = {name: f"{name}: {json.dumps(one.default)}" for name, one in chosen.items() if one.default is not None}
+    shown.update({name: f"{name}:" for name, one in chosen.items() if one.default is None})
+    width = max(len(one) for one in shown.values())
+    return [f"{shown[name]:{width}}  # {one.about}" for name, one in chosen.items()]
+
+
+def kustomize(names: values.Images, namespace: str) -> dict[str, str]:
+    """Two bases: the device plugin with default values, and the scheduler."""
+    wanted = values.defaults(names)
+    wanted["scheduler"]["kubeSchedulerImage"] = KUBE_SCHEDULER
+    node = [one for one in values.node_objects(wanted, namespace) if one["kind"] != "ConfigMap"]
+    # A generated map has another name for other variables, so that pods follow them.
+    generator: dict[str, Any] = {"name": chart_manifests.VARIABLES, "namespace": namespace}
+    generator["files"] = [chart_manifests.VARIABLES_FILE]
+    generator["options"] = {"labels": {"app.kubernetes.io/name": device_plugin_manifests.NAME}}
+    return {
+        "node/kustomization.yaml": kustomization(["objects.yaml"], configMapGenerator=[generator]),
+        "node/objects.yaml": as_yaml(node),
+        f"node/{chart_manifests.VARIABLES_FILE}": values.compact(wanted["variables"]) + "\n",
+        "scheduler/kustomization.yaml": kustomization(["objects.yaml"]),
+        "scheduler/objects.yaml": as_yaml(values.scheduler_objects(wanted, namespace)),
+    }
+
+
+def kustomization(resources: list[str], **more: Any) -> str:
+    content = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources, **more}
+    return templates.HEAD + yaml.safe_dump(content, sort_keys=False)
+
+
+def as_yaml(objects: list[dict[str, Any]]) -> str:
+    parts = (yaml.dump(one, Dumper=templates.Lines, sort_keys=False, width=1 << 20) for one in objects)
+    return templates.HEAD + "".join("---\n" + one for one in parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
