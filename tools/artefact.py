@@ -90,6 +90,11 @@ def role(name: str, part: str, tree: Path = ROOT) -> dict[str, Any]:
     return found
 
 
+def program_sources(name: str, tree: Path = ROOT) -> list[str]:
+    """What the version of a role's program follows from."""
+    return [str(one) for one in role(name, "vars", tree)[f"__{name}_sources"]]
+
+
 def make(out: Path, platforms: list[str], images: list[str]) -> Path:
     """Export, build what is compiled, pack. Returns the artefact's path."""
     tree = out / "tree"
@@ -139,7 +144,7 @@ def library(tree: Path, prebuilt: Path, arch: str) -> None:
 def wheels(tree: Path, folder: Path, platform_name: str, name: str, cache: Path) -> None:
     """The wheels of a role's program for one platform, of the version that the installed role asks for."""
     python, _dash, arch = platform_name.partition("-")
-    version = source_version(tree, [str(one) for one in role(name, "vars", tree)[f"__{name}_sources"]])
+    version = source_version(tree, program_sources(name, tree))
     words = [sys.executable, str(tree / "native/plugin/tools/wheelhouse.py"), f"--out={cache}", f"--collect={folder}"]
     words += [f"--python={python}", f"--arch={arch}", f"--version={version}"]
     words += ["--scheduler"] if name == "scheduler" else []

@@ -16,8 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import yaml
-from artefact import loaded, plugin_sources, source_version
+from artefact import loaded, program_sources, source_version
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "native" / "plugin" / "tools"
@@ -55,9 +54,8 @@ def collection_version() -> str:
 def names(registry: str = "localhost") -> tuple[str, str]:
     """Of the device plugin's image and the scheduler's, with the versions of their sources."""
     library = source_version(ROOT, VCUDA).rpartition("-")[2]
-    plugin = f"{source_version(ROOT, plugin_sources(ROOT))}-{library}"
-    variables = yaml.safe_load((ROOT / "roles/scheduler/vars/main.yml").read_text())
-    scheduler = source_version(ROOT, [str(one) for one in variables["__scheduler_sources"]])
+    plugin = f"{source_version(ROOT, program_sources('device_plugin'))}-{library}"
+    scheduler = source_version(ROOT, program_sources("scheduler"))
     return f"{registry}/{PLUGIN}:{plugin}", f"{registry}/{SCHEDULER}:{scheduler}"
 
 

@@ -88,7 +88,7 @@ def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dic
                 "processes": int(one.get("processes") or 0),
             }
         )
-    known = {each for one in out for each in one["slices"]}
+    known = {each for one in usages for each in map(str, one.get("slice_ids") or [])}
     unknown: dict[str, Any] = {"limit_mib": None, "used_mib": None, "processes": None}
     rest = [one for one in slices if one["id"] in held and one["id"] not in known]
     return out + [{"by": held[one["id"]], "uuid": one.get("uuid"), "slices": [one["id"]], **unknown} for one in rest]

@@ -425,7 +425,11 @@ WARNED = [
     ([FULL, BLIND], {}, [FULL, BLIND]),
     ([NAMES], {}, [NAMES]),
     ([NAMES, FULL], {"watch": TROUBLED}, [FULL]),
-    ([LOST_B, FULL], {"nvml": {"ok": True, "error": "", "gpus": GPUS[:1], "lost": [{"index": 1, "error": "bus"}]}}, [FULL]),
+    (
+        [LOST_B, FULL],
+        {"nvml": {"ok": True, "error": "", "gpus": GPUS[:1], "lost": [{"index": 1, "error": "bus"}]}},
+        [FULL],
+    ),
     ([SLOW], {}, [SLOW]),
 ]
 
