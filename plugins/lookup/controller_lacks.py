@@ -45,28 +45,28 @@ options:
     description: Image that it is built on. Empty makes a Debian root by mmdebstrap.
     type: str
     default: ""
-  scheduler:
+  program:
     description: Version of the scheduler whose image is built on this controller. Empty where none is.
     type: str
     default: ""
-  scheduler_folders:
+  program_folders:
     description: Folders that may hold wheels of the scheduler.
     type: list
     elements: str
     default: []
-  scheduler_cache:
+  program_cache:
     description: Folder that may hold archives of the scheduler.
     type: str
     default: ""
-  scheduler_python:
+  program_python:
     description: Version of the Python in its image.
     type: str
     default: "3.11"
-  scheduler_arch:
+  program_arch:
     description: Architecture of its image, as C(uname -m) says it.
     type: str
     default: x86_64
-  scheduler_image:
+  program_image:
     description: File that its image is built into.
     type: str
     default: ""
@@ -240,7 +240,9 @@ def imports(name: str, python: str) -> bool:
         return importlib.util.find_spec(name) is not None
     if not python or shutil.which(python) is None:
         return True
-    return subprocess.run([python, "-c", f"import {name}"], capture_output=True, check=False).returncode == 0
+    # -I leaves out what pip installed for this user, which modules find.
+    script = f"import site; site.addsitedir(site.getusersitepackages()); import {name}"
+    return subprocess.run([python, "-I", "-c", script], capture_output=True, check=False).returncode == 0
 
 
 class LookupModule(LookupBase):
@@ -252,8 +254,8 @@ class LookupModule(LookupBase):
         found += plugin(option("plugin"), option("plugin_folders"))
         there = built(option("plugin_folders"), f"image-{glob.escape(option('image'))}.tar")
         found += image(option("image"), there, builder, base)
-        of_scheduler = (option("scheduler_folders"), option("scheduler_cache"))
-        found += scheduler(option("scheduler"), *of_scheduler, option("scheduler_python"), option("scheduler_arch"))
-        there = os.path.exists(os.path.expanduser(option("scheduler_image")))
-        found += image(option("scheduler"), there, builder, base, "scheduler")
+        wanted = [option(f"program_{name}") for name in ("folders", "cache", "python", "arch")]
+        found += scheduler(option("program"), *wanted)
+        there = os.path.exists(os.path.expanduser(option("program_image")))
+        found += image(option("program"), there, builder, base, "scheduler")
         return found + kubernetes(option("kubeconfigs"), option("kubernetes_python"))
