@@ -103,8 +103,8 @@ disturbs:
   type: bool
 outside:
   description:
-    - Who holds slices and is moved by no drain of a Kubernetes node. Containers of docker and podman by name, and programs of
-      C(vgpuctl exec).
+    - Who holds slices and is moved by no drain of a Kubernetes node.
+    - Containers of docker and podman by name, and programs of C(vgpuctl exec).
   returned: always
   type: list
   elements: str

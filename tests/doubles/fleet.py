@@ -60,8 +60,8 @@ RUNNING = {
     "argv": [],
 }
 # As wanted; nothing there; the library a version behind; a daemon.json that cannot be read, on a host that is behind; a
-# record that cannot be read; containers that a restart of docker would stop; a container of docker that holds a slice; a
-# proof that fails after the upgrade.
+# record that cannot be read; containers that a restart of docker would stop; a container of docker that holds a slice;
+# a proof that fails after the upgrade.
 KINDS = ("done", "bare", "behind", "broken", "spoiled", "busy", "held", "unproven")
 RECORD = "/var/lib/vgpu/baseline/daemon.json"
 SPOILED = f"{RECORD}: expected the record of former settings in JSON, found line 1"

@@ -259,9 +259,7 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
             _differ(drift, "configuration", "running device plugin", wanted[:12], found, restart)
     sick = _sick(status, answer)
     for uuid, gpu in sick.items():
-        remedy = (
-            f"its slices come back 5 minutes after its last fault; vgpuctl explain {gpu['index']}, kernel log for Xid"
-        )
+        remedy = f"its slices come back 5 minutes after its last fault; see: vgpuctl explain {gpu['index']}"
         _differ(drift, "GPU", f"{gpu['index']} ({uuid})", "healthy", gpu["reason"], remedy)
     made = {piece["id"]: piece for piece in status.get("slices") or []}
     for wanted in answer["expected"]:

@@ -72,7 +72,7 @@ def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dic
     ``slices``: as ``vgpuctl slices`` has them, with the holder's name.
     """
     held = {str(one["id"]): str(one.get("held_by") or "") for one in slices if one.get("in_use")}
-    out = []
+    out: list[dict[str, Any]] = []
     for one in usages:
         ids = [str(each) for each in one.get("slice_ids") or []]
         named = "/".join(str(one[key]) for key in ("namespace", "pod", "container") if one.get(key))

@@ -44,8 +44,8 @@ def work(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]
 @dataclass(frozen=True)
 class Lost:
     """``harm`` and ``mend``: shell on the host; ``site``: site.yml mends it. ``seen``: words that vgpuctl prints within
-    a minute, each by the command that it is under. ``metric``: a line of the metrics then, as a pattern. ``page``: words
-    of the fleet page then. ``again``: the container is another process afterwards."""
+    a minute, each by the command that it is under. ``metric``: a line of the metrics then, as a pattern. ``page``:
+    words of the fleet page then. ``again``: the container is another process afterwards."""
 
     name: str
     harm: str

@@ -117,6 +117,31 @@ def test_loss_does_not_end_the_clean_period_of_an_xid(watch):
     assert watch.pool.unhealthy_reason(watch.uuids[0]) == "Xid 79"
 
 
+@pytest.mark.parametrize("first", ["the Xid", "the loss"])
+def test_gpu_that_falls_off_the_bus_is_lost_whatever_xid_says_so(watch, first):
+    """The driver reports an Xid 79 too: that is no reason to wait for a clean period, nor to ask the GPU for more."""
+    gone = watch.uuids[0]
+    steps = [lambda: watch.saw(gone, 79), lambda: watch.lost(gone, "GPU is lost")]
+    for step in steps if first == "the Xid" else reversed(steps):
+        step()
+    watch.source.faults = {gone: "GPU is lost"}
+    for _look in range(2):
+        watch.recover()
+        watch.lost(gone, "GPU is lost")
+        assert watch.pool.unhealthy_reason(gone) == "lost: GPU is lost" and watch.pool.is_lost(gone)
+    # It answers again, within the clean period of its Xid: it is lost no more, and rests.
+    watch.source.faults = {}
+    watch.recover()
+    assert watch.pool.unhealthy_reason(gone) == "Xid 79"
+    watch.time.now += 61
+    watch.recover()
+    assert unhealthy(watch) == [False, False]
+    # Lost for another reason later, it is well as soon as it answers.
+    watch.lost(gone, "not listed")
+    watch.recover()
+    assert unhealthy(watch) == [False, False]
+
+
 def test_driver_that_ends_is_opened_again(watch, running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.PAUSE_S", 0.01)
     opened = []

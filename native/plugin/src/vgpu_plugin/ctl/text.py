@@ -9,6 +9,9 @@ from typing import Any
 from ..allocation.allocation_files import AllocationFiles
 from .tables import Row, age, known, table, wide, wrapped
 
+# How the reason of a GPU begins that the driver does not answer for.
+LOST = "lost: "
+
 HEALTHY = "healthy"
 STATES = ("free", "in use", "unhealthy")
 
@@ -42,7 +45,7 @@ def reasons(status: dict[str, Any]) -> list[str]:
     lines = []
     for gpu in status["gpus"]:
         if gpu["reason"]:
-            said = gpu["reason"].removeprefix("lost: ")
+            said = gpu["reason"].removeprefix(LOST)
             if not any(said in one and gpu["uuid"] in one for one in status["warnings"]):
                 lines.append(f"GPU {gpu['index']} {gpu['uuid']}: {gpu['reason']}")
     return lines + [f"warning: {one}" for one in status["warnings"]]
@@ -226,7 +229,9 @@ def explain_gpu(status: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
     name = f"GPU {gpu['index']} ({gpu['model']}, {gpu['uuid']})"
     pieces = [one for one in status["slices"] if one["uuid"] == gpu["uuid"]]
     lines = []
-    if not gpu["healthy"]:
+    if gpu["reason"].startswith(LOST):
+        lines.append(f"{name} is {gpu['reason']}; reset or replace it")
+    elif not gpu["healthy"]:
         remedy = "it comes back after a clean period, once the driver answers for it; see the kernel log for Xid"
         lines.append(f"{name} is unhealthy: {gpu['reason']}; {remedy}")
     kinds = [(one["resource"], one["mode"], one["memory_mib"], one["sm_percent"]) for one in pieces]

@@ -106,6 +106,8 @@ class HealthWatch:
         # When the last fault of a GPU came; 0 for a GPU that was only lost: it is well once it answers.
         self._last: dict[str, float] = {}
         self._xids: dict[str, Xids] = {}
+        # Of GPUs that are lost: why each is unhealthy once it answers again, until its clean period is over.
+        self._besides: dict[str, str] = {}
 
     def ask(self) -> None:
         """Makes the next look come soon."""
@@ -159,16 +161,21 @@ class HealthWatch:
         for one in uuids:
             log.error("GPU %s: critical Xid %d; all its slices are unhealthy now", one, xid)
             self._last[one] = self._monotonic()
-            self._pool.mark_unhealthy(one, f"Xid {xid}")
+            if self._pool.is_lost(one):
+                self._besides[one] = f"Xid {xid}"
+            else:
+                self._pool.mark_unhealthy(one, f"Xid {xid}")
 
     def xids(self, uuid: str) -> Xids:
         """What the driver reported of a GPU, also what makes no GPU unhealthy."""
         return self._xids.get(uuid, Xids())
 
     def lost(self, uuid: str, reason: str) -> None:
-        """A GPU that the driver no longer answers for."""
-        if self._pool.unhealthy_reason(uuid):
+        """A GPU that the driver no longer answers for. That it is lost says more than the Xid that came with it."""
+        if self._pool.is_lost(uuid):
             return
+        if before := self._pool.unhealthy_reason(uuid):
+            self._besides[uuid] = before
         log.error("GPU %s is lost: %s; all its slices are unhealthy now", uuid, reason)
         self._last.setdefault(uuid, 0.0)
         self._pool.mark_unhealthy(uuid, f"{LOST}{reason}")
@@ -177,12 +184,15 @@ class HealthWatch:
         """Brings GPUs back that had no fault for the clean period and that the driver answers for."""
         for uuid, last in list(self._last.items()):
             if last and self._monotonic() - last < self._clean_s:
+                if uuid in self._besides and not self._source.fault_of(uuid):
+                    self._pool.mark_unhealthy(uuid, self._besides.pop(uuid))
                 continue
             if fault := self._source.fault_of(uuid):
                 log.debug("GPU %s stays unhealthy: %s", uuid, fault)
                 continue
             log.info("GPU %s: no fault for %.0f s; its slices are healthy again", uuid, self._clean_s)
             del self._last[uuid]
+            self._besides.pop(uuid, None)
             self._pool.mark_healthy(uuid)
 
     def stop(self) -> None:

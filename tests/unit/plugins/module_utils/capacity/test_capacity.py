@@ -417,6 +417,7 @@ FULL = "what is missing in /run/vgpu cannot be made again: No space left on devi
 BLIND = "the watcher does not see all: allocation aa has files that were removed; start it again"
 NAMES = "the watcher names 1 container; see: vgpuctl watch"
 LOST_B = "GPU 1 (Tesla T4, GPU-b) is lost: NVML: GPU is lost; reset or replace it"
+LACKS_B = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": [{"index": 1, "error": "bus"}]}
 SLOW = "GPU GPU-a keeps its old slices until the last one in use is free"
 TROUBLED = {**WATCHING, "findings": [FINDING]}
 
@@ -425,11 +426,7 @@ WARNED = [
     ([FULL, BLIND], {}, [FULL, BLIND]),
     ([NAMES], {}, [NAMES]),
     ([NAMES, FULL], {"watch": TROUBLED}, [FULL]),
-    (
-        [LOST_B, FULL],
-        {"nvml": {"ok": True, "error": "", "gpus": GPUS[:1], "lost": [{"index": 1, "error": "bus"}]}},
-        [FULL],
-    ),
+    ([LOST_B, FULL], {"nvml": LACKS_B}, [FULL]),
     ([SLOW], {}, [SLOW]),
 ]
 
