@@ -27,6 +27,7 @@ SHARED = (
     "host.mount_namespace",
     "pods.annotations",
     "pods.mounts",
+    "pods.node_labels",
     "pods.requests",
 )
 
