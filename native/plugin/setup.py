@@ -28,6 +28,7 @@ SHARED = (
     "library.store",
     "pods.annotations",
     "pods.mounts",
+    "pods.node_labels",
     "pods.requests",
 )
 

@@ -157,6 +157,10 @@ def test_a_disruption_budget_keeps_a_pod_where_memory_is_short(fleet):
     budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
     full(fleet, [("p0", 0, 9000, "low"), ("p1", 0, 4000, "low")], slots=10)
     fleet.api.patch(f"{PODS}/p0", {"metadata": {"labels": {"app": "guarded"}}})
+    # A budget holds for pods that run.
+    now = fleet.get("p0")["metadata"]["creationTimestamp"]
+    ready = [{"type": "Ready", "status": "True", "lastTransitionTime": now}]
+    fleet.api.patch(f"{PODS}/p0/status", {"status": {"phase": "Running", "conditions": ready}})
     selector = {"matchLabels": {"app": "guarded"}}
     made = {"metadata": {"name": "guard"}, "spec": {"minAvailable": 1, "selector": selector}}
     found = fleet.api.create(budgets, made)

@@ -18,10 +18,7 @@ TYPES = {
     "vgpu_scheduler_binds_total": ("counter", "Binds by outcome."),
     "vgpu_scheduler_drift_total": ("counter", "Differences that a whole list found, by kind."),
     "vgpu_scheduler_waiting_events_total": ("counter", "Events that name why a pod waits."),
-    "vgpu_scheduler_evicted_pods_total": (
-        "counter",
-        "Pods evicted for one of higher priority, for memory alone.",
-    ),
+    "vgpu_scheduler_evicted_pods_total": ("counter", "Pods evicted where memory alone was short."),
     "vgpu_scheduler_unplanned_pods": ("gauge", "Pods on a node that hold GPUs without a plan."),
     "vgpu_scheduler_uncertain_binds": ("gauge", "Binds whose outcome is not known yet."),
     "vgpu_scheduler_oversold_gpus": ("gauge", "GPUs on which more is planned than they have."),
