@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tenant with the rights of `edit` asks for other sizes of pods that run: of his own, of others, with nonsense,
-beyond his quota and the card, and very often. Looked at afterwards: what the API server has, what the program that binds
-holds, and a neighbour's pod that gets what is left. No node runs here; the test writes what one writes.
+beyond his quota and the card, and very often. Looked at afterwards: what the API server has, what the program that
+binds holds, and a neighbour's pod that gets what is left. No node runs here; the test writes what one writes.
 
 docs/threat-model.md has each function here on a row with its verdict.
 """

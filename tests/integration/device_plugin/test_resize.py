@@ -20,21 +20,54 @@ MIB = 1 << 20
 PIECE = 64
 
 
-@pytest.fixture
-def engine(node: RealNode) -> Iterator[Runc]:
-    with runc(Place.make(node)) as found:
-        yield found
+class Containers:
+    """Pods' containers on slices of the test's choice, by runc."""
+
+    def __init__(self, node: RealNode, engine: Runc) -> None:
+        self._node, self._engine, self._started = node, engine, 0
+
+    def start(self) -> tuple[str, Work]:
+        (gpu,) = self._node.vgpuctl("status")["gpus"]
+        name = f"{gpu['uuid']}::{self._started}"
+        answer = self._node.kubelet.run_pod(f"pod-{self._started}", ids=[name])["answer"]
+        self._started += 1
+        mounts: Mounts = [(one["container_path"], one["host_path"], one["read_only"]) for one in answer["mounts"]]
+        return name, self._engine.start(self._engine.create(mounts, {}))
 
 
-def start(node: RealNode, engine: Runc, name: str, slice_id: str) -> tuple[Work, int]:
-    """A pod's container on a slice, and its process."""
-    answer = node.kubelet.run_pod(name, ids=[slice_id])["answer"]
-    mounts: Mounts = [(one["container_path"], one["host_path"], one["read_only"]) for one in answer["mounts"]]
+class Programs:
+    """Programs of this host in free slices, by vgpuctl exec."""
+
+    def __init__(self, node: RealNode, place: Place) -> None:
+        self._node, self._place = node, place
+
+    def start(self) -> tuple[str, Work]:
+        before = [one["id"] for one in self._node.vgpuctl("status")["allocations"]]
+        words = [f"{name}={value}" for name, value in self._node.environment.items() if name.startswith("GPUSIM_")]
+        words.append(f"LD_LIBRARY_PATH={self._node.environment['LD_LIBRARY_PATH']}")
+        command = [str(self._node.vgpuctl_program), "--socket", str(self._node.socket), "exec", "--"]
+        work = Work(self._node, ["env", *words, *command, str(self._place.folder / "work")])
+        (made,) = [one for one in self._node.vgpuctl("status")["allocations"] if one["id"] not in before]
+        return made["slice_ids"][0], work
+
+
+@pytest.fixture(params=["pods", "exec"])
+def slices(node: RealNode, request: pytest.FixtureRequest) -> Iterator[Containers | Programs]:
+    place = Place.make(node)
+    if request.param == "exec":
+        yield Programs(node, place)
+        return
+    with runc(place) as engine:
+        yield Containers(node, engine)
+
+
+def start(node: RealNode, slices: Containers | Programs) -> tuple[str, Work, int]:
+    """A program in a slice; (the slice, the program, its process)."""
     before = {one["pid"] for one in driver_account(node)}
-    work = engine.start(engine.create(mounts, {}))
+    name, work = slices.start()
     assert work.context == 0
     (pid,) = {one["pid"] for one in driver_account(node)} - before
-    return work, pid
+    return name, work, pid
 
 
 def holds(node: RealNode, pid: int) -> int:
@@ -52,49 +85,48 @@ def refused(node: RealNode, *words: str) -> str:
     return str(fault.value.stderr)
 
 
-def test_a_running_container_gets_more_and_less_and_its_neighbour_notices_nothing(node, engine):
-    (gpu,) = node.vgpuctl("status")["gpus"]
-    names = [f"{gpu['uuid']}::{n}" for n in range(3)]
-    one, pid = start(node, engine, "one", names[0])
-    other, neighbour = start(node, engine, "other", names[1])
+def test_a_running_program_gets_more_and_less_and_its_neighbour_notices_nothing(node, slices):
+    mine, one, pid = start(node, slices)
+    theirs, other, neighbour = start(node, slices)
+    offers = offered(node)
     other._ask("take")
     had = holds(node, neighbour)
     one._ask("take")
     assert SLICE_MIB - PIECE < holds(node, pid) <= SLICE_MIB
 
     # Into the room of the free slice, and no further.
-    answer = node.vgpuctl("resize", names[0], "--memory", "8000Mi")
+    answer = node.vgpuctl("resize", mine, "--memory", "8000Mi")
     assert answer["changed"] and answer["gpus"][0]["memory_mib_before"] == SLICE_MIB
     until(lambda: one._ask("take") and holds(node, pid) > 8000 - PIECE, "more memory in the same process")
     assert holds(node, pid) <= 8000
     assert f"{16160 - SLICE_MIB + 1} MiB are asked for, {SLICE_MIB} of 16160 are held by others" in refused(
-        node, names[0], "--memory", f"{16160 - SLICE_MIB + 1}Mi"
+        node, mine, "--memory", f"{16160 - SLICE_MIB + 1}Mi"
     )
-    until(lambda: offered(node) == 2, "the slice that has no room")
+    until(lambda: offered(node) == offers - 1, "the slice that has no room")
 
     # Not below what it uses; once it has freed, down.
-    assert "its programs hold" in refused(node, names[0], "--memory", "4000Mi")
+    assert "its programs hold" in refused(node, mine, "--memory", "4000Mi")
     one._ask("take")
     assert holds(node, pid) > 8000 - PIECE
     one.free()
-    answer = node.vgpuctl("resize", "0::0", "--memory", "1000Mi", "--cores", "20")
+    answer = node.vgpuctl("resize", f"0::{mine[-1]}", "--memory", "1000Mi", "--cores", "20")
     assert answer["gpus"][0]["memory_mib"] == 1000 and answer["gpus"][0]["sm_percent"] == 20
     one._ask("take")
     assert 1000 - PIECE < holds(node, pid) <= 1000
-    until(lambda: offered(node) == 3, "the slice that has room again")
+    until(lambda: offered(node) == offers, "the slice that has room again")
 
     # Over a restart of the plugin, of the command and of the container.
-    assert node.vgpuctl("resize", names[0], "--memory", "1000Mi", "--cores", "20")["changed"] is False
+    assert node.vgpuctl("resize", mine, "--memory", "1000Mi", "--cores", "20")["changed"] is False
     node.end(kill=True)
     one._ask("take")
     assert holds(node, pid) <= 1000
     node.start()
-    assert node.vgpuctl("resize", names[0], "--memory", "1000Mi", "--cores", "20")["changed"] is False
-    node.vgpuctl("resize", names[0], "--memory", "2000Mi")
+    assert node.vgpuctl("resize", mine, "--memory", "1000Mi", "--cores", "20")["changed"] is False
+    node.vgpuctl("resize", mine, "--memory", "2000Mi")
     until(lambda: one._ask("take") and holds(node, pid) > 2000 - PIECE, "more after the restart")
 
     # The OOM killer's rule: the process that is over ends at its next call.
-    killed = node.vgpuctl("resize", names[0], "--memory", "500Mi", "--oom-killer")
+    killed = node.vgpuctl("resize", mine, "--memory", "500Mi", "--oom-killer")
     assert killed["leaving"] and killed["gpus"][0]["memory_used"] > 1900 * MIB
     assert one._ask("take") == ""
     until(lambda: pid not in [each["pid"] for each in driver_account(node)], "its end")
@@ -103,7 +135,7 @@ def test_a_running_container_gets_more_and_less_and_its_neighbour_notices_nothin
     other.free()
     other._ask("take")
     assert holds(node, neighbour) == had
-    (row,) = [each for each in node.vgpuctl("top", "--once")["usages"] if each["slice_ids"] == [names[1]]]
+    (row,) = [each for each in node.vgpuctl("top", "--once")["usages"] if each["slice_ids"] == [theirs]]
     assert row["memory_limit"] == SLICE_MIB * MIB and row["violations"] == 0
     other.client.communicate("", timeout=60)
     one.client.communicate("", timeout=60)
