@@ -3,9 +3,10 @@
  * What the pods of tests/e2e do: takes GPU memory, keeps the GPU busy, says what it got. Linked to libc alone; the driver
  * is opened by name, as in a container, where the runtime brings it.
  *
- *   gpu-worker [fill] [take MIB] [busy] [crash]
+ *   gpu-worker [fill] [follow] [take MIB] [busy] [crash]
  *
- * In order: "fill" takes all that it is given ("filled BYTES"), "take" so many MiB ("took MIB: CODE"), "busy" launches
+ * In order: "fill" takes all that it is given ("filled BYTES"), "follow" does so again and again until the end, frees all
+ * at SIGUSR1 and takes again from SIGUSR2 on, "take" takes so many MiB ("took MIB: CODE"), "busy" launches
  * kernels of 2 ms one after the other until the end ("busy"), "crash" ends with status 3. Else it waits for its end.
  */
 #include <dlfcn.h>
@@ -18,6 +19,7 @@
 
 #define OUT_OF_MEMORY 2
 #define LARGEST (1ull << 30)
+#define MOST 65536
 
 static void *driver;
 
@@ -39,16 +41,23 @@ static void must(const char *what, int code)
     }
 }
 
+static uint64_t blocks[MOST];
+static unsigned taken;
+static volatile sig_atomic_t gives;
+
 static int allocate(uint64_t bytes)
 {
     int (*call)(uint64_t *, size_t);
     uint64_t pointer;
     *(void **)&call = named("cuMemAlloc_v2");
-    return call(&pointer, bytes);
+    int code = call(&pointer, bytes);
+    if (!code && taken < MOST)
+        blocks[taken++] = pointer;
+    return code;
 }
 
 /* Halving after each refusal leaves no byte that one more allocation could have had. */
-static void fill(void)
+static uint64_t fill(void)
 {
     uint64_t total = 0;
     for (uint64_t size = LARGEST; size > 0;) {
@@ -60,7 +69,27 @@ static void fill(void)
             total += size;
         }
     }
-    printf("filled %llu\n", (unsigned long long)total);
+    return total;
+}
+
+static void asked(int number)
+{
+    gives = number == SIGUSR1;
+}
+
+/* One byte first, so that little is refused while nothing changes. */
+static void follow(void)
+{
+    int (*give)(uint64_t);
+    *(void **)&give = named("cuMemFree_v2");
+    signal(SIGUSR1, asked);
+    signal(SIGUSR2, asked);
+    for (printf("follows\n");; usleep(50000)) {
+        if (!gives && !allocate(1))
+            fill();
+        for (; gives && taken; taken--)
+            must("cuMemFree_v2", give(blocks[taken - 1]));
+    }
 }
 
 static void busy(void)
@@ -105,7 +134,9 @@ int main(int count, char **words)
     printf("context\n");
     for (int i = 1; i < count; i++) {
         if (!strcmp(words[i], "fill"))
-            fill();
+            printf("filled %llu\n", (unsigned long long)fill());
+        else if (!strcmp(words[i], "follow"))
+            follow();
         else if (!strcmp(words[i], "take") && i + 1 < count) {
             unsigned long mib = strtoul(words[++i], NULL, 10);
             printf("took %lu: %d\n", mib, allocate((uint64_t)mib << 20));

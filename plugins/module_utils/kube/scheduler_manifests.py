@@ -485,7 +485,7 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
     mutating["reinvocationPolicy"] = "IfNeeded"
     validating = [hook("pods.vgpu.fleet", "/validate", "CREATE", asks, closed)]
     if desired.match_conditions:
-        # For its words alone: whoever is not asked, the replica that binds grants nothing that cannot be read.
+        # For its words alone: where it is not asked, the replica that binds grants nothing that cannot be read.
         resize = hook("resizes.vgpu.fleet", "/validate", "UPDATE", _resize_condition(), False)
         del resize["namespaceSelector"], resize["objectSelector"]
         validating.append(resize)

@@ -4,7 +4,7 @@ that binds (the shared core's ``pods/resizes`` has the annotations).
 
 A request is level, not an event: while it stands and was not granted, it is judged again and again, so nothing is lost
 with a replica or an event, and a pod that asks for more gets it once there is room. What was granted is not asked for
-any more: whoever changes the size later, as root on the node, is not undone.
+any more: a size that root changes on the node later is not undone.
 
 A grant holds in the ledger before the API server is asked, as a bind does. Its room is claimed until the pod is seen
 with it, for an event that is older than the grant would take it away again.
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 REFUSED, WAITS = "GpuResizeRefused", "GpuResizeWaits"
 # Requests that are judged, granted and answered by an event in one round: a tenant may change all of his pods at once,
 # and each grant is a write at the API server and one of limits on a node.
-MAX_JUDGED, MAX_GRANTED, MAX_TOLD = 200, 20, 5
+MAX_JUDGED, MAX_GRANTED, MAX_EVENTS = 200, 20, 5
 # Seconds: between two grants to one pod, two events of one pod; and after which a grant that was never seen was not
 # made: no request lives longer at the API server.
 BETWEEN_GRANTS, BETWEEN_EVENTS, GIVE_UP = 10.0, 60.0, 70.0
@@ -65,7 +65,7 @@ class Resizing:
         self._granted_at: dict[str, float] = {}
         # What was said of a pod, and when.
         self._said: dict[str, tuple[str, float]] = {}
-        self._told = 0
+        self._events = 0
         self.counts = {"granted": 0, "refused": 0}
 
     # --- facts
@@ -120,7 +120,7 @@ class Resizing:
         for uid, claim in list(self._claims.items()):
             if self._now() - claim.when > GIVE_UP:
                 del self._claims[uid]
-        granted, self._told = 0, 0
+        granted, self._events = 0, 0
         for uid in list(self._pending)[:MAX_JUDGED]:
             pod = self._pending.pop(uid, None)
             if pod is None:
@@ -204,9 +204,9 @@ class Resizing:
         """An event for each other reason, and no more than one a minute; False: nothing was granted."""
         meta = pod.metadata
         said, when = self._said.get(meta.uid, ("", -BETWEEN_EVENTS))
-        if said == text or self._now() - when < BETWEEN_EVENTS or self._told >= MAX_TOLD:
+        if said == text or self._now() - when < BETWEEN_EVENTS or self._events >= MAX_EVENTS:
             return False
-        self._told += 1
+        self._events += 1
         self._said[meta.uid] = text, self._now()
         self.counts["refused"] += 1
         try:

@@ -75,8 +75,8 @@ class Ground:
         devices = self.records.get(allocation).limits["devices"]
         return [(one["memory_bytes"] // MIB, one["sm_percent"]) for one in devices]
 
-    def holds(self, allocation: str, mib: int, slot: int = 0, device: int = 0) -> int:
-        """A process with so many MiB in a slot of its own; returns its pid."""
+    def holds(self, allocation: str, mib: int, slot: int = 0, device: int = 0, context: int = 0) -> int:
+        """A process with so many MiB in a slot of its own, ``context`` of them of a context; returns its pid."""
         path = str(self.files.folder(allocation) / "rw" / "ledger")
         base = fields.LEDGER_SLOT_OFFSET + slot * fields.LEDGER_SLOT_SIZE
         offset, _form = fields.LEDGER_SLOT_FIELDS["used"]
@@ -87,7 +87,9 @@ class Ground:
                 fd = os.open(path, os.O_RDWR)
                 lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, fields.LEDGER_ALIVE_BASE + slot, 1, 0)
                 fcntl.fcntl(fd, fcntl.F_SETLK, lock)
-                os.pwrite(fd, struct.pack("<Q", mib * MIB), base + offset + 8 * device)
+                os.pwrite(fd, struct.pack("<Q", (mib - context) * MIB), base + offset + 8 * device)
+                offset, _form = fields.LEDGER_SLOT_FIELDS["context"]
+                os.pwrite(fd, struct.pack("<Q", context * MIB), base + offset + 8 * device)
                 os.write(writes, b"x")
                 signal.pause()
             finally:
@@ -447,6 +449,17 @@ def test_a_lease_is_resized_too_and_ends_as_before(ground):
     leases.release(lease.allocation)
     here.resizer.poll()
     assert offered(here, here.first) == ["0", "1", "2", "3"]
+
+
+def test_contexts_count(ground):
+    here = ground(**REQUESTED)
+    allocation = here.take(here.first)
+    here.sized(allocation, (4000, 20))
+    here.holds(allocation, 1500, context=300)
+    here.holds(allocation, 500, slot=7, context=500)
+    with pytest.raises(Refused, match="1999 MiB are asked for, and its programs hold 2000"):
+        here.resize(allocation, 1999)
+    assert here.resize(allocation, 2000).gpus[0].used == 2000 * MIB
 
 
 def test_one_gpu_of_two(ground):

@@ -22,7 +22,7 @@ def rewrite(files: AllocationFiles, record: Record) -> None:
 
 
 def used(files: AllocationFiles, record: Record) -> dict[str, int]:
-    """UUID → bytes that the ledger of an allocation sums up. Raises NotNow."""
+    """UUID → bytes that the ledger of an allocation sums up, contexts too. Raises NotNow."""
     path = f"{files.root}/{record.id}/rw/ledger"
     try:
         found = abi_files.read_ledger(path)
@@ -31,4 +31,4 @@ def used(files: AllocationFiles, record: Record) -> dict[str, int]:
             f"allocation {record.id}: what it holds is not known, for {path} cannot be read: {fault}; a smaller size "
             "needs that, so start the container again first"
         ) from None
-    return {one["uuid"]: one["used"] for one in found["totals"]}
+    return {one["uuid"]: one["used"] + one["context"] for one in found["totals"]}

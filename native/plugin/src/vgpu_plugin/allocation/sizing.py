@@ -103,7 +103,7 @@ def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) ->
 
 
 def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
-    """Why a share does not fit beside those of others where all slices of a GPU are equal: all together get no more
+    """Why a share does not fit next to those of others where all slices of a GPU are equal: all together get no more
     than all slices were offered, which may be more than one GPU; empty where it fits. ``pieces``: of one GPU.
     """
     shares = [one.sm_percent for one in pieces]

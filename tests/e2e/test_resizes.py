@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another size for a pod that runs, by its owner's annotation: scheduler, kubelet, plugin and library are the real
+ones. What the program gets is the driver's account, and its neighbour's stays what it was all the while.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from kubebox import pods
+from kubebox.api import ApiError
+from kubebox.gpunode import MIB
+from kubebox.pods import WORKER
+from kubebox.process import until
+from test_dialects import (  # noqa: F401  # pylint: disable=unused-import # fixtures
+    CORES,
+    EVENTS,
+    GPU,
+    MEM,
+    events,
+    fleet,
+    held_gpus,
+    limits_of,
+    pod,
+    used,
+)
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods import resizes
+
+FOLLOW = [WORKER, "follow"]
+
+
+def ask(cluster, one, size):
+    """As kubectl annotate does."""
+    text = size if isinstance(size, str) else json.dumps({"main": size})
+    cluster.api.patch(one.path, {"metadata": {"annotations": {resizes.RESIZE: text}}})
+
+
+def notes(one: pods.Pod) -> dict[str, str]:
+    return one.object()["metadata"]["annotations"]
+
+
+def is_done(one: pods.Pod, memory: int) -> bool:
+    ((_name, _kind, (device,)),) = pod_annotations.read_annotations(notes(one))
+    return device.memory_mib == memory and resizes.FORMER not in notes(one)
+
+
+def said(cluster, one, reason, words):
+    until(lambda: [each for each in events(cluster, one, reason) if words in each["message"]], f"{reason}: {words}")
+
+
+@pytest.fixture
+def pair(machine, pod):  # noqa: F811
+    """A pod that takes what it is given, and a neighbour on its GPU; (pod, its process, neighbour, its process)."""
+    _cluster, node = machine
+    one = pod("resized", {GPU: 1, MEM: 3000, CORES: 20}, command=FOLLOW).wait_running()
+    one.wait_log(r"^follows$")
+    beside = {"nvidia.com/use-gpuuuid": held_gpus(node, "resized")[0]}
+    neighbour = pod("neighbour", {GPU: 1, MEM: 4000, CORES: 30}, notes=beside).wait_running()
+    neighbour.wait_log(r"^filled \d+$")
+    (pid,), (other,) = one.pids(), neighbour.pids()
+    until(lambda: used(node)[pid] == 3000 * MIB, "the first size")
+    yield one, pid, neighbour, other
+    assert used(node)[other] == 4000 * MIB and limits_of(other) == [(4000, 30)], "the neighbour has what it had"
+    assert [each.restarts() for each in (one, neighbour)] == [0, 0]
+
+
+def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa: F811
+    cluster, node = machine
+    one, pid, _neighbour, _other = pair
+    times = []
+    for memory, cores in ((9000, 50), (10000, 50), (11360, 70)):
+        begun = time.monotonic()
+        ask(cluster, one, {"memory_mib": memory, "cores": cores})
+        until(lambda memory=memory: used(node)[pid] == memory * MIB, f"{memory} MiB in the same process")
+        times.append(time.monotonic() - begun)
+        assert limits_of(pid) == [(memory, cores)]
+        until(lambda memory=memory: is_done(one, memory), "the word that it is done")
+    print(f"from annotation to memory: {', '.join(f'{each:.1f}' for each in times)} s")
+    # One MiB more than the GPU has beside the neighbour.
+    ask(cluster, one, {"memory_mib": 11361})
+    said(cluster, one, "GpuResizeWaits", "11361 MiB are asked for, 4000 of 15360 are held by others; at most 11360")
+    assert limits_of(pid) == [(11360, 70)]
+    # Less than it holds: not before it has freed it.
+    ask(cluster, one, {"memory_mib": 2000, "cores": 10})
+    said(cluster, one, "VgpuResizeWaits", "2000 MiB are asked for, and its programs hold 11360 MiB")
+    assert limits_of(pid) == [(11360, 70)] and used(node)[pid] == 11360 * MIB
+    assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [11360 + 4000], "it counts until then"
+    os.kill(pid, signal.SIGUSR1)
+    until(lambda: used(node)[pid] < 2000 * MIB, "memory that is free")
+    begun = time.monotonic()
+    until(lambda: limits_of(pid) == [(2000, 10)], "the smaller size")
+    print(f"from free memory to the smaller limit: {time.monotonic() - begun:.1f} s")
+    until(lambda: is_done(one, 2000), "the word that it is done")
+    os.kill(pid, signal.SIGUSR2)
+    until(lambda: used(node)[pid] == 2000 * MIB, "what it may have, to the byte")
+    until(lambda: [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [6000], "the room for others")
+    said(cluster, one, "VgpuResized", "2000 MiB, 10 %")
+
+
+def leaders_view(fleet, node, one):  # noqa: F811
+    """What the replica that binds counts on the GPU of a pod, from its metrics: of the whole node, in MiB."""
+    leader = until(fleet.leader, "leader")
+    name = one.object()["spec"]["nodeName"]
+    held = fleet.metric(leader, "node_memory_held_bytes", node=name)
+    return [{"memory_mib": int(held) // MIB}]
+
+
+NONSENSE = [
+    ("x", "is no JSON"),
+    ('{"other": {"memory_mib": 1}}', "other: no container of the pod"),
+    ('{"main": {"memory_mib": -1}}', "expected a whole number from 1"),
+    ('{"main": {"memory": "8Gi"}}', "and nothing else"),
+]
+
+
+def test_nonsense_is_refused_when_it_is_written(machine, fleet, pair):  # noqa: F811
+    cluster, _node = machine
+    one, pid, _neighbour, _other = pair
+    for text, words in NONSENSE:
+        with pytest.raises(ApiError, match=words):
+            ask(cluster, one, text)
+    assert resizes.RESIZE not in notes(one) and limits_of(pid) == [(3000, 20)]
+
+
+def test_a_size_that_is_granted_while_the_plugin_is_away_and_one_by_root(machine, fleet, pair):  # noqa: F811
+    cluster, node = machine
+    one, pid, _neighbour, _other = pair
+    node.plugin.stop()
+    ask(cluster, one, {"memory_mib": 5000})
+    until(lambda: resizes.FORMER in notes(one), "the grant")
+    assert limits_of(pid) == [(3000, 20)]
+    node.plugin.start()
+    until(lambda: is_done(one, 5000), f"the size:\n{node.plugin.tail(5)}")
+    until(lambda: used(node)[pid] == 5000 * MIB, "the memory")
+    answer = node.vgpuctl("resize", f"default/{one.name}/main", "--memory", "6000Mi")
+    assert answer["changed"] and is_done(one, 6000)
+    until(lambda: used(node)[pid] == 6000 * MIB, "the memory")
+    until(lambda: [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [10000], "the scheduler's account")
+    assert resizes.RESIZED in notes(one), "what its owner asked for was granted, and is not asked for again"

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tenant with the rights of `edit` asks for other sizes of pods that run: of his own, of others, with nonsense,
+beyond his quota and the card, and very often. Looked at afterwards: what the API server has, what the program that
+binds holds, and a neighbour's pod that gets what is left. No node runs here; the test writes what one writes.
+
+docs/threat-model.md has each function here on a row with its verdict.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from attacks import CARD, GPU, IGNORE, MEM, MERGE, NEIGHBOUR, Try, gpu_pod, judged, part, said
+from kubebox.api import Api
+from kubebox.cluster import PODS, SERVER
+from kubebox.process import until
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods import resizes
+
+EVENTS = "/api/v1/namespaces/default/events"
+OURS = "is written by vgpu.fleet alone"
+
+
+@pytest.fixture(scope="module")
+def kubelet(fleet):
+    """What the device plugin of a node may write."""
+    authority = fleet.cluster.authority
+    pair = authority.pair("system-node-a", "/O=system:masters/CN=system:node:a")
+    return Api(SERVER, authority.certificate, *pair)
+
+
+def annotated(**texts):
+    return {"metadata": {"annotations": {f"vgpu.fleet/{name}": text for name, text in texts.items()}}}
+
+
+def asks(memory, container="main", **more):
+    return annotated(resize=json.dumps({container: {"memory_mib": memory, **more}}))
+
+
+def notes(fleet, name):
+    return fleet.get(name)["metadata"].get("annotations") or {}
+
+
+def given(fleet, name):
+    plan = pod_annotations.read_annotations(notes(fleet, name))
+    return [(one.uuid, one.memory_mib) for item in plan for one in item.devices]
+
+
+def counted(fleet):
+    """MiB of node a by each program."""
+    held = [fleet.metric(one, "node_memory_held_bytes", node="a") for one in fleet.replicas]
+    return [each >> 20 for each in held]
+
+
+def oversold(fleet):
+    """MiB of the card beyond what it has, added up from the objects of all namespaces."""
+    sums = {}
+    for one in fleet.api.get("/api/v1/pods")["items"]:
+        parts = resizes.counted(one["metadata"].get("annotations") or {}) or ()
+        for uuid, use in pod_annotations.use_of(parts).items():
+            sums[uuid] = sums.get(uuid, 0) + use.memory_mib
+    return {uuid: total for uuid, total in sums.items() if total > CARD}
+
+
+def told(fleet, name, words):
+    def found():
+        items = fleet.api.get(EVENTS)["items"]
+        return [one for one in items if one["involvedObject"]["name"] == name and words in one["message"]]
+
+    return until(found, f"event on {name}: {words}")
+
+
+def test_only_its_owner_asks_and_only_the_leader_grants(fleet, tenant, neighbour):
+    fleet.node("a", 1)
+    neighbour.bound("theirs", {GPU: 1, MEM: 3000})
+    tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 3000}, IGNORE))
+    tenant.create(PODS, gpu_pod("tried", {GPU: 1, MEM: 100}))
+    fleet.bound("tried")
+    mine, theirs = f"{PODS}/tried", f"{NEIGHBOUR}/pods/theirs"
+    tries = [
+        Try("PATCH", theirs, asks(1), "forbidden", MERGE),
+        Try("PATCH", f"{theirs}/status", asks(1), "forbidden", MERGE),
+        Try("PATCH", f"{mine}/status", asks(9000), "forbidden", MERGE),
+        Try("PATCH", mine, annotated(given=part(9000)), OURS, MERGE),
+        Try("PATCH", mine, annotated(resized='{"main":{"memory_mib":9000}}'), OURS, MERGE),
+        Try("PATCH", mine, annotated(former=part(1)), OURS, MERGE),
+        Try("PATCH", mine, annotated(former=part(16 << 20)), OURS, MERGE),
+    ]
+    tries += [
+        Try("POST", PODS, gpu_pod("new", notes={f"vgpu.fleet/{name}": part(9000)}), "written by")
+        for name in ("given", "former", "resized")
+    ]
+    judged(tenant, tries)
+    assert given(fleet, "tried") == [("GPU-a-0", 100)] and notes(fleet, "tried").keys() == {pod_annotations.PLAN}
+    text = neighbour.get("theirs")["metadata"]["annotations"]
+    assert resizes.RESIZE not in text and resizes.RESIZED not in text
+
+
+NONSENSE = [
+    ("", "is no JSON"),
+    ("8Gi", "is no JSON"),
+    ("{}", "names no container"),
+    ('{"main": {}}', "expected memory_mib, cores or both"),
+    ('{"main": {"memory_mib": 0}}', "found 0"),
+    ('{"main": {"memory_mib": -9000}}', "found -9000"),
+    ('{"main": {"memory_mib": 99999999999999999999}}', "expected a whole number from 1 to 16777216"),
+    ('{"main": {"memory_mib": 1e9}}', "found 1000000000.0"),
+    ('{"main": {"memory_mib": "9000"}}', "expected a whole number"),
+    ('{"main": {"cores": 101}}', "found 101"),
+    ('{"main": {"memory_mib": 1, "uuid": "GPU-b-0"}}', "and nothing else"),
+    ('{"main": {"cores": 1}, "main": {"cores": 2}}', "names a key twice"),
+    ('{"other": {"memory_mib": 1}}', "other: no container of the pod"),
+    ("[" * 60000, "is no JSON"),
+    (json.dumps({f"c{n}": {"memory_mib": 1} for n in range(4000)}), "expected at most 65536"),
+]
+
+
+@pytest.mark.parametrize("labels", [{}, IGNORE], ids=["plain", "ignored by the webhook"])
+def test_nonsense_is_refused_and_reserves_nothing(fleet, tenant, neighbour, labels):
+    fleet.node("a", 1)
+    tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 3000}, labels, schedulerName="vgpu-scheduler"))
+    fleet.bound("mine")
+    judged(tenant, [Try("PATCH", f"{PODS}/mine", annotated(resize=text), words, MERGE) for text, words in NONSENSE])
+    assert notes(fleet, "mine").keys() == {pod_annotations.PLAN}
+    assert neighbour.bound("rest", {GPU: 1, MEM: CARD - 3000}) == [("GPU-a-0", CARD - 3000)]
+
+
+def test_nobody_gets_more_than_quota_and_card_have(fleet, tenant, neighbour):
+    """What was asked for and cannot be holds nothing: the neighbour has the rest of the card."""
+    fleet.node("a", 1)
+    quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "5000"}}}
+    fleet.api.create("/api/v1/namespaces/default/resourcequotas", quota)
+    labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
+    until(lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas), "quota that is read")
+    for name in ("mine", "other"):
+        tenant.create(PODS, gpu_pod(name, {GPU: 1, MEM: 2000}))
+        fleet.bound(name)
+    tenant.patch(f"{PODS}/mine", asks(3001))
+    told(fleet, "mine", "3001 asked for on all GPUs of the pod together, 2000 of 5000 in use; ask for at most 3000")
+    tenant.patch(f"{PODS}/mine", asks(3000))
+    until(lambda: given(fleet, "mine") == [("GPU-a-0", 3000)], "what the quota has")
+    fleet.api.delete("/api/v1/namespaces/default/resourcequotas/own")
+    for huge in (CARD, 1 << 24):
+        tenant.patch(f"{PODS}/other", asks(huge))
+    told(fleet, "other", f"are asked for, 3000 of {CARD} are held by others")
+    assert neighbour.bound("rest", {GPU: 1, MEM: CARD - 5000}) == [("GPU-a-0", CARD - 5000)]
+    assert given(fleet, "other") == [("GPU-a-0", 2000)] and oversold(fleet) == {}
+
+
+def test_what_is_given_back_is_nobodys_before_the_node_has_taken_it(fleet, tenant, neighbour, kubelet):
+    """A pod says that it needs less, and its programs keep what they hold: its room stays its own, in a program that
+    begins anew too."""
+    fleet.node("a", 1)
+    tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 3000}))
+    fleet.bound("mine")
+    tenant.patch(f"{PODS}/mine", asks(15000))
+    until(lambda: given(fleet, "mine") == [("GPU-a-0", 15000)] and counted(fleet) == [15000] * 2, "more, at once")
+    kubelet.patch(f"{PODS}/mine", annotated(former=None))
+    tenant.patch(f"{PODS}/mine", asks(1000))
+    until(lambda: given(fleet, "mine") == [("GPU-a-0", 1000)], "the grant")
+    assert OURS in said(tenant, Try("PATCH", f"{PODS}/mine", annotated(former=None), "", MERGE))
+    neighbour.make("large", {GPU: 1, MEM: 10000})
+    fleet.pause(3)
+    for one in fleet.replicas:
+        one.ours.stop()
+        one.ours.start()
+    until(lambda: counted(fleet) == [15000] * 2, "the account of programs that began anew")
+    assert "nodeName" not in neighbour.get("large")["spec"]
+    kubelet.patch(f"{PODS}/mine", annotated(former=None))
+    until(lambda: neighbour.get("large")["spec"].get("nodeName"), "room that is free now", 120)
+    assert oversold(fleet) == {}
+
+
+def test_a_flood_of_changes_holds_up_nobody_and_oversells_nothing(fleet, tenant, neighbour):
+    fleet.node("a", 1)
+    names = [f"p{n}" for n in range(8)]
+    for name in names:
+        tenant.create(PODS, gpu_pod(name, {GPU: 1, MEM: 100}))
+    for name in names:
+        fleet.bound(name)
+    before = len(fleet.api.get(EVENTS)["items"])
+    turns = 40
+    for turn in range(turns):
+        for n, name in enumerate(names):
+            tenant.patch(f"{PODS}/{name}", asks(1 << 24 if (turn + n) % 2 else 100 + turn))
+        if turn == 7:
+            assert neighbour.bound("honest", {GPU: 1, MEM: 8000}) == [("GPU-a-0", 8000)]
+    until(lambda: all(resizes.RESIZE in notes(fleet, name) for name in names), "the last of them")
+    fleet.pause(5)
+    assert oversold(fleet) == {} and max(counted(fleet)) <= CARD
+    events = len(fleet.api.get(EVENTS)["items"]) - before
+    assert events < turns * len(names) / 4, "not an event for each"
+    for name in names:
+        assert given(fleet, name)[0][1] < 100 + turns
