@@ -137,8 +137,8 @@ def mixed(kernels: list, streak: int, *more: str) -> str:
     return f"onekey=1,streak={streak},kernels=" + ":".join(map(str, kernels)) + "".join("," + one for one in more)
 
 
-# Long series of one length and then of another: what the first long one finds queued behind it as short is paid for over
-# several windows. Exact after ten seconds, and never more than the share allows.
+# Long series of one length and then of another: what the first long one finds queued behind it as short is paid for
+# over several windows. Exact after ten seconds, and never more than the share allows.
 LATE = ("streaks of 64", "streaks of 1000", "streaks of short ones", "longer than half a window")
 
 

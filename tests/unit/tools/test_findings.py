@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/gates.md names for each fault that was found by installing the collection, by harming finished hosts, by a
-hostile driver, and by a review of the cluster's side, the tests that are red without its mend: all faults are there, and
-so are the tests. Here too: what no other file tests."""
+hostile driver, and by a review of the cluster's side, the tests that are red without its mend: all faults are there,
+and so are the tests. Here too: what no other file tests."""
 
 from __future__ import annotations
 
