@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from doubles.fleet import SPOILED, STOPS, Fleet, Run
+from doubles.fleet import ROOT, SPOILED, STOPS, Fleet, Run
 
 # Tasks that belong to a role of the plan and run where it changes something.
 DEPLOYED = "vgpu.fleet.vcuda : Write the unit of the arbiter"
@@ -278,6 +278,28 @@ def test_upgrade_names_whom_no_drain_moves_before_its_first_change(
     assert (asked in " ".join(run.output.split())) is refused, run.output
     if refused:
         assert run.code != 0 and run.counts["gpu-0002"]["changed"] == 0, run.output
+
+
+MOST_CALLS_OF_A_REPORT = 3
+
+
+@pytest.mark.parametrize("options, checked", [([], False), (["-e", "report_isolation=run"], True)])
+def test_report_asks_a_host_three_times_at_most_and_checks_isolation_on_request(
+    fleet: Fleet, options: list[str], checked: bool
+) -> None:
+    counts = fleet.folder / "calls.json"
+    counting = {
+        "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests" / "callback_plugins"),
+        "ANSIBLE_CALLBACKS_ENABLED": "remote_calls",
+        "VGPU_REMOTE_CALLS": str(counts),
+    }
+    run = fleet.run("report.yml", "done", "-e", f"report_dir={fleet.folder}/report", *options, **counting)
+    assert run.code == 0, run.output
+    assert hosts_of(run, "vgpu.fleet.verify : Check isolation in a free slice") == (NAMES if checked else set())
+    calls = {host: number for host, number in json.loads(counts.read_text()).items() if host in NAMES}
+    # A count of nothing would pass too.
+    assert set(calls) == NAMES and min(calls.values()) >= 2
+    assert checked or max(calls.values()) <= MOST_CALLS_OF_A_REPORT, calls
 
 
 def test_teardown_of_other_roles_asks_docker_nothing(fleet: Fleet) -> None:

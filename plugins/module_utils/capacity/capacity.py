@@ -257,8 +257,8 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
         if status["config_sha256"] != wanted:
             found = status["config_sha256"][:12]
             _differ(drift, "configuration", "running device plugin", wanted[:12], found, restart)
-    sick = _sick(status, answer)
-    for uuid, gpu in sick.items():
+    unhealthy = _unhealthy(status, answer)
+    for uuid, gpu in unhealthy.items():
         remedy = f"its slices come back 5 minutes after its last fault; see: vgpuctl explain {gpu['index']}"
         _differ(drift, "GPU", f"{gpu['index']} ({uuid})", "healthy", gpu["reason"], remedy)
     made = {piece["id"]: piece for piece in status.get("slices") or []}
@@ -270,7 +270,7 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
         for key in ("memory_mib", "sm_percent"):
             if int(found[key]) != wanted[key]:
                 _differ(drift, "slice " + key, wanted["id"], wanted[key], found[key], restart)
-        ill = found.get("health", HEALTHY) != HEALTHY and wanted["uuid"] not in sick
+        ill = found.get("health", HEALTHY) != HEALTHY and wanted["uuid"] not in unhealthy
         if ill and wanted["id"] not in _leased(status):
             remedy = "look at the GPU: journalctl -u vgpu-device-plugin, kernel log for Xid"
             _differ(drift, "slice health", wanted["id"], HEALTHY, found["health"], remedy)
@@ -279,7 +279,7 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
             _differ(drift, "slice", extra, "not to exist", "made by the device plugin", restart)
 
 
-def _sick(status: dict[str, Any], answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _unhealthy(status: dict[str, Any], answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """GPUs that can be read and have a fault, by UUID: one difference each, whatever the number of their slices."""
     readable = {gpu["uuid"] for gpu in answer["gpus"]}
     found = {str(gpu["uuid"]): gpu for gpu in status.get("gpus") or [] if not gpu.get("healthy", True)}
@@ -329,8 +329,8 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
             _differ(answer["drift"], "kubelet", name, "registered", "not in the checkpoint", remedy)
         answer["advertised"] = advertised
         expected = [piece["id"] for piece in answer["expected"]]
-        sick = _sick(status, answer)
-        unoffered = {piece["id"] for piece in answer["expected"] if piece["uuid"] in sick}
+        unhealthy = _unhealthy(status, answer)
+        unoffered = {piece["id"] for piece in answer["expected"] if piece["uuid"] in unhealthy}
         missing = sorted(set(expected) - set(advertised) - set(leased) - unoffered)
         foreign = sorted(one for one in set(advertised) - set(expected) if one.partition("::")[0] not in _lost(answer))
         # One cause is one difference: with an unregistered plugin all slices are missing.

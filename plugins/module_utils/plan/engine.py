@@ -21,7 +21,7 @@ from ..host.digest import sha256
 from ..text import toml_text
 from .part import NOTHING, PRESENT, Part, packages, undone
 
-# docker knows CDI devices from the first on by a feature that is off, from the second on by itself.
+# docker knows CDI devices from the first on by a feature that is off, from the second on without one.
 FIRST_WITH_CDI, FIRST_BY_ITSELF = (25, 0), (28, 2)
 
 
@@ -89,7 +89,7 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
 
 
 def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> list[str]:
-    """A docker without Kubernetes that could start containers by the CDI name of a slice, and was not told to."""
+    """Of a docker without Kubernetes that could start containers by the CDI name of a slice: its feature is not set."""
     found = version(str((state["docker"]["info"] or {}).get("ServerVersion") or ""))
     plugin = desired["roles"].get("device_plugin") or {}
     if state.get("kubelet") or plugin.get("state") != PRESENT or not FIRST_WITH_CDI <= found < FIRST_BY_ITSELF:

@@ -16,7 +16,7 @@ function fill(made, attributes, children) {
 }
 const element = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const drawn = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
-const gib = (mib) => `${(mib / 1024).toLocaleString("en", { maximumFractionDigits: mib < 102400 ? 1 : 0 })} GiB`;
+const gib = (mib) => `${(mib / 1024).toLocaleString("en", { maximumFractionDigits: mib < 102400 ? 1 : 0 })}\u00a0GiB`;
 const percent = (value) => value === null ? "" : `${value} %`;
 const mean = (values) => values.length ? Math.round(values.reduce((sum, one) => sum + one, 0) / values.length) : null;
 const busy = (gpus) => mean(gpus.map((gpu) => gpu.utilisation).filter((one) => one !== null));
@@ -200,7 +200,8 @@ function plotHistory() {
 
 function table(headings, rows) {
   return element("table", {}, element("thead", {}, element("tr", {}, headings.map((name) => element("th", {}, name)))),
-    element("tbody", {}, rows.map((row) => element("tr", {}, row.map((cell) => element("td", {}, cell ?? ""))))));
+    element("tbody", {}, rows.map((row) => element("tr", {}, row.map((cell, at) =>
+      element("td", { "data-name": headings[at] || null }, cell ?? ""))))));
 }
 
 function slices(gpu) {
@@ -216,7 +217,7 @@ function slices(gpu) {
 
 function now(gpu) {
   const heat = gpu.temperature === null ? "" : `${gpu.temperature}\u00a0°C`;
-  return [gpu.utilisation === null ? "" : `${gpu.utilisation}\u00a0% busy`, heat].filter(Boolean).join(", ");
+  return [gpu.utilisation === null ? "" : `${gpu.utilisation}\u00a0%\u00a0busy`, heat].filter(Boolean).join(", ");
 }
 
 // How many checks had each verdict. Of those that passed only the names are kept, but for measured ones.
@@ -256,11 +257,13 @@ function details(one) {
       table(["what", "where", "expected", "found", "when"],
         one.notes.map((note) => [note.what, note.where, note.expected, note.found, note.remedy])));
   }
-  if (one.gpus.length) {
+  if (one.gpus.length || one.lost.length) {
+    const here = one.gpus.map((gpu) => [
+      `${gpu.index} ${gpu.uuid}`, gpu.model, gpu.mode, `${gib(gpu.used_mib)} used of ${gib(gpu.memory_mib)}`, now(gpu),
+      `${gpu.slice_mib} MiB, ${gpu.sm_percent} %`, `${gpu.advertised} of ${gpu.slices}`, slices(gpu)]);
+    const lost = one.lost.map((gpu) => [`${gpu.index} ${gpu.uuid}`, "lost", "", "", "", "", "", gpu.reason]);
     parts.push(element("h3", {}, "GPUs"),
-      table(["GPU", "model", "mode", "memory", "now", "each slice", "advertised", "slices"], one.gpus.map((gpu) => [
-        `${gpu.index} ${gpu.uuid}`, gpu.model, gpu.mode, `${gib(gpu.used_mib)} used of ${gib(gpu.memory_mib)}`, now(gpu),
-        `${gpu.slice_mib} MiB, ${gpu.sm_percent} %`, `${gpu.advertised} of ${gpu.slices}`, slices(gpu)])));
+      table(["GPU", "model", "mode", "memory", "now", "each slice", "advertised", "slices"], [...here, ...lost]));
   }
   const reported = xids(one);
   if (reported.length) {

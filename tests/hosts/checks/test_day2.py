@@ -356,6 +356,17 @@ def test_plan_names_who_holds_slices_of_the_former_size(node: Node, work: Work, 
         assert words in planned.stdout, planned.stdout
 
 
+def test_program_that_somebody_removed_is_named_by_the_plan(node: Node) -> None:
+    """The package database says that it is installed."""
+    program = node.shell("readlink --canonicalize $(command -v nvidia-smi)").strip()
+    node.run("mv", program, "/root/removed")
+    try:
+        planned = play("--limit", HOST, "--check")
+    finally:
+        node.run("mv", "/root/removed", program)
+    assert "warning: nvidia_driver: nvidia-smi is missing, though its package" in planned.stdout, planned.stdout
+
+
 # What cannot be done, what makes it so, what undoes that, words of the message.
 HINDERED = [
     (

@@ -252,6 +252,7 @@ SEEN = {
     "cannot be offered by CDI": f"{PLUGIN}/allocation/static_slices.py",
     "cannot be made again": f"{PLUGIN}/allocation/repair.py",
     " is full (": f"{PLUGIN}/allocation/repair.py",
+    "nvidia-smi is missing, though its package ": f"{RULES}/plan/driver.py",
     "not registered: ": f"{PLUGIN}/ctl/text.py",
     "a container outside Kubernetes": f"{PLUGIN}/ctl/text.py",
     "polls in a row": f"{PLUGIN}/ctl/text.py",
