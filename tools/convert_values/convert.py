@@ -324,8 +324,11 @@ def _manifest(document: Mapping[str, Any], found: Converted) -> None:
     if plugin:
         image = " ".join(str(one.get("image")) for _unused, one in plugin)
         found.set("image", "vgpu_sharing", "vcuda" if any(word in image for word in tables.VCUDA_IMAGES) else "none")
-    labels = (template.get("metadata") or {}).get("labels") or {}
-    _asked(labels, "metadata.labels", found)
+    metadata = template.get("metadata") or {}
+    _asked(metadata.get("labels") or {}, "metadata.labels", found)
+    for name in metadata.get("annotations") or {}:
+        if name in tables.ANNOTATIONS:
+            found.note(f"metadata.annotations.{name}", tables.ANNOTATION_NOTE)
     for path, container in containers:
         resources = container.get("resources") or {}
         for key in ("limits", "requests"):

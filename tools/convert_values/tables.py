@@ -179,8 +179,21 @@ ASKED = (
     "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/cores",
     "nvidia.com/priority", "aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage", "aliyun.com/gpu-count",
     "tencent.com/vcuda-core", "tencent.com/vcuda-memory",
+    "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory", "volcano.sh/vgpu-number",
+    "volcano.sh/vgpu-memory", "volcano.sh/vgpu-memory-percentage", "volcano.sh/vgpu-cores",
 )  # fmt: skip
 ASKED_NOTE = (
     "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and cluster.yml put the scheduler "
     "into the cluster; without them such a pod stays Pending"
+)
+# By which annotations KAI's pods ask and HAMi's choose.
+ANNOTATIONS = (
+    "gpu-memory", "gpu-fraction", "gpu-fraction-num-devices", "gpu-fraction-container-name",
+    "hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-policy",
+    "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid", "nvidia.com/use-gputype",
+    "nvidia.com/nouse-gputype", "nvidia.com/numa-bind",
+)  # fmt: skip
+ANNOTATION_NOTE = (
+    "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and cluster.yml put the scheduler "
+    "into the cluster; without them it does nothing"
 )

@@ -300,6 +300,33 @@ def test_the_loop_waits_for_the_kube_scheduler_and_ends_what_it_began(monkeypatc
     go()
 
 
+@pytest.mark.parametrize("end", ["gone", "bound"])
+def test_a_pod_that_needs_nothing_any_more_while_the_api_server_is_asked(end):
+    """Nobody leaves for it, and nothing is kept for it."""
+
+    @on_stage
+    async def go(stage):
+        stage.node("n")
+        stage.bound("a", "n", 9000)
+        stage.waits("p", 9000)
+
+        def meanwhile(_method, path):
+            if path.endswith(EVICTION) and pod_path("p") in stage.double.objects:
+                if end == "gone":
+                    stage.double.remove(pod_path("p"))
+                else:
+                    stage.ledger.hold("uid-p", "default/p", "n", [Part("main", APP, (Device("n-0", 100, 0),))])
+
+        stage.double.fault = meanwhile
+        assert stage.tries("p") == []
+        await stage.shortages.help()
+        assert not stage.ending() and stage.shortages.evicted == 0
+        stage.waits("low", 500, 0)
+        assert stage.tries("low") == ["n"]
+
+    go()
+
+
 def test_an_api_server_that_fails_disturbs_nobody_and_it_is_tried_again():
     @on_stage
     async def go(stage):

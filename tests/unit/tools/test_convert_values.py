@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import fractions, preferences
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods.resources import Config, resource_names
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "tools" / "convert_values"
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "native" / "plugin" / "src")]
 
-from convert_values import convert  # noqa: E402
+from convert_values import convert, tables  # noqa: E402
 
 POLICY = "scheduler: {defaultSchedulerPolicy"
 CHART = {
@@ -454,6 +456,12 @@ ASKED = [
     ("aliyun.com/gpu-mem", True),
     ("tencent.com/vcuda-core", True),
     ("tencent.com/vcuda-memory", True),
+    ("tke.cloud.tencent.com/qgpu-core", True),
+    ("tke.cloud.tencent.com/qgpu-memory", True),
+    ("volcano.sh/vgpu-number", True),
+    ("volcano.sh/vgpu-memory", True),
+    ("volcano.sh/vgpu-memory-percentage", True),
+    ("volcano.sh/vgpu-cores", True),
     ("cpu", False),
 ]
 
@@ -487,6 +495,27 @@ def test_how_many_cards_a_pod_of_ack_asks_for(kind):
     assert (
         convert.convert([{"kind": "Job", "metadata": labels, "spec": {"template": {"spec": pod["spec"]}}}]).notes == []
     )
+
+
+def test_every_name_by_which_pods_ask_is_noted():
+    """All but the count, which is asked for everywhere."""
+    config = Config()
+    assert {*resource_names(config), "aliyun.com/gpu-count"} - {config.gpu, config.shared} == set(tables.ASKED)
+    known = {*fractions.NAMES, *preferences.NODE_POLICY, *preferences.GPU_POLICY, preferences.NUMA_BIND}
+    known |= {preferences.USE_UUID, preferences.AVOID_UUID, preferences.USE_MODEL, preferences.AVOID_MODEL}
+    assert {one for one in known if not one.startswith("vgpu.fleet/")} == set(tables.ANNOTATIONS)
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Job", "CronJob"])
+def test_annotations_by_which_a_pod_asks_or_chooses(kind):
+    notes = {"gpu-fraction": "0.5", "hami.io/gpu-scheduler-policy": "mutex", "example.com/other": "x"}
+    pod = {"metadata": {"annotations": notes}, "spec": {"containers": [{"image": "registry/train:1"}]}}
+    found = convert.convert([around(kind, pod)])
+    assert [note.path for note in found.notes] == [
+        "metadata.annotations.gpu-fraction",
+        "metadata.annotations.hami.io/gpu-scheduler-policy",
+    ]
+    assert "vgpu_slice_sizing: requested" in found.notes[0].text
 
 
 def program(*arguments, **options):

@@ -71,9 +71,12 @@ class Preemption:
         for uid in [uid for known in (self._priorities, self._nominated) for uid in known if uid not in there]:
             self.gone(uid)
 
-    def nominate(self, uid: str, one: Nominated) -> None:
-        """Until the API server tells it."""
-        self._nominated[uid] = one
+    def nominate(self, uid: str, one: Nominated | None) -> None:
+        """Until the API server tells it; None takes it back."""
+        if one is None:
+            self._nominated.pop(uid, None)
+        else:
+            self._nominated[uid] = one
 
     # --- questions
 

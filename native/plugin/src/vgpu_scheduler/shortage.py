@@ -135,11 +135,17 @@ class Shortages:
             spared.update(refused)
         else:
             return False
-        # A bind may have come while the API server was asked, and the first nomination is the one that stands.
-        if await self._may() or not self._preemption.helps(uid, Nominated(node, short.priority, short.ask)):
+        # While the API server was asked the pod may have been bound, or another one nominated there.
+        nominated = Nominated(node, short.priority, short.ask)
+        if await self._may() or self._preemption.key_of(uid) or not self._preemption.helps(uid, nominated):
             return False
-        self._preemption.nominate(uid, Nominated(node, short.priority, short.ask))
-        await self._api.nominate(space, name, uid, node)
+        self._preemption.nominate(uid, nominated)
+        try:
+            await self._api.nominate(space, name, uid, node)
+        except ApiError:
+            # It is gone, or nobody knows: then the API server tells.
+            self._preemption.nominate(uid, None)
+            raise
         for one in victims:
             if not await self._evicts(one, dry_run=False):
                 log.warning("pod %s: a disruption budget kept a pod on node %s that was to go", short.key, node)
