@@ -160,7 +160,7 @@ DASHBOARDS = (
             one(
                 "Time of an answer, the slowest of a hundred",
                 "s",
-                f"histogram_quantile(0.99, sum by (le, verb) (rate(vgpu_scheduler_request_seconds_bucket{RATE})))",
+                f"histogram_quantile(0.99, sum by (le, verb) (rate(vgpu_scheduler_request_duration_seconds_bucket{RATE})))",
                 "{{verb}}",
             ),
             one(

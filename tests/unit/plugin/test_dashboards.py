@@ -48,7 +48,7 @@ LABELS = {
     "vgpu_scheduler_quota_": {"namespace", "quota", "resource"},
     "vgpu_scheduler_api_requests_total": {"method", "kind"},
     "vgpu_scheduler_node_": {"node"},
-    "vgpu_scheduler_request_seconds_bucket": {"verb", "le"},
+    "vgpu_scheduler_request_duration_seconds_bucket": {"verb", "le"},
 }
 QUERIES = [
     (made.file, panel.title, expr, legend)

@@ -39,7 +39,7 @@ def memory_mib(text: str) -> int:
 
 
 def request(pod: Object, container: str, memory: int | None, cores: int | None) -> str:
-    """The text of the pod's annotation: this container's new size beside what was asked for others. Raises Refused."""
+    """The text of the pod's annotation: this container's new size, and what was asked for others. Raises Refused."""
     notes = (pod.get("metadata") or {}).get("annotations") or {}
     name = rows.key_of(pod)
     try:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from vgpu_plugin.admin import process
 from vgpu_plugin.admin.exposition import Exposition
 
 from .cluster import Cluster
@@ -10,8 +11,8 @@ from .extender import Extender
 from .leadership import Leadership
 
 MIB = 1 << 20
-# Upper bounds, seconds.
-BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+# Upper bounds, seconds. A kube-scheduler waits ten for its extender.
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 TYPES = {
     "vgpu_scheduler_leader": ("gauge", "1 where this replica binds."),
     "vgpu_scheduler_synced": ("gauge", "1 once nodes and pods were listed."),
@@ -28,7 +29,7 @@ TYPES = {
     "vgpu_scheduler_node_memory_capacity_bytes": ("gauge", "Memory that the slices of a node may hold together."),
     "vgpu_scheduler_node_memory_held_bytes": ("gauge", "Memory that pods hold of it."),
     "vgpu_scheduler_node_slots_held": ("gauge", "Slices of a node that pods hold."),
-    "vgpu_scheduler_request_seconds": ("histogram", "Time of an answer, by verb."),
+    "vgpu_scheduler_request_duration_seconds": ("histogram", "Time of an answer, by verb."),
 }
 
 
@@ -85,5 +86,5 @@ def render(
         add("vgpu_scheduler_node_memory_capacity_bytes", sum(gpu.capacity_mib for gpu in gpus) * MIB, node=node)
         add("vgpu_scheduler_node_memory_held_bytes", sum(use[gpu.uuid].memory_mib for gpu in gpus) * MIB, node=node)
         add("vgpu_scheduler_node_slots_held", sum(one.slots for one in use.values()), node=node)
-    durations.write("vgpu_scheduler_request_seconds", found)
-    return found.text()
+    durations.write("vgpu_scheduler_request_duration_seconds", found)
+    return found.text() + process.text()
