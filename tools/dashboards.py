@@ -160,7 +160,8 @@ DASHBOARDS = (
             one(
                 "Time of an answer, the slowest of a hundred",
                 "s",
-                f"histogram_quantile(0.99, sum by (le, verb) (rate(vgpu_scheduler_request_duration_seconds_bucket{RATE})))",
+                "histogram_quantile(0.99, sum by (le, verb) "
+                f"(rate(vgpu_scheduler_request_duration_seconds_bucket{RATE})))",
                 "{{verb}}",
             ),
             one(
