@@ -95,3 +95,46 @@ def test_words_and_faults_reach_the_person(fleet, kubectl):
 def test_kubectl_completes(fleet, kubectl):
     status, said = kubectl("__complete", "vgpu", "c")
     assert status == 0 and said.splitlines()[0].split("\t")[0] == "cards", said
+
+
+@pytest.fixture
+def admin(fleet, kubectl, monkeypatch):
+    """``kubectl(words)`` of somebody who may write nodes and pods."""
+    config = fleet.cluster.authority.kubeconfig("kubectl-admin", SERVER, "/O=system:masters/CN=kubectl-admin")
+    return lambda *words: kubectl(*words, f"--kubeconfig={config}")
+
+
+def test_drain_writes_the_node_and_evicts_who_is_on_the_gpu(fleet, kubectl, admin):
+    """The real API server judges annotation and eviction; no kubelet is there to end the pod."""
+    fleet.node("a", 2)
+    fleet.pod("has", {GPU: 1, MEM: 12000})
+    _node, parts = fleet.bound("has")
+    (device,) = parts[0].devices
+    fleet.pod("other", {GPU: 1, MEM: 12000})
+    fleet.bound("other")
+    status, said = kubectl("vgpu", "drain", "a", device.uuid, "--force")
+    assert status == 1 and "forbidden" in said.lower(), said
+    status, said = admin("vgpu", "drain", "a", device.uuid)
+    assert status == 1 and "nobody makes these pods again: default/has" in said, said
+    status, said = admin("vgpu", "drain", "a", device.uuid, "--force")
+    assert status == 0 and "evicted: default/has" in said and "default/other" not in said, said
+    notes = fleet.api.get("/api/v1/nodes/a")["metadata"]["annotations"]
+    assert notes["vgpu.fleet/drained-gpus"] == device.uuid
+    until(lambda: fleet.api.get_or_none("/api/v1/namespaces/default/pods/has") is None or ends(fleet, "has"), "its end")
+    assert not ends(fleet, "other")
+    assert admin("vgpu", "undrain", "a", device.uuid)[0] == 0
+    assert "vgpu.fleet/drained-gpus" not in fleet.api.get("/api/v1/nodes/a")["metadata"]["annotations"]
+
+
+def ends(fleet, name: str) -> bool:
+    return "deletionTimestamp" in fleet.get(name)["metadata"]
+
+
+def test_resize_writes_the_request_of_the_pods_owner(fleet, admin):
+    fleet.node("a", 1)
+    fleet.pod("has", {GPU: 1, MEM: 4000})
+    fleet.bound("has")
+    status, said = admin("vgpu", "resize", "default/has", "--memory", "6000", "--wait", "0")
+    assert status == 0 and 'asked for {"' in said, said
+    (asked,) = json.loads(fleet.get("has")["metadata"]["annotations"]["vgpu.fleet/resize"]).values()
+    assert asked == {"memory_mib": 6000}

@@ -7,6 +7,7 @@ policy of its kubelet's topology manager where that is known.
 exactly when it has a node. ``vgpu.fleet/given`` on a pod, written by the device plugin where the kubelet took other
 GPUs than planned, and by the scheduler that grants another size (resizes.py): it wins over the plan. All are JSON with
 a version; memory is in MiB, cores in percent.
+``vgpu.fleet/drained-gpus`` on a node, written by an administrator: UUIDs of GPUs that get no more pods, with commas.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 from typing import Any, Mapping, NamedTuple, Sequence
 
 GPUS, PLAN, GIVEN = "vgpu.fleet/gpus", "vgpu.fleet/plan", "vgpu.fleet/given"
+DRAINED = "vgpu.fleet/drained-gpus"
 VERSION = 1
 INIT, SIDECAR, APP = "init", "sidecar", "app"
 # The kubelet's topologyManagerPolicy and topologyManagerScope, as far as a plan depends on them.
@@ -147,6 +149,11 @@ def read_annotations(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
             except PlanError as fault:
                 raise PlanError(f'metadata.annotations["{name}"]: {fault}') from None
     return None
+
+
+def read_drained(text: str) -> frozenset[str]:
+    """UUIDs of the drained GPUs. What is none of a node's GPUs means nothing."""
+    return frozenset(one.strip() for one in text[: MAX_GPUS * 64].split(",") if one.strip())
 
 
 def write_gpus(gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY) -> str:

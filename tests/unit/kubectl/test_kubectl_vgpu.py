@@ -237,6 +237,7 @@ def test_tables_name_what_somebody_should_look_at(kubectl, capsys):
 
 
 EMPTY = {"nodes": "no node has a GPU", "cards": "no node tells GPUs", "pods": "no pod has a GPU"}
+EMPTY["slices"] = "no exporter says anything"
 
 
 @pytest.mark.parametrize(("command", "said"), EMPTY.items())
@@ -282,7 +283,7 @@ def test_wrong_command_lines(capsys, words):
 
 
 COMPLETIONS = [
-    ([""], {"nodes", "cards", "pods", "why"}),
+    ([""], set(main.COMMANDS)),
     (["no"], {"nodes"}),
     (["pods", "-"], {"--output", "--namespace"}),
     (["pods", "--o"], {"--output"}),
@@ -290,6 +291,9 @@ COMPLETIONS = [
     (["pods", "-o", "j"], {"json"}),
     (["why", "--"], {"--namespace"}),
     (["why", ""], set()),
+    (["slices", "--"], {"--output", "--port"}),
+    (["resize", "pod", "--m"], {"--memory"}),
+    (["drain", "node", "0", "--"], {"--port", "--keep-pods", "--force"}),
 ]
 
 
@@ -319,6 +323,7 @@ def test_it_needs_no_grpc_and_no_nvml():
 
 
 def test_names_of_the_plugin_are_the_plugins():
-    from vgpu_plugin.reconcile import node_capacity, node_label
+    from vgpu_plugin.reconcile import node_capacity, node_health, node_label
 
     assert (rows.ADDED, rows.CONDITION) == (node_capacity.ADDED, node_label.CONDITION)
+    assert rows.HEALTH == node_health.CONDITION

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
 import time
 from contextlib import asynccontextmanager
 
@@ -29,6 +31,11 @@ from vgpu_scheduler.server import MAX_BODY, Service
 from .samples import faults, node
 
 SCHEDULER = "vgpu-scheduler"
+
+
+def by_prometheus(text: str) -> subprocess.CompletedProcess:
+    command = ["promtool", "check", "metrics"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
 
 
 def node_object(name, gpus=None):
@@ -504,6 +511,12 @@ def test_what_people_see(capsys):
             assert 'vgpu_scheduler_request_duration_seconds_count{verb="bind"} 2' in text
             families = {one.name: one for one in text_string_to_metric_families(text)}
             assert families["vgpu_scheduler_request_duration_seconds"].type == "histogram"
+            bounds = {each.labels.get("le") for each in families["vgpu_scheduler_request_duration_seconds"].samples}
+            assert {"10.0", "+Inf"} <= bounds, "as long as a kube-scheduler waits"
+            assert families["process_resident_memory_bytes"].samples[0].value > 0
+            if shutil.which("promtool"):  # Debian's package prometheus
+                checked = await asyncio.to_thread(by_prometheus, text)
+                assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
             assert families["vgpu_scheduler_binds"].type == "counter"
             assert all(one.documentation for one in families.values())
             assert (await one.get("/readyz"))[0] == 200 and (await one.get("/healthz"))[0] == 200

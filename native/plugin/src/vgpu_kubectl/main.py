@@ -7,15 +7,19 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import yaml
 
-from . import rows, text
+from . import changes, exporters, rows, text
 from .source import Cluster, NoAnswer
 
 FAILED, USAGE = 1, 2
+EXPORTER = 9410
+# The scheduler judges within seconds, and a node follows within some more.
+WAIT_S, PAUSE_S = 30.0, 1.0
 FORMATS = ("table", "wide", "json", "yaml")
 # Options of kubectl that are handed on as they are.
 HANDED_ON = ("kubeconfig", "context", "cluster", "user", "server", "request-timeout", "as")
@@ -29,6 +33,10 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         "every GPU that pods may ask parts of: planned of what there is, and for whom",
         ("kubectl vgpu cards", "kubectl vgpu cards -o wide"),
     ),
+    "slices": (
+        "every slice and who holds it, by the nodes' exporters: vgpu_metrics_listen must let the API server reach them",
+        ("kubectl vgpu slices", "kubectl vgpu slices -o wide --port 9410"),
+    ),
     "pods": (
         "pods that have a GPU or wait for one",
         ("kubectl vgpu pods", "kubectl vgpu pods --namespace ml -o yaml"),
@@ -37,12 +45,30 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         "what a pod asks for, what it was given, or why it waits",
         ("kubectl vgpu why train-0 --namespace ml",),
     ),
+    "resize": (
+        "asks for another size of a pod that runs; the scheduler grants it where quota and GPU have room",
+        ("kubectl vgpu resize train-0 --namespace ml --memory 8Gi --cores 30",),
+    ),
+    "drain": (
+        "a GPU gets no more pods, and those on it are evicted",
+        ("kubectl vgpu drain gpu-1 0", "kubectl vgpu drain gpu-1 GPU-5d1b --keep-pods"),
+    ),
+    "undrain": ("a drained GPU gets pods again", ("kubectl vgpu undrain gpu-1 0",)),
 }
 
 
-OUTPUT, NAMESPACE = "--output", "--namespace"
+OUTPUT, NAMESPACE, PORT = "--output", "--namespace", "--port"
 # What each command takes of its own.
-OPTIONS = {"nodes": (OUTPUT,), "cards": (OUTPUT,), "pods": (OUTPUT, NAMESPACE), "why": (NAMESPACE,)}
+OPTIONS = {
+    "nodes": (OUTPUT,),
+    "cards": (OUTPUT,),
+    "slices": (OUTPUT, PORT),
+    "pods": (OUTPUT, NAMESPACE),
+    "why": (NAMESPACE,),
+    "resize": (NAMESPACE, "--container", "--memory", "--cores", "--wait"),
+    "drain": (PORT, "--keep-pods", "--force"),
+    "undrain": (PORT,),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cluster = Cluster(handed_on(given))
     try:
         lines = RUN[given.command](cluster, given)
-    except NoAnswer as fault:
+    except (NoAnswer, changes.Refused) as fault:
         print(f"kubectl vgpu: {fault}", file=sys.stderr)
         return FAILED
     try:
@@ -66,9 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="kubectl vgpu", description="GPUs of the whole cluster, by its API server alone."
-    )
+    made = argparse.ArgumentParser(prog="kubectl vgpu", description="GPUs of the whole cluster, by its API server.")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (about, examples) in COMMANDS.items():
         one = commands.add_parser(
@@ -78,8 +102,7 @@ def parser() -> argparse.ArgumentParser:
             epilog="examples:\n" + "\n".join(f"  {line}" for line in examples),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == "why":
-            one.add_argument("pod", help="its name; NAMESPACE/NAME does without --namespace")
+        _add_own(one, name)
         if OUTPUT in OPTIONS[name]:
             one.add_argument("-o", OUTPUT, choices=FORMATS, default="table")
         if NAMESPACE in OPTIONS[name]:
@@ -87,6 +110,39 @@ def parser() -> argparse.ArgumentParser:
         for option in HANDED_ON:
             one.add_argument(f"--{option}", default="", metavar="VALUE", help=argparse.SUPPRESS)
     return made
+
+
+def _add_own(one: argparse.ArgumentParser, name: str) -> None:
+    """What one command takes."""
+    if name in ("why", "resize"):
+        one.add_argument("pod", help="its name; NAMESPACE/NAME does without --namespace")
+    if name in ("drain", "undrain"):
+        one.add_argument("node")
+        one.add_argument("gpu", help="index, UUID, or the beginning of one")
+    if name == "resize":
+        one.add_argument("--container", default="", help="which one, where several have GPUs")
+        one.add_argument("--memory", type=_memory, metavar="SIZE", help="of each of its GPUs, such as 8Gi")
+        one.add_argument("--cores", type=_cores, metavar="PERCENT", help="of each of its GPUs; 0: no limit")
+        help_of_wait = "how long the answer is waited for; 0: not (default: %(default)s)"
+        one.add_argument("--wait", type=float, default=WAIT_S, metavar="SECONDS", help=help_of_wait)
+    if name == "drain":
+        one.add_argument("--keep-pods", action="store_true", help="evict nobody")
+        one.add_argument("--force", action="store_true", help="evict pods too that nobody makes again")
+    if PORT in OPTIONS[name]:
+        one.add_argument(PORT, type=int, default=EXPORTER, help="of the nodes' exporters (default: %(default)s)")
+
+
+def _memory(text: str) -> int:
+    try:
+        return changes.memory_mib(text)
+    except ValueError as fault:
+        raise argparse.ArgumentTypeError(str(fault)) from None
+
+
+def _cores(text: str) -> int:
+    if not text.isdigit() or int(text) > 100:
+        raise argparse.ArgumentTypeError("expected percent of a GPU from 0 to 100")
+    return int(text)
 
 
 def _without(command: str) -> str:
@@ -127,11 +183,96 @@ def _why(cluster: Cluster, given: argparse.Namespace) -> str:
     return "\n".join([*rows.why(pod, events), *note])
 
 
+def _slices(cluster: Cluster, given: argparse.Namespace) -> str:
+    names = [one["node"] for one in rows.nodes(cluster.nodes(), [])]
+    texts, silent = _exported(cluster, names, given.port)
+    found, holders = exporters.slices(texts), exporters.containers(texts)
+    if given.output in ("json", "yaml"):
+        return written({"slices": found, "containers": holders, "unread": silent}, given.output)
+    lines = [*text.slices(found, given.output == "wide"), *text.containers(holders)]
+    return "\n".join([*lines, *(f"{node}: its metrics cannot be read: {why}" for node, why in silent.items())])
+
+
+def _exported(cluster: Cluster, nodes: Sequence[str], port: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Node → what its exporter says; and node → why nothing came."""
+    texts, silent = {}, {}
+    for node in nodes:
+        try:
+            texts[node] = cluster.metrics(node, port)
+        except NoAnswer as fault:
+            silent[node] = str(fault)
+    return texts, silent
+
+
+def _resize(cluster: Cluster, given: argparse.Namespace) -> str:
+    namespace, _slash, name = given.pod.rpartition("/")
+    pod = cluster.pod(namespace or given.namespace, name)
+    namespace = str((pod.get("metadata") or {}).get("namespace") or "")
+    asked = changes.request(pod, given.container, given.memory, given.cores)
+    cluster.annotate("pod", name, namespace, changes.RESIZE, asked)
+    lines = [f"{namespace}/{name}: asked for {asked}"]
+    end, granted = time.monotonic() + given.wait, ""
+    while granted != "granted" and time.monotonic() < end:
+        time.sleep(PAUSE_S)
+        pod = cluster.pod(namespace, name)
+        granted = changes.outcome(pod, asked)
+    if granted:
+        return "\n".join([*lines, f"  {granted}"])
+    lines.append("  not granted yet; it is asked for until it is, or the annotation goes. What is known:")
+    events = cluster.events(namespace, str((pod.get("metadata") or {}).get("uid") or ""))
+    return "\n".join([*lines, *rows.why(pod, events)])
+
+
+def _drain(cluster: Cluster, given: argparse.Namespace) -> str:
+    node, uuid, texts = _found_gpu(cluster, given)
+    known = bool(rows.gpus_of(node) or texts)
+    pods = changes.pods_on(given.node, uuid, cluster.pods(), exporters.containers(texts))
+    alone = changes.unmanaged(pods)
+    if alone and not given.keep_pods and not given.force:
+        raise changes.Refused(
+            f"nobody makes these pods again: {', '.join(alone)}; give --force to end them for good, or --keep-pods"
+        )
+    cluster.annotate("node", given.node, "", changes.DRAINED, changes.drained(node, uuid, True))
+    lines = [f"{given.node}: {uuid} gets no more pods"]
+    if given.keep_pods:
+        return "\n".join([*lines, *(f"  stays: {rows.key_of(one)}" for one in pods)])
+    if not known:
+        raise changes.Refused(
+            f"{lines[0]}, and who is on it is not known here: slices are equal and no exporter answers on port "
+            f"{given.port}; vgpuctl top on {given.node} has them, and kubectl delete pod ends them"
+        )
+    for one in pods:
+        namespace, _slash, name = rows.key_of(one).partition("/")
+        try:
+            cluster.evict(namespace, name, changes.eviction(one))
+            lines.append(f"  evicted: {namespace}/{name}")
+        except NoAnswer as fault:
+            lines.append(f"  stays: {namespace}/{name}: {fault}; run this again")
+    return "\n".join(lines if pods else [*lines, "  nobody is on it"])
+
+
+def _undrain(cluster: Cluster, given: argparse.Namespace) -> str:
+    node, uuid, _texts = _found_gpu(cluster, given)
+    cluster.annotate("node", given.node, "", changes.DRAINED, changes.drained(node, uuid, False))
+    return f"{given.node}: {uuid} gets pods again"
+
+
+def _found_gpu(cluster: Cluster, given: argparse.Namespace) -> tuple[dict[str, Any], str, dict[str, str]]:
+    """The node, the UUID of its GPU, and what its exporter says."""
+    node = cluster.node(given.node)
+    texts, _silent = _exported(cluster, [given.node], given.port)
+    return node, changes.the_gpu(node, given.gpu, exporters.gpus(texts.get(given.node, ""))), texts
+
+
 RUN: dict[str, Callable[[Cluster, argparse.Namespace], str]] = {
     "nodes": _nodes,
     "cards": _cards,
+    "slices": _slices,
     "pods": _pods,
     "why": _why,
+    "resize": _resize,
+    "drain": _drain,
+    "undrain": _undrain,
 }
 
 
@@ -139,11 +280,13 @@ def shown(
     name: str, found: list[dict[str, Any]], lines: Callable[[Sequence[dict[str, Any]], bool], list[str]], output: str
 ) -> str:
     """The rows in the format that was asked for."""
-    if output == "json":
-        return json.dumps({name: found}, indent=2)
-    if output == "yaml":
-        return str(yaml.safe_dump({name: found}, sort_keys=False)).rstrip()
+    if output in ("json", "yaml"):
+        return written({name: found}, output)
     return "\n".join(lines(found, output == "wide"))
+
+
+def written(content: dict[str, Any], output: str) -> str:
+    return json.dumps(content, indent=2) if output == "json" else str(yaml.safe_dump(content, sort_keys=False)).rstrip()
 
 
 if __name__ == "__main__":

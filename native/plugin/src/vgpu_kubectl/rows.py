@@ -49,9 +49,14 @@ def gpus_of(node: Object) -> tuple[NodeGpu, ...]:
         return ()
 
 
+def drained_of(node: Object) -> frozenset[str]:
+    """UUIDs of the GPUs that an administrator drains."""
+    return pod_annotations.read_drained(str(_annotations(node).get(pod_annotations.DRAINED) or ""))
+
+
 def held(pod: Object) -> dict[str, Use]:
     """What a pod that is bound and has not ended was given of each GPU, by UUID. Raises PlanError."""
-    if not _node(pod) or _phase(pod) in cluster.ENDED:
+    if not node_of(pod) or _phase(pod) in cluster.ENDED:
         return {}
     plan = resizes.counted(_annotations(pod))
     return pod_annotations.use_of(plan) if plan is not None else {}
@@ -61,7 +66,7 @@ def nodes(found: Iterable[Object], pods: Iterable[Object]) -> list[dict[str, Any
     """A row of each node with GPUs, by name."""
     by_node: dict[str, list[dict[str, Any]]] = {}
     for pod in pods:
-        by_node.setdefault(_node(pod), []).append(dict(pod))
+        by_node.setdefault(node_of(pod), []).append(dict(pod))
     rows = []
     for one in sorted(found, key=name_of):
         resources, gpus = resources_of(one), gpus_of(one)
@@ -78,7 +83,7 @@ def nodes(found: Iterable[Object], pods: Iterable[Object]) -> list[dict[str, Any
                 "schedulable": not (one.get("spec") or {}).get("unschedulable"),
                 "model": (gpus[0].model if gpus else str(labels.get(PREFIX + "gpu.product") or "")).strip(),
                 "gpus": len(gpus) or (int(count) if count.isdigit() else None),
-                "unhealthy": sum(not gpu.healthy for gpu in gpus),
+                "unhealthy": sum(not gpu.healthy and gpu.uuid not in drained_of(one) for gpu in gpus),
                 "sharing": str(labels.get(PREFIX + "gpu.sharing-strategy") or "") or None,
                 "resources": facts["resources"],
                 "capacity_mib": sum(gpu.capacity_mib for gpu in gpus) if gpus else None,
@@ -94,7 +99,7 @@ def cards(found: Iterable[Object], pods: Iterable[Object]) -> list[dict[str, Any
     """A row of each GPU that pods may ask parts of: what it has, what was planned of it, and for whom."""
     uses: dict[str, list[tuple[str, Use]]] = {}
     for pod in pods:
-        for uuid, use in _held(pod).items():
+        for uuid, use in held_or_none(pod).items():
             uses.setdefault(uuid, []).append((key_of(pod), use))
     rows = []
     for one in sorted(found, key=name_of):
@@ -107,6 +112,7 @@ def cards(found: Iterable[Object], pods: Iterable[Object]) -> list[dict[str, Any
                     "uuid": gpu.uuid,
                     "model": gpu.model,
                     "healthy": gpu.healthy,
+                    "drained": gpu.uuid in drained_of(one),
                     "memory_mib": gpu.memory_mib,
                     "capacity_mib": gpu.capacity_mib,
                     "planned_mib": sum(use.memory_mib for _pod, use in mine),
@@ -142,7 +148,7 @@ def pods(found: Iterable[Object], resources: Iterable[str] = ()) -> list[dict[st
             {
                 "namespace": namespace,
                 "pod": name,
-                "node": _node(pod) or None,
+                "node": node_of(pod) or None,
                 "phase": _phase(pod),
                 "chosen_by": _chosen_by(pod),
                 "resources": counts,
@@ -158,7 +164,8 @@ def pods(found: Iterable[Object], resources: Iterable[str] = ()) -> list[dict[st
 
 def why(pod: Object, events: Iterable[Object], most: int = 5) -> list[str]:
     """Lines for a person: what the pod asks for, has or waits for, and its last events, the newest first."""
-    lines = [f"{key_of(pod)}: {_phase(pod) or 'unknown'}" + (f" on {_node(pod)}" if _node(pod) else ", without a node")]
+    where = f" on {node_of(pod)}" if node_of(pod) else ", without a node"
+    lines = [f"{key_of(pod)}: {_phase(pod) or 'unknown'}{where}"]
     try:
         ask = read_pod(dict(pod))
         lines += [f"  {line}" for line in asked(ask)] if ask.wants_gpus else ["  asks for no GPU by the usual names"]
@@ -187,7 +194,7 @@ def _annotations(thing: Object) -> Mapping[str, str]:
     return (thing.get("metadata") or {}).get("annotations") or {}
 
 
-def _node(pod: Object) -> str:
+def node_of(pod: Object) -> str:
     return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
@@ -195,7 +202,7 @@ def _phase(pod: Object) -> str:
     return str((pod.get("status") or {}).get("phase") or "")
 
 
-def _held(pod: Object) -> dict[str, Use]:
+def held_or_none(pod: Object) -> dict[str, Use]:
     try:
         return held(pod)
     except PlanError:
@@ -203,12 +210,12 @@ def _held(pod: Object) -> dict[str, Use]:
 
 
 def _planned(pods: Iterable[Object]) -> int:
-    return sum(use.memory_mib for pod in pods for use in _held(pod).values())
+    return sum(use.memory_mib for pod in pods for use in held_or_none(pod).values())
 
 
 def _has_gpu(pod: Object) -> bool:
     known = {pod_annotations.PLAN, pod_annotations.GIVEN} & set(_annotations(pod))
-    return bool(known) and bool(_node(pod)) and _phase(pod) not in cluster.ENDED
+    return bool(known) and bool(node_of(pod)) and _phase(pod) not in cluster.ENDED
 
 
 def _wants_gpu(pod: Object) -> bool:
@@ -226,12 +233,12 @@ def _chosen_by(pod: Object) -> str | None:
         return "kubelet, other than planned"
     if pod_annotations.PLAN in _annotations(pod):
         return "scheduler"
-    return "kubelet" if _node(pod) else None
+    return "kubelet" if node_of(pod) else None
 
 
 def _waits_for(pod: Object) -> str:
     """Why it has no node, as the API server has it; empty where it has one."""
-    if _node(pod):
+    if node_of(pod):
         return str((pod.get("status") or {}).get("message") or "")
     for one in (pod.get("status") or {}).get("conditions") or []:
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
@@ -241,7 +248,14 @@ def _waits_for(pod: Object) -> str:
 
 def _trouble(node: Object, gpus: tuple[NodeGpu, ...]) -> list[str]:
     """What somebody should look at: unhealthy GPUs, text that cannot be read, a configuration that was refused."""
-    found = [f"GPU {number} {gpu.uuid} is unhealthy" for number, gpu in enumerate(gpus) if not gpu.healthy]
+    away = drained_of(node)
+    found = [
+        f"GPU {number} {gpu.uuid} is {'drained' if gpu.uuid in away else 'unhealthy'}"
+        for number, gpu in enumerate(gpus)
+        if not gpu.healthy
+    ]
+    if not gpus:
+        found += [f"{uuid} is drained" for uuid in sorted(away)]
     text = _annotations(node).get(pod_annotations.GPUS)
     if text is not None and not gpus:
         try:
@@ -249,8 +263,8 @@ def _trouble(node: Object, gpus: tuple[NodeGpu, ...]) -> list[str]:
         except PlanError as fault:
             found.append(f"{pod_annotations.GPUS} cannot be read: {fault}")
     for one in (node.get("status") or {}).get("conditions") or []:
-        if one.get("type") == HEALTH and one.get("status") == "False" and not found:
-            # Of slices that are equal, whose GPUs no annotation tells.
+        if one.get("type") == HEALTH and one.get("status") == "False" and not gpus:
+            # Of slices that are equal, whose GPUs no annotation names.
             found.append(str(one.get("message")))
         if one.get("type") == CONDITION and one.get("status") == "False":
             found.append(f"{CONDITION} {one.get('reason')}: {one.get('message')}")

@@ -45,7 +45,7 @@ def cards(rows: Sequence[Values], wide: bool = False) -> list[str]:
                 row["planned_cores"],
                 f"{row['planned_slots']} of {row['slots']}",
                 len(row["pods"]),
-                "healthy" if row["healthy"] else "unhealthy",
+                "drained" if row["drained"] else "healthy" if row["healthy"] else "unhealthy",
                 *((row["uuid"], who) if wide else ()),
             )
         )
@@ -66,6 +66,29 @@ def pods(rows: Sequence[Values], wide: bool = False) -> list[str]:
     lines = table(found)
     waiting = [f"{row['namespace']}/{row['pod']}: {row['waits_for']}" for row in rows if row["waits_for"]]
     return lines + waiting
+
+
+def slices(rows: Sequence[Values], wide: bool = False) -> list[str]:
+    if not rows:
+        return ["no exporter says anything of a slice"]
+    found: list[Row] = [("NODE", "GPU", "SLICE", "MiB", "CORES %", "STATE", *(("RESOURCE",) if wide else ()))]
+    for row in rows:
+        name = row["slice"] if wide else row["slice"].rpartition("::")[2] or row["slice"]
+        gpu = row["gpu"] if row["gpu"] >= 0 else "?"
+        more = (row["resource"],) if wide else ()
+        found.append((row["node"], gpu, name, row["memory_mib"], row["cores"], row["state"], *more))
+    return table(found, (1, 3, 4))
+
+
+def containers(rows: Sequence[Values]) -> list[str]:
+    if not rows:
+        return []
+    found: list[Row] = [("NODE", "GPU", "NAMESPACE", "POD", "CONTAINER", "USED MiB", "OF MiB")]
+    for row in rows:
+        who = [row[part] or "-" for part in ("namespace", "pod", "container")]
+        gpu = row["gpu"] if row["gpu"] >= 0 else "?"
+        found.append((row["node"], gpu, *who, row.get("used_mib", "-"), row.get("limit_mib", "-")))
+    return ["", *table(found, (1, 5, 6))]
 
 
 def _given(name: str, one: Values) -> str:

@@ -266,8 +266,12 @@ def _label(setup: Setup, changes: Reconfiguration, health: HealthWatch, pool: Po
         setup.choice.choose(name)
         health.ask()
 
-    label = NodeLabel(kube_api.Api(kube_access.read(setup.extras.kubeconfig)), setup.extras.node, choose)
+    def drain(uuids: frozenset[str]) -> None:
+        pool.drain(uuids)
+        health.ask()
+
+    label = NodeLabel(kube_api.Api(kube_access.read(setup.extras.kubeconfig)), setup.extras.node, choose, drain)
     topology = KubeletTopology(setup.paths.kubelet_config)
     changes.on_poll = NodeReport(label, changes, pool, topology, setup.extras.taint).publish
-    changes.more_notes.append(label.notes)
+    changes.more_notes += [label.notes, pool.notes]
     return label

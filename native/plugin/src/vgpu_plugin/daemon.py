@@ -11,7 +11,7 @@ from types import FrameType
 
 from . import assembly, version
 from ._shared.config.sharing import Piece
-from .admin import admin_socket, metrics, metrics_server
+from .admin import admin_socket, metrics, metrics_server, process
 from .assembly import Parts, Setup
 from .errors import Fatal
 from .node.claim import claimed
@@ -199,7 +199,8 @@ class Daemon:
                 from .admin.plain import plain
 
                 status = plain(service.status())
-                return metrics.text(status, plain(service.usage())["usages"], plain(service.watched()))
+                usages, watched = plain(service.usage())["usages"], plain(service.watched())
+                return metrics.text(status, usages, watched) + process.text()
 
             try:
                 server = metrics_server.Server(address, make)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from vgpu_plugin.admin import process
 from vgpu_plugin.admin.exposition import Exposition
 
 from .cluster import Cluster
@@ -93,4 +94,4 @@ def render(
         add("vgpu_scheduler_node_memory_held_bytes", sum(use[gpu.uuid].memory_mib for gpu in gpus) * MIB, node=node)
         add("vgpu_scheduler_node_slots_held", sum(one.slots for one in use.values()), node=node)
     durations.write("vgpu_scheduler_request_duration_seconds", found)
-    return found.text()
+    return found.text() + process.text()

@@ -37,8 +37,8 @@ class Shape(NamedTuple):
 
 
 class Pool:
-    """Thread-safe. A piece is healthy unless its GPU is unhealthy or gone, or the piece is withheld (leased) or used
-    by a container that the kubelet does not know.
+    """Thread-safe. A piece is healthy unless its GPU is unhealthy, drained or gone, or the piece is withheld (leased)
+    or used by a container that the kubelet does not know.
     """
 
     def __init__(self, gpus: Iterable[Gpu], pieces: Iterable[Piece]) -> None:
@@ -48,6 +48,7 @@ class Pool:
         self._slices = {piece.id: piece for piece in pieces}
         self._shape: Shape | None = None
         self._unhealthy: dict[str, str] = {}
+        self._drained: frozenset[str] = frozenset()
         self._withheld: dict[str, str] = {}
         self._outside: dict[str, str] = {}
 
@@ -118,6 +119,25 @@ class Pool:
         """Whether the driver does not answer for a GPU."""
         return self.unhealthy_reason(uuid).startswith(LOST)
 
+    def drain(self, uuids: frozenset[str]) -> None:
+        """The GPUs of which no more slices are given out; what runs there stays, and starts again there."""
+        with self._changed:
+            if uuids != self._drained:
+                self._drained = uuids
+                self._bump()
+
+    def unavailable_reason(self, uuid: str) -> str:
+        """Why no more slices of a GPU are given out; empty while they are."""
+        return self.unhealthy_reason(uuid) or ("an administrator drains it" if uuid in self._drained else "")
+
+    def notes(self) -> list[str]:
+        """For people: what an administrator drains."""
+        return [
+            f"GPU {gpu.index} {gpu.uuid} is drained and gives no more slices out; kubectl vgpu undrain ends that"
+            for gpu in self.gpus
+            if gpu.uuid in self._drained
+        ]
+
     def mark_unhealthy(self, uuid: str, reason: str) -> None:
         if uuid in self._gpus:
             self._change(self._unhealthy, uuid, reason)
@@ -169,7 +189,7 @@ class Pool:
             ]
 
     def _is_healthy(self, piece: Piece) -> bool:
-        return not (piece.uuid in self._unhealthy or piece.id in self._withheld or self._outside.get(piece.id))
+        return not (self.unavailable_reason(piece.uuid) or piece.id in self._withheld or self._outside.get(piece.id))
 
     def wait_beyond(self, generation: int, ended: Callable[[], bool]) -> bool:
         """Waits until there is a newer generation; False where ``ended`` became true first (see ``wake``)."""

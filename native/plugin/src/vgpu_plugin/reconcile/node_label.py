@@ -14,13 +14,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from .._shared.pods import annotations as pod_annotations
 from ..node.kube_api import ApiError
 from . import node_capacity, node_features, node_health
 from .config_choice import LABEL
 from .persist import persist
 from .reconfigure import REFUSED
 
-CONDITION = "VgpuConfiguration"
+CONDITION, DRAINED = "VgpuConfiguration", pod_annotations.DRAINED
 COMPONENT = "vgpu-device-plugin"
 GONE, CONFLICT = 410, 409
 # What the API server accepts of an event's text.
@@ -51,10 +52,18 @@ class NodeLabel:
     delays no change of the label. ``choose`` is called with each name, empty without the label.
     """
 
-    def __init__(self, api: Client, node: str, choose: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        api: Client,
+        node: str,
+        choose: Callable[[str], None],
+        drain: Callable[[frozenset[str]], None] = lambda _uuids: None,
+    ) -> None:
+        """``drain`` is called with the GPUs that an administrator drains."""
         self._api = api
         self._node = node
         self._choose = choose
+        self._drain = drain
         self._path = f"/api/v1/nodes/{quote(node, safe='')}"
         self._stopping = threading.Event()
         self._news = threading.Condition()
@@ -172,6 +181,7 @@ class NodeLabel:
         with self._news:
             self._node_seen = {key: node.get(key) or {} for key in ("metadata", "spec", "status")}
             self._find_due()
+        self._drain(pod_annotations.read_drained(str((metadata.get("annotations") or {}).get(DRAINED) or "")))
         name = str((metadata.get("labels") or {}).get(LABEL) or "")
         if name != self._name:
             if self._name is not None or name:

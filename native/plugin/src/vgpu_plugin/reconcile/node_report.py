@@ -32,7 +32,7 @@ class NodeReport:
         settings = self._changes.settings
         gpus: list[pod_annotations.NodeGpu] = []
         if settings.requested:
-            unhealthy = {gpu.uuid: self._pool.unhealthy_reason(gpu.uuid) for gpu in self._pool.gpus}
+            unhealthy = {gpu.uuid: self._pool.unavailable_reason(gpu.uuid) for gpu in self._pool.gpus}
             gpus = sizing.node_gpus(self._pool.gpus, settings.config, unhealthy)
         # An empty list is published explicitly: a missing annotation would mean to the scheduler that someone deleted
         # it, and it would go on placing by the GPUs that it knows.

@@ -16,7 +16,7 @@ from ..node.kube_api import ApiError
 from . import node_capacity, node_features, node_health
 from .node_label import CONDITION
 
-ANNOTATIONS = (pod_annotations.GPUS,)
+ANNOTATIONS = (pod_annotations.GPUS, pod_annotations.DRAINED)
 CONDITIONS = (CONDITION, node_health.CONDITION)
 NO_SUCH_NODE = 404
 
@@ -63,9 +63,9 @@ def leave(api: Client, node: str) -> bool:
             log.info("there is no node %s in the cluster, and nothing of ours on it", node)
             return False
         raise Fatal(
-            f"node {node}: its annotation {', '.join(ANNOTATIONS)} and its condition {CONDITION} may be left, "
-            f"{node_health.CONDITION} and the taint {node_health.TAINT} "
-            f"and the resources that {node_capacity.ADDED} and the labels that {node_features.NAMES} names: {fault}. "
+            f"node {node}: its annotations {' and '.join(ANNOTATIONS)}, its conditions {' and '.join(CONDITIONS)}, its "
+            f"taint {node_health.TAINT}, the resources that {node_capacity.ADDED} and the labels that "
+            f"{node_features.NAMES} names may be left: {fault}. "
             "Run this again once the API answers, or without --kubeconfig to leave them"
         ) from None
     if annotations or ours or taint:

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``kubectl vgpu`` writes: another size for a pod that runs, and a GPU that gets no more pods. Pure.
+
+Both are annotations. The size is a request of the pod's owner, which the scheduler grants; the device plugin of a node
+reads which of its GPUs are drained.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import PlanError
+
+from . import rows
+
+RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
+DRAINED = pod_annotations.DRAINED
+MEMORY = re.compile(r"^([0-9]+)(Mi|Gi|Ti|)$")
+UNITS_MIB = {"": 1, "Mi": 1, "Gi": 1024, "Ti": 1024 * 1024}
+
+Object = Mapping[str, Any]
+
+
+class Refused(Exception):
+    """What was asked for cannot be; the text names it, what was expected, and the next step."""
+
+
+def memory_mib(text: str) -> int:
+    """MiB of a size such as 8Gi; a number alone is MiB. Raises ValueError."""
+    found = MEMORY.match(text)
+    value = int(found[1]) * UNITS_MIB[found[2]] if found else 0
+    if not 1 <= value <= pod_annotations.MAX_MIB:
+        raise ValueError(f"expected a size such as 8Gi or 3000 (MiB), at most {pod_annotations.MAX_MIB} MiB")
+    return value
+
+
+def request(pod: Object, container: str, memory: int | None, cores: int | None) -> str:
+    """The text of the pod's annotation: this container's new size, and what was asked for others. Raises Refused."""
+    notes = (pod.get("metadata") or {}).get("annotations") or {}
+    name = rows.key_of(pod)
+    try:
+        plan = pod_annotations.read_annotations(notes) or ()
+    except PlanError as fault:
+        raise Refused(f"pod {name}: {fault}") from None
+    having = [part.container for part in plan if part.devices and part.kind != pod_annotations.INIT]
+    if not having:
+        raise Refused(
+            f"pod {name} has no part of a GPU that can be resized; expected one that the scheduler placed, see kubectl "
+            "vgpu why. A slice of equal size is resized on its node: vgpuctl resize"
+        )
+    if not container and len(having) > 1:
+        raise Refused(f"pod {name} has several containers with GPUs; name one with --container: {', '.join(having)}")
+    chosen = container or having[0]
+    if chosen not in having:
+        raise Refused(f"pod {name}: container {chosen} has no GPU; expected {' or '.join(having)}")
+    if memory is None and cores is None:
+        raise Refused("nothing to change; give --memory, --cores or both")
+    try:
+        before = json.loads(notes.get(RESIZE) or "{}")
+    except ValueError:
+        before = {}
+    before = before if isinstance(before, dict) else {}
+    size = {key: value for key, value in (("memory_mib", memory), ("cores", cores)) if value is not None}
+    former = before.get(chosen)
+    merged = {**before, chosen: {**(former if isinstance(former, dict) else {}), **size}}
+    return json.dumps(merged, sort_keys=True, separators=(",", ":"))
+
+
+def outcome(pod: Object, asked: str) -> str:
+    """Where a request stands: granted, on its way, or neither (empty)."""
+    notes = (pod.get("metadata") or {}).get("annotations") or {}
+    if notes.get(RESIZED) != asked:
+        return ""
+    return "granted; its node has not given it yet" if FORMER in notes else "granted"
+
+
+# ---- a GPU that gets no more pods
+
+
+def the_gpu(node: Object, named: str, exported: Mapping[str, int]) -> str:
+    """The UUID of a GPU that is named by index, UUID, or the beginning of one. ``exported``: UUID → index as the node's
+    exporter has it, where it was read. Raises Refused."""
+    listed = {gpu.uuid: number for number, gpu in enumerate(rows.gpus_of(node))}
+    known = listed or dict(exported)
+    if named.isdigit():
+        found = [uuid for uuid, number in known.items() if number == int(named)]
+    else:
+        found = [uuid for uuid in known if uuid.startswith(named)] if known else [named]
+    where = f"node {rows.name_of(node)}"
+    if not known and not re.fullmatch(r"GPU-[0-9A-Za-z-]+", named):
+        raise Refused(f"{where}: its GPUs are not known here; name the GPU by its whole UUID, as vgpuctl status has it")
+    if len(found) != 1:
+        names = ", ".join(f"{number}: {uuid}" for uuid, number in sorted(known.items(), key=lambda one: one[1]))
+        raise Refused(f"{where}: expected one GPU, found {len(found)} by the name {named}; it has {names}")
+    return found[0]
+
+
+def drained(node: Object, uuid: str, away: bool) -> str | None:
+    """The annotation of the node with this GPU in it, or out of it; None: the node needs none."""
+    notes = (node.get("metadata") or {}).get("annotations") or {}
+    before = pod_annotations.read_drained(notes.get(DRAINED) or "")
+    return ",".join(sorted(before | {uuid} if away else before - {uuid})) or None
+
+
+def pods_on(node: str, uuid: str, pods: Iterable[Object], used: Sequence[Mapping[str, Any]]) -> list[Object]:
+    """Pods that hold a part of the GPU, by their plans and by what the node's exporter says. ``used``: rows of
+    exporters.containers."""
+    named = {(one["namespace"], one["pod"]) for one in used if one["node"] == node and one["uuid"] == uuid}
+    found = []
+    for pod in pods:
+        namespace, _slash, name = rows.key_of(pod).partition("/")
+        if rows.node_of(pod) == node and (uuid in rows.held_or_none(pod) or (namespace, name) in named):
+            found.append(pod)
+    return found
+
+
+def unmanaged(pods: Iterable[Object]) -> list[str]:
+    """Those that nobody makes again."""
+    return [rows.key_of(one) for one in pods if not (one.get("metadata") or {}).get("ownerReferences")]
+
+
+def eviction(pod: Object) -> dict[str, Any]:
+    metadata = pod.get("metadata") or {}
+    named = {key: metadata.get(key) for key in ("name", "namespace")}
+    # Not a pod of the same name that came meanwhile.
+    options = {"preconditions": {"uid": metadata.get("uid")}}
+    return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": named, "deleteOptions": options}

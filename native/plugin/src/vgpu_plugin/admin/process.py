@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Prometheus' client libraries say of the process that serves metrics, by their names."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from .exposition import Exposition
+
+TYPES = {
+    "process_cpu_seconds_total": ("counter", "Time of the processor that the program used."),
+    "process_resident_memory_bytes": ("gauge", "Memory of the program."),
+    "process_start_time_seconds": ("gauge", "When the program began, in seconds since 1970."),
+    "process_open_fds": ("gauge", "Descriptors that the program has open."),
+    "process_max_fds": ("gauge", "Descriptors that it may have open."),
+}
+SELF = Path("/proc/self")
+
+
+def text() -> str:
+    """Of this process. What cannot be read is left out."""
+    found = Exposition(TYPES)
+    try:
+        # The name is in parentheses and may have spaces.
+        fields = (SELF / "stat").read_text().rpartition(")")[2].split()
+        ticks, pages = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+        boot = next(float(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
+        found.add("process_cpu_seconds_total", (int(fields[11]) + int(fields[12])) / ticks)
+        found.add("process_resident_memory_bytes", int(fields[21]) * pages)
+        found.add("process_start_time_seconds", boot + int(fields[19]) / ticks)
+        found.add("process_open_fds", len(os.listdir(SELF / "fd")))
+    except (OSError, ValueError, IndexError, StopIteration):
+        pass
+    found.add("process_max_fds", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return found.text()
