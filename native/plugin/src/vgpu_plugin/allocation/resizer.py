@@ -316,9 +316,10 @@ class Resizer:
     def offer(self) -> None:
         """Withholds the slices whose room went to larger containers, and gives back those that have room again."""
         with self._records.lock:
-            records = self._sizer.others(())
             desired: set[str] = set()
-            if not self._sizer.settings.requested and any(sizing.SIZED in one.limits for one in records):
+            sized = any(sizing.SIZED in one.limits for one in self._records.all())
+            if sized and not self._sizer.settings.requested:
+                records = self._sizer.others(())
                 for gpu in self._pool.gpus:
                     at = [one for one in self._pool.slices if one.uuid == gpu.uuid and self._pool.limited(one.id)]
                     share = slices.share_of(gpu.facts(), self._sizer.settings.config)
