@@ -275,14 +275,55 @@ def test_options_of_kubectl_are_handed_on(kubectl, tmp_path):
     assert (tmp_path / "asked").read_text().splitlines()[0] == "--context=lab get nodes"
 
 
-@pytest.mark.parametrize("words", [[], ["no-such"], ["nodes", "-o", "xml"], ["why"]])
+@pytest.mark.parametrize("words", [[], ["no-such"], ["nodes", "-o", "xml"], ["why"], ["resize", "a", "--cores", "x"]])
 def test_wrong_command_lines(capsys, words):
     assert main.main(words) == 2
     assert "usage: kubectl vgpu" in capsys.readouterr().err
 
 
+TWO = plan(("main", "app", [[A, 3000, 30]]), ("side", "app", [[A, 500, 0]]))
+RESIZE = "vgpu.fleet/resize"
+# annotations of the pod, words, what is written; or what is said instead.
+RESIZES = [
+    ({}, ["--memory", "8Gi", "--cores", "30"], '{"main":{"cores":30,"memory_mib":8192}}', ""),
+    ({}, ["--cores", "0"], '{"main":{"cores":0}}', ""),
+    ({}, ["--memory", "1500M", "-c", "main"], '{"main":{"memory_mib":1430}}', ""),
+    ({RESIZE: '{"main": {"cores": 5}}'}, ["--memory", "1Mi"], '{"main":{"memory_mib":1}}', ""),
+    ({RESIZE: "garbage"}, ["--memory", "1Mi"], '{"main":{"memory_mib":1}}', ""),
+    ({"vgpu.fleet/plan": TWO}, ["--cores", "5"], "", "several containers have GPUs (main, side); name one"),
+    (
+        {"vgpu.fleet/plan": TWO, RESIZE: '{"main": {"cores": 5}}'},
+        ["--cores", "7", "--container", "side"],
+        '{"main":{"cores":5},"side":{"cores":7}}',
+        "",
+    ),
+    ({}, [], "", "no size is asked for"),
+    ({}, ["--memory", "8"], "", "expected a number with its unit"),
+    ({}, ["--memory", "x"], "", "expected a number with its unit"),
+    ({}, ["--memory", "1Ki"], "", "1Mi at least"),
+    ({}, ["--memory", "99999Ti"], "", "expected a whole number from 1 to 16777216"),
+    ({}, ["--cores", "101"], "", "expected a whole number from 0 to 100"),
+    ({}, ["--cores", "1", "-c", "none"], "", "none: no container of the pod with a GPU"),
+    ({"vgpu.fleet/plan": None}, ["--cores", "1"], "", "it has no GPUs that vgpu-scheduler planned"),
+]
+
+
+@pytest.mark.parametrize(("annotations", "words", "written", "said"), RESIZES)
+def test_resize(kubectl, capsys, tmp_path, annotations, words, written, said):
+    texts = {"vgpu.fleet/plan": plan(("main", "app", [[A, 3000, 30]])), **annotations}
+    stored = pod("train", "parts", annotations={key: text for key, text in texts.items() if text is not None})
+    call = f"annotate pod train --namespace ml --overwrite {RESIZE}={written}"
+    kubectl(**{"get pod train --namespace ml": stored, call: stored})
+    assert main.main(["resize", "ml/train", *words]) == bool(said)
+    shown = capsys.readouterr()
+    asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
+    assert (call in asked) is not bool(said), "what is wrong is not written"
+    assert said in shown.err if said else f"asked for: {written}\n" in shown.out
+
+
 COMPLETIONS = [
-    ([""], {"nodes", "cards", "pods", "why"}),
+    ([""], {"nodes", "cards", "pods", "resize", "why"}),
+    (["resize", "--c"], {"--container", "--cores"}),
     (["no"], {"nodes"}),
     (["pods", "-"], {"--output", "--namespace"}),
     (["pods", "--o"], {"--output"}),

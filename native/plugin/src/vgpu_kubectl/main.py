@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import yaml
+from vgpu_plugin._shared.pods import resizes
+from vgpu_plugin._shared.pods.annotations import PlanError
 
-from . import rows, text
+from . import resizing, rows, text
 from .source import Cluster, NoAnswer
 
 FAILED, USAGE = 1, 2
@@ -33,6 +35,13 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         "pods that have a GPU or wait for one",
         ("kubectl vgpu pods", "kubectl vgpu pods --namespace ml -o yaml"),
     ),
+    "resize": (
+        "another size for a container of a pod that runs, by its owner: MiB and percent of each of its GPUs",
+        (
+            "kubectl vgpu resize ml/train-0 --memory 8Gi --cores 30",
+            "kubectl vgpu resize train-0 --container main --cores 0",
+        ),
+    ),
     "why": (
         "what a pod asks for, what it was given, or why it waits",
         ("kubectl vgpu why train-0 --namespace ml",),
@@ -41,8 +50,15 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 OUTPUT, NAMESPACE = "--output", "--namespace"
+CONTAINER, MEMORY, CORES = "--container", "--memory", "--cores"
 # What each command takes of its own.
-OPTIONS = {"nodes": (OUTPUT,), "cards": (OUTPUT,), "pods": (OUTPUT, NAMESPACE), "why": (NAMESPACE,)}
+OPTIONS = {
+    "nodes": (OUTPUT,),
+    "cards": (OUTPUT,),
+    "pods": (OUTPUT, NAMESPACE),
+    "resize": (CONTAINER, MEMORY, CORES, NAMESPACE),
+    "why": (NAMESPACE,),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = RUN[given.command](cluster, given)
     except NoAnswer as fault:
         print(f"kubectl vgpu: {fault}", file=sys.stderr)
+        return FAILED
+    except PlanError as fault:
+        print(f"kubectl vgpu: pod {given.pod}: {fault}", file=sys.stderr)
         return FAILED
     try:
         print(lines, flush=True)
@@ -78,8 +97,12 @@ def parser() -> argparse.ArgumentParser:
             epilog="examples:\n" + "\n".join(f"  {line}" for line in examples),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == "why":
+        if name in ("resize", "why"):
             one.add_argument("pod", help="its name; NAMESPACE/NAME does without --namespace")
+        if name == "resize":
+            one.add_argument("-c", CONTAINER, default="", help="without it the only one that has a GPU")
+            one.add_argument(MEMORY, default="", metavar="SIZE", help="such as 8Gi; without it as it is")
+            one.add_argument(CORES, type=int, metavar="PERCENT", help="0: no limit; without it as it is")
         if OUTPUT in OPTIONS[name]:
             one.add_argument("-o", OUTPUT, choices=FORMATS, default="table")
         if NAMESPACE in OPTIONS[name]:
@@ -127,10 +150,21 @@ def _why(cluster: Cluster, given: argparse.Namespace) -> str:
     return "\n".join([*rows.why(pod, events), *note])
 
 
+def _resize(cluster: Cluster, given: argparse.Namespace) -> str:
+    size = resizes.Size(resizing.mib_of(given.memory) if given.memory else None, given.cores)
+    namespace, _slash, name = given.pod.rpartition("/")
+    pod = cluster.pod(namespace or given.namespace, name)
+    space = str((pod.get("metadata") or {}).get("namespace") or "")
+    asked = resizing.request(pod, given.container, size)
+    cluster.annotate(space, name, resizes.RESIZE, asked)
+    return f"asked for: {asked}\nwhat becomes of it: kubectl vgpu why {space}/{name}"
+
+
 RUN: dict[str, Callable[[Cluster, argparse.Namespace], str]] = {
     "nodes": _nodes,
     "cards": _cards,
     "pods": _pods,
+    "resize": _resize,
     "why": _why,
 }
 

@@ -38,6 +38,11 @@ class Cluster:
         found: dict[str, Any] = self._asked("get", "pod", name, *where)
         return found
 
+    def annotate(self, namespace: str, name: str, key: str, value: str) -> None:
+        """Writes an annotation of a pod. Raises NoAnswer."""
+        where = ("--namespace", namespace) if namespace else ()
+        self._asked("annotate", "pod", name, *where, "--overwrite", f"{key}={value}")
+
     def events(self, namespace: str, uid: str) -> list[dict[str, Any]]:
         """Of one object. Raises NoAnswer."""
         return self._items("get", "events", "--namespace", namespace, "--field-selector", f"involvedObject.uid={uid}")
