@@ -129,3 +129,17 @@ def counted(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
         return greater(plan, read_plan(annotations[FORMER]))
     except PlanError as fault:
         raise PlanError(f'metadata.annotations["{FORMER}"]: {fault}') from None
+
+
+def under_way(annotations: Mapping[str, str]) -> list[str]:
+    """What is not done yet, for people."""
+    out = []
+    try:
+        wanted = pending(annotations)
+    except PlanError as fault:
+        return [str(fault)]
+    if wanted is not None:
+        out.append(f"asks for another size, which is not granted yet: {write_request(wanted)}")
+    if FORMER in annotations:
+        out.append("its node has not given it its new size yet; the greater of both counts")
+    return out

@@ -18,7 +18,7 @@ from vgpu_scheduler.extender import Extender
 from vgpu_scheduler.ledger import Ledger
 
 from .samples import gpu
-from .test_service import SCHEDULER, pod_object
+from .test_service import SCHEDULER, pod_object, pod_path, world
 
 A, B = "GPU-n0-0", "GPU-n0-1"
 CARD = 16160
@@ -385,3 +385,35 @@ def test_a_replica_that_does_not_bind_grants_nothing():
         setattr(here.cluster, name, before)
     asyncio.run(here.cluster.resize())
     assert len(here.writes) == 1
+
+
+def test_over_http_with_the_rights_that_we_ship():
+    """The whole program at an API server that obeys them: annotation, grant, and the word of the node."""
+
+    async def go():
+        async with world(nodes=1) as (double, one, names):
+            pod = double.put(pod_path("a"), pod_object("a"))
+            assert (await one.schedule(pod, names))[1] == ""
+
+            def notes():
+                return double.objects[pod_path("a")]["metadata"]["annotations"]
+
+            def change(**texts):
+                with double.edit(pod_path("a")) as stored:
+                    stored["metadata"]["annotations"].update(texts)
+
+            change(**{resizes.RESIZE: '{"main": {"memory_mib": 16000}}'})
+            await one.until(lambda: pod_annotations.GIVEN in notes())
+            ((_name, _kind, (given,)),) = pod_annotations.read_annotations(notes())
+            assert given.memory_mib == 16000 and notes()[resizes.FORMER] == notes()[pod_annotations.PLAN]
+            assert one.ledger.held("uid-a").uses == ((given.uuid, 16000, 0, 1),)
+            with double.edit(pod_path("a")) as stored:
+                del stored["metadata"]["annotations"][resizes.FORMER]
+            # Beyond the card: an event, and no write.
+            writes = len(double.writes)
+            change(**{resizes.RESIZE: '{"main": {"memory_mib": 16161}}'})
+            await one.until(lambda: double.of("events"))
+            assert "at most 16160 are possible now" in double.of("events")[-1]["message"]
+            assert [each for each in double.writes[writes:] if "events" not in each[1]] == []
+
+    asyncio.run(go())

@@ -178,6 +178,7 @@ def why(pod: Object, events: Iterable[Object], most: int = 5) -> list[str]:
         lines += [f"    {uuid}: {use.memory_mib} MiB, {use.cores or 'any'} %" for uuid, use in sorted(uses.items())]
     except PlanError as fault:
         lines.append(f"  {fault}")
+    lines += [f"  {one}" for one in resizes.under_way(_annotations(pod))]
     waits = _waits_for(pod)
     lines += [f"  waits: {waits}"] if waits else []
     newest = sorted(events, key=_when, reverse=True)

@@ -161,6 +161,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
     static_slices.stale, collector.alive = watch.stale, watch.alive
+    resizer.shown = watch.surely_holds
     pod_resizes = _pod_resizes(setup, pods, records, resizer, sizer)
     changes.more_notes += [lambda: notes(watch.state()), *([pod_resizes.notes] if pod_resizes is not None else [])]
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)

@@ -462,6 +462,32 @@ def test_contexts_count(ground):
     assert here.resize(allocation, 2000).gpus[0].used == 2000 * MIB
 
 
+def test_a_ledger_that_says_less_than_the_driver_shows_frees_no_room(ground):
+    """The driver is looked at every two seconds: what was freed a moment ago is waited for, a lie is not believed."""
+    here = ground(**REQUESTED)
+    allocation, other = here.take(here.first, 0), here.take(here.first, 1)
+    here.sized(allocation, (10000, 20))
+    here.sized(other, (5000, 20))
+    shown = {"mib": 9000}
+    here.resizer.shown = lambda record, _uuid: shown["mib"] * MIB if record.id == allocation else 0
+    with pytest.raises(NotNow, match="the driver shows that they hold more; it keeps its size"):
+        here.resize(allocation, 2000)
+    assert here.sizes(allocation) == here.kept(allocation) == [(10000, 20)]
+    with pytest.raises(Refused, match="10000 of 15360 are held"):
+        here.resize(other, 6000)
+    assert here.resize(allocation, 9000).changed
+    waits = []
+
+    def looked():
+        waits.append(1)
+        if len(waits) > 5:
+            shown["mib"] = 100
+
+    here.while_waiting = looked
+    here.resize(allocation, 2000)
+    assert here.sizes(allocation) == [(2000, 20)] and len(waits) > 5
+
+
 def test_one_gpu_of_two(ground):
     here = ground(**REQUESTED)
     (answer,) = here.allocator.allocate([[f"{here.first.uuid}::0", f"{here.second.uuid}::0"]])

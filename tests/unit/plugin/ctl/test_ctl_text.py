@@ -123,6 +123,22 @@ def test_slices_fit_the_terminal(width, name):
     assert "in use" in lines[1] and "ml/pppppp" in lines[1]
 
 
+def test_slices_show_what_their_holder_has():
+    """Resized, or of the size that its pod asked for. Two slices of one GPU have one size together."""
+    pieces = [piece(n, state="in use", in_use=True) for n in range(3)] + [piece(3)]
+    answer = status(pieces, {"GPU-a::0": "kubelet"})
+    (mine,) = answer["allocations"]
+    answer["allocations"].append({**mine, "id": "both", "slice_ids": ["GPU-a::1", "GPU-a::2"]})
+    usage = {"namespace": "", "pod": "", "uuid": "GPU-a", "share_limit": 0.07}
+    usages = [
+        {**usage, "allocation": mine["id"], "memory_limit": 8000 << 20},
+        {**usage, "allocation": "both", "memory_limit": 9 << 30},
+    ]
+    nominal = (pieces[0]["memory_mib"], pieces[0]["sm_percent"])
+    found = [(one["memory_mib"], one["sm_percent"]) for one in ctl_text.slice_rows(answer, usages)]
+    assert found == [(8000, 7), nominal, nominal, nominal]
+
+
 def test_table_of_gpus():
     lost = {**GPU, "index": 1, "uuid": "", "model": "unknown", "memory_mib": 0, "memory_used_mib": -1}
     lost.update(utilisation=-1, reason="lost: GPU is lost", healthy=False)

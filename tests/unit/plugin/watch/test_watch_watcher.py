@@ -418,3 +418,17 @@ def test_metrics_are_bounded_by_containers_and_reasons():
     assert "vgpu_watch_incomplete 1" in text
     assert "pid" not in text.replace("GPU-1", "")
     assert "vgpu_watch" not in metrics.text(status, [])
+
+
+def test_what_it_surely_holds_is_the_drivers_figure_without_what_is_tolerated(tmp_path):
+    """For a slice that is made smaller, whatever its ledger says."""
+    node = Watched(tmp_path)
+    assert node.watch.surely_holds(node.record, node.record.limits["devices"][0]["uuid"]) == 0
+    node.run(20, 3200 * MIB)
+    node.run(21, 70 * MIB)
+    node.look(1)
+    uuid = node.record.limits["devices"][0]["uuid"]
+    assert node.watch.surely_holds(node.record, uuid) == (3000 + 6) * MIB
+    uncounted = replace(node.record, limits={**node.record.limits, "count_context": False})
+    assert node.watch.surely_holds(uncounted, uuid) == (3006 - 2048) * MIB
+    assert node.watch.surely_holds(replace(node.record, id="other"), uuid) == 0

@@ -30,8 +30,9 @@ from .sizer import Sizer
 
 # An allocation that was let pass by the former limits may be on its way to the ledger for so long.
 SETTLE_S = 0.2
-# How long the OOM killer's work is waited for: a process ends at its next call of the driver.
-KILL_S, LOOK_S = 10.0, 0.1
+# How long the OOM killer's work is waited for: a process ends at its next call of the driver. How long it is waited for
+# until the driver shows what the ledger says, for it is looked at every two seconds.
+KILL_S, SHOWN_S, LOOK_S = 10.0, 6.0, 0.1
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class Resizer:
         # Allocations of which processes hold more than the new size.
         self._leaving: set[str] = set()
         self._withheld: set[str] = set()
+        # (record, UUID) → bytes that the driver shows beyond what is tolerated: a ledger is what a tenant says.
+        self.shown: Callable[[Record, str], int] = lambda _record, _uuid: 0
 
     def resize(
         self,
@@ -170,14 +173,27 @@ class Resizer:
                 raise NotNow(f"allocation {record.id} ended before it was resized")
             live_limits.rewrite(self._files, low)
         self._sleep(SETTLE_S)
-        if not after.limits.get("oom_killer"):
+        kills = bool(after.limits.get("oom_killer"))
+        if not kills:
             _refuse_in_use(record, lesser, live_limits.used(self._files, record))
-            return False
-        for _look in range(round(KILL_S / LOOK_S)):
-            if not _over(lesser, live_limits.used(self._files, record)):
+        lowered = [
+            one for one, had in zip(lesser, self._devices(record), strict=True) if one.memory_mib < had.memory_mib
+        ]
+        for _look in range(round((KILL_S if kills else SHOWN_S) / LOOK_S)):
+            if not self._over(record, lowered):
                 return False
             self._sleep(LOOK_S)
+        if not kills:
+            raise NotNow(
+                f"allocation {record.id}: its ledger says that its programs fit, and the driver shows that they hold "
+                "more; it keeps its size. See: vgpuctl watch, vgpuctl top"
+            )
         return True
+
+    def _over(self, record: Record, devices: list[Device]) -> bool:
+        """Whether its programs hold more than this, by ledger or driver. Raises NotNow."""
+        used = live_limits.used(self._files, record)
+        return any(max(used.get(one.uuid, 0), self.shown(record, one.uuid)) > one.memory_mib * MIB for one in devices)
 
     # --- what is asked for
 
@@ -286,7 +302,7 @@ class Resizer:
                     log.debug("%s", fault)  # files that are not there are made when its container starts
                     continue
                 devices = self._devices(record)
-                if _over(devices, used):
+                if any(used.get(one.uuid, 0) > one.memory_mib * MIB for one in devices):
                     held = [
                         one._replace(memory_mib=max(one.memory_mib, -(-used.get(one.uuid, 0) // MIB)))
                         for one in devices
@@ -305,7 +321,7 @@ class Resizer:
             for allocation in list(self._leaving):
                 record = self._records.get(allocation)
                 try:
-                    gone = record is None or not _over(self._devices(record), live_limits.used(self._files, record))
+                    gone = record is None or not self._over(record, self._devices(record))
                 except PluginError:
                     continue
                 if gone:
@@ -316,9 +332,10 @@ class Resizer:
     def offer(self) -> None:
         """Withholds the slices whose room went to larger containers, and gives back those that have room again."""
         with self._records.lock:
-            records = self._sizer.others(())
             desired: set[str] = set()
-            if not self._sizer.settings.requested and any(sizing.SIZED in one.limits for one in records):
+            sized = any(sizing.SIZED in one.limits for one in self._records.all())
+            if sized and not self._sizer.settings.requested:
+                records = self._sizer.others(())
                 for gpu in self._pool.gpus:
                     at = [one for one in self._pool.slices if one.uuid == gpu.uuid and self._pool.limited(one.id)]
                     share = slices.share_of(gpu.facts(), self._sizer.settings.config)
@@ -351,10 +368,6 @@ def _greater(one: Device, other: Device) -> Device:
 def _lesser(one: Device, other: Device) -> Device:
     """Of the memory; a share follows with the record."""
     return Device(one.uuid, min(one.memory_mib, other.memory_mib), one.cores)
-
-
-def _over(devices: list[Device], used: Mapping[str, int]) -> bool:
-    return any(used.get(one.uuid, 0) > one.memory_mib * MIB for one in devices)
 
 
 def _refuse_in_use(record: Record, devices: list[Device], used: Mapping[str, int]) -> None:

@@ -120,18 +120,7 @@ def plan(annotations: dict[str, str]) -> list[str]:
         for device in part.devices:
             compute = f"{device.cores} %" if device.cores else "what others leave of the compute"
             lines.append(f"    container {part.container}: {device.uuid}: {device.memory_mib} MiB, {compute}")
-    return lines + resize(annotations)
-
-
-def resize(annotations: dict[str, str]) -> list[str]:
-    """Of another size: what is on the way."""
-    try:
-        wanted = resizes.pending(annotations)
-    except pod_annotations.PlanError as fault:
-        return [f"  {fault}"]
-    if wanted is not None:
-        return [f"  asks for another size, which is not granted yet: {resizes.write_request(wanted)}"]
-    return ["  its node has not given it this size yet"] if resizes.FORMER in annotations else []
+    return [*lines, *(f"  {one}" for one in resizes.under_way(annotations))]
 
 
 def events(found: list[dict[str, Any]]) -> list[str]:

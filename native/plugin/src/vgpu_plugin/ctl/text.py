@@ -13,6 +13,7 @@ from .tables import Row, age, known, table, wide, wrapped
 LOST = "lost: "
 
 HEALTHY = "healthy"
+MIB = 1 << 20
 STATES = ("free", "in use", "unhealthy")
 
 
@@ -136,6 +137,12 @@ def slice_rows(
 ) -> list[dict[str, Any]]:
     """Every slice as slices --json has it. ``tenants``: names by allocation, where the plugin knows none."""
     tenants = tenants or {}
+    # What its holder may have now: another size was asked for, or given to it since. By allocation and GPU.
+    sizes = {
+        (one["allocation"], one["uuid"]): (one["memory_limit"] // MIB, round(100 * one["share_limit"]))
+        for one in usages
+        if one.get("memory_limit")
+    }
     holders = {one: record for record in status["allocations"] for one in record["slice_ids"]}
     pods = {one["allocation"]: container(one) for one in usages if one["pod"]}
     indexes = {gpu["uuid"]: gpu["index"] for gpu in status["gpus"]}
@@ -149,9 +156,17 @@ def slice_rows(
         elif one["in_use"]:
             held = tenants.get(AllocationFiles.static_name(one["id"]), "a container outside Kubernetes")
         kept = ("id", "uuid", "resource", "mode", "memory_mib", "sm_percent", "state", "health", "in_use")
+        size = sizes.get((record["id"], one["uuid"])) if record is not None and _alone(one, record) else None
+        if size is not None:
+            one = {**one, "memory_mib": size[0], "sm_percent": size[1]}
         about = {"gpu": indexes.get(one["uuid"], -1), "held_by": held, "allocation": record["id"] if record else ""}
         out.append({**{key: one[key] for key in kept}, **about})
     return out
+
+
+def _alone(piece: dict[str, Any], record: dict[str, Any]) -> bool:
+    """Whether a slice is the only one of its GPU that an allocation has."""
+    return sum(one.partition("::")[0] == piece["uuid"] for one in record["slice_ids"]) == 1
 
 
 def slices(rows: list[dict[str, Any]], width: int = 0) -> str:

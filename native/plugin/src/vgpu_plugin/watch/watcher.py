@@ -185,6 +185,14 @@ class Watch:
                 programs=dict(self._last.programs),
             )
 
+    def surely_holds(self, record: Record, uuid: str) -> int:
+        """Bytes of an allocation by the driver at the last look, without what is tolerated beyond a ledger."""
+        with self._lock:
+            shown = self._last.shown.get((record.id, uuid), 0)
+            seen = self._last.programs.get((record.id, uuid), ())
+        counted = bool(record.limits.get("count_context", True))
+        return max(0, shown - sum(rule.tolerance(used, counted) for _process, used in seen))
+
     def look(self) -> None:
         """One look at every shared GPU."""
         look = Look()

@@ -26,6 +26,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.pods.resizes import (
     greater,
     pending,
     read_request,
+    under_way,
     write_request,
 )
 
@@ -162,3 +163,18 @@ def test_a_request_is_pending_until_it_is_granted():
     assert pending({RESIZE: text, RESIZED: granted.replace("5", "6")}) == {"main": Size(5, None)}
     with pytest.raises(PlanError, match=r"vgpu\.fleet/resize"):
         pending({RESIZE: "x"})
+
+
+UNDER_WAY = [
+    ({}, []),
+    ({RESIZE: '{"main":{"cores":5}}', RESIZED: '{"main":{"cores":5}}'}, []),
+    ({RESIZE: '{"main": {"cores": 5}}'}, ['asks for another size, which is not granted yet: {"main":{"cores":5}}']),
+    ({RESIZE: "x", FORMER: "x"}, ['metadata.annotations["vgpu.fleet/resize"]: is no JSON']),
+    ({FORMER: "x"}, ["its node has not given it its new size yet"]),
+]
+
+
+@pytest.mark.parametrize(("annotations", "expected"), UNDER_WAY)
+def test_people_are_told_what_is_not_done_yet(annotations, expected):
+    found = under_way(annotations)
+    assert len(found) == len(expected) and all(map(str.startswith, found, expected))
