@@ -48,10 +48,13 @@ from .watch.watcher import Watch
 
 if TYPE_CHECKING:
     from .allocation.pod_sizes import PodSizes
+    from .dra.driver import ClaimDriver
     from .reconcile.node_label import NodeLabel
 
 # The kubelet waits 30 s for PreStartContainer; two questions about its pod must fit.
 POD_ANSWER_S = 8.0
+# The kubelet waits 45 s for NodePrepareResources.
+CLAIM_ANSWER_S = 10.0
 # A container starts without the check of its mounts where the server does not connect, or answer, within this time.
 MOUNTS_ANSWER_S = 1.5
 
@@ -90,7 +93,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class Parts:
-    """The objects that the daemon starts, asks and stops. ``label`` and ``labeller``: None where not asked for."""
+    """The objects that the daemon starts, asks and stops. ``label``, ``labeller`` and ``claims``: None where not asked
+    for.
+    """
 
     pool: Pool
     files: AllocationFiles
@@ -107,13 +112,18 @@ class Parts:
     driver: DriverFiles
     label: NodeLabel | None
     labeller: Labeller | None
+    claims: ClaimDriver | None
 
     def resources(self) -> list[str]:
         return resources(self.pool, self.changes.settings)
 
 
 def resources(pool: Pool, settings: Settings) -> list[str]:
-    """The resources to register: those of the pieces; a node without any registers its plain one, with no device."""
+    """The resources to register: those of the pieces; a node without any registers its plain one, with no device. Where
+    pods get GPUs by claims, none.
+    """
+    if settings.claims:
+        return []
     return pool.resources or [settings.resource]
 
 
@@ -150,6 +160,10 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     changes.after += [static_slices.configure, register]
     repair = Repair(paths, records, files)
     changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all())]
+    claims = _claims(setup, settings, allocator, files, source)
+    if claims is not None:
+        changes.after.append(claims.configure)
+        changes.more_notes.append(claims.notes)
     label = _label(setup, changes, health, pool)
     labeller = _labeller(extras, source, pool, changes, label)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
@@ -174,6 +188,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         driver=driver,
         label=label,
         labeller=labeller,
+        claims=claims,
     )
 
 
@@ -202,6 +217,20 @@ def _registrations(paths: Paths, pool: Pool, allocator: Allocator) -> Registrati
         return Registration(paths.kubelet_socket, paths.endpoint(resource), resource, service)
 
     return Registrations(make)
+
+
+def _claims(
+    setup: Setup, settings: Settings, allocator: Allocator, files: AllocationFiles, source: GpuSource
+) -> ClaimDriver | None:
+    """Decided once: a node that changes its way restarts this program."""
+    if not settings.claims:
+        return None
+    from .dra.driver import ClaimDriver, Connections
+    from .node import kube_access, kube_api
+
+    access = kube_access.read(setup.extras.kubeconfig)
+    connections = Connections(kube_api.Api(access, CLAIM_ANSWER_S), kube_api.Api(access), kube_api.Api(access))
+    return ClaimDriver(setup.paths, setup.extras.node, allocator, files, source, connections)
 
 
 def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:

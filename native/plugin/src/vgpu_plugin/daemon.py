@@ -121,6 +121,8 @@ class Daemon:
         parts.changes.begin(pieces, parts.driver)
         parts.registrations.bring_in_line(parts.resources())
         health = self._start_threads(parts)
+        if parts.claims is not None:
+            parts.claims.start()
         try:
             parts.registrations.wait_for_first_attempts(FIRST_REGISTRATION_S)
             names = ", ".join(parts.resources())
@@ -135,6 +137,8 @@ class Daemon:
             if parts.label is not None:
                 parts.label.stop()
             parts.registrations.stop()
+            if parts.claims is not None:
+                parts.claims.stop()
             for server in reversed(servers):
                 server.stop()
             # The health thread sits in the driver's wait; it ends within a second and holds nothing that matters.
@@ -163,6 +167,8 @@ class Daemon:
         labeller = parts.labeller
         if labeller is not None:
             tasks.append(lambda: labeller.poll(parts.changes.settings))
+        if parts.claims is not None:
+            tasks.append(parts.claims.poll)
         tasks += [static.refresh_if_changed, static.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)
