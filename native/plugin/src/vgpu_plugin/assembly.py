@@ -160,10 +160,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     changes.after += [static_slices.configure, register]
     repair = Repair(paths, records, files)
     changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all())]
-    claims = _claims(setup, settings, allocator, files, source)
-    if claims is not None:
-        changes.after.append(claims.configure)
-        changes.more_notes.append(claims.notes)
+    claims = _claims(setup, allocator, files, source, changes)
     label = _label(setup, changes, health, pool)
     labeller = _labeller(extras, source, pool, changes, label)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
@@ -171,7 +168,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     static_slices.stale, collector.alive = watch.stale, watch.alive
     changes.more_notes.append(lambda: notes(watch.state()))
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
-    admin = Admin(pool, allocator, leases, registrations, changes, containers)
+    admin = Admin(pool, allocator, leases, claims.registration if claims else registrations, changes, containers)
     return Parts(
         pool=pool,
         files=files,
@@ -220,17 +217,20 @@ def _registrations(paths: Paths, pool: Pool, allocator: Allocator) -> Registrati
 
 
 def _claims(
-    setup: Setup, settings: Settings, allocator: Allocator, files: AllocationFiles, source: GpuSource
+    setup: Setup, allocator: Allocator, files: AllocationFiles, source: GpuSource, changes: Reconfiguration
 ) -> ClaimDriver | None:
     """Decided once: a node that changes its way restarts this program."""
-    if not settings.claims:
+    if not changes.settings.claims:
         return None
     from .dra.driver import ClaimDriver, Connections
     from .node import kube_access, kube_api
 
     access = kube_access.read(setup.extras.kubeconfig)
     connections = Connections(kube_api.Api(access, CLAIM_ANSWER_S), kube_api.Api(access), kube_api.Api(access))
-    return ClaimDriver(setup.paths, setup.extras.node, allocator, files, source, connections)
+    out = ClaimDriver(setup.paths, setup.extras.node, allocator, files, source, connections)
+    changes.after.append(out.configure)
+    changes.more_notes.append(out.notes)
+    return out
 
 
 def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:

@@ -63,7 +63,7 @@ WRITABLE = ("ledger", "tenant")
 # The root of the node, in the folder that the allocations are in; and where ``root`` of each leads to.
 ROOT = "root"
 TO_ROOT = f"../../{ROOT}"
-# The same of claims, with the preload of all of them beside it.
+# The same of claims, with the preload of all of them next to it.
 CLAIMS, CLAIMS_PRELOAD, MOST_CLAIMS = "claims", "claims.ld.so.preload", 256
 # Folders of ``root``.
 PLACES = tuple(one.rpartition("/")[2] for one in (CONTAINER_LIBRARY_FOLDER, CONTAINER_SHARE))

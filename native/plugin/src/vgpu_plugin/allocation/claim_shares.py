@@ -85,7 +85,7 @@ class ClaimShares:
                     f"request {record.request} of the claim had another share here, which a program still uses; end "
                     "the containers of the claim's former pod"
                 )
-            log.info("allocation %s: its claim is allocated anew; it ends", record.id)
+            log.info("allocation %s: its claim has another allocation by now; it ends", record.id)
             self._allocator.forget(record.id)
 
     def _is_of(self, record: Record, wanted: Wanted) -> bool:
