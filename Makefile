@@ -23,7 +23,7 @@ APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-p
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-down
 .PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow native-hostile page clients
-.PHONY: molecule-all molecule-ubuntu packages-rpm archives e2e e2e-scheduler e2e-136 e2e-scheduler-136 fuzz bench bench-long bench-hosts gpu-check
+.PHONY: molecule-all molecule-ubuntu packages-rpm archives e2e e2e-scheduler e2e-dra e2e-136 e2e-scheduler-136 fuzz bench bench-long bench-hosts gpu-check
 .PHONY: docs artefact chart images execution-environment lock native clean venv collection apt-base apt-hosts apt-test
 
 help: ## this list
@@ -96,6 +96,11 @@ e2e: apt-test venv collection native ## the device plugin under a real Kubernete
 e2e-scheduler: apt-test venv collection native ## the scheduler's extender and webhook under a real Kubernetes
 	@tools/venv.sh $(BUILD)/scheduler requirements/scheduler.txt $(PYTHON)
 	@$(BIN)/python tests/e2e/run.py $(PYTEST) $(or $(E2E),tests/e2e_scheduler)
+
+# Kubernetes 1.36, or another by VGPU_E2E_KUBERNETES; 1.34 with the gate of consumable capacity.
+e2e-dra: apt-test venv collection native ## claims (Dynamic Resource Allocation) under a real Kubernetes 1.36
+	@tools/apt.sh $(APT_E2E)
+	@VGPU_E2E_KUBERNETES=$(or $(VGPU_E2E_KUBERNETES),1.36) $(BIN)/python tests/e2e/run.py $(PYTEST) $(or $(E2E),tests/e2e_dra)
 
 e2e-136: ## the device plugin under Kubernetes 1.36
 	@$(MAKE) --no-print-directory e2e VGPU_E2E_KUBERNETES=1.36

@@ -73,6 +73,7 @@ class Cluster:
         self.budget = 0  # how many evictions are answered 429 before one is granted
         self.stuck = False  # an evicted pod stays
         self.graceful = False  # it ends, and stays until the test removes it
+        self.keeps: Callable[[Object], Object] = lambda sent: sent  # what is stored of an object that is posted or put
         self.closed = threading.Event()
         self._applied: dict[str, Object] = {}
         self._log: list[tuple[int, str, str, Object]] = []  # version, type, path, object
@@ -158,7 +159,8 @@ class Cluster:
             name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{self.version}"
             if f"{path}/{name}" in self.objects:
                 return failure(409, f"{name} already exists")
-            return 201, self.put(f"{path}/{name}", body)
+            body = self.keeps(body)
+            return 201, body if "dryRun" in query else self.put(f"{path}/{name}", body)
         if method == "GET" and not place.name:
             return 200, self._list(path, query)
         if method == "PATCH" and kind == APPLY:
@@ -179,7 +181,9 @@ class Cluster:
             return self._evict(path, found, body) if place.subresource == "eviction" else self._bind(path, found, body)
         if refused := conflict(found, body.get("metadata") or {}):
             return refused
-        return 200, self.put(path, body if method == "PUT" else merge(found, body, kind == STRATEGIC))
+        if method == "PUT" and "dryRun" in query:
+            return 200, self.keeps(body)
+        return 200, self.put(path, self.keeps(body) if method == "PUT" else merge(found, body, kind == STRATEGIC))
 
     def _list(self, path: str, query: dict[str, str]) -> Object:
         items = [one for key, one in sorted(self.objects.items()) if is_in(key, path) and selects(one, query)]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-PROTOS = ("deviceplugin", "podresources", "admin")
+PROTOS = ("deviceplugin", "podresources", "admin", "plugin_registration", "dra_v1", "dra_v1beta1", "dra_health")
 
 
 def generate(out: Path) -> None:

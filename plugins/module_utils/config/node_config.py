@@ -117,6 +117,7 @@ FILE = Record(
             {
                 "migStrategy": schema.VARIABLES["vgpu_mig_strategy"].kind,
                 "failOnInitError": Bool(),
+                "allocation": schema.VARIABLES["vgpu_allocation"].kind,
                 "mpsRoot": Text(),
                 "nvidiaDriverRoot": ABSOLUTE,
                 "nvidiaDevRoot": ABSOLUTE,

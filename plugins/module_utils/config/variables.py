@@ -89,6 +89,9 @@ VARIABLES: dict[str, Variable] = {
     "vgpu_slice_sizing": Variable(
         Choice("equal", "requested"), "equal", (*VCUDA, "sliceSizing"), "equal slices, or as pods ask (scheduler)"
     ),
+    "vgpu_allocation": Variable(
+        Choice("device-plugin", "dra"), "device-plugin", (), "by which way of Kubernetes pods get GPUs; dra: by claims"
+    ),
     "vgpu_devices": Variable(
         ListOf(EXCEPTION), [], (*VCUDA, "devices"), "exceptions by index, uuid or model; the first match wins"
     ),
@@ -215,7 +218,9 @@ class NamedConfig(Kind):
 VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONFIG_NAME, NamedConfig()))
 
 # Values of the schema that this version does not implement. They are refused, never ignored.
-UNAVAILABLE: tuple[tuple[str, Any, str], ...] = ()
+UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
+    ("vgpu_allocation", ("dra",), "site.yml does not set it up; leave it at device-plugin"),
+)
 # Settings that a node label cannot choose: they need changes on the host that a running plugin does not make.
 ONLY_FOR_THE_HOST = ("mig_geometry", "mig_replicas", "time_slice")
 # Sharing of a host → what a named configuration of it may share by: what needs nothing else on the node.

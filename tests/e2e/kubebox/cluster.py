@@ -38,8 +38,17 @@ DEBIAN, WITH_CDI = "containerd", "containerd-with-cdi"
 class Cluster:
     """``etcd``, ``apiserver``, ``scheduler``, ``containerd`` and ``kubelet``; ``api`` is the administrator's."""
 
-    def __init__(self, programs: Programs, cgroup: str, node: str = "gpu-1", controllers: bool = False) -> None:
+    def __init__(
+        self,
+        programs: Programs,
+        cgroup: str,
+        node: str = "gpu-1",
+        controllers: bool = False,
+        gates: tuple[str, ...] = (),
+    ) -> None:
+        """``gates``: features of API server, scheduler and controllers that are off in this version."""
         self.programs, self.node = programs, node
+        self._gates = ["--feature-gates", ",".join(f"{one}=true" for one in gates)] if gates else []
         self.folder = RUN / "cluster"
         self.logs = self.folder / "logs"
         self.pod_logs = self.folder / "pod-logs"
@@ -55,6 +64,7 @@ class Cluster:
             [
                 *(str(programs.kubernetes / "kube-scheduler"), "--config", str(self.folder / "scheduler.yaml")),
                 *("--bind-address", "127.0.0.1"),
+                *self._gates,
             ],
         )
         self.controllers = None
@@ -227,6 +237,7 @@ class Cluster:
             *("--enable-admission-plugins", "NodeRestriction"),
             *("--disable-admission-plugins", "TaintNodesByCondition"),
             *("--enable-aggregator-routing=true", "--profiling=false"),
+            *self._gates,
         ]
 
     def _controller_options(self) -> list[str]:
@@ -235,6 +246,7 @@ class Cluster:
             *("--kubeconfig", str(configuration), "--leader-elect=false", "--use-service-account-credentials"),
             *("--bind-address", "127.0.0.1", "--root-ca-file", str(self.authority.certificate)),
             *("--service-account-private-key-file", str(self.authority.token_key)),
+            *self._gates,
         ]
 
     def start_controllers(self, *names: str) -> Service:

@@ -72,7 +72,7 @@ def process(host: Host, *shares: Share, **more: str) -> Puppet:
     return host.puppet(**files(*shares), **more).start()
 
 
-# --- one container -----------------------------------------------------------------------------------------------------
+# --- one container ---------------------------------------------------------------------------------
 
 
 def test_each_card_has_its_share(host: Host) -> None:
@@ -242,7 +242,7 @@ def test_a_child_does_not_keep_its_parents_slots(host: Host) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-# --- several containers ---------------------------------------------------------------------------------------------------
+# --- several containers ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -321,7 +321,7 @@ def test_a_handle_of_another_container_is_refused(host: Host) -> None:
     assert user.result(f"ipc-open 20 {lend(maker, 10)}") == NOT_SUPPORTED
 
 
-# --- fail closed ----------------------------------------------------------------------------------------------------------
+# --- fail closed -----------------------------------------------------------------------------------
 
 
 def torn(share: Share) -> None:
@@ -377,7 +377,7 @@ def test_lists_that_do_not_fit_close(host: Host, at: int) -> None:
     assert "no context is created" in puppet.errors()
 
 
-# --- as in a container: numbered folders --------------------------------------------------------------------------------
+# --- as in a container: numbered folders -----------------------------------------------------------
 
 
 def container(host: Host, shares: dict[int, Share], places: int = 12, then: tuple = ()) -> tuple:

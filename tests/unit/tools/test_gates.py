@@ -240,7 +240,7 @@ def test_every_folder_of_tests_is_in_a_gate(gates):
     """tests/hosts is what molecule runs."""
     root = GATES.parents[1]
     gated = {folder for gate in gates.GATES + gates.SWEEPS for folder in gate.tests}
-    gated |= {"tests/hosts/checks", "tests/e2e", "tests/e2e_scheduler"}
+    gated |= {"tests/hosts/checks", "tests/e2e", "tests/e2e_dra", "tests/e2e_scheduler"}
     assert all((root / folder).is_dir() for folder in gated)
     found = {str(one.parent.relative_to(root)) for one in root.glob("tests/**/test_*.py")}
     assert {one for one in found if not any(f"{one}/".startswith(f"{folder}/") for folder in gated)} == set()

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods import resizes
 from vgpu_plugin._shared.pods.annotations import PlanError
 
 from . import rows
 
-RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
 DRAINED = pod_annotations.DRAINED
 MEMORY = re.compile(r"^([0-9]+)(Mi|Gi|Ti|)$")
 UNITS_MIB = {"": 1, "Mi": 1, "Gi": 1024, "Ti": 1024 * 1024}
@@ -60,7 +60,7 @@ def request(pod: Object, container: str, memory: int | None, cores: int | None) 
     if memory is None and cores is None:
         raise Refused("nothing to change; give --memory, --cores or both")
     try:
-        before = json.loads(notes.get(RESIZE) or "{}")
+        before = json.loads(notes.get(resizes.RESIZE) or "{}")
     except ValueError:
         before = {}
     before = before if isinstance(before, dict) else {}
@@ -73,9 +73,9 @@ def request(pod: Object, container: str, memory: int | None, cores: int | None) 
 def outcome(pod: Object, asked: str) -> str:
     """Where a request stands: granted, on its way, or neither (empty)."""
     notes = (pod.get("metadata") or {}).get("annotations") or {}
-    if notes.get(RESIZED) != asked:
+    if notes.get(resizes.RESIZED) != asked:
         return ""
-    return "granted; its node has not given it yet" if FORMER in notes else "granted"
+    return "granted; its node has not given it yet" if resizes.FORMER in notes else "granted"
 
 
 # ---- a GPU that gets no more pods

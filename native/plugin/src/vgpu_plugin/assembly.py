@@ -50,11 +50,14 @@ from .watch.watcher import Watch
 
 if TYPE_CHECKING:
     from .allocation.pod_sizes import PodSizes
+    from .dra.driver import ClaimDriver
     from .reconcile.node_label import NodeLabel
     from .reconcile.pod_resizes import PodResizes
 
 # The kubelet waits 30 s for PreStartContainer; two questions about its pod must fit.
 POD_ANSWER_S = 8.0
+# The kubelet waits 45 s for NodePrepareResources.
+CLAIM_ANSWER_S = 10.0
 # A container starts without the check of its mounts where the server does not connect, or answer, within this time.
 MOUNTS_ANSWER_S = 1.5
 
@@ -95,8 +98,8 @@ class Setup:
 
 @dataclass(frozen=True)
 class Parts:
-    """The objects that the daemon starts, asks and stops. ``label``, ``pod_resizes`` and ``labeller``: None where
-    not asked for.
+    """The objects that the daemon starts, asks and stops. ``label``, ``pod_resizes``, ``labeller`` and ``claims``: None
+    where not asked for.
     """
 
     pool: Pool
@@ -116,13 +119,18 @@ class Parts:
     label: NodeLabel | None
     pod_resizes: PodResizes | None
     labeller: Labeller | None
+    claims: ClaimDriver | None
 
     def resources(self) -> list[str]:
         return resources(self.pool, self.changes.settings)
 
 
 def resources(pool: Pool, settings: Settings) -> list[str]:
-    """The resources to register: those of the pieces; a node without any registers its plain one, with no device."""
+    """The resources to register: those of the pieces; a node without any registers its plain one, with no device. Where
+    pods get GPUs by claims, none.
+    """
+    if settings.claims:
+        return []
     return pool.resources or [settings.resource]
 
 
@@ -152,10 +160,14 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     collector = Collector(allocator, files, paths.checkpoint, holders, send_again=pool.send_again)
     changes = Reconfiguration(setup.choice, settings, source, allocator, held, last_offer)
     health = _health(setup, source, changes, pool)
-    changes.after.append(static_slices.configure)
-    changes.after.append(lambda now, _driver: registrations.bring_in_line(resources(pool, now)))
+
+    def register(now: Settings, _driver: DriverFiles) -> None:
+        registrations.bring_in_line(resources(pool, now))
+
+    changes.after += [static_slices.configure, register]
     repair, resizer = Repair(paths, records, files), Resizer(records, pool, files, sizer)
     changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all()), resizer.notes]
+    claims = _claims(setup, allocator, files, source, changes)
     label = _label(setup, changes, health, pool)
     labeller = _labeller(extras, source, pool, changes, label)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
@@ -165,7 +177,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     pod_resizes = _pod_resizes(setup, pods, records, resizer, sizer)
     changes.more_notes += [lambda: notes(watch.state()), *([pod_resizes.notes] if pod_resizes is not None else [])]
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
-    admin = Admin(pool, allocator, leases, registrations, changes, containers)
+    admin = Admin(pool, allocator, leases, claims.registration if claims else registrations, changes, containers)
     admin.resizing = Resizing(pool, records, resizer, pods, holders)
     return Parts(
         pool=pool,
@@ -185,6 +197,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         label=label,
         pod_resizes=pod_resizes,
         labeller=labeller,
+        claims=claims,
     )
 
 
@@ -213,6 +226,23 @@ def _registrations(paths: Paths, pool: Pool, allocator: Allocator) -> Registrati
         return Registration(paths.kubelet_socket, paths.endpoint(resource), resource, service)
 
     return Registrations(make)
+
+
+def _claims(
+    setup: Setup, allocator: Allocator, files: AllocationFiles, source: GpuSource, changes: Reconfiguration
+) -> ClaimDriver | None:
+    """Decided once: a node that changes its way restarts this program."""
+    if not changes.settings.claims:
+        return None
+    from .dra.driver import ClaimDriver, Connections
+    from .node import kube_access, kube_api
+
+    access = kube_access.read(setup.extras.kubeconfig)
+    connections = Connections(kube_api.Api(access, CLAIM_ANSWER_S), kube_api.Api(access), kube_api.Api(access))
+    out = ClaimDriver(setup.paths, setup.extras.node, allocator, files, source, connections)
+    changes.after.append(out.configure)
+    changes.more_notes.append(out.notes)
+    return out
 
 
 def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:

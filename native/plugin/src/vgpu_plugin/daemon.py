@@ -122,6 +122,8 @@ class Daemon:
         parts.changes.begin(pieces, parts.driver)
         parts.registrations.bring_in_line(parts.resources())
         health = self._start_threads(parts)
+        if parts.claims is not None:
+            parts.claims.start()
         try:
             parts.registrations.wait_for_first_attempts(FIRST_REGISTRATION_S)
             names = ", ".join(parts.resources())
@@ -137,6 +139,8 @@ class Daemon:
                 if follower is not None:
                     follower.stop()
             parts.registrations.stop()
+            if parts.claims is not None:
+                parts.claims.stop()
             for server in reversed(servers):
                 server.stop()
             # The health thread sits in the driver's wait; it ends within a second and holds nothing that matters.
@@ -169,6 +173,8 @@ class Daemon:
         labeller = parts.labeller
         if labeller is not None:
             tasks.append(lambda: labeller.poll(parts.changes.settings))
+        if parts.claims is not None:
+            tasks.append(parts.claims.poll)
         tasks += [static.refresh_if_changed, static.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)

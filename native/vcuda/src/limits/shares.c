@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shares of this container: limits files, each with a ledger beside it. Most containers have one. One that has several
+ * The shares of this container: limits files, each with a ledger next to it. Most containers have one. One that has several
  * (of several claims) may use the cards of all; of a card that two of them name it has the sum, and each share is
  * strict in what it says of the whole process.
  */

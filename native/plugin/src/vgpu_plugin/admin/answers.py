@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Protocol
 
 from .. import version
 from .._proto import admin_pb2 as api
@@ -13,7 +14,6 @@ from ..allocation.leases import Leases, Terms
 from ..allocation.limit_devices import AtMost
 from ..allocation.records import LEASE, LEASES
 from ..errors import PluginError
-from ..kubelet.registrations import Registrations
 from ..kubelet.service import to_message
 from ..node.gauges import UNKNOWN, Gauges
 from ..node.gpus import NO_NUMA, Gpu
@@ -29,6 +29,13 @@ FREE, IN_USE, UNHEALTHY = "free", "in use", "unhealthy"
 MAY_LACK = ("power_milliwatts", "sm_clock_mhz", "memory_clock_mhz", "ecc_corrected", "ecc_uncorrected")
 
 
+class Served(Protocol):
+    """By which the kubelet knows this program: the registrations of resources, or of the driver for claims."""
+
+    def state(self) -> tuple[bool, str]:
+        """Whether the kubelet listens, and the last fault where it does not."""
+
+
 class Admin:
     # Set where the parts are tied together.
     resizing: Resizing
@@ -38,7 +45,7 @@ class Admin:
         pool: Pool,
         allocator: Allocator,
         leases: Leases,
-        registrations: Registrations,
+        registrations: Served,
         changes: Reconfiguration,
         containers: Containers,
     ) -> None:

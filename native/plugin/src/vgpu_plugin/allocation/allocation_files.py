@@ -8,7 +8,9 @@
     ro/                        mounted into the container as a whole, read-only: hard links to limits and gpu-<uuid>,
                                ld.so.preload, and empty places on which ledger and tenant are mounted
     root                       leads to /run/vgpu/root, one for all containers of the node, mounted read-only above ro
-                               and above the library: two empty places. In a folder of an older version, its own
+                               and above the library: two empty places. In a folder of an older version, its own. Of a
+                               claim to /run/vgpu/claims, which has a place for each number: a container may have
+                               several claims, and mounts of one path replace each other
     ld.so.preload              for containers that were admitted when single files were mounted (``old_mounts``)
 
 A container gets folders, not files: a mount point cannot be renamed from inside, but the folder of a mounted file can.
@@ -61,6 +63,8 @@ WRITABLE = ("ledger", "tenant")
 # The root of the node, in the folder that the allocations are in; and where ``root`` of each leads to.
 ROOT = "root"
 TO_ROOT = f"../../{ROOT}"
+# The same of claims, with the preload of all of them next to it.
+CLAIMS, CLAIMS_PRELOAD, MOST_CLAIMS = "claims", "claims.ld.so.preload", 256
 # Folders of ``root``.
 PLACES = tuple(one.rpartition("/")[2] for one in (CONTAINER_LIBRARY_FOLDER, CONTAINER_SHARE))
 # Folders of slices for containers outside Kubernetes (static_slices.py); an allocation's name is hexadecimal.
@@ -94,12 +98,24 @@ class AllocationFiles:
         for one in (root, *places):
             self._open_folder(one)
 
+    def prepare_claims(self) -> None:
+        """Makes what the containers of claims have in common. Raises OSError."""
+        root = f"{self._root.parent}/{CLAIMS}"
+        self._open_folder(root)
+        for name in (PLACES[0], *map(str, range(MOST_CLAIMS))):
+            self._open_folder(f"{root}/{name}")
+        preload, text = f"{self._root.parent}/{CLAIMS_PRELOAD}", _preload(CONTAINER_LIBRARY)
+        if not _says(preload, text):
+            _replace(preload, text, 0o444, self._label)
+
     def _node_root(self) -> str:
         return f"{self._root.parent}/{ROOT}"
 
     def leave(self) -> None:
         """Removes the root of the node, after the last allocation. Raises OSError."""
         _removed(self._node_root())
+        _removed(f"{self._root.parent}/{CLAIMS}")
+        _removed(f"{self._root.parent}/{CLAIMS_PRELOAD}")
 
     def make(self, record: Record, new: bool = False) -> None:
         """Makes every file again; safe to repeat. Only while no container of it runs. ``new``: nobody was answered with
@@ -168,7 +184,7 @@ class AllocationFiles:
         """
         folder = f"{self._root}/{record.id}"
         share, label = f"{folder}/ro", self._label
-        self._lead_to_root(f"{folder}/root")
+        self._lead_to_root(f"{folder}/root", f"../../{CLAIMS}" if record.claim else TO_ROOT)
         fresh = self._open_folder(share)
         for name in _shared(record):
             _linked(f"{folder}/{name}", f"{share}/{name}")
@@ -194,16 +210,16 @@ class AllocationFiles:
         return made
 
     @staticmethod
-    def _lead_to_root(path: str) -> None:
+    def _lead_to_root(path: str, root: str) -> None:
         """A link, by which the watcher and a former version find what a container has mounted. A folder of a former
         version stays where it is whole, for a container may have that.
         """
         try:
-            os.symlink(TO_ROOT, path)
+            os.symlink(root, path)
         except FileExistsError:
             if not _has_places(path):
                 _removed(path)
-                os.symlink(TO_ROOT, path)
+                os.symlink(root, path)
 
     def keep_record(self, record: Record) -> None:
         """Writes the copy of a record: in the folder of its allocation where that is there, or as a file of its own
@@ -237,6 +253,16 @@ class AllocationFiles:
         contract 1 of the design.
         """
         folder = f"{self._root}/{record.id}"
+        if record.claim:
+            share = f"{CONTAINER_ROOT}/{record.number}"
+            return [
+                (CONTAINER_ROOT, f"{folder}/root", True),
+                (CONTAINER_LIBRARY_FOLDER, record.library, True),
+                (share, f"{folder}/ro", True),
+                (f"{share}/ledger", f"{folder}/rw/ledger", False),
+                (f"{share}/tenant", f"{folder}/rw/tenant", False),
+                (CONTAINER_PRELOAD, f"{self._root.parent}/{CLAIMS_PRELOAD}", True),
+            ]
         # The version's own folder: a bind mount of `current` would follow the next switch at a container restart.
         return [
             (CONTAINER_ROOT, f"{folder}/root", True),

@@ -163,6 +163,11 @@ class Allocator:
             admission.refuse_oversold(devices, self.pool.gpu, self.settings.config, self.sizer.held(ids))
         return replace(record, limits=limits, library=str(self.library()))
 
+    def keep(self, record: Record, pieces: list[Piece]) -> None:
+        """Makes the files of a record that the caller has admitted, and writes it down. The caller holds the lock."""
+        self._persist(record)
+        self._close_outside(record, pieces)
+
     def _persist(self, record: Record) -> None:
         """Makes the files and writes the record down, or neither."""
         if record.limits:

@@ -23,6 +23,8 @@ KUBELET = "kubelet"
 LEASE, EXEC, CONTAINER = "lease", "exec", "container"
 # What no kubelet knows: it is not offered the slices meanwhile.
 LEASES = (LEASE, EXEC, CONTAINER)
+# Of one request of a claim (Dynamic Resource Allocation).
+CLAIM = "claim"
 # Of renameat2(2).
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
@@ -49,6 +51,11 @@ class Record:
     # Of a lease: who has it, for people; of a container docker or podman, whose list says whether it is still there.
     holder: str = ""
     engine: str = ""
+    # Of a claim: its uid, the request, and the number of the share's folder in a container, which no other claim of the
+    # node has.
+    claim: str = ""
+    request: str = ""
+    number: int = 0
 
     @classmethod
     def of(cls, words: dict[str, Any]) -> Record:

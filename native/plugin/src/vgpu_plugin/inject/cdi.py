@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 # The newest that podman 4.3 (container-device-interface 0.5) reads; hostPath of a device node came with it.
 CDI_VERSION = "0.5.0"
 GPU_KIND, SLICE_KIND, NVIDIA_KIND = "vgpu.fleet/gpu", "vgpu.fleet/slice", "nvidia.com/gpu"
+# How the names of the files of claims begin (dra/claim_files.py).
+OF_CLAIMS = "vgpu-claim-"
 READ_ONLY = ["ro", "nosuid", "nodev", "bind"]
 READ_WRITE = ["rw", "nosuid", "nodev", "bind"]
 # void keeps the hook of an NVIDIA runtime from adding GPUs of its own.
@@ -133,9 +135,11 @@ def provided_elsewhere(kind: str, folders: Iterable[Path]) -> str:
     return ""
 
 
-def write(folder: Path, spec: dict[str, Any]) -> bool:
-    """Writes a specification by a rename; True where it changed. Raises OSError."""
-    path = folder / file_name(spec["kind"])
+def write(folder: Path, spec: dict[str, Any], name: str = "") -> bool:
+    """Writes a specification by a rename; True where it changed. ``name``: of the file, where a kind has several.
+    Raises OSError.
+    """
+    path = folder / (name or file_name(spec["kind"]))
     text = json.dumps(spec, indent=1, sort_keys=True) + "\n"
     with contextlib.suppress(OSError):
         if path.read_text() == text:
@@ -157,5 +161,7 @@ def remove(folder: Path) -> None:
 def leave(folder: Path) -> None:
     """Removes what this program left: its files, and the folder where nobody else has one there."""
     remove(folder)
+    for one in folder.glob(f"{OF_CLAIMS}*.json"):
+        one.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes API as this program needs it: four calls over HTTPS.
+"""The Kubernetes API as this program needs it: six calls over HTTPS.
 
 The library ``kubernetes`` takes 60 MB and a second to import; a node program asks for one node. Imported only where an
 API server is named.
@@ -60,6 +60,12 @@ class Api:
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._call("POST", path, body)
+
+    def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._call("PUT", path, body)
+
+    def delete(self, path: str) -> dict[str, Any]:
+        return self._call("DELETE", path)
 
     def watch(self, path: str, metadata: bool = False) -> Iterator[dict[str, Any]]:
         """The events of a watch until the server ends it; ``metadata``: of objects with that alone."""

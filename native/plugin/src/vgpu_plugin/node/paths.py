@@ -76,6 +76,14 @@ class Paths:
         return self.kubelet_dir.parent / "pod-resources" / "kubelet.sock"
 
     @property
+    def plugins_registry(self) -> Path:
+        """Where the kubelet looks for the sockets of drivers' plugins."""
+        return self.kubelet_dir.parent / "plugins_registry"
+
+    def driver_folder(self, driver: str) -> Path:
+        return self.kubelet_dir.parent / "plugins" / driver
+
+    @property
     def kubelet_config(self) -> Path:
         """Where kubeadm puts it; the kubelet's folder has the host's name here."""
         return self.seen_root / str(self.kubelet_dir.parent / "config.yaml").lstrip("/")

@@ -191,10 +191,12 @@ class Pool:
     def _is_healthy(self, piece: Piece) -> bool:
         return not (self.unavailable_reason(piece.uuid) or piece.id in self._withheld or self._outside.get(piece.id))
 
-    def wait_beyond(self, generation: int, ended: Callable[[], bool]) -> bool:
-        """Waits until there is a newer generation; False where ``ended`` became true first (see ``wake``)."""
+    def wait_beyond(self, generation: int, ended: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Waits until there is a newer generation, or for so long; False where ``ended`` became true first (see
+        ``wake``).
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._generation != generation or ended())
+            self._changed.wait_for(lambda: self._generation != generation or ended(), seconds)
             return not ended()
 
     def send_again(self) -> None:

@@ -31,6 +31,9 @@ class Settings:
     def refuse_impossible(self, has_api: bool) -> None:
         """Valid settings that nothing carries out are refused; ignoring them would leave GPUs unlimited."""
         sections = self.config.get("sharing") or {}
+        if self.claims and not has_api:
+            text = "flags.allocation: dra reads claims at the API server; give --kubeconfig"
+            raise Fatal(f"{self.path}: {text}")
         if self.requested and not has_api:
             text = "sharing.vcuda.sliceSizing: requested asks the API server for the sizes of pods; give --kubeconfig"
             raise Fatal(f"{self.path}: {text}")
@@ -67,6 +70,11 @@ class Settings:
     def requested(self) -> bool:
         """Whether containers get the size that their pod asked for, instead of an equal slice."""
         return bool(self.vcuda.get("sliceSizing", "equal") == "requested")
+
+    @property
+    def claims(self) -> bool:
+        """Whether pods get GPUs by claims (Dynamic Resource Allocation), and not by the device plugin."""
+        return bool(self.flags.get("allocation", "device-plugin") == "dra")
 
     @property
     def legacy_preferred(self) -> bool:

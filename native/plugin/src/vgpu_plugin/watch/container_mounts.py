@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..allocation.allocation_files import AllocationFiles
 from ..allocation.records import Record
-from ..node.paths import CONTAINER_LEDGER
+from ..node.paths import CONTAINER_LEDGER, CONTAINER_SHARE
 from . import mounts
 from .mounts import Place, Table
 from .processes import Process, Processes
 from .rule import FOREIGN, Suspicion
+
+# In the folder of a share, whatever its number.
+LEDGER = CONTAINER_LEDGER.removeprefix(CONTAINER_SHARE)
 
 
 @dataclass(frozen=True)
@@ -58,20 +61,22 @@ class ContainerMounts:
             self._real.clear()
         self._used.clear()
 
-    def judge(self, record: Record, processes: Iterable[Process]) -> tuple[list[Suspicion], bool | None]:
+    def judge(
+        self, record: Record, processes: Iterable[Process], claims: Sequence[Record] = ()
+    ) -> tuple[list[Suspicion], bool | None]:
         """What is foreign among the mounts of the processes of one container; whether these are the old ones, None
-        where no process shows any.
+        where no process shows any. ``claims``: of which the container may have shares too.
         """
         if not record.library or not self._node.rows:
             return [], None
         places = self._of(record)
-        ledger = next(one for one in places if one.point == CONTAINER_LEDGER)
+        others = {place.point: place for one in claims if one.limits for place in self._of(one)}
         wrong: list[Process] = []
         texts: list[str] = []
         old: bool | None = None
         for process in processes:
             table = self._processes.table(process.pid)
-            verdict = self._verdict(table, record, places, ledger)
+            verdict = self._verdict(table, record, places, others)
             if verdict.foreign:
                 wrong.append(process)
                 texts += [one for one in verdict.foreign if one not in texts]
@@ -82,12 +87,13 @@ class ContainerMounts:
         more = f"; and {len(texts) - 1} more" if len(texts) > 1 else ""
         return [Suspicion(FOREIGN, tuple((one, 0) for one in wrong), detail=texts[0] + more)], old
 
-    def _verdict(self, table: Table, record: Record, places: tuple[Place, ...], ledger: Place) -> Verdict:
+    def _verdict(self, table: Table, record: Record, places: tuple[Place, ...], others: Mapping[str, Place]) -> Verdict:
         key = id(table), record.id
         self._used.add(key)
         known = self._verdicts.get(key)
         if known is not None and known.table is table and known.places is places:
             return known
+        ledger = next(one for one in places if one.point.endswith(LEDGER))
         old = mounts.has_old_mounts(table, ledger)
         # One that shows no ledger has left the container's folders, as below chroot: what it does not have is no
         # fault. A container of a former version may have its files elsewhere, where its image had links.
@@ -96,7 +102,7 @@ class ContainerMounts:
             expected = self._places_of(self._files.old_mounts(record))
             foreign = mounts.foreign(table, expected, mounts.OLD_GUARDED, complete=False)
         else:
-            foreign = mounts.foreign(table, places, mounts.GUARDED, complete=shows_ledger)
+            foreign = mounts.foreign(table, places, mounts.GUARDED, shows_ledger, others)
         self._verdicts[key] = Verdict(table, places, tuple(foreign), old, shows_ledger)
         return self._verdicts[key]
 

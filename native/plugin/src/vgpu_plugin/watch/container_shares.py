@@ -11,6 +11,7 @@ from ..allocation.records import Record
 from ..node.gpus import GpuSource
 from . import shares
 from .accounts import Accounts, device_of
+from .rule import together
 from .shares import Part, Took, Window
 
 
@@ -43,13 +44,20 @@ class ContainerShares:
         """Nobody was on a GPU, or it did not answer: what was taken meanwhile is not known."""
         self._gpus.pop(uuid, None)
 
+    @staticmethod
+    def _share(uuid: str, records: list[Record]) -> float | None:
+        """The sum of a container's shares of a GPU; None: one of them does not bind."""
+        devices = [(one, device) for one in records if (device := device_of(one, uuid)) is not None]
+        parts = [shares.share_of(one.limits, device) for one, device in devices]
+        known = [one for one in parts if one is not None]
+        return min(1.0, sum(known)) if known and len(known) == len(parts) else None
+
     def look(self, uuid: str, owners: Mapping[int, frozenset[str]], records: Mapping[str, Record]) -> dict[str, Took]:
         """What each container took that has a share of this GPU and whose window is full. Raises GpuError."""
         bound = {}
-        for allocation in {one for mine in owners.values() for one in mine}:
-            device = device_of(records[allocation], uuid) if allocation in records else None
-            share = shares.share_of(records[allocation].limits, device) if device else None
-            if share is not None:
+        for allocation, mine in together(owners).items():
+            share = self._share(uuid, [records[one] for one in mine if one in records])
+            if share is not None and allocation in records and device_of(records[allocation], uuid):
                 bound[allocation] = share
         now, wall_us = self._clock(), int(self._wall() * 1e6)
         before = self._gpus.get(uuid)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -179,12 +179,21 @@ def ledger_points(table: Table, ledger: Place) -> set[str]:
     return {row.point for row in table.rows if ledger.device and ledger.is_shown_by(row)}
 
 
-def foreign(table: Table, places: Sequence[Place], guarded: Sequence[str], complete: bool) -> list[str]:
-    """What is not as the node mounted it, in words. ``complete``: what is not there at all is named too."""
+def foreign(
+    table: Table,
+    places: Sequence[Place],
+    guarded: Sequence[str],
+    complete: bool,
+    others: Mapping[str, Place] | None = None,
+) -> list[str]:
+    """What is not as the node mounted it, in words. ``complete``: what is not there at all is named too. ``others``: by
+    path, what the node mounts of other shares, which the container may have or not.
+    """
+    others = others or {}
     within = table.within(guarded)
     if table.cut:
         return [f"the list of its mounts is longer than {LONGEST} bytes, expected some hundred lines"]
-    if len(within) > len(places) + MOST_MORE:
+    if len(within) > len(places) + len(others) + MOST_MORE:
         return [f"{len(within)} mounts lie at or below {' and '.join(guarded)}, expected {len(places)}"]
     found = []
     wrong = set()
@@ -205,6 +214,8 @@ def foreign(table: Table, places: Sequence[Place], guarded: Sequence[str], compl
     expected = {one.point for one in places}
     for mount in within:
         if table.seen_at(mount.point) != mount:
+            continue
+        if mount.point in others and others[mount.point].is_shown_by(mount):
             continue
         # A folder that ours lie in hides nothing as long as they are seen.
         if mount.point in expected | wrong or any(point.startswith(f"{mount.point}/") for point in expected):

@@ -58,6 +58,29 @@ class Account:
         return None
 
 
+def together(owners: Mapping[int, frozenset[str]]) -> dict[str, frozenset[str]]:
+    """Allocation → all that its processes are of: those of a container with several shares are of each of them."""
+    out: dict[str, frozenset[str]] = {}
+    for mine in owners.values():
+        for one in mine:
+            out[one] = out.get(one, frozenset()) | mine
+    return out
+
+
+def sum_of(accounts: Sequence[Account]) -> Account:
+    """Of the shares of one container, of one GPU: a process has a slot in each ledger."""
+    slots: dict[tuple[int, int], int] = {}
+    for account in accounts:
+        for key, used in account.slots.items():
+            slots[key] = slots.get(key, 0) + used
+    return Account(
+        slots,
+        sum(one.limit for one in accounts),
+        all(one.counted for one in accounts),
+        sum(one.exported for one in accounts),
+    )
+
+
 @dataclass(frozen=True)
 class Suspicion:
     """Figures in bytes: by the driver, by the ledger or, where that was passed, the limit (``limited``), and the

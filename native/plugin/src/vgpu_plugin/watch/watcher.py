@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Protocol
 
 from ..allocation.allocation_files import AllocationFiles
-from ..allocation.records import CONTAINER, KUBELET, LEASE, Record
+from ..allocation.records import CLAIM, CONTAINER, KUBELET, LEASE, Record
 from ..node.gpus import GpuError, GpuSource
 from . import rule
 from .accounts import Accounts
+from .accounts import device_of as limits_on
 from .container_mounts import ContainerMounts
 from .container_shares import ContainerShares
 from .end import Ender
@@ -36,7 +37,7 @@ from .rule import INTERVAL_S, Account, Suspicion
 
 REPORT, END = "report", "end"
 # Whose processes may be ended. A lease whose record went before its files is unknown, and no tenant's.
-ENDED = frozenset((KUBELET, CONTAINER, STATIC_KIND))
+ENDED = frozenset((KUBELET, CLAIM, CONTAINER, STATIC_KIND))
 # A finding is named in so many looks in a row. Within one, a suspicion is looked at again at once, so often.
 LOOKS, TRIES = 2, 3
 TRY_S = 0.004
@@ -130,6 +131,8 @@ class Watch:
         self._accounts = Accounts(files, node.library)
         self._mounts = ContainerMounts(files, self._processes)
         self._shares = ContainerShares(source, self._accounts, kernel.clock, kernel.wall, kernel.arbiter_ns)
+        # Of the GPU that is looked at: allocation → those of whom its container has shares.
+        self._together: dict[str, frozenset[str]] = {}
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._seen: dict[tuple[str, str, str], Finding] = {}
@@ -236,6 +239,7 @@ class Watch:
         records: Mapping[str, Record],
     ) -> None:
         placed = self._processes.place(listed, devices, self._node.pods)
+        self._together = rule.together(placed.owners)
         look.removed |= placed.removed
         look.unaccounted[uuid] = 0
         for allocation in sorted({one for mine in placed.owners.values() for one in mine}):
@@ -254,7 +258,8 @@ class Watch:
             look.add(allocation, record.kind, uuid, self._memory(uuid, record, pids, listed))
             seen = self._seen_of(allocation, placed, listed)
             look.programs[allocation, uuid] = tuple(sorted(seen, key=lambda one: -one[1]))[:MOST_PROCESSES]
-            foreign, old = self._mounts.judge(record, [one for one, _used in seen])
+            claims = [one for one in records.values() if one.claim] if record.claim else []
+            foreign, old = self._mounts.judge(record, [one for one, _used in seen], claims)
             look.add(allocation, record.kind, uuid, foreign)
             if old:
                 self._old[allocation] = OldMounts(allocation, record.kind)
@@ -331,7 +336,15 @@ class Watch:
         return rule.judge(seen, account)
 
     def _account(self, record: Record, uuid: str) -> Account | None:
-        return self._accounts.account(record, uuid)
+        """Of all shares that the container has of the GPU; None where one of them does not limit it."""
+        mine = self._accounts.account(record, uuid)
+        accounts = [mine]
+        for one in sorted(self._together.get(record.id, frozenset()) - {record.id}):
+            other = self._accounts.record(one, self._node.records())
+            if other is not None and limits_on(other, uuid) is not None:
+                accounts.append(self._accounts.account(other, uuid))
+        known = [one for one in accounts if one is not None]
+        return None if len(known) < len(accounts) else known[0] if len(known) == 1 else rule.sum_of(known)
 
     def _take(self, look: Look, records: Mapping[str, Record]) -> None:
         """Counts looks in a row, names, tells, ends. A GPU that was not seen stays as it was."""

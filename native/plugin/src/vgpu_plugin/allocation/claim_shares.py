@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of claims: records and files of each request, made once and kept until the claim is unprepared.
+
+The scheduler of the cluster gave out what is asked for here. It may be wrong (a pod that was deleted by force, two
+schedulers), so the node's own test for room has the last word, over all records: containers of the device plugin,
+leases and claims. Each share takes a free piece of its GPU, as a slice of the device plugin is one, so that none is
+used on two sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .._shared.abi import files as abi_files
+from .._shared.config.sharing import VCUDA, Piece
+from .._shared.config.slices import MIB
+from .._shared.pods.annotations import Device
+from ..errors import NotNow, PluginError, Refused, Taken
+from . import admission, sizing
+from .allocation_files import LIBRARY_FILE, MOST_CLAIMS, AllocationFiles
+from .allocator import Allocator
+from .records import CLAIM, Record
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One request of a claim. ``parts``: (UUID of the device, MiB, percent of the SMs); None: all that the device has.
+    ``flags``: of the limits file.
+    """
+
+    request: str
+    parts: tuple[tuple[str, int | None, int | None], ...]
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+def allocation_id(uid: str, request: str) -> str:
+    """Of claim and request alone: after a reboot or a lost record it is the same again."""
+    return hashlib.sha256(f"{uid}/{request}".encode()).hexdigest()[:16]
+
+
+class ClaimShares:
+    """All under the allocator's lock, so two calls for one claim come one after the other."""
+
+    def __init__(self, allocator: Allocator, files: AllocationFiles) -> None:
+        self._allocator = allocator
+        self._files = files
+
+    def of(self, uid: str) -> list[Record]:
+        return [one for one in self._allocator.records.all() if one.kind == CLAIM and one.claim == uid]
+
+    def prepare(
+        self, uid: str, holder: str, wanted: Sequence[Wanted], publish: Callable[[list[Record]], None]
+    ) -> list[Record]:
+        """The record of each request, with its files; where one cannot be made, none of this call is kept. What is
+        there already stays as it is, for containers may have it mounted. ``publish`` hands the records to the runtime.
+        Raises PluginError.
+        """
+        made: list[Record] = []
+        with self._allocator.lock:
+            self._end_others(uid, wanted)
+            try:
+                records = [self._one(uid, holder, one, made) for one in wanted]
+                publish(records)
+            except BaseException:
+                for record in made:
+                    self._allocator.forget(record.id)
+                raise
+        return records
+
+    def _end_others(self, uid: str, wanted: Sequence[Wanted]) -> None:
+        """Of an allocation that the claim had before: one that a person made lives on, and is allocated again."""
+        now = {one.request: one for one in wanted}
+        for record in self.of(uid):
+            if record.request in now and self._is_of(record, now[record.request]):
+                continue
+            if record.limits and abi_files.ledger_in_use(f"{self._files.folder(record.id)}/rw/ledger"):
+                raise NotNow(
+                    f"request {record.request} of the claim had another share here, which a program still uses; end "
+                    "the containers of the claim's former pod"
+                )
+            log.info("allocation %s: its claim has another allocation by now; it ends", record.id)
+            self._allocator.forget(record.id)
+
+    def _is_of(self, record: Record, wanted: Wanted) -> bool:
+        pieces = [self._allocator.pool.piece(one) for one in record.slice_ids]
+        devices = [one.device if one else "" for one in pieces]
+        if not record.limits:
+            return devices == [uuid for uuid, _mib, _cores in wanted.parts]
+        return record.limits["devices"] == self._devices(wanted)
+
+    def _one(self, uid: str, holder: str, wanted: Wanted, made: list[Record]) -> Record:
+        known = self._allocator.records.get(allocation_id(uid, wanted.request))
+        if known is not None:
+            if known.limits:
+                self._make_whole(known)
+            return known
+        record = self._new(uid, holder, wanted)
+        pieces = [piece for one in record.slice_ids if (piece := self._allocator.pool.piece(one)) is not None]
+        self._allocator.keep(record, pieces)
+        made.append(record)
+        log.info("allocation %s (%s): request %s of %s", record.id, CLAIM, wanted.request, holder)
+        return record
+
+    def _make_whole(self, record: Record) -> None:
+        """After a reboot nothing of it is there."""
+        if not (Path(record.library) / LIBRARY_FILE).is_file():
+            raise Refused(
+                f"allocation {record.id}: {record.library}/{LIBRARY_FILE} is gone, and containers of the claim mount "
+                "that version; delete the pods of the claim"
+            )
+        try:
+            self._files.prepare_claims()
+            if self._files.lacks(record):
+                self._files.mend(record)
+        except OSError as fault:
+            raise NotNow(f"allocation {record.id}: its files cannot be made in {self._files.root}: {fault}") from fault
+
+    def _new(self, uid: str, holder: str, wanted: Wanted) -> Record:
+        pieces = self._pieces(wanted)
+        admission.refuse_outside(pieces, self._allocator.outside.poll_slice)
+        record = Record(
+            allocation_id(uid, wanted.request),
+            CLAIM,
+            tuple(one.id for one in pieces),
+            holder=holder,
+            claim=uid,
+            request=wanted.request,
+        )
+        if all(piece.mode != VCUDA for piece in pieces):
+            return record
+        try:
+            self._files.prepare_claims()
+        except OSError as fault:
+            raise NotNow(f"the folder of claims cannot be made in {self._files.root.parent}: {fault}") from fault
+        devices = self._devices(wanted)
+        self._refuse_oversold(wanted, devices)
+        limits = {"allocation": record.id, "devices": devices, **wanted.flags}
+        cores = {uuid: percent for uuid, _mib, percent in wanted.parts if percent}
+        promised = cores if self._allocator.settings.requested else {}
+        library = str(self._allocator.library())
+        return replace(record, limits=limits, cores=promised, library=library, number=self._number())
+
+    def _devices(self, wanted: Wanted) -> list[dict[str, Any]]:
+        """Of the limits file. Two parts of one device are its sum."""
+        out: dict[str, dict[str, Any]] = {}
+        for uuid, mib, cores in wanted.parts:
+            device = out.setdefault(uuid, {"uuid": uuid, "memory_bytes": 0, "sm_percent": 0})
+            device["memory_bytes"] += (mib or 0) * MIB
+            device["sm_percent"] = min(sizing.WHOLE, device["sm_percent"] + (cores or sizing.WHOLE))
+        return list(out.values())
+
+    def _pieces(self, wanted: Wanted) -> list[Piece]:
+        """A free piece for each part. Raises Taken where a device has no more, NotNow where it is unhealthy."""
+        pool = self._allocator.pool
+        held = {one for record in self._allocator.records.all() for one in record.slice_ids}
+        chosen: list[Piece] = []
+        for uuid, mib, _cores in wanted.parts:
+            mine = [one for one in pool.slices if one.device == uuid]
+            free = [one for one in mine if one.id not in held and one not in chosen and not pool.outside(one.id)]
+            if not mine:
+                raise Refused(f"this node has no device {uuid} for request {wanted.request}")
+            if reason := pool.unhealthy_reason(mine[0].uuid):
+                raise NotNow(f"{uuid} is unhealthy: {reason}")
+            if (mine[0].mode == VCUDA) != (mib is not None):
+                raise Refused(f"{uuid} is shared in another way by now; delete the claim's pods")
+            if not free:
+                raise Taken(f"{uuid}: all {len(mine)} of its slots are held by others; see: vgpuctl status")
+            chosen.append(free[0])
+        return chosen
+
+    def _refuse_oversold(self, wanted: Wanted, devices: list[dict[str, Any]]) -> None:
+        allocator = self._allocator
+        held = allocator.sizer.held(())
+        promised = {uuid: cores or 0 for uuid, _mib, cores in wanted.parts}
+        for one in devices:
+            cores = promised[one["uuid"]] if allocator.settings.requested else 0
+            asked = Device(one["uuid"], one["memory_bytes"] // MIB, cores)
+            before = held.get(one["uuid"], sizing.Held())
+            if fault := sizing.misfit(allocator.pool.gpu(one["uuid"]), allocator.settings.config, before, asked):
+                raise Taken(fault)
+
+    def _number(self) -> int:
+        used = {one.number for one in self._allocator.records.all() if one.kind == CLAIM and one.limits}
+        number = next((one for one in range(MOST_CLAIMS) if one not in used), None)
+        if number is None:
+            raise Taken(f"{MOST_CLAIMS} claims have a share on this node, and a container finds no more")
+        return number
+
+    def end(self, uid: str) -> list[str]:
+        """Ends all of a claim; an unknown one is no fault. Returns the allocations."""
+        with self._allocator.lock:
+            ended = [one.id for one in self.of(uid)]
+            for allocation in ended:
+                self._allocator.forget(allocation)
+        return ended
+
+    def restore(self) -> list[str]:
+        """Once at the start: the files of all claims. Returns what cannot be made, in words."""
+        faults = []
+        with self._allocator.lock:
+            for record in [one for one in self._allocator.records.all() if one.kind == CLAIM and one.limits]:
+                try:
+                    self._make_whole(record)
+                except PluginError as fault:
+                    faults.append(str(fault))
+        return faults

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CDI file of a claim: one device for each of its requests, named by claim and request alone.
+
+The kubelet keeps the names that it was answered and, up to 1.36, adds those of a later answer to them: a container that
+names a device which nobody defines does not start. And runtimes keep what they have read of a name, so none ever means
+something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..allocation.allocation_files import AllocationFiles
+from ..allocation.records import Record
+from ..errors import Refused
+from ..inject import cdi
+from ..inject.driver_files import DriverFiles
+from ..node.gpus import Gpu
+from ..node.paths import Paths
+
+KIND = "vgpu.fleet/claim"
+PREFIX = cdi.OF_CLAIMS
+# Of a uid, which becomes the name of a file and part of a device's.
+UID = re.compile(r"^[0-9A-Za-z]([-0-9A-Za-z]{0,61}[0-9A-Za-z])?\Z")
+
+
+def check_uid(uid: str) -> str:
+    """Raises Refused for one that is no file name."""
+    if not UID.match(uid):
+        raise Refused(f"the uid of the claim is {uid!r:.80}, expected letters, digits and dashes")
+    return uid
+
+
+def device_id(uid: str, request: str) -> str:
+    """By which a container gets the share of a request."""
+    return f"{KIND}={uid}.{request}"
+
+
+class ClaimFiles:
+    """``configure`` is called with what the driver's files are now."""
+
+    def __init__(self, paths: Paths, files: AllocationFiles) -> None:
+        self._paths = paths
+        self._files = files
+        self._driver = DriverFiles()
+        self._dev_root = Path("/")
+
+    def configure(self, driver: DriverFiles, dev_root: Path) -> None:
+        self._driver, self._dev_root = driver, dev_root
+
+    def write(self, uid: str, records: Sequence[Record], gpus: Iterable[Gpu]) -> None:
+        """Raises OSError, and Refused where a device has no node to name."""
+        folder = self._folder()
+        common = cdi.common_edits(self._driver, self._dev_root)
+        gpus = list(gpus)
+        devices = [(f"{uid}.{one.request}", self._edits(one, gpus)) for one in records]
+        cdi.write(folder, cdi.specification(KIND, common, devices), self.name(uid))
+
+    def remove(self, uid: str) -> None:
+        (self._folder() / self.name(uid)).unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        """Uids of the claims that have a file."""
+        found = self._folder().glob(f"{PREFIX}*.json")
+        return sorted(one.name.removeprefix(PREFIX).removesuffix(".json") for one in found)
+
+    @staticmethod
+    def name(uid: str) -> str:
+        return f"{PREFIX}{uid}.json"
+
+    def _folder(self) -> Path:
+        if self._paths.cdi_dir is None:
+            raise Refused("claims need CDI, and this program writes no CDI files; give --cdi-dir")
+        return self._paths.cdi_dir
+
+    def _edits(self, record: Record, gpus: list[Gpu]) -> dict[str, Any]:
+        nodes: list[dict[str, Any]] = []
+        for uuid in dict.fromkeys(one.partition("::")[0] for one in record.slice_ids):
+            for node in self._nodes(uuid, gpus):
+                if node not in nodes:
+                    nodes.append(node)
+        mounts = self._files.expected_mounts(record) if record.limits else []
+        return {"deviceNodes": nodes, "mounts": [cdi.mount(inside, host, ro) for inside, host, ro in mounts]}
+
+    def _nodes(self, uuid: str, gpus: list[Gpu]) -> list[dict[str, Any]]:
+        for gpu in gpus:
+            if gpu.uuid == uuid:
+                return cdi.gpu_nodes(gpu, self._dev_root)
+            for mig in gpu.mig:
+                if mig.uuid == uuid:
+                    try:
+                        return cdi.mig_nodes(gpu, mig, self._paths.host_root / "proc", self._dev_root)
+                    except OSError as fault:
+                        raise Refused(f"{uuid} cannot be handed over by CDI: {fault}") from None
+        raise Refused(f"this node has no device {uuid}")

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node publishes: its GPUs as the specifications of ResourceSlices. Pure.
+
+A GPU that libvgpu shares is one device that many claims may have at once. Each takes of its capacities memory and
+cores, and one of its slots. With equal slices a claim gets that slice, with requested sizes any. A time-sliced GPU has
+slots alone. A whole GPU and a MIG device belong to one claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from .._shared.config import slices
+from .._shared.config.sharing import MIG, MPS, NONE, TIME_SLICING, VCUDA, Piece
+from ..node.gpus import NO_NUMA, Driver, Gpu, MigDevice
+from .names import CORES, DRIVER, MEMORY, SLOTS, device_names
+
+# Of a slice where one has a taint.
+MOST_DEVICES = 64
+UNHEALTHY, MOVING = f"{DRIVER}/unhealthy", f"{DRIVER}/moving"
+# What no scheduler gives out of a card whose claims have sizes of their own: the isolation check takes its share there.
+RESERVE_MIB, RESERVE_PART = 1024, 16
+WHOLE = 100
+LONGEST_STRING = 64
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node: ``unhealthy`` UUID → reason; ``moving`` GPUs of which pods of the device plugin still have slices."""
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    pieces: tuple[Piece, ...]
+    config: Mapping[str, Any]
+    driver: Driver
+    unhealthy: Mapping[str, str] = field(default_factory=dict)
+    moving: frozenset[str] = frozenset()
+
+
+def slices_of(node: NodeView) -> list[dict[str, Any]]:
+    """The specification of each slice, in order; one without devices where the node offers none. The generation of
+    the pool is 0: who publishes sets it.
+    """
+    devices = [one for gpu in node.gpus for one in _devices(node, gpu)]
+    parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
+    pool = {"name": node.name, "generation": 0, "resourceSliceCount": len(parts)}
+    return [{"driver": DRIVER, "nodeName": node.name, "pool": dict(pool), "devices": part} for part in parts]
+
+
+def capacity_mib(gpu: Gpu, config: Mapping[str, Any], share: slices.Share) -> int:
+    """What claims may hold together of a GPU."""
+    slice_mib, _percent = slices.size_of(gpu.facts(), share)
+    if not _requested(config):
+        return slice_mib * share.split_count
+    total = int(gpu.memory_mib * Fraction(share.memory_scaling))
+    return total - min(RESERVE_MIB, total // RESERVE_PART)
+
+
+def _requested(config: Mapping[str, Any]) -> bool:
+    return (slices.vcuda_of(dict(config)) or {}).get("sliceSizing") == "requested"
+
+
+def _devices(node: NodeView, gpu: Gpu) -> list[dict[str, Any]]:
+    names = device_names(node.gpus)
+    by_device: dict[str, list[Piece]] = {}
+    for piece in node.pieces:
+        if piece.uuid == gpu.uuid:
+            by_device.setdefault(piece.device, []).append(piece)
+    out = []
+    for device, pieces in by_device.items():
+        mig = next((one for one in gpu.mig if one.uuid == device), None)
+        made = _shared(node, gpu, mig, pieces)
+        if made is None:
+            continue
+        taints = _taints(node, gpu)
+        out.append({"name": names[device], **made, **({"taints": taints} if taints else {})})
+    return out
+
+
+def _shared(node: NodeView, gpu: Gpu, mig: MigDevice | None, pieces: list[Piece]) -> dict[str, Any] | None:
+    mode = pieces[0].mode
+    attributes = _attributes(node, gpu, mig, mode)
+    if mode == VCUDA:
+        return {
+            "attributes": attributes,
+            "allowMultipleAllocations": True,
+            "capacity": _capacity(gpu, node.config, pieces),
+        }
+    if mode == TIME_SLICING:
+        return {"attributes": attributes, "allowMultipleAllocations": True, "capacity": _slots(len(pieces))}
+    if mode in (NONE, MIG):
+        return {"attributes": attributes, "capacity": {MEMORY: {"value": mebibytes(pieces[0].memory_mib)}}}
+    return None if mode == MPS else {}  # a client of MPS needs the pipes of its daemon's resource
+
+
+def _capacity(gpu: Gpu, config: Mapping[str, Any], pieces: list[Piece]) -> dict[str, Any]:
+    share = slices.share_of(gpu.facts(), dict(config))
+    if share is None:
+        raise ValueError(f"{gpu.uuid} has pieces of vcuda and no share")
+    slice_mib, percent = slices.size_of(gpu.facts(), share)
+    total = capacity_mib(gpu, config, share)
+    if not _requested(config):
+        # Where slices may use more of the SMs than there are, that is what is sold.
+        size = mebibytes(slice_mib)
+        memory = {"value": mebibytes(total), "requestPolicy": {"default": size, "validValues": [size]}}
+        cores = {
+            "value": str(percent * share.split_count),
+            "requestPolicy": {"default": str(percent), "validValues": [str(percent)]},
+        }
+        return {MEMORY: memory, CORES: cores, **_slots(len(pieces))}
+    memory = {
+        "value": mebibytes(total),
+        "requestPolicy": {
+            "default": mebibytes(min(slice_mib, total)),
+            "validRange": {"min": mebibytes(1), "step": mebibytes(1)},
+        },
+    }
+    default = str(max(1, WHOLE // share.split_count))
+    cores = {"value": str(WHOLE), "requestPolicy": {"default": default, "validRange": {"min": "1", "step": "1"}}}
+    return {MEMORY: memory, CORES: cores, **_slots(len(pieces))}
+
+
+def _slots(count: int) -> dict[str, Any]:
+    policy = {"default": "1", "validRange": {"min": "1", "max": "1"}}
+    return {SLOTS: {"value": str(count), "requestPolicy": policy}}
+
+
+def mebibytes(mib: int) -> str:
+    """As the API server writes it: by the largest unit that leaves a whole number."""
+    for unit in ("Mi", "Gi", "Ti"):
+        if mib % 1024 or unit == "Ti":
+            return f"{mib}{unit}"
+        mib //= 1024
+    return f"{mib}Ti"
+
+
+def _attributes(node: NodeView, gpu: Gpu, mig: MigDevice | None, mode: str) -> dict[str, Any]:
+    major, minor = node.driver.compute.get(gpu.uuid, (0, 0))
+    cuda = node.driver.cuda
+    out: dict[str, Any] = {
+        "type": {"string": "mig" if mig else "gpu"},
+        "uuid": {"string": mig.uuid if mig else gpu.uuid},
+        "index": {"int": gpu.index},
+        "model": {"string": gpu.model[:LONGEST_STRING]},
+        "sharing": {"string": mode},
+        "driverVersion": {"version": version(node.driver.version)},
+        "cudaVersion": {"version": f"{cuda[0]}.{cuda[1]}.0"},
+    }
+    if (major, minor) != (0, 0):
+        out["computeCapability"] = {"version": f"{major}.{minor}.0"}
+    if gpu.numa_node != NO_NUMA:
+        out["numa"] = {"int": gpu.numa_node}
+    if mig:
+        out.update(profile={"string": mig.profile}, parentUUID={"string": gpu.uuid})
+    return out
+
+
+def version(text: str) -> str:
+    """Three numbers without leading zeros, as the API wants a version."""
+    numbers = [int(one) if one.isdigit() else 0 for one in text.split(".")]
+    return ".".join(str(one) for one in [*numbers, 0, 0, 0][:3])
+
+
+def _taints(node: NodeView, gpu: Gpu) -> list[dict[str, Any]]:
+    out = []
+    if reason := node.unhealthy.get(gpu.uuid):
+        out.append({"key": UNHEALTHY, "value": label_value(reason), "effect": "NoSchedule"})
+    if gpu.uuid in node.moving:
+        out.append({"key": MOVING, "value": "device-plugin", "effect": "NoSchedule"})
+    return out
+
+
+def label_value(text: str) -> str:
+    """ "Xid 79" → "xid-79": what a label may have."""
+    words = "".join(char if char.isalnum() and char.isascii() else "-" for char in text.lower())
+    return "-".join(one for one in words.split("-") if one)[:63].strip("-") or "unhealthy"

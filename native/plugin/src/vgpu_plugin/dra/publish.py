@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps this node's ResourceSlices as the node is: lists and watches its own, compares, writes what differs, reads it
+back.
+
+A kubelet that starts deletes all slices of its node, and so it does when the plugin was gone for half a minute: what is
+written once is not there for ever. An API server without consumable capacity (before 1.36, or with the gate off) drops
+fields and says nothing, so a shared card would be stored as one that a single claim may have. So each slice is first
+sent as a dry run: where that comes back with less, nothing is published, and what was is taken away.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from .._shared.pods import quantity
+from ..node.kube_api import ApiError
+from .names import DRIVER
+
+PATH = "/apis/resource.k8s.io/v1/resourceslices"
+DRY_RUN = "?dryRun=All"
+CONFLICT, NOT_FOUND = 409, 404
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
+# An API server that drops fields may be upgraded.
+DROPPED_RETRY_S = 300.0
+
+log = logging.getLogger(__name__)
+
+
+class Server(Protocol):
+    """The API server, as kube_api.Api."""
+
+    def get(self, path: str) -> dict[str, Any]: ...
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
+    def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
+    def delete(self, path: str) -> dict[str, Any]: ...
+    def watch(self, path: str) -> Iterator[dict[str, Any]]: ...
+    def stop(self) -> None: ...
+
+
+class Dropped(Exception):
+    """The API server keeps less than it was sent; the text names the first field."""
+
+
+class Publisher:
+    """``desired`` returns the specifications of now. ``run`` and ``follow`` are a thread each; ``ask`` may be called by
+    any. ``writer`` and ``watcher``: a connection each, for a watch takes one for itself.
+    """
+
+    def __init__(
+        self, writer: Server, watcher: Server, node: str, desired: Callable[[], Sequence[Mapping[str, Any]]]
+    ) -> None:
+        self._api = writer
+        self._watched = watcher
+        self._node = node
+        self._desired = desired
+        self._stopping = threading.Event()
+        self._asked = threading.Event()
+        self._fault = ""
+
+    def ask(self) -> None:
+        """Something may have changed."""
+        self._asked.set()
+
+    def notes(self) -> list[str]:
+        """What a person should know."""
+        return [self._fault] if self._fault else []
+
+    def run(self) -> None:
+        retry_s = FIRST_RETRY_S
+        while not self._stopping.is_set():
+            self._asked.clear()
+            pause: float | None = None
+            try:
+                self.bring_in_line()
+                self._fault, retry_s = "", FIRST_RETRY_S
+            except Dropped as fault:
+                self._note(str(fault))
+                pause = DROPPED_RETRY_S
+            except ApiError as fault:
+                self._note(f"slices of node {self._node} are not published: {fault}")
+                pause, retry_s = retry_s, min(LAST_RETRY_S, 2 * retry_s)
+            self._asked.wait(pause)
+
+    def follow(self) -> None:
+        """Every event of one of our slices asks for a look: also our own, which finds nothing to do."""
+        retry_s = FIRST_RETRY_S
+        while not self._stopping.is_set():
+            try:
+                version = (self._list().get("metadata") or {}).get("resourceVersion") or ""
+                self.ask()
+                for _event in self._watched.watch(f"{self._selected()}&resourceVersion={version}"):
+                    self.ask()
+                retry_s = FIRST_RETRY_S
+            except ApiError as fault:
+                log.debug("slices are not watched: %s", fault)
+                self._stopping.wait(retry_s)
+                retry_s = min(LAST_RETRY_S, 2 * retry_s)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._asked.set()
+        self._watched.stop()
+
+    def _note(self, fault: str) -> None:
+        if fault != self._fault:
+            log.error("%s", fault)
+        self._fault = fault
+
+    # ---- one look
+
+    def bring_in_line(self) -> None:
+        """Raises ApiError, and Dropped after our slices are gone."""
+        found = sorted(self._own(), key=lambda one: str(one["metadata"]["name"]))
+        desired = list(self._desired())
+        try:
+            self._write(found, desired)
+        except Dropped:
+            self._delete(self._own())
+            raise
+
+    def _write(self, found: list[dict[str, Any]], desired: list[Mapping[str, Any]]) -> None:
+        by_name = {str(one["metadata"]["name"]): one for one in found}
+        names = [slice_name(self._node, n) for n in range(len(desired))]
+        extra = [one for name, one in by_name.items() if name not in names]
+        generation = max((int(one["spec"]["pool"].get("generation") or 0) for one in found), default=0)
+        changed = [
+            name
+            for name, spec in zip(names, desired, strict=True)
+            if name not in by_name or not same(by_name[name]["spec"], spec)
+        ]
+        if not changed and not extra:
+            return
+        # Consumers see a pool of several slices only once all of one generation are there.
+        alone = len(desired) == 1 and not extra
+        if not alone or not found:
+            generation += 1
+            changed = names
+        owner = self._owner()
+        for name, spec in zip(names, desired, strict=True):
+            if name in changed:
+                self._put(name, {**spec, "pool": {**spec["pool"], "generation": generation}}, by_name.get(name), owner)
+        self._delete(extra)
+        log.info("published %d of %d slices of node %s", len(changed), len(desired), self._node)
+
+    def _put(
+        self, name: str, spec: dict[str, Any], before: Mapping[str, Any] | None, owner: list[dict[str, Any]]
+    ) -> None:
+        metadata: dict[str, Any] = {"name": name, "ownerReferences": owner}
+        body: dict[str, Any] = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "spec": spec}
+        if before is not None:
+            metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
+        body["metadata"] = metadata
+        for path in (DRY_RUN, ""):
+            if before is None:
+                stored = self._api.post(PATH + path, body)
+            else:
+                stored = self._api.put(f"{PATH}/{name}{path}", body)
+            if lost := first_lost(spec, stored.get("spec") or {}):
+                raise Dropped(
+                    f"the API server dropped {lost} of slice {name}, so nothing of node {self._node} is published: "
+                    "shares of a device need Kubernetes 1.36 with the feature gate DRAConsumableCapacity"
+                )
+
+    def _owner(self) -> list[dict[str, Any]]:
+        """The node: with its object the slices go."""
+        node = self._api.get(f"/api/v1/nodes/{urllib.parse.quote(self._node, safe='')}")
+        uid = node["metadata"]["uid"]
+        return [{"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": uid, "controller": True}]
+
+    def _delete(self, slices: Iterable[Mapping[str, Any]]) -> None:
+        for one in slices:
+            try:
+                self._api.delete(f"{PATH}/{one['metadata']['name']}")
+            except ApiError as fault:
+                if fault.status != NOT_FOUND:
+                    raise
+
+    def withdraw(self) -> None:
+        """Deletes all of ours: this node is about to offer nothing. Raises ApiError."""
+        self._delete(self._own())
+
+    def _own(self) -> list[dict[str, Any]]:
+        """The node's credentials see slices of this node alone, and those by this selector alone; of all drivers."""
+        return [one for one in self._list().get("items") or () if one["spec"].get("driver") == DRIVER]
+
+    def _list(self) -> dict[str, Any]:
+        return self._api.get(self._selected())
+
+    def _selected(self) -> str:
+        return f"{PATH}?fieldSelector={urllib.parse.quote(f'spec.nodeName={self._node}', safe='')}"
+
+
+def slice_name(node: str, number: int) -> str:
+    """From 1.36 on the order of a pool's devices is that of the names of its slices. A node's name may be as long as an
+    object's.
+    """
+    return f"{number:x}-{DRIVER}-{node}"[:253].rstrip("-.")
+
+
+def same(stored: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
+    """Whether what is stored says the same, but for the generation and what the server adds."""
+    return not first_lost(_without_generation(desired), _without_generation(stored)) and not first_lost(
+        _without_generation(stored), _without_generation(desired)
+    )
+
+
+def _without_generation(spec: Mapping[str, Any]) -> dict[str, Any]:
+    pool = {key: value for key, value in spec["pool"].items() if key != "generation"}
+    return {**spec, "pool": pool}
+
+
+# Of a taint, which the server sets.
+ADDED = ("timeAdded",)
+
+
+def first_lost(sent: Any, kept: Any, place: str = "spec") -> str:
+    """The first field of ``sent`` that ``kept`` has not or says otherwise; empty where there is none. Quantities are
+    compared as numbers, and what is empty is as good as absent.
+    """
+    if isinstance(sent, Mapping):
+        for key, value in sent.items():
+            if key in ADDED or value in (None, "", [], {}, False):
+                continue
+            if not isinstance(kept, Mapping) or key not in kept:
+                return f"{place}.{key}"
+            if lost := first_lost(value, kept[key], f"{place}.{key}"):
+                return lost
+        return ""
+    if isinstance(sent, (list, tuple)):
+        if not isinstance(kept, (list, tuple)) or len(kept) != len(sent):
+            return place
+        pairs = enumerate(zip(sent, kept, strict=True))
+        return next(filter(None, (first_lost(one, other, f"{place}[{n}]") for n, (one, other) in pairs)), "")
+    if sent == kept:
+        return ""
+    number = quantity.exact(sent) if isinstance(sent, str) else None
+    return "" if number is not None and number == quantity.exact(kept) else place

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim, as the API server has it, as shares of this node's devices. Pure.
+
+``status.allocation`` rules, never the spec: the scheduler rounds up, and takes what is not asked for as the device
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .._shared.config.slices import MIB
+from .._shared.pods import quantity
+from ..errors import Refused
+from . import parameters
+from .names import CORES, DRIVER, MEMORY
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a request got of one device. ``memory_mib``, ``cores``: consumed; None: the device has no such capacity to
+    share. ``share_id``: the API's name of this part; empty for a device that has one owner.
+    """
+
+    device: str
+    share_id: str = ""
+    memory_mib: int | None = None
+    cores: int | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """All that one request of a claim got here. ``given``: parameters, those of the class first."""
+
+    request: str
+    parts: tuple[Part, ...]
+    given: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"claim {self.namespace}/{self.name}"
+
+
+def shares_of(claim: Claim, found: Mapping[str, Any], pool: str) -> list[Share]:
+    """The shares that a claim has of the devices of this node, whose pool is ``pool``; none where it has none here.
+    Raises Refused.
+    """
+    uid = (found.get("metadata") or {}).get("uid")
+    if uid != claim.uid:
+        raise Refused(f"{claim} is another one by now: its uid is {uid}, expected {claim.uid}")
+    allocation = (found.get("status") or {}).get("allocation")
+    if not isinstance(allocation, Mapping):
+        raise Refused(f"{claim} is not allocated; expected status.allocation, which the scheduler writes")
+    devices = allocation.get("devices") or {}
+    parts: dict[str, list[Part]] = {}
+    names: dict[str, set[str]] = {}
+    for result in devices.get("results") or ():
+        if result.get("driver") != DRIVER:
+            continue
+        if result.get("pool") != pool:
+            device = f"device {result.get('device')} is of pool {result.get('pool')}"
+            raise Refused(f"{claim}: {device}, this node's is {pool}")
+        # The chosen one of a list of alternatives is named <request>/<subrequest>.
+        full = str(result["request"])
+        request = full.partition("/")[0]
+        parts.setdefault(request, []).append(_part(claim, result))
+        names.setdefault(request, set()).update((request, full))
+    config = devices.get("config") or ()
+    return [Share(one, tuple(mine), _given(claim, config, names[one])) for one, mine in parts.items()]
+
+
+def _part(claim: Claim, result: Mapping[str, Any]) -> Part:
+    consumed = {str(key).rpartition("/")[2]: value for key, value in (result.get("consumedCapacity") or {}).items()}
+    memory = _whole(claim, consumed, MEMORY, MIB)
+    cores = _whole(claim, consumed, CORES, 1)
+    return Part(str(result["device"]), str(result.get("shareID") or ""), memory, cores)
+
+
+def _whole(claim: Claim, consumed: Mapping[str, Any], key: str, unit: int) -> int | None:
+    if key not in consumed:
+        return None
+    number = quantity.exact(consumed[key])
+    if number is None or number <= 0 or number % unit:
+        expected = "a whole number of MiB" if unit > 1 else "a whole number"
+        raise Refused(f"{claim}: it has {consumed[key]!r:.80} of {key}, expected {expected}")
+    return int(number // unit)
+
+
+def _given(claim: Claim, config: Any, names: set[str]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """Those of the class come first; of each, later ones later."""
+    out = []
+    for entry in config:
+        opaque = entry.get("opaque") or {}
+        requests = entry.get("requests") or ()
+        if opaque.get("driver") != DRIVER or (requests and names.isdisjoint(requests)):
+            continue
+        source = str(entry.get("source"))
+        where = f"{claim}: parameters of its {'class' if source == parameters.FROM_CLASS else 'own'}"
+        out.append((source, parameters.check(opaque.get("parameters"), where)))
+    return tuple(sorted(out, key=lambda one: one[0] != parameters.FROM_CLASS))

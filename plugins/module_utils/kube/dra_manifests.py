@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of a cluster for claims (Dynamic Resource Allocation, Kubernetes 1.36): device classes, the policy that
+refuses parameters which our driver would refuse too, and what the driver needs as a DaemonSet. As a service of the node
+it needs nothing here: the kubelet's credentials may read the claims of its pods and write the slices of its node.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+API = "resource.k8s.io/v1"
+ADMISSION = "admissionregistration.k8s.io/v1"
+DRIVER = "gpu.vgpu.fleet"
+CLASS, MIG_CLASS = "vgpu", "vgpu-mig"
+PARAMETERS_POLICY, SLICES_POLICY, ROLE = "vgpu-claim-parameters", "vgpu-slices-of-their-node", "vgpu-claims"
+PARAMETERS_VERSION, PARAMETERS_KIND = "vgpu.fleet/v1", "Share"
+# Key → what it may be; the twin of the driver's own table, which a test compares.
+PARAMETERS: dict[str, tuple[Any, ...]] = {
+    "corePolicy": ("disable", "default", "force"),
+    "priority": (0, 1),
+    "oomKiller": (False, True),
+    "oversubscribe": (False, True),
+    "logLevel": (0, 1, 2, 3, 4, 5),
+}
+NODE_NAME = "authentication.kubernetes.io/node-name"
+
+
+class Desired(NamedTuple):
+    """``extended_resource``: by which name pods without a claim get a default share; empty: by none. ``namespace`` and
+    ``account``: of the driver as a DaemonSet; empty: it is a service of each node.
+    """
+
+    extended_resource: str = ""
+    namespace: str = ""
+    account: str = ""
+
+
+def manifests(desired: Desired) -> list[dict[str, Any]]:
+    """In the order in which they are applied; removed in the other."""
+    out = [*classes(desired.extended_resource), *parameters_policy()]
+    if desired.account:
+        out += [*rights(desired.namespace, desired.account), *slices_policy(desired.namespace, desired.account)]
+    return out
+
+
+def classes(extended_resource: str = "") -> list[dict[str, Any]]:
+    """Of two classes with one extended resource the younger wins, so the name is given only where it is asked for."""
+    shares = _device_class(CLASS, "gpu")
+    if extended_resource:
+        shares["spec"]["extendedResourceName"] = extended_resource
+    return [shares, _device_class(MIG_CLASS, "mig")]
+
+
+def _device_class(name: str, kind: str) -> dict[str, Any]:
+    expression = f"device.driver == {_text(DRIVER)} && device.attributes[{_text(DRIVER)}].type == {_text(kind)}"
+    spec: dict[str, Any] = {"selectors": [{"cel": {"expression": expression}}]}
+    return {"apiVersion": API, "kind": "DeviceClass", "metadata": _meta(name), "spec": spec}
+
+
+# ---- parameters
+
+
+def parameters_policy() -> list[dict[str, Any]]:
+    """The API server takes whatever parameters say; the pod would wait for a sentence of the driver. Other versions of
+    these objects are converted to the one that is named here.
+    """
+    resources = ["resourceclaims", "resourceclaimtemplates", "deviceclasses"]
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": _constraints("resource.k8s.io", resources, ["CREATE", "UPDATE"]),
+        "variables": [
+            {"name": "config", "expression": _CONFIG},
+            {
+                "name": "ours",
+                "expression": f"variables.config.filter(c, has(c.opaque) && c.opaque.driver == {_text(DRIVER)})",
+            },
+        ],
+        "validations": [
+            {
+                "expression": f"variables.ours.all(c, {_has_kind('c.opaque.parameters')})",
+                "message": f"parameters of {DRIVER} have apiVersion {PARAMETERS_VERSION} and kind {PARAMETERS_KIND}",
+            },
+            {
+                "expression": "variables.ours.all(c, c.opaque.parameters.all(key, key in "
+                f"{json.dumps(['apiVersion', 'kind', *PARAMETERS])}))",
+                "message": f"parameters of {DRIVER} are {', '.join(PARAMETERS)}, and no others",
+            },
+            *(
+                {
+                    "expression": f"variables.ours.all(c, !({_text(key)} in c.opaque.parameters) || "
+                    f"c.opaque.parameters[{_text(key)}] in {json.dumps(list(allowed))})",
+                    "message": f"{key} of {DRIVER} is one of {', '.join(json.dumps(one) for one in allowed)}",
+                }
+                for key, allowed in PARAMETERS.items()
+            ),
+        ],
+    }
+    return _policy(PARAMETERS_POLICY, spec)
+
+
+# Of a claim, of a template, of a class.
+_CONFIG = (
+    "has(object.spec.spec) ? (has(object.spec.spec.devices.config) ? object.spec.spec.devices.config : []) : "
+    "has(object.spec.devices) ? (has(object.spec.devices.config) ? object.spec.devices.config : []) : "
+    "(has(object.spec.config) ? object.spec.config : [])"
+)
+
+
+def _has_kind(place: str) -> str:
+    pairs = (("apiVersion", PARAMETERS_VERSION), ("kind", PARAMETERS_KIND))
+    return " && ".join(f"{_text(key)} in {place} && {place}.{key} == {_text(value)}" for key, value in pairs)
+
+
+# ---- the driver as a DaemonSet
+
+
+def rights(namespace: str, account: str) -> list[dict[str, Any]]:
+    """All that it does at the API server, and nothing else."""
+    rules = [
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+        {
+            "apiGroups": ["resource.k8s.io"],
+            "resources": ["resourceslices"],
+            "verbs": ["get", "list", "watch", "create", "update", "delete"],
+        },
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+    ]
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ROLE}
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+    api = "rbac.authorization.k8s.io/v1"
+    return [
+        {"apiVersion": api, "kind": "ClusterRole", "metadata": _meta(ROLE), "rules": rules},
+        {
+            "apiVersion": api,
+            "kind": "ClusterRoleBinding",
+            "metadata": _meta(ROLE),
+            "roleRef": role,
+            "subjects": [subject],
+        },
+    ]
+
+
+def slices_policy(namespace: str, account: str) -> list[dict[str, Any]]:
+    """A role knows no nodes: this holds each pod of the driver to the slices of the node that its token names."""
+    user = f"system:serviceaccount:{namespace}:{account}"
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": _constraints("resource.k8s.io", ["resourceslices"], ["CREATE", "UPDATE", "DELETE"]),
+        "matchConditions": [{"name": "driver", "expression": f"request.userInfo.username == {_text(user)}"}],
+        "variables": [
+            {
+                "name": "node",
+                "expression": f"request.userInfo.?extra[{_text(NODE_NAME)}][0].orValue('')",
+            },
+            {"name": "slice", "expression": "request.operation == 'DELETE' ? oldObject : object"},
+        ],
+        "validations": [
+            {
+                "expression": "variables.node != '' && has(variables.slice.spec.nodeName) && "
+                "variables.slice.spec.nodeName == variables.node",
+                "message": f"the driver writes slices of its own node alone; its token names that in {NODE_NAME}",
+            },
+            {
+                "expression": f"variables.slice.spec.driver == {_text(DRIVER)}",
+                "message": f"the driver writes slices of {DRIVER} alone",
+            },
+        ],
+    }
+    return _policy(SLICES_POLICY, spec)
+
+
+def _constraints(group: str, resources: list[str], operations: list[str]) -> dict[str, Any]:
+    rule = {"apiGroups": [group], "apiVersions": ["v1"], "operations": operations, "resources": resources}
+    return {"matchPolicy": "Equivalent", "resourceRules": [rule]}
+
+
+def _policy(name: str, spec: dict[str, Any]) -> list[dict[str, Any]]:
+    binding = {"policyName": name, "validationActions": ["Deny"]}
+    return [
+        {"apiVersion": ADMISSION, "kind": "ValidatingAdmissionPolicy", "metadata": _meta(name), "spec": spec},
+        {"apiVersion": ADMISSION, "kind": "ValidatingAdmissionPolicyBinding", "metadata": _meta(name), "spec": binding},
+    ]
+
+
+def _meta(name: str) -> dict[str, Any]:
+    return {"name": name, "labels": {"app.kubernetes.io/name": name}}
+
+
+def _text(text: str) -> str:
+    """A string of CEL; JSON writes it the same."""
+    return json.dumps(text)

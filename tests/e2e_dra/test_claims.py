@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a claim to a container's limit, on real programs of Kubernetes; judged by the simulated driver's own account."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from conftest import CLAIMS, SLICES, Claim, devices, pod
+from kubebox.cluster import Cluster
+from kubebox.gpunode import MIB, GpuNode
+from kubebox.process import until
+
+FILL = ("fill", "take", "1")
+GIB = 1024 * MIB
+
+
+def used(node: GpuNode) -> dict[int, int]:
+    """pid → bytes on the cards, by the driver."""
+    gpus = node.gpusimctl("usage", "--json")["gpus"]
+    return {one["pid"]: one["total"] for gpu in gpus for one in gpu["processes"] if one["total"]}
+
+
+def records() -> list[dict[str, Any]]:
+    return json.loads(Path("/var/lib/vgpu/allocations.json").read_text())["allocations"]
+
+
+def test_the_node_publishes_its_cards(cluster: Cluster, node: GpuNode) -> None:
+    found = devices(cluster)
+    assert all(one["allowMultipleAllocations"] for one in found.values())
+    assert {one["capacity"]["memory"]["value"] for one in found.values()} == {"14400Mi"}
+    assert node.status()["registered"]
+
+
+def test_a_pod_gets_what_it_claimed(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
+    one = pod(cluster, "one", claim("c", gpu={"memory": "4Gi", "cores": "30"}), command=FILL).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$")[1]) == 4 * GIB
+    assert one.wait_log(r"^took 1: (\d+)$")[1] == "2"
+    assert used(node) == {one.pids()[0]: 4 * GIB}
+    (record,) = records()
+    assert (record["kind"], record["holder"], record["limits"]["devices"][0]["sm_percent"]) == (
+        "claim",
+        "default/c",
+        30,
+    )
+    one.delete()
+    until(lambda: records() == [], "the end of the allocation")
+
+
+def test_what_is_not_asked_for_is_the_equal_slice(cluster: Cluster, claim: Claim) -> None:
+    one = pod(cluster, "one", claim("c", gpu={}), command=FILL).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$")[1]) == 3840 * MIB
+
+
+def test_two_requests_in_one_container_are_the_sum(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
+    name = claim("c", a={"memory": "3Gi", "cores": "10"}, b={"memory": "2Gi", "cores": "10"})
+    one = pod(cluster, "one", name, command=FILL).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$")[1]) == 5 * GIB
+    assert one.wait_log(r"^took 1: (\d+)$")[1] == "2"
+    assert used(node) == {one.pids()[0]: 5 * GIB}
+
+
+def test_a_container_that_names_a_request_has_that(cluster: Cluster, claim: Claim) -> None:
+    name = claim("c", a={"memory": "3Gi", "cores": "10"}, b={"memory": "2Gi", "cores": "10"})
+    one = pod(cluster, "one", name, request="b", command=FILL).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$")[1]) == 2 * GIB
+
+
+def test_two_claims_in_one_container_are_the_sum(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
+    names = [claim(f"c{n}", gpu={"memory": f"{n}Gi", "cores": "10"}) for n in (1, 2)]
+    one = pod(cluster, "one", *names, command=FILL).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$")[1]) == 3 * GIB
+    assert one.wait_log(r"^took 1: (\d+)$")[1] == "2"
+    assert used(node) == {one.pids()[0]: 3 * GIB}
+
+
+def test_pods_with_one_claim_have_one_budget(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
+    name = claim("c", gpu={"memory": "4Gi", "cores": "30"})
+    one = pod(cluster, "one", name, command=("take", "3000")).wait_running()
+    assert one.wait_log(r"^took 3000: (\d+)$")[1] == "0"
+    other = pod(cluster, "other", name, command=FILL).wait_running()
+    other.wait_log(r"^took 1: 2$")
+    assert sum(used(node).values()) == 4 * GIB
+    one.delete()
+    assert [one["claim"] for one in records()], "the other pod still has it"
+    other.delete()
+    until(lambda: records() == [], "the end of the allocation")
+
+
+def test_a_container_that_starts_again_keeps_its_share(cluster: Cluster, claim: Claim) -> None:
+    name = claim("c", gpu={"memory": "2Gi", "cores": "10"})
+    loop = pod(cluster, "loop", name, command=("fill", "crash"), restart="Always")
+    until(lambda: loop.restarts() >= 2, "second restart")
+    assert all(f"total {2 * GIB}\n" in text for text in loop.logs().values() if "total" in text)
+
+
+def test_full_cards_make_the_next_pod_wait(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
+    """Shares fill two cards to the MiB; then one ends."""
+    full = [
+        pod(cluster, f"p{n}", claim(f"c{n}", gpu={"memory": "7200Mi", "cores": "50"}), command=FILL) for n in range(4)
+    ]
+    for one in full:
+        one.wait_running().wait_log(r"^took 1: 2$")
+    assert sorted(used(node).values()) == [7200 * MIB] * 4
+    late = pod(cluster, "late", claim("late", gpu={"memory": "1Mi"}), command=("take", "0"))
+    until(late.why_not_scheduled, "word of the scheduler")
+    full[0].delete()
+    late.wait_running()
+
+
+def test_a_kubelet_that_starts_again_finds_all_as_it_was(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
+    name = claim("c", gpu={"memory": "2Gi", "cores": "10"})
+    one = pod(cluster, "one", name, command=FILL).wait_running()
+    one.wait_log(r"^took 1: 2$")
+    before = cluster.api.get(SLICES)["items"][0]["metadata"]["uid"]
+    cluster.kubelet.stop(kill=True)
+    cluster.kubelet.start()
+    until(
+        lambda: len(devices(cluster)) == 2 and cluster.api.get(SLICES)["items"][0]["metadata"]["uid"] != before,
+        "slices that were wiped, and are back",
+    )
+    other = pod(cluster, "other", name, command=("take", "1")).wait_running()
+    assert other.wait_log(r"^took 1: (\d+)$")[1] == "2", "one budget with the pod from before"
+    assert sum(used(node).values()) == 2 * GIB
+
+
+def test_a_plugin_that_was_killed_serves_again(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
+    one = pod(cluster, "one", claim("c", gpu={"memory": "2Gi", "cores": "10"}), command=FILL).wait_running()
+    node.plugin.stop(kill=True)
+    waits = pod(cluster, "waits", claim("d", gpu={"memory": "1Gi", "cores": "10"}), command=FILL)
+    until(lambda: cluster.api.get(f"{CLAIMS}/d").get("status", {}).get("allocation"), "allocation of its claim")
+    assert waits.phase == "Pending"
+    node.start()
+    assert int(waits.wait_running().wait_log(r"^total (\d+)$")[1]) == GIB
+    assert one.running() and used(node)[one.pids()[0]] == 2 * GIB
+
+
+def test_parameters_that_nobody_knows_hold_the_pod_up(cluster: Cluster, claim: Claim) -> None:
+    words = {"apiVersion": "vgpu.fleet/v1", "kind": "Share", "memory": "100Gi"}
+    config = [{"opaque": {"driver": "gpu.vgpu.fleet", "parameters": words}}]
+    one = pod(cluster, "one", claim("c", config, gpu={"memory": "1Gi", "cores": "10"}))
+
+    def said() -> bool:
+        events = cluster.api.get("/api/v1/namespaces/default/events")["items"]
+        return any("unknown parameter 'memory'" in event.get("message", "") for event in events)
+
+    until(said, "the event that says why")
+    assert one.phase == "Pending" and records() == []

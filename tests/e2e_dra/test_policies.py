@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a real API server refuses by our policies, and that what it takes is what the driver takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CLAIMS, CLASSES, remove
+from kubebox.api import ApiError
+from kubebox.cluster import Cluster
+from kubebox.process import until
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "plugins"))
+from module_utils.kube import dra_manifests  # noqa: E402
+
+FOLDERS = {
+    "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+}
+GOOD = {"apiVersion": "vgpu.fleet/v1", "kind": "Share"}
+PARAMETERS: list[tuple[Any, str]] = [
+    (GOOD, ""),
+    ({**GOOD, "corePolicy": "force", "priority": 1, "oomKiller": True, "oversubscribe": False, "logLevel": 5}, ""),
+    ({"anything": ["goes"]}, "have apiVersion vgpu.fleet/v1 and kind Share"),
+    ({**GOOD, "kind": "Gpu"}, "have apiVersion vgpu.fleet/v1 and kind Share"),
+    ({**GOOD, "memory": "100Gi"}, "and no others"),
+    ({**GOOD, "corePolicy": "hard"}, "corePolicy of gpu.vgpu.fleet is one of"),
+    ({**GOOD, "priority": 2}, "priority of gpu.vgpu.fleet is one of"),
+    ({**GOOD, "priority": "0"}, "priority of gpu.vgpu.fleet is one of"),
+    ({**GOOD, "oomKiller": "true"}, "oomKiller of gpu.vgpu.fleet is one of"),
+    ({**GOOD, "logLevel": 6}, "logLevel of gpu.vgpu.fleet is one of"),
+]
+
+
+def refusal(cluster: Cluster, path: str, body: dict[str, Any]) -> str:
+    """Why an object is refused, as a dry run says it; empty where it is taken."""
+    try:
+        cluster.api.create(f"{path}?dryRun=All", body)
+    except ApiError as fault:
+        return str(fault)
+    return ""
+
+
+def claim_with(parameters: Any, driver: str = "gpu.vgpu.fleet") -> dict[str, Any]:
+    request = {"deviceClassName": "vgpu"}
+    asked = {"name": "gpu", "exactly": request}
+    config = [{"opaque": {"driver": driver, "parameters": parameters}}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "tried"},
+        "spec": {"devices": {"requests": [asked], "config": config}},
+    }
+
+
+@pytest.fixture(scope="module")
+def judged(started: Any) -> Iterator[Cluster]:
+    """The cluster with the policies, which the API server takes a moment to see."""
+    cluster = started[0]
+    made = dra_manifests.parameters_policy()
+    for one in made:
+        cluster.api.create(FOLDERS[one["kind"]], one)
+    until(lambda: refusal(cluster, CLAIMS, claim_with({"anything": 1})), "a policy that is in force")
+    yield cluster
+    for one in reversed(made):
+        cluster.api.delete(f"{FOLDERS[one['kind']]}/{one['metadata']['name']}")
+    remove(cluster, "tried")
+
+
+@pytest.mark.parametrize("at", range(len(PARAMETERS)))
+def test_parameters_of_a_claim(judged: Cluster, at: int) -> None:
+    parameters, reason = PARAMETERS[at]
+    said = refusal(judged, CLAIMS, claim_with(parameters))
+    assert reason in said and bool(reason) == bool(said)
+
+
+@pytest.mark.parametrize("at", range(len(PARAMETERS)))
+def test_parameters_of_a_template_and_of_a_class(judged: Cluster, at: int) -> None:
+    parameters, reason = PARAMETERS[at]
+    template = claim_with(parameters)
+    template.update(kind="ResourceClaimTemplate", spec={"spec": template["spec"]})
+    entry = {"opaque": {"driver": "gpu.vgpu.fleet", "parameters": parameters}}
+    made = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "tried"}}
+    for path, body in (
+        (CLAIMS.replace("resourceclaims", "resourceclaimtemplates"), template),
+        (CLASSES, {**made, "spec": {"config": [entry]}}),
+    ):
+        said = refusal(judged, path, body)
+        assert reason in said and bool(reason) == bool(said)
+
+
+def test_parameters_of_another_driver_are_its_own(judged: Cluster) -> None:
+    assert refusal(judged, CLAIMS, claim_with({"anything": ["goes"]}, "gpu.example.com")) == ""

@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole program with claims, against the kubelet's manager of claims and an API server, over real sockets and HTTP.
+
+What the kubelet does, and when, is what a real kubelet 1.36.3 was seen to do: it deletes slices at its start and when
+the plugin is gone, asks once for a claim in the life of its process, adds a later answer to what it has, and never asks
+at a container's restart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from vgpu_kubelet_double.claims import ClaimManager, ClaimRef, Pod
+from vgpu_kubelet_double.manager import PodError
+from vgpu_plugin._proto import dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.ctl import main as ctl
+
+from ..conftest import Node
+from ..samples import until
+from .conftest import SLICE, Begin, ClaimApi, part
+
+MIB = 1 << 20
+GPUS = [f"GPU-{n:08d}-0000-0000-0000-000000000000" for n in range(2)]
+
+
+def pod(name: str, *claims: ClaimRef, **containers: tuple[tuple[str, str], ...]) -> Pod:
+    """Without containers: one that names every claim."""
+    return Pod(name, claims, containers or {"main": tuple((one.uid, "") for one in claims)})
+
+
+def injected(node: Node, ids: list[str]) -> dict[str, dict[str, Any]]:
+    """Mounts by container path, as a runtime makes them of CDI devices: a later one replaces one of its path."""
+    mounts: dict[str, dict[str, Any]] = {}
+    for one in ids:
+        kind, _equals, name = one.partition("=")
+        found = [spec for spec in specifications(node) if spec["kind"] == kind]
+        (edits,) = [dev["containerEdits"] for spec in found for dev in spec["devices"] if dev["name"] == name]
+        mounts.update({mount["containerPath"]: mount for mount in edits["mounts"]})
+    return mounts
+
+
+def specifications(node: Node) -> list[dict[str, Any]]:
+    return [json.loads(one.read_text()) for one in sorted((node.paths.cdi_dir or Path()).glob("*.json"))]
+
+
+def limits(mounts: Mapping[str, Mapping[str, Any]], number: int) -> dict[str, tuple[int, int]]:
+    """What a container's share allows: UUID → (bytes, percent)."""
+    found = abi_files.parse_limits((Path(mounts[f"/dev/vgpu/{number}"]["hostPath"]) / "limits").read_bytes())
+    return {one["uuid"]: (one["memory_bytes"], one["sm_percent"]) for one in found["devices"]}
+
+
+def allocations(node: Node) -> list[str]:
+    return sorted(one.name for one in node.paths.allocations.iterdir())
+
+
+def records(node: Node) -> list[dict[str, Any]]:
+    return json.loads(node.paths.records.read_text())["allocations"] if node.paths.records.exists() else []
+
+
+# --- the way of one claim --------------------------------------------------------------------------
+
+
+def test_a_pod_gets_what_its_claim_was_given(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    claim = api.allocate("c", part(memory="4Gi", cores="30"))
+    (ids,) = manager.run_pod(pod("p", claim)).values()
+    assert ids == ["vgpu.fleet/claim=uid-c.gpu"]
+    mounts = injected(node, ids)
+    assert {path: "ro" in one["options"] for path, one in mounts.items()} == {
+        "/dev/vgpu": True,
+        "/dev/vgpu/lib": True,
+        "/dev/vgpu/0": True,
+        "/dev/vgpu/0/ledger": False,
+        "/dev/vgpu/0/tenant": False,
+        "/etc/ld.so.preload": True,
+    }
+    assert limits(mounts, 0) == {GPUS[0]: (4096 * MIB, 30)}
+    root = Path(mounts["/dev/vgpu"]["hostPath"])
+    assert all((root / place).is_dir() for place in ("lib", "0", "255"))
+    (record,) = records(node)
+    assert (record["kind"], record["holder"], record["cores"]) == ("claim", "default/c", {GPUS[0]: 30})
+    manager.end_pod("p")
+    assert records(node) == allocations(node) == []
+    assert not any(spec["kind"] == "vgpu.fleet/claim" for spec in specifications(node))
+
+
+def test_no_resource_is_registered_beside_claims(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, kubelet: Any
+) -> None:
+    """A node that advertises nvidia.com/gpu is not asked for claims of that name."""
+    begin()
+    manager.run_pod(pod("p", api.allocate("c", part())))
+    assert kubelet.state()["resources"] == {}
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_both_versions_of_the_service_answer_the_same(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, version: str
+) -> None:
+    begin()
+    claim = api.allocate("c", part())
+    assert manager.drivers["gpu.vgpu.fleet"].version == "v1.DRAPlugin"
+    if version == "v1":
+        assert manager.run_pod(pod("p", claim))["main"] == ["vgpu.fleet/claim=uid-c.gpu"]
+        return
+    socket = node.paths.driver_folder("gpu.vgpu.fleet") / "dra.sock"
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        stub = dra_v1beta1_pb2_grpc.DRAPluginStub(channel)
+        asked = dra_v1beta1_pb2.Claim(namespace="default", name="c", uid="uid-c")
+        request = dra_v1beta1_pb2.NodePrepareResourcesRequest(claims=[asked])
+        (device,) = stub.NodePrepareResources(request).claims["uid-c"].devices
+    assert (device.pool_name, device.device_name, list(device.request_names)) == ("node-1", "gpu-00000000", ["gpu"])
+    assert (list(device.cdi_device_ids), device.share_id) == (["vgpu.fleet/claim=uid-c.gpu"], "share-gpu-0")
+
+
+# --- several shares --------------------------------------------------------------------------------
+
+
+def test_two_requests_are_two_shares(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    """A container that names the claim has both, one that names a request has that."""
+    begin()
+    claim = api.allocate("c", part("a", 0, "4Gi", "30"), part("b", 0, "2Gi", "20"))
+    ids = manager.run_pod(
+        pod("p", claim, both=((claim.uid, ""),), first=((claim.uid, "a"),), second=((claim.uid, "b"),))
+    )
+    both, first, second = (injected(node, ids[name]) for name in ("both", "first", "second"))
+    assert limits(both, 0) == limits(first, 0) == {GPUS[0]: (4096 * MIB, 30)}
+    assert limits(both, 1) == limits(second, 1) == {GPUS[0]: (2048 * MIB, 20)}
+    assert "/dev/vgpu/1" not in first and "/dev/vgpu/0" not in second
+    assert both["/dev/vgpu/0/ledger"] == first["/dev/vgpu/0/ledger"] != both["/dev/vgpu/1/ledger"]
+
+
+def test_two_claims_of_a_pod_never_share_a_path(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    claims = [api.allocate(f"c{n}", part(gpu=n % 2, memory="1Gi", cores="5")) for n in range(4)]
+    (ids,) = manager.run_pod(pod("p", *claims)).values()
+    mounts = injected(node, ids)
+    assert [limits(mounts, n) for n in range(4)] == [{GPUS[n % 2]: (1024 * MIB, 5)} for n in range(4)]
+    manager.run_pod(pod("other", claims[1]))
+    manager.end_pod("p")
+    later = api.allocate("later", part(memory="1Gi", cores="5"))
+    (ids,) = manager.run_pod(pod("q", claims[1], later)).values()
+    assert {path for path in injected(node, ids) if path[-1].isdigit()} == {"/dev/vgpu/1", "/dev/vgpu/0"}
+
+
+def test_a_request_of_two_devices_is_one_share(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    claim = api.allocate("c", part(gpu=0), part(gpu=1))
+    (ids,) = manager.run_pod(pod("p", claim)).values()
+    assert set(ids) == {"vgpu.fleet/claim=uid-c.gpu"}
+    assert limits(injected(node, ids), 0) == dict.fromkeys(GPUS, (4096 * MIB, 30))
+
+
+def test_pods_with_one_claim_have_one_ledger(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    claim = api.allocate("c", part())
+    one, other = (injected(node, manager.run_pod(pod(name, claim))["main"]) for name in ("one", "other"))
+    assert one == other
+    manager.end_pod("one")
+    assert Path(other["/dev/vgpu/0/ledger"]["hostPath"]).is_file(), "the other pod still has it"
+    manager.end_pod("other")
+    assert allocations(node) == []
+
+
+# --- restarts --------------------------------------------------------------------------------------
+
+
+def inodes(mounts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    return {path: Path(one["hostPath"]).stat().st_ino for path, one in mounts.items()}
+
+
+def test_prepared_again_the_files_stay(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    """As after a restart of the kubelet, with the next pod of the claim: containers of the first have them mounted."""
+    begin()
+    claim = api.allocate("c", part())
+    mounts = injected(node, manager.run_pod(pod("one", claim))["main"])
+    before = inodes(mounts)
+    manager.restart()
+    until(lambda: len(api.slices()) == 2, "slices after the kubelet has wiped them")
+    ids = manager.run_pod(pod("two", claim))["main"]
+    assert set(ids) == {"vgpu.fleet/claim=uid-c.gpu"} and len(ids) == 2, "the kubelet adds what it is answered"
+    assert inodes(injected(node, ids)) == before
+    assert manager.restart_container("one", "main") == ["vgpu.fleet/claim=uid-c.gpu"]
+
+
+def test_after_a_reboot_the_same_ids_have_files_again(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, running: Any
+) -> None:
+    daemon = begin()
+    claims = [api.allocate(name, part(memory="1Gi", cores="10")) for name in ("a", "b")]
+    for name, mine in (("one", claims[:1]), ("two", claims), ("three", claims[1:])):
+        manager.run_pod(pod(name, *mine))
+    before = records(node)
+    daemon.stop()
+    daemon.thread.join(20)  # type: ignore[attr-defined]
+    manager.stop()
+    # /run and /var/run are empty, nothing is mounted.
+    node.mounter.mounted.clear()
+    for folder in (node.paths.run_dir, node.paths.cdi_dir or node.paths.run_dir):
+        _empty(folder)
+    begin()
+    manager.start()
+    until(lambda: len(api.slices()) == 2, "slices")
+    manager.start_again()  # every pod at once, so two ask for one claim
+    assert records(node) == before
+    for one in manager.pods.values():
+        mounts = injected(node, one.ids["main"])
+        assert all(Path(mount["hostPath"]).exists() for mount in mounts.values())
+        assert {path for path in mounts if path[-1].isdigit()} == {
+            f"/dev/vgpu/{claims.index(claim)}" for claim in one.claims
+        }
+
+
+def _empty(folder: Path) -> None:
+    import shutil
+
+    for one in folder.iterdir():
+        shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
+
+
+def test_the_program_that_starts_again_serves_what_it_prepared(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin
+) -> None:
+    daemon = begin()
+    claim = api.allocate("c", part())
+    ids = manager.run_pod(pod("p", claim))["main"]
+    before = inodes(injected(node, ids))
+    daemon.stop()
+    daemon.thread.join(20)  # type: ignore[attr-defined]
+    until(lambda: not api.slices(), "the kubelet deletes the slices of a driver that is gone")
+    manager.drivers.clear()
+    begin()
+    assert inodes(injected(node, ids)) == before
+    manager.end_pod("p")
+    assert allocations(node) == []
+
+
+def test_slices_that_somebody_deletes_come_back(api: ClaimApi, begin: Begin) -> None:
+    begin()
+    for _time in range(3):
+        api.wipe(None)
+        until(lambda: len(api.slices()) == 2, "slices again")
+
+
+# --- refusals --------------------------------------------------------------------------------------
+
+
+def opaque(**parameters: Any) -> dict[str, Any]:
+    words = {"apiVersion": "vgpu.fleet/v1", "kind": "Share", **parameters}
+    return {"source": "FromClaim", "opaque": {"driver": "gpu.vgpu.fleet", "parameters": words}}
+
+
+REFUSED = [
+    ("too much memory", (part(memory="20Gi"),), (), "20480 MiB are asked for, 4096 of 15360 are held by others"),
+    ("too much time", (part(cores="71"),), (), "71 % of the SMs are asked for, 30 % are held by others"),
+    ("the second of two", (part("a", memory="1Gi", cores="1"), part("b", memory="20Gi")), (), "are asked for"),
+    ("unknown parameter", (part(memory="1Gi"),), (opaque(memory="16Gi"),), "unknown parameter 'memory'"),
+    ("another kind", (part(memory="1Gi"),), (opaque(kind="Gpu"),), "expected vgpu.fleet/v1 Share"),
+    ("unknown device", (part(gpu=7),), (), "this node has no device gpu-00000007"),
+    ("another node", (part(pool="node-2"),), (), "of pool node-2"),
+    ("no memory named", (part(consumedCapacity={"slots": "1"}),), (), "is shared in another way"),
+]
+
+
+@pytest.mark.parametrize(("results", "config", "reason"), [one[1:] for one in REFUSED], ids=[one[0] for one in REFUSED])
+def test_what_is_refused_leaves_nothing(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, results: tuple, config: tuple, reason: str
+) -> None:
+    begin()
+    manager.run_pod(pod("first", api.allocate("first", part())))
+    before = (records(node), allocations(node), specifications(node))
+    with pytest.raises(PodError) as refused:
+        manager.run_pod(pod("p", api.allocate("c", *results, config=config)))
+    assert reason in str(refused.value)
+    assert (records(node), allocations(node), specifications(node)) == before
+    # What the API server corrects is taken the next time.
+    assert manager.run_pod(pod("p", api.allocate("c", part(memory="1Gi", cores="10"))))["main"]
+
+
+UIDS = [
+    ("another uid", "uid-other", "is another one by now: its uid is uid-c, expected uid-other"),
+    ("a path", "../../etc/passwd", "expected letters, digits and dashes"),
+    ("nothing", "", "expected letters, digits and dashes"),
+]
+
+
+@pytest.mark.parametrize(("uid", "reason"), [one[1:] for one in UIDS], ids=[one[0] for one in UIDS])
+def test_a_uid_that_is_not_the_claims_is_refused(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, uid: str, reason: str
+) -> None:
+    begin()
+    api.allocate("c", part())
+    with pytest.raises(PodError) as refused:
+        manager.run_pod(pod("p", ClaimRef("default", "c", uid)))
+    assert reason in str(refused.value) and allocations(node) == records(node) == []
+
+
+FAULTS = [(404, "is gone"), (403, "cannot be read"), (500, "cannot be read")]
+
+
+@pytest.mark.parametrize(("status", "reason"), FAULTS)
+def test_a_claim_that_cannot_be_read_waits(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, status: int, reason: str
+) -> None:
+    begin()
+    claim = api.allocate("c", part())
+    api.fault = lambda method, path: status if "resourceclaims" in path else None
+    with pytest.raises(PodError, match=reason):
+        manager.run_pod(pod("p", claim))
+    assert allocations(node) == []
+    api.fault = None
+    assert manager.run_pod(pod("p", claim))["main"]
+
+
+def test_more_claims_than_slots_are_refused(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    for n in range(4):
+        manager.run_pod(pod(f"p{n}", api.allocate(f"c{n}", part(memory="1Gi", cores="1"))))
+    with pytest.raises(PodError, match="all 4 of its slots are held"):
+        manager.run_pod(pod("p4", api.allocate("c4", part(memory="1Gi", cores="1"))))
+    manager.end_pod("p0")
+    assert manager.run_pod(pod("p4", api.allocate("c4", part(memory="1Gi", cores="1"))))["main"]
+
+
+def test_a_lease_and_claims_share_one_account(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin()
+    for n in range(2):
+        manager.run_pod(pod(f"p{n}", api.allocate(f"c{n}", part(gpu=n, memory="14Gi", cores="50"))))
+    arguments = ["--socket", str(node.paths.admin_socket), "lease", "--json"]
+    assert ctl.main(arguments) == 3, "a slice of 3840 MiB is no more there"
+    manager.end_pod("p1")
+    capsys.readouterr()
+    assert ctl.main(arguments) == 0
+    lease = json.loads(capsys.readouterr().out)
+    assert lease["ids"][0].startswith(GPUS[1])
+    with pytest.raises(PodError, match="3840 of 15360 are held by others"):
+        manager.run_pod(pod("p2", api.allocate("c2", part(gpu=1, memory="14Gi"))))
+
+
+def test_a_claim_that_is_allocated_anew_gets_its_new_share(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin
+) -> None:
+    """One that a person made lives on. The kubelet may have been away when its pod ended, and never asked to end it."""
+    begin()
+    claim = api.allocate("c", part(gpu=0))
+    manager.run_pod(pod("p", claim))
+    manager.pods.clear()
+    manager.restart()
+    (manager.root / "dra_manager_state").unlink()
+    api.allocate("c", part(gpu=1, memory="2Gi"))
+    mounts = injected(node, manager.run_pod(pod("q", claim))["main"])
+    assert limits(mounts, 0) == {GPUS[1]: (2048 * MIB, 30)}
+    assert len(records(node)) == 1
+
+
+def test_unprepare_of_an_unknown_claim_is_success(manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    manager.pods["p"] = pod("p", ClaimRef("default", "nobody", "uid-nobody"))
+    manager.end_pod("p")
+
+
+# --- health and slices -----------------------------------------------------------------------------
+
+
+def test_a_fault_of_a_card_is_a_taint_and_unhealthy(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = begin()
+    driver = manager.drivers["gpu.vgpu.fleet"]
+    names = ["gpu-00000000", "gpu-00000001"]
+    until(lambda: driver.health == dict.fromkeys(names, "HEALTHY"), "both healthy")
+    daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
+    until(lambda: driver.health == {names[0]: "UNHEALTHY", names[1]: "HEALTHY"}, "the card is unhealthy")
+    until(lambda: "taints" in api.slices().get(names[0], {}), "a taint")
+    assert [one["effect"] for one in api.slices()[names[0]]["taints"]] == ["NoSchedule"]
+    assert "taints" not in api.slices()[names[1]]
+    with pytest.raises(PodError, match="unhealthy: Xid 79"):
+        manager.run_pod(pod("p", api.allocate("c", part())))
+
+
+def dropping(*fields: str) -> Any:
+    """An API server without consumable capacity."""
+
+    def keeps(sent: dict[str, Any]) -> dict[str, Any]:
+        kept = json.loads(json.dumps(sent))
+        for device in kept.get("spec", {}).get("devices", []):
+            for field in fields:
+                device.pop(field, None)
+                for capacity in device["capacity"].values():
+                    capacity.pop(field, None)
+        return kept
+
+    return keeps
+
+
+@pytest.mark.parametrize("fields", [("allowMultipleAllocations", "requestPolicy"), ("requestPolicy",)])
+def test_where_the_server_drops_fields_nothing_is_published(
+    node: Node, api: ClaimApi, begin: Begin, fields: tuple, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.keeps = dropping(*fields)
+    begin(publishes=False)
+    arguments = ["--socket", str(node.paths.admin_socket), "status", "--json"]
+
+    def said() -> str:
+        ctl.main(arguments)
+        return capsys.readouterr().out
+
+    text = until(lambda: said() if "DRAConsumableCapacity" in said() else "", "why nothing is published")
+    assert f".{fields[0]}" in text
+    assert not api.slices() and ("POST", SLICE.rpartition("/")[0]) not in api.writes
+
+
+def test_a_server_that_begins_to_drop_loses_the_slices(
+    api: ClaimApi, begin: Begin, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = begin()
+    api.keeps = dropping("allowMultipleAllocations")
+    daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
+    until(lambda: not api.slices(), "no card is offered as one that has one owner")
+
+
+def test_an_idle_node_writes_nothing(api: ClaimApi, begin: Begin) -> None:
+    begin()
+    asked = api.count("GET", "resourceslices")
+    until(lambda: api.count("GET", "resourceslices") >= asked + 5, "looks at the slices")
+    assert [one for one in api.writes if "resourceslices" in one[1]] == [("POST", SLICE.rpartition("/")[0])]
+
+
+def test_what_the_server_adds_is_no_change(api: ClaimApi, begin: Begin) -> None:
+    """Times of taints, quantities in its own words, the pool's generation."""
+
+    def keeps(sent: dict[str, Any]) -> dict[str, Any]:
+        kept = json.loads(json.dumps(sent))
+        for device in kept.get("spec", {}).get("devices", []):
+            device["capacity"]["memory"]["value"] = "15099494400"  # 14400Mi
+            for taint in device.get("taints", []):
+                taint["timeAdded"] = "2026-11-25T10:00:00Z"
+        return kept
+
+    api.keeps = keeps
+    daemon = begin()
+    daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
+    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "a taint")
+    asked = api.count("GET", "resourceslices")
+    until(lambda: api.count("GET", "resourceslices") >= asked + 5, "looks at the slices")
+    assert [one[0] for one in api.writes if "resourceslices" in one[1]] == ["POST", "PUT"]

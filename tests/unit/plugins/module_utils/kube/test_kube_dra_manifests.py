@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of a cluster for claims; what an API server refuses by the policies is what tests/e2e_dra shows."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import dra_manifests
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube.dra_manifests import Desired
+
+ROOT = Path(__file__).resolve().parents[5]
+DRIVER = ROOT / "native/plugin/src/vgpu_plugin/dra"
+
+
+def by_kind(desired: Desired) -> list[tuple[str, str]]:
+    return [(one["kind"], one["metadata"]["name"]) for one in dra_manifests.manifests(desired)]
+
+
+POLICY = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+SERVICE = [("DeviceClass", "vgpu"), ("DeviceClass", "vgpu-mig"), *((kind, "vgpu-claim-parameters") for kind in POLICY)]
+DAEMONSET = [
+    *SERVICE,
+    ("ClusterRole", "vgpu-claims"),
+    ("ClusterRoleBinding", "vgpu-claims"),
+    *((kind, "vgpu-slices-of-their-node") for kind in POLICY),
+]
+
+
+@pytest.mark.parametrize(
+    ("desired", "objects"),
+    [(Desired(), SERVICE), (Desired("nvidia.com/gpu"), SERVICE), (Desired("", "kube-system", "vgpu"), DAEMONSET)],
+)
+def test_objects(desired: Desired, objects: list) -> None:
+    assert by_kind(desired) == objects
+
+
+@pytest.mark.parametrize("name", ["", "nvidia.com/gpu"])
+def test_a_class_has_an_extended_resource_where_it_is_asked_for(name: str) -> None:
+    shares, mig = dra_manifests.classes(name)
+    assert shares["spec"].get("extendedResourceName", "") == name
+    assert "extendedResourceName" not in mig["spec"]
+    for one, kind in ((shares, "gpu"), (mig, "mig")):
+        (selector,) = one["spec"]["selectors"]
+        assert selector["cel"]["expression"] == (
+            f'device.driver == "gpu.vgpu.fleet" && device.attributes["gpu.vgpu.fleet"].type == "{kind}"'
+        )
+
+
+def assigned(path: Path, name: str) -> object:
+    """The value of a constant of a program's source."""
+    tree = ast.parse(path.read_text())
+    constants = {"POLICIES": ("disable", "default", "force")}
+    for node in tree.body:
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+        if any(isinstance(one, ast.Name) and one.id == name for one in targets):
+            return eval(compile(ast.Expression(node.value), str(path), "eval"), constants)
+    raise AssertionError(f"{path} has no {name}")
+
+
+def test_policy_and_driver_know_the_same_parameters() -> None:
+    assert assigned(DRIVER / "parameters.py", "KEYS") == dra_manifests.PARAMETERS
+    assert assigned(DRIVER / "names.py", "DRIVER") == dra_manifests.DRIVER
+    names = dra_manifests.PARAMETERS_VERSION, dra_manifests.PARAMETERS_KIND
+    assert f'API_VERSION, KIND = "{names[0]}", "{names[1]}"' in (DRIVER / "names.py").read_text()
+
+
+def test_every_parameter_is_bounded() -> None:
+    policy, binding = dra_manifests.parameters_policy()
+    expressions = [one["expression"] for one in policy["spec"]["validations"]]
+    assert all(
+        any(f'"{key}" in c.opaque.parameters' in text for text in expressions) for key in dra_manifests.PARAMETERS
+    )
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert rule["resources"] == ["resourceclaims", "resourceclaimtemplates", "deviceclasses"]
+    # Claims of other versions are judged too, as the version that is named.
+    assert policy["spec"]["matchConstraints"]["matchPolicy"] == "Equivalent" and rule["apiVersions"] == ["v1"]
+    assert policy["spec"]["failurePolicy"] == "Fail" and binding["spec"]["validationActions"] == ["Deny"]
+
+
+def test_the_driver_as_a_daemonset_may_do_what_it_does_and_no_more() -> None:
+    role, binding = dra_manifests.rights("kube-system", "vgpu")
+    assert {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]} == {
+        ("resourceclaims", "get"),
+        ("nodes", "get"),
+        *(("resourceslices", verb) for verb in ("get", "list", "watch", "create", "update", "delete")),
+    }
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "vgpu", "namespace": "kube-system"}]
+
+
+def test_slices_are_held_to_the_node_of_the_token() -> None:
+    policy, _binding = dra_manifests.slices_policy("kube-system", "vgpu")
+    (condition,) = policy["spec"]["matchConditions"]
+    assert condition["expression"] == 'request.userInfo.username == "system:serviceaccount:kube-system:vgpu"'
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert rule["operations"] == ["CREATE", "UPDATE", "DELETE"]
