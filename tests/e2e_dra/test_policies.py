@@ -15,7 +15,7 @@ from kubebox.cluster import Cluster
 from kubebox.process import until
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "plugins"))
-from module_utils.kube import dra_manifests  # noqa: E402
+from module_utils.kube import dra_manifests
 
 FOLDERS = {
     "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",

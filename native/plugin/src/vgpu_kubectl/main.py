@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import yaml
+from vgpu_plugin._shared.pods import resizes
 
 from . import changes, exporters, rows, text
 from .source import Cluster, NoAnswer
@@ -209,7 +210,7 @@ def _resize(cluster: Cluster, given: argparse.Namespace) -> str:
     pod = cluster.pod(namespace or given.namespace, name)
     namespace = str((pod.get("metadata") or {}).get("namespace") or "")
     asked = changes.request(pod, given.container, given.memory, given.cores)
-    cluster.annotate("pod", name, namespace, changes.RESIZE, asked)
+    cluster.annotate("pod", name, namespace, resizes.RESIZE, asked)
     lines = [f"{namespace}/{name}: asked for {asked}"]
     end, granted = time.monotonic() + given.wait, ""
     while granted != "granted" and time.monotonic() < end:

@@ -152,19 +152,14 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     allocator.outside = static_slices
     registrations = _registrations(paths, pool, allocator)
     leases = Leases(allocator, pool, paths.checkpoint, registrations.any_registered)
-
-    def held() -> frozenset[str]:
-        return leases.in_use() | static_slices.in_use()
-
     holders = functools.partial(podresources.holders, paths.pod_resources)
     collector = Collector(allocator, files, paths.checkpoint, holders, send_again=pool.send_again)
-    changes = Reconfiguration(setup.choice, settings, source, allocator, held, last_offer)
+    changes = Reconfiguration(
+        setup.choice, settings, source, allocator, lambda: leases.in_use() | static_slices.in_use(), last_offer
+    )
     health = _health(setup, source, changes, pool)
-
-    def register(now: Settings, _driver: DriverFiles) -> None:
-        registrations.bring_in_line(resources(pool, now))
-
-    changes.after += [static_slices.configure, register]
+    changes.after.append(static_slices.configure)
+    changes.after.append(lambda now, _driver: registrations.bring_in_line(resources(pool, now)))
     repair, resizer = Repair(paths, records, files), Resizer(records, pool, files, sizer)
     changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all()), resizer.notes]
     claims = _claims(setup, allocator, files, source, changes)

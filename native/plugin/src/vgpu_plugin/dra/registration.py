@@ -2,8 +2,8 @@
 """The two sockets that the kubelet is the client of: the driver's own, and one in the folder where it looks for
 plugins.
 
-It watches that folder and reads what is there when it starts, so nothing has to be done after its restart. A socket that
-is gone is made again: its creation is the event. The driver's own listens first.
+It watches that folder and reads what is there when it starts, so nothing has to be done after its restart. A socket
+that is gone is made again: its creation is the event. The driver's own listens first.
 """
 
 from __future__ import annotations
