@@ -136,8 +136,8 @@ docs: apt-base ## pages of variables, modules and roles; HTML in .build/docs/htm
 	@$(BUILD)/docs-env/bin/python tools/alerts.py
 	@$(BUILD)/docs-env/bin/python tools/pages.py
 
-# PLATFORMS="3.11-x86_64 3.12-x86_64" SCHEDULER=none: for hosts of these alone, and without the wheels of the scheduler;
-# all of them are more than Galaxy takes.
+# PLATFORMS=3.11-x86_64 SCHEDULER=none: for such hosts alone, and without the wheels of the scheduler. More is more than
+# Galaxy takes.
 artefact: apt-base venv ## the collection with its wheels and libraries, in .build/artefact; the same bytes each time
 	@tools/apt.sh gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 	@$(BIN)/python tools/artefact.py --platforms "$(PLATFORMS)" --scheduler "$(SCHEDULER)"

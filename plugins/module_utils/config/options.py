@@ -84,7 +84,6 @@ TIGHTER: dict[str, Kind] = {
     "nvidia_driver_fabric_manager": AUTO_OR_FLAG,
     "nvidia_driver_prebuilt": AUTO_OR_FLAG,
     "nvidia_driver_vgpu_license_server": Text("name:port or an empty text", r"^([^\s:]+(:[0-9]{1,5})?)?\Z"),
-    "nvidia_driver_vgpu_token_sha256": CHECKSUM,
     "upgrade_serial": Either(SERIAL, ListOf(SERIAL)),
     "vcuda_archive_checksum": CHECKSUM,
 }
@@ -172,6 +171,7 @@ INTERNAL = (
     "nvidia_docker_record",
     "nvidia_driver_record",
     "nvidia_driver_setup_record",
+    "nvidia_driver_vgpu_token_sha256",
     "vcuda_arbiter_unit",
     "vcuda_arbiter_unit_path",
     "vcuda_arbiter_unit_text",

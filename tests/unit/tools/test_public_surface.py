@@ -88,6 +88,15 @@ def test_the_page_shows_public_modules_first() -> None:
     assert shown == [PUBLIC, set(MODULES) - PUBLIC]
 
 
+PLUMBING = re.compile(r"_(record|text|path|(?<!mem_)unit|list|load|sha256)$")  # one is a unit of memory
+
+
+def test_no_public_variable_is_plumbing() -> None:
+    """Records, units, texts and paths that a role writes, and digests that it computes, are inner variables."""
+    public = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/variables.md").read_text(), re.M)
+    assert len(public) > 100 and [name for name in public if PLUMBING.search(name)] == []
+
+
 def texts(path: Path) -> set[str]:
     """The texts of a program that are not docstrings."""
     tree = ast.parse(path.read_text())
