@@ -20,6 +20,7 @@ CARD = "{{instance}} GPU {{gpu}}"
 TENANT = "{{namespace}}/{{pod}} {{container}}"
 NODES, SPACE = 'instance=~"$instance"', 'namespace=~"$namespace"'
 RATE = "[$__rate_interval]"
+XIDS = f"vgpu_gpu_xids_by_number_total{{{NODES}}}"
 
 
 class Panel(NamedTuple):
@@ -77,7 +78,8 @@ DASHBOARDS = (
                 "Xids and ECC errors within an hour",
                 "short",
                 (
-                    (f"increase(vgpu_gpu_xids_by_number_total{{{NODES}}}[1h]) > 0", f"{CARD} Xid {{{{xid}}}}"),
+                    # A number comes with its first Xid, of which increase() would see nothing.
+                    (f"{XIDS} - ({XIDS} offset 1h or 0 * {XIDS}) > 0", f"{CARD} Xid {{{{xid}}}}"),
                     (f"increase(vgpu_gpu_ecc_errors_total{{{NODES}}}[1h]) > 0", f"{CARD} ECC {{{{kind}}}}"),
                 ),
             ),
@@ -156,7 +158,12 @@ DASHBOARDS = (
         {},
         (
             one("Which replica binds", "short", "vgpu_scheduler_leader", "{{instance}}"),
-            one("Binds a second, by outcome", "short", f"rate(vgpu_scheduler_binds_total{RATE})", "{{outcome}}"),
+            one(
+                "Binds a second, by outcome",
+                "short",
+                f"sum by (outcome) (rate(vgpu_scheduler_binds_total{RATE}))",
+                "{{outcome}}",
+            ),
             one(
                 "Time of an answer, the slowest of a hundred",
                 "s",
@@ -167,23 +174,29 @@ DASHBOARDS = (
             one(
                 "Memory of each node that pods hold",
                 "percentunit",
-                "vgpu_scheduler_node_memory_held_bytes / vgpu_scheduler_node_memory_capacity_bytes",
+                # Each replica has them.
+                "max by (node) (vgpu_scheduler_node_memory_held_bytes / vgpu_scheduler_node_memory_capacity_bytes)",
                 "{{node}}",
             ),
-            one("Slices of each node that pods hold", "short", "vgpu_scheduler_node_slots_held", "{{node}}"),
+            one(
+                "Slices of each node that pods hold",
+                "short",
+                "max by (node) (vgpu_scheduler_node_slots_held)",
+                "{{node}}",
+            ),
             one(
                 "Quotas that are used up",
                 "percentunit",
-                "vgpu_scheduler_quota_used / vgpu_scheduler_quota_hard",
+                "max by (namespace, quota, resource) (vgpu_scheduler_quota_used / vgpu_scheduler_quota_hard)",
                 "{{namespace}} {{quota}} {{resource}}",
             ),
             Panel(
                 "What should be 0",
                 "short",
                 (
-                    ("vgpu_scheduler_oversold_gpus", "oversold GPUs"),
-                    ("vgpu_scheduler_unplanned_pods", "pods without a plan"),
-                    ("vgpu_scheduler_uncertain_binds", "binds of unknown outcome"),
+                    ("max(vgpu_scheduler_oversold_gpus)", "oversold GPUs"),
+                    ("max(vgpu_scheduler_unplanned_pods)", "pods without a plan"),
+                    ("sum(vgpu_scheduler_uncertain_binds)", "binds of unknown outcome"),
                     (f"sum by (kind) (rate(vgpu_scheduler_drift_total{RATE}))", "differences, {{kind}}"),
                 ),
             ),

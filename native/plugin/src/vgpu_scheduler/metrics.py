@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vgpu_plugin.admin import process
 from vgpu_plugin.admin.exposition import Exposition
 
-from .cluster import Cluster
-from .extender import Extender
-from .leadership import Leadership
+if TYPE_CHECKING:  # the names are wanted without what these need
+    from .cluster import Cluster
+    from .extender import Extender
+    from .leadership import Leadership
 
 MIB = 1 << 20
 # Upper bounds, seconds; the last is what a kube-scheduler waits for an extender.

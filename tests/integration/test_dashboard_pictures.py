@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboards' own queries, answered by a real Prometheus that has an hour of what the exporters write: every panel
+has something to show, and the pictures in the docs are what it answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("vgpu_dashboard_pictures", ROOT / "tools" / "dashboard_pictures.py")
+assert spec is not None and spec.loader is not None
+tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tool)
+
+pytestmark = pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is Debian's package prometheus")
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return tool.answers()
+
+
+@pytest.mark.parametrize("made", tool.dashboards.DASHBOARDS, ids=lambda one: one.file)
+def test_every_query_of_every_panel_has_lines(answers, made):
+    with tool.prometheus() as address:
+        empty = [
+            f"{panel.title}: {expr}"
+            for panel in made.panels
+            for expr, legend in panel.queries
+            if not tool.lines_of(address, expr, legend)
+        ]
+    assert empty == []
+
+
+@pytest.mark.parametrize("made", tool.dashboards.DASHBOARDS, ids=lambda one: one.file)
+def test_no_panel_has_two_lines_of_one_name(answers, made):
+    """Two replicas, or two nodes, must be told apart or summed up."""
+    for panel, lines in zip(made.panels, answers[made.file], strict=True):
+        names = [name for name, _points in lines]
+        assert sorted(set(names)) == sorted(names), panel.title
+
+
+@pytest.mark.parametrize("made", tool.dashboards.DASHBOARDS, ids=lambda one: one.file)
+def test_pictures_are_of_these_answers(answers, made):
+    """Numbers may differ in their last digit between releases of Prometheus; the shape may not."""
+    picture = (ROOT / "docs" / tool.name_of(made)).read_text()
+    again = tool.picture(made, answers[made.file])
+    assert len(again.splitlines()) == len(picture.splitlines()), (
+        "run `.build/venv/bin/python tools/dashboard_pictures.py`"
+    )
+    for panel in made.panels:
+        assert tool.escape(panel.title) in picture
