@@ -23,6 +23,8 @@ SHARED = (
     "config.node_config",
     "config.sharing",
     "config.slices",
+    "gpu.enforcement",
+    "gpu.memory_limits",
     "gpu.nvml",
     "host.mount_namespace",
     "library.store",

@@ -56,7 +56,8 @@ def pack_limits(limits: Mapping[str, Any]) -> bytes:
 
     Keys: ``allocation``, ``devices`` (a list of ``uuid``, ``memory_bytes``, ``sm_percent``, ``unlimited``,
     ``card_bytes``), and, each with a default: ``count_context`` (True), ``deny``, ``oom_killer``,
-    ``allow_disable_control``, ``oversubscribe`` (False), ``core_policy`` ("default"), ``priority`` (1), ``log_level`` (1), ``sequence`` (0).
+    ``allow_disable_control``, ``oversubscribe`` (False), ``core_policy`` ("default"), ``priority`` (1), ``log_level``
+    (1), ``sequence`` (0).
     """
     known = {"allocation", "devices", "core_policy", "priority", "log_level", "sequence", "version", "min_reader"}
     for key in limits:

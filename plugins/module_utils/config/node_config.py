@@ -131,6 +131,9 @@ FILE = Record(
                         "passDeviceSpecs": Bool(),
                         "deviceListStrategy": Either(STRATEGY, ListOf(STRATEGY)),
                         "deviceIDStrategy": Choice("uuid", "index"),
+                        # Where the driver is to enforce limits that no library keeps: its folder has the hook.
+                        "libraryRoot": ABSOLUTE,
+                        "memoryEnforcement": schema.VARIABLES["vgpu_memory_enforcement"].kind,
                         "cdiAnnotationPrefix": Text(),
                         "nvidiaCTKPath": ABSOLUTE,
                         "containerDriverRoot": ABSOLUTE,
@@ -177,8 +180,12 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
     shared = clean["vgpu_sharing"] == "vcuda"
     for name, variable in schema.VARIABLES.items():
         place = variable.node[:1] if variable.node[:1] == ("flags",) else variable.node[:2]
+        if name == "vgpu_memory_enforcement" and clean[name] == variable.default:
+            continue  # so that the file of a host whose group does not set it stays as a former version wrote it
         if clean[name] is not None and (place == ("flags",) or (shared and place == schema.VCUDA)):
             _set(config, variable.node, clean[name])
+    if not shared and clean["vgpu_memory_enforcement"] == "driver":
+        _set(config, ("flags", "plugin", "libraryRoot"), library_root)
     if shared:
         vcuda = config["sharing"]["vcuda"]
         vcuda["libraryRoot"] = library_root

@@ -99,6 +99,12 @@ VARIABLES: dict[str, Variable] = {
         Choice("distinct", "merge"), "distinct", (*VCUDA, "multiSlice"), "a container's slices: distinct GPUs or merged"
     ),
     "vgpu_count_context": Variable(Bool(), True, (*VCUDA, "countContext"), "the limit covers contexts and modules too"),
+    "vgpu_memory_enforcement": Variable(
+        Choice("auto", "driver", "library"),
+        "auto",
+        ("flags", "plugin", "memoryEnforcement"),
+        "who refuses memory over the limit: the driver (615 or newer) where it is proved to, or the library alone",
+    ),
     "vgpu_core_policy": Variable(
         Choice("default", "force", "disable"), "default", (*VCUDA, "corePolicy"), "when the SM limit binds"
     ),
@@ -309,10 +315,26 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
             made = ", ".join(sorted(clean["vgpu_mig_geometry"]))
             message = f"vgpu_mig_geometry makes no such instance; expected one of {made}"
             findings.append(error(f"vgpu_mig_replicas.{profile}", message))
+    if clean["vgpu_memory_enforcement"] == "driver":
+        findings += _driver_limits(clean)
     if clean["vgpu_sharing"] != "vcuda" and clean["vgpu_resource_names"]:
         message = f"is not available with vgpu_sharing: {clean['vgpu_sharing']} in this version"
         findings.append(error("vgpu_resource_names", message))
     return findings
+
+
+def _driver_limits(clean: dict[str, Any]) -> list[Finding]:
+    """What makes the driver unable to keep the limits of a group, whatever the host."""
+    name, sharing = "vgpu_memory_enforcement", clean["vgpu_sharing"]
+    if sharing in ("mig", "none"):
+        cause = "a MIG device's memory is its own" if sharing == "mig" else "whole GPUs have no limit"
+        return [
+            error(name, f"driver has nothing to enforce with vgpu_sharing: {sharing}, for {cause}; leave it at auto")
+        ]
+    if sharing == "vcuda" and not clean["vgpu_count_context"]:
+        message = "driver counts contexts in any case, and vgpu_count_context is false; set that to true, or use auto"
+        return [error(name, message)]
+    return []
 
 
 def named(clean: dict[str, Any], name: str) -> dict[str, Any]:

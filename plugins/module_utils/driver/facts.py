@@ -58,9 +58,18 @@ def read(host: Host) -> dict[str, Any]:
         "initramfs_old": initramfs_old(host, NOUVEAU_FILE),
         "nvlink5": nvlink5(host),
         "signed_modules": signed_modules(host),
+        # For limits that the driver enforces: version 2 of control groups alone, and RmMemacctMode.
+        "cgroup2": host.text("/sys/fs/cgroup/cgroup.controllers") is not None,
+        "registry": registry(host),
         # The link is there with the kernel, what it points to with the headers.
         "headers": bool(host.names(f"/lib/modules/{host.os_release()['kernel']}/build")),
     }
+
+
+def registry(host: Host) -> str:
+    """NVreg_RegistryDwords of the driver that is loaded, empty where it has none."""
+    found = re.search(r"^RegistryDwords:\s*(.*)$", host.text("/proc/driver/nvidia/params") or "", re.MULTILINE)
+    return found.group(1).strip().strip('"') if found else ""
 
 
 def loaded_modules(host: Host) -> dict[str, tuple[int, list[str]]]:

@@ -86,7 +86,9 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
         if variables.get(role + "_state") is None:
             continue
         # Whole GPUs need no library; one that is there stays for the containers that use it.
-        if role == "vcuda" and settings["vgpu_sharing"] != "vcuda" and variables["vcuda_state"] == "present":
+        # Where the driver is to enforce limits, the hook that sets them comes with it.
+        unused = settings["vgpu_sharing"] != "vcuda" and settings["vgpu_memory_enforcement"] != "driver"
+        if role == "vcuda" and unused and variables["vcuda_state"] == "present":
             continue
         part = {name: variables.get(variable(role, name), default) for name, default in INPUTS[role].items()}
         part["state"] = variables[role + "_state"]

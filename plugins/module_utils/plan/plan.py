@@ -18,7 +18,7 @@ from ..host import distribution
 from ..host.digest import fingerprint, sha256
 from ..kube import version as kube_version
 from ..state import conflicting_on_host
-from . import host_memory, plugin_python
+from . import enforcement, host_memory, plugin_python
 from .desired import ROLES, records
 from .driver import nvidia_driver, replaces
 from .engine import container_runtime
@@ -41,8 +41,9 @@ VERIFY, COLLECT = "verify", "collect"
 
 
 def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """``{steps, roles, warnings, errors, disturbs, outside}``; roles are the names of the steps, ``outside`` those who
-    hold slices and are moved by no drain.
+    """``{steps, roles, warnings, errors, disturbs, outside, memory_enforcement}``; roles are the names of the steps,
+    ``outside`` those who hold slices and are moved by no drain, the last is one line on who enforces memory, empty where
+    no slices are to be given out.
     """
     steps: list[dict[str, Any]] = []
     warnings: list[str] = []
@@ -72,6 +73,8 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         warnings += [f"{step['role']}: {ends}" for step in steps if step["disturbs"] and step["role"] in OF_THE_CARD]
     steps += _after_driver(desired, state, steps)
     faults += _without_driver(desired, state, [step["role"] for step in steps])
+    memory = enforcement.verdict(desired, state)
+    faults += enforcement.faults(desired, memory)
     reason = why_prove(desired, state, bool(steps))
     if reason:
         steps.append({"role": VERIFY, "reason": reason, "changes": [], "disturbs": False})
@@ -83,6 +86,7 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "errors": faults,
         "disturbs": any(step["disturbs"] for step in steps),
         "outside": outside,
+        "memory_enforcement": memory.line() if memory is not None else "",
     }
 
 
@@ -347,6 +351,7 @@ def describe(plan: dict[str, Any], state: dict[str, Any]) -> list[str]:
     here, lost = len(state["gpus"]), len(_lost(state))
     count = f"{here} of {here + lost}" if lost else str(here)
     lines = [f"{count} GPUs: {_models(state['gpus'])}"]
+    lines += [plan["memory_enforcement"]] if plan.get("memory_enforcement") else []
     if not plan["steps"]:
         lines.append("nothing to do")
     for number, step in enumerate(plan["steps"], 1):

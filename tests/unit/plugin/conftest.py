@@ -23,6 +23,7 @@ subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executab
 
 from doubles.kube_rights import grants  # noqa: E402
 from vgpu_kubelet_double.manager import Manager  # noqa: E402
+from vgpu_plugin._shared.gpu.memory_limits import UNLIMITED, Limits  # noqa: E402
 from vgpu_plugin._shared.kube.device_plugin_manifests import NAME, Desired, manifests  # noqa: E402
 from vgpu_plugin.allocation.allocation_files import AllocationFiles  # noqa: E402
 from vgpu_plugin.allocation.allocator import Allocator  # noqa: E402
@@ -30,7 +31,7 @@ from vgpu_plugin.allocation.records import RecordStore  # noqa: E402
 from vgpu_plugin.allocation.sizer import Sizer  # noqa: E402
 from vgpu_plugin.assembly import Extras, Setup  # noqa: E402
 from vgpu_plugin.node.gauges import Gauges  # noqa: E402
-from vgpu_plugin.node.gpus import Driver, Gpu  # noqa: E402
+from vgpu_plugin.node.gpus import Driver, Gpu, GpuError  # noqa: E402
 from vgpu_plugin.node.paths import Paths  # noqa: E402
 from vgpu_plugin.offer.health import CLEAN_S  # noqa: E402
 from vgpu_plugin.offer.pool import Pool  # noqa: E402
@@ -78,6 +79,11 @@ class FakeGpus:
         self.shown: dict[str, Gauges] = {}
         # Index of a GPU that is counted and cannot be read → what the driver says.
         self.lost: dict[int, str] = {}
+        # Limits of control groups, by (UUID, folder); ``backend`` empty: a driver before 615.
+        self.limits: dict[tuple[str, str], Limits] = {}
+        self.backend = ""
+        self.drops = False
+        self.probes = 0
 
     def unreadable(self) -> dict[int, str]:
         return dict(self.lost)
@@ -106,8 +112,23 @@ class FakeGpus:
     def gauges(self, uuid: str) -> Gauges:
         return self.shown.get(uuid, Gauges())
 
+    def group_limits(self, uuid: str, group: str) -> Limits:
+        found = self.limits.get((uuid, group))
+        if self.backend == "misc" and found is None:
+            raise GpuError("nvmlDeviceGetMemoryLimits_v1 failed with 3")
+        return found or Limits(0, UNLIMITED, 0)
+
+    def limit_group(self, uuid: str, group: str, hard: int) -> None:
+        used = self.limits.get((uuid, group), Limits(0, 0, 0)).used
+        if not self.drops:
+            self.limits[uuid, group] = Limits(0, hard, used)
+
+    def probe_limits(self, cgroup_root: str) -> tuple[str, str]:
+        self.probes += 1
+        return (self.backend, "") if self.backend else ("", "the driver does not enforce limits here")
+
     def driver(self) -> Driver:
-        return Driver("535.261.03", (12, 2), {gpu.uuid: (7, 5) for gpu in self.listed})
+        return Driver("615.71.09" if self.backend else "535.261.03", (12, 2), {gpu.uuid: (7, 5) for gpu in self.listed})
 
     def reopen(self) -> None:
         self.opened += 1

@@ -18,6 +18,8 @@ from .allocation import limit_devices
 from .allocation.allocation_files import AllocationFiles
 from .allocation.allocator import Allocator
 from .allocation.collector import Collector
+from .allocation.driver_limits import DriverLimits
+from .allocation.enforcement import Enforcement
 from .allocation.leases import Leases
 from .allocation.pod_mounts import MountCheck
 from .allocation.records import RecordStore
@@ -41,6 +43,7 @@ from .offer.health import rules as health_rules
 from .offer.last_offer import LastOffer
 from .offer.pool import Pool
 from .offer.settings import Settings
+from .reconcile import labels
 from .reconcile.config_choice import ConfigChoice
 from .reconcile.labeller import Labeller
 from .reconcile.reconfigure import Reconfiguration
@@ -107,6 +110,7 @@ class Parts:
     leases: Leases
     collector: Collector
     static_slices: StaticSlices
+    driver_limits: DriverLimits
     repair: Repair
     resizer: Resizer
     registrations: Registrations
@@ -147,7 +151,10 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     sizer = Sizer(records, pool, paths.checkpoint, settings, pods, mounts)
     allocator = Allocator(paths, settings, pool, records, files, sizer)
     driver = driver_files.find(settings.driver_root, settings.dev_root, host_root=paths.seen_root)
+    allocator.enforcement = Enforcement(paths, source)
     allocator.configure(settings, driver)
+    driver_limits = DriverLimits(paths.allocations, paths.cgroup_root, source, allocator.enforcement)
+    allocator.clear_limits = driver_limits.clear
     static_slices = StaticSlices(paths, settings, pool, allocator, files, driver)
     allocator.outside = static_slices
     registrations = _registrations(paths, pool, allocator)
@@ -163,16 +170,21 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     repair, resizer = Repair(paths, records, files), Resizer(records, pool, files, sizer)
     changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all()), resizer.notes]
     claims = _claims(setup, allocator, files, source, changes)
+    driver_limits.tell = Teller(records, pods).say
     label = _label(setup, changes, health, pool)
     labeller = _labeller(extras, source, pool, changes, label)
+    if labeller is not None:
+        labeller.more = lambda: {labels.ENFORCEMENT: allocator.enforcement.verdict.active}
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
     static_slices.stale, collector.alive = watch.stale, watch.alive
     resizer.shown = watch.surely_holds
     pod_resizes = _pod_resizes(setup, pods, records, resizer, sizer)
-    changes.more_notes += [lambda: notes(watch.state()), *([pod_resizes.notes] if pod_resizes is not None else [])]
+    changes.more_notes += [lambda: notes(watch.state()), driver_limits.notes]
+    changes.more_notes += [pod_resizes.notes] if pod_resizes is not None else []
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
-    admin = Admin(pool, allocator, leases, claims.registration if claims else registrations, changes, containers)
+    registering = claims.registration if claims else registrations
+    admin = Admin(pool, allocator, leases, registering, changes, containers, driver_limits)
     admin.resizing = Resizing(pool, records, resizer, pods, holders)
     return Parts(
         pool=pool,
@@ -180,6 +192,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         leases=leases,
         collector=collector,
         static_slices=static_slices,
+        driver_limits=driver_limits,
         repair=repair,
         resizer=resizer,
         registrations=registrations,

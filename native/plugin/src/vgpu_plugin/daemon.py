@@ -175,7 +175,7 @@ class Daemon:
             tasks.append(lambda: labeller.poll(parts.changes.settings))
         if parts.claims is not None:
             tasks.append(parts.claims.poll)
-        tasks += [static.refresh_if_changed, static.poll, parts.containers.count_violations]
+        tasks += [static.refresh_if_changed, static.poll, parts.driver_limits.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)
             if parts.registrations.any_registered():  # so the kubelet has called

@@ -46,6 +46,12 @@ def _add_paths(out: argparse.ArgumentParser) -> None:
     out.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="records (default: %(default)s)")
     out.add_argument("--sys-root", type=Path, default=defaults.sys_root, help="sysfs, for NUMA (default: %(default)s)")
     out.add_argument(
+        "--cgroup-root",
+        type=Path,
+        default=defaults.cgroup_root,
+        help="version 2 of control groups, for limits that the driver enforces (default: %(default)s)",
+    )
+    out.add_argument(
         "--in-container",
         action="store_true",
         help="this is a pod: the driver is the host's, below --host-root (default: it is where this program runs)",
@@ -126,6 +132,7 @@ def _paths(given: argparse.Namespace) -> Paths:
         given.run_dir,
         given.state_dir,
         given.sys_root,
+        given.cgroup_root,
         given.host_root,
         Path(given.cdi_dir) if given.cdi_dir else None,
         configs_dir=given.configs_dir,

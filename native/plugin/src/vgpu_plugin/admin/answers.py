@@ -10,6 +10,7 @@ from typing import Protocol
 from .. import version
 from .._proto import admin_pb2 as api
 from ..allocation.allocator import Allocator
+from ..allocation.driver_limits import DriverLimits
 from ..allocation.leases import Leases, Terms
 from ..allocation.limit_devices import AtMost
 from ..allocation.records import LEASE, LEASES
@@ -48,6 +49,7 @@ class Admin:
         registrations: Served,
         changes: Reconfiguration,
         containers: Containers,
+        driver_limits: DriverLimits,
     ) -> None:
         self._pool = pool
         self._allocator = allocator
@@ -55,6 +57,7 @@ class Admin:
         self._registrations = registrations
         self._changes = changes
         self._containers = containers
+        self._driver_limits = driver_limits
 
     def Status(self, request: api.StatusRequest) -> api.StatusResponse:
         return self.status()
@@ -87,6 +90,11 @@ class Admin:
             ],
             warnings=[*self._allocator.records.warnings, *self._changes.notes()],
             resources=self._pool.resources,
+            memory_enforcement=self._allocator.enforcement.verdict.active,
+            memory_enforcement_reason=self._allocator.enforcement.verdict.line(),
+            memory_enforcement_probed=self._allocator.enforcement.probed,
+            driver_limits=[api.DriverLimit(**vars(one)) for one in self._driver_limits.state],
+            driver_limits_repaired=self._driver_limits.repaired,
             hand_over=", ".join(self._allocator.hand_over.strategies),
             hand_over_reason=self._allocator.hand_over.reason,
             config_name=self._changes.name,

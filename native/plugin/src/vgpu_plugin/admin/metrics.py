@@ -18,6 +18,7 @@ from .exposition import Exposition
 
 KINDS = (KUBELET, STATIC_KIND, *LEASES, UNKNOWN)
 ECC_KINDS = ("corrected", "uncorrected")
+NO_LIMIT = 2**63 - 1
 TYPES = {
     "vgpu_gpu_memory_bytes": ("gauge", "Memory of the GPU."),
     "vgpu_gpu_memory_used_bytes": ("gauge", "Memory of the GPU that is used, by the driver, to a MiB."),
@@ -63,6 +64,11 @@ TYPES = {
     "vgpu_plugin_warnings": ("gauge", "Lines of warning in vgpuctl status."),
     "vgpu_plugin_allocations": ("gauge", "Allocations that exist, by kind."),
     "vgpu_plugin_mounts_unchecked_total": ("counter", "Starts of containers whose pod could not be read at the API."),
+    "vgpu_container_driver_limit_bytes": ("gauge", "Limit that the driver itself enforces; absent where it has none."),
+    "vgpu_container_driver_used_bytes": ("gauge", "Memory that the driver charges the container's control group."),
+    "vgpu_container_driver_limit_wrong": ("gauge", "1 where the driver's limit was not as promised at the last poll."),
+    "vgpu_driver_limit_repairs_total": ("counter", "Limits of the driver that were lost and set again."),
+    "vgpu_plugin_memory_enforcement": ("gauge", "1, with who enforces memory as a label."),
     "vgpu_plugin_info": ("gauge", "1, with version, configuration and library as labels."),
 }
 
@@ -109,6 +115,7 @@ def collected(
         add("vgpu_watch_incomplete", bool(watched["fault"]))
         for name in ("sigterm", "sigkill"):
             add("vgpu_watch_signals_total", watched[name], signal=name.upper())
+    _driver_limits(found, status)
     add("vgpu_plugin_registered", status["registered"])
     add("vgpu_plugin_config_refused", bool(status["config_fault"]))
     add("vgpu_plugin_warnings", len(status["warnings"]))
@@ -118,6 +125,19 @@ def collected(
     info = {key: status[key] for key in ("version", "config_name", "library")}
     add("vgpu_plugin_info", 1, **info, config_sha256=status["config_sha256"][:12])
     return found
+
+
+def _driver_limits(found: Exposition, status: Mapping[str, Any]) -> None:
+    if not status.get("memory_enforcement"):
+        return
+    found.add("vgpu_plugin_memory_enforcement", 1, by=status["memory_enforcement"])
+    found.add("vgpu_driver_limit_repairs_total", status["driver_limits_repaired"])
+    for one in status["driver_limits"]:
+        labels = {"allocation": one["allocation"], "uuid": one["uuid"]}
+        if one["found"] < NO_LIMIT:
+            found.add("vgpu_container_driver_limit_bytes", one["found"], **labels)
+        found.add("vgpu_container_driver_used_bytes", one["used"], **labels)
+        found.add("vgpu_container_driver_limit_wrong", bool(one["fault"]), **labels)
 
 
 # Field of a GPU, metric, and what one of the field's units is in the metric's. NO_FIGURE or no field: it has none.

@@ -31,14 +31,16 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from .._shared.abi import files as abi_files
 from ..inject import confinement
 from ..inject.mounts import Mounter
 from ..node.paths import (
+    CONTAINER_ALLOCATION,
     CONTAINER_LEDGER,
     CONTAINER_LIBRARY,
     CONTAINER_LIBRARY_FOLDER,
@@ -57,6 +59,8 @@ from .records import Record
 RW_SIZE = 1 << 20
 # Where the copy of a record is, in an allocation's folder and without one.
 IN_FOLDER, ALONE = "/record", ".record"
+# What the driver alone enforces, of an allocation without a folder.
+LIMITS = ".limits"
 LIBRARY_FILE = "libvgpu.so"
 # Files of ``rw``, and places of ``ro``.
 WRITABLE = ("ledger", "tenant")
@@ -232,6 +236,18 @@ class AllocationFiles:
             except FileExistsError:
                 _replace(path, words, 0o600, None)
 
+    def keep_limits(self, allocation: str, limits: Mapping[str, Any]) -> None:
+        """Writes what the driver alone enforces for an allocation without a folder; its record names it in a container.
+        Raises OSError.
+        """
+        _replace(f"{self._root}/{allocation}{LIMITS}", abi_files.pack_limits(limits), 0o400, None)
+
+    def lone_mount(self, record: Record) -> list[tuple[str, str, bool]]:
+        """What a container without a folder of ours mounts, so that the hook knows its allocation; none: no limits."""
+        path = f"{self._root}/{record.id}"
+        there = not record.limits and os.path.isfile(path + LIMITS)
+        return [(CONTAINER_ALLOCATION, path + ALONE, True)] if there else []
+
     def record(self, allocation: str) -> Record | None:
         """The copy of a record, with the limits of now; None where it cannot be read."""
         folder = f"{self._root}/{allocation}"
@@ -294,7 +310,8 @@ class AllocationFiles:
 
     def remove(self, allocation: str) -> None:
         """Ends the tmpfs and removes the folder, or the copy alone; nothing there is no fault."""
-        _removed(f"{self._root}/{allocation}{ALONE}")
+        for ending in (ALONE, LIMITS):
+            _removed(f"{self._root}/{allocation}{ending}")
         folder = self.folder(allocation)
         if folder.is_dir():
             self._mounter.unmount(folder / "rw")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from ..node.gpus import Gpu
 from ..node.paths import Paths
 from ..offer.pool import Pool
 from ..offer.settings import Settings
-from . import admission
+from . import admission, enforcement
 from .allocation_files import LIBRARY_FILE, AllocationFiles
 from .answer import Answer, Answers
 from .library import CurrentLibrary
@@ -78,6 +78,10 @@ class Allocator:
         self.outside: OutsideUse = NoOutsideUse()
         # Whether the kubelet has called GetPreferredAllocation, which those before 1.19 do not know.
         self.kubelet_asks = False
+        # Who enforces memory, and what a container gets for it.
+        self.enforcement = enforcement.none(paths)
+        # Ends what the driver enforces for an allocation.
+        self.clear_limits: Callable[[str], None] = lambda _allocation: None
         self._library = CurrentLibrary()
         # UUID → flags in the limits of its slices, and of which settings and GPU they are.
         self._flags: dict[str, tuple[Settings, Gpu, dict[str, Any]]] = {}
@@ -90,6 +94,7 @@ class Allocator:
             )
             before, self.settings, self.sizer.settings = self.hand_over, settings, settings
             self.hand_over = settings.hand_over(self._paths.host_root, can_cdi)
+            self.enforcement.configure(settings, driver, self.pool.gpus, self.hand_over)
             if self.hand_over != before:
                 log.info("hand-over: %s (%s)", ", ".join(self.hand_over.strategies), self.hand_over.reason)
 
@@ -115,9 +120,11 @@ class Allocator:
             given = ids
             if kind == KUBELET:
                 given, pieces = self._given(ids, pieces)
+            self.enforcement.refuse_unproved()
             self._admit(pieces, kind)
             record = replace(self._record(kind, ids, given, pieces, at_most), **lease)
             self._persist(record)
+            self._keep_limits(record, pieces)
             self._close_outside(record, pieces)
             log.info("allocation %s (%s): %s", record.id, kind, ", ".join(given))
             try:
@@ -197,7 +204,23 @@ class Allocator:
 
     def _limits(self, allocation: str, devices: list[dict[str, Any]]) -> dict[str, Any]:
         gpus = [self.pool.gpu(device["uuid"]) for device in devices]
+        devices = self.enforcement.with_cards(devices)
         return {"allocation": allocation, "devices": devices, **self._flags_of(gpus)}
+
+    def _keep_limits(self, record: Record, pieces: list[Piece]) -> None:
+        """What the driver alone enforces, where no library limits the container."""
+        if record.limits or not self.enforcement.by_driver:
+            return
+        offered = [piece.uuid for piece in self.pool.slices]
+        replicas = {piece.uuid: offered.count(piece.uuid) for piece in pieces}
+        limits = self.enforcement.limits_of(record.id, pieces, replicas)
+        try:
+            if limits:
+                self._files.keep_record(record)
+                self._files.keep_limits(record.id, limits)
+        except OSError as fault:
+            self.forget(record.id)
+            raise NotNow(f"allocation {record.id}: its limits cannot be kept in {self._files.root}: {fault}") from fault
 
     def _flags_of(self, gpus: list[Gpu]) -> dict[str, Any]:
         """The same for every slice of a GPU until settings or GPU change, and costly to work out."""
@@ -284,6 +307,7 @@ class Allocator:
     def forget(self, allocation: str) -> None:
         """Ends an allocation: its files and its record."""
         with self.lock:
+            self.clear_limits(allocation)
             self._remove_files(allocation)
             record = self.records.get(allocation)
             self.records.drop(allocation)

@@ -51,6 +51,7 @@ class Answers:
             # For the checkpoint's reader: no mount names them.
             annotations[DEVICES_ANNOTATION] = ",".join(device["uuid"] for device in record.limits["devices"])
             mounts += self._files.expected_mounts(record)
+        mounts += self._files.lone_mount(record)
         if mps := next((one for one in pieces if one.mode == MPS), None):
             envs.update(handover.mps_environment(mps.resource))
             mounts += handover.mps_mounts(Path(settings.flags["mpsRoot"]), mps.resource, self._paths.seen_root)

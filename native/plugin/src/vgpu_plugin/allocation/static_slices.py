@@ -143,7 +143,8 @@ class StaticSlices:
         gpus = self._pool.gpus
         dev_root = self._settings.dev_root
         migs = cdi.mig_devices(gpus, self._paths.host_root / "proc", dev_root)
-        named = cdi.gpu_devices(gpus, dev_root, False) + migs
+        hooks = self._allocator.enforcement.hooks()
+        named = cdi.with_hooks(cdi.gpu_devices(gpus, dev_root, False), hooks) + migs
         cdi.write(folder, cdi.specification(cdi.GPU_KIND, common, named))
         others = (folder, *self._paths.cdi_dirs_of_others)
         if cdi.provided_elsewhere(cdi.NVIDIA_KIND, others):
@@ -167,6 +168,7 @@ class StaticSlices:
         devices, faults = [], []
         for piece in offered:
             try:
+                self._allocator.enforcement.refuse_unproved()
                 edits = self._make(piece, by_uuid[piece.uuid], flags[piece.uuid], library, piece.id in held)
             except FAULTS as error:
                 where = self._paths.allocations
@@ -174,7 +176,7 @@ class StaticSlices:
             else:
                 devices.append((piece.id, edits))
         if devices:
-            cdi.write(folder, cdi.specification(cdi.SLICE_KIND, common, devices))
+            cdi.write(folder, cdi.specification(cdi.SLICE_KIND, common, cdi.with_hooks(devices, hooks)))
         else:
             (folder / cdi.file_name(cdi.SLICE_KIND)).unlink(missing_ok=True)
         return faults
@@ -213,7 +215,7 @@ class StaticSlices:
         device = {"uuid": piece.uuid, "memory_bytes": piece.memory_mib * MIB, "sm_percent": piece.sm_percent}
         return {
             "allocation": self._files.static_name(piece.id),
-            "devices": [device],
+            "devices": self._allocator.enforcement.with_cards([device]),
             **flags,
         }
 

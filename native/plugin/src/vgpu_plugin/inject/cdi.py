@@ -116,6 +116,13 @@ def gpu_devices(gpus: Sequence[Gpu], dev_root: Path, by_index: bool) -> list[tup
     return named
 
 
+def with_hooks(
+    devices: list[tuple[str, dict[str, Any]]], hooks: list[dict[str, Any]]
+) -> list[tuple[str, dict[str, Any]]]:
+    """The devices, with hooks for the containers that get them. MIG devices are left out by the caller."""
+    return [(name, {**edits, "hooks": hooks} if hooks else edits) for name, edits in devices]
+
+
 def file_name(kind: str) -> str:
     """A name of our own: NVIDIA's tools write nvidia.yaml and others."""
     return "vgpu-" + kind.replace("/", "-") + ".json"

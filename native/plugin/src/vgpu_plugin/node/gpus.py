@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .._shared.config import slices
-from .._shared.gpu.nvml import mig_profile
+from .._shared.gpu import memory_limits
+from .._shared.gpu.memory_limits import Limits
+from .._shared.gpu.nvml import NvmlError, mig_profile
 from . import gauges, topology
 from .gauges import Gauges
 
@@ -111,6 +113,15 @@ class GpuSource(Protocol):
 
     def driver(self) -> Driver:
         """Versions and compute capabilities. Raises GpuError."""
+
+    def group_limits(self, uuid: str, group: str) -> Limits:
+        """What the driver enforces for a control group, the path of its folder. Raises GpuError."""
+
+    def limit_group(self, uuid: str, group: str, hard: int) -> None:
+        """Has the driver enforce a limit, soft 0; holds where ``group_limits`` says so. Raises GpuError."""
+
+    def probe_limits(self, cgroup_root: str) -> tuple[str, str]:
+        """Whether the driver enforces limits here: (backend, ""), or ("", why not). Raises GpuError."""
 
     def reopen(self) -> None:
         """Starts the driver's library again: it lists GPUs once. Not while another thread waits. Raises GpuError."""
@@ -371,6 +382,28 @@ class Nvml:
 
     def gauges(self, uuid: str) -> Gauges:
         return gauges.read(self._nvml, uuid)
+
+    def group_limits(self, uuid: str, group: str) -> Limits:
+        try:
+            return memory_limits.get_limits(self._nvml.nvmlLib, self._nvml.nvmlDeviceGetHandleByUUID(uuid), group)
+        except (self._nvml.NVMLError, NvmlError) as fault:
+            raise GpuError(f"limits of {group}: {fault}") from None
+
+    def limit_group(self, uuid: str, group: str, hard: int) -> None:
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            memory_limits.set_limits(self._nvml.nvmlLib, handle, group, hard)
+        except (self._nvml.NVMLError, NvmlError) as fault:
+            raise GpuError(f"limits of {group}: {fault}") from None
+
+    def probe_limits(self, cgroup_root: str) -> tuple[str, str]:
+        nvml = self._nvml
+        try:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            named = [(_text(nvml.nvmlDeviceGetUUID(one)), one) for one in handles]
+        except nvml.NVMLError as fault:
+            raise GpuError(f"NVML does not list the GPUs: {fault}") from None
+        return memory_limits.probe(nvml.nvmlLib, named, cgroup_root)
 
     def _graphics(self, handle: object) -> list[Any]:
         """Vulkan and OpenGL, which no library of CUDA sees. Raises NVMLError."""

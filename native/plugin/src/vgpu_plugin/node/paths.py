@@ -22,6 +22,8 @@ CONTAINER_LIMITS = f"{CONTAINER_SHARE}/limits"
 CONTAINER_LEDGER = f"{CONTAINER_SHARE}/ledger"
 CONTAINER_TENANT = f"{CONTAINER_SHARE}/tenant"
 CONTAINER_GPU_PAGE = f"{CONTAINER_SHARE}/gpu-"
+# Of a container that the driver alone limits: a file that says whose it is, for the hook.
+CONTAINER_ALLOCATION = "/dev/vgpu-allocation"
 
 # What a container sees that was admitted before the folders were mounted: one file each. The kubelet keeps such an
 # answer for every restart of the container, docker for as long as the container exists.
@@ -41,6 +43,8 @@ class Paths:
     run_dir: Path = Path("/run/vgpu")
     state_dir: Path = Path("/var/lib/vgpu")
     sys_root: Path = Path("/sys")
+    # Where version 2 of control groups is mounted; on hybrid hosts not here.
+    cgroup_root: Path = Path("/sys/fs/cgroup")
     # Where configurations of runtimes lie: the host's root folder, elsewhere in a DaemonSet.
     host_root: Path = Path("/")
     # None: no CDI files are written.

@@ -55,7 +55,9 @@ class Settings:
 
     @property
     def library_root(self) -> Path:
-        return Path(self.vcuda.get("libraryRoot", node_config.LIBRARY_ROOT))
+        # Without slices of ours the library is there for its hook alone.
+        root = self.vcuda.get("libraryRoot") or self.plugin_flags.get("libraryRoot")
+        return Path(root or node_config.LIBRARY_ROOT)
 
     @property
     def merge(self) -> bool:
@@ -65,6 +67,18 @@ class Settings:
     def watch(self) -> str:
         """What is done about a process that bypasses the library: report, or end."""
         return str(self.vcuda.get("watch", "report"))
+
+    @property
+    def memory_enforcement(self) -> str:
+        """Who enforces memory: auto, driver or library."""
+        return str(self.plugin_flags.get("memoryEnforcement", "auto"))
+
+    @property
+    def sharing(self) -> str:
+        """How GPUs are shared, as vgpu_sharing names it; of several sections the first of these."""
+        sections = self.config.get("sharing") or {}
+        names = (("vcuda", sharing.VCUDA), ("mps", sharing.MPS), ("timeSlicing", sharing.TIME_SLICING))
+        return next((mode for section, mode in names if section in sections), sharing.NONE)
 
     @property
     def requested(self) -> bool:

@@ -35,6 +35,8 @@ class Labeller:
         self._publish = publish
         self._monotonic = monotonic
         self._written: float | None = None
+        # Labels of other names than feature discovery's.
+        self.more: Callable[[], dict[str, str]] = dict
 
     def write(self, settings: Settings) -> None:
         """Faults are logged and end nothing: labels are no reason to offer no GPU. With oneshot only the first time."""
@@ -66,7 +68,7 @@ class Labeller:
         # What a label says of a GPU that is lost nobody could use.
         gpus = [one for one in self._pool.gpus if not self._pool.is_lost(one.uuid)]
         here = {one.uuid for one in gpus}
-        return labels.labels(
+        found = labels.labels(
             gpus,
             [piece for piece in self._pool.slices if piece.uuid in here],
             self._source.driver(),
@@ -74,6 +76,7 @@ class Labeller:
             sharing.mig_strategy(settings.config),
             None if gfd.get("noTimestamp") else labels.now(),
         )
+        return {**found, **self.more()}
 
     @staticmethod
     def _write_file(path: Path, found: dict[str, str]) -> None:

@@ -16,6 +16,8 @@ from .._shared.config.sharing import MIG, MPS, NONE, TIME_SLICING, Piece
 from ..node.gpus import Driver, Gpu
 
 PREFIX = "nvidia.com/"
+# Who enforces the memory of slices on the node: driver-dmem, driver-misc, library or none.
+ENFORCEMENT = "vgpu.fleet/memory-enforcement"
 FILE = Path("/etc/kubernetes/node-feature-discovery/features.d/gfd")
 MACHINE_FILE = Path("/sys/class/dmi/id/product_name")
 # Major of the compute capability → family; Ada is the one that shares its major.

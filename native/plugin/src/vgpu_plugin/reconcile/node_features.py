@@ -12,7 +12,7 @@ from typing import Any
 
 from .labels import PREFIX
 
-# Names without PREFIX, separated by commas.
+# Names without PREFIX, where that is theirs, separated by commas.
 NAMES = "vgpu.fleet/labels"
 # node-feature-discovery's own list of the labels that it writes; there may be one for each of its instances.
 OF_NFD = "feature-labels"
@@ -25,7 +25,8 @@ def patch(metadata: Mapping[str, Any], desired: Mapping[str, str]) -> dict[str, 
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     text = annotations.get(NAMES)
-    before = {PREFIX + name for name in (text or "").split(",") if name} - _of_nfd(annotations)
+    named = {name if "/" in name else PREFIX + name for name in (text or "").split(",") if name}
+    before = named - _of_nfd(annotations)
     mine = {name: value for name, value in desired.items() if name in before or name not in labels}
     mine = {name: value for name, value in mine.items() if name not in _of_nfd(annotations)}
     changed: dict[str, str | None] = {name: value for name, value in mine.items() if labels.get(name) != value}

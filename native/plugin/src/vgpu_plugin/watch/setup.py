@@ -85,11 +85,22 @@ class Teller:
         if self._waiting.acquire(blocking=False):
             threading.Thread(target=self._send, args=(finding,), name="watch event", daemon=True).start()
 
+    def say(self, allocation: str, text: str) -> None:
+        """A sentence of another part about an allocation, as an event at its pod."""
+        record = self._records.get(allocation)
+        if record is None or record.kind != KUBELET or self._pods is None:
+            return
+        if self._waiting.acquire(blocking=False):
+            threading.Thread(target=self._report, args=(allocation, text), name="event", daemon=True).start()
+
     def _send(self, finding: Finding) -> None:
+        self._report(finding.allocation, finding.text())
+
+    def _report(self, allocation: str, text: str) -> None:
         try:
-            record = self._records.get(finding.allocation)
+            record = self._records.get(allocation)
             if record is not None and self._pods is not None:
-                self._pods.report(self._pods.owner(record), EVENT, finding.text())
+                self._pods.report(self._pods.owner(record), EVENT, text)
         except PluginError as fault:
             log.warning("watcher: no event is written: %s", fault)
         finally:

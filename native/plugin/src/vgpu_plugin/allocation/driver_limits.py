@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver itself enforces for each allocation, polled: compared with what is promised, repaired, cleared.
+
+The hook leaves ``driver-limit`` next to the limits of an allocation: the control group, and what it set. Here the
+driver is asked for that group. ``used`` is the driver's own account of the container, which nothing in the container
+can change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .._shared.abi import files as abi_files
+from .._shared.gpu.memory_limits import UNLIMITED, Limits
+from ..node.gpus import GpuError, GpuSource
+from .enforcement import DRIVER, Enforcement, host_group
+
+# Next to the limits of an allocation; of one without a folder, with its name before.
+FILE, LIMITS = "driver-limit", "limits"
+LOST = "the driver's limit was {found}, expected {expected}; it was set again"
+UNSET = "the driver's limit is {found}, expected {expected}, and cannot be set: {why}"
+
+NOTHING = Limits(0, UNLIMITED, 0)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Active:
+    """What the hook wrote. ``hard``: UUID → bytes; ``group``: the folder of the control group."""
+
+    allocation: str
+    group: str
+    inode: int
+    by_driver: bool
+    reason: str
+    hard: dict[str, int]
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Status:
+    """Of one allocation on one GPU now. ``fault``: empty where the limit is as promised."""
+
+    allocation: str
+    uuid: str
+    expected: int
+    found: int
+    used: int
+    fault: str = ""
+
+
+class DriverLimits:
+    """One thread polls; ``state`` may be read by any."""
+
+    def __init__(self, root: Path, cgroup_root: Path, source: GpuSource, enforcement: Enforcement) -> None:
+        """``root``: the folder of all allocations."""
+        self._root = root
+        self._cgroup_root = cgroup_root
+        self._source = source
+        self._enforcement = enforcement
+        self.state: tuple[Status, ...] = ()
+        self.repaired = 0
+        # Containers that started without the driver's limit, and why: by allocation.
+        self.without: dict[str, str] = {}
+        # Called with an allocation and a sentence where a limit was lost or cannot be set.
+        self.tell: Callable[[str, str], None] = lambda _allocation, _text: None
+        self._told: set[tuple[str, str, str]] = set()
+
+    def poll(self) -> None:
+        """Asks the driver for each container that lives, and repairs."""
+        found: list[Status] = []
+        without: dict[str, str] = {}
+        for one in self._all():
+            if not self._lives(one):
+                continue
+            if not one.by_driver:
+                without[one.allocation] = one.reason
+                continue
+            found += [self._one(one, uuid, bytes_) for uuid, bytes_ in self._expected(one).items()]
+        self.state, self.without = tuple(found), without
+
+    def apply(self, allocation: str) -> str:
+        """Sets what the limits file of an allocation says now, as after a resize; empty, or why that does not hold."""
+        for one in self._all([allocation]):
+            if one.by_driver and self._lives(one):
+                states = [self._one(one, uuid, hard) for uuid, hard in self._expected(one).items()]
+                return next((state.fault for state in states if state.found != state.expected), "")
+        return ""
+
+    def clear(self, allocation: str) -> None:
+        """Takes the limits of an allocation back while its group is there, and forgets it: an allocation has ended."""
+        for one in self._all([allocation]):
+            if one.by_driver and self._is_there(one):
+                for uuid in one.hard:
+                    with contextlib.suppress(GpuError):
+                        self._source.limit_group(uuid, one.group, UNLIMITED)
+        for name in (f"{allocation}/{FILE}", f"{allocation}.{FILE}"):
+            (self._root / name).unlink(missing_ok=True)
+
+    def notes(self) -> list[str]:
+        """What a person should know."""
+        verdict = self._enforcement.verdict
+        out = [verdict.line()] if self._enforcement.wish == DRIVER and not verdict.by_driver else []
+        out += [f"allocation {one.allocation} on {one.uuid}: {one.fault}" for one in self.state if one.fault]
+        alone = "the library alone enforces its memory"
+        return out + [f"allocation {name}: {alone}: {why}" for name, why in self.without.items()]
+
+    # --- one container -------------------------------------------------------------------------------------------
+
+    def _one(self, active: Active, uuid: str, expected: int) -> Status:
+        before = self._now(active, uuid)
+        if before is not None and (before.soft, before.hard) == (0, expected):
+            return Status(active.allocation, uuid, expected, before.hard, before.used)
+        why = "it is below what is in use, or the driver dropped it"
+        try:
+            self._source.limit_group(uuid, active.group, expected)
+        except GpuError as fault:
+            why = str(fault)
+        now = self._now(active, uuid) or before or NOTHING
+        held = (now.soft, now.hard) == (0, expected)
+        self.repaired += held
+        words = {"found": _mib(before or NOTHING), "expected": _mib(Limits(0, expected, 0)), "why": why}
+        fault = (LOST if held else UNSET).format(**words)
+        return self._told_of(active, Status(active.allocation, uuid, expected, now.hard, now.used, fault))
+
+    def _now(self, active: Active, uuid: str) -> Limits | None:
+        """None where the driver does not say: with misc also where neither the group nor one above it has a limit."""
+        try:
+            return self._source.group_limits(uuid, active.group)
+        except GpuError:
+            return None
+
+    def _told_of(self, active: Active, status: Status) -> Status:
+        key = active.allocation, status.uuid, status.fault
+        if key not in self._told:
+            self._told.add(key)
+            log.warning("allocation %s on %s: %s", active.allocation, status.uuid, status.fault)
+            self.tell(active.allocation, f"{status.uuid}: {status.fault}")
+        return status
+
+    def _expected(self, active: Active) -> dict[str, int]:
+        """UUID → bytes: as the limits file says now, at most the card; of several allocations what the hook summed."""
+        if active.shared:
+            return active.hard
+        for name in (f"{active.allocation}/{LIMITS}", f"{active.allocation}.{LIMITS}"):
+            try:
+                limits = abi_files.parse_limits((self._root / name).read_bytes())
+            except (OSError, abi_files.LayoutError):
+                continue
+            return {one["uuid"]: _hard(one) for one in limits["devices"] if one["uuid"] in active.hard}
+        return active.hard
+
+    def _is_there(self, active: Active) -> bool:
+        try:
+            return os.stat(active.group).st_ino == active.inode
+        except OSError:
+            return False
+
+    def _lives(self, active: Active) -> bool:
+        if not self._is_there(active):
+            return False
+        try:
+            return "populated 0" not in Path(active.group, "cgroup.events").read_text()
+        except OSError:
+            return True
+
+    def _all(self, names: Iterable[str] | None = None) -> list[Active]:
+        if names is None:
+            try:
+                entries = sorted(os.listdir(self._root))
+            except OSError:
+                return []
+            ending = f".{FILE}"
+            names = [one.removesuffix(ending) for one in entries if one.endswith(ending) or "." not in one]
+        found = (self._read(name) for name in names)
+        return [one for one in found if one is not None]
+
+    def _read(self, allocation: str) -> Active | None:
+        for name in (f"{allocation}/{FILE}", f"{allocation}.{FILE}"):
+            try:
+                words: dict[str, Any] = json.loads((self._root / name).read_text())
+                return Active(
+                    allocation,
+                    host_group(self._cgroup_root, str(words["group"])),
+                    int(words["inode"]),
+                    words["enforcement"] == "driver",
+                    str(words["reason"]),
+                    {str(one["uuid"]): int(one["hard"]) for one in words["devices"]},
+                    bool(words.get("shared_with")),
+                )
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return None
+
+
+def _hard(device: dict[str, Any]) -> int:
+    if device["unlimited"]:
+        return UNLIMITED
+    card = device.get("card_bytes", 0)
+    return min(device["memory_bytes"], card) if card else device["memory_bytes"]
+
+
+def _mib(limits: Limits) -> str:
+    hard = "no limit" if limits.hard == UNLIMITED else f"{limits.hard >> 20} MiB"
+    return f"{hard}, soft {limits.soft >> 20} MiB" if limits.soft else hard

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who enforces memory on this node, as ``vgpu_memory_enforcement`` asks and the host can; what allocations get for it.
+
+The rule is shared with the plan (gpu/enforcement.py); here are the facts of this host, and the probe that has the last
+word.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .._shared.config.sharing import MPS, TIME_SLICING, VCUDA, Piece
+from .._shared.config.slices import MIB
+from .._shared.gpu import enforcement as rule
+from .._shared.gpu import memory_limits
+from .._shared.gpu.enforcement import DRIVER, Facts, Verdict
+from ..errors import Refused
+from ..inject import limit_hook
+from ..inject.driver_files import DriverFiles
+from ..inject.handover import HandOver
+from ..node.gpus import Gpu, GpuError, GpuSource
+from ..node.paths import Paths
+from ..offer.settings import Settings
+
+NVML = "libnvidia-ml.so.1"
+NOT_TRIED = Verdict(rule.LIBRARY, rule.NOT_TRIED)
+
+log = logging.getLogger(__name__)
+
+
+class Enforcement:
+    """The caller of ``configure`` holds the allocator's lock; ``verdict`` may be read by any thread."""
+
+    def __init__(self, paths: Paths, source: GpuSource) -> None:
+        self._paths = paths
+        self._source = source
+        self._hook: dict[str, Any] | None = None
+        self.wish = rule.AUTO
+        self.verdict = NOT_TRIED
+        # Whether the verdict is what a probe of this host found, and no earlier reason.
+        self.probed = False
+        self.gpus: tuple[Gpu, ...] = ()
+
+    @property
+    def by_driver(self) -> bool:
+        return self.verdict.by_driver
+
+    def configure(self, settings: Settings, driver: DriverFiles, gpus: Iterable[Gpu], hand_over: HandOver) -> None:
+        self.wish, self.gpus = settings.memory_enforcement, tuple(gpus)
+        before, self.verdict = self.verdict, self._decide(settings, hand_over)
+        program = settings.library_root / "current" / limit_hook.PROGRAM
+        nvml = dict(driver.libraries).get(NVML, "")
+        if self.by_driver and not (program.is_file() and nvml):
+            missing = f"{program} is not there" if nvml else f"no {NVML} of the driver is found on this host"
+            self.verdict = Verdict(rule.LIBRARY if settings.sharing == VCUDA else rule.NONE, missing)
+        self._hook = None
+        if self.by_driver:
+            where = (str(self._paths.allocations), str(self._paths.cgroup_root))
+            self._hook = limit_hook.hook(str(program), *where, nvml, self.verdict.backend, self.wish)
+        if self.verdict != before:
+            log.log(logging.INFO if self.by_driver or self.wish != DRIVER else logging.ERROR, "%s", self.verdict.line())
+
+    def _decide(self, settings: Settings, hand_over: HandOver) -> Verdict:
+        sharing, count = settings.sharing, bool(settings.vcuda.get("countContext", True))
+        facts = self._facts(hand_over)
+        verdict = rule.decide(self.wish, facts, sharing, count)
+        # What is known speaks for the driver: the probe has the last word.
+        self.probed = False
+        undecided = rule.decide(self.wish, facts._replace(probed=("misc", "")), sharing, count).by_driver
+        if not undecided:
+            return verdict
+        try:
+            probed = self._source.probe_limits(str(self._paths.cgroup_root))
+        except GpuError as fault:
+            probed = "", str(fault)
+        self.probed = True
+        return rule.decide(self.wish, facts._replace(probed=probed), sharing, count)
+
+    def _facts(self, hand_over: HandOver) -> Facts:
+        branch = 0
+        try:
+            branch = int(self._source.driver().version.partition(".")[0])
+        except (GpuError, ValueError) as fault:
+            log.warning("the driver's version is not known: %s", fault)
+        kubelet = self._paths.kubelet_socket.exists()
+        return Facts(
+            branch=branch,
+            mig=[gpu.uuid for gpu in self.gpus if gpu.mig_enabled],
+            cgroup2=memory_limits.is_cgroup2(str(self._paths.cgroup_root)),
+            handover="" if hand_over.by_cdi or not kubelet else rule.handover_of(hand_over.strategies),
+        )
+
+    def refuse_unproved(self) -> None:
+        """Raises Refused where only the driver may enforce, and it was not proved to."""
+        if self.wish == DRIVER and not self.by_driver:
+            why = self.verdict.why
+            raise Refused(f"vgpu_memory_enforcement is driver, and the driver's limit is not proved: {why}")
+
+    def hooks(self) -> list[dict[str, Any]]:
+        """The hooks of a CDI device whose container is to be limited."""
+        return [self._hook] if self._hook is not None else []
+
+    def with_cards(self, devices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Devices of a limits file, with the size of their cards where the driver shows the limit as the card."""
+        cards = {gpu.uuid: gpu.memory_mib * MIB for gpu in self.gpus} if self.by_driver else {}
+        return [
+            {**one, "card_bytes": cards[one["uuid"]]} if one["uuid"] in cards else {**_without_card(one)}
+            for one in devices
+        ]
+
+    def limits_of(self, allocation: str, pieces: Sequence[Piece], replicas: dict[str, int]) -> dict[str, Any]:
+        """The limits file of an allocation that no library limits; empty where the driver does not limit it either.
+
+        ``replicas``: UUID → how many its GPU is offered as. Of a GPU that is shared each has an equal part of its
+        memory; whole GPUs have no limit, which is said too, for a new group may have inherited one.
+        """
+        if not self.by_driver or any(piece.device != piece.uuid for piece in pieces):
+            return {}
+        devices: dict[str, dict[str, Any]] = {}
+        for piece in pieces:
+            one = devices.setdefault(piece.uuid, {"uuid": piece.uuid, "memory_bytes": 0, "sm_percent": 100})
+            if piece.mode in (TIME_SLICING, MPS):
+                one["memory_bytes"] += piece.memory_mib // max(1, replicas.get(piece.uuid, 1)) * MIB
+            else:
+                one["unlimited"] = True
+        return {"allocation": allocation, "devices": self.with_cards(list(devices.values()))}
+
+
+def _without_card(device: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in device.items() if key != "card_bytes"}
+
+
+def none(paths: Paths) -> Enforcement:
+    """That of a node on which nothing was asked: the library enforces."""
+    return Enforcement(paths, _NoDriver())
+
+
+class _NoDriver:
+    """Only what ``configure`` asks, which nobody calls."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise GpuError(f"no driver is asked for {name}")
+
+
+def host_group(root: Path, name: str) -> str:
+    """The folder of a control group by the kernel's name for it."""
+    return os.path.join(str(root), name.lstrip("/"))

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who enforces the memory of a slice: the driver by the container's control group, or the library alone. Pure.
+
+One rule for plan and device plugin: the first reason that speaks against the driver is the one that people read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+AUTO, DRIVER, LIBRARY = "auto", "driver", "library"
+# What is active in a sharing mode that no library limits.
+NONE = "none"
+CHOICES = (AUTO, DRIVER, LIBRARY)
+FIRST_BRANCH = 615
+NOT_TRIED = "nothing was tried on this host yet"
+# Sharing modes whose containers are given a limit; a MIG device's memory is its own, and whole GPUs have none.
+LIMITED = ("vcuda", "time-slicing", "mps")
+
+
+class Facts(NamedTuple):
+    """What a host says. ``probed``: (backend, why not) of gpu/memory_limits.py; None where nothing was tried.
+
+    ``branch``: of the driver, 0: unknown. ``cards``: GPUs before Turing. ``handover``: empty where containers get their
+    GPUs by CDI, else the reason why not. ``cgroup2``: whether version 2 of control groups is mounted at their root.
+    """
+
+    branch: int
+    modules: str = ""
+    cards: Sequence[str] = ()
+    mig: Sequence[str] = ()
+    memacct_mode: str = ""
+    cgroup2: bool = True
+    handover: str = ""
+    probed: tuple[str, str] | None = None
+
+
+class Verdict(NamedTuple):
+    """``active``: ``driver-dmem``, ``driver-misc``, ``library`` or ``none``; ``why``: one line, why this one."""
+
+    active: str
+    why: str
+
+    @property
+    def by_driver(self) -> bool:
+        return self.active not in (LIBRARY, NONE)
+
+    @property
+    def backend(self) -> str:
+        return self.active.partition("-")[2]
+
+    def line(self) -> str:
+        who = {LIBRARY: "the library alone", NONE: "nobody"}.get(self.active, "the driver")
+        return f"memory is enforced by {who}: {self.why}"
+
+
+def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> str:
+    """The first cause for which the driver cannot enforce limits; empty where none is known."""
+    if sharing not in LIMITED:
+        return f"sharing {sharing} gives no memory limits to containers"
+    if not count_context:
+        return "vgpu_count_context is false, and the driver counts contexts in any case"
+    if facts.branch and facts.branch < FIRST_BRANCH:
+        return f"driver branch {facts.branch} has no memory limits of control groups; they came with {FIRST_BRANCH}"
+    if facts.cards:
+        return f"{facts.cards[0]} is older than Turing, the first generation whose driver has limits"
+    if facts.modules == "proprietary":
+        return "the proprietary kernel modules have no limits; the open ones have"
+    if facts.mig:
+        return f"{facts.mig[0]} is in MIG mode, where the driver charges nothing"
+    if facts.memacct_mode == "0":
+        return "RmMemacctMode=0 turns the driver's limits off"
+    if not facts.cgroup2:
+        return "version 2 of control groups alone is not what is mounted at the root of control groups"
+    if facts.handover:
+        return facts.handover
+    return ""
+
+
+def decide(wish: str, facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> Verdict:
+    """What is active, by what is known; the probe has the last word."""
+    other = LIBRARY if sharing == "vcuda" else NONE
+    if wish == LIBRARY:
+        return Verdict(other, "vgpu_memory_enforcement is library")
+    if wish == AUTO and sharing in ("time-slicing", "mps"):
+        # There no library limits memory; a limit that nobody asked for would break programs that run today.
+        return Verdict(other, f"{sharing} has the driver's limits only where vgpu_memory_enforcement is driver")
+    why = obstacle(facts, sharing, count_context)
+    if not why and facts.probed is None:
+        why = NOT_TRIED
+    if not why and facts.probed is not None:
+        found, why = facts.probed
+        if not why:
+            return Verdict(f"{DRIVER}-{found}", f"a limit was set and read back on this host (backend {found})")
+    return Verdict(other, why)
+
+
+def handover_of(strategies: Sequence[str]) -> str:
+    """Why a way of handing GPUs to containers keeps the hook from running; empty where it does not."""
+    if any(one in ("cdi-cri", "cdi-annotations") for one in strategies):
+        return ""
+    return (
+        f"containers get their GPUs by {', '.join(strategies) or 'no way'}, and the hook that sets the limit needs CDI"
+    )

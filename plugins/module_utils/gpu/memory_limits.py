@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory limits of control groups that the driver itself enforces (branch 615 and newer): NVML's two calls, and the
+probe of a host. Neither structure has a version; figures are bytes; a group is the absolute path of its folder.
+
+What a call answers proves nothing by itself: a set may do nothing and answer success, and a group that was never set
+answers NOT_SUPPORTED. Set and read back on a group of one's own tells a host that can from one that cannot.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, Callable, Iterable, NamedTuple
+
+from .nvml import NOT_SUPPORTED, NvmlError
+
+UNLIMITED = 2**64 - 1
+CGROUP_ROOT = "/sys/fs/cgroup"
+CGROUP2_MAGIC = 0x63677270
+SCRATCH = "vgpu-probe"
+PROBE_BYTES = 64 << 20
+FUNCTION_NOT_FOUND = 13
+
+
+class _Set(ctypes.Structure):
+    _fields_ = [("group", ctypes.c_char_p), ("soft", ctypes.c_ulonglong), ("hard", ctypes.c_ulonglong)]
+
+
+class _Get(ctypes.Structure):
+    _fields_ = [*_Set._fields_, ("used", ctypes.c_ulonglong)]
+
+
+class Limits(NamedTuple):
+    """``hard`` is UNLIMITED where there is no limit; ``used``: what the driver charges the group for now."""
+
+    soft: int
+    hard: int
+    used: int
+
+
+def _checked(library: Any, name: str, handle: Any, argument: ctypes.Structure) -> None:
+    try:
+        function = getattr(library, name)
+    except AttributeError:
+        raise NvmlError(FUNCTION_NOT_FOUND, name) from None
+    code = function(handle, ctypes.byref(argument))
+    if code != 0:
+        raise NvmlError(code, name)
+
+
+def set_limits(library: Any, handle: Any, group: str, hard: int, soft: int = 0) -> None:
+    """``library``: libnvidia-ml as ctypes has it. Raises NvmlError. In force only where ``get_limits`` says so."""
+    _checked(library, "nvmlDeviceSetMemoryLimits_v1", handle, _Set(os.fsencode(group), soft, hard))
+
+
+def get_limits(library: Any, handle: Any, group: str) -> Limits:
+    """Raises NvmlError; NOT_SUPPORTED may mean that neither the group nor one above it has a limit."""
+    found = _Get(os.fsencode(group), 0, 0, 0)
+    _checked(library, "nvmlDeviceGetMemoryLimits_v1", handle, found)
+    return Limits(found.soft, found.hard, found.used)
+
+
+def clear_limits(library: Any, handle: Any, group: str) -> None:
+    set_limits(library, handle, group, UNLIMITED)
+
+
+class _Statfs(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_long), ("rest", ctypes.c_char * 512)]
+
+
+def is_cgroup2(folder: str) -> bool:
+    """Whether version 2 of control groups is what is mounted there: not so on a hybrid host's root."""
+    found = _Statfs()
+    done = ctypes.CDLL(None).statfs(os.fsencode(folder), ctypes.byref(found))
+    return done == 0 and found.kind == CGROUP2_MAGIC
+
+
+def backend(cgroup_root: str = CGROUP_ROOT) -> str:
+    """Who counts where limits hold: dmem, if the kernel lists NVIDIA's regions; else misc, which shows nothing."""
+    try:
+        with open(os.path.join(cgroup_root, "dmem.capacity"), encoding="ascii", errors="replace") as stream:
+            if any(line.startswith("nvidia/") for line in stream):
+                return "dmem"
+    except OSError:
+        pass
+    return "misc"
+
+
+def probe(
+    library: Any, handles: Iterable[tuple[str, Any]], cgroup_root: str = CGROUP_ROOT, name: str = SCRATCH
+) -> tuple[str, str]:
+    """Whether this host's driver enforces limits on all of these GPUs: (backend, "") or ("", why not).
+
+    Makes a scratch group, sets 64 MiB, reads back, clears, reads back, and removes the group. Needs root.
+    """
+    group = os.path.join(cgroup_root, f"{name}-{os.getpid()}")
+    try:
+        os.mkdir(group)
+    except OSError as fault:
+        return "", f"a group cannot be made in {cgroup_root}: {fault.strerror}"
+    try:
+        why = _turned_on(group, cgroup_root)
+        for uuid, handle in handles:
+            why = why or _proved(library, handle, group, uuid)
+    finally:
+        os.rmdir(group)
+    return ("", why) if why else (backend(cgroup_root), "")
+
+
+def _turned_on(group: str, cgroup_root: str) -> str:
+    """The controller must be on in the scratch group where the kernel has it."""
+    controller = backend(cgroup_root)
+    if controller not in _words(os.path.join(cgroup_root, "cgroup.controllers")) or controller in _words(
+        os.path.join(group, "cgroup.controllers")
+    ):
+        return ""
+    path = os.path.join(cgroup_root, "cgroup.subtree_control")
+    try:
+        with open(path, "w", encoding="ascii") as stream:
+            stream.write("+" + controller)
+    except OSError as fault:
+        return f"the controller {controller} cannot be turned on in {path}: {fault.strerror}"
+    return ""
+
+
+def _words(path: str) -> list[str]:
+    try:
+        with open(path, encoding="ascii", errors="replace") as stream:
+            return stream.read().split()
+    except OSError:
+        return []
+
+
+def _proved(library: Any, handle: Any, group: str, uuid: str) -> str:
+    """Why a limit does not hold on a GPU; empty where it does."""
+    steps: tuple[tuple[int, Callable[[], None]], ...] = (
+        (PROBE_BYTES, lambda: set_limits(library, handle, group, PROBE_BYTES)),
+        (UNLIMITED, lambda: clear_limits(library, handle, group)),
+    )
+    try:
+        for expected, step in steps:
+            step()
+            found = get_limits(library, handle, group)
+            if (found.soft, found.hard) != (0, expected):
+                return f"{uuid}: a limit of {expected} bytes reads back as {found.hard}, soft {found.soft}"
+    except NvmlError as fault:
+        if fault.code == FUNCTION_NOT_FOUND:
+            return "this driver has no memory limits of control groups, which came with branch 615"
+        if fault.code == NOT_SUPPORTED:
+            return f"{uuid}: the driver does not enforce limits here ({fault})"
+        return f"{uuid}: {fault}"
+    return ""

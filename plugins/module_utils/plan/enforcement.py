@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who will enforce memory on a host, and why: the line of the plan, and the error where the host cannot what is asked.
+
+The rule is gpu/enforcement.py. What only a probe shows is taken from the device plugin that runs: it sets a limit and
+reads it back at each start.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..driver import support
+from ..gpu import enforcement as rule
+from ..gpu.enforcement import DRIVER, Facts, Verdict
+from .modes import gpus_after_mig
+from .part import PRESENT
+
+# The first versions that hand devices to containers by CDI: of the kubelet, docker and containerd.
+CDI_KUBELET, CDI_DOCKER, CDI_CONTAINERD = (1, 29), (25, 0), (1, 7)
+CONTAINERD_PACKAGES = ("containerd.io", "containerd")
+NOT_YET = "the device plugin tries it when it starts"
+
+
+def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
+    """None where no device plugin is to run."""
+    if (desired["roles"].get("device_plugin") or {}).get("state") != PRESENT:
+        return None
+    wish = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
+    vcuda = (desired["node_config"].get("sharing") or {}).get("vcuda") or {}
+    found = rule.decide(wish, facts(desired, state), desired["sharing"], bool(vcuda.get("countContext", True)))
+    return found._replace(why=NOT_YET) if found.why == rule.NOT_TRIED else found
+
+
+def faults(desired: dict[str, Any], found: Verdict | None) -> list[str]:
+    """Why the run must stop: the driver alone may enforce, and it is known that it cannot."""
+    wish = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
+    if found is None or wish != DRIVER or found.by_driver or found.why == NOT_YET:
+        return []
+    way_out = "change that, or set vgpu_memory_enforcement: auto"
+    return [f"device_plugin: vgpu_memory_enforcement is driver, and {found.why}; {way_out}"]
+
+
+def facts(desired: dict[str, Any], state: dict[str, Any]) -> Facts:
+    driver = state.get("driver") or {}
+    return Facts(
+        branch=_branch(desired, state),
+        modules="proprietary" if driver.get("open_module") is False else "",
+        cards=[
+            f"the {one.name} GPU at {address}"
+            for address, one in support.generations(state.get("pci_gpus") or [])
+            if one.last and one.last < rule.FIRST_BRANCH
+        ],
+        mig=[str(one.get("uuid")) for one in gpus_after_mig(desired, state) if one.get("mig_enabled")],
+        memacct_mode=_memacct_mode(str(driver.get("registry") or "")),
+        cgroup2=bool(driver.get("cgroup2", True)),
+        handover=_handover(state),
+        probed=_probed(state),
+    )
+
+
+def _branch(desired: dict[str, Any], state: dict[str, Any]) -> int:
+    """Of the driver that the host is to have; 0 where nobody can say yet."""
+    wanted = desired["roles"].get("nvidia_driver") or {}
+    named = str(wanted.get("branch") or "") if wanted.get("state") == PRESENT else ""
+    if named.isdigit():
+        return int(named)
+    return support.branch_of(str(state["nvml"].get("driver_version") or "")) or 0
+
+
+def _memacct_mode(registry: str) -> str:
+    """The value of RmMemacctMode in NVreg_RegistryDwords; empty where it is not set."""
+    found = re.search(r"RmMemacctMode=(\d+)", registry)
+    return found.group(1) if found else ""
+
+
+def _handover(state: dict[str, Any]) -> str:
+    """Why the engine that starts containers here cannot have the hook; empty where it can, or nobody knows."""
+    packages = state.get("packages") or {}
+    if state.get("kubelet_engine"):
+        kubelet = tuple((state.get("kubelet") or ())[:2])
+        if kubelet and kubelet < CDI_KUBELET:
+            return f"kubelet {'.'.join(map(str, kubelet))} hands no CDI devices to containers; 1.29 does"
+        for name in CONTAINERD_PACKAGES:
+            version = _version(str(packages.get(name) or ""))
+            if version and version < CDI_CONTAINERD:
+                return f"containerd {'.'.join(map(str, version))} has no CDI; 1.7 has"
+        return ""
+    version = _version(str(((state.get("docker") or {}).get("info") or {}).get("ServerVersion") or ""))
+    return f"docker {'.'.join(map(str, version))} has no CDI; 25.0 has" if version and version < CDI_DOCKER else ""
+
+
+def _version(text: str) -> tuple[int, ...]:
+    found = re.match(r"(?:\d+:)?(\d+)\.(\d+)", text)
+    return (int(found.group(1)), int(found.group(2))) if found else ()
+
+
+def _probed(state: dict[str, Any]) -> tuple[str, str] | None:
+    """What the running plugin found when it tried; None where it did not."""
+    status = (state.get("plugin") or {}).get("status") or {}
+    active, why = str(status.get("memory_enforcement") or ""), str(status.get("memory_enforcement_reason") or "")
+    if active.startswith(DRIVER + "-"):
+        return active.partition("-")[2], ""
+    return ("", why.partition(": ")[2]) if status.get("memory_enforcement_probed") and why else None

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver enforces, as the plugin polls it: limits lost, dropped or lowered, and containers without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin._shared.gpu.memory_limits import UNLIMITED, Limits
+from vgpu_plugin.allocation.driver_limits import DriverLimits
+from vgpu_plugin.allocation.enforcement import Enforcement
+from vgpu_plugin.inject import cdi, limit_hook
+
+from .conftest import FakeGpus
+from .samples import gpus
+
+MIB = 1 << 20
+
+
+class Place:
+    """A folder of allocations, groups, and a driver that enforces (``misc``)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.cgroups = folder / "allocations", folder / "cgroup"
+        self.source = FakeGpus(gpus("T4", "T4"))
+        self.source.backend = "misc"
+        self.uuid = self.source.listed[0].uuid
+        self.told: list[tuple[str, str]] = []
+        self.limits = DriverLimits(self.folder, self.cgroups, self.source, Enforcement(None, self.source))  # type: ignore[arg-type]
+        self.limits.tell = lambda name, text: self.told.append((name, text))
+
+    def container(self, name: str, mib: int = 1000, enforcement: str = "driver", card: int = 0, **more: object) -> str:
+        """As the hook left it; returns the folder of its group."""
+        group = self.cgroups / name
+        group.mkdir(parents=True)
+        (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+        (self.folder / name).mkdir(parents=True)
+        self.promise(name, mib, card)
+        words = {"group": f"/{name}", "inode": group.stat().st_ino, "enforcement": enforcement, "reason": "no luck"}
+        words["devices"] = [{"uuid": self.uuid, "soft": 0, "hard": mib * MIB}]
+        (self.folder / name / "driver-limit").write_text(json.dumps({**words, **more}))
+        self.source.limits[self.uuid, str(group)] = Limits(0, mib * MIB, 7)
+        return str(group)
+
+    def promise(self, name: str, mib: int, card: int = 0) -> None:
+        device = {"uuid": self.uuid, "memory_bytes": mib * MIB, "card_bytes": card * MIB}
+        (self.folder / name / "limits").write_bytes(abi_files.pack_limits({"allocation": name, "devices": [device]}))
+
+    def state(self) -> list[tuple]:
+        self.limits.poll()
+        return [
+            (one.allocation, one.expected // MIB, one.found // MIB, one.used, one.fault) for one in self.limits.state
+        ]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_limit_as_promised(place: Place) -> None:
+    place.container("a")
+    assert place.state() == [("a", 1000, 1000, 7, "")]
+    assert (place.told, place.limits.notes(), place.limits.repaired) == ([], [], 0)
+
+
+@pytest.mark.parametrize(
+    "found", [None, Limits(0, UNLIMITED, 7), Limits(0, 500 * MIB, 7), Limits(3 * MIB, 1000 * MIB, 7)]
+)
+def test_a_limit_that_was_lost_is_set_again(place: Place, found: Limits | None) -> None:
+    group = place.container("a")
+    if found is None:
+        del place.source.limits[place.uuid, group]
+    else:
+        place.source.limits[place.uuid, group] = found
+    ((_name, expected, now, _used, fault),) = place.state()
+    assert (expected, now) == (1000, 1000)
+    assert "it was set again" in fault
+    assert place.source.limits[place.uuid, group].hard == 1000 * MIB
+    assert [(name, "it was set again" in text) for name, text in place.told] == [("a", True)]
+    assert place.limits.repaired == 1
+    assert place.state()[0][-1] == "", "and the next poll finds it as promised"
+
+
+def test_a_set_that_does_nothing_stays_a_fault(place: Place) -> None:
+    group = place.container("a")
+    place.source.limits[place.uuid, group] = Limits(0, UNLIMITED, 7)
+    place.source.drops = True
+    assert "and cannot be set: it is below what is in use, or the driver dropped it" in place.state()[0][-1]
+    assert "no limit, expected 1000 MiB" in place.limits.notes()[0]
+    place.state()
+    assert len(place.told) == 1, "one event, however many polls"
+
+
+def test_a_resize_takes_the_same_way(place: Place) -> None:
+    group = place.container("a", 1000, card=15360)
+    place.promise("a", 3000, 15360)
+    assert place.limits.apply("a") == ""
+    assert place.source.limits[place.uuid, group].hard == 3000 * MIB
+    place.promise("a", 20000, 15360)
+    assert place.limits.apply("a") == ""
+    assert place.source.limits[place.uuid, group].hard == 15360 * MIB, "at most the card"
+    place.source.drops = True
+    place.promise("a", 10, 15360)
+    assert "cannot be set" in place.limits.apply("a")
+    assert place.limits.apply("of nobody") == ""
+
+
+def test_several_allocations_keep_their_sum(place: Place) -> None:
+    """The limits file of one of them is not what its group has."""
+    place.container("a", 5000, shared_with=1)
+    place.promise("a", 2000)
+    assert place.state() == [("a", 5000, 5000, 7, "")]
+
+
+ENDED = {
+    "its group is gone": lambda place, group: [one.unlink() for one in group.iterdir()] and group.rmdir(),
+    "its group is empty": lambda place, group: (group / "cgroup.events").write_text("populated 0\n"),
+    "its group is another": lambda place, group: (place.folder / "a/driver-limit").write_text(
+        (place.folder / "a/driver-limit").read_text().replace(str(group.stat().st_ino), "1")
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDED)
+def test_a_container_that_ended_is_not_asked_for(place: Place, case: str) -> None:
+    group = Path(place.container("a"))
+    ENDED[case](place, group)
+    assert place.state() == []
+
+
+def test_the_library_alone_is_told_with_the_reason(place: Place) -> None:
+    place.container("a", enforcement="library")
+    assert place.state() == []
+    assert place.limits.notes() == ["allocation a: the library alone enforces its memory: no luck"]
+
+
+def test_an_end_clears_while_the_group_lives(place: Place) -> None:
+    group = place.container("a")
+    place.limits.clear("a")
+    assert place.source.limits[place.uuid, group].hard == UNLIMITED
+    assert place.state() == []
+    place.limits.clear("a")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"group": 1}', '{"group": "/a", "inode": "x"}'])
+def test_a_spoilt_file_is_passed_by(place: Place, text: str) -> None:
+    place.container("a")
+    place.container("b")
+    (place.folder / "a/driver-limit").write_text(text)
+    assert [one[0] for one in place.state()] == ["b"]
+
+
+def test_the_hook_is_of_each_card_and_of_no_mig_device() -> None:
+    hook = limit_hook.hook("/p/vgpu-limit-hook", "/run/a", "/sys/fs/cgroup", "/lib/nvml.so", "misc", "driver")
+    assert hook["hookName"] == "createRuntime"
+    assert hook["args"] == [
+        *("vgpu-limit-hook", "--allocations", "/run/a", "--cgroup-root", "/sys/fs/cgroup"),
+        *("--nvml", "/lib/nvml.so", "--backend", "misc", "--enforce", "driver"),
+    ]
+    devices = [("GPU-1", {"mounts": []})]
+    assert cdi.with_hooks(devices, [hook]) == [("GPU-1", {"mounts": [], "hooks": [hook]})]
+    assert cdi.with_hooks(devices, []) == devices

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who enforces memory: the first reason against the driver is the one that people read."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import enforcement as rule
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu.enforcement import Facts
+
+CAN = Facts(branch=615, modules="open", probed=("misc", ""))
+
+ROWS = [
+    # wish, what differs of the host, sharing, contexts count, active, a part of the line
+    ("auto", {}, "vcuda", True, "driver-misc", "set and read back on this host (backend misc)"),
+    ("driver", {"probed": ("dmem", "")}, "vcuda", True, "driver-dmem", "backend dmem"),
+    ("library", {}, "vcuda", True, "library", "vgpu_memory_enforcement is library"),
+    ("auto", {"branch": 580}, "vcuda", True, "library", "driver branch 580 has no memory limits of control groups"),
+    ("auto", {"branch": 0}, "vcuda", True, "driver-misc", "read back"),
+    ("driver", {"cards": ["the Volta GPU at 00:04.0"]}, "vcuda", True, "library", "older than Turing"),
+    ("auto", {"modules": "proprietary"}, "vcuda", True, "library", "the proprietary kernel modules have no limits"),
+    ("auto", {"mig": ["GPU-1"]}, "vcuda", True, "library", "GPU-1 is in MIG mode"),
+    ("auto", {"memacct_mode": "0"}, "vcuda", True, "library", "RmMemacctMode=0 turns"),
+    ("auto", {"memacct_mode": "1"}, "vcuda", True, "driver-misc", "read back"),
+    ("auto", {"cgroup2": False}, "vcuda", True, "library", "version 2 of control groups alone is not"),
+    ("auto", {"handover": "docker 20.10 has no CDI"}, "vcuda", True, "library", "docker 20.10 has no CDI"),
+    ("auto", {"probed": None}, "vcuda", True, "library", "nothing was tried on this host yet"),
+    ("driver", {"probed": ("", "GPU-1: it does not hold")}, "vcuda", True, "library", "GPU-1: it does not hold"),
+    ("auto", {}, "vcuda", False, "library", "vgpu_count_context is false"),
+    ("auto", {}, "time-slicing", True, "none", "only where vgpu_memory_enforcement is driver"),
+    ("auto", {}, "mps", True, "none", "only where vgpu_memory_enforcement is driver"),
+    ("driver", {}, "time-slicing", True, "driver-misc", "read back"),
+    ("driver", {}, "mps", True, "driver-misc", "read back"),
+    ("driver", {}, "mig", True, "none", "sharing mig gives no memory limits"),
+    ("auto", {}, "none", True, "none", "sharing none gives no memory limits"),
+]
+
+
+@pytest.mark.parametrize(("wish", "host", "sharing", "count", "active", "said"), ROWS)
+def test_who_enforces_and_why(wish, host, sharing, count, active, said):
+    found = rule.decide(wish, CAN._replace(**host), sharing, count)
+    assert found.active == active
+    assert said in found.line()
+    assert found.by_driver is active.startswith("driver-")
+    assert found.backend == (active.partition("-")[2] if found.by_driver else "")
+
+
+@pytest.mark.parametrize(
+    ("strategies", "said"),
+    [(["cdi-cri"], ""), (["envvar", "cdi-annotations"], ""), (["envvar"], "by envvar"), ([], "by no way")],
+)
+def test_a_way_without_cdi_keeps_the_hook_from_running(strategies, said):
+    assert said in rule.handover_of(strategies)
+    assert bool(rule.handover_of(strategies)) is bool(said)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who will enforce memory, in the plan: one line, and an error where the driver alone may and the host cannot."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan
+from plan_samples import CONVERGED, VARIABLES, changed
+
+# A converged host as one of 615 would be.
+CAN = changed(
+    CONVERGED,
+    {
+        "nvml.driver_version": "615.71.09",
+        "driver.loaded_version": "615.71.09",
+        "driver.open_module": True,
+        "driver.cgroup2": True,
+        "driver.registry": "",
+        "kubelet": (1, 34),
+        "kubelet_engine": {"engine": "containerd", "endpoint": "", "cgroup_driver": "systemd"},
+        "packages": {"containerd.io": "1.7.27-1"},
+        "plugin.status.memory_enforcement": "driver-dmem",
+        "plugin.status.memory_enforcement_reason": "memory is enforced by the driver: it was tried",
+    },
+)
+VOLTA = [{"address": "0000:01:00.0", "device": "0x1db1"}]
+NO_PLUGIN = {"plugin.status.memory_enforcement": "", "plugin.status.memory_enforcement_reason": ""}
+FAILED = {
+    "plugin.status.memory_enforcement": "library",
+    "plugin.status.memory_enforcement_reason": "memory is enforced by the library alone: GPU-1: it does not hold",
+    "plugin.status.memory_enforcement_probed": True,
+}
+
+ROWS = [
+    # what differs of the host, what the line says; whether the driver enforces
+    ({}, "set and read back on this host (backend dmem)", True),
+    (NO_PLUGIN, "the device plugin tries it when it starts", False),
+    (FAILED, "GPU-1: it does not hold", False),
+    ({"nvml.driver_version": "580.95.05"}, "driver branch 580 has no memory limits", False),
+    ({"pci_gpus": VOLTA}, "the Volta GPU at 0000:01:00.0 is older than Turing", False),
+    ({"driver.open_module": False}, "the proprietary kernel modules have no limits", False),
+    ({"driver.registry": "PowerMizerEnable=1;RmMemacctMode=0"}, "RmMemacctMode=0", False),
+    ({"driver.cgroup2": False}, "version 2 of control groups alone", False),
+    ({"kubelet": (1, 28)}, "kubelet 1.28 hands no CDI devices", False),
+    ({"packages": {"containerd.io": "1.6.33-1"}}, "containerd 1.6 has no CDI", False),
+    ({"kubelet_engine": None, "docker.info.ServerVersion": "20.10.24+dfsg1"}, "docker 20.10 has no CDI", False),
+    ({"kubelet_engine": None, "docker.info.ServerVersion": "26.1.5+dfsg1"}, "read back", True),
+]
+
+
+@pytest.mark.parametrize("wish", ["auto", "driver"])
+@pytest.mark.parametrize(("host", "said", "by_driver"), ROWS)
+def test_the_line_and_the_error(host, said, by_driver, wish):
+    variables = {**VARIABLES, "vgpu_memory_enforcement": wish}
+    state = changed(CAN, host)
+    made = plan.make_plan(desired.collect(variables), state)
+    assert said in made["memory_enforcement"]
+    assert made["memory_enforcement"].startswith(f"memory is enforced by the {'driver' if by_driver else 'library'}")
+    assert made["memory_enforcement"] in plan.describe(made, state)
+    refused = [one for one in made["errors"] if "vgpu_memory_enforcement" in one]
+    expected = wish == "driver" and not by_driver and host is not NO_PLUGIN
+    assert [said in one for one in refused] == [True] * expected
+
+
+def test_the_branch_that_is_to_come_counts():
+    variables = {**VARIABLES, "vgpu_memory_enforcement": "driver", "nvidia_driver_branch": "580"}
+    made = plan.make_plan(desired.collect(variables), CAN)
+    assert "driver branch 580 has no memory limits" in made["memory_enforcement"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"vgpu_count_context": False}, "driver counts contexts in any case"),
+        ({"vgpu_sharing": "none"}, "whole GPUs have no limit"),
+        (
+            {"vgpu_sharing": "mig", "vgpu_mig_geometry": {"1g.5gb": 7}, "vgpu_mig_strategy": "mixed"},
+            "memory is its own",
+        ),
+    ],
+)
+def test_what_no_host_can_do_is_an_error_of_the_variables(variables, said):
+    with pytest.raises(node_config.ConfigError, match=said):
+        node_config.from_vars({"vgpu_memory_enforcement": "driver", **variables})
+
+
+def test_a_group_that_does_not_set_it_has_the_file_of_before():
+    assert "memoryEnforcement" not in str(node_config.from_vars({}))
+    assert (
+        node_config.from_vars({"vgpu_memory_enforcement": "library"})["flags"]["plugin"]["memoryEnforcement"]
+        == "library"
+    )
+
+
+def test_the_hook_comes_with_the_library_where_only_the_driver_limits():
+    shared = {**VARIABLES, "vgpu_sharing": "time-slicing"}
+    assert "vcuda" not in desired.collect(shared)["roles"]
+    found = desired.collect({**shared, "vgpu_memory_enforcement": "driver"})
+    assert "vcuda" in found["roles"]
+    assert found["node_config"]["flags"]["plugin"]["libraryRoot"] == VARIABLES.get(
+        "vcuda_root", node_config.LIBRARY_ROOT
+    )
