@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from conftest import CLAIMS, CLASSES, remove
 from kubebox.api import ApiError
-from kubebox.cluster import Cluster
+from kubebox.cluster import IMAGE, PODS, Cluster
 from kubebox.process import until
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "plugins"))
-from module_utils.kube import dra_manifests
+from module_utils.kube import dra_manifests, mount_policy
 
 FOLDERS = {
     "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
@@ -61,7 +61,7 @@ def claim_with(parameters: Any, driver: str = "gpu.vgpu.fleet") -> dict[str, Any
 def judged(started: Any) -> Iterator[Cluster]:
     """The cluster with the policies, which the API server takes a moment to see."""
     cluster = started[0]
-    made = dra_manifests.parameters_policy()
+    made = [*dra_manifests.parameters_policy(), *mount_policy.of_claims()]
     for one in made:
         cluster.api.create(FOLDERS[one["kind"]], one)
     until(lambda: refusal(cluster, CLAIMS, claim_with({"anything": 1})), "a policy that is in force")
@@ -95,3 +95,21 @@ def test_parameters_of_a_template_and_of_a_class(judged: Cluster, at: int) -> No
 
 def test_parameters_of_another_driver_are_its_own(judged: Cluster) -> None:
     assert refusal(judged, CLAIMS, claim_with({"anything": ["goes"]}, "gpu.example.com")) == ""
+
+
+# Where a pod's volume is mounted → whether a container with a claim may have it there.
+MOUNTS = [("/data", True), ("/dev/vgpu/9", False), ("/dev/vgpu", False), ("/dev", False), ("/etc/ld.so.preload", False)]
+
+
+@pytest.mark.parametrize(("path", "allowed"), MOUNTS)
+@pytest.mark.parametrize("claimed", [True, False])
+def test_volumes_of_a_container_with_a_claim(judged: Cluster, path: str, allowed: bool, claimed: bool) -> None:
+    """A share that a pod brought itself would count as one more."""
+    container = {"name": "main", "image": IMAGE, "volumeMounts": [{"name": "own", "mountPath": path}]}
+    spec: dict[str, Any] = {"containers": [container], "volumes": [{"name": "own", "emptyDir": {}}]}
+    if claimed:
+        container["resources"] = {"claims": [{"name": "gpu"}]}
+        spec["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "c"}]
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tried"}, "spec": spec}
+    said = refusal(judged, PODS, body)
+    assert ("mount it elsewhere" in said) == (claimed and not allowed) and bool(said) == (claimed and not allowed)

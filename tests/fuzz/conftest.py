@@ -27,6 +27,7 @@ LEDGER = (
     "account/ledger_lock.c",
     "account/ledger_file.c",
     "account/ledger_view.c",
+    "account/seats.c",
     "account/shareable.c",
     "limits/log.c",
 )

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects of a cluster for claims (Dynamic Resource Allocation, Kubernetes 1.36): device classes, the policy that
-refuses parameters which our driver would refuse too, and what the driver needs as a DaemonSet. As a service of the node
-it needs nothing here: the kubelet's credentials may read the claims of its pods and write the slices of its node.
+refuses parameters which our driver would refuse too, the one that keeps volumes away from our files, and what the
+driver needs as a DaemonSet. As a service of the node it needs nothing here: the kubelet's credentials may read the
+claims of its pods and write the slices of its node.
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any, NamedTuple
+
+from . import mount_policy
 
 API = "resource.k8s.io/v1"
 ADMISSION = "admissionregistration.k8s.io/v1"
@@ -39,6 +42,7 @@ class Desired(NamedTuple):
 def manifests(desired: Desired) -> list[dict[str, Any]]:
     """In the order in which they are applied; removed in the other."""
     out = [*classes(desired.extended_resource), *parameters_policy()]
+    out += mount_policy.of_claims(desired.extended_resource)
     if desired.account:
         out += [*rights(desired.namespace, desired.account), *slices_policy(desired.namespace, desired.account)]
     return out
@@ -122,7 +126,7 @@ def rights(namespace: str, account: str) -> list[dict[str, Any]]:
         {
             "apiGroups": ["resource.k8s.io"],
             "resources": ["resourceslices"],
-            "verbs": ["get", "list", "watch", "create", "update", "delete"],
+            "verbs": ["list", "watch", "create", "update", "delete"],
         },
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
     ]

@@ -2,8 +2,9 @@
 """The ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files: the rule of pods/mounts.py in
 CEL, evaluated inside the API server, so that there is no moment without it.
 
-Two owners write one each, under names of their own: the scheduler for the names of its configuration, and the role
-device_plugin for the resources of its nodes, which it writes down in an annotation. Two that say the same do no harm.
+Each owner writes one, under a name of its own: the scheduler for the names of its configuration, the role
+device_plugin for the resources of its nodes, which it writes down in an annotation, and who sets up claims for those.
+Two that say the same do no harm.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ API = "admissionregistration.k8s.io/v1"
 KNOWS_POLICIES = (1, 30, 0)
 OF_DEVICE_PLUGIN = "vgpu-device-plugin-mounts"
 OF_SCHEDULER = "vgpu-scheduler-mounts"
+OF_CLAIMS = "vgpu-claim-mounts"
 # Annotation of the device plugin's policy: node → resources that its containers are limited by, as JSON.
 NODES = "vgpu.fleet/nodes"
 MESSAGE = f"a volume of this pod lies at, above or below a path {mounts.ADVICE}"
 
 
 def manifests(
-    name: str, resources: Sequence[str], annotations: Mapping[str, str] | None = None
+    name: str, resources: Sequence[str], annotations: Mapping[str, str] | None = None, claims: bool = False
 ) -> list[dict[str, Any]]:
     """The policy and its binding, in the order in which they are applied; removed in the other. ``resources``: by which
-    a container asks for a slice."""
+    a container asks for a slice. ``claims``: a container with any claim asks too; whose devices it is for, a pod's text
+    does not say."""
     meta: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/name": name}}
-    asks = _asks(resources)
+    asks = _asks(resources, claims)
     spec = {
         "failurePolicy": "Fail",
         "matchConstraints": {
@@ -63,6 +66,11 @@ def manifests(
             "spec": {"policyName": name, "validationActions": ["Deny"]},
         },
     ]
+
+
+def of_claims(extended_resource: str = "") -> list[dict[str, Any]]:
+    """Containers with claims have places for more shares than they have: what a volume brings there would count."""
+    return manifests(OF_CLAIMS, [extended_resource] if extended_resource else [], claims=True)
 
 
 def of_nodes(nodes: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
@@ -107,13 +115,14 @@ def _texts(texts: Sequence[str]) -> str:
     return "[" + ", ".join(_text(one) for one in texts) + "]"
 
 
-def _asks(resources: Sequence[str]) -> str:
-    """Whether the container c names one of the resources."""
+def _asks(resources: Sequence[str], claims: bool) -> str:
+    """Whether the container c names one of the resources, or a claim."""
     names = _texts(resources)
     within = " || ".join(
         f"(has(c.resources.{kind}) && c.resources.{kind}.exists(r, r in {names}))" for kind in ("limits", "requests")
     )
-    return f"has(c.resources) && ({within})"
+    claimed = " || (has(c.resources.claims) && size(c.resources.claims) > 0)" if claims else ""
+    return f"has(c.resources) && ({within}{claimed})"
 
 
 def _containers(kind: str) -> str:

@@ -18,8 +18,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
 static char path[64];
 
 /* What limits.c would answer. */
-const char *limits_ledger_path(void)
+const char *limits_ledger_path(unsigned share)
 {
+    (void)share;
     return path;
 }
 bool limits_ledger_create(void)
@@ -31,8 +32,21 @@ bool limits_of_an_allocation(void)
 {
     return of_an_allocation;
 }
-bool limits_same_allocation(const char allocation[VGPU_ALLOCATION_SIZE])
+unsigned limits_shares(void)
 {
+    return 1;
+}
+
+uint64_t limits_share_memory(unsigned share, const char *uuid, bool *named)
+{
+    (void)share, (void)uuid;
+    *named = false;
+    return 0;
+}
+
+bool limits_same_allocation(unsigned share, const char allocation[VGPU_ALLOCATION_SIZE])
+{
+    (void)share;
     (void)allocation;
     return true;
 }
@@ -98,7 +112,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
             abort();
         ledger_total("GPU-0", &total);
         ledger_context_bytes(device);
-        munmap(ledger_self.map, VGPU_LEDGER_FILE_SIZE);
+        munmap(ledger_members[0].map, VGPU_LEDGER_FILE_SIZE);
     }
     ledger_reset();
     unlink(path);

@@ -13,8 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *limits_ledger_path(void)
+const char *limits_ledger_path(unsigned share)
 {
+    (void)share;
     return "";
 }
 bool limits_ledger_create(void)
@@ -25,8 +26,21 @@ bool limits_of_an_allocation(void)
 {
     return false;
 }
-bool limits_same_allocation(const char allocation[VGPU_ALLOCATION_SIZE])
+unsigned limits_shares(void)
 {
+    return 1;
+}
+
+uint64_t limits_share_memory(unsigned share, const char *uuid, bool *named)
+{
+    (void)share, (void)uuid;
+    *named = false;
+    return 0;
+}
+
+bool limits_same_allocation(unsigned share, const char allocation[VGPU_ALLOCATION_SIZE])
+{
+    (void)share;
     (void)allocation;
     return true;
 }

@@ -24,7 +24,7 @@ KILLER, OVERSUBSCRIBE, LEVEL = "ACTIVE_OOM_KILLER", "CUDA_OVERSUBSCRIBE", "LIBCU
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [
         str(ROOT / f"native/vcuda/src/limits/{name}.c")
-        for name in ("limits", "limits_file", "share_folder", "env", "log")
+        for name in ("limits", "limits_file", "shares", "share_folder", "env", "log")
     ]
     return compile_program(tmp_path_factory.mktemp("policy"), "policy", "policy.c", *sources)
 

@@ -13,7 +13,7 @@ from conftest import ROOT, compile_program
 pytestmark = pytest.mark.own_build
 
 SOURCES = [f"limits/{name}.c" for name in ("limits_file", "env", "log")]
-ACCOUNT = ("blocks", "ledger", "ledger_lock", "ledger_file", "ledger_view", "shareable")
+ACCOUNT = ("blocks", "ledger", "ledger_lock", "ledger_file", "ledger_view", "seats", "shareable")
 SOURCES += [f"account/{name}.c" for name in ACCOUNT]
 BUILDS = {
     "address,undefined": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),

@@ -31,7 +31,7 @@ GRANTED = {
     ("list", "", "nodes"),
     ("get", "", "pods"),
     ("list", "", "pods"),
-    *((verb, "resource.k8s.io", "resourceslices") for verb in ("create", "get", "list", "watch", "update", "delete")),
+    *((verb, "resource.k8s.io", "resourceslices") for verb in ("create", "list", "watch", "update", "delete")),
 }
 
 

@@ -19,7 +19,12 @@ def by_kind(desired: Desired) -> list[tuple[str, str]]:
 
 
 POLICY = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
-SERVICE = [("DeviceClass", "vgpu"), ("DeviceClass", "vgpu-mig"), *((kind, "vgpu-claim-parameters") for kind in POLICY)]
+SERVICE = [
+    ("DeviceClass", "vgpu"),
+    ("DeviceClass", "vgpu-mig"),
+    *((kind, "vgpu-claim-parameters") for kind in POLICY),
+    *((kind, "vgpu-claim-mounts") for kind in POLICY),
+]
 DAEMONSET = [
     *SERVICE,
     ("ClusterRole", "vgpu-claims"),
@@ -84,7 +89,7 @@ def test_the_driver_as_a_daemonset_may_do_what_it_does_and_no_more() -> None:
     assert {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]} == {
         ("resourceclaims", "get"),
         ("nodes", "get"),
-        *(("resourceslices", verb) for verb in ("get", "list", "watch", "create", "update", "delete")),
+        *(("resourceslices", verb) for verb in ("list", "watch", "create", "update", "delete")),
     }
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "vgpu", "namespace": "kube-system"}]
 

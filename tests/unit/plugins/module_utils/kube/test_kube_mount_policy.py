@@ -87,3 +87,15 @@ def test_nodes_of_other_runs_stay(known, given, expected):
     text = known if isinstance(known, str) else json.dumps(known)
     policy = known and {"metadata": {"annotations": {mount_policy.NODES: text}}}
     assert mount_policy.nodes_with(policy, given) == expected
+
+
+@pytest.mark.parametrize("name", ["", "nvidia.com/gpu"])
+def test_containers_with_claims_are_guarded_too(name):
+    """Also those that ask by the extended resource of a class, and have no claim in their text."""
+    policy, _binding = mount_policy.of_claims(name)
+    (condition,) = policy["spec"]["matchConditions"]
+    asking = next(one["expression"] for one in policy["spec"]["variables"] if one["name"] == "asking")
+    for text in (condition["expression"], asking):
+        assert "size(c.resources.claims) > 0" in text
+        assert (json.dumps([name]) if name else "[]") in text
+    assert "claims" not in json.dumps(mount_policy.manifests("any", NAMES))

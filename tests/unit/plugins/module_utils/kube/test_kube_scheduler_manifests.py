@@ -133,14 +133,14 @@ def test_policy_of_plans_names_its_writers_and_every_way_to_write():
 
 
 def test_no_other_file_gives_an_account_rights():
-    """A third one needs its test_rights.py, as scheduler and device plugin have theirs."""
+    """Another one needs its test_rights.py, as scheduler and device plugin have theirs; claims: test_dra_rights.py."""
     root = Path(scheduler_manifests.__file__).parents[3]
     files = [path for folder in ("plugins", "roles", "playbooks") for path in (root / folder).rglob("*.*")]
     kinds = ("ClusterRole", "RoleBinding")
     found = {
         path.name for path in files if path.suffix in (".py", ".yml", ".j2") and any(map(path.read_text().count, kinds))
     }
-    assert found == {"scheduler_manifests.py", "device_plugin_manifests.py"}
+    assert found == {"scheduler_manifests.py", "device_plugin_manifests.py", "dra_manifests.py"}
 
 
 def test_rights_that_read_or_change_one_object_name_it():
