@@ -42,8 +42,8 @@ VERIFY, COLLECT = "verify", "collect"
 
 def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """``{steps, roles, warnings, errors, disturbs, outside, memory_enforcement}``; roles are the names of the steps,
-    ``outside`` those who hold slices and are moved by no drain, the last is one line on who enforces memory, empty where
-    no slices are to be given out.
+    ``outside`` those who hold slices and are moved by no drain, the last is one line on who enforces memory, empty
+    where no slices are to be given out.
     """
     steps: list[dict[str, Any]] = []
     warnings: list[str] = []

@@ -147,14 +147,11 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     pool = Pool(gpus, last_offer.before(gpus, pieces))
     records, files = _kept(setup)
     pods = _pod_sizes(setup, POD_ANSWER_S)
-    mounts = MountCheck(_pod_sizes(setup, MOUNTS_ANSWER_S))
-    sizer = Sizer(records, pool, paths.checkpoint, settings, pods, mounts)
+    sizer = Sizer(records, pool, paths.checkpoint, settings, pods, MountCheck(_pod_sizes(setup, MOUNTS_ANSWER_S)))
     allocator = Allocator(paths, settings, pool, records, files, sizer)
     driver = driver_files.find(settings.driver_root, settings.dev_root, host_root=paths.seen_root)
-    allocator.enforcement = Enforcement(paths, source)
+    driver_limits = _driver_limits(paths, source, allocator, Teller(records, pods).say)
     allocator.configure(settings, driver)
-    driver_limits = DriverLimits(paths.allocations, paths.cgroup_root, source, allocator.enforcement)
-    allocator.clear_limits = driver_limits.clear
     static_slices = StaticSlices(paths, settings, pool, allocator, files, driver)
     allocator.outside = static_slices
     registrations = _registrations(paths, pool, allocator)
@@ -170,22 +167,16 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     repair, resizer = Repair(paths, records, files), Resizer(records, pool, files, sizer)
     changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all()), resizer.notes]
     claims = _claims(setup, allocator, files, source, changes)
-    driver_limits.tell = Teller(records, pods).say
     label = _label(setup, changes, health, pool)
-    labeller = _labeller(extras, source, pool, changes, label)
-    if labeller is not None:
-        labeller.more = lambda: {labels.ENFORCEMENT: allocator.enforcement.verdict.active}
+    labeller = _labeller(extras, source, pool, changes, label, allocator)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
-    static_slices.stale, collector.alive = watch.stale, watch.alive
-    resizer.shown = watch.surely_holds
-    pod_resizes = _pod_resizes(setup, pods, records, resizer, sizer)
+    static_slices.stale, collector.alive, resizer.shown = watch.stale, watch.alive, watch.surely_holds
+    pod_resizes = _pod_resizes(setup, pods, records, resizer, sizer, changes)
     changes.more_notes += [lambda: notes(watch.state()), driver_limits.notes]
-    changes.more_notes += [pod_resizes.notes] if pod_resizes is not None else []
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
-    registering = claims.registration if claims else registrations
-    admin = Admin(pool, allocator, leases, registering, changes, containers, driver_limits)
-    admin.resizing = Resizing(pool, records, resizer, pods, holders)
+    admin = Admin(pool, allocator, leases, claims.registration if claims else registrations, changes, containers)
+    admin.resizing, admin.driver_limits = Resizing(pool, records, resizer, pods, holders), driver_limits
     return Parts(
         pool=pool,
         files=files,
@@ -216,6 +207,16 @@ def _kept(setup: Setup) -> tuple[RecordStore, AllocationFiles]:
     files = AllocationFiles(setup.paths.allocations, setup.mounter)
     recover(records, files)
     return records, files
+
+
+def _driver_limits(
+    paths: Paths, source: GpuSource, allocator: Allocator, say: Callable[[str, str], None]
+) -> DriverLimits:
+    """Before the allocator is configured, which decides who enforces memory."""
+    allocator.enforcement = Enforcement(paths, source)
+    out = DriverLimits(paths.allocations, paths.cgroup_root, source, allocator.enforcement)
+    out.tell, allocator.clear_limits = say, out.clear
+    return out
 
 
 def _health(setup: Setup, source: GpuSource, changes: Reconfiguration, pool: Pool) -> HealthWatch:
@@ -266,7 +267,7 @@ def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:
 
 
 def _pod_resizes(
-    setup: Setup, pods: PodSizes | None, records: RecordStore, resizer: Resizer, sizer: Sizer
+    setup: Setup, pods: PodSizes | None, records: RecordStore, resizer: Resizer, sizer: Sizer, changes: Reconfiguration
 ) -> PodResizes | None:
     """Follows the pods of this node with a connection of its own."""
     if pods is None:
@@ -275,11 +276,18 @@ def _pod_resizes(
     from .reconcile.pod_resizes import PodResizes
 
     api = kube_api.Api(kube_access.read(setup.extras.kubeconfig))
-    return PodResizes(api, pods, resizer, records, setup.paths.checkpoint, lambda: sizer.settings.requested)
+    out = PodResizes(api, pods, resizer, records, setup.paths.checkpoint, lambda: sizer.settings.requested)
+    changes.more_notes.append(out.notes)
+    return out
 
 
 def _labeller(
-    extras: Extras, source: GpuSource, pool: Pool, changes: Reconfiguration, label: NodeLabel | None
+    extras: Extras,
+    source: GpuSource,
+    pool: Pool,
+    changes: Reconfiguration,
+    label: NodeLabel | None,
+    allocator: Allocator,
 ) -> Labeller | None:
     """None where nobody wants labels; then those of a former program are taken from the node."""
     publish = label.set_features if label is not None and extras.features else None
@@ -288,6 +296,7 @@ def _labeller(
     if not extras.labels and publish is None:
         return None
     out = Labeller(source, pool, extras.labels, publish)
+    out.more = lambda: {labels.ENFORCEMENT: allocator.enforcement.verdict.active}
     changes.after.append(lambda now, _driver: out.write(now))
     return out
 

@@ -40,6 +40,7 @@ class Served(Protocol):
 class Admin:
     # Set where the parts are tied together.
     resizing: Resizing
+    driver_limits: DriverLimits
 
     def __init__(
         self,
@@ -49,7 +50,6 @@ class Admin:
         registrations: Served,
         changes: Reconfiguration,
         containers: Containers,
-        driver_limits: DriverLimits,
     ) -> None:
         self._pool = pool
         self._allocator = allocator
@@ -57,7 +57,6 @@ class Admin:
         self._registrations = registrations
         self._changes = changes
         self._containers = containers
-        self._driver_limits = driver_limits
 
     def Status(self, request: api.StatusRequest) -> api.StatusResponse:
         return self.status()
@@ -93,8 +92,8 @@ class Admin:
             memory_enforcement=self._allocator.enforcement.verdict.active,
             memory_enforcement_reason=self._allocator.enforcement.verdict.line(),
             memory_enforcement_probed=self._allocator.enforcement.probed,
-            driver_limits=[api.DriverLimit(**vars(one)) for one in self._driver_limits.state],
-            driver_limits_repaired=self._driver_limits.repaired,
+            driver_limits=[api.DriverLimit(**vars(one)) for one in self.driver_limits.state],
+            driver_limits_repaired=self.driver_limits.repaired,
             hand_over=", ".join(self._allocator.hand_over.strategies),
             hand_over_reason=self._allocator.hand_over.reason,
             config_name=self._changes.name,

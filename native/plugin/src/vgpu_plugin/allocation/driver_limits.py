@@ -122,8 +122,8 @@ class DriverLimits:
         why = "it is below what is in use, or the driver dropped it"
         try:
             self._source.limit_group(uuid, active.group, expected)
-        except GpuError as fault:
-            why = str(fault)
+        except GpuError as refused:
+            why = str(refused)
         now = self._now(active, uuid) or before or NOTHING
         held = (now.soft, now.hard) == (0, expected)
         self.repaired += held
