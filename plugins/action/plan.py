@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ansible.plugins.action import ActionBase
@@ -10,11 +11,11 @@ from ansible_collections.vgpu.fleet.plugins.action.desired_state import heading,
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
 from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, error, errors, warning
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice, repository_keys
-from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan, plugin_python
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import toolkit as plan_toolkit
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan.driver import nvidia_driver
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan.part import PRESENT
-from ansible_collections.vgpu.fleet.plugins.plugin_utils import repository_key
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import controller, repository_key
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
 
 
@@ -34,6 +35,7 @@ class ActionModule(ActionBase):
         findings = [by_variable(finding) for finding in plan.check_gpus(desired, state)]
         findings += plan_toolkit.check(desired, state)
         findings += driver_key(desired, state)
+        findings += plugin_wheels(desired, state)
         texts = [tell(finding, sources, task_vars) for finding in findings]
         if errors(findings):
             faults = [text for text, finding in zip(texts, findings) if finding.level == "error"]
@@ -67,6 +69,24 @@ def driver_key(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         said = f"only the last digits {fingerprint} of the key's fingerprint are known, and they fit"
         return [warning(repository_key.VARIABLE, said)]
     return []
+
+
+def plugin_wheels(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
+    """The device plugin's wheels for a host's Python, where neither a folder nor this controller can bring them."""
+    wanted = desired["roles"].get("device_plugin") or {}
+    if wanted.get("state") != PRESENT or not wanted["cache"] or wanted["version"] in state["plugin"]["versions"]:
+        return []
+    python = plugin_python.choose(state["os"], wanted["python"], wanted["packages"]).version
+    folders = [wanted["prebuilt"], os.path.join(controller.ROOT, "prebuilt")]
+    program = ("vgpu-plugin", wanted["version"], python, state["os"]["arch"])
+    missing = controller.lacks(*program, folders, wanted["cache"]) if python else ""
+    if not missing:
+        return []
+    said = f"the device plugin {wanted['version']} for Python {python} on {state['os']['arch']}: expected its wheels in"
+    said += (
+        f" a folder, or {missing} on this controller, found none. Name prebuilt/ of an artefact that has this platform"
+    )
+    return [error("device_plugin_prebuilt", f"{said} (make artefact)")]
 
 
 def by_variable(finding: Finding) -> Finding:

@@ -97,23 +97,15 @@ _raw:
 import glob
 import importlib.util
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
-from typing import Any
 
 from ansible.plugins.lookup import LookupBase
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.controller import built, lacks, packer
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Included by the library; without them a compiler is there and compiles nothing.
 HEADERS = "#include <dlfcn.h>\n#include <stdio.h>\n"
-
-
-def built(folders: list[str], *patterns: str) -> bool:
-    """Whether one of the folders has a file of one of the patterns."""
-    places = [os.path.join(glob.escape(os.path.expanduser(folder)), one) for folder in folders for one in patterns]
-    return any(glob.glob(place) for place in places)
 
 
 def compiles() -> bool:
@@ -138,16 +130,6 @@ def library(version: str, folders: list[str]) -> list[str]:
     ]
 
 
-def packer() -> str:
-    """What is missing to pack the archive of a program, separated by commas."""
-    missing = []
-    if not any(importlib.util.find_spec(name) for name in ("pip", "ensurepip")):
-        missing.append("pip, or the module ensurepip (package python3-venv)")
-    if sys.version_info < (3, 11):
-        missing.append("Python 3.11 or newer")
-    return ", ".join(missing)
-
-
 def plugin(version: str, folders: list[str]) -> list[str]:
     """What is missing to make the device plugin's archive."""
     if not version or built(
@@ -168,30 +150,14 @@ def plugin(version: str, folders: list[str]) -> list[str]:
 
 def scheduler(version: str, folders: list[str], cache: str, python: str, arch: str) -> list[str]:
     """What is missing to make the archive of the scheduler for an image with this Python."""
-    if not version:
-        return []
-    wheelhouse = loaded(os.path.join(ROOT, "native", "plugin", "tools", "wheelhouse.py"))
-    wanted = wheelhouse.Wanted(wheelhouse.SCHEDULER, version, python, arch)
-    wheels = [pathlib.Path(os.path.expanduser(folder)) for folder in folders]
-    if built([cache], f"{wanted.name}-{glob.escape(version)}-{wanted.tag}-{arch}.pyz"):
-        return []
-    missing = packer()
-    if not missing or (wheelhouse.found_ours(wheels, wanted) and wheelhouse.found_foreign(wheels, wanted)):
+    missing = lacks("vgpu-scheduler", version, python, arch, folders, cache) if version else ""
+    if not missing:
         return []
     return [
         f"the scheduler {version} for Python {python} on {arch}: expected {missing} for {sys.executable}, found none. "
         "Install it; or install an artefact with the scheduler's wheels (make artefact); or set scheduler_prebuilt to "
         "a folder with its prebuilt/scheduler/; or name an image that the nodes pull in scheduler_image"
     ]
-
-
-def loaded(path: str) -> Any:
-    """A program of the collection as a module."""
-    spec = importlib.util.spec_from_file_location(os.path.basename(path)[: -len(".py")], path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # Of an image, by the first part of the names of its variables: what it is, and what else may be done.

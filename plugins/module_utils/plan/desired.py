@@ -65,6 +65,8 @@ INPUTS: dict[str, dict[str, Any]] = {
         "python": plugin_python.AUTO,
         "packages": [plugin_python.AUTO],
         "packages_record": "",
+        "prebuilt": "",
+        "cache": "",
     },
 }
 

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ansible_collections.vgpu.fleet.plugins.action import plan as plan_action
 from ansible_collections.vgpu.fleet.plugins.lookup import controller_lacks as lookup
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import controller
 
 VERSION = "1.0-a"
 ALL = ("make", "cc", "headers", "pip", "ensurepip")
@@ -32,7 +36,7 @@ def test_what_is_missing_is_named(
 ) -> None:
     monkeypatch.setattr(lookup.shutil, "which", lambda name: name if name in has else None)
     monkeypatch.setattr(lookup, "compiles", lambda: "headers" in has)
-    monkeypatch.setattr(lookup.importlib.util, "find_spec", lambda name: name if name in has else None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in has else None)
     for name in files:
         (tmp_path / name).write_text("")
     folders = ["/nowhere", str(tmp_path)]
@@ -43,7 +47,7 @@ def test_what_is_missing_is_named(
 
 
 def test_an_old_python_of_the_controller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup.sys, "version_info", (3, 10, 13))
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
     assert "Python 3.11 or newer" in lookup.plugin(VERSION, [])[0]
 
 
@@ -80,7 +84,7 @@ def test_what_is_missing_for_an_image_is_named(
 
 def test_what_is_not_built_here_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup.shutil, "which", lambda _name: None)
-    monkeypatch.setattr(lookup.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     assert lookup.library("", []) + lookup.plugin("", []) + lookup.image("", False, "podman", "") == []
     assert lookup.scheduler("", [], "", "3.11", "x86_64") + lookup.kubernetes([], "/usr/bin/python3") == []
 
@@ -124,16 +128,14 @@ def test_what_is_missing_for_the_scheduler_is_named(
 ) -> None:
     root = tmp_path / "native" / "plugin" / "tools"
     root.mkdir(parents=True)
-    (root / "wheelhouse.py").write_text((Path(lookup.ROOT) / "native/plugin/tools/wheelhouse.py").read_text())
+    (root / "wheelhouse.py").write_text((Path(controller.ROOT) / "native/plugin/tools/wheelhouse.py").read_text())
     (tmp_path / "requirements").mkdir()
     lock = f"one==1 \\\n    --hash=sha256:{hashlib.sha256(b'').hexdigest()}\n"
     (tmp_path / "requirements" / "scheduler.txt").write_text(lock)
-    monkeypatch.setattr(lookup, "ROOT", str(tmp_path))
-    found_spec = lookup.importlib.util.find_spec
+    monkeypatch.setattr(controller, "ROOT", str(tmp_path))
+    found_spec = importlib.util.find_spec
     programs = ("pip", "ensurepip")
-    monkeypatch.setattr(
-        lookup.importlib.util, "find_spec", lambda name: name in has if name in programs else found_spec(name)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in has if name in programs else found_spec(name))
     for folder in ("wheels", "cache"):
         (tmp_path / folder).mkdir()
         for name in files.get(folder, []):
@@ -143,6 +145,47 @@ def test_what_is_missing_for_the_scheduler_is_named(
     if said:
         words = (f"for Python {python} on x86_64", "expected pip", "scheduler_prebuilt", "scheduler_image")
         assert [word for word in words if word not in found[0]] == []
+
+
+UBUNTU, DEBIAN = ({"id": "ubuntu", "version_id": "24.04"}, {"id": "debian", "version_id": "12"})
+# Of a host: its system, the settings of the device plugin, what it has; whether the wheels of Python 3.11 are enough.
+HOSTS: list[tuple[dict[str, str], dict[str, Any], list[str], bool]] = [
+    (DEBIAN, {}, [], False),
+    (UBUNTU, {}, [], True),
+    (UBUNTU, {"state": "absent"}, [], False),
+    (UBUNTU, {}, [VERSION], False),
+    # A Python that was named is known when the host is asked.
+    (UBUNTU, {"python": "/opt/python/bin/python3"}, [], False),
+]
+
+
+@pytest.mark.parametrize(("system", "settings", "versions", "said"), HOSTS)
+def test_a_host_whose_wheels_no_folder_has_is_refused_before_its_first_change(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    system: dict[str, str],
+    settings: dict[str, Any],
+    versions: list[str],
+    said: bool,
+) -> None:
+    asked = []
+
+    def lacks(_name: str, _version: str, python: str, arch: str, folders: list[str], cache: str) -> str:
+        asked.append((folders[0], cache))
+        return "" if (python, arch) == ("3.11", "x86_64") else "pip"
+
+    monkeypatch.setattr(controller, "lacks", lacks)
+    wanted = {"state": "present", "version": VERSION, "python": "auto", "packages": ["auto"], "cache": "/c"}
+    desired = {"roles": {"device_plugin": {**wanted, "prebuilt": "/p", **settings}}}
+    state = {"os": {"arch": "x86_64", "id_like": "", "name": "", **system}, "plugin": {"versions": versions}}
+    found = plan_action.plugin_wheels(desired, state)
+    assert [one.level for one in found] == ["error"] * said
+    if said:
+        assert (
+            "for Python 3.12 on x86_64: expected its wheels in a folder, or pip on this controller" in found[0].message
+        )
+        assert found[0].path == "device_plugin_prebuilt"
+    assert set(asked) <= {("/p", "/c")}
 
 
 # Files that are named, of which one is there; interpreter; what is said.

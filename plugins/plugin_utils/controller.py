@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this controller has to pack the node programs for a Python and an architecture. Controller only."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import pathlib
+import sys
+from typing import Any
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def built(folders: list[str], *patterns: str) -> bool:
+    """Whether one of the folders has a file of one of the patterns."""
+    places = [os.path.join(glob.escape(os.path.expanduser(folder)), one) for folder in folders for one in patterns]
+    return any(glob.glob(place) for place in places)
+
+
+def packer() -> str:
+    """What is missing to pack any program, separated by commas."""
+    missing = []
+    if not any(importlib.util.find_spec(name) for name in ("pip", "ensurepip")):
+        missing.append("pip, or the module ensurepip (package python3-venv)")
+    if sys.version_info < (3, 11):
+        missing.append("Python 3.11 or newer")
+    return ", ".join(missing)
+
+
+def lacks(name: str, version: str, python: str, arch: str, folders: list[str], cache: str) -> str:
+    """What is missing for the archive of one program; empty where it, or all its wheels, lie in a folder.
+
+    ``name`` as wheelhouse.py calls it, ``python`` as 3.11, ``arch`` as uname -m says it.
+    """
+    missing = packer()
+    if not missing:
+        return ""
+    wheelhouse = _loaded(os.path.join(ROOT, "native", "plugin", "tools", "wheelhouse.py"))
+    wanted = wheelhouse.Wanted(name, version, python, arch)
+    if built([cache], f"{name}-{glob.escape(version)}-{wanted.tag}-{arch}.pyz"):
+        return ""
+    wheels = [pathlib.Path(os.path.expanduser(folder)) for folder in folders if folder]
+    complete = wheelhouse.found_ours(wheels, wanted) and wheelhouse.found_foreign(wheels, wanted)
+    return "" if complete else missing
+
+
+def _loaded(path: str) -> Any:
+    """A program of the collection as a module."""
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[: -len(".py")], path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
