@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,29 @@ def test_no_message_sends_a_person_to_a_folder_of_the_checkout() -> None:
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     found = {path.name: text for path in paths for text in texts(path) if re.search(r"playbooks/\w+\.yml", text)}
     assert paths and not found
+
+
+def given_to_roles(tasks: Any) -> Iterator[tuple[str, str]]:
+    """(role, variable) of every task of a playbook that runs a role with variables of its own."""
+    for task in tasks or []:
+        for name in ("ansible.builtin.include_role", "ansible.builtin.import_role"):
+            if name in task:
+                yield from ((task[name]["name"].rpartition(".")[2], one) for one in task.get("vars") or {})
+        for part in ("tasks", "pre_tasks", "post_tasks", "block", "rescue", "always"):
+            yield from given_to_roles(task.get(part))
+
+
+def test_no_playbook_gives_a_role_what_the_role_defines_itself() -> None:
+    """It would take the place of the role's own value in all of its tasks."""
+    given = {
+        (role, name)
+        for path in (ROOT / "playbooks").rglob("*.yml")
+        for role, name in given_to_roles(yaml.safe_load(path.read_text()))
+    }
+    assert ("device_plugin", "__device_plugin_desired_by") in given, "the search finds what is there"
+    own = {role: yaml.safe_load(path.read_text()) for role, _name in given for path in vars_of(role)}
+    assert sorted((role, name) for role, name in given if name in (own.get(role) or {})) == []
+
+
+def vars_of(role: str) -> list[Path]:
+    return [path for path in (ROOT / "roles" / role / "vars" / "main.yml",) if path.exists()]
