@@ -7,9 +7,9 @@ Plans are judged by the test's own arithmetic: the highest moment of each pod, a
 from __future__ import annotations
 
 import pytest
-from fleet import container
+from fleet import NODES, container
 from kubebox.api import ApiError
-from kubebox.cluster import NODES, PODS
+from kubebox.cluster import PODS
 from vgpu_plugin._shared.pods.annotations import Topology
 
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
