@@ -19,7 +19,7 @@ from vgpu_plugin._shared.pods.annotations import Device
 from vgpu_plugin.allocation import records as records_module
 from vgpu_plugin.allocation import resizer as resizer_module
 from vgpu_plugin.allocation.leases import Leases
-from vgpu_plugin.allocation.records import KUBELET
+from vgpu_plugin.allocation.records import CLAIM, KUBELET
 from vgpu_plugin.allocation.resizer import Resizer, Wanted
 from vgpu_plugin.errors import BadRequest, NotNow, PluginError, Refused, Taken, Unknown
 
@@ -347,6 +347,17 @@ def test_what_has_no_size(ground, _about, make, kind, words):
     here = ground(**REQUESTED)
     with pytest.raises(kind, match=words):
         here.resizer.resize(make(here), {})
+
+
+def test_the_size_of_a_claim_is_the_kube_schedulers(ground):
+    here = ground(**REQUESTED)
+    allocation = here.take(here.first)
+    here.sized(allocation, (4000, 20))
+    with here.records.lock:
+        here.records.put(replace(here.records.get(allocation), kind=CLAIM, claim="uid"))
+    with pytest.raises(Refused, match="is of a claim, whose size the kube-scheduler allocated"):
+        here.resize(allocation, 3000)
+    assert here.sizes(allocation) == here.kept(allocation) == [(4000, 20)]
 
 
 def test_of_a_spoilt_ledger_only_less_cannot_be_known(ground):

@@ -25,7 +25,7 @@ from ..errors import BadRequest, NotNow, PluginError, Refused, Unknown
 from ..offer.pool import Pool
 from . import live_limits, sizing
 from .allocation_files import AllocationFiles
-from .records import KUBELET, Record, RecordStore
+from .records import CLAIM, KUBELET, Record, RecordStore
 from .sizer import Sizer
 
 # An allocation that was let pass by the former limits may be on its way to the ledger for so long.
@@ -205,6 +205,11 @@ class Resizer:
             raise Refused(
                 f"allocation {allocation} has GPUs that are not shared by libvgpu, so it has no size; expected a slice "
                 "of mode vcuda, see: vgpuctl slices"
+            )
+        if record.kind == CLAIM:
+            raise Refused(
+                f"allocation {allocation} is of a claim, whose size the kube-scheduler allocated and counts; expected "
+                "one of a pod, a lease or vgpuctl run. Ask for another size with another claim"
             )
         if record.limits.get("deny"):
             raise NotNow(f"allocation {allocation} has no size yet, for its container has not started; try again then")
