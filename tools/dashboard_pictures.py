@@ -54,14 +54,14 @@ def wave(at: int, slow: float, shift: float = 0.0) -> float:
 
 def node(at: int, number: int) -> str:
     """What the exporter of a node says at a step. From step 70 to 100 a GPU of the second one is unhealthy."""
-    sick = number == 1 and 70 <= at < 100
+    unhealthy = number == 1 and 70 <= at < 100
     gpus = [
         {
             "index": n,
             "uuid": f"GPU-{number}{n}",
             "model": "Tesla T4",
             "memory_mib": 15360,
-            "healthy": not (sick and n == 0),
+            "healthy": not (unhealthy and n == 0),
             "memory_used_mib": int(3000 + 9000 * wave(at, 11, n + number)),
             "utilisation": int(15 + 80 * wave(at, 7, n + 2 * number)),
             "temperature": int(48 + 25 * wave(at, 15, n + number)),
@@ -70,7 +70,7 @@ def node(at: int, number: int) -> str:
             "memory_clock_mhz": 5000,
             "ecc_corrected": 3 if at > 40 else 0,
             "ecc_uncorrected": 0,
-            "xids": [{"xid": 79, "count": 1}] if sick or (number == 1 and at >= 100 and n == 0) else [],
+            "xids": [{"xid": 79, "count": 1}] if unhealthy or (number == 1 and at >= 100 and n == 0) else [],
         }
         for n in (0, 1)
     ]
@@ -97,7 +97,7 @@ def node(at: int, number: int) -> str:
         "config_sha256": "",
         "version": "0.1.0",
         "library": "0.1.0",
-        "warnings": ["one"] if sick else [],
+        "warnings": ["one"] if unhealthy else [],
         "allocations": [],
         "mounts_unchecked": 0,
     }
