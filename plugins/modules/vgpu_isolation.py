@@ -144,6 +144,11 @@ options:
       - Path of the runtime that hands GPUs to containers of containerd.
     type: path
     default: /usr/bin/nvidia-container-runtime
+  cgroup_root:
+    description:
+      - Where version 2 of control groups is mounted, for limits that the driver itself enforces.
+    type: path
+    default: /sys/fs/cgroup
   cdi_folders:
     description:
       - Folders of the CDI files that podman reads.
@@ -381,6 +386,7 @@ def main() -> None:
             "podman": {"type": "path", "default": "/usr/bin/podman"},
             "ctr": {"type": "path", "default": "/usr/bin/ctr"},
             "nvidia_runtime": {"type": "path", "default": "/usr/bin/nvidia-container-runtime"},
+            "cgroup_root": {"type": "path", "default": "/sys/fs/cgroup"},
             "cdi_folders": {"type": "list", "elements": "path", "default": ["/etc/cdi", "/var/run/cdi"]},
             "nvidia_smi": {"type": "str", "default": "nvidia-smi"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},

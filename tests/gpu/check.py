@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from gpucheck import compute, host, memory, processes, report, rough, shown
+from gpucheck import compute, host, limits, memory, processes, report, rough, shown
 
 # Name → (function, most seconds it may take). The order is that of the whole run: what others rest on comes first.
 STAGES = {
@@ -42,6 +42,7 @@ STAGES = {
     "capture": (rough.capture, 30),
     "exit": (rough.leave, 90),
     "mixed-shares": (rough.mixed_shares, 60),
+    "driver-limits": (limits.driver_limits, 60),
     "pytorch": (shown.pytorch, 240),
     "alone": (compute.alone, 300),
     "together": (compute.together, 90),

@@ -82,6 +82,36 @@ def test_a_driver_that_shows_no_processes(tmp_path: Path) -> None:
     assert check.stage("shown")["figures"]["nvml_process_view"] == "no process"
 
 
+LIMITS = {
+    # profile, exit status, status of the stage, a part of what is said
+    "misc": ("memacct = misc\n", 0, "passed", ""),
+    "dmem": ("memacct = dmem\n", 0, "passed", ""),
+    "the driver enforces nothing": ("memacct = none\n", 1, "failed", "a limit is set, read back and cleared"),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_limits_that_the_driver_enforces(tmp_path: Path, case: str) -> None:
+    more, status, found, said = LIMITS[case]
+    root = program.limits.cgroup_root()
+    if root is None:
+        pytest.skip("version 2 of control groups is mounted nowhere on this host")
+    check = Check(tmp_path, f"cgroup_root = {root}\n{more}", driver=ROOT / "native/build/gpusim-615")
+    profile = check.folder / "host.profile"
+    text = profile.read_text().replace("550.163.01", "615.71.09").replace("12.4", "13.5")
+    profile.write_text(text)
+    assert check.stages("driver-limits") == status, check.text
+    assert check.status() == {"driver-limits": found}
+    assert said in check.text
+    if found == "passed":
+        assert check.stage("driver-limits")["figures"]["beyond_bytes"] == 0
+
+
+def test_an_older_driver_has_no_limits_and_that_is_said(check: Check) -> None:
+    assert check.stages("driver-limits") == 2
+    assert "driver 550.163.01 enforces no limits of control groups; they came with branch 615" in check.text
+
+
 def test_the_stages_are_named(check: Check) -> None:
     assert check.run("--list") == 0
     assert [line.split()[0] for line in check.text.splitlines()] == list(program.STAGES)

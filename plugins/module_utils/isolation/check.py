@@ -12,6 +12,7 @@ import subprocess
 import time
 from typing import Any, Callable, Mapping
 
+from ..gpu import memory_limits
 from ..host.mount_namespace import Mount
 from . import observer, verdicts, watcher
 from . import pair as isolation_pair
@@ -124,6 +125,8 @@ class SliceCheck:
         self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
         gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
         others = [one for one in status["slices"] if one["uuid"] == gpu["uuid"] and one["id"] not in lease["ids"]]
+        # Who enforces memory, as the plugin says; a process in a namespace of its own is in no container's group.
+        self._claimed = str(status.get("memory_enforcement") or "")
         self._has_neighbours = any(one["in_use"] for one in others)
         self._minors = [gpu["minor"]]
         self._expected = verdicts.Expected(self.slice["uuid"], self.slice["memory_mib"])
@@ -139,6 +142,7 @@ class SliceCheck:
             )
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()
+        self._by_driver = self._claimed.startswith("driver-") and self.runner.name != NAMESPACE
         self.smi_table = ""
         # Bypasses that did not run, or not long enough for the watcher, because ``duration`` had passed.
         self.left_out: list[str] = []
@@ -198,6 +202,10 @@ class SliceCheck:
         def before_start(pid: int) -> None:
             seen["missing"] = observer.missing_mounts(pid, self._promised)
             seen["nodes"] = observer.gpu_device_nodes(pid)
+            seen["group"] = observer.group_of(pid, self._params.get("cgroup_root") or memory_limits.CGROUP_ROOT)
+            # While it waits: its group is gone with it.
+            if self._by_driver and watch is not None:
+                seen["limit"] = observer.driver_limit(watch.reader, self._expected.uuid, seen["group"])
 
         def while_running(pid: int) -> None:
             if watch is not None:
@@ -209,6 +217,9 @@ class SliceCheck:
         outcome = self.runner.run(argv, float(self._params["timeout"]), before_start, while_running)
         checks = [verdicts.of_mounts(seen["missing"], [one.container_path for one in self._promised])]
         checks.append(verdicts.of_device_nodes(seen["nodes"], len(self._minors)))
+        if self._by_driver:
+            limit = seen.get("limit") or verdicts.DriverLimit(fault="the host could not look")
+            checks.append(verdicts.of_driver(self._claimed, limit, self._expected))
         checks += verdicts.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, wanted)
         checks = verdicts.of_namespace(checks) if self.runner.name == NAMESPACE else checks
         filled = verdicts.filled(checks)
@@ -238,6 +249,11 @@ class SliceCheck:
         unpreventable ones get what they ask for, so they run in an empty slice and take no other tenant's memory; but
         for one, which runs alone and where there is no other tenant.
         """
+        if self._by_driver:
+            # The driver refuses them all in a full slice, and then none takes another tenant's memory.
+            checks = [verdicts.of_driver_bypass(one, self._claimed) for one in self._try(ways)]
+            self.left_out += [one["name"] for one in checks if one["left_out"]]
+            return checks
         closed = [name for name in ways if name not in verdicts.MAY_BE_OPEN]
         rest = [name for name in ways if name in verdicts.MAY_BE_OPEN and name != verdicts.PAST_THE_SLICE]
         at_once = max(1, self._expected.memory_mib // ROOM_MIB)

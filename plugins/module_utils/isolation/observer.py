@@ -10,7 +10,9 @@ import ctypes
 import os
 from typing import Any, Sequence
 
+from ..gpu import memory_limits
 from ..gpu.nvml import CtypesReader, NvmlError
+from .verdicts import DriverLimit
 
 NOT_AVAILABLE = 2**64 - 1  # NVML: this platform does not report the memory of a process
 INSUFFICIENT_SIZE = 7
@@ -48,7 +50,7 @@ class MemoryWatch:
     """The most memory that the processes of one mount namespace used on one GPU at any poll, by NVML."""
 
     def __init__(self, reader: Any, uuid: str, proc: str = "/proc") -> None:
-        self._reader = reader
+        self.reader = self._reader = reader
         self._proc = proc
         self._handle: Any = None
         self.fault = ""
@@ -97,6 +99,38 @@ def watch(uuid: str) -> MemoryWatch | None:
         return MemoryWatch(ProcessReader(), uuid)
     except NvmlError:
         return None
+
+
+def group_of(pid: int, cgroup_root: str, proc: str = "/proc") -> str:
+    """The folder of a process's control group of version 2, empty where it has none."""
+    try:
+        with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as stream:
+            names = [line[3:].strip() for line in stream if line.startswith("0::")]
+    except OSError:
+        return ""
+    return os.path.join(cgroup_root, names[0].lstrip("/")) if names else ""
+
+
+def driver_limit(reader: Any, uuid: str, group: str) -> DriverLimit:
+    """What the driver enforces for a group. With misc a group without a limit shows the nearest one above it: a limit
+    that the group above shows too is taken for that one's.
+    """
+    try:
+        reader.start()
+        found = [reader.handle(index) for index in range(reader.count())]
+        handle = next((one for one in found if reader.uuid(one) == uuid), None)
+        if handle is None or not group:
+            return DriverLimit(group, fault=f"NVML lists no {uuid}" if group else "the container is in no group")
+        limits, card = memory_limits.get_limits(reader.library, handle, group), reader.memory(handle)[0]
+    except NvmlError as fault:
+        return DriverLimit(group, fault=str(fault))
+    if limits.hard == memory_limits.UNLIMITED:
+        return DriverLimit(group, fault="the driver has no limit for its group")
+    try:
+        above = memory_limits.get_limits(reader.library, handle, os.path.dirname(group))
+    except NvmlError:
+        above = None
+    return DriverLimit(group, limits.soft, limits.hard, above is None or above.hard != limits.hard, card)
 
 
 def namespace_of(pid: int, proc: str = "/proc") -> str:

@@ -232,11 +232,11 @@ class Slice:
 class Hand:
     """A running hand.c; each say() is a line, answered by numbers."""
 
-    def __init__(self, host: Host, env: dict[str, str] | None = None) -> None:
+    def __init__(self, host: Host, env: dict[str, str] | None = None, wrapper: Sequence[str] = ()) -> None:
         self.host = host
         self._errors = host.folder / f"hand-{os.getpid()}-{time.monotonic_ns()}.stderr"
         self.process = subprocess.Popen(
-            [str(host.folder / "hand")],
+            [*wrapper, str(host.folder / "hand")],
             env=env or host.base_env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -190,11 +190,11 @@ def test_the_poll_repairs_what_was_lost(node, start, group) -> None:  # noqa: F8
     until(lambda: "was set again" in (node.folder / "plugin.log").read_text(), "the line that says so")
 
 
-def test_the_end_of_an_allocation_clears_its_limit(node, start, group) -> None:  # noqa: F811
+def test_the_end_of_a_container_clears_its_limit(node, start, group) -> None:  # noqa: F811
     """While the group is there: misc keeps the limit of a group that is gone for whoever gets its address."""
-    start("c", answer=node.kubelet.run_pod("one")["answer"])
+    one = start("c", answer=node.kubelet.run_pod("one")["answer"])
     assert limits(node)
-    node.kubelet.delete_pod("one")
+    one.end()
     until(lambda: limits(node) == {}, "the limit to be cleared")
     assert group("c").is_dir()
 

@@ -129,6 +129,8 @@ def test_a_container_that_ended_is_not_asked_for(place: Place, case: str) -> Non
     group = Path(place.container("a"))
     ENDED[case](place, group)
     assert place.state() == []
+    if case == "its group is empty":
+        assert place.source.limits[place.uuid, str(group)].hard == UNLIMITED, "cleared while the group is there"
 
 
 def test_the_library_alone_is_told_with_the_reason(place: Place) -> None:

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "threat-model.md"
 CHECKS = {*verdicts.PROBE_CHECKS, *verdicts.PROBE_BYPASSES, *verdicts.OWN}
 HEAD = ["way", "memory", "compute", "tried by"]
+# What becomes of memory by who enforces it.
+ENFORCED = ["way", "memory, by the library", "memory, by the driver too", "tried by"]
 KINDS = ["way", "root, no profile", "uid 1000, no capability, no profile", "RuntimeDefault", "user namespace"]
 WORDS = ("prevented", "detected", "open")
 NONE = "–"
@@ -156,3 +158,16 @@ def test_a_page_that_says_something_else_is_found(old: str, new: str, said: str)
     changed = re.sub(old, new, text)
     assert changed != text
     assert any(said in one for one in set(faults(changed)) - set(faults(text))), faults(changed)
+
+
+def test_what_the_driver_enforces_has_a_verdict_and_a_test_for_each():
+    found = rows(PAGE.read_text(), ENFORCED)
+    assert len(found) >= 8
+    for row in found:
+        assert len(row) == len(ENFORCED), row[0]
+        assert verdict(row[1]) and verdict(row[2]), row[0]
+        tried = re.findall(r"`([^`]+)`", row[3])
+        if row[3].startswith(UNTRIED):
+            assert "nobody has tried it" in row[2], row[0]
+        else:
+            assert tried and all(is_there(name) for name in tried), row[3]

@@ -73,13 +73,19 @@ class DriverLimits:
         # Called with an allocation and a sentence where a limit was lost or cannot be set.
         self.tell: Callable[[str, str], None] = lambda _allocation, _text: None
         self._told: set[tuple[str, str, str]] = set()
+        # Containers that ended while their group was there: allocation and inode. Their file may be the next one's.
+        self._cleared: set[tuple[str, int]] = set()
 
     def poll(self) -> None:
-        """Asks the driver for each container that lives, and repairs."""
+        """Asks the driver for each container that lives, and repairs; clears the limits of one that has ended."""
         found: list[Status] = []
         without: dict[str, str] = {}
         for one in self._all():
             if not self._lives(one):
+                # misc keeps the limit of a group that is gone for whoever gets its address: before it goes.
+                if self._is_there(one) and (one.allocation, one.inode) not in self._cleared:
+                    self._clear(one)
+                    self._cleared.add((one.allocation, one.inode))
                 continue
             if not one.by_driver:
                 without[one.allocation] = one.reason
@@ -98,12 +104,16 @@ class DriverLimits:
     def clear(self, allocation: str) -> None:
         """Takes the limits of an allocation back while its group is there, and forgets it: an allocation has ended."""
         for one in self._all([allocation]):
-            if one.by_driver and self._is_there(one):
-                for uuid in one.hard:
-                    with contextlib.suppress(GpuError):
-                        self._source.limit_group(uuid, one.group, UNLIMITED)
+            if self._is_there(one):
+                self._clear(one)
+        self._cleared = {one for one in self._cleared if one[0] != allocation}
         for name in (f"{allocation}/{FILE}", f"{allocation}.{FILE}"):
             (self._root / name).unlink(missing_ok=True)
+
+    def _clear(self, active: Active) -> None:
+        for uuid in active.hard if active.by_driver else ():
+            with contextlib.suppress(GpuError):
+                self._source.limit_group(uuid, active.group, UNLIMITED)
 
     def notes(self) -> list[str]:
         """What a person should know."""

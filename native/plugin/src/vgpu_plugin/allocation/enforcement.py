@@ -123,7 +123,9 @@ class Enforcement:
         devices: dict[str, dict[str, Any]] = {}
         for piece in pieces:
             one = devices.setdefault(piece.uuid, {"uuid": piece.uuid, "memory_bytes": 0, "sm_percent": 100})
-            if piece.mode in (TIME_SLICING, MPS):
+            if piece.mode == MPS:
+                one["memory_bytes"] += piece.memory_mib * MIB
+            elif piece.mode == TIME_SLICING:
                 one["memory_bytes"] += piece.memory_mib // max(1, replicas.get(piece.uuid, 1)) * MIB
             else:
                 one["unlimited"] = True

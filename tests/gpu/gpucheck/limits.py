@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits that the driver itself enforces by control group, from branch 615 on: the probe that the device plugin makes
+at its start, and what a process in a limited group is refused. On an older driver the stage says so and is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from .host import MIB, OK, OUT_OF_MEMORY, ROOT, Hand, Host
+from .report import Report, Skip
+
+FIRST_BRANCH = 615
+
+
+def _shared(name: str) -> Any:
+    """A module of plugins/module_utils, which needs no Ansible."""
+    sys.path.insert(0, str(ROOT / "plugins"))
+    try:
+        return importlib.import_module(f"module_utils.gpu.{name}")
+    finally:
+        sys.path.pop(0)
+
+
+def cgroup_root() -> Path | None:
+    """Where version 2 of control groups is mounted and may be written; the hook and the plugin want it at its root."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        if line.split()[2] == "cgroup2" and os.access(line.split()[1], os.W_OK):
+            return Path(line.split()[1])
+    return None
+
+
+def driver_limits(host: Host, report: Report) -> None:
+    """The probe, and a process of a limited group."""
+    limits, nvml = _shared("memory_limits"), _shared("nvml")
+    reader = nvml.CtypesReader()
+    reader.start()
+    version = reader.driver_version()
+    if int(version.partition(".")[0]) < FIRST_BRANCH:
+        raise Skip(f"driver {version} enforces no limits of control groups; they came with branch {FIRST_BRANCH}")
+    root = cgroup_root()
+    if root is None or os.geteuid() != 0:
+        raise Skip("needs root, and version 2 of control groups to be mounted where it may be written")
+    report.figure("cgroup_root", str(root))
+    report.figure("controllers", (root / "cgroup.controllers").read_text().split())
+    handles = [reader.handle(index) for index in range(reader.count())]
+    named = [(reader.uuid(one), one) for one in handles]
+    backend, why = limits.probe(reader.library, named, str(root))
+    report.figure("backend", backend)
+    report.gate("a limit is set, read back and cleared", not why, "yes", why or "yes")
+    if why:
+        return
+    _refuses(host, report, limits, reader, next(handle for uuid, handle in named if uuid == host.uuid))
+
+
+def _refuses(host: Host, report: Report, limits: Any, reader: Any, handle: Any) -> None:
+    """Without the library: what a process of a limited group has, by its own sum and by the driver's account."""
+    hard = 2048 * MIB
+    root = cgroup_root()
+    assert root is not None
+    group = root / f"vgpu-gpu-check-{os.getpid()}"
+    group.mkdir()
+    try:
+        limits.set_limits(reader.library, handle, str(group), hard)
+        enter = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
+        with Hand(host, wrapper=enter) as hand:
+            hand.start()
+            context = limits.get_limits(reader.library, handle, str(group)).used
+            taken = 0
+            while (status := hand.say(f"get alloc {64 * MIB}")[0]) == OK:
+                taken += 64 * MIB
+            used = limits.get_limits(reader.library, handle, str(group)).used
+            report.figure("context_bytes", context)
+            report.figure("beyond_bytes", used - taken - context)
+            report.gate("the driver refuses", status == OUT_OF_MEMORY, OUT_OF_MEMORY, status)
+            report.gate("no more than the limit", used <= hard, hard, used)
+            report.gate("and no less than a step below", used > hard - 256 * MIB, hard - 256 * MIB, used)
+            report.figure("cuMemGetInfo", hand.say("info")[1:])
+        limits.clear_limits(reader.library, handle, str(group))
+    finally:
+        group.rmdir()
