@@ -345,7 +345,19 @@ def test_a_lease_and_claims_share_one_account(
         manager.run_pod(pod("p2", api.allocate("c2", part(gpu=1, memory="14Gi"))))
 
 
-def test_a_claim_that_is_allocated_anew_gets_its_new_share(
+def test_a_claims_share_is_not_resized(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scheduler would go on with the size that it gave."""
+    begin()
+    manager.run_pod(pod("p", api.allocate("c", part())))
+    (record,) = records(node)
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "resize", record["id"], "--memory", "2Gi"]) != 0
+    assert "what the scheduler gave a claim never changes" in capsys.readouterr().err
+    assert records(node) == [record]
+
+
+def test_a_claim_that_is_allocated_again_gets_its_new_share(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin
 ) -> None:
     """One that a person made lives on. The kubelet may have been away when its pod ended, and never asked to end it."""

@@ -25,7 +25,7 @@ from ..errors import BadRequest, NotNow, PluginError, Refused, Unknown
 from ..offer.pool import Pool
 from . import live_limits, sizing
 from .allocation_files import AllocationFiles
-from .records import KUBELET, Record, RecordStore
+from .records import CLAIM, KUBELET, Record, RecordStore
 from .sizer import Sizer
 
 # An allocation that was let pass by the former limits may be on its way to the ledger for so long.
@@ -201,6 +201,11 @@ class Resizer:
         record = self._records.get(allocation)
         if record is None:
             raise Unknown(f"there is no allocation {allocation}; see: vgpuctl status")
+        if record.kind == CLAIM:
+            raise Refused(
+                f"allocation {allocation} is of claim {record.holder}, and what the scheduler gave a claim never changes; "
+                "make a claim of another size for the next pod"
+            )
         if not record.limits or any(one.get("unlimited") for one in record.limits["devices"]):
             raise Refused(
                 f"allocation {allocation} has GPUs that are not shared by libvgpu, so it has no size; expected a slice "
