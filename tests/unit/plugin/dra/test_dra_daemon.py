@@ -9,6 +9,7 @@ at a container's restart.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -218,10 +219,13 @@ def test_after_a_reboot_the_same_ids_have_files_again(
 
 
 def _empty(folder: Path) -> None:
-    import shutil
-
     for one in folder.iterdir():
-        shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
+        _remove(one)
+
+
+def _remove(path: Path) -> None:
+    # The program may be at it again already.
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def test_the_program_that_starts_again_serves_what_it_prepared(
@@ -239,6 +243,23 @@ def test_the_program_that_starts_again_serves_what_it_prepared(
     assert inodes(injected(node, ids)) == before
     manager.end_pod("p")
     assert allocations(node) == []
+
+
+@pytest.mark.parametrize("gone", ["claims", "claims.ld.so.preload", "claims/255", "allocations"])
+def test_files_that_somebody_removes_come_back(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, gone: str
+) -> None:
+    begin()
+    mounts = injected(node, manager.run_pod(pod("p", api.allocate("c", part())))["main"])
+    if gone == "allocations":  # all but its tmpfs, which is busy
+        for one in node.paths.allocations.glob("*/ro/limits"):
+            one.unlink()
+    else:
+        _remove(node.paths.run_dir / gone)
+    until(lambda: all(Path(one["hostPath"]).exists() for one in mounts.values()), "all that the container mounts")
+    until(lambda: (Path(mounts["/dev/vgpu"]["hostPath"]) / "255").is_dir(), "the last place")
+    until((Path(mounts["/dev/vgpu/0"]["hostPath"]) / "limits").is_file, "its limits")
+    assert limits(mounts, 0) == {GPUS[0]: (4096 * MIB, 30)}
 
 
 def test_slices_that_somebody_deletes_come_back(api: ClaimApi, begin: Begin) -> None:
@@ -345,7 +366,19 @@ def test_a_lease_and_claims_share_one_account(
         manager.run_pod(pod("p2", api.allocate("c2", part(gpu=1, memory="14Gi"))))
 
 
-def test_a_claim_that_is_allocated_anew_gets_its_new_share(
+def test_a_claims_share_is_not_resized(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scheduler would go on with the size that it gave."""
+    begin()
+    manager.run_pod(pod("p", api.allocate("c", part())))
+    (record,) = records(node)
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "resize", record["id"], "--memory", "2Gi"]) != 0
+    assert "what the scheduler gave a claim never changes" in capsys.readouterr().err
+    assert records(node) == [record]
+
+
+def test_a_claim_that_is_allocated_again_gets_its_new_share(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin
 ) -> None:
     """One that a person made lives on. The kubelet may have been away when its pod ended, and never asked to end it."""

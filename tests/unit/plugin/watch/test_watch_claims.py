@@ -52,7 +52,6 @@ def node(tmp_path: Path) -> Iterator[Watched]:
         out.neighbours[name] = Record(
             name, CLAIM, (f"{UUID}::{number}",), limits, claim=name, request="gpu", number=number
         )
-        out.files.prepare_claims()
         out.files.make(out.neighbours[name])
     out.held = []
     yield out

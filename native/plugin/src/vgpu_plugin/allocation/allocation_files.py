@@ -102,7 +102,7 @@ class AllocationFiles:
         for one in (root, *places):
             self._open_folder(one)
 
-    def prepare_claims(self) -> None:
+    def _prepare_claims(self) -> None:
         """Makes what the containers of claims have in common. Raises OSError."""
         root = f"{self._root.parent}/{CLAIMS}"
         self._open_folder(root)
@@ -111,6 +111,11 @@ class AllocationFiles:
         preload, text = f"{self._root.parent}/{CLAIMS_PRELOAD}", _preload(CONTAINER_LIBRARY)
         if not _says(preload, text):
             _replace(preload, text, 0o444, self._label)
+
+    def _has_claims(self) -> bool:
+        root = f"{self._root.parent}/{CLAIMS}"
+        last = f"{root}/{MOST_CLAIMS - 1}"
+        return _has_places(root) and os.path.isdir(last) and os.path.isfile(f"{self._root.parent}/{CLAIMS_PRELOAD}")
 
     def _node_root(self) -> str:
         return f"{self._root.parent}/{ROOT}"
@@ -163,7 +168,8 @@ class AllocationFiles:
         folder = f"{self._root}/{record.id}"
         names = (*_shared(record), *(f"ro/{name}" for name in (*_shared(record), *WRITABLE)))
         files = (*names, *(f"rw/{name}" for name in WRITABLE), "ro/ld.so.preload")
-        return not (all(os.path.isfile(f"{folder}/{name}") for name in files) and os.path.isdir(f"{folder}/root"))
+        there = all(os.path.isfile(f"{folder}/{name}") for name in files) and os.path.isdir(f"{folder}/root")
+        return not (there and (not record.claim or self._has_claims()))
 
     def mend(self, record: Record) -> None:
         """Makes again what is missing; what is there stays, for a container may have it mounted. Raises OSError."""
@@ -188,6 +194,8 @@ class AllocationFiles:
         """
         folder = f"{self._root}/{record.id}"
         share, label = f"{folder}/ro", self._label
+        if record.claim:
+            self._prepare_claims()
         self._lead_to_root(f"{folder}/root", f"../../{CLAIMS}" if record.claim else TO_ROOT)
         fresh = self._open_folder(share)
         for name in _shared(record):

@@ -116,7 +116,6 @@ class ClaimShares:
                 "that version; delete the pods of the claim"
             )
         try:
-            self._files.prepare_claims()
             if self._files.lacks(record):
                 self._files.mend(record)
         except OSError as fault:
@@ -135,10 +134,6 @@ class ClaimShares:
         )
         if all(piece.mode != VCUDA for piece in pieces):
             return record
-        try:
-            self._files.prepare_claims()
-        except OSError as fault:
-            raise NotNow(f"the folder of claims cannot be made in {self._files.root.parent}: {fault}") from fault
         devices = self._devices(wanted)
         self._refuse_oversold(wanted, devices)
         limits = {"allocation": record.id, "devices": devices, **wanted.flags}
