@@ -44,11 +44,13 @@ def test_hosts_that_do_not_answer(tmp_path, closed_port):
     assert written[1]["changes"] == [] and len(written[1]["history"]) == 2
 
 
-def test_the_report_lies_below_the_folder_of_the_call_also_without_a_shell(tmp_path, closed_port):
+@pytest.mark.parametrize("pwd", [None, "/nonexistent"])
+def test_the_report_lies_below_the_folder_of_the_call_also_without_a_shell(tmp_path, closed_port, pwd):
     inventory = tmp_path / "hosts.ini"
     inventory.write_text(f"[gpu_nodes]\ngone-1 ansible_host=127.0.0.1 ansible_port={closed_port}\n")
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    del environment["PWD"]
+    environment.pop("PWD", None)
+    environment.update({"PWD": pwd} if pwd else {})
     command = ["ansible-playbook", "-i", str(inventory), str(ROOT / "playbooks/report.yml")]
     made = []
     for _unused in range(2):
