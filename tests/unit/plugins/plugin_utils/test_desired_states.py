@@ -16,7 +16,12 @@ from test_every_variable import LOADER, HostVars, trusted
 ROLES = ("nvidia_driver", "vcuda", "mps", "device_plugin")
 
 # By default they come from lookups, which only a run of Ansible finds.
-LOOKED_UP = {"vcuda_version": "1", "device_plugin_version": "1", "__vcuda_arbiter_unit_text": "[Unit]"}
+LOOKED_UP = {
+    "vcuda_version": "1",
+    "device_plugin_version": "1",
+    "device_plugin_cache": "/var/cache",
+    "__vcuda_arbiter_unit_text": "[Unit]",
+}
 
 
 def states(hosts: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], list[Finding]]:
