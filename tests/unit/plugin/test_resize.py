@@ -28,6 +28,7 @@ def quick(monkeypatch):
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.allocation.resizer.SETTLE_S", 0.01)
     monkeypatch.setattr(pod_resizes, "IDLE_S", 0.05)
+    monkeypatch.setattr(pod_resizes, "RETRY_S", 0.05)
 
 
 def text_of(*devices, container="main"):

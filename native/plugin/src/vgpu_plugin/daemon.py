@@ -162,14 +162,13 @@ class Daemon:
             start(parts.label.report, "node label")
         if parts.pod_resizes is not None:
             start(parts.pod_resizes.run, "pod sizes")
+            start(parts.pod_resizes.retry, "pod sizes")
         return health
 
     def _housekeeping(self, parts: Parts, servers: list[admin_socket.Server | metrics_server.Server]) -> None:
         static = parts.static_slices
         tasks: list[Callable[[], object]] = [parts.repair.poll, *(one.renew for one in servers)]
         tasks += [parts.leases.follow, parts.leases.expire, parts.collector.collect, parts.resizer.poll]
-        if parts.pod_resizes is not None:
-            tasks.append(parts.pod_resizes.poll)
         labeller = parts.labeller
         if labeller is not None:
             tasks.append(lambda: labeller.poll(parts.changes.settings))

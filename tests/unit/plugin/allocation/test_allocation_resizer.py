@@ -327,6 +327,19 @@ def test_the_oom_killer_lets_a_size_below_what_is_in_use(ground, by):
     here.resize(other, 13000)
 
 
+def test_who_does_not_wait_for_the_oom_killer_hears_that_it_is_not_done(ground):
+    here = ground(**REQUESTED, oomKiller=True)
+    allocation = here.take(here.first)
+    here.sized(allocation, (10000, 20))
+    pid = here.holds(allocation, 9000)
+    waits = []
+    here.while_waiting = lambda: waits.append(1)
+    assert here.resize(allocation, 2000, waits=False).leaving and len(waits) == 2
+    here.end(pid)
+    here.resizer.poll()
+    assert not here.resizer.leaving(allocation)
+
+
 def test_the_oom_killer_that_has_done_its_work(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
@@ -486,6 +499,11 @@ def test_a_ledger_that_says_less_than_the_driver_shows_frees_no_room(ground):
     assert here.sizes(allocation) == here.kept(allocation) == [(10000, 20)]
     with pytest.raises(Refused, match="10000 of 15360 are held"):
         here.resize(other, 6000)
+    # Who asks again anyway is told at once, and nothing was lowered meanwhile.
+    here.while_waiting = lambda: pytest.fail("waits")
+    with pytest.raises(NotNow, match="it keeps its size"):
+        here.resize(allocation, 2000, waits=False)
+    here.while_waiting = lambda: None
     assert here.resize(allocation, 9000).changed
     waits = []
 
@@ -497,6 +515,8 @@ def test_a_ledger_that_says_less_than_the_driver_shows_frees_no_room(ground):
     here.while_waiting = looked
     here.resize(allocation, 2000)
     assert here.sizes(allocation) == [(2000, 20)] and len(waits) > 5
+    here.while_waiting = lambda: None
+    assert here.resize(allocation, 1000, waits=False).changed
 
 
 def test_one_gpu_of_two(ground):

@@ -97,9 +97,11 @@ class Resizer:
         wanted: Mapping[str, Wanted],
         kill: bool = False,
         publish: Publish | None = None,
+        waits: bool = True,
     ) -> Resized:
         """Gives an allocation other sizes, by UUID. ``kill``: the OOM killer is switched on for it, so that a
-        size below what is in use is allowed. Raises PluginError, and then nothing is changed.
+        size below what is in use is allowed. ``waits``: for the driver and the OOM killer; else the caller asks again.
+        Raises PluginError, and then nothing is changed.
         """
         with self._records.lock:
             record = self._resizable(allocation)
@@ -113,22 +115,26 @@ class Resizer:
                 return Resized(record, changes)
             if not after.limits.get("oom_killer"):
                 _refuse_in_use(record, now, used)
+                if not waits and self._over(record, _lowered(before, now)):
+                    raise NotNow(_shown_more(record))
             self._refuse_without_room(record, before, now)
             counted = [_greater(old, new) for old, new in zip(before, now, strict=True)]
             self._sizer.reserve(self._sized(record, counted, False))
         try:
-            return self._change(record, after, changes, publish)
+            return self._change(record, after, changes, publish, waits)
         finally:
             with self._records.lock:
                 if allocation not in self._leaving:
                     self._sizer.release(allocation)
             self.offer()
 
-    def _change(self, record: Record, after: Record, changes: list[Change], publish: Publish | None) -> Resized:
+    def _change(
+        self, record: Record, after: Record, changes: list[Change], publish: Publish | None, waits: bool
+    ) -> Resized:
         leaving = False
         try:
             if any(one.now.memory_mib < one.before.memory_mib for one in changes):
-                leaving = self._lower(record, after, [_lesser(one.before, one.now) for one in changes])
+                leaving = self._lower(record, after, [_lesser(one.before, one.now) for one in changes], waits)
             tell = functools.partial(publish or _nobody, [one.now for one in changes], leaving)
             # The cluster must never think of less than there is, whichever step fails.
             grows = any(_greater(one.before, one.now) != one.before for one in changes)
@@ -163,7 +169,7 @@ class Resizer:
             self._leaving.discard(record.id)
             live_limits.rewrite(self._files, record)
 
-    def _lower(self, record: Record, after: Record, lesser: list[Device]) -> bool:
+    def _lower(self, record: Record, after: Record, lesser: list[Device], waits: bool) -> bool:
         """Holds a container to the lesser of both sizes. True: the OOM killer has not ended enough of it yet. Raises
         Refused where it took more meanwhile.
         """
@@ -176,18 +182,14 @@ class Resizer:
         kills = bool(after.limits.get("oom_killer"))
         if not kills:
             _refuse_in_use(record, lesser, live_limits.used(self._files, record))
-        lowered = [
-            one for one, had in zip(lesser, self._devices(record), strict=True) if one.memory_mib < had.memory_mib
-        ]
-        for _look in range(round((KILL_S if kills else SHOWN_S) / LOOK_S)):
+        lowered = _lowered(self._devices(record), lesser)
+        patience = (KILL_S if kills else SHOWN_S) if waits else LOOK_S
+        for _look in range(round(patience / LOOK_S)):
             if not self._over(record, lowered):
                 return False
             self._sleep(LOOK_S)
         if not kills:
-            raise NotNow(
-                f"allocation {record.id}: its ledger says that its programs fit, and the driver shows that they hold "
-                "more; it keeps its size. See: vgpuctl watch, vgpuctl top"
-            )
+            raise NotNow(_shown_more(record))
         return True
 
     def _over(self, record: Record, devices: list[Device]) -> bool:
@@ -369,6 +371,18 @@ class Resizer:
 
 def _nobody(_devices: list[Device], _leaving: bool) -> None:
     pass
+
+
+def _shown_more(record: Record) -> str:
+    return (
+        f"allocation {record.id}: its ledger says that its programs fit, and the driver shows that they hold more; it "
+        "keeps its size. See: vgpuctl watch, vgpuctl top"
+    )
+
+
+def _lowered(before: list[Device], now: list[Device]) -> list[Device]:
+    """Those that get less memory, as they are to be."""
+    return [new for old, new in zip(before, now, strict=True) if new.memory_mib < old.memory_mib]
 
 
 def _greater(one: Device, other: Device) -> Device:

@@ -31,6 +31,7 @@ DONE, WAITS = "VgpuResized", "VgpuResizeWaits"
 GONE = 410
 # Between two events of one pod.
 BETWEEN_EVENTS_S = 60.0
+RETRY_S = 10.0
 # How soon a node whose configuration changed begins to follow its pods.
 IDLE_S = 5.0
 
@@ -51,8 +52,8 @@ class Client(Protocol):
 
 
 class PodResizes:
-    """``run`` follows the pods, in a thread of its own; ``poll`` tries again what could not be done. ``requested``:
-    whether pods ask for sizes on this node now.
+    """``run`` follows the pods and ``retry`` tries again what could not be done, a thread each. ``requested``: whether
+    pods ask for sizes on this node now.
     """
 
     def __init__(
@@ -92,6 +93,10 @@ class PodResizes:
                 self._stopping.wait(IDLE_S)
                 continue
             persist(self._follow, self._stopping, self.faults, "the sizes of pods that run are not followed")
+
+    def retry(self) -> None:
+        while not self._stopping.wait(RETRY_S):
+            self.poll()
 
     def _follow(self) -> None:
         """Lists the pods and follows them until the server ends the watch."""
@@ -177,7 +182,7 @@ class PodResizes:
         wanted = {one.uuid: Wanted(one.memory_mib, one.cores) for one in part.devices}
         if set(wanted) != {one["uuid"] for one in record.limits["devices"]}:
             raise NotNow(f"container {part.container} has other GPUs than {', '.join(sorted(wanted))}")
-        self._resizer.resize(record.id, wanted)
+        self._resizer.resize(record.id, wanted, waits=False)
         if self._resizer.leaving(record.id):
             raise NotNow(f"container {part.container} still holds more than its new size")
 
