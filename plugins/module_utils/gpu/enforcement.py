@@ -77,12 +77,12 @@ def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -
     return ""
 
 
-def decide(wish: str, facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> Verdict:
+def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> Verdict:
     """What is active, by what is known; the probe has the last word."""
     other = LIBRARY if sharing == "vcuda" else NONE
-    if wish == LIBRARY:
+    if requested == LIBRARY:
         return Verdict(other, "vgpu_memory_enforcement is library")
-    if wish == AUTO and sharing in ("time-slicing", "mps"):
+    if requested == AUTO and sharing in ("time-slicing", "mps"):
         # There no library limits memory; a limit that nobody asked for would break programs that run today.
         return Verdict(other, f"{sharing} has the driver's limits only where vgpu_memory_enforcement is driver")
     why = obstacle(facts, sharing, count_context)

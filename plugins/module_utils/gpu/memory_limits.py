@@ -2,7 +2,7 @@
 """Memory limits of control groups that the driver itself enforces (branch 615 and newer): NVML's two calls, and the
 probe of a host. Neither structure has a version; figures are bytes; a group is the absolute path of its folder.
 
-What a call answers proves nothing by itself: a set may do nothing and answer success, and a group that was never set
+What a call answers is no proof: a set may do nothing and answer success, and a group that was never set
 answers NOT_SUPPORTED. Set and read back on a group of one's own tells a host that can from one that cannot.
 """
 

@@ -26,16 +26,16 @@ def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
     """None where no device plugin is to run."""
     if (desired["roles"].get("device_plugin") or {}).get("state") != PRESENT:
         return None
-    wish = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
+    requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
     vcuda = (desired["node_config"].get("sharing") or {}).get("vcuda") or {}
-    found = rule.decide(wish, facts(desired, state), desired["sharing"], bool(vcuda.get("countContext", True)))
+    found = rule.decide(requested, facts(desired, state), desired["sharing"], bool(vcuda.get("countContext", True)))
     return found._replace(why=NOT_YET) if found.why == rule.NOT_TRIED else found
 
 
 def faults(desired: dict[str, Any], found: Verdict | None) -> list[str]:
     """Why the run must stop: the driver alone may enforce, and it is known that it cannot."""
-    wish = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
-    if found is None or wish != DRIVER or found.by_driver or found.why == NOT_YET:
+    requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
+    if found is None or requested != DRIVER or found.by_driver or found.why == NOT_YET:
         return []
     way_out = "change that, or set vgpu_memory_enforcement: auto"
     return [f"device_plugin: vgpu_memory_enforcement is driver, and {found.why}; {way_out}"]

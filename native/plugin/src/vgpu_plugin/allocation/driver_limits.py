@@ -72,7 +72,7 @@ class DriverLimits:
         self.without: dict[str, str] = {}
         # Called with an allocation and a sentence where a limit was lost or cannot be set.
         self.tell: Callable[[str, str], None] = lambda _allocation, _text: None
-        self._told: set[tuple[str, str, str]] = set()
+        self._reported: set[tuple[str, str, str]] = set()
         # Containers that ended while their group was there: allocation and inode. Their file may be the next one's.
         self._cleared: set[tuple[str, int]] = set()
 
@@ -82,7 +82,7 @@ class DriverLimits:
         without: dict[str, str] = {}
         for one in self._all():
             if not self._lives(one):
-                # misc keeps the limit of a group that is gone for whoever gets its address: before it goes.
+                # misc keeps the limit of a group that is gone for the next group that gets its address: before it goes.
                 if self._is_there(one) and (one.allocation, one.inode) not in self._cleared:
                     self._clear(one)
                     self._cleared.add((one.allocation, one.inode))
@@ -118,7 +118,7 @@ class DriverLimits:
     def notes(self) -> list[str]:
         """What a person should know."""
         verdict = self._enforcement.verdict
-        out = [verdict.line()] if self._enforcement.wish == DRIVER and not verdict.by_driver else []
+        out = [verdict.line()] if self._enforcement.requested == DRIVER and not verdict.by_driver else []
         out += [f"allocation {one.allocation} on {one.uuid}: {one.fault}" for one in self.state if one.fault]
         alone = "the library alone enforces its memory"
         return out + [f"allocation {name}: {alone}: {why}" for name, why in self.without.items()]
@@ -139,7 +139,7 @@ class DriverLimits:
         self.repaired += held
         words = {"found": _mib(before or NOTHING), "expected": _mib(Limits(0, expected, 0)), "why": why}
         fault = (LOST if held else UNSET).format(**words)
-        return self._told_of(active, Status(active.allocation, uuid, expected, now.hard, now.used, fault))
+        return self._report(active, Status(active.allocation, uuid, expected, now.hard, now.used, fault))
 
     def _now(self, active: Active, uuid: str) -> Limits | None:
         """None where the driver does not say: with misc also where neither the group nor one above it has a limit."""
@@ -148,10 +148,10 @@ class DriverLimits:
         except GpuError:
             return None
 
-    def _told_of(self, active: Active, status: Status) -> Status:
+    def _report(self, active: Active, status: Status) -> Status:
         key = active.allocation, status.uuid, status.fault
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._reported:
+            self._reported.add(key)
             log.warning("allocation %s on %s: %s", active.allocation, status.uuid, status.fault)
             self.tell(active.allocation, f"{status.uuid}: {status.fault}")
         return status

@@ -39,7 +39,7 @@ class Enforcement:
         self._paths = paths
         self._source = source
         self._hook: dict[str, Any] | None = None
-        self.wish = rule.AUTO
+        self.requested = rule.AUTO
         self.verdict = NOT_TRIED
         # Whether the verdict is what a probe of this host found, and no earlier reason.
         self.probed = False
@@ -50,7 +50,7 @@ class Enforcement:
         return self.verdict.by_driver
 
     def configure(self, settings: Settings, driver: DriverFiles, gpus: Iterable[Gpu], hand_over: HandOver) -> None:
-        self.wish, self.gpus = settings.memory_enforcement, tuple(gpus)
+        self.requested, self.gpus = settings.memory_enforcement, tuple(gpus)
         before, self.verdict = self.verdict, self._decide(settings, hand_over)
         program = settings.library_root / "current" / limit_hook.PROGRAM
         nvml = dict(driver.libraries).get(NVML, "")
@@ -60,17 +60,19 @@ class Enforcement:
         self._hook = None
         if self.by_driver:
             where = (str(self._paths.allocations), str(self._paths.cgroup_root))
-            self._hook = limit_hook.hook(str(program), *where, nvml, self.verdict.backend, self.wish)
+            self._hook = limit_hook.hook(str(program), *where, nvml, self.verdict.backend, self.requested)
         if self.verdict != before:
-            log.log(logging.INFO if self.by_driver or self.wish != DRIVER else logging.ERROR, "%s", self.verdict.line())
+            log.log(
+                logging.INFO if self.by_driver or self.requested != DRIVER else logging.ERROR, "%s", self.verdict.line()
+            )
 
     def _decide(self, settings: Settings, hand_over: HandOver) -> Verdict:
         sharing, count = settings.sharing, bool(settings.vcuda.get("countContext", True))
         facts = self._facts(hand_over)
-        verdict = rule.decide(self.wish, facts, sharing, count)
+        verdict = rule.decide(self.requested, facts, sharing, count)
         # What is known speaks for the driver: the probe has the last word.
         self.probed = False
-        undecided = rule.decide(self.wish, facts._replace(probed=("misc", "")), sharing, count).by_driver
+        undecided = rule.decide(self.requested, facts._replace(probed=("misc", "")), sharing, count).by_driver
         if not undecided:
             return verdict
         try:
@@ -78,7 +80,7 @@ class Enforcement:
         except GpuError as fault:
             probed = "", str(fault)
         self.probed = True
-        return rule.decide(self.wish, facts._replace(probed=probed), sharing, count)
+        return rule.decide(self.requested, facts._replace(probed=probed), sharing, count)
 
     def _facts(self, hand_over: HandOver) -> Facts:
         branch = 0
@@ -96,7 +98,7 @@ class Enforcement:
 
     def refuse_unproved(self) -> None:
         """Raises Refused where only the driver may enforce, and it was not proved to."""
-        if self.wish == DRIVER and not self.by_driver:
+        if self.requested == DRIVER and not self.by_driver:
             why = self.verdict.why
             raise Refused(f"vgpu_memory_enforcement is driver, and the driver's limit is not proved: {why}")
 
