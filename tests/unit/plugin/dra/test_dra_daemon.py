@@ -485,3 +485,26 @@ def test_what_the_server_adds_is_no_change(api: ClaimApi, begin: Begin) -> None:
     asked = api.count("GET", "resourceslices")
     until(lambda: api.count("GET", "resourceslices") >= asked + 5, "looks at the slices")
     assert [one[0] for one in api.writes if "resourceslices" in one[1]] == ["POST", "PUT"]
+
+
+def test_a_claim_whose_driver_limits_gets_the_hook(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a slice of the device plugin: the card's own size in the limits, and a hook for each device."""
+    from vgpu_plugin.allocation.enforcement import Enforcement
+
+    hook = {"hookName": "createRuntime", "path": "/x", "args": ["x"], "timeout": 1}
+    monkeypatch.setattr(Enforcement, "hooks", lambda _self: [hook])
+    monkeypatch.setattr(
+        Enforcement, "with_cards", lambda _self, devices: [{**one, "card_bytes": 15360 * MIB} for one in devices]
+    )
+    begin()
+    claim = api.allocate("c", part("a"), part("b", memory="1Gi", cores="5"))
+    manager.run_pod(pod("p", claim))
+    (spec,) = [one for one in specifications(node) if one["kind"] == "vgpu.fleet/claim"]
+    assert [one["containerEdits"]["hooks"] for one in spec["devices"]] == [[hook]] * 2
+    assert {one["limits"]["devices"][0]["card_bytes"] for one in records(node)} == {15360 * MIB}
+    before = records(node)
+    manager.restart()
+    manager.run_pod(pod("q", claim))
+    assert records(node) == before, "the same share when it is prepared again"

@@ -93,7 +93,8 @@ class ClaimShares:
         devices = [one.device if one else "" for one in pieces]
         if not record.limits:
             return devices == [uuid for uuid, _mib, _cores in wanted.parts]
-        return record.limits["devices"] == self._devices(wanted)
+        known = [(one["uuid"], one["memory_bytes"], one["sm_percent"]) for one in record.limits["devices"]]
+        return known == [(one["uuid"], one["memory_bytes"], one["sm_percent"]) for one in self._devices(wanted)]
 
     def _one(self, uid: str, holder: str, wanted: Wanted, made: list[Record]) -> Record:
         known = self._allocator.records.get(allocation_id(uid, wanted.request))
@@ -136,6 +137,8 @@ class ClaimShares:
             return record
         devices = self._devices(wanted)
         self._refuse_oversold(wanted, devices)
+        self._allocator.enforcement.refuse_unproved()
+        devices = self._allocator.enforcement.with_cards(devices)
         limits = {"allocation": record.id, "devices": devices, **wanted.flags}
         cores = {uuid: percent for uuid, _mib, percent in wanted.parts if percent}
         promised = cores if self._allocator.settings.requested else {}

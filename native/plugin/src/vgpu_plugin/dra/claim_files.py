@@ -9,7 +9,7 @@ something else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,11 @@ def device_id(uid: str, request: str) -> str:
 class ClaimFiles:
     """``configure`` is called with what the driver's files are now."""
 
-    def __init__(self, paths: Paths, files: AllocationFiles) -> None:
+    def __init__(self, paths: Paths, files: AllocationFiles, hooks: Callable[[], list[dict[str, Any]]] = list) -> None:
+        """``hooks``: of a container that is to be limited, where the driver limits it."""
         self._paths = paths
         self._files = files
+        self._hooks = hooks
         self._driver = DriverFiles()
         self._dev_root = Path("/")
 
@@ -56,7 +58,10 @@ class ClaimFiles:
         folder = self._folder()
         common = cdi.common_edits(self._driver, self._dev_root)
         gpus = list(gpus)
-        devices = [(f"{uid}.{one.request}", self._edits(one, gpus)) for one in records]
+        devices = []
+        for one in records:
+            named = [(f"{uid}.{one.request}", self._edits(one, gpus))]
+            devices += cdi.with_hooks(named, self._hooks()) if one.limits else named
         cdi.write(folder, cdi.specification(KIND, common, devices), self.name(uid))
 
     def remove(self, uid: str) -> None:

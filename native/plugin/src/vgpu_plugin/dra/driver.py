@@ -60,7 +60,7 @@ class ClaimDriver:
         self._pool = allocator.pool
         self._source = source
         self._driver = UNKNOWN
-        self._claim_files = ClaimFiles(paths, files)
+        self._claim_files = ClaimFiles(paths, files, allocator.enforcement.hooks)
         shares = ClaimShares(allocator, files)
         self.claims = Claims(
             connections.claims, node, self._pool, shares, self._claim_files, lambda: allocator.settings

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our slices and classes as Kubernetes 1.36 itself judges them: its API server's validation, and its scheduler's own
+allocator, which says which card a claim gets. No cluster and no box; Go builds the program once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = ROOT / "tests/e2e/kube/1.36"
+sys.path += [str(ROOT / "tests/unit/plugin"), str(ROOT / "plugins")]
+
+import samples  # noqa: E402
+from module_utils.kube import dra_manifests  # noqa: E402
+from vgpu_plugin._shared.config.sharing import pieces_for  # noqa: E402
+from vgpu_plugin.dra.devices import NodeView, slices_of  # noqa: E402
+from vgpu_plugin.dra.publish import slice_name  # noqa: E402
+from vgpu_plugin.dra.shares import Claim, shares_of  # noqa: E402
+from vgpu_plugin.node.gpus import Driver, Gpu, MigDevice  # noqa: E402
+
+EQUAL = {"sharing": {"vcuda": {"splitCount": 7}}}
+SHARED = {"sharing": {"vcuda": {"splitCount": 4, "coresScaling": "1"}}}
+REQUESTED = {"sharing": {"vcuda": {"splitCount": 7, "sliceSizing": "requested"}}}
+SLICED = {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}}
+WHOLE: dict[str, Any] = {"sharing": {}}
+MIXED: dict[str, Any] = {"flags": {"migStrategy": "mixed"}, "sharing": {}}
+FIRST, SECOND = "gpu-00000000", "gpu-00000001"
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    """Built where the digest of its source and its modules is another."""
+    sources = [MODULE / "allocator/main.go", MODULE / "go.mod", MODULE / "go.sum"]
+    digest = hashlib.sha256(b"".join(one.read_bytes() for one in sources)).hexdigest()[:12]
+    out = ROOT / ".build" / f"allocator-{digest}"
+    if not out.exists():
+        version = next(line.split()[1] for line in sources[1].read_text().splitlines() if line.startswith("go "))
+        script = [str(MODULE.parent / "go.sh"), version.rpartition(".")[0]]
+        go = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=True).stdout.strip().splitlines()[-1]
+        build = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOTOOLCHAIN": "local"}
+        command = [go, "build", "-p", "2", "-trimpath", "-o", f"{out}.part", "./allocator"]
+        subprocess.run(command, cwd=MODULE, env={**os.environ, **build}, check=True)
+        Path(f"{out}.part").rename(out)
+    return out
+
+
+def objects(config: dict[str, Any], gpus: list[Gpu] | None = None, **more: Any) -> list[dict[str, Any]]:
+    """The slices of a node of two T4, as they are sent."""
+    gpus = samples.gpus("T4", "T4", numa=(0, 1)) if gpus is None else gpus
+    pieces, _findings = pieces_for([gpu.facts() for gpu in gpus], config)
+    driver = Driver("535.261.03", (12, 2), {gpu.uuid: (7, 5) for gpu in gpus})
+    made = slices_of(NodeView("n1", tuple(gpus), tuple(pieces), config, driver, **more))
+    return [
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": slice_name("n1", n)},
+            "spec": {**spec, "pool": {**spec["pool"], "generation": 1}},
+        }
+        for n, spec in enumerate(made)
+    ]
+
+
+def claim(*capacities: dict[str, str], count: int = 1, of: str = "vgpu") -> dict[str, Any]:
+    """A request for each of the capacities."""
+    asked = [
+        {
+            "name": f"r{n}",
+            "exactly": {
+                "deviceClassName": of,
+                "allocationMode": "ExactCount",
+                "count": count,
+                **({"capacity": {"requests": one}} if one else {}),
+            },
+        }
+        for n, one in enumerate(capacities)
+    ]
+    metadata = {"name": "c", "namespace": "default", "uid": "u"}
+    spec = {"devices": {"requests": asked}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
+
+
+def ask(program: Path, slices: list[dict[str, Any]], *claims: dict[str, Any]) -> dict[str, Any]:
+    question = {"slices": slices, "classes": dra_manifests.classes("nvidia.com/gpu"), "claims": list(claims)}
+    done = subprocess.run([program], input=json.dumps(question), stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def mig_gpus(count: int, parts: int = 7) -> list[Gpu]:
+    (gpu,) = samples.gpus("A100-80GB")
+    return [
+        replace(
+            gpu,
+            index=n,
+            uuid=f"GPU-{n:08d}-1",
+            mig_enabled=True,
+            mig=tuple(MigDevice(k, f"MIG-{n:04d}{k:04d}-1", "1g.10gb", 9728) for k in range(parts)),
+        )
+        for n in range(count)
+    ]
+
+
+UUIDS = [gpu.uuid for gpu in samples.gpus("T4", "T4")]
+UNHEALTHY: dict[str, Any] = {"unhealthy": {UUIDS[0]: "Xid 79"}, "moving": frozenset({UUIDS[0]})}
+VALID: dict[str, tuple[dict[str, Any], list[Gpu] | None, dict[str, Any]]] = {
+    "equal slices": (EQUAL, None, {}),
+    "equal slices with a share of time": (SHARED, None, {}),
+    "requested sizes": (REQUESTED, None, {}),
+    "oversold memory": ({"sharing": {"vcuda": {"splitCount": 3, "memoryScaling": "1.7"}}}, None, {}),
+    "one claim a card": ({"sharing": {"vcuda": {"splitCount": 1, "sliceSizing": "requested"}}}, None, {}),
+    "time-slicing": (SLICED, None, {}),
+    "whole cards": (WHOLE, None, {}),
+    "MIG on 16 cards": (MIXED, mig_gpus(16), {}),
+    "taints": (REQUESTED, None, UNHEALTHY),
+    "no card": (EQUAL, [], {}),
+}
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_slices_and_classes_are_valid(program: Path, name: str) -> None:
+    config, gpus, more = VALID[name]
+    assert ask(program, objects(config, gpus, **more), claim({}))["invalid"] == []
+
+
+def test_the_validation_would_tell(program: Path) -> None:
+    slices = objects(REQUESTED)
+    slices[0]["spec"]["devices"][0]["allowMultipleAllocations"] = False
+    assert any("requestPolicy" in one for one in ask(program, slices)["invalid"])
+
+
+HALF = {"memory": "7200Mi", "cores": "50"}
+# configuration, claims → the device of each part; None: the claim does not fit.
+CHOICES: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[list[str] | None]]] = [
+    ("the first card fills first", REQUESTED, [claim(HALF)] * 5, [[FIRST], [FIRST], [SECOND], [SECOND], None]),
+    (
+        "to the MiB",
+        REQUESTED,
+        [claim({"memory": "14400Mi"}), claim({"memory": "14400Mi"}), claim({"memory": "1Mi"})],
+        [[FIRST], [SECOND], None],
+    ),
+    ("a MiB too much", REQUESTED, [claim({"memory": "14401Mi"})], [None]),
+    ("to the percent", REQUESTED, [claim({"memory": "1Mi", "cores": "60"})] * 3, [[FIRST], [SECOND], None]),
+    ("to the slot", SLICED, [claim({})] * 9, [[FIRST]] * 4 + [[SECOND]] * 4 + [None]),
+    ("equal slices", EQUAL, [claim({})] * 15, [[FIRST]] * 7 + [[SECOND]] * 7 + [None]),
+    ("equal slices with a share of time", SHARED, [claim({})] * 9, [[FIRST]] * 4 + [[SECOND]] * 4 + [None]),
+    ("more than a slice", EQUAL, [claim({"memory": "4Gi"})], [None]),
+    ("whole cards", WHOLE, [claim({})] * 3, [[FIRST], [SECOND], None]),
+    ("two devices are two cards", REQUESTED, [claim(HALF, count=2), claim(HALF, count=3)], [[FIRST, SECOND], None]),
+    ("two requests may be of one card", REQUESTED, [claim(HALF, HALF)], [[FIRST, FIRST]]),
+    ("another class", REQUESTED, [claim({}, of="vgpu-mig")], [None]),
+]
+
+
+@pytest.mark.parametrize(("config", "claims", "devices"), [one[1:] for one in CHOICES], ids=[one[0] for one in CHOICES])
+def test_which_card_a_claim_gets(program: Path, config: dict, claims: list, devices: list) -> None:
+    found = ask(program, objects(config), *claims)
+    assert found["invalid"] == []
+    assert [one and [part["device"] for part in one] for one in found["allocations"]] == devices
+
+
+def test_a_card_with_a_taint_gets_no_new_claim(program: Path) -> None:
+    found = ask(program, objects(REQUESTED, **UNHEALTHY), claim({"memory": "1Gi"}))
+    assert [part["device"] for part in found["allocations"][0]] == [SECOND]
+
+
+def test_instances_of_mig(program: Path) -> None:
+    found = ask(program, objects(MIXED, mig_gpus(1, parts=2)), *[claim({}, of="vgpu-mig")] * 3, claim({}))
+    assert [one and len(one) for one in found["allocations"]] == [1, 1, None, None]
+
+
+# What is asked for of a card of seven → what is consumed: memory in MiB, percent.
+CONSUMED = [
+    ({}, (2194, 14)),
+    ({"memory": "4Gi", "cores": "30"}, (4096, 30)),
+    ({"memory": "1500500Ki"}, (1466, 14)),
+    ({"memory": "1"}, (1, 14)),
+    ({"cores": "1"}, (2194, 1)),
+]
+
+
+@pytest.mark.parametrize(("asked", "consumed"), CONSUMED)
+def test_what_is_consumed_is_what_the_driver_reads(program: Path, asked: dict, consumed: tuple) -> None:
+    """From the allocator's answer to the share that a container gets."""
+    ((part,),) = ask(program, objects(REQUESTED), claim(asked))["allocations"]
+    result = {
+        "driver": "gpu.vgpu.fleet",
+        "pool": "n1",
+        "request": part["request"],
+        "device": part["device"],
+        "shareID": "s",
+        "consumedCapacity": part["consumed"],
+    }
+    found = {"metadata": {"uid": "u"}, "status": {"allocation": {"devices": {"results": [result]}}}}
+    ((one,),) = (share.parts for share in shares_of(Claim("default", "c", "u"), found, "n1"))
+    assert (one.memory_mib, one.cores) == consumed
