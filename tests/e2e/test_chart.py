@@ -250,14 +250,19 @@ def test_other_values_reach_the_node(cluster, chart, installed, pod):
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == 15360 // 2 * MIB
 
 
+def wait_until_clean(cluster) -> None:
+    """As it is typed: not `rollout status`, which may look before the controller has seen the label."""
+    ready = "--for=jsonpath={.status.numberReady}=1"
+    kubectl(cluster, "--namespace=kube-system", "wait", f"daemonset/{REMOVAL}", ready, "--timeout=180s")
+
+
 def test_labelled_node_is_emptied(cluster, installed, before):
     pods.delete_all(cluster)
     until(lambda: not installed.held(), "kubelet that holds nothing")
     assert "VgpuConfiguration" in traces(cluster) and "nvidia.com/gpu.product" in traces(cluster)
     assert files() - before
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")
-    until(lambda: plugin_pods(cluster, REMOVAL), "the pod that empties the node")
-    kubectl(cluster, "--namespace=kube-system", "rollout", "status", f"daemonset/{REMOVAL}", "--timeout=180s")
+    wait_until_clean(cluster)
     until(lambda: plugin_pods(cluster) == [], "the end of the plugin's pod")
     assert files() - before == set()
     assert mounts() == [] and traces(cluster) == []
@@ -269,8 +274,7 @@ def test_label_of_a_slice_brings_it_back_and_away(cluster, installed, before):
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=daemonset", "--overwrite")
     serves(cluster, 2)
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")
-    until(lambda: plugin_pods(cluster, REMOVAL), "the pod that empties the node")
-    kubectl(cluster, "--namespace=kube-system", "rollout", "status", f"daemonset/{REMOVAL}", "--timeout=180s")
+    wait_until_clean(cluster)
     assert files() - before == set() and traces(cluster) == []
 
 

@@ -47,7 +47,8 @@ Nodes that match nodeSelector get slices. By default they are those that you lab
 Before `helm uninstall`, empty the nodes: what is left on one is nobody's afterwards.
 
   kubectl label node NODE {device_plugin_manifests.NODE_LABEL}={chart_manifests.ABSENT} --overwrite
-  kubectl -n {{{{ .Release.Namespace }}}} rollout status daemonset/{chart_manifests.REMOVAL}
+  kubectl -n {{{{ .Release.Namespace }}}} wait daemonset/{chart_manifests.REMOVAL} \\
+    --for=jsonpath='{{.status.numberReady}}'=1 --timeout=5m
 """
 
 
