@@ -45,10 +45,14 @@ FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
 
 SUBNET_MANAGER = "nvlsm"
 UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
+# Which of the kernel's controllers counts video memory for limits that the driver enforces (branch 615 and newer).
+MEMACCT_FILE = "/etc/modprobe.d/vgpu-memacct.conf"
+MEMACCT = {"off": 0, "misc": 1, "dmem": 2, "auto": 3}
+MEMACCT_BRANCH = 615
 # Modules to load, in this order; the others are their dependencies.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
 # What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
-FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
+FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, MEMACCT_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
 PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers", "nvlsm"]
 
@@ -58,6 +62,7 @@ DEFAULTS: dict[str, Any] = {
     "version": "",
     "kernel_module": "auto",
     "prebuilt": "auto",
+    "memacct": "",
     "packages": [],
     "repository": {},
     "files": [],
@@ -145,6 +150,10 @@ def inputs(wanted: dict[str, Any]) -> list[str]:
             "nvidia_driver_vgpu_guest: a vGPU guest needs NVIDIA's guest driver of the branch of its host, which no "
             "public repository has; set nvidia_driver_source to mirror or file"
         )
+    if wanted["memacct"] not in ("", *MEMACCT):
+        said.append(f"nvidia_driver_memacct: expected one of {', '.join(MEMACCT)}, found {wanted['memacct']}")
+    elif wanted["memacct"] and branch.isdigit() and int(branch) < MEMACCT_BRANCH:
+        said.append(f"nvidia_driver_memacct has no effect on branch {branch}; it came with {MEMACCT_BRANCH}")
     if wanted["vgpu_feature"] not in FEATURE_TYPES:
         features = ", ".join(FEATURE_TYPES)
         said.append(f"nvidia_driver_vgpu_feature: expected one of {features}, found {wanted['vgpu_feature']}")
@@ -212,6 +221,8 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
                 "infiniband-diags (CUDA repository) and the kernel module ib_umad; this role does not bring them"
             )
     files, initramfs, arguments = _host_files(host, wanted, kind)
+    if wanted["memacct"] and kind != "none":
+        files[MEMACCT_FILE] = memacct_conf(wanted["memacct"], str((state.get("driver") or {}).get("registry") or ""))
     if wanted["vgpu_guest"]:
         services.append("nvidia-gridd.service")
     if refusals:
@@ -409,6 +420,13 @@ def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[s
     if wanted["vgpu_guest"]:
         files[GRIDD_FILE] = gridd_conf(wanted)
     return files, initramfs, arguments
+
+
+def memacct_conf(mode: str, registry: str) -> str:
+    """The kernel module's option, with the keys that the loaded driver has: of two lines the last would count alone."""
+    kept = [one for one in registry.split(";") if one and not one.startswith("RmMemacctMode=")]
+    words = ";".join([*kept, f"RmMemacctMode={MEMACCT[mode]}"])
+    return f'# Managed by vgpu.fleet.\noptions nvidia NVreg_RegistryDwords="{words}"\n'
 
 
 def gridd_conf(wanted: dict[str, Any]) -> str:

@@ -165,3 +165,19 @@ def test_the_hook_is_of_each_card_and_of_no_mig_device() -> None:
     devices = [("GPU-1", {"mounts": []})]
     assert cdi.with_hooks(devices, [hook]) == [("GPU-1", {"mounts": [], "hooks": [hook]})]
     assert cdi.with_hooks(devices, []) == devices
+
+
+def test_limits_name_the_card_where_the_driver_enforces(node) -> None:
+    """The driver shows a limit as the card, so the library reads the card's own size from the limits file."""
+    pool, allocator, _files = node.parts()
+    source = FakeGpus(node.gpus)
+    source.backend = "misc"
+    allocator.enforcement = Enforcement(node.paths, source)
+    allocator.enforcement.verdict = allocator.enforcement.verdict._replace(active="driver-misc")
+    allocator.enforcement.gpus = tuple(node.gpus)
+    (answer,) = allocator.allocate([[pool.slices[0].id]])
+    (device,) = allocator.records.get(answer.allocation).limits["devices"]
+    assert device["card_bytes"] == node.gpus[0].memory_mib * MIB
+    allocator.enforcement.verdict = allocator.enforcement.verdict._replace(active="library")
+    (answer,) = allocator.allocate([[pool.slices[1].id]])
+    assert "card_bytes" not in allocator.records.get(answer.allocation).limits["devices"][0]

@@ -152,8 +152,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     driver = driver_files.find(settings.driver_root, settings.dev_root, host_root=paths.seen_root)
     driver_limits = _driver_limits(paths, source, allocator, Teller(records, pods).say)
     allocator.configure(settings, driver)
-    static_slices = StaticSlices(paths, settings, pool, allocator, files, driver)
-    allocator.outside = static_slices
+    static_slices = allocator.outside = StaticSlices(paths, settings, pool, allocator, files, driver)
     registrations = _registrations(paths, pool, allocator)
     leases = Leases(allocator, pool, paths.checkpoint, registrations.any_registered)
     holders = functools.partial(podresources.holders, paths.pod_resources)
@@ -174,6 +173,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     static_slices.stale, collector.alive, resizer.shown = watch.stale, watch.alive, watch.surely_holds
     pod_resizes = _pod_resizes(setup, pods, records, resizer, sizer, changes)
     changes.more_notes += [lambda: notes(watch.state()), driver_limits.notes]
+    resizer.enforce = driver_limits.apply
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
     admin = Admin(pool, allocator, leases, claims.registration if claims else registrations, changes, containers)
     admin.resizing, admin.driver_limits = Resizing(pool, records, resizer, pods, holders), driver_limits

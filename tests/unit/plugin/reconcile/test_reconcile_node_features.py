@@ -26,6 +26,7 @@ from ..conftest import FakeGpus
 from ..node_api import NODE, NodeApi
 from ..samples import until
 
+ENFORCEMENT = "vgpu.fleet/memory-enforcement"
 P = "nvidia.com/"
 COUNT, PRODUCT, STAMP = P + "gpu.count", P + "gpu.product", P + "gfd.timestamp"
 NFD = "nfd.node.kubernetes.io/feature-labels"
@@ -139,7 +140,9 @@ def test_labels_come_and_are_taken_back(node, api, start):
     until(lambda: NAMES in api.annotations, "the labels")
     found = ours(api)
     assert {name: found.get(P + name) for name in WANTED} == WANTED
-    assert api.annotations[NAMES].split(",") == sorted(name[len(P) :] for name in found)
+    # What has another prefix is named whole.
+    assert api.annotations[NAMES].split(",") == sorted([*(name[len(P) :] for name in found), ENFORCEMENT])
+    assert api.node["metadata"]["labels"][ENFORCEMENT] == "library"
     assert api.node["metadata"]["labels"]["kubernetes.io/os"] == "linux"
     one.stop()
     one.thread.join(20)

@@ -90,6 +90,8 @@ class Resizer:
         self._withheld: set[str] = set()
         # (record, UUID) → bytes that the driver shows beyond what is tolerated: a ledger is what a tenant says.
         self.shown: Callable[[Record, str], int] = lambda _record, _uuid: 0
+        # Has the driver, where it enforces limits itself, take what the limits file of an allocation says now.
+        self.enforce: Callable[[str], str] = lambda _allocation: ""
 
     def resize(
         self,
@@ -145,6 +147,7 @@ class Resizer:
             self._put_back(record)
             raise
         live_limits.rewrite(self._files, after)
+        self.enforce(after.id)
         for one in changes:
             log.info(
                 "allocation %s: GPU %s: from %d MiB and %d %% to %d MiB and %d %%", record.id, *one.before, *one.now[1:]

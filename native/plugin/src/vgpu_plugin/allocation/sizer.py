@@ -123,10 +123,13 @@ class Sizer:
         with self._records.lock:
             if record.id in self._reserved:
                 raise NotNow(f"allocation {record.id}: another call finds out its size now; it is tried again")
-            given = [self._pool.gpu(one["uuid"]) for one in record.limits["devices"]]
+            given_limits = record.limits["devices"]
+            given = [self._pool.gpu(one["uuid"]) for one in given_limits]
             devices = sizing.assign(planned, given, self.settings.config, self.held(record.kubelet_ids))
             limits = {key: value for key, value in record.limits.items() if key != "deny"}
-            limits.update(devices=sizing.limits_of(devices), priority=priority)
+            cards = {one["uuid"]: {"card_bytes": one["card_bytes"]} for one in given_limits if "card_bytes" in one}
+            rows = [{**one, **cards.get(one["uuid"], {})} for one in sizing.limits_of(devices)]
+            limits.update(devices=rows, priority=priority)
             cores = {one.uuid: one.cores for one in devices if one.cores}
             self._reserved[record.id] = replace(record, limits=limits, cores=cores)
             return devices

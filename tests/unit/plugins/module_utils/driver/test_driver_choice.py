@@ -35,6 +35,8 @@ REFUSED = [
     ("debian12", [T4], {}, {"source": "mirror"}, "nvidia_driver_repository is empty"),
     ("debian12", [T4], {}, {"source": "file"}, "nvidia_driver_files is empty"),
     ("debian12", [T4], {}, {"branch": "580"}, "has the branches 470, 535 and not 580"),
+    ("debian12", [T4], {}, {"memacct": "cgroup"}, "nvidia_driver_memacct: expected one of off, misc, dmem, auto"),
+    ("debian12", [T4], {}, {"memacct": "misc", "branch": "580"}, "nvidia_driver_memacct has no effect on branch 580"),
     ("debian11", [T4], {}, {}, "supported are Debian 12 and 13"),
     ("fedora", [T4], {}, {}, "Fedora Linux 42 has no driver packages that are known"),
     ("debian12", [], {}, {}, "no NVIDIA GPU is on the PCI bus of this host"),
@@ -200,6 +202,15 @@ HOST_SIDE = [
         ["nvidia-persistenced.service"],
     ),
     ("debian12", {"kernel_module": "none"}, set(), "", False, []),
+    ("debian12", {"kernel_module": "none", "memacct": "misc"}, set(), "", False, []),
+    (
+        "debian12",
+        {"memacct": "misc"},
+        {"/etc/modprobe.d/vgpu-nouveau.conf", "/etc/modprobe.d/vgpu-memacct.conf"},
+        "update-initramfs",
+        False,
+        ["nvidia-persistenced.service"],
+    ),
     (
         "ubuntu22",
         {"vgpu_guest": True, "source": "file", "files": ["/x.deb"]},
@@ -218,6 +229,22 @@ def test_what_comes_beside_the_packages(host, wanted, files, initramfs, argument
     assert (found.initramfs[:1] or [""])[0] == initramfs
     assert bool(found.kernel_arguments) == arguments
     assert found.services == services
+
+
+@pytest.mark.parametrize(
+    ("mode", "registry", "words"),
+    [
+        ("off", "", "RmMemacctMode=0"),
+        ("misc", "", "RmMemacctMode=1"),
+        ("dmem", "PowerMizerEnable=0x1;RmMemacctMode=1", "PowerMizerEnable=0x1;RmMemacctMode=2"),
+        ("auto", "RmMemacctMode=0;A=b", "A=b;RmMemacctMode=3"),
+    ],
+)
+def test_the_controller_is_chosen_next_to_other_keys_of_the_registry(mode, registry, words):
+    """Written again with what the driver then has, the file is the same."""
+    text = driver_choice.memacct_conf(mode, registry)
+    assert text.splitlines()[1] == f'options nvidia NVreg_RegistryDwords="{words}"'
+    assert driver_choice.memacct_conf(mode, words) == text
 
 
 # The unit of nvidia-compute-utils-580-server 580.178.04-0ubuntu0.24.04.1.
