@@ -5,9 +5,13 @@ name has the sum; a share that two containers have is one budget of both. The tr
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import subprocess
+import threading
+import time
 
 import layouts
 import pytest
@@ -278,6 +282,33 @@ def test_who_is_killed_gives_all_back(host: Host) -> None:
     one.process.wait()
     other.get("alloc", B - host.on_card())
     assert [each.charged() for each in shares] == [0, B]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_kill_at_any_moment_loses_nothing(host: Host, seed: int) -> None:
+    """Also between the two ledgers of one charge: who comes later has the whole sum again."""
+    shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
+    victim = process(host, *shares)
+    block = (A + B) // 2
+    lines = [line for at in range(2000) for line in (f"alloc {at + 1000} {block}", f"free {at + 1000}")]
+    victim.send(*lines[:4])
+    assert victim.answer()[0] == OK
+    writer = threading.Thread(target=_ignore_the_end, args=(victim, lines[4:]), daemon=True)
+    writer.start()
+    time.sleep(random.Random(seed).uniform(0.001, 0.05))
+    victim.process.kill()
+    victim.process.wait()
+    writer.join(20)
+    other = process(host, *reversed(shares))
+    left = A + B - host.on_card()
+    assert other.refused("alloc", left + 1) == OOM
+    other.get("alloc", left)
+    assert [one.charged() for one in shares] == [A, B] and host.on_card() == A + B
+
+
+def _ignore_the_end(puppet: Puppet, lines: list[str]) -> None:
+    with contextlib.suppress(BrokenPipeError, ValueError):
+        puppet.send(*lines)
 
 
 def test_locks_in_either_order_never_wait_for_each_other(host: Host) -> None:

@@ -374,7 +374,7 @@ def test_a_claims_share_is_not_resized(
     manager.run_pod(pod("p", api.allocate("c", part())))
     (record,) = records(node)
     assert ctl.main(["--socket", str(node.paths.admin_socket), "resize", record["id"], "--memory", "2Gi"]) != 0
-    assert "what the scheduler gave a claim never changes" in capsys.readouterr().err
+    assert "is of a claim, whose size the kube-scheduler allocated" in capsys.readouterr().err
     assert records(node) == [record]
 
 

@@ -206,11 +206,6 @@ class Resizer:
         record = self._records.get(allocation)
         if record is None:
             raise Unknown(f"there is no allocation {allocation}; see: vgpuctl status")
-        if record.kind == CLAIM:
-            raise Refused(
-                f"allocation {allocation} is of claim {record.holder}, and what the scheduler gave a claim never "
-                "changes; make a claim of another size for the next pod"
-            )
         if not record.limits or any(one.get("unlimited") for one in record.limits["devices"]):
             raise Refused(
                 f"allocation {allocation} has GPUs that are not shared by libvgpu, so it has no size; expected a slice "
