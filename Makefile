@@ -95,6 +95,7 @@ e2e: apt-test venv collection native ## the device plugin under a real Kubernete
 # The real API server and kube-scheduler of tests/e2e; nodes are objects alone.
 e2e-scheduler: apt-test venv collection native ## the scheduler's extender and webhook under a real Kubernetes
 	@tools/venv.sh $(BUILD)/scheduler requirements/scheduler.txt $(PYTHON)
+	@$(MAKE) --no-print-directory -C native/plugin proto
 	@$(BIN)/python tests/e2e/run.py $(PYTEST) $(or $(E2E),tests/e2e_scheduler)
 
 # Kubernetes 1.36, or another by VGPU_E2E_KUBERNETES; 1.34 with the gate of consumable capacity.

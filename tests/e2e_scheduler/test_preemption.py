@@ -201,13 +201,17 @@ def verbless(fleet):
     until(fleet.leader, "leader", 60)
 
 
-def test_without_the_verb_a_pod_is_deleted_in_vain(fleet, verbless):
-    """The control: the same node and pods; what the kube-scheduler counts is one slot."""
+def test_without_the_verb_the_kube_scheduler_picks_too_few(fleet, verbless):
+    """The control: the same node and pods; what the kube-scheduler counts is one slot. Once that is free, memory alone
+    is short, and the rest leaves by the other way."""
     full(fleet)
     fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
     until(lambda: ending(fleet), "victim", 60)
     fleet.pause(2)
     assert ending(fleet) == {"p0"}
     fleet.delete("p0")
-    fleet.pause(4)
-    assert not fleet.node_of("important") and ending(fleet) == set()
+    until(lambda: ending(fleet), f"victim where memory is short; {fleet.says('important')}", 90)
+    assert ending(fleet) == {"p1"} and not fleet.node_of("important")
+    fleet.delete("p1")
+    assert fleet.bound("important", 90)[0] == "a"
+    assert not ending(fleet) and fleet.faults() == []
