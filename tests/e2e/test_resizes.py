@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -137,7 +138,10 @@ def test_a_size_that_is_granted_while_the_plugin_is_away_and_one_by_root(machine
     node.plugin.start()
     until(lambda: is_done(one, 5000), f"the size:\n{node.plugin.tail(5)}")
     until(lambda: used(node)[pid] == 5000 * MIB, "the memory")
-    answer = node.vgpuctl("resize", f"default/{one.name}/main", "--memory", "6000Mi")
+    try:
+        answer = node.vgpuctl("resize", f"default/{one.name}/main", "--memory", "6000Mi")
+    except subprocess.CalledProcessError as fault:
+        raise AssertionError(f"{fault.stdout}\n{fault.stderr}\n{node.plugin.tail(20)}") from None
     assert answer["changed"] and is_done(one, 6000)
     until(lambda: used(node)[pid] == 6000 * MIB, "the memory")
     until(lambda: [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [10000], "the scheduler's account")

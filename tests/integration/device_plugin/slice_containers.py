@@ -22,7 +22,7 @@ from .test_cdi import LIMITS, fill_root
 
 # (path in the container, path of the host, read-only)
 Mounts = list[tuple[str, str, bool]]
-PROGRAM = "/work"
+PROGRAM = "/vgpu-work"  # a checkout may lie below /work
 
 
 class Work:
