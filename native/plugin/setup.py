@@ -16,24 +16,6 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "plugins" / "module_utils"
-# What our packages import of the core; what these import comes along.
-SHARED = (
-    "abi.files",
-    "capacity.cluster",
-    "config.node_config",
-    "config.sharing",
-    "config.slices",
-    "gpu.enforcement",
-    "gpu.memory_limits",
-    "gpu.nvml",
-    "host.mount_namespace",
-    "library.store",
-    "pods.annotations",
-    "pods.mounts",
-    "pods.node_labels",
-    "pods.requests",
-)
-
 # The version as folders and Status name it, e.g. 0.1.0-1f2e3d4c5b6a; a wheel spells it 0.1.0+1f2e3d4c5b6a.
 VERSION = os.environ.get("VGPU_PLUGIN_VERSION", "0.0.0-source")
 
@@ -59,7 +41,19 @@ SCRATCH = tempfile.mkdtemp(prefix="vgpu-plugin-build-")
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 
 
-def closure(names: tuple[str, ...]) -> list[str]:
+def shared() -> list[str]:
+    """What our packages import of the core."""
+    found = set()
+    for path in (HERE / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = (node.module or "").split(".") if isinstance(node, ast.ImportFrom) else []
+            if "_shared" in parts[:-1]:
+                base = ".".join(parts[parts.index("_shared") + 1 :])
+                found.update([base] if source(base).exists() else [f"{base}.{alias.name}" for alias in node.names])
+    return sorted(found)
+
+
+def closure(names: list[str]) -> list[str]:
     """The modules and all that they import of the core, by their relative imports."""
     found: list[str] = []
     open_names = list(names)
@@ -94,7 +88,7 @@ class BuildPy(build_py):
         import generate_proto
 
         generate_proto.generate(Path(self.build_lib))
-        for name in closure(SHARED):
+        for name in closure(shared()):
             target = package / "_shared" / source(name).relative_to(CORE)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source(name), target)

@@ -91,7 +91,7 @@ def test_programs_run_from_the_installation_alone(installed, tmp_path):
         assert done.stdout.strip() == VERSION
     # No program whose libraries are not there.
     ours = sorted(one.name for one in programs.glob("vgpu*"))
-    assert ours == ["vgpu-device-plugin", "vgpu-kubelet-double", "vgpuctl"]
+    assert ours == ["vgpu-device-plugin", "vgpu-kubelet-double", "vgpu-node-setup", "vgpuctl"]
     script = (
         "import sys, vgpu_plugin.daemon, vgpu_plugin.ctl.main, vgpu_kubelet_double.cli\n"
         "ours = [one for one in sys.modules.values() if one.__name__.startswith('vgpu_')]\n"
