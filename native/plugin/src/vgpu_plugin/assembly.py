@@ -173,7 +173,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     changes.more_notes += [lambda: notes(watch.state()), *([pod_resizes.notes] if pod_resizes is not None else [])]
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
     admin = Admin(pool, allocator, leases, claims.registration if claims else registrations, changes, containers)
-    admin.resizing = Resizing(pool, records, resizer, pods, holders)
+    admin.resizing = Resizing(pool, resizer, pods, holders)
     return Parts(
         pool=pool,
         files=files,
