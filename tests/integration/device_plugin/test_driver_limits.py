@@ -52,7 +52,8 @@ def furnish(node: RealNode, backend: str, wish: str = "driver", sharing: dict | 
     simulated driver to it.
     """
     profile = f"driver_version = 615.71.09\ncuda_version = 13.5\nmemacct = {backend}\ncgroup_root = {CGROUPS}\n{more}"
-    card = f"[gpu]\nmodel = T4\ncontext_mib = {CONTEXT_MIB}\ncount = 2\n"
+    # One card: a simulated driver without device nodes shows a container every card of the host.
+    card = f"[gpu]\nmodel = T4\ncontext_mib = {CONTEXT_MIB}\n"
     (node.folder / "host.profile").write_text(profile + card)
     node.environment["LD_LIBRARY_PATH"] = str(DRIVER)
     library = (node.folder / "lib" / "current").resolve()
