@@ -9,7 +9,7 @@ from typing import Any, Callable, NamedTuple
 from ..config.kinds import Finding, error
 from ..driver import choice as driver_choice
 
-DRIVER = ("source", "version", "branch", "repository", "files", "vgpu_guest", "vgpu_feature")
+DRIVER = ("source", "version", "branch", "repository", "files", "memacct", "vgpu_guest", "vgpu_feature")
 
 
 class Needs(NamedTuple):

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Relations between variables of roles: what the check of the driver reads is given to it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import Any
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import relations
+
+DEFAULTS = {f"nvidia_driver_{name}": value for name, value in choice.DEFAULTS.items()}
+
+
+def test_the_driver_gets_every_variable_that_its_check_reads() -> None:
+    """One that is missing would be a bare KeyError for whoever runs any playbook."""
+    tree = ast.parse(inspect.getsource(choice.inputs))
+    read = {
+        node.slice.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, str)
+    }
+    assert len(read) > 4 and sorted(read - set(relations.DRIVER)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "paths"),
+    [
+        ({}, []),
+        ({"nvidia_driver_source": "mirror"}, ["nvidia_driver_source"]),
+        ({"nvidia_driver_memacct": "none-such"}, ["nvidia_driver_memacct"]),
+        ({"nvidia_driver_memacct": "none-such", "nvidia_driver_state": "absent"}, []),
+    ],
+)
+def test_faults(given: dict[str, Any], paths: list[str]) -> None:
+    values = {**DEFAULTS, "nvidia_driver_state": "present", **given}
+    assert [one.path for one in relations.faults(values.get)] == paths
