@@ -196,6 +196,24 @@ def test_root_resizes_a_pod_and_the_scheduler_hears_of_it(node, kubelet, api, st
     until(lambda: is_done(api, "one"), "the grant")
 
 
+def test_a_pod_whose_predecessor_had_the_same_slice_is_one(node, kubelet, api, start, capsys):  # noqa: F811
+    """The record of a pod that has ended stays for a minute."""
+    start()
+    first = node.gpus[0].uuid
+    plan(api, "one", (first, 3000, 20))
+    before = run(kubelet, "one", ids=[f"{first}::2"])["answer"]["mounts"][0]["host_path"].split("/")[-2]
+    kubelet.delete_pod("one")
+    api.remove(pod_path("one"))
+    plan(api, "one", (first, 4000, 20), uid="uid-again")
+    pod = kubelet.run_pod("one", uid="uid-again", ids=[f"{first}::2"])
+    ids = [one["id"] for one in json.loads(node.paths.records.read_text())["allocations"]]
+    assert before in ids and len(ids) == 2
+    for name in ("default/one/main", "0::2"):
+        status, answer = asked(node, capsys, name, "--memory", "5000Mi")
+        assert status == 0, answer
+    assert sizes(pod) == [(first, 5000, 20)]
+
+
 def test_where_the_api_server_does_not_answer_nothing_changes(node, kubelet, api, start, capsys):  # noqa: F811
     start()
     first = node.gpus[0].uuid

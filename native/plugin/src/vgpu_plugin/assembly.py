@@ -176,7 +176,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     resizer.enforce = driver_limits.apply
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
     admin = Admin(pool, allocator, leases, claims.registration if claims else registrations, changes, containers)
-    admin.resizing, admin.driver_limits = Resizing(pool, records, resizer, pods, holders), driver_limits
+    admin.resizing, admin.driver_limits = Resizing(pool, resizer, pods, holders), driver_limits
     return Parts(
         pool=pool,
         files=files,

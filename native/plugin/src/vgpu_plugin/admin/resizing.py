@@ -10,7 +10,7 @@ from .._proto import admin_pb2 as api
 from .._shared.pods import resizes
 from .._shared.pods.annotations import Device
 from ..allocation import sizing
-from ..allocation.records import KUBELET, Record, RecordStore
+from ..allocation.records import KUBELET, Record
 from ..allocation.resizer import Publish, Resized, Resizer, Wanted
 from ..errors import BadRequest, NotNow, Refused, Unknown
 from ..node.podresources import Holder
@@ -26,13 +26,11 @@ class Resizing:
     def __init__(
         self,
         pool: Pool,
-        records: RecordStore,
         resizer: Resizer,
         pods: PodSizes | None,
         holders: Callable[[], dict[str, Holder] | None],
     ) -> None:
         self._pool = pool
-        self._records = records
         self._resizer = resizer
         self._pods = pods
         self._holders = holders
@@ -58,7 +56,7 @@ class Resizing:
 
     def _record(self, what: str, holders: dict[str, Holder]) -> Record:
         """The allocation that a name means. Raises Unknown, BadRequest."""
-        known = self._records.all()
+        known = self._resizer.known()
         if "/" in what:
             found = [
                 one

@@ -200,6 +200,12 @@ class Resizer:
         used = live_limits.used(self._files, record)
         return any(max(used.get(one.uuid, 0), self.shown(record, one.uuid)) > one.memory_mib * MIB for one in devices)
 
+    def known(self) -> list[Record]:
+        """Those that hold something: one whose pod has ended stays for a minute, and its slices may be another's."""
+        with self._records.lock:
+            ids = {one.id for one in self._sizer.others(())}
+            return [one for one in self._records.all() if one.id in ids]
+
     # --- what is asked for
 
     def _resizable(self, allocation: str) -> Record:
