@@ -62,6 +62,8 @@ def started() -> Iterator[tuple[Cluster, GpuNode]]:
         selectors = [{"cel": {"expression": ON}}]
         made = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "vgpu"}}
         cluster.api.create(CLASSES, {**made, "spec": {"selectors": selectors}})
+        account = "/api/v1/namespaces/default/serviceaccounts/default"
+        until(lambda: cluster.api.get_or_none(account), "service account, which a controller makes")
         until(lambda: len(devices(cluster)) == 2, f"slices of both cards; the log:\n{node.plugin.tail(20)}")
         yield cluster, node
         node.stop()
