@@ -32,8 +32,8 @@ SPLIT, CARD_MIB = 3, 15360
 SLICE_MIB = CARD_MIB // SPLIT
 CONTEXT_MIB = 100
 MAX = 2**64 - 1
-# What gets past the library, and is open where the library alone enforces (docs/threat-model.md). Not bypass-namespace: it
-# is not-run in this image, whose loader glibc does not find by name.
+# What gets past the library, and is open where the library alone enforces (docs/threat-model.md). Not bypass-namespace:
+# it is not-run in this image, whose loader glibc does not find by name.
 BYPASSES = ["bypass-own-loader", "bypass-symbol-table"]
 
 
