@@ -49,7 +49,8 @@ def lacks(name: str, version: str, python: str, arch: str, folders: list[str], c
 def _loaded(path: str) -> Any:
     """A program of the collection as a module."""
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[: -len(".py")], path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be loaded as a module")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

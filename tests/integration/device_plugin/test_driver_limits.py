@@ -21,11 +21,11 @@ from vgpu_kubelet_double.manager import PodError
 
 from .conftest import BUILD, RealNode, until
 from .conftest import ROOT as SOURCES
-from .test_cdi import MIB, PROGRAM, device, image, probe, run, served  # noqa: F401
+from .test_cdi import MIB, PROGRAM, device, image, probe, run, served  # noqa: F401  # pylint: disable=unused-import # fixtures
 
 sys.path.insert(0, str(SOURCES / "tests/native"))
 
-from control_groups import enter, group, root  # noqa: F401
+from control_groups import enter, group, root  # noqa: F401  # pylint: disable=unused-import # fixtures
 
 DRIVER = BUILD / "gpusim-615"
 SPLIT, CARD_MIB = 3, 15360

@@ -17,7 +17,7 @@ ROOT = HERE.parents[2]
 BUILD = ROOT / "native" / "build" / "gpusim"
 sys.path.insert(0, str(ROOT / "tests/native"))
 
-from control_groups import group, root  # noqa: E402, F401
+from control_groups import group, root  # noqa: E402, F401  # pylint: disable=unused-import # fixtures
 
 T4 = "[gpu]\nmodel = T4\ncontext_mib = 100\n"
 

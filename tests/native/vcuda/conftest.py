@@ -25,7 +25,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "plugins"), str(ROOT / "tests/native")]
 
 import hostility  # noqa: E402
 import sanitizing  # noqa: E402
-from control_groups import group, root  # noqa: E402, F401
+from control_groups import group, root  # noqa: E402, F401  # pylint: disable=unused-import # fixtures
 from module_utils.abi import files as abi_files  # noqa: E402
 
 # Its name in the tests: Ansible, which has a longer one, is not needed here.

@@ -117,7 +117,7 @@ def begin(
         out = Daemon(node.setup(extras), lambda: source)
         out.source = source  # type: ignore[attr-defined]
         out.thread = running(out)  # type: ignore[attr-defined]
-        until(lambda: manager.find_drivers(), "the driver at the kubelet")
+        until(manager.find_drivers, "the driver at the kubelet")
         if publishes:
             until(lambda: len(api.slices()) == 2, "slices of both cards")
         return out

@@ -257,7 +257,7 @@ def test_files_that_somebody_removes_come_back(
     else:
         _remove(node.paths.run_dir / gone)
     until(lambda: all(Path(one["hostPath"]).exists() for one in mounts.values()), "all that the container mounts")
-    until(lambda: (Path(mounts["/dev/vgpu"]["hostPath"]) / "255").is_dir(), "the last place")
+    until((Path(mounts["/dev/vgpu"]["hostPath"]) / "255").is_dir, "the last place")
     until((Path(mounts["/dev/vgpu/0"]["hostPath"]) / "limits").is_file, "its limits")
     assert limits(mounts, 0) == {GPUS[0]: (4096 * MIB, 30)}
 
