@@ -16,7 +16,7 @@ OWN, FOREIGN = platform.machine(), "riscv64"
 MAKEFILE = """\
 all:
 \tmkdir -p ../build
-\tfor name in libvgpu.so vgpu-probe vgpu-arbiter; do cat source.c > ../build/$$name; done
+\tfor name in libvgpu.so vgpu-probe vgpu-arbiter vgpu-limit-hook; do cat source.c > ../build/$$name; done
 """
 
 
