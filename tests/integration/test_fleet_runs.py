@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doubles.fleet import ROOT, SPOILED, STOPS, Fleet, Run
@@ -269,11 +271,14 @@ def test_upgrade_names_whom_no_drain_moves_before_its_first_change(
     fleet: Fleet, drained: list[str], refused: bool, options: list[str]
 ) -> None:
     """A container of docker in a slice, and another driver that takes the card from it."""
-    more = {"nvidia_driver_packages": ["nvidia-smi=2.0", "libcuda1"], "upgrade_drain_roles": drained}
-    more["upgrade_kubeconfig"] = "/none"
+    more: dict[str, Any] = {"nvidia_driver_packages": ["nvidia-smi=2.0", "libcuda1"], "upgrade_drain_roles": drained}
+    kubeconfig = fleet.folder / "kubeconfig"
+    kubeconfig.write_text("{}")
+    # What the controller calls the cluster with is looked for first.
+    more |= {"upgrade_kubeconfig": str(kubeconfig), "ansible_python_interpreter": sys.executable}
     fleet.host("gpu-0002", table_kind="held")
     run = fleet.run("upgrade.yml", "", "-e", json.dumps(more), "--limit", "gpu-0002", *options)
-    assert "warning: nvidia_driver: it ends what no drain moves: docker web; stop them first" in run.output
+    assert "warning: nvidia_driver: it ends what no drain moves: docker web; stop them first" in run.output, run.output
     asked = "and no drain moves docker web; stop them"
     assert (asked in " ".join(run.output.split())) is refused, run.output
     if refused:
