@@ -54,11 +54,7 @@ RENAMED = [
     "vgpu_scheduler_request_seconds",
 ]
 RENAMED += ["vgpu_watch_blind", "vgpu_container_wanting", "vgpu_container_held_back"]
-ABSENT = {
-    "README.md": ["vgpu_memory_scalling"],
-    "README.zh.md": ["vgpu_memory_scalling"],
-    "docs/migration.md": RENAMED,
-}
+ABSENT = {"docs/migration.md": RENAMED}
 SHOWN = {
     page: [f"{name}: neither a variable nor a module, package or metric" for name in names]
     for page, names in ABSENT.items()
@@ -238,7 +234,8 @@ def test_what_exists_is_not_found(text: str) -> None:
     assert findings(text + "\n") == []
 
 
-# What docs/operations.md says that people will see, and the file that says it.
+# What the pages for operators say that people will see, and the file that says it.
+FOR_OPERATORS = ("docs/operations.md", "docs/upgrade.md")
 PLUGIN = "native/plugin/src/vgpu_plugin"
 RULES = "plugins/module_utils"
 SEEN = {
@@ -279,7 +276,7 @@ SEEN = {
 
 @pytest.mark.parametrize("words", sorted(SEEN))
 def test_what_operations_quotes_is_what_is_said(words: str) -> None:
-    assert words in read("docs/operations.md"), "the page does not say so any more: take the row out"
+    assert any(words in read(page) for page in FOR_OPERATORS), "the pages do not say so any more: take the row out"
     assert words in read(SEEN[words]), f"{SEEN[words]} says something else now: correct the page"
 
 

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README.md against the code: its inventories pass the check of variables, its figures and names are those of now."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import verdicts
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check, Mistake
+
+ROOT = Path(__file__).resolve().parents[3]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", README, re.M | re.S)
+SIZING = (ROOT / "docs" / "sizing.md").read_text()
+
+
+class HostVars:
+    """What Ansible knows of one host; the check needs nothing else of it."""
+
+    _inventory = None
+
+    def __init__(self, variables: dict[str, Any]) -> None:
+        self.variables = variables
+
+    def raw_get(self, _host: str) -> dict[str, Any]:
+        return dict(self.variables)
+
+
+def mistakes(variables: dict[str, Any]) -> list[Mistake]:
+    one = Check({**variables, "hostvars": HostVars(variables), "inventory_hostname": "h"}, DataLoader(), None)
+    return one.mistakes(one.kin(["h"]))
+
+
+def inventories() -> list[dict[str, Any]]:
+    """The variables of the first inventory, and of it with each of the others added."""
+    first = yaml.safe_load(BLOCKS[0])["all"]["children"]["gpu_nodes"]["vars"]
+    return [first, *({**first, **yaml.safe_load(block)} for block in BLOCKS[1:])]
+
+
+def test_there_are_three_inventories() -> None:
+    engines = [one.get("container_runtime_engine", "auto") for one in inventories()]
+    assert engines == ["auto", "auto", "k3s"]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_an_inventory_passes_the_check(number: int) -> None:
+    variables = inventories()[number]
+    assert mistakes(variables) == []
+    assert mistakes({**variables, "vgpu_split_count": "seven"}), "the check finds a mistake among them"
+
+
+def test_the_bypasses_are_counted() -> None:
+    assert f"in {len(verdicts.PROBE_BYPASSES)} ways" in README
+    assert f"| {len(verdicts.PROBE_BYPASSES)} bypasses are tried" in README
+
+
+def test_every_playbook_that_is_named_is_in_the_collection() -> None:
+    named = set(re.findall(r"\bvgpu\.fleet\.(\w+)", README))
+    assert {"site", "report", "teardown"} <= named
+    assert [one for one in named if not (ROOT / "playbooks" / f"{one}.yml").exists()] == []
+
+
+def test_sizes_are_those_of_the_arithmetic() -> None:
+    """docs/sizing.md: K, S and C give whole slices, by integers here and not by the code under test."""
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", SIZING, re.M)
+    assert len(rows) >= 5
+    for memory, split, scaling, cores, count, each, percent in rows:
+        tenths = int(scaling.replace(".", ""))
+        assert int(count) == 2 * int(split)
+        assert int(each) == int(memory) * tenths // (10 * int(split))
+        assert int(percent) == min(100, 100 * int(cores) // int(split))
