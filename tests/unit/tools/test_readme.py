@@ -74,3 +74,14 @@ def test_sizes_are_those_of_the_arithmetic() -> None:
         assert int(count) == 2 * int(split)
         assert int(each) == int(memory) * tenths // (10 * int(split))
         assert int(percent) == min(100, 100 * int(cores) // int(split))
+
+
+SHAPE = ["Use", "Behaviour", "Variables", "Undo", "Tried", "Code"]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("roles/*/README.md")), ids=lambda one: one.parent.name)
+def test_the_page_of_a_role_has_the_shape_of_all(path: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    assert re.findall(r"^# (\w+)$", text, re.M) == [path.parent.name]
+    assert re.findall(r"^## (.+)$", text, re.M) == SHAPE
+    assert f"`ansible-doc -t role vgpu.fleet.{path.parent.name}`" in text
