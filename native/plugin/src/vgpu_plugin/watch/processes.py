@@ -55,8 +55,8 @@ class Process:
 @dataclass
 class Placed:
     """Where processes belong: ``owners`` by pid; ``strangers`` live in no container that is known here; ``gone`` cannot
-    be looked at (any more); ``host`` are programs of the host itself. ``removed``: allocations whose container has a ledger that
-    was removed from the node, which no tenant can do.
+    be looked at (any more); ``host`` are programs of the host itself. ``removed``: allocations whose container has a
+    ledger that was removed from the node, which no tenant can do.
     """
 
     owners: dict[int, frozenset[str]] = field(default_factory=dict)
