@@ -174,7 +174,7 @@ SWEEPS = [
     Gate("chart", {"helm": ["tests/chart/helm.sh"]}, ["tests/chart"], minutes=10),
     # The oldest core, and the newest, which needs Python 3.12 or newer.
     Gate("as-installed-2.16", {}, ["tests/installed"], ["--core=2.16"], lane="hosts", minutes=8),
-    Gate("as-installed-2.20", {}, ["tests/installed"], ["--core=2.20"], lane="hosts", minutes=8),
+    Gate("as-installed-2.20", {}, ["tests/installed"], ["--core=2.20", "--release=trixie"], lane="hosts", minutes=8),
     # The first run of the two builds Kubernetes, which takes 40 minutes more.
     make("e2e", "hosts", 26),
     make("e2e-scheduler", "hosts", 9),

@@ -11,7 +11,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Controller, Node, artefact_in
+from conftest import Node, artefact_in
+from controller import ROOT, Controller
 
 # Of two T4.
 CARDS = 2

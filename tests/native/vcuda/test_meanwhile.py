@@ -92,9 +92,17 @@ def test_a_primary_context_that_another_thread_is_making(tooled: Host, context: 
         assert tooled.charged() == tooled.on_card() == 0
 
 
-def test_who_never_comes_back_from_the_driver_is_waited_for_once(tooled: Host, program: Path) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_who_never_comes_back_from_the_driver(tooled: Host, context: int, program: Path, known: bool) -> None:
+    """Others wait for it once. Its own context is charged where the container knows what one costs; else the watcher
+    names the process, for it is more than that lets pass (64 MiB or 1/16, watch/rule.py)."""
+    if known:
+        tooled.puppet().start().end()
     with Program(tooled, program, "thrown") as running:
         assert running.said() == "0"
+        assert tooled.on_card() == context
+        assert tooled.charged() == (context if known else 0)
+        assert context > max(64 * MIB, context // 16)
 
 
 @pytest.mark.parametrize("hostile", ["", "slow-nvml"])

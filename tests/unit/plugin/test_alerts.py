@@ -95,7 +95,7 @@ def metrics_labels(name: str) -> set[str]:
     one["kind"] = "kubelet"
     seen = {"findings": [{**one, "reason": "no-slot"}], "totals": [], "old_mounts": [one], "looks": 1, "fault": ""}
     status["mounts_unchecked"] = 0
-    seen |= {"unplaced": [{"uuid": "GPU-a", "processes": 1, "bytes": 1}], "sigterm": 0, "sigkill": 0}
+    seen |= {"unplaced": [{"uuid": "GPU-a", "processes": 1, "bytes": 1, "host_bytes": 1}], "sigterm": 0, "sigkill": 0}
     text = metrics.text(status, [{**one, **dict.fromkeys((*figures, *more), 1)}], seen)
     found = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
     return set(found[0].labels)

@@ -91,6 +91,27 @@ def test_memory_that_nobody_accounts_for(watched, known):
     assert watch_setup.notes(watched.watch.state()) == []
 
 
+def test_programs_of_the_host_are_a_figure_and_a_note(watched):
+    """Nobody ends them and they are no stranger's; but no limit counts what they hold. NVIDIA's own server is none."""
+    for pid in (20, 21):
+        watched.proc.add(pid, mnt="mnt:[1]", pid="pid:[2]")
+    watched.proc.add(22, mnt="mnt:[1]", pid="pid:[2]", name="nvidia-cuda-mps-server")
+    watched.card.running[watched.uuid] = {20: 300 * MIB, 21: 600 * MIB, 22: 30 * MIB}
+    assert watched.look(2) == []
+    state = watched.watch.state()
+    assert state.unaccounted == {watched.uuid: 0}
+    assert state.host_bytes == {watched.uuid: 900 * MIB}
+    (note,) = watch_setup.notes(state)
+    assert "900 MiB" in note and note.index("python 21") < note.index("python 20")
+    watched.card.fault = "is lost"
+    watched.look()
+    assert watched.watch.state().host_bytes == {watched.uuid: 900 * MIB}
+    watched.card.fault = ""
+    watched.card.running.clear()
+    watched.look()
+    assert watched.watch.state().host_bytes == {watched.uuid: 0}
+
+
 def test_a_watcher_that_is_blind_is_a_note(watched):
     run(watched, 20, 900 * MIB)
     STATES["all are gone"](watched)

@@ -402,7 +402,7 @@ def test_metrics_are_bounded_by_containers_and_reasons():
         "totals": [{"reason": NO_SLOT, "kind": "kubelet", "count": 3}],
         "looks": 7,
         "old_mounts": [{"allocation": "bbbb", "namespace": "default", "pod": "q", "container": "c", "kind": "kubelet"}],
-        "unplaced": [{"uuid": "GPU-1", "processes": 2, "bytes": 300}],
+        "unplaced": [{"uuid": "GPU-1", "processes": 2, "bytes": 300, "host_bytes": 5}],
         "fault": "blind",
         "sigterm": 1,
         "sigkill": 0,
@@ -414,6 +414,7 @@ def test_metrics_are_bounded_by_containers_and_reasons():
     assert 'vgpu_watch_findings_total{reason="more-memory",kind="static"} 0' in text
     assert 'vgpu_container_old_mounts{allocation="bbbb",namespace="default",pod="q",container="c"} 1' in text
     assert 'vgpu_watch_unplaced{uuid="GPU-1"} 2' in text
+    assert 'vgpu_watch_host_bytes{uuid="GPU-1"} 5' in text
     assert "vgpu_watch_polls_total 7" in text
     assert "vgpu_watch_incomplete 1" in text
     assert "pid" not in text.replace("GPU-1", "")

@@ -56,6 +56,7 @@ TYPES = {
     "vgpu_watch_findings_total": ("counter", "Findings of the watcher since the plugin began, by reason and kind."),
     "vgpu_watch_unplaced": ("gauge", "Processes on the GPU of no container with a slice, and not of the host."),
     "vgpu_watch_unaccounted_bytes": ("gauge", "Memory of the GPU that is held by processes of no allocation."),
+    "vgpu_watch_host_bytes": ("gauge", "Memory of the GPU that is held by programs of the host itself."),
     "vgpu_watch_polls_total": ("counter", "Looks of the watcher at the GPUs since the plugin began."),
     "vgpu_watch_incomplete": ("gauge", "1 where the watcher's last look did not see all."),
     "vgpu_watch_signals_total": ("counter", "Signals that the watcher sent by its policy."),
@@ -186,3 +187,4 @@ def _findings(found: Exposition, watched: Mapping[str, Any]) -> None:
     for one in watched["unplaced"]:
         add("vgpu_watch_unplaced", one["processes"], uuid=one["uuid"])
         add("vgpu_watch_unaccounted_bytes", one["bytes"], uuid=one["uuid"])
+        add("vgpu_watch_host_bytes", one["host_bytes"], uuid=one["uuid"])

@@ -92,4 +92,11 @@ class State:
     shown: Mapping[tuple[str, str], int] = field(default_factory=dict)
     # Bytes by the driver, by GPU, of processes that belong to no allocation that is written down.
     unaccounted: Mapping[str, int] = field(default_factory=dict)
+    # Programs of the host itself, which no slice limits, by GPU.
+    host: Mapping[str, Programs] = field(default_factory=dict)
     programs: Mapping[tuple[str, str], Programs] = field(default_factory=dict)
+
+    @property
+    def host_bytes(self) -> dict[str, int]:
+        """By GPU, what programs of the host hold by the driver."""
+        return {uuid: sum(used for _process, used in seen) for uuid, seen in self.host.items()}

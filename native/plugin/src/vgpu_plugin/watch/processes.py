@@ -55,14 +55,15 @@ class Process:
 @dataclass
 class Placed:
     """Where processes belong: ``owners`` by pid; ``strangers`` live in no container that is known here; ``gone`` cannot
-    be looked at (any more). Those of the host are in none. ``removed``: allocations whose container has a ledger that
-    was removed from the node, which no tenant can do.
+    be looked at (any more); ``host`` are programs of the host itself. ``removed``: allocations whose container has a
+    ledger that was removed from the node, which no tenant can do.
     """
 
     owners: dict[int, frozenset[str]] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
     strangers: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
+    host: set[int] = field(default_factory=set)
 
 
 class Processes:
@@ -121,6 +122,7 @@ class Processes:
                 out.gone.add(pid)
                 continue
             if mounted in host_mounts:
+                out.host.add(pid)
                 continue
             contained = bool(host_pids) and (space not in host_pids or _is_container(self.group(pid)))
             table = self.table(pid) if devices else Table()
@@ -134,6 +136,8 @@ class Processes:
                 self._learn(pid, mine)
             elif contained:
                 hidden.append(pid)
+            else:
+                out.host.add(pid)
         if hidden:
             out.owners |= self._hidden(hidden, devices, pods, host_pids)
             out.strangers = set(hidden) - set(out.owners)

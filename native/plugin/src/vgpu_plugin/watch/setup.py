@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 EVENT = "VgpuWatch"
 # Of events that wait for a slow API server; what is more is in the log and the metrics alone.
 MOST_WAITING = 8
+# Of programs of the host, in a note.
+MOST_NAMED = 3
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +126,8 @@ def programs(seen: Programs) -> list[api.WatchProcess]:
 
 
 def _unplaced(uuid: str, count: int, state: State) -> api.WatchUnplaced:
-    return api.WatchUnplaced(uuid=uuid, processes=count, bytes=min(2**63 - 1, state.unaccounted.get(uuid, 0)))
+    held, hosts = (min(2**63 - 1, by.get(uuid, 0)) for by in (state.unaccounted, state.host_bytes))
+    return api.WatchUnplaced(uuid=uuid, processes=count, bytes=held, host_bytes=hosts)
 
 
 def notes(state: State) -> list[str]:
@@ -136,6 +139,13 @@ def notes(state: State) -> list[str]:
     for uuid, used in sorted(state.unaccounted.items()):
         if used:
             out.append(f"GPU {uuid}: {used >> 20} MiB are held by processes of no allocation; see: vgpuctl watch")
+    for uuid, used in sorted(state.host_bytes.items()):
+        if used:
+            names = ", ".join(f"{process.name} {process.pid}" for process, _used in state.host[uuid][:MOST_NAMED])
+            out.append(
+                f"GPU {uuid}: programs of the host itself hold {used >> 20} MiB that no slice limits ({names}); end "
+                "them, or start them in a slice: vgpuctl run"
+            )
     return out
 
 

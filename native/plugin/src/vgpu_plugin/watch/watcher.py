@@ -17,7 +17,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -44,6 +44,8 @@ TRY_S = 0.004
 # One line and one event for the same finding within this time; the metrics count every one.
 TELL_S = 60.0
 MOST_PAST, MOST_PROCESSES = 64, 16
+# NVIDIA's, of the host; what its clients hold is theirs.
+MPS_SERVER = "nvidia-cuda-mps"
 REMOVED = (
     "the container of allocation {} has files that were removed from the node: only what the driver shows of it is "
     "held against its limit; start it again"
@@ -101,6 +103,7 @@ class Look:
     programs: dict[tuple[str, str], Programs] = field(default_factory=dict)
     unplaced: dict[str, int] = field(default_factory=dict)
     unaccounted: dict[str, int] = field(default_factory=dict)
+    host: dict[str, Programs] = field(default_factory=dict)
     # Allocations whose container has files that were removed from the node.
     removed: set[str] = field(default_factory=set)
     gone: dict[str, set[int]] = field(default_factory=dict)
@@ -185,6 +188,7 @@ class Watch:
                 unplaced=dict(self._last.unplaced),
                 shown=dict(self._last.shown),
                 unaccounted=dict(self._last.unaccounted),
+                host=dict(self._last.host),
                 programs=dict(self._last.programs),
             )
 
@@ -208,6 +212,7 @@ class Watch:
                 if not listed:
                     self._shares.forget(uuid)
                     look.unplaced[uuid] = look.unaccounted[uuid] = 0
+                    look.host[uuid] = ()
                     continue
                 if devices is None:
                     devices = self._devices()
@@ -265,6 +270,8 @@ class Watch:
                 self._old[allocation] = OldMounts(allocation, record.kind)
             elif old is not None:
                 self._old.pop(allocation, None)
+        hosts = [one for one in self._programs(placed.host, listed) if not one[0].name.startswith(MPS_SERVER)]
+        look.host[uuid] = tuple(sorted(hosts, key=lambda one: -one[1]))
         self._nobodys(look, uuid, placed, listed)
         for allocation, took in self._shares.look(uuid, placed.owners, look.records).items():
             if took.too_much:
@@ -275,7 +282,9 @@ class Watch:
         self, allocation: str, placed: Placed, listed: Mapping[int, int | None]
     ) -> tuple[tuple[Process, int], ...]:
         """The processes of a container that are there, with their bytes."""
-        pids = [pid for pid, mine in placed.owners.items() if allocation in mine]
+        return self._programs([pid for pid, mine in placed.owners.items() if allocation in mine], listed)
+
+    def _programs(self, pids: Iterable[int], listed: Mapping[int, int | None]) -> Programs:
         return tuple((one, listed[pid] or 0) for pid in pids if (one := self._processes.process(pid)) is not None)
 
     def _nobodys(self, look: Look, uuid: str, placed: Placed, listed: Mapping[int, int | None]) -> None:
@@ -356,6 +365,7 @@ class Watch:
             for uuid in look.blind:
                 look.unplaced[uuid] = self._last.unplaced.get(uuid, 0)
                 look.unaccounted[uuid] = self._last.unaccounted.get(uuid, 0)
+                look.host[uuid] = self._last.host.get(uuid, ())
                 look.shown.update({key: used for key, used in self._last.shown.items() if key[1] == uuid})
                 look.programs.update({key: one for key, one in self._last.programs.items() if key[1] == uuid})
             self._last = look
