@@ -48,6 +48,8 @@ RENAMED = [
     *OLD_VARIABLES,
     *INTERNAL,
     "upgrade_point",
+    "container_runtime_drop_in_path",
+    "container_runtime_drop_in_text",
     "device_plugin_rivals",
     "device_plugin_rivals_remove",
     "vgpu_watch_looks_total",

@@ -27,7 +27,7 @@ MESSAGES = {
     "watch": api.WatchResponse,
     "resize": api.ResizeResponse,
 }
-KINDS = {bool: "bool", int: "whole number", float: "number", str: "text"}
+KINDS = {bool: "bool", int: "integer", float: "number", str: "text"}
 
 
 def documented() -> dict[str, dict[str, str]]:
@@ -35,7 +35,12 @@ def documented() -> dict[str, dict[str, str]]:
     found = {}
     for part in re.split(r"^## ", (ROOT / "docs" / "vgpuctl.md").read_text(), flags=re.M)[1:]:
         command, _end, table = part.partition("\n")
-        found[command] = dict(re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", table, re.M))
+        fields = dict(re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", table, re.M))
+        # "as `findings[]`": a list of the same fields.
+        for name, like in [(name, kind[4:-1]) for name, kind in fields.items() if kind.startswith("as `")]:
+            del fields[name]
+            fields |= {one.replace(like, name, 1): kind for one, kind in fields.items() if one.startswith(f"{like}.")}
+        found[command] = fields
     return found
 
 
@@ -46,7 +51,7 @@ def of_message(descriptor: Any, before: str = "") -> Iterator[tuple[str, str]]:
             yield from of_message(field.message_type, f"{name}.")
         else:
             kinds = {field.CPPTYPE_STRING: "text", field.CPPTYPE_BOOL: "bool", field.CPPTYPE_DOUBLE: "number"}
-            yield name, kinds.get(field.cpp_type, "whole number")
+            yield name, kinds.get(field.cpp_type, "integer")
 
 
 def of_value(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
