@@ -31,17 +31,24 @@ KINDS = {bool: "bool", int: "integer", float: "number", str: "text"}
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Command → field → type."""
+    """Command → field → type. A row: the object, – the outermost, the type, its fields with notes in brackets."""
     found = {}
     for part in re.split(r"^## ", (ROOT / "docs" / "vgpuctl.md").read_text(), flags=re.M)[1:]:
         command, _end, table = part.partition("\n")
-        fields = dict(re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", table, re.M))
-        # "as `findings[]`": a list of the same fields.
-        for name, like in [(name, kind[4:-1]) for name, kind in fields.items() if kind.startswith("as `")]:
-            del fields[name]
-            fields |= {one.replace(like, name, 1): kind for one, kind in fields.items() if one.startswith(f"{like}.")}
+        fields: dict[str, str] = {}
+        for row in re.findall(r"^\| (?:–|`([^`]+)`) \| ([^|]+) \| (.+) \|$", table, re.M):
+            fields |= of_row(*row, fields)
         found[command] = fields
     return found
+
+
+def of_row(place: str, kind: str, cell: str, before: dict[str, str]) -> dict[str, str]:
+    if kind.startswith("as `"):
+        # A list of the same fields as the one before.
+        like = kind[4:-1]
+        return {one.replace(like, place, 1): what for one, what in before.items() if one.startswith(f"{like}.")}
+    names = re.findall(r"`([^`]+)`", re.sub(r"\([^()]*\)", "", cell))
+    return {f"{place}.{name}" if place else name: kind for name in names}
 
 
 def of_message(descriptor: Any, before: str = "") -> Iterator[tuple[str, str]]:
