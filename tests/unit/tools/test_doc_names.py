@@ -287,4 +287,4 @@ def test_operations_say_how_long_a_killed_check_holds_a_slice() -> None:
 
     options = yaml.safe_load(vgpu_isolation.DOCUMENTATION)["options"]
     minutes = (vgpu_isolation.MOST_RUNS * options["timeout"]["default"] + 60) // 60
-    assert f"where it was killed by itself after {minutes} minutes" in read("docs/operations.md")
+    assert f"that of a killed check after {minutes} minutes" in read("docs/operations.md")
