@@ -256,7 +256,7 @@ void sim_group_forget(void)
     memset(state->limits, 0, sizeof state->limits);
     memset(state->links, 0, sizeof state->links);
     memset(state->stale_limit, 0, sizeof state->stale_limit);
-    state->link_count = state->drop_next_limit = state->dead_creators = 0;
+    state->link_count = state->drop_next_limit = state->dead_creators = state->forked_children = 0;
 }
 
 /* ---- what NVML asks ---------------------------------------------------------------------------------------------- */

@@ -360,6 +360,48 @@ print(json.dumps({"alive": int(answers[:1]), "dead": int(answers[1:])}))
 """
 
 
+# The child of a process that opened the driver asks by the driver API for 50 MiB while that lives, and after its end.
+FORKED = """
+import json, os, sys, time
+sys.path.insert(0, sys.argv[2])
+from cuda_program import Driver
+read, write = os.pipe()
+if os.fork() == 0:
+    cu = Driver(sys.argv[1])
+    cu.context()
+    creator = os.getpid()
+    if os.fork() == 0:
+        os.write(write, b"%d" % cu.try_alloc(50 << 20))
+        os._exit(0)
+    os.wait()
+    if os.fork() == 0:
+        while os.getppid() == creator:
+            time.sleep(0.01)
+        os.write(write, b"%d" % cu.try_alloc(1000 << 20))
+        os._exit(0)
+    os._exit(0)
+os.close(write)
+answers = b""
+while len(answers) < 2 and (more := os.read(read, 2)):
+    answers += more
+print(json.dumps([int(answers[:1]), int(answers[1:])]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("forked", "dead", "answers"),
+    [("off", "off", [3, 3]), ("off", "on", [3, 3]), ("on", "off", [0, 2]), ("on", "on", [0, 0])],
+)
+def test_a_forked_child_and_the_driver_api(limited, group, forked, dead, answers):
+    """A real libcuda refuses it; with its own calls of the kernel a program could go on, and so it can here."""
+    on = limited()
+    on.set(group("g"), 300 * MIB)
+    on.host.ctl("forked-child", forked)
+    on.host.ctl("dead-creator", dead)
+    program = [sys.executable, "-c", FORKED, str(LIBRARY / "libcuda.so.1"), str(Path(__file__).parent)]
+    assert json.loads(on.host.run(*enter(group("g")), *program).stdout) == answers
+
+
 def test_older_drivers_lack_both_names():
     for folder, there in (("gpusim", False), ("gpusim-615", True)):
         library = ctypes.CDLL(str(BUILD.parent / folder / "libnvidia-ml.so.1"))
