@@ -351,6 +351,7 @@ struct sim_state {
     uint32_t drop_next_limit;  /* the next set is answered with success and not applied */
     uint32_t dead_creators;    /* what is asked for in the name of a dead process is granted */
     uint32_t forked_children;  /* a forked child may go on with the driver that its parent opened */
+    uint32_t anybody_limits;   /* a set asks for no capability */
     uint64_t link_count;
     uint64_t stale_limit[SIM_MAX_GPUS]; /* misc: what the next group inherits that has no limit; 0: nothing */
     struct sim_limit limits[SIM_LIMITS];

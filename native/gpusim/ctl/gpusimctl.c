@@ -25,6 +25,7 @@ static const char usage[] =
     "  memacct-stale GPU MIB        let the next group without a limit inherit one, as misc may\n"
     "  dead-creator on|off          grant what is asked for in the name of a process that is dead\n"
     "  forked-child on|off          let a forked child go on with the driver that its parent opened\n"
+    "  limits-by-anybody on|off     let processes without CAP_SYS_ADMIN set memory limits\n"
     "  clock real|manual|auto       which clock rules; clock advance MS moves a manual one; clock shows it\n"
     "GPU is an index or a UUID. GPUSIM_STATE and GPUSIM_PROFILE name the host's files.\n";
 
@@ -181,6 +182,8 @@ int main(int argc, char **argv)
         return switch_command(argc, argv, &sim_state()->dead_creators);
     if (!strcmp(argv[0], "forked-child"))
         return switch_command(argc, argv, &sim_state()->forked_children);
+    if (!strcmp(argv[0], "limits-by-anybody"))
+        return switch_command(argc, argv, &sim_state()->anybody_limits);
     if (!strcmp(argv[0], "memacct-drop-next") || !strcmp(argv[0], "memacct-forget")) {
         sim_lock();
         if (!strcmp(argv[0], "memacct-forget"))

@@ -267,6 +267,13 @@ def test_who_may(limited, group):
     ]
 
 
+def test_a_driver_that_asks_for_no_capability(limited, group):
+    on = limited()
+    on.host.ctl("limits-by-anybody", "on")
+    ordinary = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
+    assert on.ask(("set", 0, group("g"), 0, 300 * MIB), prefix=ordinary) == [[0, 300 * MIB, 0]]
+
+
 def test_a_card_in_mig_mode(limited, group):
     on = limited()
     on.host.write(PROFILE.format("misc", on.root) + "[gpu]\nmodel = A100-40GB\n")
