@@ -43,7 +43,7 @@ MOST = {
     "vcuda_archive": 1,
     "vcuda_library": 4,
     "vgpu_capacity_info": 14,  # one of them: the GPUs that are lost
-    "vgpu_isolation": 20,  # one of them: the limits that the driver itself enforces
+    "vgpu_isolation": 20,  # five of them: the limits that the driver itself enforces
     "desired_state": 0,
 }
 

@@ -35,6 +35,7 @@ from .kubelet.registration import Registration
 from .kubelet.registrations import Registrations
 from .kubelet.service import DevicePlugin
 from .node import podresources
+from .node.driver_load import DriverLoad
 from .node.gauges import Cached
 from .node.gpus import Gpu, GpuSource
 from .node.paths import Paths
@@ -160,6 +161,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     changes = Reconfiguration(
         setup.choice, settings, source, allocator, lambda: leases.in_use() | static_slices.in_use(), last_offer
     )
+    changes.loaded_again = DriverLoad(paths.sys_root, lambda: driver_limits.lost).again
     health = _health(setup, source, changes, pool)
     changes.after.append(static_slices.configure)
     changes.after.append(lambda now, _driver: registrations.bring_in_line(resources(pool, now)))

@@ -68,6 +68,8 @@ class DriverLimits:
         self._enforcement = enforcement
         self.state: tuple[Status, ...] = ()
         self.repaired = 0
+        # Limits that were set and that the driver did not have any more, as after a reload of the driver.
+        self.lost = 0
         # Containers that started without the driver's limit, and why: by allocation.
         self.without: dict[str, str] = {}
         # Called with an allocation and a sentence where a limit was lost or cannot be set.
@@ -129,6 +131,7 @@ class DriverLimits:
         before = self._now(active, uuid)
         if before is not None and (before.soft, before.hard) == (0, expected):
             return Status(active.allocation, uuid, expected, before.hard, before.used)
+        self.lost += before is None or before.hard == UNLIMITED
         why = "it is below what is in use, or the driver dropped it"
         try:
             self._source.limit_group(uuid, active.group, expected)
