@@ -161,7 +161,6 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     changes = Reconfiguration(
         setup.choice, settings, source, allocator, lambda: leases.in_use() | static_slices.in_use(), last_offer
     )
-    changes.loaded_again = DriverLoad(paths.sys_root, lambda: driver_limits.lost).again
     health = _health(setup, source, changes, pool)
     changes.after.append(static_slices.configure)
     changes.after.append(lambda now, _driver: registrations.bring_in_line(resources(pool, now)))
@@ -175,7 +174,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     static_slices.stale, collector.alive, resizer.shown = watch.stale, watch.alive, watch.surely_holds
     pod_resizes = _pod_resizes(setup, pods, records, resizer, sizer, changes)
     changes.more_notes += [lambda: notes(watch.state()), driver_limits.notes]
-    resizer.enforce = driver_limits.apply
+    resizer.enforce, changes.loaded_again = driver_limits.apply, DriverLoad(paths.sys_root, driver_limits.count).again
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
     admin = Admin(pool, allocator, leases, claims.registration if claims else registrations, changes, containers)
     admin.resizing, admin.driver_limits = Resizing(pool, resizer, pods, holders), driver_limits

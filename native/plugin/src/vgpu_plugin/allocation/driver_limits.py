@@ -135,6 +135,10 @@ class DriverLimits:
             with contextlib.suppress(GpuError):
                 self._source.limit_group(uuid, active.group, UNLIMITED)
 
+    def count(self) -> int:
+        """Of limits that the driver lost."""
+        return self.lost
+
     def notes(self) -> list[str]:
         """What a person should know."""
         verdict = self._enforcement.verdict
