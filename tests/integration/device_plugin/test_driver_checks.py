@@ -18,6 +18,7 @@ import pytest
 
 from .conftest import BUILD, RealNode, until
 from .conftest import ROOT as SOURCES
+from .test_driver_limits import CGROUPS, SLICE_MIB, furnish
 
 sys.path.insert(0, str(SOURCES / "tests/native"))
 
@@ -212,3 +213,49 @@ def test_no_driver_on_the_host(place, group) -> None:  # noqa: F811
     found = on.check(group("c"), NAMES, on.container(group("c"), ORDINARY))
     assert found["driver-refuses"]["verdict"] == found["managed-raw"]["verdict"] == "not-run", found
     assert "libcuda.so.1" in found["driver-refuses"]["detail"]
+
+
+# --- the isolation check on a node, with a stand-in for the engine ------------------------------------------------
+
+
+def of_module(node: RealNode, groups: Path, names: list[str], hooks: bool = True, beside: bool = False) -> dict:
+    words = {"socket": str(node.socket), "vgpuctl": str(node.vgpuctl_program), "cgroup_root": str(CGROUPS)}
+    words |= {"cdi": str(node.folder / "cdi" / "vgpu-vgpu.fleet-gpu.json"), "groups": str(groups)}
+    words |= {"hooks": hooks, "names": names, "beside": beside}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("group_runner.py")), json.dumps(words)],
+        env={**node.environment, "PYTHONPATH": str(SOURCES / ".build" / "collections")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {one["name"]: one for one in json.loads(done.stdout)}
+
+
+@BOTH
+def test_a_slice_of_a_node(node_at_rest: RealNode, group, backend: str) -> None:  # noqa: F811
+    """The plugin's CDI file and hook: the limit of a new group, a neighbour's too, and all that is tried in between."""
+    furnish(node_at_rest, backend)
+    node_at_rest.start()
+    found = of_module(node_at_rest, group(), [], beside=True)
+    assert {name: one["verdict"] for name, one in found.items()} == {
+        **dict.fromkeys(["driver-limit-restart", *NAMES, "driver-limit-beside"], "passed"),
+        "driver-limit-root": "open",  # the stand-in has all capabilities
+        "managed-raw": "open",
+        "dead-creator": "not-run",
+    }, found
+    assert int(found["driver-refuses"]["found"]) > (SLICE_MIB - 3) * MIB
+    assert node_at_rest.vgpuctl("status")["allocations"] == []
+
+
+@pytest.mark.parametrize("fault", ["no hook of CDI", "a hook that does nothing"])
+def test_a_start_without_a_limit_turns_the_check_red(node_at_rest: RealNode, group, fault: str) -> None:  # noqa: F811
+    """The plugin claims that the driver enforces; the container's group shows nothing of it."""
+    furnish(node_at_rest, "dmem")
+    node_at_rest.start()
+    if fault == "a hook that does nothing":
+        (node_at_rest.folder / "lib" / "current" / "vgpu-limit-hook").resolve().write_text("#!/bin/sh\nexit 0\n")
+    found = of_module(node_at_rest, group(), ["driver-limit-restart"], hooks=fault != "no hook of CDI")
+    assert {name: one["verdict"] for name, one in found.items()} == {"driver-limit-restart": "violated"}, found
+    assert "is claimed: the driver has no limit" in found["driver-limit-restart"]["detail"]
