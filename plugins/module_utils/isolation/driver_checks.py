@@ -92,15 +92,26 @@ class Tenant:
             raise TenantError(f"a tenant without our library: {answer.get('call', word)} answers {answer['code']}")
         return answer
 
+    def granted(self, word: str, **more: Any) -> bool:
+        """False where it was refused for want of memory."""
+        answer = self.ask(word, **more)
+        if answer["code"] not in (0, driver_verdicts.OUT_OF_MEMORY):
+            raise TenantError(f"a tenant without our library: {answer.get('call', word)} answers {answer['code']}")
+        return bool(answer["code"] == 0)
+
     def _why(self) -> str:
         self.end()
         said = " ".join(self._process.stderr.read().split())[-200:]
         return f"a tenant without our library ended: {said or self._process.returncode}"
 
     def end(self) -> None:
-        """Its children too: they are in its session, and hold what it took."""
+        """Its child too: it is in its session, and holds what it took until it is gone."""
+        deadline = time.monotonic() + GONE_S
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, 9)
+            while time.monotonic() < deadline:
+                os.killpg(self._process.pid, 9)
+                self._process.poll()
+                time.sleep(0.01)
         self._process.wait()
 
 
@@ -174,7 +185,7 @@ class DriverChecks:
         return driver_verdicts.of_sum(name, self._claimed, hard, self._fill(group, [group], hard, full))
 
     def children(self, group: str, hard: int) -> dict[str, Any]:
-        """Two tenants in two groups below the container's: the first takes half, the second all that it gets."""
+        """Two tenants in two groups below the container's: the first takes a quarter, the second all that it gets."""
         name = driver_verdicts.CHILDREN
         try:
             with children(group, 2) as below:
@@ -190,9 +201,11 @@ class DriverChecks:
         try:
             with tenants(*groups) as made:
                 for place, one in enumerate(made):
-                    one.must("open", uuid=self._uuid)
+                    # A context that no longer fits was refused as memory is.
+                    if not one.granted("open", uuid=self._uuid):
+                        continue
                     last = place == len(made) - 1
-                    taken += one.must("fill", most=hard + BEYOND - taken if last else hard // 2)["taken"]
+                    taken += one.must("fill", most=hard + BEYOND - taken if last else hard // 4)["taken"]
                 total, on_card = self._account.card()
                 used, room = self._account.used(group), max(0, total - on_card)
                 if full is not None:

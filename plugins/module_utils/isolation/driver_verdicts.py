@@ -104,6 +104,8 @@ def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
         return check(name, VIOLATED, wanted, most, "bytes", told)
     if found.fault:
         return check(name, NOT_RUN, wanted, "", "bytes", found.fault)
+    if not most:
+        return check(name, NOT_RUN, wanted, most, "bytes", f"{claimed}: not even a context was granted")
     if most + SLACK < hard and found.room < SLACK:
         return check(name, NOT_RUN, wanted, most, "bytes", f"{told}; the card had no more room, so no limit was met")
     return check(name, PASSED, wanted, most, "bytes", f"{told}, and refused the rest")

@@ -122,9 +122,9 @@ def test_a_driver_that_keeps_its_word(place, group, backend: str) -> None:  # no
         "managed-raw": "open",
         "dead-creator": "not-run",
     }, found
-    # All but the least piece that the driver deals in was had: it is the limit that refused.
+    # All but less than two of the least pieces for each tenant was had: it is the limit that refused.
     for name in ("driver-refuses", "driver-limit-children"):
-        assert HARD - 2 * MIB <= int(found[name]["found"]) <= HARD, found[name]
+        assert HARD - 8 * MIB <= int(found[name]["found"]) <= HARD, found[name]
     assert found["managed-raw"]["found"] == "0"
     assert f"{64 * MIB} came to the card" in found["managed-raw"]["detail"]
     assert "raw ioctl is not tried" in found["dead-creator"]["detail"]

@@ -132,6 +132,7 @@ SUMS = [
     (Sum(300 * MIB, 400 * MIB, 10 * MIB), "not-run", "the card had no more room"),
     (Sum(300 * MIB, 400 * MIB, 4000 * MIB), "passed", "refused the rest"),  # stricter than promised is not past it
     (Sum(fault="no libcuda"), "not-run", "no libcuda"),
+    (Sum(0, 0, 4000 * MIB), "not-run", "not even a context"),
 ]
 
 
