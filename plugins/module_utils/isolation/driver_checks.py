@@ -64,7 +64,7 @@ class Tenant:
     def __init__(self, group: str, python: str = sys.executable) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         self._process: Any = subprocess.Popen(
-            [python, "-c", source(), group],
+            [python, "-I", "-c", source(), group],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -89,26 +89,26 @@ def of_bypass(one: dict[str, Any], claimed: str, hard: int | None = None, most: 
     granted = int(one["found"]) if str(one["found"]).isdigit() else 0
     if hard is None or most is None:
         return dict(one, verdict=VIOLATED, detail=f"{one['detail']}; {claimed} is claimed and refused nothing")
-    told = f"{one['detail']}; the sum of its group was {most} bytes, the driver's limit is {hard}"
+    report = f"{one['detail']}; the sum of its group was {most} bytes, the driver's limit is {hard}"
     if most < granted:
-        return dict(one, verdict=VIOLATED, detail=f"{told}: what it was granted was not counted")
+        return dict(one, verdict=VIOLATED, detail=f"{report}: what it was granted was not counted")
     verdict = VIOLATED if most > hard else PASSED
-    return check(one["name"], verdict, f"a sum of at most {hard}", most, "bytes", f"{told} ({claimed})")
+    return check(one["name"], verdict, f"a sum of at most {hard}", most, "bytes", f"{report} ({claimed})")
 
 
 def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
     """What tenants without our library got together against the hard limit of their group."""
     wanted, most = f"at most {hard}", max(found.taken, found.used)
-    told = f"{claimed}: {found.taken} bytes were granted, the driver counts {found.used}"
+    report = f"{claimed}: {found.taken} bytes were granted, the driver counts {found.used}"
     if most > hard:
-        return check(name, VIOLATED, wanted, most, "bytes", told)
+        return check(name, VIOLATED, wanted, most, "bytes", report)
     if found.fault:
         return check(name, NOT_RUN, wanted, "", "bytes", found.fault)
     if not most:
         return check(name, NOT_RUN, wanted, most, "bytes", f"{claimed}: not even a context was granted")
     if most + SLACK < hard and found.room < SLACK:
-        return check(name, NOT_RUN, wanted, most, "bytes", f"{told}; the card had no more room, so no limit was met")
-    return check(name, PASSED, wanted, most, "bytes", f"{told}, and refused the rest")
+        return check(name, NOT_RUN, wanted, most, "bytes", f"{report}; the card had no more room, so no limit was met")
+    return check(name, PASSED, wanted, most, "bytes", f"{report}, and refused the rest")
 
 
 def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, Any]:
@@ -132,12 +132,12 @@ def of_managed(claimed: str, found: Deltas) -> dict[str, Any]:
     if 100 * found.ordinary < SHOWN_PERCENT * found.size:
         detail = f"{claimed}: not even ordinary memory is charged to the group"
         return check(MANAGED, VIOLATED, wanted, found.ordinary, "bytes", detail)
-    told = f"{claimed}: of {found.size} bytes of managed memory {found.card} came to the card"
+    report = f"{claimed}: of {found.size} bytes of managed memory {found.card} came to the card"
     if 100 * found.group >= SHOWN_PERCENT * found.size:
-        return check(MANAGED, PASSED, wanted, found.group, "bytes", told)
+        return check(MANAGED, PASSED, wanted, found.group, "bytes", report)
     if 100 * found.card < SHOWN_PERCENT * found.size:
-        return check(MANAGED, NOT_RUN, wanted, found.group, "bytes", told)
-    detail = f"{told}, past every limit of the driver; our library, where a program has it, counts them"
+        return check(MANAGED, NOT_RUN, wanted, found.group, "bytes", report)
+    detail = f"{report}, past every limit of the driver; our library, where a program has it, counts them"
     return check(MANAGED, OPEN, wanted, found.group, "bytes", detail)
 
 
@@ -164,9 +164,9 @@ def of_beside(claimed: str, filled: dict[str, Any], seen: dict[str, tuple[int, i
     wanted = "the neighbour's limit and account unchanged"
     if len(seen) < len(("before", "while", "after")):
         return check(BESIDE, NOT_RUN, wanted, "", detail=filled["detail"])
-    told = "; ".join(f"{when} soft {one[0]}, hard {one[1]}, used {one[2]}" for when, one in seen.items())
+    report = "; ".join(f"{when} soft {one[0]}, hard {one[1]}, used {one[2]}" for when, one in seen.items())
     if len(set(seen.values())) > 1:
-        return check(BESIDE, VIOLATED, wanted, told, "bytes", f"{claimed}: {filled['detail']}")
+        return check(BESIDE, VIOLATED, wanted, report, "bytes", f"{claimed}: {filled['detail']}")
     if filled["verdict"] != PASSED:
-        return check(BESIDE, filled["verdict"], wanted, told, "bytes", f"this slice: {filled['detail']}")
-    return check(BESIDE, PASSED, wanted, told, "bytes", claimed)
+        return check(BESIDE, filled["verdict"], wanted, report, "bytes", f"this slice: {filled['detail']}")
+    return check(BESIDE, PASSED, wanted, report, "bytes", claimed)
