@@ -224,6 +224,10 @@ plugin_warnings:
   returned: always
   type: list
   elements: str
+memory_enforcement:
+  description: Who refuses memory over the limit, and why so, as the device plugin says; empty where it does not.
+  returned: always
+  type: str
 missing:
   description: Sources that did not answer, each with the reason; of what they alone know nothing is said.
   returned: always

@@ -101,6 +101,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
         "drift": drift,
         "notes": [],
         "plugin_warnings": [],
+        "memory_enforcement": str((seen["plugin"] or {}).get("memory_enforcement_reason") or ""),
         "missing": missing(seen),
     }
     drift += capacity_running.wanted(seen.get("wanted_text"), seen.get("base_text"), seen.get("base_path") or "")

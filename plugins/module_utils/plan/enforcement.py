@@ -28,21 +28,24 @@ def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
         return None
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
     vcuda = (desired["node_config"].get("sharing") or {}).get("vcuda") or {}
-    found = rule.decide(requested, facts(desired, state), desired["sharing"], bool(vcuda.get("countContext", True)))
-    return found._replace(why=NOT_YET) if found.why == rule.NOT_TRIED else found
+    host = facts(desired, state)
+    found = rule.decide(requested, host, desired["sharing"], bool(vcuda.get("countContext", True)))
+    if found.why == rule.NOT_TRIED:
+        return found._replace(why=NOT_YET + host.parts())
+    return found._replace(why=found.why + host.parts()) if found.by_driver else found
 
 
 def faults(desired: dict[str, Any], found: Verdict | None) -> list[str]:
     """Why the run must stop: the driver alone may enforce, and it is known that it cannot."""
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
-    if found is None or requested != DRIVER or found.by_driver or found.why == NOT_YET:
+    if found is None or requested != DRIVER or found.by_driver or found.why.startswith(NOT_YET):
         return []
     way_out = "change that, or set vgpu_memory_enforcement: auto"
     return [f"device_plugin: vgpu_memory_enforcement is driver, and {found.why}; {way_out}"]
 
 
 def facts(desired: dict[str, Any], state: dict[str, Any]) -> Facts:
-    driver = state.get("driver") or {}
+    driver, starts = state.get("driver") or {}, state.get("oci_runtime") or {}
     return Facts(
         branch=_branch(desired, state),
         modules="proprietary" if driver.get("open_module") is False else "",
@@ -56,6 +59,9 @@ def facts(desired: dict[str, Any], state: dict[str, Any]) -> Facts:
         cgroup2=bool(driver.get("cgroup2", True)),
         handover=_handover(state),
         probed=_probed(state),
+        controllers=driver.get("controllers"),
+        engine=str(starts.get("engine") or ""),
+        runtime=str(starts.get("runtime") or ""),
     )
 
 

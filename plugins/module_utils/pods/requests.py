@@ -24,6 +24,8 @@ from .resources import CARD, MIB, PERCENT, SLICE, UNITS, Ask, Config, Memory
 
 __all__ = ("Ask", "Card", "Config", "DialectError", "Memory", "PodAsk", "Preferences", "Size", "read_pod", "size_on")
 
+# Of NVIDIA's toolkit from 1.20 on: limits of the driver, which image and pod may set. A tenant's word is no request.
+VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 FAMILY = {"hami": "nvidia", "nvidia": "nvidia", "4paradigm": "nvidia"}
 
 
@@ -89,6 +91,7 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
             ask = pod_resources.read_container(container, where, labels, config, findings, mine)
             if ask is not None:
                 asks.append(ask._replace(init=init, sidecar=sidecar))
+                findings += _variables(container, where, config)
     _one_dialect(asks, findings)
     _gpu_count_of_one_container(asks, labels, findings)
     preferences = read_preferences(annotations, findings)
@@ -173,6 +176,18 @@ def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:
                 message = "a privileged container sees every GPU of the node without a limit; leave it out"
                 findings.append(error(where, message))
     return findings
+
+
+def _variables(container: dict[str, Any], where: str, config: Config) -> list[Finding]:
+    """Variables that look like a request and are none."""
+    message = f"is no request, and raises no limit here; ask by {config.memory}"
+    env = container.get("env")
+    rows = [one if isinstance(one, dict) else {} for one in env] if isinstance(env, list) else []
+    return [
+        warning(f"{where}.env[{n}]", f"{one['name']} {message}")
+        for n, one in enumerate(rows)
+        if one.get("name") in VARIABLES
+    ]
 
 
 def _one_dialect(asks: list[Ask], findings: list[Finding]) -> None:

@@ -23,7 +23,7 @@ MOST = {
     "driver_setup": 5,
     "engine_choice": 10,  # auto: the kubelet that runs, its version, and the text of a file for CRI-O, k3s and RKE2
     "gpu_info": 3,
-    "host_state": 21,
+    "host_state": 22,
     "kube_capacity_info": 3,
     "kube_cluster_info": 5,  # it also says which images of the nodes are missing
     "kube_device_plugin": 4,
@@ -43,7 +43,7 @@ MOST = {
     "vcuda_archive": 1,
     "vcuda_library": 4,
     "vgpu_capacity_info": 14,  # one of them: the GPUs that are lost
-    "vgpu_isolation": 16,  # one of them: the limits that the driver itself enforces
+    "vgpu_isolation": 20,  # five of them: the limits that the driver itself enforces
     "desired_state": 0,
 }
 

@@ -35,6 +35,7 @@ from .kubelet.registration import Registration
 from .kubelet.registrations import Registrations
 from .kubelet.service import DevicePlugin
 from .node import podresources
+from .node.driver_load import DriverLoad
 from .node.gauges import Cached
 from .node.gpus import Gpu, GpuSource
 from .node.paths import Paths
@@ -173,7 +174,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     static_slices.stale, collector.alive, resizer.shown = watch.stale, watch.alive, watch.surely_holds
     pod_resizes = _pod_resizes(setup, pods, records, resizer, sizer, changes)
     changes.more_notes += [lambda: notes(watch.state()), driver_limits.notes]
-    resizer.enforce = driver_limits.apply
+    resizer.enforce, changes.loaded_again = driver_limits.apply, DriverLoad(paths.sys_root, driver_limits.count).again
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
     admin = Admin(pool, allocator, leases, claims.registration if claims else registrations, changes, containers)
     admin.resizing, admin.driver_limits = Resizing(pool, resizer, pods, holders), driver_limits

@@ -209,7 +209,8 @@ class Admin:
 
     def Lease(self, request: api.LeaseRequest) -> api.LeaseResponse:
         at_most = AtMost(request.memory_bytes, request.sm_percent)
-        terms = Terms(request.kind or LEASE, request.holder, request.engine, request.gpus or 1, at_most)
+        kind, gpus = request.kind or LEASE, request.gpus or 1
+        terms = Terms(kind, request.holder, request.engine, gpus, at_most, request.by_cdi)
         answer = self._leases.lease(request.uuid, request.ttl_s, terms)
         return api.LeaseResponse(allocation=answer.allocation, ids=answer.slice_ids, answer=to_message(answer))
 

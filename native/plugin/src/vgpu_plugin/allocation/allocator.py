@@ -121,6 +121,8 @@ class Allocator:
             if kind == KUBELET:
                 given, pieces = self._given(ids, pieces)
             self.enforcement.refuse_unproved()
+            if kind == KUBELET and not self.hand_over.by_cdi:
+                self.enforcement.refuse_without_hook("a pod of this node")
             self._admit(pieces, kind)
             record = replace(self._record(kind, ids, given, pieces, at_most), **lease)
             self._persist(record)

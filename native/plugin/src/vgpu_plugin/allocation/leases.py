@@ -40,13 +40,16 @@ ALL = AtMost()
 
 @dataclass(frozen=True)
 class Terms:
-    """Whose a lease is, and of how much. ``engine``: docker or podman, which has the container."""
+    """Whose a lease is, and of how much. ``engine``: docker or podman, which has the container; ``by_cdi``: whether it
+    gets its GPU by CDI.
+    """
 
     kind: str = LEASE
     holder: str = ""
     engine: str = ""
     gpus: int = 1
     at_most: AtMost = ALL
+    by_cdi: bool = False
 
     def refuse_bad(self, of_one_gpu: bool) -> None:
         """Raises BadRequest."""
@@ -109,6 +112,9 @@ class Leases:
         if uuid and uuid not in known:
             raise Unknown(f"this node has no GPU {uuid}; it has {', '.join(known) or 'none'}")
         terms.refuse_bad(bool(uuid))
+        if terms.kind != LEASE and not terms.by_cdi:
+            what = "this container" if terms.kind == CONTAINER else "a program outside containers"
+            self._allocator.enforcement.refuse_without_hook(what)
         with self._one_at_a_time:
             chosen: list[str] = []
             try:
