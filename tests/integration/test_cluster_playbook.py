@@ -173,8 +173,10 @@ def test_check_mode_says_so_too(person, cluster):
     assert run.code != 0 and "the API server would refuse" in run.output, run.output
 
 
-def test_hosts_of_two_clusters_are_not_one(person):
-    run = person(group="a2", vgpu_kubeconfig="/other/kubeconfig")
+def test_hosts_of_two_clusters_are_not_one(person, tmp_path):
+    other = tmp_path / "other"
+    other.touch()
+    run = person(group="a2", vgpu_kubeconfig=str(other))
     assert run.code != 0 and "the hosts of this play differ in" in run.output, run.output
     assert "-e site_hosts=GROUP" in run.output
 
