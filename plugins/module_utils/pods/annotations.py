@@ -148,10 +148,13 @@ def read_plan(text: str) -> tuple[Part, ...]:
                 raise PlanError(
                     f"{where}.gpus: expected a list of [UUID, MiB, percent], found [{uuid}, {memory}, {cores}]"
                 )
-        burst = one.get("burst", [0] * len(devices))
-        if not isinstance(burst, list) or len(burst) != len(devices) or not all(_whole(n, 0, MAX_MIB) for n in burst):
-            raise PlanError(f"{where}.burst: expected {len(devices)} whole numbers of MiB")
-        parts.append(Part(one["name"], kind, tuple(Device(*each, n) for each, n in zip(devices, burst))))
+        found = tuple(Device(*each) for each in devices)
+        if "burst" in one:
+            burst = one["burst"]
+            if not isinstance(burst, list) or not all(_whole(n, 0, MAX_MIB) for n in burst) or len(burst) != len(found):
+                raise PlanError(f"{where}.burst: expected {len(found)} whole numbers of MiB")
+            found = tuple(device._replace(burst_mib=n) for device, n in zip(found, burst))
+        parts.append(Part(one["name"], kind, found))
     for uuid, use in use_of(parts).items():
         if use.memory_mib > MAX_MIB:
             raise PlanError(f"containers: {use.memory_mib} MiB of {uuid}; expected at most {MAX_MIB} together")
