@@ -24,7 +24,7 @@ NODE = "system:node:"
 def manifests(writers: Mapping[str, Sequence[str]], fixed: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The policy and its binding, in the order in which they are applied; removed in the other. ``writers``: annotation
     → users that may write it. Nodes may write all of them, for the kubelet's own credentials are a device plugin's.
-    ``fixed``: those that whoever creates a pod may give it, and nobody changes later."""
+    ``fixed``: those that the creator of a pod may give it, and that no user changes later."""
     meta: dict[str, Any] = {"name": NAME, "labels": {"app.kubernetes.io/name": NAME}}
     names, kept = sorted(writers), sorted(fixed)
     has = " || ".join(_has(one, name) for one in _BOTH for name in (*names, *kept))
