@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from vgpu_plugin._shared.pods.annotations import Device
 from vgpu_plugin.allocation import sizing
 from vgpu_plugin.allocation.burst import PATIENCE_S, Burst, Holder, spread
+from vgpu_plugin.allocation.leases import Leases
 from vgpu_plugin.allocation.sizing import Bounds
-from vgpu_plugin.errors import NotNow, Refused
+from vgpu_plugin.errors import NoFreeSlice, NotNow, Refused
 
 from .test_allocation_resizer import MIB, REQUESTED, Ground
 
@@ -235,6 +236,24 @@ def test_what_grew_meanwhile_keeps_its_limit_until_the_next_look(ground):
     with pytest.raises(NotNow, match="still in use"):
         here.comes(1, 9360)
     assert here.mib(one) == [11000]
+
+
+def test_a_lease_gets_what_is_free_and_ends_nobody(ground):
+    """It was promised nothing: a slice with an OOM killer keeps what it uses."""
+    here = ground()
+    leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
+    one = here.pod(0, 2000, 20000, 15360, oom_killer=True)
+    pid = here.holds(one, 13000)
+    with pytest.raises(NoFreeSlice):
+        leases.lease(here.first.uuid)
+    assert here.mib(one) == [13000] and not here.resizer.leaving(one)
+    here.end(pid)
+    lease = leases.lease(here.first.uuid)
+    assert here.sizes(lease.allocation) == [(3840, 100)]
+    assert here.mib(one) == [11520]
+    leases.release(lease.allocation)
+    here.burst.poll()
+    assert here.mib(one) == [15360]
 
 
 def test_init_container_and_container_share_a_slice(ground):

@@ -101,14 +101,17 @@ class Burst:
     def _waits(self) -> list[tuple[str, tuple[dict[str, Bounds], float]]]:
         return [entry for entry in self._waiting.items() if entry[1][1] > self._now()]
 
-    def give_back(self, allocation: str, wanted: Mapping[str, Bounds]) -> None:
+    def give_back(self, allocation: str, wanted: Mapping[str, Bounds], promised: bool = True) -> None:
         """Has the burst memory given back that is in the way of what an allocation was promised, as far as it is free
-        or the OOM killer's rule of a slice takes it. What is not waits, and no burst grows meanwhile."""
+        or the OOM killer's rule of a slice takes it. What is not waits, and no burst grows meanwhile. For what nobody
+        was ``promised`` no process ends."""
         with self._records.lock:
+            if not self._bursts():
+                return
             self._waiting[allocation] = dict(wanted), self._now() + PATIENCE_S
         self._resizer.poll()
         for uuid in wanted:
-            self._share_out(uuid, taken_back=True)
+            self._share_out(uuid, kills=(False, True) if promised else (False,))
 
     def done(self, allocation: str) -> None:
         """It has what it was promised, or wants it no more."""
@@ -119,18 +122,21 @@ class Burst:
         """Each GPU's free memory is shared out again: pods come and go, programs take and free."""
         with self._records.lock:
             self._waiting = dict(self._waits())
-            rows = [row for one in self._records.all() for row in one.limits.get("devices") or []]
-        # Most nodes have none, and are not asked what their kubelet knows.
-        for gpu in self._pool.gpus if any(sizing.PROMISED in row for row in rows) else ():
+            bursts = self._bursts()
+        for gpu in self._pool.gpus if bursts else ():
             self._share_out(gpu.uuid)
 
-    def _share_out(self, uuid: str, taken_back: bool = False) -> None:
+    def _bursts(self) -> bool:
+        """Whether anybody may; on most nodes nobody, and what the kubelet knows is not read then."""
+        return any(sizing.PROMISED in row for one in self._records.all() for row in one.limits.get("devices") or [])
+
+    def _share_out(self, uuid: str, kills: Sequence[bool] = (False,)) -> None:
         with self._one_at_a_time:
-            for last in (False, True) if taken_back else (False,):
+            for kill in kills:
                 with self._records.lock:
                     others = self._sizer.others(())
                     slices_of = self._slices(uuid, others)
-                    targets = self._targets(uuid, others, slices_of, kill=last) if slices_of else []
+                    targets = self._targets(uuid, others, slices_of, kill) if slices_of else []
                 # What becomes less first, for the others get that.
                 for shrinks in (True, False):
                     for one, target in zip(slices_of, targets, strict=True):

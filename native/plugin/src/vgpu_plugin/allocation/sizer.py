@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 class Lender(Protocol):
     """Who may use memory that nobody was promised, until somebody is (burst.Burst)."""
 
-    def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds]) -> None:
-        """Has room made, by UUID, as far as it is not in use."""
+    def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
+        """Has room made, by UUID, as far as it is not in use; ``promised``: by the OOM killer's rule too."""
 
     def done(self, allocation: str) -> None:
         """It has what it waited for, or wants it no more."""
@@ -45,7 +45,7 @@ class Lender(Protocol):
 class NoLender:
     """A node on which nobody bursts."""
 
-    def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds]) -> None:
+    def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
         pass
 
     def done(self, allocation: str) -> None:
