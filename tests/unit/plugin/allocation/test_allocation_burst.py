@@ -146,6 +146,28 @@ def test_what_is_in_use_makes_the_newcomer_wait_with_a_reason(ground):
     assert here.mib(one) == [6000]
 
 
+def test_what_waits_and_what_is_reserved_are_never_counted_both(ground):
+    """The free memory is shared out between the moment in which a newcomer's room is kept and that of its record."""
+    here = ground()
+    one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
+    sizer, newcomer = here.allocator.sizer, here.take(here.first, 2)
+    sizer._reserve_promised(here.records.get(newcomer), [Device(here.first.uuid, 6000, 0)], 1)
+    here.burst.poll()
+    assert here.mib(one, plain) == [6000, 3360]
+    # So with one that grows: the API server is asked meanwhile.
+    with here.records.lock:
+        here.records.put(sizer._reserved.pop(newcomer))
+    here.files.make(here.records.get(newcomer))
+    seen = []
+
+    def publish(_devices, _leaving):
+        here.burst.poll()
+        seen.append(here.mib(one))
+
+    here.resize(plain, 5000, publish=publish)
+    assert seen == [[4360]] and here.mib(one, plain, newcomer) == [4360, 5000, 6000]
+
+
 def test_who_waits_no_more_holds_nothing_back(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)

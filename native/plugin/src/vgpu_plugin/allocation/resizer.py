@@ -127,10 +127,9 @@ class Resizer:
             self._refuse_without_room(record, before, now)
             counted = [_greater(old, new) for old, new in zip(before, now, strict=True)]
             self._sizer.reserve(self._sized(record, counted, False))
-        try:
-            done = self._change(record, after, changes, publish, waits)
             self.lender.done(allocation)
-            return done
+        try:
+            return self._change(record, after, changes, publish, waits)
         finally:
             with self._records.lock:
                 if allocation not in self._leaving:

@@ -158,9 +158,7 @@ class Sizer:
         """As _reserve, and what others burst into is given back first. Raises NotNow while that is in use."""
         for last in (False, True):
             try:
-                devices = self._reserve(record, planned, priority)
-                self.lender.done(record.id)
-                return devices
+                return self._reserve(record, planned, priority)
             except Short as fault:
                 if last:
                     short = ", ".join(f"{mib} MiB of GPU {uuid}" for uuid, mib in fault.missing.items())
@@ -200,4 +198,6 @@ class Sizer:
             limits.update(devices=rows, priority=priority)
             cores = {one.uuid: one.cores for one in devices if one.cores}
             self._reserved[record.id] = replace(record, limits=limits, cores=cores)
+            # In the same moment: what waits and what is reserved are never counted both.
+            self.lender.done(record.id)
             return devices
