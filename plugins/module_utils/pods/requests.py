@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Sequence
 
 from ..config.kinds import Finding, error, errors, warning
-from . import bounds
+from . import bounds, burst
 from . import resources as pod_resources
 from .fractions import NAMES, read_fraction
 from .preferences import Preferences, read_preferences
@@ -96,6 +96,7 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
     _gpu_count_of_one_container(asks, labels, findings)
     preferences = read_preferences(annotations, findings)
     asks = [ask._replace(alone=preferences.alone, one_numa=preferences.one_numa) for ask in asks]
+    asks = burst.with_request(asks, annotations, findings)
     priorities = {ask.priority for ask in asks if ask.priority is not None}
     if len(priorities) > 1:
         findings.append(error(config.priority, "containers of one pod name different priorities; name one"))
@@ -147,6 +148,8 @@ def needs(ask: Ask) -> str:
         CARD: "all of the memory",
         SLICE: "an equal slice",
     }[kind]
+    if ask.burst_mib:
+        words += f" (up to {amount + ask.burst_mib} MiB while nobody was promised them)"
     return words + (f" and {ask.cores} % of the compute" if ask.cores and kind != CARD else "")
 
 
@@ -219,7 +222,7 @@ def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], finding
 
 def _names_gpus(findings: Sequence[Finding]) -> bool:
     """Whether a fault is about GPUs at all; of annotations only those that ask make a GPU pod."""
-    asking = [pod_resources.annotation(name) for name in NAMES]
+    asking = [pod_resources.annotation(name) for name in (*NAMES, burst.REQUEST)]
     paths = [finding.path for finding in errors(findings)]
     return any(path in asking or not path.startswith("metadata.annotations") for path in paths)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from vgpu_kubectl import completion, main, rows
+from vgpu_kubectl import completion, main, rows, text
 
 GPU = {
     "model": "Tesla T4",
@@ -214,6 +214,22 @@ def test_why(kubectl, capsys, name, said):
     assert -1 not in places, out
     if "newer" in said:
         assert out.index("newer") < out.index("older") < out.index("Odd")
+
+
+def test_promise_and_limit_of_a_pod_that_may_burst():
+    plan_ = json.loads(plan(("main", "app", [[A, 2000, 30], [B, 1000, 0]])))
+    plan_["containers"][0]["burst"] = [6000, 0]
+    one = pod(
+        "bursts", "parts", annotations={"vgpu.fleet/plan": json.dumps(plan_)}, limits={"nvidia.com/gpumem": "8000"}
+    )
+    (row,) = rows.pods([one])
+    assert [(each["memory_mib"], each["limit_mib"]) for each in row["gpus"]] == [(2000, 8000), (1000, 1000)]
+    assert f"{A[:12]} 2000 to 8000 MiB, 30 %; {B[:12]} 1000 MiB, any share" in "\n".join(text.pods([row]))
+    said = rows.why(one, [])
+    assert f"    {A}: 2000 MiB promised, up to 8000 MiB, 30 %" in said and f"    {B}: 1000 MiB, any %" in said
+    # What the card is planned for is what was promised.
+    (card, _other) = rows.cards([PARTS], [one])
+    assert card["planned_mib"] == 2000
 
 
 def test_tables_name_what_somebody_should_look_at(kubectl, capsys):

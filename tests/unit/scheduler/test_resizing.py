@@ -90,7 +90,7 @@ class World:
 
     def given(self, name):
         plan = pod_annotations.read_annotations(self.annotations(name))
-        return [tuple(one) for part in plan for one in part.devices]
+        return [tuple(one[:3]) for part in plan for one in part.devices]
 
     # --- as api.Api
 

@@ -62,6 +62,12 @@ def held(pod: Object) -> dict[str, Use]:
     return pod_annotations.use_of(plan) if plan is not None else {}
 
 
+def limits_of(pod: Object) -> dict[str, int]:
+    """MiB of each GPU that a pod may use at most, by UUID: with what it may burst into. Raises PlanError."""
+    plan = resizes.counted(_annotations(pod))
+    return pod_annotations.limit_of(plan) if plan is not None else {}
+
+
 def nodes(found: Iterable[Object], pods: Iterable[Object]) -> list[dict[str, Any]]:
     """A row of each node with GPUs, by name."""
     by_node: dict[str, list[dict[str, Any]]] = {}
@@ -139,8 +145,9 @@ def pods(found: Iterable[Object], resources: Iterable[str] = ()) -> list[dict[st
         if not counts and not _has_gpu(pod) and not _wants_gpu(pod):
             continue
         fault = ""
+        limits: Mapping[str, int] = {}
         try:
-            uses = held(pod)
+            uses, limits = held(pod), limits_of(pod)
         except PlanError as unreadable:
             uses, fault = {}, str(unreadable)
         namespace, _slash, name = key_of(pod).partition("/")
@@ -153,7 +160,13 @@ def pods(found: Iterable[Object], resources: Iterable[str] = ()) -> list[dict[st
                 "chosen_by": _chosen_by(pod),
                 "resources": counts,
                 "gpus": [
-                    {"uuid": uuid, "memory_mib": use.memory_mib, "cores": use.cores, "slots": use.slots}
+                    {
+                        "uuid": uuid,
+                        "memory_mib": use.memory_mib,
+                        "limit_mib": limits.get(uuid, use.memory_mib),
+                        "cores": use.cores,
+                        "slots": use.slots,
+                    }
                     for uuid, use in sorted(uses.items())
                 ],
                 "waits_for": fault or _waits_for(pod),
@@ -172,10 +185,12 @@ def why(pod: Object, events: Iterable[Object], most: int = 5) -> list[str]:
     except DialectError as fault:
         lines += ["  asks for what cannot be", *(f"    {one}" for one in fault.findings)]
     try:
-        uses = held(pod)
+        uses, limits = held(pod), limits_of(pod)
         if uses:
             lines.append(f"  was given, by {_chosen_by(pod)}:")
-        lines += [f"    {uuid}: {use.memory_mib} MiB, {use.cores or 'any'} %" for uuid, use in sorted(uses.items())]
+        for uuid, use in sorted(uses.items()):
+            more = f" promised, up to {limits[uuid]} MiB" if limits.get(uuid, 0) > use.memory_mib else ""
+            lines.append(f"    {uuid}: {use.memory_mib} MiB{more}, {use.cores or 'any'} %")
     except PlanError as fault:
         lines.append(f"  {fault}")
     lines += [f"  {one}" for one in resizes.under_way(_annotations(pod))]

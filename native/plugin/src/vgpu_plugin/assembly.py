@@ -17,6 +17,7 @@ from .admin.resizing import Resizing
 from .allocation import limit_devices
 from .allocation.allocation_files import AllocationFiles
 from .allocation.allocator import Allocator
+from .allocation.burst import Burst
 from .allocation.collector import Collector
 from .allocation.driver_limits import DriverLimits
 from .allocation.enforcement import Enforcement
@@ -114,6 +115,7 @@ class Parts:
     driver_limits: DriverLimits
     repair: Repair
     resizer: Resizer
+    burst: Burst
     registrations: Registrations
     changes: Reconfiguration
     health: HealthWatch
@@ -162,8 +164,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         setup.choice, settings, source, allocator, lambda: leases.in_use() | static_slices.in_use(), last_offer
     )
     health = _health(setup, source, changes, pool)
-    changes.after.append(static_slices.configure)
-    changes.after.append(lambda now, _driver: registrations.bring_in_line(resources(pool, now)))
+    changes.after += [static_slices.configure, lambda now, _driver: registrations.bring_in_line(resources(pool, now))]
     repair, resizer = Repair(paths, records, files), Resizer(records, pool, files, sizer)
     changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all()), resizer.notes]
     claims = _claims(setup, allocator, files, source, changes)
@@ -187,6 +188,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         driver_limits=driver_limits,
         repair=repair,
         resizer=resizer,
+        burst=_burst(records, pool, files, sizer, resizer),
         registrations=registrations,
         changes=changes,
         health=health,
@@ -208,6 +210,12 @@ def _kept(setup: Setup) -> tuple[RecordStore, AllocationFiles]:
     files = AllocationFiles(setup.paths.allocations, setup.mounter)
     recover(records, files)
     return records, files
+
+
+def _burst(records: RecordStore, pool: Pool, files: AllocationFiles, sizer: Sizer, resizer: Resizer) -> Burst:
+    """Asked by both for the room of what they were promised."""
+    sizer.lender = resizer.lender = out = Burst(records, pool, files, sizer, resizer)
+    return out
 
 
 def _driver_limits(

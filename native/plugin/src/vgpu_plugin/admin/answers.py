@@ -196,6 +196,8 @@ class Admin:
                     memory_driver=one.memory_driver,
                     holder=one.whose,
                     programs=watch_setup.programs(one.programs),
+                    memory_promised=one.memory_promised,
+                    memory_most=one.memory_most,
                 )
                 for one in self._containers.usages()
             ]
