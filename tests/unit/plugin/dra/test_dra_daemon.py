@@ -158,6 +158,19 @@ def test_a_request_of_two_devices_is_one_share(node: Node, api: ClaimApi, manage
     assert limits(injected(node, ids), 0) == dict.fromkeys(GPUS, (4096 * MIB, 30))
 
 
+def test_two_parts_of_one_device_are_its_sum(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    two = [part(memory="1Gi", cores="50"), part(memory="2Gi", cores="30", shareID="share-2")]
+    ids = manager.run_pod(pod("p", api.allocate("c", *two)))["main"]
+    assert limits(injected(node, ids), 0) == {GPUS[0]: (3072 * MIB, 80)}
+    assert [one["cores"] for one in records(node)] == [{GPUS[0]: 80}]
+    with pytest.raises(PodError, match="30 % of the SMs are asked for, 80 % are held by others"):
+        manager.run_pod(pod("q", api.allocate("d", part(memory="1Gi", cores="30"))))
+    manager.end_pod("p")
+    with pytest.raises(PodError, match="110 % of the SMs are asked for"):
+        manager.run_pod(pod("r", api.allocate("e", part(cores="60"), part(cores="50", shareID="share-2"))))
+
+
 def test_pods_with_one_claim_have_one_ledger(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     begin()
     claim = api.allocate("c", part())
