@@ -23,6 +23,7 @@ from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin.ctl import main as ctl
 
 from ..conftest import Node
+from ..node_api import NODE
 from ..samples import until
 from .conftest import SLICE, Begin, ClaimApi, part
 
@@ -414,6 +415,19 @@ def test_unprepare_of_an_unknown_claim_is_success(manager: ClaimManager, begin: 
 
 
 # --- health and slices -----------------------------------------------------------------------------
+
+
+def test_a_drained_card_gets_no_more_claims(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    with api.edit(NODE) as found:
+        found["metadata"].setdefault("annotations", {})["vgpu.fleet/drained-gpus"] = GPUS[0]
+    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "a taint")
+    assert [one["effect"] for one in api.slices()["gpu-00000000"]["taints"]] == ["NoSchedule"]
+    assert "taints" not in api.slices()["gpu-00000001"]
+    assert manager.run_pod(pod("p", api.allocate("c", part())))["main"], "what was allocated there still begins"
+    with api.edit(NODE) as found:
+        del found["metadata"]["annotations"]["vgpu.fleet/drained-gpus"]
+    until(lambda: "taints" not in api.slices().get("gpu-00000000", {"taints": ()}), "no taint")
 
 
 def test_a_fault_of_a_card_is_a_taint_and_unhealthy(
