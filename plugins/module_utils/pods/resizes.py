@@ -39,6 +39,8 @@ def read_request(text: str) -> dict[str, Size]:
         raise PlanError(f"has {len(text)} letters; expected at most {LONGEST}")
     try:
         found = json.loads(text, object_pairs_hook=_once)
+        # Half of a pair of UTF-16: JSON may escape it, and no event or log could tell of it.
+        json.dumps(found, ensure_ascii=False).encode()
     except PlanError:
         raise
     except (TypeError, ValueError, RecursionError) as fault:

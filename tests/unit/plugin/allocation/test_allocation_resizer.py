@@ -475,6 +475,20 @@ def test_a_lease_is_resized_too_and_ends_as_before(ground):
     assert offered(here, here.first) == ["0", "1", "2", "3"]
 
 
+def test_a_leased_slice_whose_room_is_gone_is_not_offered_after_the_lease(ground):
+    """A container takes the slice of a smaller lease; at its end there is no room for the whole slice."""
+    here = ground()
+    one = here.take(here.first, 0)
+    leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
+    for _n in range(3):
+        lease = leases.lease(here.first.uuid)
+    here.resize(lease.allocation, 100)
+    here.resize(one, 3840 + 3740)
+    leases.release(lease.allocation)
+    here.resizer.poll()
+    assert lease.slice_ids[0][-1] not in offered(here, here.first)
+
+
 def test_contexts_count(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)

@@ -23,6 +23,7 @@ from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin.ctl import main as ctl
 
 from ..conftest import Node
+from ..node_api import NODE
 from ..samples import until
 from .conftest import SLICE, Begin, ClaimApi, part
 
@@ -156,6 +157,19 @@ def test_a_request_of_two_devices_is_one_share(node: Node, api: ClaimApi, manage
     (ids,) = manager.run_pod(pod("p", claim)).values()
     assert set(ids) == {"vgpu.fleet/claim=uid-c.gpu"}
     assert limits(injected(node, ids), 0) == dict.fromkeys(GPUS, (4096 * MIB, 30))
+
+
+def test_two_parts_of_one_device_are_its_sum(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    two = [part(memory="1Gi", cores="50"), part(memory="2Gi", cores="30", shareID="share-2")]
+    ids = manager.run_pod(pod("p", api.allocate("c", *two)))["main"]
+    assert limits(injected(node, ids), 0) == {GPUS[0]: (3072 * MIB, 80)}
+    assert [one["cores"] for one in records(node)] == [{GPUS[0]: 80}]
+    with pytest.raises(PodError, match="30 % of the SMs are asked for, 80 % are held by others"):
+        manager.run_pod(pod("q", api.allocate("d", part(memory="1Gi", cores="30"))))
+    manager.end_pod("p")
+    with pytest.raises(PodError, match="110 % of the SMs are asked for"):
+        manager.run_pod(pod("r", api.allocate("e", part(cores="60"), part(cores="50", shareID="share-2"))))
 
 
 def test_pods_with_one_claim_have_one_ledger(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
@@ -401,6 +415,19 @@ def test_unprepare_of_an_unknown_claim_is_success(manager: ClaimManager, begin: 
 
 
 # --- health and slices -----------------------------------------------------------------------------
+
+
+def test_a_drained_card_gets_no_more_claims(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    with api.edit(NODE) as found:
+        found["metadata"].setdefault("annotations", {})["vgpu.fleet/drained-gpus"] = GPUS[0]
+    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "a taint")
+    assert [one["effect"] for one in api.slices()["gpu-00000000"]["taints"]] == ["NoSchedule"]
+    assert "taints" not in api.slices()["gpu-00000001"]
+    assert manager.run_pod(pod("p", api.allocate("c", part())))["main"], "what was allocated there still begins"
+    with api.edit(NODE) as found:
+        del found["metadata"]["annotations"]["vgpu.fleet/drained-gpus"]
+    until(lambda: "taints" not in api.slices().get("gpu-00000000", {"taints": ()}), "no taint")
 
 
 def test_a_fault_of_a_card_is_a_taint_and_unhealthy(

@@ -397,12 +397,13 @@ class Resizer:
                     share = slices.share_of(gpu.facts(), self._sizer.settings.config)
                     if at and share is not None:
                         desired |= sizing.surplus(at, records, sizing.capacity_mib(gpu, share))
+            # A lease withholds its slices itself, and gives them back at its end.
+            desired = {one for one in desired if not self._records.lease_of(one)}
             for slice_id in self._withheld - desired:
                 if not self._records.lease_of(slice_id):
                     self._pool.give_back(slice_id)
             for slice_id in desired - self._withheld:
-                if not self._records.lease_of(slice_id):
-                    self._pool.withhold(slice_id, "its room went to a container that was resized")
+                self._pool.withhold(slice_id, "its room went to a container that was resized")
             self._withheld = desired
 
     def notes(self) -> list[str]:

@@ -20,7 +20,7 @@ from .names import CORES, DRIVER, MEMORY, SLOTS, device_names
 
 # Of a slice where one has a taint.
 MOST_DEVICES = 64
-UNHEALTHY, MOVING = f"{DRIVER}/unhealthy", f"{DRIVER}/moving"
+UNHEALTHY, MOVING, DRAINED = (f"{DRIVER}/{word}" for word in ("unhealthy", "moving", "drained"))
 # What no scheduler gives out of a card whose claims have sizes of their own: the isolation check takes its share there.
 RESERVE_MIB, RESERVE_PART = 1024, 16
 WHOLE = 100
@@ -29,7 +29,9 @@ LONGEST_STRING = 64
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node: ``unhealthy`` UUID → reason; ``moving`` GPUs of which pods of the device plugin still have slices."""
+    """A node: ``unhealthy`` UUID → reason; ``moving`` GPUs of which pods of the device plugin still have slices;
+    ``drained`` those that an administrator drains.
+    """
 
     name: str
     gpus: tuple[Gpu, ...]
@@ -38,6 +40,7 @@ class NodeView:
     driver: Driver
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     moving: frozenset[str] = frozenset()
+    drained: frozenset[str] = frozenset()
 
 
 def slices_of(node: NodeView) -> list[dict[str, Any]]:
@@ -170,6 +173,8 @@ def _taints(node: NodeView, gpu: Gpu) -> list[dict[str, Any]]:
         out.append({"key": UNHEALTHY, "value": label_value(reason), "effect": "NoSchedule"})
     if gpu.uuid in node.moving:
         out.append({"key": MOVING, "value": "device-plugin", "effect": "NoSchedule"})
+    if gpu.uuid in node.drained:
+        out.append({"key": DRAINED, "value": "administrator", "effect": "NoSchedule"})
     return out
 
 

@@ -49,6 +49,7 @@ def test_request_is_read_and_written(text, expected):
 BAD = [
     ("", "is no JSON"),
     ("{", "is no JSON"),
+    ('{"\\ud800": {"memory_mib": 1}}', "is no JSON"),
     ("null", "names no container"),
     ("[]", "names no container"),
     ("{}", "names no container"),
