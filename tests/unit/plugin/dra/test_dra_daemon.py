@@ -91,6 +91,37 @@ def test_a_pod_gets_what_its_claim_was_given(node: Node, api: ClaimApi, manager:
     assert not any(spec["kind"] == "vgpu.fleet/claim" for spec in specifications(node))
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["first start", "started again"])
+def test_a_container_gets_the_drivers_files(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, libraries: list[str], again: bool
+) -> None:
+    """From the start on: nothing of the configuration changes meanwhile."""
+    daemon = begin()
+    manager.run_pod(pod("p", api.allocate("c", part())))
+    if again:
+        daemon.stop()
+        daemon.thread.join(20)  # type: ignore[attr-defined]
+        for one in (node.paths.cdi_dir or Path()).glob("*claim*"):
+            one.unlink()
+        manager.drivers.clear()
+        begin()
+    (spec,) = [one for one in specifications(node) if one["kind"] == "vgpu.fleet/claim"]
+    hosts = {mount["hostPath"] for mount in spec["containerEdits"]["mounts"]}
+    assert set(libraries) <= hosts
+
+
+def test_without_the_drivers_library_no_container_starts(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vgpu_plugin.inject import driver_files
+
+    monkeypatch.setattr(driver_files, "find", lambda *_words, **_more: driver_files.DriverFiles())
+    begin()
+    with pytest.raises(PodError, match=r"no libcuda\.so\.1 is found"):
+        manager.run_pod(pod("p", api.allocate("c", part())))
+    assert allocations(node) == records(node) == []
+
+
 def test_no_resource_is_registered_beside_claims(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, kubelet: Any
 ) -> None:
