@@ -20,7 +20,10 @@ from vgpu_kubelet_double.claims import ClaimManager, ClaimRef, Pod
 from vgpu_kubelet_double.manager import PodError
 from vgpu_plugin._proto import dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import NodeGpu
 from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.purge import purge
 
 from ..conftest import Node
 from ..samples import until
@@ -298,6 +301,34 @@ def test_slices_that_somebody_deletes_come_back(api: ClaimApi, begin: Begin) -> 
     for _time in range(3):
         api.wipe(None)
         until(lambda: len(api.slices()) == 2, "slices again")
+
+
+def test_the_extender_is_given_no_gpu_of_claims(api: ClaimApi, begin: Begin) -> None:
+    """The scheduler of claims has all of them; what a former program wrote of them goes."""
+    gpus = [NodeGpu(GPUS[0], "Tesla T4", 15360, 15360, 4, 3840, 25)]
+    api.node["metadata"]["annotations"] = {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)}
+    begin()
+    until(lambda: pod_annotations.read_gpus(api.annotations[pod_annotations.GPUS]) == (), "no GPU for the extender")
+    assert not [name for name in api.node["status"].get("capacity") or {} if "gpu" in name]
+
+
+def test_a_purge_takes_the_slices_away(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    daemon = begin()
+    daemon.stop()
+    daemon.thread.join(20)  # type: ignore[attr-defined]
+    manager.stop()  # a kubelet that is not there
+    api.put(f"{SLICE}-other", {"metadata": {"name": "other"}, "spec": {"driver": "x", "devices": [{"name": "d"}]}})
+    purge(daemon._setup)
+    assert set(api.slices()) == {"d"}
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_purge_of_a_node_without_claims_asks_in_vain(api: ClaimApi, begin: Begin, status: int) -> None:
+    daemon = begin()
+    daemon.stop()
+    daemon.thread.join(20)  # type: ignore[attr-defined]
+    api.fault = lambda _method, path: status if "resourceslices" in path else None
+    purge(daemon._setup)
 
 
 # --- refusals --------------------------------------------------------------------------------------
