@@ -49,7 +49,7 @@ def purge(setup: Setup) -> None:
 
 
 def _withdraw(api: Server, node: str) -> None:
-    """Slices of claims. A kubelet that runs deletes them by itself once their driver is gone."""
+    """Slices of claims. A kubelet that runs deletes them too, once their driver is gone."""
     from .dra.publish import Publisher
     from .node.kube_api import ApiError
 
