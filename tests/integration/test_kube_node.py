@@ -98,6 +98,7 @@ def test_a_node_that_somebody_else_cordoned_stays_so(place: Workplace, cluster: 
 
 def test_only_pods_that_ask_for_the_resource(place: Workplace, cluster: Cluster) -> None:
     cluster.pod("train", REPLICA_SET, gpu=True)
+    cluster.pod("infer", REPLICA_SET, resourceClaims=[{"name": "gpu", "resourceClaimName": "c"}])
     cluster.pod("web", REPLICA_SET)
     assert "changed=1" in call(place, state="drained", only="nvidia.com/").output
     assert cluster.pods == ["web"]

@@ -167,7 +167,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     changes.after += [static_slices.configure, lambda now, _driver: registrations.bring_in_line(resources(pool, now))]
     repair, resizer = Repair(paths, records, files), Resizer(records, pool, files, sizer)
     changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all()), resizer.notes]
-    claims = _claims(setup, allocator, files, source, changes)
+    claims = _claims(setup, allocator, files, source, changes, driver)
     label = _label(setup, changes, health, pool)
     labeller = _labeller(extras, source, pool, changes, label, allocator)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
@@ -247,7 +247,12 @@ def _registrations(paths: Paths, pool: Pool, allocator: Allocator) -> Registrati
 
 
 def _claims(
-    setup: Setup, allocator: Allocator, files: AllocationFiles, source: GpuSource, changes: Reconfiguration
+    setup: Setup,
+    allocator: Allocator,
+    files: AllocationFiles,
+    source: GpuSource,
+    changes: Reconfiguration,
+    driver: DriverFiles,
 ) -> ClaimDriver | None:
     """Decided once: a node that changes its way restarts this program."""
     if not changes.settings.claims:
@@ -258,6 +263,7 @@ def _claims(
     access = kube_access.read(setup.extras.kubeconfig)
     connections = Connections(kube_api.Api(access, CLAIM_ANSWER_S), kube_api.Api(access), kube_api.Api(access))
     out = ClaimDriver(setup.paths, setup.extras.node, allocator, files, source, connections)
+    out.configure(changes.settings, driver)
     changes.after.append(out.configure)
     changes.more_notes.append(out.notes)
     return out

@@ -20,7 +20,10 @@ from vgpu_kubelet_double.claims import ClaimManager, ClaimRef, Pod
 from vgpu_kubelet_double.manager import PodError
 from vgpu_plugin._proto import dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import NodeGpu
 from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.purge import purge
 
 from ..conftest import Node
 from ..node_api import NODE
@@ -90,6 +93,37 @@ def test_a_pod_gets_what_its_claim_was_given(node: Node, api: ClaimApi, manager:
     manager.end_pod("p")
     assert records(node) == allocations(node) == []
     assert not any(spec["kind"] == "vgpu.fleet/claim" for spec in specifications(node))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first start", "started again"])
+def test_a_container_gets_the_drivers_files(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, libraries: list[str], again: bool
+) -> None:
+    """From the start on: nothing of the configuration changes meanwhile."""
+    daemon = begin()
+    manager.run_pod(pod("p", api.allocate("c", part())))
+    if again:
+        daemon.stop()
+        daemon.thread.join(20)  # type: ignore[attr-defined]
+        for one in (node.paths.cdi_dir or Path()).glob("*claim*"):
+            one.unlink()
+        manager.drivers.clear()
+        begin()
+    (spec,) = [one for one in specifications(node) if one["kind"] == "vgpu.fleet/claim"]
+    hosts = {mount["hostPath"] for mount in spec["containerEdits"]["mounts"]}
+    assert set(libraries) <= hosts
+
+
+def test_without_the_drivers_library_no_container_starts(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vgpu_plugin.inject import driver_files
+
+    monkeypatch.setattr(driver_files, "find", lambda *_words, **_more: driver_files.DriverFiles())
+    begin()
+    with pytest.raises(PodError, match=r"no libcuda\.so\.1 is found"):
+        manager.run_pod(pod("p", api.allocate("c", part())))
+    assert allocations(node) == records(node) == []
 
 
 def test_no_resource_is_registered_beside_claims(
@@ -281,6 +315,34 @@ def test_slices_that_somebody_deletes_come_back(api: ClaimApi, begin: Begin) -> 
     for _time in range(3):
         api.wipe(None)
         until(lambda: len(api.slices()) == 2, "slices again")
+
+
+def test_the_extender_is_given_no_gpu_of_claims(api: ClaimApi, begin: Begin) -> None:
+    """The scheduler of claims has all of them; what a former program wrote of them goes."""
+    gpus = [NodeGpu(GPUS[0], "Tesla T4", 15360, 15360, 4, 3840, 25)]
+    api.node["metadata"]["annotations"] = {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)}
+    begin()
+    until(lambda: pod_annotations.read_gpus(api.annotations[pod_annotations.GPUS]) == (), "no GPU for the extender")
+    assert not [name for name in api.node["status"].get("capacity") or {} if "gpu" in name]
+
+
+def test_a_purge_takes_the_slices_away(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    daemon = begin()
+    daemon.stop()
+    daemon.thread.join(20)  # type: ignore[attr-defined]
+    manager.stop()  # a kubelet that is not there
+    api.put(f"{SLICE}-other", {"metadata": {"name": "other"}, "spec": {"driver": "x", "devices": [{"name": "d"}]}})
+    purge(daemon._setup)
+    assert set(api.slices()) == {"d"}
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_purge_of_a_node_without_claims_asks_in_vain(api: ClaimApi, begin: Begin, status: int) -> None:
+    daemon = begin()
+    daemon.stop()
+    daemon.thread.join(20)  # type: ignore[attr-defined]
+    api.fault = lambda _method, path: status if "resourceslices" in path else None
+    purge(daemon._setup)
 
 
 # --- refusals --------------------------------------------------------------------------------------

@@ -89,9 +89,7 @@ class Allocator:
     def configure(self, settings: Settings, driver: DriverFiles) -> None:
         """From now on allocations are made by these settings; those that exist stay as they are."""
         with self.lock:
-            can_cdi = self._paths.cdi_dir is not None and any(
-                name == "libcuda.so.1" for name, _host in driver.libraries
-            )
+            can_cdi = self._paths.cdi_dir is not None and driver.complete
             before, self.settings, self.sizer.settings = self.hand_over, settings, settings
             self.hand_over = settings.hand_over(self._paths.host_root, can_cdi)
             self.enforcement.configure(settings, driver, self.pool.gpus, self.hand_over)
