@@ -51,7 +51,7 @@ for source in ("/usr/sbin", "/usr/bin", "/sbin", "/bin"):
         if not spared.fullmatch(program.name) and not link.is_symlink() and not link.exists():
             link.symlink_to(program)
 """
-# Inside the root: this machine's podman, among the mounts of this process. Process 1 may have rights that a container lacks.
+# This machine's podman, among the mounts of this process: process 1 may have rights that a container lacks.
 PODMAN = """#!/bin/sh
 exec /usr/bin/nsenter -t {pid} -m -- /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin CONTAINERS_CONF={conf} podman "$@"
 """
