@@ -352,11 +352,14 @@ class Resizer:
                 if not record.limits or record.limits.get("deny"):
                     continue
                 try:
-                    used = live_limits.used(self._files, record)
+                    # Before the ledger, which its tenant can spoil.
                     live_limits.rewrite(self._files, record)
+                    used = live_limits.used(self._files, record)
                 except NotNow as fault:
                     log.debug("%s", fault)  # files that are not there are made when its container starts
                     continue
+                if record.kind == CLAIM or not record.limits.get("oom_killer"):
+                    continue  # nothing lets it hold more; a ledger that says so would only take the room of others
                 devices = self._devices(record)
                 if any(used.get(one.uuid, 0) > one.memory_mib * MIB for one in devices):
                     held = [
