@@ -36,15 +36,6 @@ or differs by a letter, is an error that names the nearest one; `vgpu_other_name
 |---|---|---|---|
 """
 
-REFUSED = """
-### Not in this version
-
-`preflight` refuses these with a sentence, before any host is changed:
-
-| variable | value |
-|---|---|
-"""
-
 ROLES = """
 ## Of a role
 
@@ -99,8 +90,7 @@ def variables_page(root: Path = ROOT) -> str:
         f"| `{name}` | {_default(variable.default)} | {_cell(variable.kind.expected)} | {_cell(variable.about)} |"
         for name, variable in schema.VARIABLES.items()
     ]
-    refused = [f"| `{name}` | {_values(values)} |" for name, values, _way_out in schema.UNAVAILABLE]
-    text = HEAD + "\n".join(rows) + "\n" + (REFUSED + "\n".join(refused) + "\n" if refused else "") + ROLES
+    text = HEAD + "\n".join(rows) + "\n" + ROLES
     for role in roles(root):
         text += f"\n### [{role}](../roles/{role}/README.md)\n\n"
         text += _cell(markup(spec_of(root, role)[main_entry(root, role)]["short_description"])) + ".\n\n"
@@ -214,10 +204,6 @@ def _text_of(path: Path, name: str) -> dict[str, Any]:
 
 def _default(value: object) -> str:
     return "unset" if value is None else f"`{json.dumps(value)}`"
-
-
-def _values(values: tuple[object, ...]) -> str:
-    return ", ".join(f"`{value if isinstance(value, str) else json.dumps(value)}`" for value in values)
 
 
 def _cell(text: str) -> str:

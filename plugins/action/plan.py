@@ -27,7 +27,9 @@ class ActionModule(ActionBase):
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
-        desired, state = self._task.args.get("desired"), self._task.args.get("state")
+        # Taken out, for a task's arguments travel back with its result: at a thousand hosts the process that starts
+        # all others grows by them, and each start costs what it has.
+        desired, state = self._task.args.pop("desired", None), self._task.args.pop("state", None)
         if not isinstance(desired, dict) or not isinstance(state, dict):
             msg = "desired and state must be mappings: what vgpu.fleet.desired_state and vgpu.fleet.host_state returned"
             return {"failed": True, "changed": False, "msg": msg}

@@ -106,6 +106,12 @@ state:
           V(k3s), V(rke2), or empty) and its socket (C(endpoint)); V(null) where no kubelet runs.
       type: dict
       returned: always
+    oci_runtime:
+      description:
+        - Which engine starts the host's containers (C(engine)) and by which runtime (C(runtime), such as V(runc) or
+          V(crun)); each is empty where nothing says it.
+      type: dict
+      returned: always
     gpus:
       description: GPUs in NVML's order, as M(vgpu.fleet.gpu_info) returns them.
       type: list

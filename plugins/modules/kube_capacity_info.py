@@ -11,7 +11,8 @@ short_description: Compare the GPU resources of Kubernetes nodes with those that
 version_added: 0.1.0
 description:
   - Asks the Kubernetes API once for all nodes and their pods, and compares capacity, allocatable and allocated of the
-    GPU resources with what M(vgpu.fleet.vgpu_capacity_info) found on each host.
+    GPU resources with what M(vgpu.fleet.vgpu_capacity_info) found on each host. Of nodes whose pods get GPUs by claims
+    it compares the ResourceSlices.
   - Runs once for all hosts of a play.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -67,7 +68,7 @@ nodes:
       returned: always
       sample: {nvidia.com/gpu: {capacity: 14, allocatable: 14, allocated: 3}}
     pods:
-      description: Pods that hold such a resource, with how many.
+      description: Pods that hold such a resource, with how many; of a claim, its name and how many devices it has.
       type: list
       elements: dict
       returned: always
@@ -84,9 +85,11 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.capacity import cluster as capacity_cluster
+from ..module_utils.capacity import cluster_claims
 from ..module_utils.kube import client as kube_client
 
 PAUSE_S = 2.0
+RESOURCES = "/apis/resource.k8s.io/v1"
 
 
 def read_nodes(api: kube_client.Api, wanted: dict) -> dict:
@@ -97,12 +100,29 @@ def read_nodes(api: kube_client.Api, wanted: dict) -> dict:
         node = (one.get("spec") or {}).get("nodeName")
         if node in pods:
             pods[node].append(one)
+    by_claims = any((one or {}).get("claims") is not None for one in wanted.values())
+    slices, claimed = read_claims(api) if by_claims else ([], [])
     out = {}
     for name, capacity in wanted.items():
         offered = capacity_cluster.offered(capacity or {})
         seen = capacity_cluster.facts(nodes.get(name), pods[name], offered["resources"])
-        out[name] = dict(seen, drift=capacity_cluster.compare(name, seen, offered))
+        drift = capacity_cluster.compare(name, seen, offered)
+        devices = (capacity or {}).get("claims")
+        if devices is not None:
+            phases = {"{namespace}/{name}".format(**one["metadata"]): one["status"].get("phase") for one in pods[name]}
+            seen["pods"] += cluster_claims.holders(name, claimed, phases)
+        if devices is not None and seen["found"]:
+            mine = [one for one in slices if one["spec"].get("nodeName") == name]
+            lost = [str(one["uuid"]) for one in capacity.get("lost") or []]
+            drift += cluster_claims.compare(name, mine, devices, lost)
+        out[name] = dict(seen, drift=drift)
     return out
+
+
+def read_claims(api: kube_client.Api) -> tuple:
+    """Slices of our driver, and all claims."""
+    selector = f"spec.driver={cluster_claims.CLAIM_DRIVER}"
+    return api.list(f"{RESOURCES}/resourceslices", fieldSelector=selector), api.list(f"{RESOURCES}/resourceclaims")
 
 
 def run(module: AnsibleModule, api: kube_client.Api) -> dict:

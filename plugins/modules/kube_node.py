@@ -40,7 +40,9 @@ options:
     type: str
     default: upgrade
   only:
-    description: Prefix of resource names; only pods that ask for such a resource are evicted. Empty means every pod.
+    description:
+      - Prefix of resource names; only pods that ask for such a resource, and pods with a claim, are evicted.
+      - Empty means every pod.
     type: str
     default: ""
   force:

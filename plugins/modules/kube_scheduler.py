@@ -167,7 +167,9 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         objects[:0] = [scheduler_manifests.secret(desired), *scheduler_manifests.leases(desired)]
         changes = kube_apply.remove(api, objects, module.check_mode)
     else:
-        refuse_early(module, api, objects)
+        refused = kube_apply.refusals(api, objects)
+        if refused:
+            module.fail_json(msg=refused)
         changes = kube_apply.apply(api, objects, module.check_mode)
         if params["rollout"] and not module.check_mode:
             wait(module, api, desired)
@@ -181,15 +183,6 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         "kubernetes": tag,
         "diff": kube_client.diff(changes),
     }
-
-
-def refuse_early(module: AnsibleModule, api: kube_client.Api, objects: list) -> None:
-    """Fails before the first write with all that this user may not write."""
-    refused = [api.refusal(kube_apply.path_of(one), one) for one in objects]
-    lines = list(dict.fromkeys(filter(None, refused)))
-    if lines:
-        way_out = "use the kubeconfig of a cluster administrator, or have these rights granted"
-        module.fail_json(msg="\n".join([f"Nothing was changed: the API server would refuse; {way_out}:", *lines]))
 
 
 def wait(module: AnsibleModule, api: kube_client.Api, desired: scheduler_manifests.Desired) -> None:

@@ -109,6 +109,10 @@ outside:
   type: list
   elements: str
   sample: ["docker web"]
+allocation:
+  description: A line on claims (Dynamic Resource Allocation), empty where pods get GPUs by the device plugin.
+  returned: success
+  type: str
 text:
   description: The plan as lines to show.
   returned: success

@@ -79,6 +79,14 @@ resources:
   returned: always
   type: list
   elements: str
+claims:
+  description:
+    - Of a host whose pods get GPUs by claims, the devices that its ResourceSlices should have. V(null) of any other.
+    - A number that a device does not have is V(null).
+  returned: always
+  type: list
+  elements: dict
+  sample: [{uuid: GPU-58761ffe-0000-0000-0000-000000000000, shared: true, memory_mib: 14400, slots: 7}]
 shared:
   description:
     - Whether the GPUs are shared. Without sharing a slice is a whole GPU, without a limit that could be proven.
@@ -224,6 +232,10 @@ plugin_warnings:
   returned: always
   type: list
   elements: str
+memory_enforcement:
+  description: Who refuses memory over the limit, and why so, as the device plugin says; empty where it does not.
+  returned: always
+  type: str
 missing:
   description: Sources that did not answer, each with the reason; of what they alone know nothing is said.
   returned: always

@@ -30,6 +30,14 @@ description:
     CUDA IPC. The probe in the other, whose slice is full, must not get them; nor may the exporter allocate again what
     the other keeps on the card. Where no second slice is free, or no time is left, it is V(not-run), which fails
     nothing.
+  - Where the device plugin says that the driver itself enforces memory, the module asks the driver for the limit of the
+    container's control group (C(driver-limit)), starts the container again and asks again (C(driver-limit-restart)),
+    and puts processes of its own, which no library limits, into that group while the container waits. One takes all
+    that it gets (C(driver-refuses)), two do in groups below it (C(driver-limit-children)), one sets the limit with the
+    container's capabilities (C(driver-limit-root)), one takes memory in the name of a process that is gone
+    (C(dead-creator)). C(managed-raw) is V(open), with the figure, where managed memory came to the card uncharged.
+    C(driver-limit-beside) fills the slice while the limit and the account of a second one are read. A bypass that was
+    granted memory is V(violated) where the sum of its group passed the hard limit.
   - The module always releases the lease. The lease expires when the module is killed.
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
@@ -296,6 +304,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.runner import
 NO_FREE_SLICE = 3
 # Runs in one slice, each of which may take its whole time: the probe, a fill, nvidia-smi twice, nvidia-ml-py, bypasses
 # that must be prevented, open ones (in a small slice one by one), the share next to another tenant, the import check.
+# Where the driver enforces there are three more, and at most one for all open bypasses.
 # A lease that ended before would give a pod a slice that is still being filled.
 MOST_RUNS = 8 + len(verdicts.MAY_BE_OPEN)
 

@@ -56,6 +56,7 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "drift": [dict(one) for one in capacity.get("drift") or []],
         "notes": [dict(one) for one in capacity.get("notes") or []],
         "warnings": [str(one) for one in capacity.get("plugin_warnings") or []],
+        "enforcement": str(capacity.get("memory_enforcement") or ""),
         "unheard": {str(source): str(why) for source, why in sorted((capacity.get("missing") or {}).items())},
         "kubernetes": _kubernetes(capacity.get("kubernetes")),
         "isolation": {"verdict": isolation.get("verdict"), "results": results} if results else None,

@@ -62,7 +62,7 @@ RUNNING = {
 # As wanted; nothing there; the library a version behind; a daemon.json that cannot be read, on a host that is behind; a
 # record that cannot be read; containers that a restart of docker would stop; a container of docker that holds a slice;
 # a proof that fails after the upgrade.
-KINDS = ("done", "bare", "behind", "broken", "spoiled", "busy", "held", "unproven")
+KINDS = ("done", "bare", "behind", "broken", "spoiled", "busy", "held", "claimed", "unproven")
 RECORD = "/var/lib/vgpu/baseline/daemon.json"
 SPOILED = f"{RECORD}: expected the record of former settings in JSON, found line 1"
 STOPS = "a restart of docker is needed (keys: default-runtime) and would stop the running containers c1, web"
@@ -246,6 +246,9 @@ def seen(wanted: dict[str, Any], kind: str) -> dict[str, Any]:
     if kind == "held":
         web = {"id": "aa", "kind": "container", "holder": "docker web", "slice_ids": ["GPU-0::0"]}
         status.update(allocations=[web], slices=[])
+    if kind == "claimed":
+        claim = {"id": "aa", "kind": "claim", "holder": "work/c", "slice_ids": ["GPU-0::0"]}
+        status.update(allocations=[claim, {**claim, "id": "bb"}], slices=[])
     if kind == "broken":
         state["docker"]["config_text"] = "{"
     if kind == "bare":

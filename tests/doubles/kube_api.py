@@ -295,6 +295,16 @@ class KubeClient(Cluster):
     def get(self, path: str) -> Object | None:
         return self._answer("GET", path)
 
+    def list(self, path: str) -> list[Object]:
+        return (self._answer("GET", path) or {}).get("items") or []
+
+    def refusal(self, path: str, body: Object) -> str:
+        fault = self.fault("PATCH", path) if self.fault is not None else None
+        if isinstance(fault, tuple):
+            return fault[1]
+        self._answer("PATCH", f"{path}?dryRun=All", body, APPLY)
+        return ""
+
     def apply(self, path: str, body: Object, dry_run: bool) -> Object | None:
         return self._answer("PATCH", path + ("?dryRun=All" if dry_run else ""), body, APPLY)
 

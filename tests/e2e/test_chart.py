@@ -24,6 +24,7 @@ GPUS = ["T4"]
 SPLIT = SLICES = 4
 SLICE = 15360 // SPLIT * MIB
 SYSTEM = "/api/v1/namespaces/kube-system"
+CONTROLLERS = ("daemonset-controller", "root-ca-certificate-publisher-controller")
 LABEL = "vgpu.fleet/device-plugin"
 NAME, REMOVAL = "vgpu-device-plugin", "vgpu-device-plugin-removal"
 # The simulated driver is a file of the host's, which the plugin sees below /host.
@@ -94,15 +95,16 @@ def serves(cluster, slices: int, limit_s: float = 180) -> None:
 
 
 @pytest.fixture(scope="module")
-def bare(cluster, machine):
-    """A node with a driver and an engine, and with nothing of ours. What the box had of it comes back afterwards."""
+def bare(cluster, machine, request):
+    """A node with a driver and an engine, and with nothing of ours. What the box had of it comes back afterwards. With
+    the controllers that the file names as ``CONTROLLERS``."""
     node = machine[1]
     node.exchange(GPUS)
     for place in (LIBRARIES, Path("/etc/vgpu"), Path("/run/vgpu"), Path("/var/lib/vgpu"), Path("/run/cdi")):
         shutil.rmtree(place, ignore_errors=True)
     cluster.ctr("images", "import", str(cluster.programs.plugin_image))
     cluster.ctr("images", "label", PLUGIN_IMAGE, "io.cri-containerd.pinned=pinned")
-    controllers = cluster.start_controllers("daemonset-controller", "root-ca-certificate-publisher-controller")
+    controllers = cluster.start_controllers(*request.module.CONTROLLERS)
     yield node
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}-")
     end_pods(cluster)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Another size for a pod that runs, by its owner's annotation: scheduler, kubelet, plugin and library are the real
-ones. What the program gets is the driver's account, and its neighbour's stays what it was all the while.
+ones. What the program gets is the driver's account, and its neighbour's stays what it was all the while. So with a pod
+that is promised less than its limit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from test_dialects import (  # noqa: F401  # pylint: disable=unused-import # fix
     used,
 )
 from vgpu_plugin._shared.pods import annotations as pod_annotations
-from vgpu_plugin._shared.pods import resizes
+from vgpu_plugin._shared.pods import burst, resizes
 
 FOLLOW = [WORKER, "follow"]
 
@@ -146,3 +147,38 @@ def test_a_size_that_is_granted_while_the_plugin_is_away_and_one_by_root(machine
     until(lambda: used(node)[pid] == 6000 * MIB, "the memory")
     until(lambda: [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [10000], "the scheduler's account")
     assert resizes.RESIZED in notes(one), "what its owner asked for was granted, and is not asked for again"
+
+
+def test_a_pod_that_bursts_gives_back_what_another_was_promised(machine, fleet, pod):  # noqa: F811
+    cluster, node = machine
+    neighbour = pod("neighbour", {GPU: 1, MEM: 4000, CORES: 30}).wait_running()
+    neighbour.wait_log(r"^filled \d+$")
+    (uuid,) = held_gpus(node, "neighbour")
+    here = {"nvidia.com/use-gpuuuid": uuid}
+    # Its limit is the card; what is free of it is its own from the start.
+    notes_of_one = {**here, burst.REQUEST: "2000"}
+    one = pod("bursts", {GPU: 1, MEM: 15360, CORES: 20}, notes=notes_of_one, command=FOLLOW).wait_running()
+    (pid,), (other,) = one.pids(), neighbour.pids()
+    until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "all that is free")
+    assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [4000 + 2000], "what was promised counts"
+    comes = pod("comes", {GPU: 1, MEM: 6000}, notes=here)
+    said(cluster, comes, "Failed", "are promised to it and still in use by containers that use more")
+    assert comes.object()["spec"]["nodeName"] and not comes.running()
+    assert used(node)[pid] == (15360 - 4000) * MIB and one.restarts() == 0
+    os.kill(pid, signal.SIGUSR1)
+    until(lambda: used(node)[pid] < 2000 * MIB, "memory that is free")
+    begun = time.monotonic()
+    comes.wait_running()
+    print(f"from free memory to the start of the pod that was promised it: {time.monotonic() - begun:.1f} s")
+    comes.wait_log(r"^filled \d+$")
+    (newcomer,) = comes.pids()
+    assert used(node)[newcomer] == 6000 * MIB
+    os.kill(pid, signal.SIGUSR2)
+    until(lambda: used(node)[pid] == (15360 - 4000 - 6000) * MIB, "what is left, in the same process")
+    with pytest.raises(ApiError, match="stays as it was admitted"):
+        cluster.api.patch(one.path, {"metadata": {"annotations": {burst.REQUEST: "9000"}}})
+    comes.ask_to_end()
+    comes.delete()
+    until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "the room of the pod that is gone", 120)
+    assert used(node)[other] == 4000 * MIB and limits_of(other) == [(4000, 30)], "the neighbour has what it had"
+    assert [each.restarts() for each in (one, neighbour)] == [0, 0]

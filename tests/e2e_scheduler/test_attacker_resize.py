@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tenant with the rights of `edit` asks for other sizes of pods that run: of his own, of others, with nonsense,
-beyond his quota and the card, and very often. Looked at afterwards: what the API server has, what the program that
+beyond his quota and the card, and very often; and to be promised other memory than a pod of his was admitted with.
+Looked at afterwards: what the API server has, what the program that
 binds holds, and a neighbour's pod that gets what is left. No node runs here; the test writes what one writes.
 
 docs/threat-model.md has each function here on a row with its verdict.
@@ -196,3 +197,77 @@ def test_a_flood_of_changes_holds_up_nobody_and_oversells_nothing(fleet, tenant,
     assert events < turns * len(names) / 4, "not an event for each"
     for name in names:
         assert given(fleet, name)[0][1] < 100 + turns
+
+
+REQUEST = "vgpu.fleet/memory-request"
+# What a new pod with a limit of 8000 MiB says that it is promised, and the refusal.
+PROMISES = [
+    ("0", "expected whole MiB from 1"),
+    ("-5", "found -5"),
+    ("8001", "8001 MiB are more than its limit of 8000 MiB"),
+    ("16777217", "expected whole MiB from 1"),
+    ("2Gi", "whole MiB without a unit"),
+    ('{"other": 1}', "other: no container that asks for a GPU"),
+    ('{"main": 1, "main": 8000}', "whole MiB without a unit"),
+    ("[" * 60000, "whole MiB without a unit"),
+]
+
+
+def test_a_promise_is_made_at_admission_and_by_its_owner_alone(fleet, tenant, neighbour):
+    """Raised, lowered, taken away or brought later, of a pod that waits or runs, his own or another's: refused. What
+    counts is what the pod was admitted with, and the neighbour gets the rest of the card."""
+    fleet.node("a", 1)
+    size = {GPU: 1, MEM: 8000}
+    judged(tenant, [Try("POST", PODS, gpu_pod("new", size, notes={REQUEST: text}), words) for text, words in PROMISES])
+    neighbour.bound("theirs", {GPU: 1, MEM: 3000})
+    tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 8000}, notes={REQUEST: "2000"}))
+    tenant.create(PODS, gpu_pod("plain", {GPU: 1, MEM: 1000}))
+    tenant.create(PODS, gpu_pod("waits", {GPU: 1, MEM: CARD}, notes={REQUEST: str(CARD - 1)}))
+    for name in ("mine", "plain"):
+        fleet.bound(name)
+    fixed = "stays as it was admitted"
+    tries = [
+        Try("PATCH", f"{PODS}/{name}", annotated(**{"memory-request": value}), fixed, MERGE)
+        for name, value in (("mine", "8000"), ("mine", "1"), ("mine", None), ("waits", "1"), ("plain", "1"))
+    ]
+    tries += [
+        Try("PATCH", f"{NEIGHBOUR}/pods/theirs", annotated(**{"memory-request": "1"}), "forbidden", MERGE),
+        Try("PATCH", f"{PODS}/mine", asks(8000), "its memory is from 2000 to 8000 MiB", MERGE),
+        Try("PATCH", f"{PODS}/mine", annotated(given=part(8000)), OURS, MERGE),
+    ]
+    judged(tenant, tries)
+    assert given(fleet, "mine") == [("GPU-a-0", 2000)] and notes(fleet, "mine")[REQUEST] == "2000"
+    assert neighbour.bound("rest", {GPU: 1, MEM: CARD - 6000}) == [("GPU-a-0", CARD - 6000)]
+    assert oversold(fleet) == {} and counted(fleet) == [CARD] * 2
+
+
+def test_no_label_and_no_binding_brings_a_promise(fleet, tenant):
+    """Whom the webhook leaves alone, the scheduler judges by the same rules; a Binding's annotations are refused."""
+    fleet.node("a", 1)
+    tenant.create(PODS, gpu_pod("none", {GPU: 1, MEM: 8000}, IGNORE, {REQUEST: "0"}, schedulerName="vgpu-scheduler"))
+    tenant.create(PODS, gpu_pod("less", {GPU: 1, MEM: 8000}, IGNORE, {REQUEST: "2000"}, schedulerName="vgpu-scheduler"))
+    fleet.bound("less")
+    assert given(fleet, "less") == [("GPU-a-0", 2000)]
+    assert "nodeName" not in fleet.get("none")["spec"]
+    spec = {"containers": [{"name": "main", "image": "pause"}], "schedulerName": "another"}
+    fleet.api.create(PODS, {"metadata": {"name": "free"}, "spec": spec})
+    target = {"apiVersion": "v1", "kind": "Node", "name": "a"}
+    metadata = {"name": "free", "annotations": {REQUEST: "1"}}
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
+    judged(fleet.api, [Try("POST", f"{PODS}/free/binding", body, "stays as it was admitted")])
+
+
+def test_a_quota_counts_what_was_promised(fleet, tenant):
+    fleet.node("a", 1)
+    quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "5000"}}}
+    fleet.api.create("/api/v1/namespaces/default/resourcequotas", quota)
+    labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
+    until(lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas), "quota that is read")
+    tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 15000}, notes={REQUEST: "3000"}))
+    fleet.bound("mine")
+    words = "2001 asked for on all GPUs of the pod together, 3000 of 5000 in use"
+    judged(tenant, [Try("POST", PODS, gpu_pod("over", {GPU: 1, MEM: 9000}, notes={REQUEST: "2001"}), words)])
+    tenant.create(PODS, gpu_pod("rest", {GPU: 1, MEM: 9000}, notes={REQUEST: "2000"}))
+    fleet.bound("rest")
+    assert counted(fleet) == [5000] * 2 and oversold(fleet) == {}
+    fleet.api.delete("/api/v1/namespaces/default/resourcequotas/own")

@@ -104,7 +104,15 @@ def test_limits_that_the_driver_enforces(tmp_path: Path, case: str) -> None:
     assert check.status() == {"driver-limits": found}
     assert said in check.text
     if found == "passed":
-        assert check.stage("driver-limits")["figures"]["beyond_bytes"] == 0
+        figures = check.stage("driver-limits")["figures"]
+        assert figures["beyond_bytes"] == 0
+        assert {
+            name: figures[name].partition(":")[0] for name in ("driver-limit-root", "managed-raw", "dead-creator")
+        } == {
+            "driver-limit-root": "passed",
+            "managed-raw": "open",
+            "dead-creator": "not-run",
+        }
 
 
 def test_an_older_driver_has_no_limits_and_that_is_said(check: Check) -> None:

@@ -2,7 +2,7 @@
 """The controller of a stranger: an empty environment with ansible-core alone, and a project with an inventory.
 
 On this machine, or in the root of another release of Debian: a container of the image that simulated hosts of that
-release are made of. The hosts are this machine's either way: from the root, podman is called beside process 1.
+release are made of. The hosts are this machine's either way: from the root, podman is called beside this process.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ for source in ("/usr/sbin", "/usr/bin", "/sbin", "/bin"):
         if not spared.fullmatch(program.name) and not link.is_symlink() and not link.exists():
             link.symlink_to(program)
 """
-# Inside the root: this machine's podman. The mounts of process 1 are this machine's.
+# This machine's podman, among the mounts of this process: process 1 may have rights that a container lacks.
 PODMAN = """#!/bin/sh
-exec /usr/bin/nsenter -t 1 -m -- /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin CONTAINERS_CONF={conf} podman "$@"
+exec /usr/bin/nsenter -t {pid} -m -- /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin CONTAINERS_CONF={conf} podman "$@"
 """
 
 
@@ -144,7 +144,7 @@ class Controller:
             one.mkdir()
         if self.root:
             wrapper = self.programs / "podman"
-            wrapper.write_text(PODMAN.format(conf=simpodman.containers_conf()))
+            wrapper.write_text(PODMAN.format(pid=os.getpid(), conf=simpodman.containers_conf()))
             wrapper.chmod(0o755)
         self.expect(python, "-m", "venv", str(self.venv))
         inside = str(self.venv / "bin" / "python")

@@ -173,8 +173,10 @@ def test_check_mode_says_so_too(person, cluster):
     assert run.code != 0 and "the API server would refuse" in run.output, run.output
 
 
-def test_hosts_of_two_clusters_are_not_one(person):
-    run = person(group="a2", vgpu_kubeconfig="/other/kubeconfig")
+def test_hosts_of_two_clusters_are_not_one(person, tmp_path):
+    other = tmp_path / "other"
+    other.touch()
+    run = person(group="a2", vgpu_kubeconfig=str(other))
     assert run.code != 0 and "the hosts of this play differ in" in run.output, run.output
     assert "-e site_hosts=GROUP" in run.output
 
@@ -201,3 +203,31 @@ def test_images_that_are_pulled_leave_the_choice_of_nodes_to_kubernetes(person, 
     run = person(scheduler_kube_scheduler_archive="", scheduler_hosts=[])
     assert run.code == 0, run.output
     assert "nodeAffinity" not in cluster.objects[DEPLOYMENT]["spec"]["template"]["spec"]["affinity"]
+
+
+CLASS = "/apis/resource.k8s.io/v1/deviceclasses/vgpu"
+CLAIM_POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/vgpu-claim-parameters"
+
+
+def test_claims_need_neither_the_scheduler_nor_an_image(person, cluster):
+    """A controller that could build none is enough."""
+    bare = {"vgpu_allocation": "dra", "scheduler_image": "localhost/vgpu-scheduler:1", "scheduler_image_base": "none:1"}
+    claims = {**bare, "scheduler_claims_resource": "nvidia.com/gpu", "scheduler_image_builder": "docker"}
+    assert person("--check", **claims).code == 0 and cluster.writes == []
+    run = person(**claims)
+    assert run.code == 0, run.output
+    assert cluster.objects[CLASS]["spec"]["extendedResourceName"] == "nvidia.com/gpu"
+    assert CLAIM_POLICY in cluster.objects and DEPLOYMENT not in cluster.objects
+    again = person(**claims)
+    assert again.code == 0 and again.output.count("changed=0") == 2, again.output
+    gone = person("-e", "scheduler_state=absent", **claims)
+    assert gone.code == 0, gone.output
+    assert CLASS not in cluster.objects and CLAIM_POLICY not in cluster.objects
+
+
+def test_hosts_of_both_ways_are_one_cluster(person, cluster):
+    """a1 has no annotation of sizes, and needs none."""
+    cluster.put("/api/v1/nodes/a1", node("a1", made=False))
+    run = person(group="a1", vgpu_allocation="dra", device_plugin_kubeconfig="/etc/kubernetes/kubelet.conf")
+    assert run.code == 0, run.output
+    assert CLASS in cluster.objects and DEPLOYMENT in cluster.objects

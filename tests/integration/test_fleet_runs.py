@@ -252,7 +252,7 @@ def test_a_wrong_variable_of_one_host_stops_all(fleet: Fleet, playbook: str, opt
 
 
 @pytest.mark.parametrize("options", [[], ["--check"]])
-@pytest.mark.parametrize("kind, words", [("spoiled", SPOILED), ("busy", STOPS)])
+@pytest.mark.parametrize("kind, words", [("spoiled", SPOILED), ("busy", STOPS), ("claimed", "have the claims work/c")])
 def test_teardown_is_refused_before_its_first_change(fleet: Fleet, kind: str, words: str, options: list[str]) -> None:
     fleet.host("gpu-0002", table_kind=kind)
     run = fleet.run("teardown.yml", "", *options)

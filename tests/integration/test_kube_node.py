@@ -98,6 +98,7 @@ def test_a_node_that_somebody_else_cordoned_stays_so(place: Workplace, cluster: 
 
 def test_only_pods_that_ask_for_the_resource(place: Workplace, cluster: Cluster) -> None:
     cluster.pod("train", REPLICA_SET, gpu=True)
+    cluster.pod("infer", REPLICA_SET, resourceClaims=[{"name": "gpu", "resourceClaimName": "c"}])
     cluster.pod("web", REPLICA_SET)
     assert "changed=1" in call(place, state="drained", only="nvidia.com/").output
     assert cluster.pods == ["web"]
@@ -183,7 +184,7 @@ def upgrade(place: Workplace, step: dict[str, Any], *entries: str, **variables: 
     place.hosts({"some": [NODE]})
     # As the role preflight leaves it: the plan, and what the host said of itself.
     told = {
-        "preflight_plan": {"steps": [step], "roles": [step["role"]]},
+        "preflight_plan": {"steps": [step], "roles": [step["role"]], "outside": []},
         "__preflight_state": {"state": {"node": NODE}},
     }
     words = {**told, **variables}
@@ -229,7 +230,7 @@ def test_a_node_that_cannot_be_drained_is_given_back_for_nothing_was_changed(
         return {"ansible.builtin.import_role": {"name": "vgpu.fleet.upgrade", "tasks_from": name}}
 
     words = {
-        "preflight_plan": {"steps": [STEPS[0][0]], "roles": ["nvidia_driver"]},
+        "preflight_plan": {"steps": [STEPS[0][0]], "roles": ["nvidia_driver"], "outside": []},
         "__preflight_state": {"state": {"node": NODE}},
         "__upgrade_kept": {"resumed": resumed, "point": {"plugin": None}},
         "upgrade_kubeconfig": str(place.folder / "kubeconfig"),

@@ -32,6 +32,7 @@ NOT_RUN = [
     {"name": f"bypass-{n}", "verdict": "not-run", "expected": "", "found": "", "unit": "", "detail": "card full"}
     for n in range(9)
 ]
+ENFORCED = "memory is enforced by the driver: a limit was set and read back on this host"
 WARNING = "the container of allocation aa (docker web) has files that were removed from the node"
 
 
@@ -43,7 +44,7 @@ def isolation(verdict, *checks):
 def fleet():
     """Five hosts, each in another state."""
     usage = [{"by": "ns/trainer/main", "slices": ["GPU-a::0"], "used_mib": 900}]
-    well = facts(["GPU-a", "GPU-a2"], usage=usage, kubernetes=KUBERNETES)
+    well = facts(["GPU-a", "GPU-a2"], usage=usage, kubernetes=KUBERNETES, memory_enforcement=ENFORCED)
     a100 = facts(["GPU-d"], 2, ok=False, advertised=["GPU-d::0"], drift=[DRIFT])
     a100["capacity"]["gpus"][0].update(model="A100-80GB", memory_mib=81920, slice_mib=40960, advertised=1)
     a100["groups"] = ["a100"]
@@ -97,6 +98,7 @@ def test_what_a_host_says_stays_text(page, browser):
             "well",
             ["Kubernetes: Ready, 2 pods with GPUs", "nvidia.com/gpu 14 13 3", "ns/starts nvidia.com/gpu 2 Pending"],
         ),
+        ("well", [f"Limits: {ENFORCED}"]),
         ("dark", ["timed out"]),
         ("differs", ["A100-80GB", "1: not advertised", "GPU-d::1", "not made", "restart it"]),
         ("never-proven", ["vcuda", "7 of 7", "GPU-e", "changes when 1 is free", "Not heard: kubernetes (not asked)"]),
@@ -454,3 +456,9 @@ def test_a_fleet_of_none(make_page, browser):
 def test_check_mode_writes_it_too(make_page):
     folder = make_page({"well": facts(["GPU-a"])}, None, "Lab", "--check")
     assert sorted(one.name for one in folder.iterdir()) == ["fleet.html", "fleet.json", "fleet.md"]
+
+
+def test_who_enforces_memory_is_in_the_text_too(page):
+    lines = (page / "fleet.md").read_text().splitlines()
+    assert lines[lines.index("## Who enforces memory") + 2] == f"- well: {ENFORCED}"
+    assert "memory is enforced" not in "".join(line for line in lines if not line.startswith("- well"))

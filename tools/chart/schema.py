@@ -82,9 +82,6 @@ def variables() -> dict[str, Any]:
         if name == "vgpu_sharing":
             # The others need the host: a geometry, a daemon.
             found = {"enum": list(schema.BY_LABEL)}
-        refused = [one for other, those, _way_out in schema.UNAVAILABLE if other == name for one in those]
-        if refused:
-            found = {**found, "not": {"enum": refused}}
         properties[name] = {"description": variable.about, **found}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 

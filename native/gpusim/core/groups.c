@@ -239,6 +239,8 @@ void sim_group_joined(int slot)
 {
     struct sim_state *state = sim_self.state;
     uint64_t group = state->procs[slot].groups[0];
+    if (group == ROOT_INODE)
+        return; /* it was never made */
     for (uint32_t gpu = 0; gpu < state->gpu_count; gpu++) {
         if (!state->stale_limit[gpu] || state->memacct != SIM_MEMACCT_MISC || find((int)gpu, group))
             continue;
@@ -256,7 +258,7 @@ void sim_group_forget(void)
     memset(state->limits, 0, sizeof state->limits);
     memset(state->links, 0, sizeof state->links);
     memset(state->stale_limit, 0, sizeof state->stale_limit);
-    state->link_count = state->drop_next_limit = state->dead_creators = 0;
+    state->link_count = state->drop_next_limit = state->dead_creators = state->forked_children = state->anybody_limits = 0;
 }
 
 /* ---- what NVML asks ---------------------------------------------------------------------------------------------- */

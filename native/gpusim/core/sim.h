@@ -23,7 +23,7 @@
 #include <sys/types.h>
 
 #define SIM_MAGIC "GPUSIM01"
-#define SIM_VERSION 7u
+#define SIM_VERSION 8u
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_PROCS 1024
 #define SIM_MAX_CHANNELS 512       /* contexts of all processes on one GPU */
@@ -350,6 +350,8 @@ struct sim_state {
     uint64_t last_reap;
     uint32_t drop_next_limit;  /* the next set is answered with success and not applied */
     uint32_t dead_creators;    /* what is asked for in the name of a dead process is granted */
+    uint32_t forked_children;  /* a forked child may go on with the driver that its parent opened */
+    uint32_t anybody_limits;   /* a set asks for no capability */
     uint64_t link_count;
     uint64_t stale_limit[SIM_MAX_GPUS]; /* misc: what the next group inherits that has no limit; 0: nothing */
     struct sim_limit limits[SIM_LIMITS];

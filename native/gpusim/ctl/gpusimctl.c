@@ -24,6 +24,8 @@ static const char usage[] =
     "  memacct-drop-next            answer the next set with success and do not apply it\n"
     "  memacct-stale GPU MIB        let the next group without a limit inherit one, as misc may\n"
     "  dead-creator on|off          grant what is asked for in the name of a process that is dead\n"
+    "  forked-child on|off          let a forked child go on with the driver that its parent opened\n"
+    "  limits-by-anybody on|off     let processes without CAP_SYS_ADMIN set memory limits\n"
     "  clock real|manual|auto       which clock rules; clock advance MS moves a manual one; clock shows it\n"
     "GPU is an index or a UUID. GPUSIM_STATE and GPUSIM_PROFILE name the host's files.\n";
 
@@ -178,6 +180,10 @@ int main(int argc, char **argv)
         return switch_command(argc, argv, &sim_state()->nvml_fail);
     if (!strcmp(argv[0], "dead-creator"))
         return switch_command(argc, argv, &sim_state()->dead_creators);
+    if (!strcmp(argv[0], "forked-child"))
+        return switch_command(argc, argv, &sim_state()->forked_children);
+    if (!strcmp(argv[0], "limits-by-anybody"))
+        return switch_command(argc, argv, &sim_state()->anybody_limits);
     if (!strcmp(argv[0], "memacct-drop-next") || !strcmp(argv[0], "memacct-forget")) {
         sim_lock();
         if (!strcmp(argv[0], "memacct-forget"))

@@ -102,11 +102,14 @@ extern struct driver driver;
 
 /* First line of every entry point but cuInit. A forked child of an initialised process has no driver (as on hardware). */
 _Noreturn void driver_late(const char *function);
+CUresult driver_forked(void);
 static inline CUresult driver_enter(const char *function)
 {
     int ready = atomic_load_explicit(&driver.ready, memory_order_acquire);
-    if (__builtin_expect(!ready || sim_forks() != driver.forks, 0))
+    if (__builtin_expect(!ready, 0))
         return CUDA_ERROR_NOT_INITIALIZED;
+    if (__builtin_expect(sim_forks() != driver.forks, 0))
+        return driver_forked();
     if (__builtin_expect(ready == DRIVER_ENDED, 0))
         driver_late(function);
     return CUDA_SUCCESS;

@@ -105,6 +105,15 @@ void driver_late(const char *function)
     abort();
 }
 
+/* What raw ioctl would do on hardware, by the driver API: memory in the name of the process that opened the driver. */
+CUresult driver_forked(void)
+{
+    if (!sim_state()->forked_children || sim_attach(SIM_ROLE_CUDA) != SIM_OK)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    driver.forks = sim_forks();
+    return CUDA_SUCCESS;
+}
+
 static __attribute__((destructor)) void teardown(void)
 {
     if (atomic_load(&driver.ready) != 1 || sim_forks() != driver.forks || !hostile(SIM_HOSTILE_TEARDOWN))

@@ -21,8 +21,8 @@ from ..gpu import nvml
 from ..host import digest
 from ..host.host import Host
 from ..state import running_plugin
+from . import claims, tables
 from . import running as capacity_running
-from . import tables
 
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
 CHECKPOINT = KUBELET_DIR + "/kubelet_internal_checkpoint"
@@ -87,6 +87,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
         "resources": [node_config.RESOURCE_NAME],
         "kubelet": bool(seen["kubelet"] or seen["checkpoint_text"]),
         "shared": False,
+        "claims": None,
         "expected": [],
         "advertised": [],
         "gpus": [],
@@ -101,6 +102,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
         "drift": drift,
         "notes": [],
         "plugin_warnings": [],
+        "memory_enforcement": str((seen["plugin"] or {}).get("memory_enforcement_reason") or ""),
         "missing": missing(seen),
     }
     drift += capacity_running.wanted(seen.get("wanted_text"), seen.get("base_text"), seen.get("base_path") or "")
@@ -209,6 +211,13 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
     pieces = _until_free(pieces, seen, answer)
     answer["expected"] = [piece._asdict() for piece in pieces]
     answer["resources"] = sharing.resources_of(pieces, config)
+    if node_config.by_claims(config):
+        # Slots of its cards; the kubelet knows no resource of such a node.
+        answer.update(
+            resource=capacity_running.CLAIM_DRIVER,
+            resources=[],
+            claims=claims.expected(seen["nvml"]["gpus"], pieces, config),
+        )
     for gpu in seen["nvml"]["gpus"]:
         made = [piece for piece in pieces if piece.uuid == gpu["uuid"]]
         row = {key: gpu[key] for key in ("index", "uuid", "model", "memory_mib", "used_mib")}
@@ -328,6 +337,10 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
             remedy = "wait for the kubelet, or restart it: systemctl restart kubelet"
             _differ(answer["drift"], "kubelet", name, "registered", "not in the checkpoint", remedy)
         answer["advertised"] = advertised
+        if answer["claims"] is not None:
+            # That the API server has them is what kube_capacity_info compares.
+            answer["advertised"] = [] if deaf else _healthy(status)
+            return _count(answer, leased)
         expected = [piece["id"] for piece in answer["expected"]]
         unhealthy = _unhealthy(status, answer)
         unoffered = {piece["id"] for piece in answer["expected"] if piece["uuid"] in unhealthy}
@@ -344,9 +357,15 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
             where = ", ".join(answer["resources"])
             _differ(answer["drift"], "advertised", where, "only our slices", _some(foreign), remedy)
     else:
-        answer["advertised"] = [
-            piece["id"] for piece in status.get("slices") or [] if piece.get("health", HEALTHY) == HEALTHY
-        ]
+        answer["advertised"] = _healthy(status)
+    return _count(answer, leased)
+
+
+def _healthy(status: dict[str, Any]) -> list[str]:
+    return [piece["id"] for piece in status.get("slices") or [] if piece.get("health", HEALTHY) == HEALTHY]
+
+
+def _count(answer: dict[str, Any], leased: Sequence[str]) -> None:
     for row in answer["gpus"]:
         mine = {piece["id"] for piece in answer["expected"] if piece["uuid"] == row["uuid"]}
         ids = {*answer["advertised"], *leased} & mine

@@ -13,6 +13,8 @@ import time
 from typing import Any, Mapping
 
 MIB = 1 << 20
+# Of claims (Dynamic Resource Allocation).
+CLAIM_DRIVER = "gpu.vgpu.fleet"
 # What the library may charge beyond what the driver has: a twin of the watcher's tolerance in the other direction.
 LEAST_MIB, PART = 64, 16
 ABSENT = "not set"

@@ -55,6 +55,7 @@ def host_report(
     the whole tables of both; the GPUs of a host that differs are always shown."""
     offered, expected = advertised(capacity), len(capacity["expected"])
     teller = "kubelet" if capacity["kubelet"] else "device plugin (no kubelet here)"
+    teller = "driver of claims" if capacity.get("claims") is not None else teller
     results = [with_passed(one) for one in (isolation or {}).get("results") or []]
     head = f"{capacity['resource']}: {offered} advertised by the {teller}, {expected} expected"
     if results:

@@ -9,12 +9,14 @@ from ..host.digest import sha256
 from . import node_config, sharing, slices
 
 # Kinds of allocations that are somebody's work; "lease" is a check's.
-HOLDERS = ("kubelet", "container", "exec")
+CLAIM = "claim"
+OUTSIDE = ("container", "exec")
+HOLDERS = ("kubelet", CLAIM, *OUTSIDE)
 
 
 def held(state: dict[str, Any]) -> list[list[str]]:
-    """The slices of each container: of the kubelet, of docker or podman, and of a program of vgpuctl exec; what an
-    isolation check holds is none.
+    """The slices of each container: of the kubelet, of a claim, of docker or podman, and of a program of vgpuctl exec;
+    what an isolation check holds is none.
     """
     status = state["plugin"]["status"] or {}
     allocations = status.get("allocations") or []
@@ -33,13 +35,17 @@ def outside(state: dict[str, Any]) -> list[str]:
     status = state["plugin"]["status"] or {}
     allocations = status.get("allocations") or []
     named = [
-        str(one.get("holder") or f"{one['kind']} {one.get('id')}")
-        for one in allocations
-        if one.get("kind") in HOLDERS[1:]
+        str(one.get("holder") or f"{one['kind']} {one.get('id')}") for one in allocations if one.get("kind") in OUTSIDE
     ]
     recorded = {name for one in allocations for name in one.get("slice_ids") or []}
     free = [one["id"] for one in status.get("slices") or [] if one.get("in_use") and one["id"] not in recorded]
     return sorted(named) + [f"a container with slice {one} by its CDI name" for one in sorted(free)]
+
+
+def claims(state: dict[str, Any]) -> list[str]:
+    """The names of the claims whose shares containers of this node have: ``claim default/c``."""
+    allocations = (state["plugin"]["status"] or {}).get("allocations") or []
+    return sorted({f"claim {one.get('holder') or '?'}" for one in allocations if one.get("kind") == CLAIM})
 
 
 def active_name(path: str, status: dict[str, Any] | None) -> str:

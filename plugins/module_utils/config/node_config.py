@@ -38,6 +38,8 @@ RESOURCE_NAME = "nvidia.com/gpu"
 # Value of vgpu_sharing → section of NVIDIA's file.
 REPLICATED = {"time-slicing": "timeSlicing", "mps": "mps"}
 MPS_ROOT = "/run/nvidia/mps"
+# Variables that are written only where a group sets them.
+NEWER = ("vgpu_memory_enforcement", "vgpu_allocation")
 
 ABSOLUTE = Text("an absolute path", r"^/")
 NVIDIA_V1 = "nvidia-v1"
@@ -180,7 +182,7 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
     shared = clean["vgpu_sharing"] == "vcuda"
     for name, variable in schema.VARIABLES.items():
         place = variable.node[:1] if variable.node[:1] == ("flags",) else variable.node[:2]
-        if name == "vgpu_memory_enforcement" and clean[name] == variable.default:
+        if name in NEWER and clean[name] == variable.default:
             continue  # so that the file of a host whose group does not set it stays as a former version wrote it
         if clean[name] is not None and (place == ("flags",) or (shared and place == schema.VCUDA)):
             _set(config, variable.node, clean[name])
@@ -369,6 +371,11 @@ def _relaxed(kind: Kind, value: Any, path: str, findings: list[Finding]) -> Any:
 def dump(config: dict[str, Any]) -> str:
     """The text of the file: stable, so that equal configurations are equal bytes."""
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
+
+
+def by_claims(config: dict[str, Any]) -> bool:
+    """Whether pods get GPUs by claims, and not by the device plugin."""
+    return bool((config.get("flags") or {}).get("allocation") == schema.CLAIMS)
 
 
 def resource_name(config: dict[str, Any]) -> str:

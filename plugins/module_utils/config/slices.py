@@ -25,6 +25,10 @@ ADVISED_SPLIT = (("GTX 1080 Ti", 5), ("RTX 2080 Ti", 5), ("T4", 7), ("A100", 15)
 MODEL_SUFFIXES = ("ti", "super")
 
 
+# What no scheduler gives out of a card whose claims have sizes of their own: the isolation check takes its share there.
+RESERVE_MIB, RESERVE_PART = 1024, 16
+
+
 class SliceError(ValueError):
     """A configuration that cannot be carried out on a GPU."""
 
@@ -90,6 +94,15 @@ def share_of(gpu: dict[str, Any], config: dict[str, Any]) -> Share | None:
     memory = chosen.get("memoryScaling", vcuda.get("memoryScaling", "1.0"))
     cores = chosen.get("coresScaling", vcuda.get("coresScaling"))
     return Share(split, _scaling(memory), str(split) if cores is None else _scaling(cores), position)
+
+
+def claimable_mib(gpu: dict[str, Any], share: Share, requested: bool) -> int:
+    """What claims (Dynamic Resource Allocation) may hold together of a GPU. Raises SliceError."""
+    slice_mib, _percent = size_of(gpu, share)
+    if not requested:
+        return slice_mib * share.split_count
+    total = int(int(gpu["memory_mib"]) * Fraction(share.memory_scaling))
+    return total - min(RESERVE_MIB, total // RESERVE_PART)
 
 
 def size_of(gpu: dict[str, Any], share: Share) -> tuple[int, int]:

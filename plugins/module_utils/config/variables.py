@@ -90,7 +90,10 @@ VARIABLES: dict[str, Variable] = {
         Choice("equal", "requested"), "equal", (*VCUDA, "sliceSizing"), "equal slices, or as pods ask (scheduler)"
     ),
     "vgpu_allocation": Variable(
-        Choice("device-plugin", "dra"), "device-plugin", (), "by which way of Kubernetes pods get GPUs; dra: by claims"
+        Choice("device-plugin", "dra"),
+        "device-plugin",
+        ("flags", "allocation"),
+        "by which way of Kubernetes pods get GPUs; dra: by claims, from 1.36 on",
     ),
     "vgpu_devices": Variable(
         ListOf(EXCEPTION), [], (*VCUDA, "devices"), "exceptions by index, uuid or model; the first match wins"
@@ -223,12 +226,10 @@ class NamedConfig(Kind):
 
 VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONFIG_NAME, NamedConfig()))
 
-# Values of the schema that this version does not implement. They are refused, never ignored.
-UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
-    ("vgpu_allocation", ("dra",), "site.yml does not set it up; leave it at device-plugin"),
-)
+# Value of vgpu_allocation with which pods get GPUs by claims; its only way into a container.
+CLAIMS, WAYS_OF_CLAIMS = "dra", ("auto", "cdi-cri")
 # Settings that a node label cannot choose: they need changes on the host that a running plugin does not make.
-ONLY_FOR_THE_HOST = ("mig_geometry", "mig_replicas", "time_slice")
+ONLY_FOR_THE_HOST = ("mig_geometry", "mig_replicas", "time_slice", "allocation")
 # Sharing of a host → what a named configuration of it may share by: what needs nothing else on the node.
 BY_LABEL = {
     "vcuda": ("vcuda", "time-slicing", "none"),
@@ -285,12 +286,8 @@ def unknown_variable(name: str) -> Finding:
 
 
 def unavailable(clean: dict[str, Any]) -> list[Finding]:
-    """Findings for valid variables that this version does not implement or that have no effect."""
-    findings = []
-    for name, values, way_out in UNAVAILABLE:
-        if clean[name] in values:
-            shown = str(clean[name]).lower() if isinstance(clean[name], bool) else clean[name]
-            findings.append(error(name, f"{shown} is not available in this version; {way_out}"))
+    """Findings for valid variables that cannot be had together or that have no effect."""
+    findings = _claims(clean) if clean["vgpu_allocation"] == CLAIMS else []
     for name in sorted(clean["vgpu_configs"]):
         findings += _named_faults(clean, name)
     for key in sorted(clean["vgpu_resource_names"] or {}):
@@ -321,6 +318,21 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
         message = f"is not available with vgpu_sharing: {clean['vgpu_sharing']} in this version"
         findings.append(error("vgpu_resource_names", message))
     return findings
+
+
+def _claims(clean: dict[str, Any]) -> list[Finding]:
+    """What claims cannot do, whatever the host."""
+    name, found = "vgpu_allocation", []
+    if clean["vgpu_sharing"] == "mps":
+        message = "dra offers no clients of MPS; leave it at device-plugin, or choose another vgpu_sharing"
+        found.append(error(name, message))
+    if clean["vgpu_handover"] not in WAYS_OF_CLAIMS:
+        message = f"{clean['vgpu_handover']} is no way for claims, which are handed over by CDI; leave it at auto"
+        found.append(error("vgpu_handover", message))
+    if clean["vgpu_sharing"] == "vcuda" and clean["vgpu_multi_slice"] == "merge":
+        message = "merge has no effect with vgpu_allocation: dra: a container with several shares has their sum"
+        found.append(warning("vgpu_multi_slice", message))
+    return found
 
 
 def _driver_limits(clean: dict[str, Any]) -> list[Finding]:

@@ -19,6 +19,7 @@ RUNFILE = "/usr/bin/nvidia-uninstall"
 SMI = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi")
 # The file that keeps nouveau from the GPUs; the initramfs must have a copy.
 NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
+CONTROLLERS = ("dmem", "misc")
 # In the order in which they must be unloaded: each uses those after it.
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
 # Services that hold the driver open besides users' work. A reload of the modules stops them and starts them again,
@@ -44,6 +45,7 @@ def read(host: Host) -> dict[str, Any]:
     text = host.text("/proc/driver/nvidia/version") or ""
     modules = loaded_modules(host)
     secure = secure_boot(host)
+    controllers = host.text("/sys/fs/cgroup/cgroup.controllers")
     return {
         **found,
         "open_module": "Open Kernel Module" in text if found["loaded_version"] else None,
@@ -58,8 +60,10 @@ def read(host: Host) -> dict[str, Any]:
         "initramfs_old": initramfs_old(host, NOUVEAU_FILE),
         "nvlink5": nvlink5(host),
         "signed_modules": signed_modules(host),
-        # For limits that the driver enforces: version 2 of control groups alone, and RmMemacctMode.
-        "cgroup2": host.text("/sys/fs/cgroup/cgroup.controllers") is not None,
+        # For limits that the driver enforces: version 2 of control groups alone, those of its two controllers that the
+        # kernel has and that are not disabled, None where nothing says; and RmMemacctMode.
+        "cgroup2": controllers is not None,
+        "controllers": None if controllers is None else [one for one in CONTROLLERS if one in controllers.split()],
         "registry": registry(host),
         # The link is there with the kernel, what it points to with the headers.
         "headers": bool(host.names(f"/lib/modules/{host.os_release()['kernel']}/build")),

@@ -13,6 +13,8 @@ AUTO, DRIVER, LIBRARY = "auto", "driver", "library"
 NONE = "none"
 CHOICES = (AUTO, DRIVER, LIBRARY)
 FIRST_BRANCH = 615
+# It turns some controllers on for a container, and neither of these.
+CRUN = "crun"
 NOT_TRIED = "nothing was tried on this host yet"
 # Sharing modes whose containers are given a limit; a MIG device's memory is its own, and whole GPUs have none.
 LIMITED = ("vcuda", "time-slicing", "mps")
@@ -23,6 +25,8 @@ class Facts(NamedTuple):
 
     ``branch``: of the driver, 0: unknown. ``cards``: GPUs before Turing. ``handover``: empty where containers get their
     GPUs by CDI, else the reason why not. ``cgroup2``: whether version 2 of control groups is mounted at their root.
+    ``controllers``: dmem and misc, as far as the kernel has them; None: unknown. ``engine`` and ``runtime``: who starts
+    containers; empty: unknown.
     """
 
     branch: int
@@ -33,6 +37,19 @@ class Facts(NamedTuple):
     cgroup2: bool = True
     handover: str = ""
     probed: tuple[str, str] | None = None
+    controllers: Sequence[str] | None = None
+    engine: str = ""
+    runtime: str = ""
+
+    def parts(self) -> str:
+        """What of kernel and engine the limits depend on, as far as it is known, in brackets."""
+        said = []
+        if self.controllers:
+            said.append(f"the kernel has {' and '.join(self.controllers)}")
+        if self.runtime:
+            by = f"{self.engine} starts containers by {self.runtime}"
+            said.append(by + (", which turns neither on: the hook does" if self.runtime == CRUN else ""))
+        return f" ({'; '.join(said)})" if said else ""
 
 
 class Verdict(NamedTuple):
@@ -72,6 +89,11 @@ def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -
         return "RmMemacctMode=0 turns the driver's limits off"
     if not facts.cgroup2:
         return "version 2 of control groups alone is not what is mounted at the root of control groups"
+    if facts.controllers is not None and not facts.controllers:
+        return (
+            "this kernel has neither of the controllers by which the driver counts, dmem (CONFIG_CGROUP_DMEM) and misc "
+            "(CONFIG_CGROUP_MISC)"
+        )
     if facts.handover:
         return facts.handover
     return ""

@@ -6,18 +6,19 @@ NVML and the node's watcher outside.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
 import time
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 from ..gpu import memory_limits
+from ..gpu.nvml import NvmlError
 from ..host.mount_namespace import Mount
-from . import observer, verdicts, watcher
+from . import driver_verdicts, observer, verdicts, watcher
 from . import pair as isolation_pair
+from .driver_checks import Account, DriverChecks
 from .engines import NAMESPACE, Engines, Lease
-from .runner import ASK_S, START_S, RunnerError
+from .plugin_client import Plugin, PluginError
+from .runner import ASK_S, SHELL, START_S, RunnerError
 
 # The folder of the library's version in the slice; and the file alone, in an answer of an older plugin.
 LIBRARY, OLD_LIBRARY = "/dev/vgpu/lib", "/usr/local/lib/vgpu/libvgpu.so"
@@ -25,18 +26,16 @@ LIBRARY, OLD_LIBRARY = "/dev/vgpu/lib", "/usr/local/lib/vgpu/libvgpu.so"
 PROBE = "/dev/vgpu-probe"
 # Seconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
 HOLD_MS = 3000
-# Fields that are read of vgpuctl's answers.
-KEYS = {
-    "status": frozenset(("gpus", "slices")),
-    "watch": frozenset(("findings", "looks", "looks_to_name", "interval_s", "fault")),
-    "lease": frozenset(("allocation", "ids", "envs", "mounts", "devices", "cdi_devices")),
-}
 # Memory of a slice for each bypass that runs together with others: a context of a large card, and what it takes.
 ROOM_MIB = 512
 # Seconds for which a share is measured while another slice is busy; a slice of all SMs has none.
 BESIDE_S = 5.0
 # Two slices meet, fill, hand over and judge.
 MEET_S = 2.0
+# A program that ends at once: what is tried with its container is tried while it waits for our word.
+IDLE = [SHELL, "-c", ":"]
+# How long a bypass that the driver did not refuse has what it got, until the sum of its group was seen.
+SUM_MS = 2000
 # Seconds of the second lease that slow engines take besides the program: each creates, starts, ends and removes a
 # container, and one container waits for the other.
 ENGINE_S = isolation_pair.WAIT_S + START_S + 4 * ASK_S
@@ -58,45 +57,6 @@ for n in range(pynvml.nvmlDeviceGetCount()):
     uuid = uuid.decode() if isinstance(uuid, bytes) else uuid
     print("%s, %d" % (uuid, pynvml.nvmlDeviceGetMemoryInfo(one).total >> 20))
 """
-
-
-class PluginError(Exception):
-    """The device plugin did not do what was asked; ``rc`` is the exit status of vgpuctl."""
-
-    def __init__(self, rc: int, message: str) -> None:
-        self.rc = rc
-        super().__init__(message)
-
-
-class Plugin:
-    """The device plugin of this host, through vgpuctl."""
-
-    def __init__(self, program: str, socket: str) -> None:
-        self._command = [program, "--socket", socket]
-
-    def ask(self, *arguments: str) -> dict[str, Any]:
-        try:
-            done = subprocess.run(
-                [*self._command, *arguments, "--json"], capture_output=True, text=True, timeout=60, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as fault:
-            raise PluginError(
-                1, f"{self._command[0]} {arguments[0]}: {fault}; the role device_plugin installs it"
-            ) from None
-        if done.returncode != 0:
-            raise PluginError(
-                done.returncode, done.stderr.strip() or f"vgpuctl {arguments[0]} ended with {done.returncode}"
-            )
-        try:
-            answer = json.loads(done.stdout)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict) or not KEYS.get(arguments[0], frozenset()) <= set(answer):
-            said = " ".join((done.stdout + " " + done.stderr).split())[:200] or "nothing"
-            raise PluginError(
-                1, f"{self._command[0]} {arguments[0]} answered {said}, expected a JSON object; is it vgpuctl?"
-            )
-        return answer
 
 
 class BadOption(Exception):
@@ -128,6 +88,8 @@ class SliceCheck:
         # Who enforces memory, as the plugin says; a process in a namespace of its own is in no container's group.
         self._claimed = str(status.get("memory_enforcement") or "")
         self._has_neighbours = any(one["in_use"] for one in others)
+        of_gpu = [one.get("memory_mib", 0) for one in status["slices"] if one["uuid"] == gpu["uuid"]]
+        self._oversold = "memory_mib" in gpu and sum(of_gpu) > gpu["memory_mib"]
         self._minors = [gpu["minor"]]
         self._expected = verdicts.Expected(self.slice["uuid"], self.slice["memory_mib"])
         every = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
@@ -143,6 +105,8 @@ class SliceCheck:
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()
         self._by_driver = self._claimed.startswith("driver-") and self.runner.name != NAMESPACE
+        # What the driver enforced for the container's group when it was first started.
+        self._limit = driver_verdicts.DriverLimit(fault="the host could not look")
         self.smi_table = ""
         # Bypasses that did not run, or not long enough for the watcher, because ``duration`` had passed.
         self.left_out: list[str] = []
@@ -178,11 +142,14 @@ class SliceCheck:
         ways = [name for name in asked if name.startswith(verdicts.BYPASS)]
         wanted = [name for name in asked if name not in ways] or (["totals"] if ways else list(verdicts.PROBE_CHECKS))
         checks = self._run_probe(wanted)
+        checks += self._check_driver() if self._by_driver else []
         checks += [self._run_nvidia_smi(), self._run_nvidia_ml_py()]
         checks += self._try_bypasses(ways if asked else list(verdicts.PROBE_BYPASSES))
         named = self._params["checks"]
         if not named or verdicts.IMPORT in named:
             checks.append(self._import_beside())
+        if self._by_driver and (not named or driver_verdicts.BESIDE in named):
+            checks.append(self._driver_beside())
         if verdicts.BESIDE in named:  # needs a second slice, so only on request
             checks.append(self._share_beside())
         return [one for one in checks if not named or one["name"] in [*named, "probe"]]
@@ -202,10 +169,9 @@ class SliceCheck:
         def before_start(pid: int) -> None:
             seen["missing"] = observer.missing_mounts(pid, self._promised)
             seen["nodes"] = observer.gpu_device_nodes(pid)
-            seen["group"] = observer.group_of(pid, self._params.get("cgroup_root") or memory_limits.CGROUP_ROOT)
             # While it waits: its group is gone with it.
             if self._by_driver and watch is not None:
-                seen["limit"] = observer.driver_limit(watch.reader, self._expected.uuid, seen["group"])
+                self._limit = observer.driver_limit(watch.reader, self._expected.uuid, self._group_of(pid))
 
         def while_running(pid: int) -> None:
             if watch is not None:
@@ -218,8 +184,7 @@ class SliceCheck:
         checks = [verdicts.of_mounts(seen["missing"], [one.container_path for one in self._promised])]
         checks.append(verdicts.of_device_nodes(seen["nodes"], len(self._minors)))
         if self._by_driver:
-            limit = seen.get("limit") or verdicts.DriverLimit(fault="the host could not look")
-            checks.append(verdicts.of_driver(self._claimed, limit, self._expected))
+            checks.append(driver_verdicts.of_driver(self._claimed, self._limit, self._expected))
         checks += verdicts.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, wanted)
         checks = verdicts.of_namespace(checks) if self.runner.name == NAMESPACE else checks
         filled = verdicts.filled(checks)
@@ -230,6 +195,58 @@ class SliceCheck:
             watch.close()
             checks.append(verdicts.of_outside(watch.most_bytes, watch.polls, watch.fault, self._expected, filled))
         return checks
+
+    def _group_of(self, pid: int) -> str:
+        return observer.group_of(pid, self._params.get("cgroup_root") or memory_limits.CGROUP_ROOT)
+
+    def _tenants(self, reader: Any) -> DriverChecks:
+        """Raises NvmlError."""
+        full = self._oversold and self._has_neighbours
+        crowded = "the slices of the GPU are oversold and others are in use, so it is not filled" if full else ""
+        return DriverChecks(Account(reader, self._expected.uuid), self._expected.uuid, self._claimed, crowded)
+
+    def _check_driver(self) -> list[dict[str, Any]]:
+        """Starts the container again, and tries its limit while it waits."""
+        named = self._params["checks"]
+        if named and not set(named) & set(verdicts.DRIVER_CHECKS):
+            return []
+        checks: list[dict[str, Any]] = []
+
+        def before_start(pid: int) -> None:
+            group = self._group_of(pid)
+            with observed(self._expected.uuid) as reader:
+                limit = observer.driver_limit(reader, self._expected.uuid, group)
+                checks.append(driver_verdicts.of_restart(self._claimed, self._limit, limit, self._expected))
+                if limit.hard is not None:
+                    tenants = self._tenants(reader)
+                    checks.extend(tenants.run(group, pid, limit.hard, lambda one: not named or one in named))
+
+        try:
+            self.runner.run(IDLE, float(self._params["timeout"]), before_start)
+        except (RunnerError, NvmlError) as fault:
+            self._engines.heed(fault)
+            if not checks:
+                why = driver_verdicts.DriverLimit(fault=str(fault))
+                checks.append(driver_verdicts.of_restart(self._claimed, self._limit, why, self._expected))
+        return checks
+
+    def _driver_beside(self) -> dict[str, Any]:
+        """Another slice's limit and account, while a tenant without our library fills this one."""
+        timeout = float(self._params["timeout"])
+        found: list[dict[str, Any]] = []
+
+        def work(other: SliceCheck) -> dict[str, Any]:
+            def beside(theirs: int, ours: int) -> None:
+                with observed(self._expected.uuid) as reader:
+                    group = self._group_of(ours)
+                    limit = observer.driver_limit(reader, self._expected.uuid, group)
+                    tenants = self._tenants(reader)
+                    found.append(tenants.beside(group, limit.hard or 0, self._group_of(theirs)))
+
+            other.runner.run(IDLE, timeout, lambda one: self.runner.run(IDLE, timeout, lambda our: beside(one, our)))
+            return found[0]
+
+        return self._beside(driver_verdicts.BESIDE, MEET_S + 2 * self.runner.overhead_s, work)
 
     def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
         """Fills the slice again for a while, where no poll saw a fill: one may be over between two polls, and a
@@ -251,7 +268,7 @@ class SliceCheck:
         """
         if self._by_driver:
             # The driver refuses them all in a full slice, and then none takes another tenant's memory.
-            checks = [verdicts.of_driver_bypass(one, self._claimed) for one in self._try(ways)]
+            checks = self._by_sum(self._try(ways))
             self.left_out += [one["name"] for one in checks if one["left_out"]]
             return checks
         closed = [name for name in ways if name not in verdicts.MAY_BE_OPEN]
@@ -264,6 +281,32 @@ class SliceCheck:
             checks += [verdicts.neighbours_in_use(alone)] if self._has_neighbours else self._show([alone])
         self.left_out += [one["name"] for one in checks if one["left_out"]]
         return checks
+
+    def _by_sum(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Bypasses that the driver did not refuse go again, each for a while, and the sum of the group is judged."""
+        opened = [one["name"] for one in found if one["verdict"] == verdicts.OPEN]
+        if not opened:
+            return found
+        most: list[int] = []
+        watch = observer.watch(self._expected.uuid)
+
+        def look(pid: int) -> None:
+            if watch is not None and not watch.fault:
+                watch.poll(pid)
+                with contextlib.suppress(NvmlError):
+                    account = Account(watch.reader, self._expected.uuid)
+                    most.append(max(account.used(self._group_of(pid)), watch.most_bytes or 0))
+
+        again = {one["name"]: one for one in self._ask_probe(opened, "--hold", str(SUM_MS), look=look)}
+        if watch is not None:
+            watch.close()
+        greatest = max(most, default=None)
+        return [
+            driver_verdicts.of_bypass(again.get(one["name"], one), self._claimed, self._limit.hard, greatest)
+            if one["name"] in opened
+            else one
+            for one in found
+        ]
 
     def _try(self, ways: list[str]) -> list[dict[str, Any]]:
         left = self._left_s()
@@ -359,7 +402,7 @@ class SliceCheck:
             return verdicts.check(name, verdicts.NOT_RUN, "another slice", "none", detail=str(fault))
         try:
             return work(SliceCheck(self._params, self._plugin, lease, self._plugin.ask("status"), self._engines))
-        except (RunnerError, PluginError) as fault:
+        except (RunnerError, PluginError, NvmlError) as fault:
             self._engines.heed(fault)
             return verdicts.check(name, verdicts.NOT_RUN, "two slices", "one", detail=str(fault))
         finally:
@@ -383,6 +426,18 @@ class SliceCheck:
         runner = self.runner if self.runner.name == NAMESPACE else self._engines.namespace(self._as_leased())
         outcome = runner.run([python, "-I", "-c", READ_BY_PYNVML], float(self._params["timeout"]))
         return verdicts.of_reader("nvidia-ml-py", outcome.rc, outcome.out, outcome.err, self._expected)
+
+
+@contextlib.contextmanager
+def observed(uuid: str) -> Iterator[Any]:
+    """A reader of the host's NVML. Raises RunnerError where the host has none that starts."""
+    watch = observer.watch(uuid)
+    if watch is None or watch.fault:
+        raise RunnerError(watch.fault if watch else "the host has no libnvidia-ml.so.1")
+    try:
+        yield watch.reader
+    finally:
+        watch.close()
 
 
 def interpreter_of(program: str) -> str:

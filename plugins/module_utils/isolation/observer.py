@@ -12,7 +12,7 @@ from typing import Any, Sequence
 
 from ..gpu import memory_limits
 from ..gpu.nvml import CtypesReader, NvmlError
-from .verdicts import DriverLimit
+from .driver_verdicts import DriverLimit
 
 NOT_AVAILABLE = 2**64 - 1  # NVML: this platform does not report the memory of a process
 INSUFFICIENT_SIZE = 7
@@ -130,7 +130,16 @@ def driver_limit(reader: Any, uuid: str, group: str) -> DriverLimit:
         above = memory_limits.get_limits(reader.library, handle, os.path.dirname(group))
     except NvmlError:
         above = None
-    return DriverLimit(group, limits.soft, limits.hard, above is None or above.hard != limits.hard, card)
+    own = above is None or above.hard != limits.hard
+    return DriverLimit(group, limits.soft, limits.hard, own, card, inode=_inode(group))
+
+
+def _inode(folder: str) -> int:
+    """Which group it is, whatever its path; 0 where it is gone."""
+    try:
+        return os.stat(folder).st_ino
+    except OSError:
+        return 0
 
 
 def namespace_of(pid: int, proc: str = "/proc") -> str:

@@ -72,13 +72,24 @@ SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
 IMPORT, EXPORT = "import-beside", "export-beside"
 # Percent of the GPU's time by which a measured share may exceed its limit, as in the probe.
 SHARE_TOLERANCE = 5
+# What the driver itself enforces: driver_checks.py.
+DRIVER_CHECKS = (
+    "driver-limit",
+    "driver-refuses",
+    "driver-limit-children",
+    "driver-limit-restart",
+    "driver-limit-root",
+    "managed-raw",
+    "dead-creator",
+    "driver-limit-beside",
+)
 OWN = (
     "mounts",
     "device-nodes",
     "gpu-as-leased",
     "limit-as-configured",
     "outside-memory",
-    "driver-limit",
+    *DRIVER_CHECKS,
     "nvidia-smi",
     "nvidia-ml-py",
     BESIDE,
@@ -89,7 +100,10 @@ FILLS = ("limit-exact", "four-processes")
 # The part of a fill, in percent, that a poll must have seen.
 SEEN_PERCENT = 90
 # A host may not have what these need; then they do not run, and the verdict does not depend on them.
-OPTIONAL = ("private-context", "device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE, IMPORT)
+OPTIONAL = (
+    *("private-context", "device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE, IMPORT),
+    *(one for one in DRIVER_CHECKS if one not in ("driver-limit", "driver-limit-restart")),
+)
 # Prefix of the bypasses' names. Each has requirements of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
 # The only ones that may be open, as docs/threat-model.md says; the probe is not believed about others.
@@ -124,20 +138,6 @@ class Expected(NamedTuple):
 
     uuid: str
     memory_mib: int
-
-
-class DriverLimit(NamedTuple):
-    """What the driver enforces for a control group, seen from the host; ``hard`` None: nothing, ``fault`` says why.
-
-    ``own``: whether it is this group's and not one above it; ``card``: bytes of the GPU, 0: unknown.
-    """
-
-    group: str = ""
-    soft: int = 0
-    hard: int | None = None
-    own: bool = True
-    card: int = 0
-    fault: str = ""
 
 
 def check(
@@ -269,27 +269,6 @@ def of_outside(most_bytes: int | None, polls: int, fault: str, expected: Expecte
     if verdict == PASSED and not seen(most_bytes, filled_bytes):
         verdict, detail = NOT_RUN, f"{detail}, and none saw the {filled_bytes} bytes that the probe says it filled"
     return check("outside-memory", verdict, f"at most {limit}", most_bytes, "bytes", detail)
-
-
-def of_driver(claimed: str, seen: DriverLimit, expected: Expected) -> dict[str, Any]:
-    """The limit of the container's own control group, by the driver. ``claimed``: what the device plugin says enforces.
-
-    Where the driver is said to and does not, that is a violation, whatever the library holds.
-    """
-    name, wanted = "driver-limit", f"soft 0, hard {expected.memory_mib * MIB}"
-    if seen.hard is None:
-        return check(name, VIOLATED, wanted, "none", "bytes", f"{claimed} is claimed: {seen.fault}")
-    at_most_card = min(expected.memory_mib * MIB, seen.card or expected.memory_mib * MIB)
-    held = (seen.soft, seen.hard) == (0, at_most_card) and seen.own
-    detail = f"{claimed}, group {seen.group}" + ("" if seen.own else ", whose limit is not its own but one above it")
-    return check(name, PASSED if held else VIOLATED, wanted, f"soft {seen.soft}, hard {seen.hard}", "bytes", detail)
-
-
-def of_driver_bypass(one: dict[str, Any], claimed: str) -> dict[str, Any]:
-    """The verdict of a bypass that the driver is claimed to refuse: one that got more than the slice is a violation."""
-    if one["verdict"] != OPEN:
-        return one
-    return dict(one, verdict=VIOLATED, detail=f"{one['detail']}; {claimed} is claimed and refused nothing")
 
 
 def of_watcher(

@@ -63,6 +63,16 @@ def shown(one: dict[str, Any] | None) -> dict[str, Any] | None:
     return out
 
 
+def refusals(api: Any, objects: Sequence[dict[str, Any]]) -> str:
+    """What the API server would say against applying them, with the way out; empty where it would take them all.
+    Nothing is changed.
+    """
+    refused = [api.refusal(path_of(one), one) for one in objects]
+    lines = list(dict.fromkeys(filter(None, refused)))
+    way_out = "use the kubeconfig of a cluster administrator, or have these rights granted"
+    return "\n".join([f"Nothing was changed: the API server would refuse; {way_out}:", *lines]) if lines else ""
+
+
 def apply(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> list[Change]:
     """Make every object as desired, in order. In check mode the server says what it would do.
 

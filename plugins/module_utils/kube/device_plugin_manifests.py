@@ -21,11 +21,12 @@ LABEL_VALUE = "daemonset"
 TEMPLATE = "vgpu.fleet/template"
 # How pods follow a changed template: Kubernetes replaces them, or who applied it does, node by node.
 ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
-# Annotation, conditions and taint that the program writes on its node.
-ANNOTATION, CONDITIONS = "vgpu.fleet/gpus", ("VgpuConfiguration", "VgpuGpusHealthy")
+# Annotations, conditions and taint that the program writes on its node, or obeys there.
+ANNOTATIONS, CONDITIONS = ("vgpu.fleet/gpus", "vgpu.fleet/drained-gpus"), ("VgpuConfiguration", "VgpuGpusHealthy")
 TAINT = "vgpu.fleet/gpu-unhealthy"
-# Annotation that names the labels which it set, without their prefix.
+# Annotation that names the labels which it set, without their prefix; and one with the resources that it listed.
 LABELS, LABELS_PREFIX = "vgpu.fleet/labels", "nvidia.com/"
+CAPACITY = "vgpu.fleet/capacity"
 HOST = "/host"
 LISTEN = "--metrics-listen"
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
@@ -99,15 +100,25 @@ def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Patches that remove what the program wrote on a node, as (path below the node, patch); empty for none."""
     out: list[tuple[str, dict[str, Any]]] = []
     annotations = found["metadata"].get("annotations") or {}
-    if ANNOTATION in annotations:
-        out.append(("", {"metadata": {"annotations": {ANNOTATION: None}}}))
+    ours = [name for name in ANNOTATIONS if name in annotations]
+    if ours:
+        out.append(("", {"metadata": {"annotations": dict.fromkeys(ours)}}))
     if LABELS in annotations:
         # What node-feature-discovery took over since is its own.
         theirs = ",".join(str(text) for name, text in annotations.items() if name.endswith("feature-labels")).split(",")
-        names = {LABELS_PREFIX + name for name in str(annotations[LABELS]).split(",") if name} - set(theirs)
+        named = [name for name in str(annotations[LABELS]).split(",") if name]
+        names = {name if "/" in name else LABELS_PREFIX + name for name in named} - set(theirs)
         gone = {name: None for name in sorted(names) if name in (found["metadata"].get("labels") or {})}
         out.append(("", {"metadata": dict({"labels": gone} if gone else {}, annotations={LABELS: None})}))
-    conditions = [one.get("type") for one in (found.get("status") or {}).get("conditions") or []]
+    status = found.get("status") or {}
+    if CAPACITY in annotations:
+        # In one request, so that no name is ever on the node without being known as ours.
+        listed = set(str(annotations[CAPACITY]).split(","))
+        parts = {key: sorted(listed & set(status.get(key) or {})) for key in ("capacity", "allocatable")}
+        taken = {key: dict.fromkeys(part) for key, part in parts.items() if part}
+        body: dict[str, Any] = {"metadata": {"annotations": {CAPACITY: None}}}
+        out.append(("/status", dict(body, status=taken) if taken else body))
+    conditions = [one.get("type") for one in status.get("conditions") or []]
     gone_ones = [{"$patch": "delete", "type": one} for one in CONDITIONS if one in conditions]
     if gone_ones:
         out.append(("/status", {"status": {"conditions": gone_ones}}))

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from . import mount_policy
+from . import mount_policy, resource_drivers
 
 API = "resource.k8s.io/v1"
 ADMISSION = "admissionregistration.k8s.io/v1"
-DRIVER = "gpu.vgpu.fleet"
-CLASS, MIG_CLASS = "vgpu", "vgpu-mig"
+DRIVER = resource_drivers.OUR_DRIVER
+CLASS, MIG_CLASS = resource_drivers.OUR_CLASS, "vgpu-mig"
 PARAMETERS_POLICY, SLICES_POLICY, ROLE = "vgpu-claim-parameters", "vgpu-slices-of-their-node", "vgpu-claims"
 PARAMETERS_VERSION, PARAMETERS_KIND = "vgpu.fleet/v1", "Share"
 # Key → what it may be; the twin of the driver's own table, which a test compares.

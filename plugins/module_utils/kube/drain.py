@@ -66,8 +66,12 @@ def evict(api: Any, pod: dict[str, Any]) -> int:
 
 
 def asks_for(pod: dict[str, Any], prefix: str) -> bool:
-    """Whether a container of the pod asks for a resource whose name begins with ``prefix``."""
+    """Whether a container of the pod asks for a resource whose name begins with ``prefix``, or the pod has a claim:
+    whose devices that is for, its own text does not say.
+    """
     spec = pod.get("spec") or {}
+    if spec.get("resourceClaims"):
+        return True
     containers = list(spec.get("containers") or []) + list(spec.get("initContainers") or [])
     return any(
         key.startswith(prefix)

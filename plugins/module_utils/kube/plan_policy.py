@@ -21,11 +21,13 @@ RULES = (
 NODE = "system:node:"
 
 
-def manifests(writers: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+def manifests(writers: Mapping[str, Sequence[str]], fixed: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The policy and its binding, in the order in which they are applied; removed in the other. ``writers``: annotation
-    → users that may write it. Nodes may write all of them, for the kubelet's own credentials are a device plugin's."""
+    → users that may write it. Nodes may write all of them, for the kubelet's own credentials are a device plugin's.
+    ``fixed``: those that the creator of a pod may give it, and that no user changes later."""
     meta: dict[str, Any] = {"name": NAME, "labels": {"app.kubernetes.io/name": NAME}}
-    names = sorted(writers)
+    names, kept = sorted(writers), sorted(fixed)
+    has = " || ".join(_has(one, name) for one in _BOTH for name in (*names, *kept))
     spec = {
         "failurePolicy": "Fail",
         "matchConstraints": {
@@ -36,16 +38,24 @@ def manifests(writers: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
         },
         # Most pods have none of them: the rest is not evaluated then.
         "matchConditions": [
-            {"name": "annotated", "expression": " || ".join(_has(one, name) for one in _BOTH for name in names)},
+            {"name": "annotated", "expression": has},
             {"name": "not-a-node", "expression": f"!request.userInfo.username.startsWith({_text(NODE)})"},
         ],
         "validations": [
             {
-                "expression": f"{_user_in(writers[name])} || {_value('object', name)} == {_value('oldObject', name)}",
+                "expression": f"{_user_in(writers[name])} || {_same(name)}",
                 "messageExpression": f"{_text(_message(name))} + request.userInfo.username",
                 "message": _message(name),
             }
             for name in names
+        ]
+        + [
+            {
+                # A Binding brings its annotations to the pod too, and is created.
+                "expression": f'(oldObject == null && request.kind.kind == "Pod") || {_same(name)}',
+                "message": f'metadata.annotations["{name}"] stays as it was admitted; create the pod again',
+            }
+            for name in kept
         ],
     }
     return [
@@ -81,6 +91,10 @@ def _has(one: str, name: str) -> str:
 def _value(one: str, name: str) -> str:
     """A list, so that an empty annotation differs from none."""
     return f"({_has(one, name)} ? [{one}.metadata.annotations[{_text(name)}]] : [])"
+
+
+def _same(name: str) -> str:
+    return f"{_value('object', name)} == {_value('oldObject', name)}"
 
 
 def _user_in(users: Sequence[str]) -> str:

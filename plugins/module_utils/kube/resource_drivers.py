@@ -15,6 +15,7 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")
 REFUSALS = (401, 403)
 OF_NVIDIA = ("GPU-", "MIG-")
 DRIVERS = ("gpu.nvidia.com",)
+OUR_DRIVER, OUR_CLASS = "gpu.vgpu.fleet", "vgpu"
 
 
 def notes(api: Any, nodes: Iterable[str], resources: Sequence[str]) -> list[str]:
@@ -34,7 +35,7 @@ def notes(api: Any, nodes: Iterable[str], resources: Sequence[str]) -> list[str]
 
 def _class_note(one: dict[str, Any], resources: Sequence[str]) -> str:
     mapped = (one.get("spec") or {}).get("extendedResourceName")
-    if mapped not in resources:
+    if mapped not in resources or one["metadata"]["name"] == OUR_CLASS:
         return ""
     return (
         f"DeviceClass {one['metadata']['name']} maps {mapped}, which we offer too: on nodes without our plugin its "
@@ -49,7 +50,8 @@ def _slice_notes(api: Any, version: str, nodes: Iterable[str]) -> list[str]:
         answer = api.get(f"{GROUP}/{version}/resourceslices?fieldSelector={selector}", REFUSALS)
         if not answer:
             return ["ResourceSlices of resource.k8s.io may not be read by this user; their GPUs are not searched"]
-        for driver in sorted({one["spec"]["driver"] for one in answer.get("items") or [] if _of_nvidia(one["spec"])}):
+        drivers = {one["spec"]["driver"] for one in answer.get("items") or [] if _of_nvidia(one["spec"])}
+        for driver in sorted(drivers - {OUR_DRIVER}):
             offered.setdefault(driver, []).append(node)
     return [
         f"the DRA driver {driver} offers NVIDIA GPUs on {', '.join(where)}; its allocations of the same GPUs are not "

@@ -26,12 +26,14 @@ DIGEST = "vgpu.fleet/config"
 PLAN, GIVEN = "vgpu.fleet/plan", "vgpu.fleet/given"
 # Another size: what the owner of a pod asks for, what of it was granted, and what counts until the node has done it.
 RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
+# What a pod is promised of its limit; stays as the pod was admitted.
+MEMORY_REQUEST = "vgpu.fleet/memory-request"
 # Those that our programs alone write.
 ANNOTATIONS = (PLAN, GIVEN, RESIZED, FORMER)
 # Names that ask for GPUs; prefixes, so that a mistyped one is seen and refused too.
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
 # Annotations by which a pod asks, unless it is of this scheduler.
-ASKING, NOT_OF = ("gpu-memory", "gpu-fraction"), "kai-scheduler"
+ASKING, NOT_OF = ("gpu-memory", "gpu-fraction", MEMORY_REQUEST), "kai-scheduler"
 
 
 _BOTH = ("object", "oldObject")
@@ -156,7 +158,7 @@ def manifests(desired: Desired) -> list[dict[str, Any]]:
 def _policies(desired: Desired) -> list[dict[str, Any]]:
     return [
         *mount_policy.manifests(mount_policy.OF_SCHEDULER, resource_names(desired.config)),
-        *plan_policy.manifests(_writers(desired)),
+        *plan_policy.manifests(_writers(desired), (MEMORY_REQUEST,)),
     ]
 
 

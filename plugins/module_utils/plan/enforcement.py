@@ -28,21 +28,24 @@ def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
         return None
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
     vcuda = (desired["node_config"].get("sharing") or {}).get("vcuda") or {}
-    found = rule.decide(requested, facts(desired, state), desired["sharing"], bool(vcuda.get("countContext", True)))
-    return found._replace(why=NOT_YET) if found.why == rule.NOT_TRIED else found
+    host = facts(desired, state)
+    found = rule.decide(requested, host, desired["sharing"], bool(vcuda.get("countContext", True)))
+    if found.why == rule.NOT_TRIED:
+        return found._replace(why=NOT_YET + host.parts())
+    return found._replace(why=found.why + host.parts()) if found.by_driver else found
 
 
 def faults(desired: dict[str, Any], found: Verdict | None) -> list[str]:
     """Why the run must stop: the driver alone may enforce, and it is known that it cannot."""
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
-    if found is None or requested != DRIVER or found.by_driver or found.why == NOT_YET:
+    if found is None or requested != DRIVER or found.by_driver or found.why.startswith(NOT_YET):
         return []
     way_out = "change that, or set vgpu_memory_enforcement: auto"
     return [f"device_plugin: vgpu_memory_enforcement is driver, and {found.why}; {way_out}"]
 
 
 def facts(desired: dict[str, Any], state: dict[str, Any]) -> Facts:
-    driver = state.get("driver") or {}
+    driver, starts = state.get("driver") or {}, state.get("oci_runtime") or {}
     return Facts(
         branch=_branch(desired, state),
         modules="proprietary" if driver.get("open_module") is False else "",
@@ -54,8 +57,11 @@ def facts(desired: dict[str, Any], state: dict[str, Any]) -> Facts:
         mig=[str(one.get("uuid")) for one in gpus_after_mig(desired, state) if one.get("mig_enabled")],
         memacct_mode=_memacct_mode(str(driver.get("registry") or "")),
         cgroup2=bool(driver.get("cgroup2", True)),
-        handover=_handover(state),
+        handover=handover(state),
         probed=_probed(state),
+        controllers=driver.get("controllers"),
+        engine=str(starts.get("engine") or ""),
+        runtime=str(starts.get("runtime") or ""),
     )
 
 
@@ -74,7 +80,7 @@ def _memacct_mode(registry: str) -> str:
     return found.group(1) if found else ""
 
 
-def _handover(state: dict[str, Any]) -> str:
+def handover(state: dict[str, Any]) -> str:
     """Why the engine that starts containers here cannot have the hook; empty where it can, or nobody knows."""
     packages = state.get("packages") or {}
     if state.get("kubelet_engine"):
@@ -82,15 +88,15 @@ def _handover(state: dict[str, Any]) -> str:
         if kubelet and kubelet < CDI_KUBELET:
             return f"kubelet {'.'.join(map(str, kubelet))} hands no CDI devices to containers; 1.29 does"
         for name in CONTAINERD_PACKAGES:
-            version = _version(str(packages.get(name) or ""))
+            version = numbers(str(packages.get(name) or ""))
             if version and version < CDI_CONTAINERD:
                 return f"containerd {'.'.join(map(str, version))} has no CDI; 1.7 has"
         return ""
-    version = _version(str(((state.get("docker") or {}).get("info") or {}).get("ServerVersion") or ""))
+    version = numbers(str(((state.get("docker") or {}).get("info") or {}).get("ServerVersion") or ""))
     return f"docker {'.'.join(map(str, version))} has no CDI; 25.0 has" if version and version < CDI_DOCKER else ""
 
 
-def _version(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
     found = re.match(r"(?:\d+:)?(\d+)\.(\d+)", text)
     return (int(found.group(1)), int(found.group(2))) if found else ()
 

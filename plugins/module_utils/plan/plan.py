@@ -18,7 +18,7 @@ from ..host import distribution
 from ..host.digest import fingerprint, sha256
 from ..kube import version as kube_version
 from ..state import conflicting_on_host
-from . import enforcement, host_memory, plugin_python
+from . import claims, enforcement, host_memory, plugin_python
 from .desired import ROLES, records
 from .driver import nvidia_driver, replaces
 from .engine import container_runtime
@@ -41,9 +41,10 @@ VERIFY, COLLECT = "verify", "collect"
 
 
 def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """``{steps, roles, warnings, errors, disturbs, outside, memory_enforcement}``; roles are the names of the steps,
-    ``outside`` those who hold slices and are moved by no drain, the last is one line on who enforces memory, empty
-    where no slices are to be given out.
+    """``{steps, roles, warnings, errors, disturbs, outside, memory_enforcement, allocation}``; roles are the names of
+    the steps, ``outside`` those who hold slices and are moved by no drain, the last two are a line each: on who
+    enforces memory, empty where no slices are to be given out, and on claims, empty where the device plugin gives
+    out GPUs.
     """
     steps: list[dict[str, Any]] = []
     warnings: list[str] = []
@@ -87,6 +88,7 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "disturbs": any(step["disturbs"] for step in steps),
         "outside": outside,
         "memory_enforcement": memory.line() if memory is not None else "",
+        "allocation": claims.line(desired) if memory is not None else "",
     }
 
 
@@ -272,7 +274,8 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         changes += undone(wanted, state)
         held = len(named_configs.held(state)) if changes else 0
         notes = [f"{held} containers use slices; their allocations end"] if held else []
-        return Part("the device plugin is to be absent", changes, bool(held), notes)
+        faults = claims.faults_of_absence(state) if changes else []
+        return Part("the device plugin is to be absent", changes, bool(held), notes, faults)
     resources = named_configs.resources(desired)
     conflicts, others = conflicting_on_host.findings(found.get("conflicting_plugins") or [], resources)
     if wanted["conflicting_plugins"] == "ignore" or wanted["conflicting_plugins_remove"]:
@@ -282,6 +285,7 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     by_pod = wanted["deploy"] == DAEMONSET
     faults = [*named_configs.faults(desired, "in-cluster" if by_pod else wanted["kubeconfig"]), *conflicts]
     faults += [kubelet] if kubelet else []
+    faults += claims.faults(desired, wanted, state)
     if wanted["version"] not in found["versions"]:
         old = plugin_python.refusal(state["os"], _python(wanted, state))
         faults += [old] if old else []
@@ -293,7 +297,7 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     if faults:
         return NOTHING._replace(errors=faults)
     part = _device_plugin(wanted, state, desired)
-    return part._replace(warnings=[*part.warnings, *others])
+    return part._replace(warnings=[*part.warnings, *claims.warnings(desired, state), *others])
 
 
 def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
@@ -351,7 +355,7 @@ def describe(plan: dict[str, Any], state: dict[str, Any]) -> list[str]:
     here, lost = len(state["gpus"]), len(_lost(state))
     count = f"{here} of {here + lost}" if lost else str(here)
     lines = [f"{count} GPUs: {_models(state['gpus'])}"]
-    lines += [plan["memory_enforcement"]] if plan.get("memory_enforcement") else []
+    lines += [plan[key] for key in ("allocation", "memory_enforcement") if plan.get(key)]
     if not plan["steps"]:
         lines.append("nothing to do")
     for number, step in enumerate(plan["steps"], 1):

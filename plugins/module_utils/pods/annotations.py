@@ -59,11 +59,13 @@ NO_POLICY = Topology()
 
 
 class Device(NamedTuple):
-    """A container's part of one GPU; cores 0: no limit, 100: the GPU exclusively."""
+    """A container's part of one GPU; cores 0: no limit, 100: the GPU exclusively. ``memory_mib`` is promised;
+    ``burst_mib`` more it may use while nobody was promised that (burst.py)."""
 
     uuid: str
     memory_mib: int
     cores: int
+    burst_mib: int = 0
 
 
 class Part(NamedTuple):
@@ -105,15 +107,28 @@ def use_of(plan: Plan) -> dict[str, Use]:
     return highest
 
 
+def limit_of(plan: Plan) -> dict[str, int]:
+    """MiB of each GPU that a pod may use at most, what it was not promised included."""
+    most = [
+        part._replace(devices=tuple(one._replace(memory_mib=one.memory_mib + one.burst_mib) for one in part.devices))
+        for part in plan
+    ]
+    return {uuid: use.memory_mib for uuid, use in use_of(most).items()}
+
+
 def _more(use: Use | None, device: Device) -> Use:
     use = use or Use(0, 0, 0)
     return Use(use.memory_mib + device.memory_mib, use.cores + device.cores, use.slots + 1)
 
 
 def write_plan(plan: Plan) -> str:
-    containers = [
-        {"name": part.container, "kind": part.kind, "gpus": [list(one) for one in part.devices]} for part in plan
+    containers: list[dict[str, Any]] = [
+        {"name": part.container, "kind": part.kind, "gpus": [list(one[:3]) for one in part.devices]} for part in plan
     ]
+    for one, part in zip(containers, plan):
+        # A key of its own: a program that does not know it goes by what is promised.
+        if any(device.burst_mib for device in part.devices):
+            one["burst"] = [device.burst_mib for device in part.devices]
     return json.dumps({"version": VERSION, "containers": containers}, separators=(",", ":"))
 
 
@@ -133,7 +148,13 @@ def read_plan(text: str) -> tuple[Part, ...]:
                 raise PlanError(
                     f"{where}.gpus: expected a list of [UUID, MiB, percent], found [{uuid}, {memory}, {cores}]"
                 )
-        parts.append(Part(one["name"], kind, tuple(Device(*each) for each in devices)))
+        found = tuple(Device(*each) for each in devices)
+        if "burst" in one:
+            burst = one["burst"]
+            if not isinstance(burst, list) or not all(_whole(n, 0, MAX_MIB) for n in burst) or len(burst) != len(found):
+                raise PlanError(f"{where}.burst: expected {len(found)} whole numbers of MiB")
+            found = tuple(device._replace(burst_mib=n) for device, n in zip(found, burst))
+        parts.append(Part(one["name"], kind, found))
     for uuid, use in use_of(parts).items():
         if use.memory_mib > MAX_MIB:
             raise PlanError(f"containers: {use.memory_mib} MiB of {uuid}; expected at most {MAX_MIB} together")

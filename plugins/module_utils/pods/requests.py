@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Sequence
 
 from ..config.kinds import Finding, error, errors, warning
-from . import bounds
+from . import bounds, burst
 from . import resources as pod_resources
 from .fractions import NAMES, read_fraction
 from .preferences import Preferences, read_preferences
@@ -24,6 +24,8 @@ from .resources import CARD, MIB, PERCENT, SLICE, UNITS, Ask, Config, Memory
 
 __all__ = ("Ask", "Card", "Config", "DialectError", "Memory", "PodAsk", "Preferences", "Size", "read_pod", "size_on")
 
+# Of NVIDIA's toolkit from 1.20 on: limits of the driver, which image and pod may set. A tenant's word is no request.
+VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 FAMILY = {"hami": "nvidia", "nvidia": "nvidia", "4paradigm": "nvidia"}
 
 
@@ -89,10 +91,12 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
             ask = pod_resources.read_container(container, where, labels, config, findings, mine)
             if ask is not None:
                 asks.append(ask._replace(init=init, sidecar=sidecar))
+                findings += _variables(container, where, config)
     _one_dialect(asks, findings)
     _gpu_count_of_one_container(asks, labels, findings)
     preferences = read_preferences(annotations, findings)
     asks = [ask._replace(alone=preferences.alone, one_numa=preferences.one_numa) for ask in asks]
+    asks = burst.with_request(asks, annotations, findings)
     priorities = {ask.priority for ask in asks if ask.priority is not None}
     if len(priorities) > 1:
         findings.append(error(config.priority, "containers of one pod name different priorities; name one"))
@@ -144,6 +148,8 @@ def needs(ask: Ask) -> str:
         CARD: "all of the memory",
         SLICE: "an equal slice",
     }[kind]
+    if ask.burst_mib:
+        words += f" (up to {amount + ask.burst_mib} MiB while nobody was promised them)"
     return words + (f" and {ask.cores} % of the compute" if ask.cores and kind != CARD else "")
 
 
@@ -175,6 +181,18 @@ def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:
     return findings
 
 
+def _variables(container: dict[str, Any], where: str, config: Config) -> list[Finding]:
+    """Variables that look like a request and are none."""
+    message = f"is no request, and raises no limit here; ask by {config.memory}"
+    env = container.get("env")
+    rows = [one if isinstance(one, dict) else {} for one in env] if isinstance(env, list) else []
+    return [
+        warning(f"{where}.env[{n}]", f"{one['name']} {message}")
+        for n, one in enumerate(rows)
+        if one.get("name") in VARIABLES
+    ]
+
+
 def _one_dialect(asks: list[Ask], findings: list[Finding]) -> None:
     first: dict[str, Ask] = {}
     for ask in asks:
@@ -204,7 +222,7 @@ def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], finding
 
 def _names_gpus(findings: Sequence[Finding]) -> bool:
     """Whether a fault is about GPUs at all; of annotations only those that ask make a GPU pod."""
-    asking = [pod_resources.annotation(name) for name in NAMES]
+    asking = [pod_resources.annotation(name) for name in (*NAMES, burst.REQUEST)]
     paths = [finding.path for finding in errors(findings)]
     return any(path in asking or not path.startswith("metadata.annotations") for path in paths)
 

@@ -14,6 +14,7 @@ import json
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from .annotations import MAX_MIB, Device, Part, Plan, PlanError, read_annotations, read_plan
+from .burst import REQUEST
 
 RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
 KEYS = ("memory_mib", "cores")
@@ -38,6 +39,8 @@ def read_request(text: str) -> dict[str, Size]:
         raise PlanError(f"has {len(text)} letters; expected at most {LONGEST}")
     try:
         found = json.loads(text, object_pairs_hook=_once)
+        # Half of a pair of UTF-16: JSON may escape it, and no event or log could tell of it.
+        json.dumps(found, ensure_ascii=False).encode()
     except PlanError:
         raise
     except (TypeError, ValueError, RecursionError) as fault:
@@ -96,13 +99,18 @@ def applied(plan: Plan, request: Request) -> tuple[Part, ...]:
     parts = []
     for part in plan:
         size = request.get(part.container, Size())
-        parts.append(part._replace(devices=tuple(_sized(one, size) for one in part.devices)))
+        parts.append(part._replace(devices=tuple(_sized(part.container, one, size) for one in part.devices)))
     return tuple(parts)
 
 
-def _sized(device: Device, size: Size) -> Device:
+def _sized(name: str, device: Device, size: Size) -> Device:
+    if device.burst_mib and size.memory_mib is not None:
+        raise PlanError(
+            f"{name[:64]}: its memory is from {device.memory_mib} to {device.memory_mib + device.burst_mib} MiB by "
+            f"{REQUEST}, which stays as it was admitted; ask for cores alone, or create the pod again"
+        )
     memory = device.memory_mib if size.memory_mib is None else size.memory_mib
-    return Device(device.uuid, memory, device.cores if size.cores is None else size.cores)
+    return device._replace(memory_mib=memory, cores=device.cores if size.cores is None else size.cores)
 
 
 def greater(plan: Plan, other: Plan) -> tuple[Part, ...]:
@@ -113,7 +121,7 @@ def greater(plan: Plan, other: Plan) -> tuple[Part, ...]:
         both = []
         for one in part.devices:
             had = others.pop((part.container, one.uuid), one)
-            both.append(Device(one.uuid, max(one.memory_mib, had.memory_mib), max(one.cores, had.cores)))
+            both.append(Device(one.uuid, *map(max, one[1:], had[1:])))
         more = [device for (name, _uuid), device in others.items() if name == part.container]
         parts.append(part._replace(devices=(*both, *more)))
     known = {part.container for part in plan}

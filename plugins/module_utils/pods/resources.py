@@ -77,7 +77,8 @@ class Ask(NamedTuple):
 
     ``init``: it has ended before the others start; ``sidecar``: it starts with these and stays. ``field`` and ``where``
     say what a message should name.
-    ``compute``: limited, or shared with the other tenants. ``alone``, ``one_numa``: see Preferences.
+    ``compute``: limited, or shared with the other tenants. ``alone``, ``one_numa``: see Preferences. ``burst_mib``: its
+    limit above ``memory``, which is promised.
     """
 
     container: str
@@ -92,6 +93,7 @@ class Ask(NamedTuple):
     sidecar: bool = False
     alone: bool = False
     one_numa: bool = False
+    burst_mib: int = 0
 
     @property
     def compute(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 
 from ..config import node_config as configs
 from ..driver import facts as driver_facts
-from ..engines import containerd_text, docker_api, docker_variants, kubelet_engine
+from ..engines import containerd_text, docker_api, docker_variants, kubelet_engine, oci_runtime
 from ..gpu import mig_nvml, nvml
 from ..host.host import Host
 from ..kube import version as kube_version
@@ -32,6 +32,7 @@ def read(
     """The state of a host. Reads only, and a part that is absent is None or empty, never a failure."""
     found, kube = nvml.read(), kube_version.of_host(host)
     docker_info = docker_api.info(host.path(docker_api.SOCKET))
+    kubelet, in_containerd = kubelet_engine.read(host, kube), containerd(host, containerd_config)
     return {
         "os": host.os_release(),
         "node": host.node_name(),
@@ -52,7 +53,7 @@ def read(
             "containers": running(host, docker_info),
             "kinds": docker_variants.find(host),
         },
-        "containerd": containerd(host, containerd_config),
+        "containerd": in_containerd,
         "vcuda": versions.library(host, library_root),
         "plugin": {
             "current": versions.version_of(host.link(os.path.join(plugin_root, "current"))),
@@ -61,7 +62,8 @@ def read(
             "conflicting_plugins": conflicting_on_host.find(host),
         },
         "kubelet": kube,
-        "kubelet_engine": kubelet_engine.read(host, kube),
+        "kubelet_engine": kubelet,
+        "oci_runtime": oci_runtime.read(host, kubelet, docker_info, in_containerd["config_text"]),
         "node_config": {"text": host.text(node_config), "named": named_configs(host, node_config)},
         "mig": mig_nvml.read() if mig else None,
         "proof": running_plugin.proof(host),

@@ -248,6 +248,7 @@ function details(one) {
       table(["what", "where", "expected", "found", "next step"],
         one.drift.map((drift) => [drift.what, drift.where, drift.expected, drift.found, drift.remedy])));
   }
+  if (one.enforcement) parts.push(element("p", {}, `Limits: ${one.enforcement}`));
   if (one.warnings.length) {
     parts.push(element("h3", {}, "Warnings of the device plugin"),
       element("ul", {}, one.warnings.map((text) => element("li", {}, text))));

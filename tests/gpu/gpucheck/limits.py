@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits that the driver itself enforces by control group, from branch 615 on: the probe that the device plugin makes
-at its start, and what a process in a limited group is refused. On an older driver the stage says so and is left out.
+at its start, what a process in a limited group is refused, and what the isolation check tries there. On an older driver
+the stage says so and is left out.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,17 @@ from .host import MIB, OK, OUT_OF_MEMORY, ROOT, Hand, Host
 from .report import Report, Skip
 
 FIRST_BRANCH = 615
+# Root of an ordinary container.
+ORDINARY = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "sleep", "600")
+# Whose verdict fails the stage; of the others nobody knows yet what a card says.
+MUST_HOLD = ("driver-refuses", "driver-limit-children", "driver-limit-root")
 
 
-def _shared(name: str) -> Any:
+def _shared(name: str, package: str = "gpu") -> Any:
     """A module of plugins/module_utils, which needs no Ansible."""
     sys.path.insert(0, str(ROOT / "plugins"))
     try:
-        return importlib.import_module(f"module_utils.gpu.{name}")
+        return importlib.import_module(f"module_utils.{package}.{name}")
     finally:
         sys.path.pop(0)
 
@@ -54,7 +60,9 @@ def driver_limits(host: Host, report: Report) -> None:
     report.gate("a limit is set, read back and cleared", not why, "yes", why or "yes")
     if why:
         return
-    _refuses(host, report, limits, reader, next(handle for uuid, handle in named if uuid == host.uuid))
+    handle = next(handle for uuid, handle in named if uuid == host.uuid)
+    _refuses(host, report, limits, reader, handle)
+    _tried(host, report, limits, reader, handle, backend)
 
 
 def _refuses(host: Host, report: Report, limits: Any, reader: Any, handle: Any) -> None:
@@ -82,4 +90,25 @@ def _refuses(host: Host, report: Report, limits: Any, reader: Any, handle: Any) 
             report.figure("cuMemGetInfo", hand.say("info")[1:])
         limits.clear_limits(reader.library, handle, str(group))
     finally:
+        group.rmdir()
+
+
+def _tried(host: Host, report: Report, limits: Any, reader: Any, handle: Any, backend: str) -> None:
+    """The checks of vgpu_isolation in a limited group: managed memory, and the name of a process that is gone, too."""
+    checks, hard, root = _shared("driver_checks", "isolation"), 2048 * MIB, cgroup_root()
+    assert root is not None
+    group = root / f"vgpu-gpu-check-{os.getpid()}-tried"
+    group.mkdir()
+    container = subprocess.Popen(ORDINARY)
+    try:
+        limits.set_limits(reader.library, handle, str(group), hard)
+        tried = checks.DriverChecks(checks.Account(reader, host.uuid), host.uuid, f"driver-{backend}")
+        for one in tried.run(str(group), container.pid, hard, lambda _name: True):
+            report.figure(one["name"], f"{one['verdict']}: found {one['found'] or 'nothing'}; {one['detail']}")
+            if one["name"] in MUST_HOLD:
+                report.gate(one["name"], one["verdict"] == "passed", "passed", one["verdict"])
+        limits.clear_limits(reader.library, handle, str(group))
+    finally:
+        container.kill()
+        container.wait()
         group.rmdir()

@@ -212,6 +212,39 @@ def test_a_limit_that_is_not_proved_starts_nothing(node_at_rest: RealNode) -> No
     assert "does not enforce limits here" in note
 
 
+def reload(node: RealNode) -> None:
+    """The module has another folder in sysfs after each load. The former stays, so that its inode does too."""
+    folder = node.folder / "sys" / "module" / "nvidia"
+    if folder.is_dir():
+        folder.rename(node.folder / f"module-{folder.stat().st_ino}")
+    folder.mkdir(parents=True)
+
+
+@pytest.mark.parametrize("wish", ["auto", "driver"])
+def test_a_reload_of_the_driver_is_tried_again(node_at_rest: RealNode, wish: str) -> None:
+    """Loaded again with RmMemacctMode=0 it enforces nothing; with another option it does. No start of the plugin."""
+    furnish(node_at_rest, "misc", wish)
+    reload(node_at_rest)
+    node_at_rest.start()
+
+    def active() -> str:
+        return node_at_rest.vgpuctl("status")["memory_enforcement"]
+
+    assert active() == "driver-misc"
+    profile = node_at_rest.folder / "host.profile"
+    text, offer = profile.read_text(), node_at_rest.folder / "cdi" / "vgpu-vgpu.fleet-slice.json"
+    for backend, expected in (("none", "library"), ("misc", "driver-misc")):
+        profile.write_text(text.replace("memacct = misc", f"memacct = {backend}"))
+        ctl(node_at_rest, "reset", "--force")
+        reload(node_at_rest)
+        until(lambda name=expected: active() == name, f"{expected} to be active")
+        if wish == "driver":
+            until(lambda there=backend == "misc": offer.exists() == there, "slices that are offered, or not")
+        if backend == "misc" or wish == "auto":
+            until(lambda some=backend == "misc": bool(hooks(node_at_rest)) == some, "hooks as the driver enforces")
+    assert "is tried again" in (node_at_rest.folder / "plugin.log").read_text()
+
+
 @pytest.mark.parametrize(
     ("backend", "wish", "version", "said"),
     [

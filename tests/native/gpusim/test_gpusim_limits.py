@@ -267,6 +267,13 @@ def test_who_may(limited, group):
     ]
 
 
+def test_a_driver_that_asks_for_no_capability(limited, group):
+    on = limited()
+    on.host.ctl("limits-by-anybody", "on")
+    ordinary = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
+    assert on.ask(("set", 0, group("g"), 0, 300 * MIB), prefix=ordinary) == [[0, 300 * MIB, 0]]
+
+
 def test_a_card_in_mig_mode(limited, group):
     on = limited()
     on.host.write(PROFILE.format("misc", on.root) + "[gpu]\nmodel = A100-40GB\n")
@@ -358,6 +365,48 @@ while len(answers) < 2 and (more := os.read(read, 2)):
     answers += more
 print(json.dumps({"alive": int(answers[:1]), "dead": int(answers[1:])}))
 """
+
+
+# The child of a process that opened the driver asks by the driver API for 50 MiB while that lives, and after its end.
+FORKED = """
+import json, os, sys, time
+sys.path.insert(0, sys.argv[2])
+from cuda_program import Driver
+read, write = os.pipe()
+if os.fork() == 0:
+    cu = Driver(sys.argv[1])
+    cu.context()
+    creator = os.getpid()
+    if os.fork() == 0:
+        os.write(write, b"%d" % cu.try_alloc(50 << 20))
+        os._exit(0)
+    os.wait()
+    if os.fork() == 0:
+        while os.getppid() == creator:
+            time.sleep(0.01)
+        os.write(write, b"%d" % cu.try_alloc(1000 << 20))
+        os._exit(0)
+    os._exit(0)
+os.close(write)
+answers = b""
+while len(answers) < 2 and (more := os.read(read, 2)):
+    answers += more
+print(json.dumps([int(answers[:1]), int(answers[1:])]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("forked", "dead", "answers"),
+    [("off", "off", [3, 3]), ("off", "on", [3, 3]), ("on", "off", [0, 2]), ("on", "on", [0, 0])],
+)
+def test_a_forked_child_and_the_driver_api(limited, group, forked, dead, answers):
+    """A real libcuda refuses it; with its own calls of the kernel a program could go on, and so it can here."""
+    on = limited()
+    on.set(group("g"), 300 * MIB)
+    on.host.ctl("forked-child", forked)
+    on.host.ctl("dead-creator", dead)
+    program = [sys.executable, "-c", FORKED, str(LIBRARY / "libcuda.so.1"), str(Path(__file__).parent)]
+    assert json.loads(on.host.run(*enter(group("g")), *program).stdout) == answers
 
 
 def test_older_drivers_lack_both_names():

@@ -33,7 +33,7 @@ PASSED = "return REAL(cuMemAllocManaged)(pointer, bytes, flags);"
 POOLED = "ENTER(symbol, arguments);"
 SHARE = "unsigned percent = limits_sm_percent("
 ADMITTED = "    mark_used();\n    return CUDA_SUCCESS;"
-TIGHTER = "(alone || tightness(asked) > tightness(snapshot->policy))"
+TIGHTER = "(alone || policy_tightness(asked) > policy_tightness(snapshot->policy))"
 SMALLER = "if (asked > 0 && (unsigned)asked < percent)"
 ALLOCATORS = "every-allocator"
 

@@ -94,6 +94,8 @@ def exported() -> str:
         "container": 'ma"in',
         "kind": "kubelet",
         "memory_limit": 7680 << 20,
+        "memory_promised": 7680 << 20,
+        "memory_most": 7680 << 20,
         "memory_used": 512 << 20,
         "memory_driver": 512 << 20,
         "memory_context": 0,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from vgpu_kubectl import completion, main, rows
+from vgpu_kubectl import completion, main, rows, text
 
 GPU = {
     "model": "Tesla T4",
@@ -216,6 +216,22 @@ def test_why(kubectl, capsys, name, said):
         assert out.index("newer") < out.index("older") < out.index("Odd")
 
 
+def test_promise_and_limit_of_a_pod_that_may_burst():
+    plan_ = json.loads(plan(("main", "app", [[A, 2000, 30], [B, 1000, 0]])))
+    plan_["containers"][0]["burst"] = [6000, 0]
+    one = pod(
+        "bursts", "parts", annotations={"vgpu.fleet/plan": json.dumps(plan_)}, limits={"nvidia.com/gpumem": "8000"}
+    )
+    (row,) = rows.pods([one])
+    assert [(each["memory_mib"], each["limit_mib"]) for each in row["gpus"]] == [(2000, 8000), (1000, 1000)]
+    assert f"{A[:12]} 2000 to 8000 MiB, 30 %; {B[:12]} 1000 MiB, any share" in "\n".join(text.pods([row]))
+    said = rows.why(one, [])
+    assert f"    {A}: 2000 MiB promised, up to 8000 MiB, 30 %" in said and f"    {B}: 1000 MiB, any %" in said
+    # What the card is planned for is what was promised.
+    (card, _other) = rows.cards([PARTS], [one])
+    assert card["planned_mib"] == 2000
+
+
 def test_tables_name_what_somebody_should_look_at(kubectl, capsys):
     for command, said in {
         "nodes": [
@@ -327,3 +343,90 @@ def test_names_of_the_plugin_are_the_plugins():
 
     assert (rows.ADDED, rows.CONDITION) == (node_capacity.ADDED, node_label.CONDITION)
     assert rows.HEALTH == node_health.CONDITION
+
+
+SLICES, CLAIMS = "get resourceslices.v1.resource.k8s.io", "get resourceclaims.v1.resource.k8s.io --all-namespaces"
+D, E = (f"GPU-{letter * 8}-0000" for letter in "de")
+
+
+def device(name: str, uuid: str, **more: Any) -> dict[str, Any]:
+    attributes = {"uuid": {"string": uuid}, "model": {"string": "Tesla T4"}}
+    return {
+        "name": name,
+        "attributes": attributes,
+        "capacity": {"memory": {"value": "14Gi"}, "slots": {"value": "4"}},
+        **more,
+    }
+
+
+def piece(driver: str, generation: int, *devices: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": {"driver": driver, "nodeName": "by-claims", "pool": {"generation": generation}, "devices": devices}}
+
+
+def claim(name: str, pods: list[str], *results: tuple[str, str, str]) -> dict[str, Any]:
+    parts = [
+        {
+            "driver": "gpu.vgpu.fleet",
+            "pool": "by-claims",
+            "device": one,
+            "consumedCapacity": {"memory": mem, "cores": cores},
+        }
+        for one, mem, cores in results
+    ]
+    reserved = [{"resource": "pods", "name": one} for one in pods]
+    status = {"allocation": {"devices": {"results": parts}}, "reservedFor": reserved} if parts else {}
+    return {"metadata": {"namespace": "ml", "name": name}, "status": status}
+
+
+BY_CLAIMS = {
+    "get nodes": {"items": [*NODES, node("by-claims", amounts={"cpu": "4"})]},
+    "get pods --all-namespaces": {"items": [*PODS, *(pod(one, "by-claims", limits={}) for one in ("one", "two"))]},
+    SLICES: {
+        "items": [
+            piece(
+                "gpu.vgpu.fleet",
+                2,
+                device("gpu-d", D),
+                device("gpu-e", E, taints=[{"key": "gpu.vgpu.fleet/unhealthy"}]),
+            ),
+            piece("gpu.vgpu.fleet", 1, device("gpu-old", A)),
+            piece("gpu.nvidia.com", 3, device("gpu-0", B)),
+        ]
+    },
+    CLAIMS: {
+        "items": [
+            claim("both", ["one", "two"], ("gpu-d", "4Gi", "30")),
+            claim("more", ["one"], ("gpu-d", "2Gi", "10"), ("gpu-e", "1536Mi", "5")),
+            claim("waits", []),
+        ]
+    },
+}
+
+
+def test_nodes_cards_and_pods_of_claims(kubectl, capsys):
+    kubectl(**BY_CLAIMS)
+    assert main.main(["nodes", "-o", "json"]) == 0
+    (found,) = [one for one in json.loads(capsys.readouterr().out)["nodes"] if one["node"] == "by-claims"]
+    keys = ("gpus", "unhealthy", "model", "capacity_mib", "planned_mib", "pods", "resources")
+    # What two pods share is counted once.
+    assert [found[key] for key in keys] == [2, 1, "Tesla T4", 28672, 4096 + 2048 + 1536, 2, {}]
+    assert main.main(["cards", "-o", "json"]) == 0
+    cards = [one for one in json.loads(capsys.readouterr().out)["cards"] if one["node"] == "by-claims"]
+    assert [
+        (one["uuid"], one["planned_mib"], one["planned_cores"], one["planned_slots"], one["slots"]) for one in cards
+    ] == [
+        (D, 6144, 40, 2, 4),
+        (E, 1536, 5, 1, 4),
+    ]
+    assert [each["pod"] for each in cards[0]["pods"]] == ["ml/one", "ml/one, ml/two"]
+    assert main.main(["pods", "-o", "json"]) == 0
+    pods = {one["pod"]: one for one in json.loads(capsys.readouterr().out)["pods"]}
+    assert pods["two"]["chosen_by"] == "kube-scheduler, for a claim"
+    assert [(one["uuid"], one["memory_mib"]) for one in pods["one"]["gpus"]] == [(D, 2048), (D, 4096), (E, 1536)]
+    assert main.main(["cards", "-o", "wide"]) == 0 and "ml/one, ml/two" in capsys.readouterr().out
+
+
+def test_a_cluster_without_claims_is_asked_once(kubectl, capsys):
+    asked = kubectl(**{SLICES: {"items": [piece("gpu.nvidia.com", 3, device("gpu-0", B))]}})
+    assert main.main(["nodes"]) == 0
+    assert "resourceclaims" not in asked.read_text() and "by-claims" not in capsys.readouterr().out

@@ -92,6 +92,7 @@ def metrics_labels(name: str) -> set[str]:
     gpu |= {"ecc_corrected": 0, "ecc_uncorrected": 0}
     figures = ("memory_limit", "memory_used", "memory_driver", "memory_context", "processes", "share_limit")
     more = ("share_granted", "device_seconds", "throttled_seconds", "active", "throttled", "violations")
+    more += ("memory_promised", "memory_most")
     one["kind"] = "kubelet"
     seen = {"findings": [{**one, "reason": "no-slot"}], "totals": [], "old_mounts": [one], "looks": 1, "fault": ""}
     status["mounts_unchecked"] = 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin._shared.gpu.memory_limits import UNLIMITED, Limits
 from vgpu_plugin.allocation.driver_limits import DriverLimits
 from vgpu_plugin.allocation.enforcement import Enforcement
+from vgpu_plugin.allocation.leases import Leases, Terms
+from vgpu_plugin.errors import Refused
 from vgpu_plugin.inject import cdi, limit_hook
 
 from .conftest import FakeGpus
@@ -181,3 +184,89 @@ def test_limits_name_the_card_where_the_driver_enforces(node) -> None:
     allocator.enforcement.verdict = allocator.enforcement.verdict._replace(active="library")
     (answer,) = allocator.allocate([[pool.slices[1].id]])
     assert "card_bytes" not in allocator.records.get(answer.allocation).limits["devices"][0]
+
+
+# --- containers that no hook ran for ------------------------------------------------------------------------------
+
+
+def enforced(node, requested: str, strategies: tuple[str, ...] = ("cdi-cri",)):
+    """An allocator on a node whose driver was proved to enforce; nothing of the kubelet was there at that time."""
+    pool, allocator, _files = node.parts()
+    source = FakeGpus(node.gpus)
+    source.backend = "misc"
+    allocator.enforcement = Enforcement(node.paths, source)
+    allocator.enforcement.requested = requested
+    allocator.enforcement.verdict = allocator.enforcement.verdict._replace(active="driver-misc")
+    allocator.hand_over = replace(allocator.hand_over, strategies=strategies)
+    return pool, allocator
+
+
+@pytest.mark.parametrize(
+    ("requested", "strategies", "refused"),
+    [
+        ("driver", ("cdi-cri",), False),
+        ("driver", ("envvar", "cdi-annotations"), False),
+        ("driver", ("envvar",), True),
+        ("driver", ("volume-mounts",), True),
+        ("auto", ("envvar",), False),
+    ],
+)
+def test_a_pod_without_cdi_does_not_start_where_the_driver_must_enforce(node, requested, strategies, refused) -> None:
+    """Whenever the kubelet comes: it may start after this program, which had then no reason against the driver."""
+    pool, allocator = enforced(node, requested, strategies)
+    if refused:
+        with pytest.raises(Refused, match="starts without CDI, so no hook"):
+            allocator.allocate([[pool.slices[0].id]])
+        assert allocator.records.all() == []
+    else:
+        allocator.allocate([[pool.slices[0].id]])
+
+
+@pytest.mark.parametrize(
+    ("requested", "terms", "refused"),
+    [
+        ("driver", Terms("container", "x", "docker", by_cdi=False), True),
+        ("driver", Terms("container", "x", "podman", by_cdi=True), False),
+        ("driver", Terms("exec", "x"), True),  # a program of the host, in no container's group
+        ("driver", Terms("lease"), False),  # of the isolation check, which proves it
+        ("auto", Terms("container", "x", "docker", by_cdi=False), False),
+        ("auto", Terms("exec", "x"), False),
+    ],
+)
+def test_a_lease_without_cdi_is_refused_where_the_driver_must_enforce(node, requested, terms, refused) -> None:
+    pool, allocator = enforced(node, requested)
+    leases = Leases(allocator, pool, node.paths.checkpoint, lambda: False)
+    if refused:
+        with pytest.raises(Refused, match="starts without CDI, so no hook"):
+            leases.lease(terms=terms)
+        assert allocator.records.all() == []
+    else:
+        leases.lease(terms=terms)
+
+
+@pytest.mark.parametrize(
+    ("by_driver", "in_use", "hook", "named"),
+    [
+        (True, True, "none", True),
+        (True, True, "of an ended container", True),
+        (True, True, "ran", False),
+        (True, False, "none", False),
+        (False, True, "none", False),
+    ],
+)
+def test_a_container_that_no_hook_ran_for_is_named(place: Place, by_driver, in_use, hook, named) -> None:
+    """Its library runs and its group has no limit: it got its GPU without CDI, or from before."""
+    place.limits.in_use = lambda path: in_use and path == str(place.folder / "a/rw/ledger")
+    verdict = place.limits._enforcement.verdict
+    place.limits._enforcement.verdict = verdict._replace(active="driver-misc" if by_driver else "library")
+    group = Path(place.container("a"))
+    if hook == "none":
+        (place.folder / "a/driver-limit").unlink()
+    elif hook != "ran":
+        (group / "cgroup.events").write_text("populated 0\n")
+    for _look in range(2):
+        place.limits.poll()
+    assert (list(place.limits.without) == ["a"]) is named
+    notes = [one for one in place.limits.notes() if one.startswith("allocation a")]
+    assert ["no hook of CDI" in one for one in notes] == [True] * named
+    assert ["no hook of CDI" in text for _name, text in place.told] == [True] * named, "one event, however many polls"

@@ -186,8 +186,9 @@ def test_root_resizes_a_pod_and_the_scheduler_hears_of_it(node, kubelet, api, st
         assert asked(node, capsys, name, "--memory", f"{4000 + n}Mi")[1]["changed"] is False
     status, answer = asked(node, capsys, "default/one", "--memory", "16Gi")
     assert (status, answer["code"]) == (1, "FAILED_PRECONDITION") and "16384 MiB are asked for" in answer["error"]
-    grant(api, "one", (first, 1, 1))
+    # Before the grant, which would be done at once else.
     end = hold(pod, 100)
+    grant(api, "one", (first, 1, 1))
     try:
         status, answer = asked(node, capsys, "default/one", "--memory", "5000Mi")
         assert (status, answer["code"]) == (1, "UNAVAILABLE") and "another size was granted" in answer["error"]

@@ -104,6 +104,8 @@ def test_metrics_of_a_container(node, kubelet, daemon, capsys):
     values = {name: [one.value for one in rows] for name, rows in found.items() if name.startswith("vgpu_container")}
     assert values == {
         "vgpu_container_memory_limit_bytes": [3840 * MIB],
+        "vgpu_container_memory_promised_bytes": [3840 * MIB],
+        "vgpu_container_memory_burst_limit_bytes": [3840 * MIB],
         "vgpu_container_memory_used_bytes": [1200 * MIB],
         "vgpu_container_memory_context_bytes": [200 * MIB],
         "vgpu_container_processes": [1],

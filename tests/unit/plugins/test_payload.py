@@ -23,8 +23,9 @@ MOST = {
     "driver_setup": 5,
     "engine_choice": 10,  # auto: the kubelet that runs, its version, and the text of a file for CRI-O, k3s and RKE2
     "gpu_info": 3,
-    "host_state": 21,
-    "kube_capacity_info": 3,
+    "host_state": 22,
+    "kube_capacity_info": 6,  # three for claims: the rule, and quantities
+    "kube_claims": 6,  # two policies, one with its rule in CEL
     "kube_cluster_info": 5,  # it also says which images of the nodes are missing
     "kube_device_plugin": 4,
     "kube_mount_policy": 4,
@@ -42,8 +43,8 @@ MOST = {
     "rollback_point": 12,
     "vcuda_archive": 1,
     "vcuda_library": 4,
-    "vgpu_capacity_info": 14,  # one of them: the GPUs that are lost
-    "vgpu_isolation": 16,  # one of them: the limits that the driver itself enforces
+    "vgpu_capacity_info": 15,  # two of them: GPUs that are lost, devices of claims
+    "vgpu_isolation": 20,  # five of them: the limits that the driver itself enforces
     "desired_state": 0,
 }
 

@@ -93,6 +93,30 @@ SELECTED = [
 ]
 
 
+# What is promised and the limit; what others were promised of the 16160 MiB; the plan, or None where it has no room.
+BURST = [
+    (2000, 6000, 0, Device("GPU-a", 2000, 0, 6000)),
+    (2000, 6000, 14160, Device("GPU-a", 2000, 0, 6000)),
+    (2000, 6000, 14161, None),
+    (2000, 90000, 0, Device("GPU-a", 2000, 0, 14160)),
+    (16160, 1, 0, Device("GPU-a", 16160, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("promised", "burst", "others", "expected"), BURST)
+def test_what_is_promised_is_counted_and_the_limit_is_planned(promised, burst, others, expected):
+    ledger = one_gpu(memory=others, shares=bool(others))
+    asked = pod_ask(ask(promised, burst_mib=burst))
+    assert ledger.filter(asked, ["a"]).fits == (["a"] if expected else [])
+    if expected is None:
+        with pytest.raises(NoRoom, match=f"not a GPU with {promised} MiB"):
+            ledger.place(asked, "a")
+        return
+    assert bind(ledger, "one", asked, "a") == (Part("c0", APP, (expected,)),)
+    assert ledger.use("a")["GPU-a"].memory_mib == promised + others
+    assert ledger.held_in("default")[0] == promised + others
+
+
 @pytest.mark.parametrize(("preferences", "uuids"), SELECTED)
 def test_gpus_by_uuid_and_model(preferences, uuids):
     gpus = (gpu("GPU-a-0"), gpu("GPU-a-1"), gpu("GPU-a-2", model="NVIDIA A100-SXM4-40GB"))

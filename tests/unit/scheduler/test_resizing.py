@@ -90,7 +90,7 @@ class World:
 
     def given(self, name):
         plan = pod_annotations.read_annotations(self.annotations(name))
-        return [tuple(one) for part in plan for one in part.devices]
+        return [tuple(one[:3]) for part in plan for one in part.devices]
 
     # --- as api.Api
 
@@ -108,6 +108,7 @@ class World:
         meta["resourceVersion"] = str(self.version)
 
     async def event(self, pod, reason, message):
+        wire.msgspec.json.encode(message)
         self.events.append((pod["name"], reason, message))
 
 
@@ -196,6 +197,8 @@ def test_one_that_waits_is_granted_when_there_is_room_and_says_so_once():
 
 
 NONSENSE = ["", "{", "{}", "[]", '{"main": {"memory_mib": -1}}', '{"other": {"cores": 1}}', "[" * 5000]
+# Half of a pair is no text, and what is answered is sent as text.
+NONSENSE += ['{"\\ud800": {"cores": 1}}', '{"\\udfff": 1}']
 
 
 @pytest.mark.parametrize("text", NONSENSE)

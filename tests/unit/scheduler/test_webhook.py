@@ -11,7 +11,7 @@ import pytest
 from doubles.mount_cases import ASKS, PODS, container
 from doubles.mount_cases import pod as with_mounts
 from vgpu_plugin._shared.pods import annotations as pod_annotations
-from vgpu_plugin._shared.pods import resizes
+from vgpu_plugin._shared.pods import burst, resizes
 from vgpu_plugin._shared.pods.requests import Config, read_pod
 from vgpu_scheduler import webhook, wire
 from vgpu_scheduler.ledger import Ledger
@@ -91,6 +91,29 @@ def test_a_pod_that_asks_by_annotations_of_kai_gets_the_count(annotations, count
     assert changed["spec"]["schedulerName"] == "vgpu-scheduler"
     again = review(changed)
     assert again["allowed"] and "patch" not in again
+
+
+# The annotation, the limits, the limit of memory that is written, words of the refusal.
+PROMISED = [
+    ("2000", {GPU: "1", MEM: "8000"}, "8000", ""),
+    ("2000", {GPU: "1", CORES: "30"}, "5000", ""),
+    ("0", {GPU: "1", MEM: "8000"}, "", "from 1 to 16777216"),
+    ("8001", {GPU: "1", MEM: "8000"}, "", "more than its limit of 8000 MiB"),
+    ("2000", {GPU: "1"}, "", "which is no limit in MiB"),
+    ("2000", {}, "", "no container asks for GPU memory in MiB"),
+]
+
+
+@pytest.mark.parametrize(("value", "limits", "limit", "words"), PROMISED)
+def test_a_pod_that_is_promised_less_than_its_limit(value, limits, limit, words):
+    made = pod(limits, annotations={burst.REQUEST: value})
+    response = review(made)
+    assert response["allowed"] is not bool(words), response
+    assert words in response.get("status", {}).get("message", "")
+    if not words:
+        changed = applied(made, response)
+        assert changed["spec"]["containers"][0]["resources"]["limits"][MEM] == limit
+        assert read_pod(changed).asks[0].burst_mib == int(limit) - int(value)
 
 
 def test_requests_are_completed_as_well():
@@ -242,6 +265,11 @@ UPDATES = [
     ("somebody", {resizes.FORMER: "x"}, {}, False),
     ("giver", {}, {resizes.RESIZED: "{}"}, False),
     ("giver", {resizes.FORMER: "x"}, {}, True),
+    ("somebody", {burst.REQUEST: "1"}, {burst.REQUEST: "2"}, False),
+    ("somebody", {burst.REQUEST: "1"}, {}, False),
+    ("somebody", {}, {burst.REQUEST: "1"}, False),
+    ("sched", {burst.REQUEST: "1"}, {burst.REQUEST: "2"}, False),
+    ("somebody", {burst.REQUEST: "1"}, {burst.REQUEST: "1", "other": "x"}, True),
 ]
 
 

@@ -168,13 +168,6 @@ def test_schema_and_reader_agree(name: str) -> None:
         assert validator.is_valid({name: value}) == (not kinds.errors(findings)), (name, value, findings)
 
 
-def test_what_this_version_refuses_is_no_value() -> None:
-    validator = jsonschema.Draft7Validator(chart.schema.variables())
-    for name, refused, _way_out in table.UNAVAILABLE:
-        assert [one for one in refused if validator.is_valid({name: one})] == []
-        assert validator.is_valid({name: table.VARIABLES[name].default})
-
-
 HOST_ALONE = [
     {"vgpu_sharing": "mig"},
     {"vgpu_sharing": "mps"},

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from vgpu_plugin._shared.pods import resizes
 
-from . import changes, exporters, rows, text
+from . import changes, claims, exporters, rows, text
 from .source import Cluster, NoAnswer
 
 FAILED, USAGE = 1, 2
@@ -156,11 +156,21 @@ def handed_on(given: argparse.Namespace) -> list[str]:
 
 
 def _nodes(cluster: Cluster, given: argparse.Namespace) -> str:
-    return shown("nodes", rows.nodes(cluster.nodes(), cluster.pods()), text.nodes, given.output)
+    return shown("nodes", rows.nodes(cluster.nodes(), cluster.pods(), _claims(cluster)), text.nodes, given.output)
 
 
 def _cards(cluster: Cluster, given: argparse.Namespace) -> str:
-    return shown("cards", rows.cards(cluster.nodes(), cluster.pods()), text.cards, given.output)
+    return shown("cards", rows.cards(cluster.nodes(), cluster.pods(), _claims(cluster)), text.cards, given.output)
+
+
+def _claims(cluster: Cluster, namespace: str = "") -> claims.Claims:
+    """None where the cluster has no slices of ours, or they may not be read: most clusters have none."""
+    try:
+        slices = cluster.resource_slices()
+        ours = any((one.get("spec") or {}).get("driver") == claims.DRIVER for one in slices)
+        return claims.read(slices, cluster.resource_claims(namespace)) if ours else claims.NONE
+    except NoAnswer:
+        return claims.NONE
 
 
 def _pods(cluster: Cluster, given: argparse.Namespace) -> str:
@@ -169,7 +179,8 @@ def _pods(cluster: Cluster, given: argparse.Namespace) -> str:
     except NoAnswer:
         # Who may read one namespace alone may read no nodes: pods by the usual names then.
         resources = set()
-    return shown("pods", rows.pods(cluster.pods(given.namespace), resources), text.pods, given.output)
+    found = rows.pods(cluster.pods(given.namespace), resources, _claims(cluster, given.namespace))
+    return shown("pods", found, text.pods, given.output)
 
 
 def _why(cluster: Cluster, given: argparse.Namespace) -> str:

@@ -17,6 +17,8 @@ from vgpu_plugin._shared.pods import resizes
 from vgpu_plugin._shared.pods.annotations import NodeGpu, PlanError, Use
 from vgpu_plugin._shared.pods.requests import DialectError, asked, read_pod
 
+from .claims import NONE, Claims
+
 # Names that the device plugin writes into the node's capacity and no kubelet counts.
 ADDED = "vgpu.fleet/capacity"
 CONDITION, HEALTH = "VgpuConfiguration", "VgpuGpusHealthy"
@@ -62,14 +64,21 @@ def held(pod: Object) -> dict[str, Use]:
     return pod_annotations.use_of(plan) if plan is not None else {}
 
 
-def nodes(found: Iterable[Object], pods: Iterable[Object]) -> list[dict[str, Any]]:
+def limits_of(pod: Object) -> dict[str, int]:
+    """MiB of each GPU that a pod may use at most, by UUID: with what it may burst into. Raises PlanError."""
+    plan = resizes.counted(_annotations(pod))
+    return pod_annotations.limit_of(plan) if plan is not None else {}
+
+
+def nodes(found: Iterable[Object], pods: Iterable[Object], claims: Claims = NONE) -> list[dict[str, Any]]:
     """A row of each node with GPUs, by name."""
     by_node: dict[str, list[dict[str, Any]]] = {}
     for pod in pods:
         by_node.setdefault(node_of(pod), []).append(dict(pod))
     rows = []
     for one in sorted(found, key=name_of):
-        resources, gpus = resources_of(one), gpus_of(one)
+        resources, gpus = resources_of(one), gpus_of(one) or claims.gpus.get(name_of(one), ())
+        shares = claims.of_node(name_of(one))
         labels = (one.get("metadata") or {}).get("labels") or {}
         if not resources and not gpus and labels.get(PREFIX + "gpu.present") != "true":
             continue
@@ -87,23 +96,29 @@ def nodes(found: Iterable[Object], pods: Iterable[Object]) -> list[dict[str, Any
                 "sharing": str(labels.get(PREFIX + "gpu.sharing-strategy") or "") or None,
                 "resources": facts["resources"],
                 "capacity_mib": sum(gpu.capacity_mib for gpu in gpus) if gpus else None,
-                "planned_mib": _planned(mine) if gpus else None,
-                "pods": len({row["pod"] for row in facts["pods"]} | {key_of(pod) for pod in mine if _has_gpu(pod)}),
+                "planned_mib": _planned(mine) + sum(share.use.memory_mib for share in shares) if gpus else None,
+                "pods": len(
+                    {row["pod"] for row in facts["pods"]}
+                    | {key_of(pod) for pod in mine if _has_gpu(pod)}
+                    | {pod for share in shares for pod in share.pods}
+                ),
                 "trouble": _trouble(one, gpus),
             }
         )
     return rows
 
 
-def cards(found: Iterable[Object], pods: Iterable[Object]) -> list[dict[str, Any]]:
+def cards(found: Iterable[Object], pods: Iterable[Object], claims: Claims = NONE) -> list[dict[str, Any]]:
     """A row of each GPU that pods may ask parts of: what it has, what was planned of it, and for whom."""
     uses: dict[str, list[tuple[str, Use]]] = {}
     for pod in pods:
         for uuid, use in held_or_none(pod).items():
             uses.setdefault(uuid, []).append((key_of(pod), use))
+    for share in claims.shares:
+        uses.setdefault(share.uuid, []).append((", ".join(share.pods) or f"claim {share.claim}", share.use))
     rows = []
     for one in sorted(found, key=name_of):
-        for number, gpu in enumerate(gpus_of(one)):
+        for number, gpu in enumerate(gpus_of(one) or claims.gpus.get(name_of(one), ())):
             mine = sorted(uses.get(gpu.uuid, []))
             rows.append(
                 {
@@ -128,7 +143,7 @@ def cards(found: Iterable[Object], pods: Iterable[Object]) -> list[dict[str, Any
     return rows
 
 
-def pods(found: Iterable[Object], resources: Iterable[str] = ()) -> list[dict[str, Any]]:
+def pods(found: Iterable[Object], resources: Iterable[str] = (), claims: Claims = NONE) -> list[dict[str, Any]]:
     """A row of each pod that has a GPU or waits for one, by namespace and name. ``resources``: of all nodes."""
     names = sorted({*resources, PREFIX + "gpu"})
     rows = []
@@ -136,11 +151,13 @@ def pods(found: Iterable[Object], resources: Iterable[str] = ()) -> list[dict[st
         if _phase(pod) in cluster.ENDED:
             continue
         counts = {name: count for name in names if (count := cluster.asked(dict(pod), name))}
-        if not counts and not _has_gpu(pod) and not _wants_gpu(pod):
+        shares = claims.of_pod(key_of(pod))
+        if not counts and not shares and not _has_gpu(pod) and not _wants_gpu(pod):
             continue
         fault = ""
+        limits: Mapping[str, int] = {}
         try:
-            uses = held(pod)
+            uses, limits = held(pod), limits_of(pod)
         except PlanError as unreadable:
             uses, fault = {}, str(unreadable)
         namespace, _slash, name = key_of(pod).partition("/")
@@ -150,11 +167,17 @@ def pods(found: Iterable[Object], resources: Iterable[str] = ()) -> list[dict[st
                 "pod": name,
                 "node": node_of(pod) or None,
                 "phase": _phase(pod),
-                "chosen_by": _chosen_by(pod),
+                "chosen_by": "kube-scheduler, for a claim" if shares else _chosen_by(pod),
                 "resources": counts,
                 "gpus": [
-                    {"uuid": uuid, "memory_mib": use.memory_mib, "cores": use.cores, "slots": use.slots}
-                    for uuid, use in sorted(uses.items())
+                    {
+                        "uuid": uuid,
+                        "memory_mib": use.memory_mib,
+                        "limit_mib": max(use.memory_mib, limits.get(uuid, 0)),
+                        "cores": use.cores,
+                        "slots": use.slots,
+                    }
+                    for uuid, use in sorted([*uses.items(), *((share.uuid, share.use) for share in shares)])
                 ],
                 "waits_for": fault or _waits_for(pod),
             }
@@ -172,10 +195,12 @@ def why(pod: Object, events: Iterable[Object], most: int = 5) -> list[str]:
     except DialectError as fault:
         lines += ["  asks for what cannot be", *(f"    {one}" for one in fault.findings)]
     try:
-        uses = held(pod)
+        uses, limits = held(pod), limits_of(pod)
         if uses:
             lines.append(f"  was given, by {_chosen_by(pod)}:")
-        lines += [f"    {uuid}: {use.memory_mib} MiB, {use.cores or 'any'} %" for uuid, use in sorted(uses.items())]
+        for uuid, use in sorted(uses.items()):
+            more = f" promised, up to {limits[uuid]} MiB" if limits.get(uuid, 0) > use.memory_mib else ""
+            lines.append(f"    {uuid}: {use.memory_mib} MiB{more}, {use.cores or 'any'} %")
     except PlanError as fault:
         lines.append(f"  {fault}")
     lines += [f"  {one}" for one in resizes.under_way(_annotations(pod))]

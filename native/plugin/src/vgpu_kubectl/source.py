@@ -32,6 +32,14 @@ class Cluster:
         """Of one namespace; empty: of all. Raises NoAnswer."""
         return self._items("get", "pods", *_where(namespace))
 
+    def resource_slices(self) -> list[dict[str, Any]]:
+        """Raises NoAnswer, also where Kubernetes has none (before 1.34)."""
+        return self._items("get", "resourceslices.v1.resource.k8s.io")
+
+    def resource_claims(self, namespace: str = "") -> list[dict[str, Any]]:
+        """Of one namespace; empty: of all. Raises NoAnswer."""
+        return self._items("get", "resourceclaims.v1.resource.k8s.io", *_where(namespace))
+
     def pod(self, namespace: str, name: str) -> dict[str, Any]:
         """Raises NoAnswer."""
         where = ("--namespace", namespace) if namespace else ()

@@ -98,7 +98,8 @@ def _given(name: str, one: Values) -> str:
 def _part(one: Values, wide: bool) -> str:
     uuid = one["uuid"] if wide else one["uuid"][:SHORT_UUID]
     cores = f"{one['cores']} %" if one["cores"] else "any share"
-    return f"{uuid} {one['memory_mib']} MiB, {cores}"
+    more = f" to {one['limit_mib']}" if one["limit_mib"] > one["memory_mib"] else ""
+    return f"{uuid} {one['memory_mib']}{more} MiB, {cores}"
 
 
 def _or_dash(value: Any) -> str:

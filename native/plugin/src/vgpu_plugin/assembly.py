@@ -17,6 +17,7 @@ from .admin.resizing import Resizing
 from .allocation import limit_devices
 from .allocation.allocation_files import AllocationFiles
 from .allocation.allocator import Allocator
+from .allocation.burst import Burst
 from .allocation.collector import Collector
 from .allocation.driver_limits import DriverLimits
 from .allocation.enforcement import Enforcement
@@ -35,6 +36,7 @@ from .kubelet.registration import Registration
 from .kubelet.registrations import Registrations
 from .kubelet.service import DevicePlugin
 from .node import podresources
+from .node.driver_load import DriverLoad
 from .node.gauges import Cached
 from .node.gpus import Gpu, GpuSource
 from .node.paths import Paths
@@ -113,6 +115,7 @@ class Parts:
     driver_limits: DriverLimits
     repair: Repair
     resizer: Resizer
+    burst: Burst
     registrations: Registrations
     changes: Reconfiguration
     health: HealthWatch
@@ -161,11 +164,10 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         setup.choice, settings, source, allocator, lambda: leases.in_use() | static_slices.in_use(), last_offer
     )
     health = _health(setup, source, changes, pool)
-    changes.after.append(static_slices.configure)
-    changes.after.append(lambda now, _driver: registrations.bring_in_line(resources(pool, now)))
+    changes.after += [static_slices.configure, lambda now, _driver: registrations.bring_in_line(resources(pool, now))]
     repair, resizer = Repair(paths, records, files), Resizer(records, pool, files, sizer)
     changes.more_notes += [static_slices.notes, repair.notes, lambda: limit_devices.notes(records.all()), resizer.notes]
-    claims = _claims(setup, allocator, files, source, changes)
+    claims = _claims(setup, allocator, files, source, changes, driver)
     label = _label(setup, changes, health, pool)
     labeller = _labeller(extras, source, pool, changes, label, allocator)
     view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
@@ -173,7 +175,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     static_slices.stale, collector.alive, resizer.shown = watch.stale, watch.alive, watch.surely_holds
     pod_resizes = _pod_resizes(setup, pods, records, resizer, sizer, changes)
     changes.more_notes += [lambda: notes(watch.state()), driver_limits.notes]
-    resizer.enforce = driver_limits.apply
+    resizer.enforce, changes.loaded_again = driver_limits.apply, DriverLoad(paths.sys_root, driver_limits.count).again
     containers = Containers(records, files, watch, paths.pod_resources, Cached(source.gauges).of, health.xids)
     admin = Admin(pool, allocator, leases, claims.registration if claims else registrations, changes, containers)
     admin.resizing, admin.driver_limits = Resizing(pool, resizer, pods, holders), driver_limits
@@ -186,6 +188,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
         driver_limits=driver_limits,
         repair=repair,
         resizer=resizer,
+        burst=_burst(records, pool, files, sizer, resizer),
         registrations=registrations,
         changes=changes,
         health=health,
@@ -207,6 +210,12 @@ def _kept(setup: Setup) -> tuple[RecordStore, AllocationFiles]:
     files = AllocationFiles(setup.paths.allocations, setup.mounter)
     recover(records, files)
     return records, files
+
+
+def _burst(records: RecordStore, pool: Pool, files: AllocationFiles, sizer: Sizer, resizer: Resizer) -> Burst:
+    """Asked by both for the room of what they were promised."""
+    sizer.lender = resizer.lender = out = Burst(records, pool, files, sizer, resizer)
+    return out
 
 
 def _driver_limits(
@@ -238,7 +247,12 @@ def _registrations(paths: Paths, pool: Pool, allocator: Allocator) -> Registrati
 
 
 def _claims(
-    setup: Setup, allocator: Allocator, files: AllocationFiles, source: GpuSource, changes: Reconfiguration
+    setup: Setup,
+    allocator: Allocator,
+    files: AllocationFiles,
+    source: GpuSource,
+    changes: Reconfiguration,
+    driver: DriverFiles,
 ) -> ClaimDriver | None:
     """Decided once: a node that changes its way restarts this program."""
     if not changes.settings.claims:
@@ -249,6 +263,7 @@ def _claims(
     access = kube_access.read(setup.extras.kubeconfig)
     connections = Connections(kube_api.Api(access, CLAIM_ANSWER_S), kube_api.Api(access), kube_api.Api(access))
     out = ClaimDriver(setup.paths, setup.extras.node, allocator, files, source, connections)
+    out.configure(changes.settings, driver)
     changes.after.append(out.configure)
     changes.more_notes.append(out.notes)
     return out

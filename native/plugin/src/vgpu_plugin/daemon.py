@@ -168,7 +168,8 @@ class Daemon:
     def _housekeeping(self, parts: Parts, servers: list[admin_socket.Server | metrics_server.Server]) -> None:
         static = parts.static_slices
         tasks: list[Callable[[], object]] = [parts.repair.poll, *(one.renew for one in servers)]
-        tasks += [parts.leases.follow, parts.leases.expire, parts.collector.collect, parts.resizer.poll]
+        tasks += [parts.leases.follow, parts.leases.expire, parts.collector.collect]
+        tasks += [parts.resizer.poll, parts.burst.poll]
         labeller = parts.labeller
         if labeller is not None:
             tasks.append(lambda: labeller.poll(parts.changes.settings))

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .admin import admin_socket
 from .allocation.allocation_files import AllocationFiles
@@ -13,6 +15,11 @@ from .inject import cdi
 from .node.claim import claimed
 from .node.paths import Paths
 from .reconcile import labels
+
+if TYPE_CHECKING:
+    from .dra.publish import Server
+
+log = logging.getLogger(__name__)
 
 
 def purge(setup: Setup) -> None:
@@ -36,7 +43,21 @@ def purge(setup: Setup) -> None:
         from .node import kube_access, kube_api
         from .reconcile import node_trace
 
-        node_trace.leave(kube_api.Api(kube_access.read(extras.kubeconfig)), extras.node)
+        api = kube_api.Api(kube_access.read(extras.kubeconfig))
+        _withdraw(api, extras.node)
+        node_trace.leave(api, extras.node)
+
+
+def _withdraw(api: Server, node: str) -> None:
+    """Slices of claims. A kubelet that runs deletes them too, once their driver is gone."""
+    from .dra.publish import Publisher
+    from .node.kube_api import ApiError
+
+    try:
+        Publisher(api, api, node, list).withdraw()
+    except ApiError as fault:
+        # A cluster without claims, or a user who has nothing to do with them.
+        log.info("node %s: whether slices of claims are left is not known: %s", node, fault)
 
 
 def _remove_files(paths: Paths) -> None:

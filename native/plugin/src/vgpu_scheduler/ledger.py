@@ -206,7 +206,9 @@ class Ledger:
             for column in chosen:
                 size = search.size_of(one, gpus[column])
                 assert size is not None
-                devices.append(Device(gpus[column].uuid, size.memory_mib, size.cores))
+                # A limit above what the card has is what the card has.
+                burst = min(one.burst_mib, gpus[column].capacity_mib - size.memory_mib)
+                devices.append(Device(gpus[column].uuid, size.memory_mib, size.cores, burst))
             kind = INIT if one.init else SIDECAR if one.sidecar else APP
             parts.append(Part(one.container, kind, tuple(devices)))
         return tuple(parts)

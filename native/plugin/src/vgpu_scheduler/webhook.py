@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from vgpu_plugin._shared.config.kinds import Finding
 from vgpu_plugin._shared.pods import annotations as pod_annotations
-from vgpu_plugin._shared.pods import resizes
+from vgpu_plugin._shared.pods import burst, resizes
 from vgpu_plugin._shared.pods.bounds import excess, sentence
 from vgpu_plugin._shared.pods.mounts import conflicting_mounts
 from vgpu_plugin._shared.pods.preferences import Preferences
@@ -140,7 +140,8 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
             added = {} if settings.config.gpu in named else {settings.config.gpu: str(one.gpus)}
             memory_names = {settings.config.memory, settings.config.memory_percentage}
             if one.dialect == "hami" and one.memory.kind == MIB and not memory_names & named.keys():
-                added[settings.config.memory] = str(one.memory.amount // settings.config.memory_factor)
+                limit = one.memory.amount + one.burst_mib
+                added[settings.config.memory] = str(limit // settings.config.memory_factor)
             if added:
                 resources = dict(container.get("resources") or {}, limits={**limits, **added})
                 # The API server completes a limit without a request before it asks us, and perhaps not after.
@@ -195,6 +196,9 @@ def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any
     for name, users in allowed.items():
         if before.get(name) != after.get(name) and user not in users and not user.startswith("system:node:"):
             findings.append(Finding("error", f'metadata.annotations["{name}"]', f"is not yours to change ({user})"))
+    if before.get(burst.REQUEST) != after.get(burst.REQUEST):
+        text = "stays as it was admitted; create the pod again to be promised something else"
+        findings.append(Finding("error", f'metadata.annotations["{burst.REQUEST}"]', text))
     if before.get(resizes.RESIZE) != after.get(resizes.RESIZE):
         findings += resize_findings(request.object or {})
     return _refuse(request, findings) if findings else _answer(request)

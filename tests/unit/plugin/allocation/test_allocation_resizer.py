@@ -384,6 +384,33 @@ def test_of_a_spoilt_ledger_only_less_cannot_be_known(ground):
     assert here.sizes(allocation) == [(5000, 20)]
 
 
+def test_after_a_restart_limits_say_what_the_record_says_whatever_the_ledger_is(ground):
+    """Killed between the record of a smaller share and its limits; the ledger is the tenant's to spoil."""
+    here = ground(**REQUESTED)
+    allocation = here.take(here.first)
+    here.sized(allocation, (4000, 80))
+    record = here.records.get(allocation)
+    rows = [{**row, "sm_percent": 10} for row in record.limits["devices"]]
+    with here.records.lock:
+        here.records.put(replace(record, limits={**record.limits, "devices": rows}, cores={here.first.uuid: 10}))
+    (here.files.folder(allocation) / "rw" / "ledger").write_bytes(b"nonsense")
+    here.begin()
+    here.resizer.restore()
+    assert here.sizes(allocation) == [(4000, 10)]
+
+
+def test_after_a_restart_a_ledger_takes_no_room_of_others(ground):
+    """A ledger is what a tenant says of himself, so it takes no more than its container ever could have."""
+    here = ground(**REQUESTED)
+    one, other = here.take(here.first, 0), here.take(here.first, 1)
+    here.sized(one, (1000, 10))
+    here.sized(other, (1000, 10))
+    here.holds(one, 1 << 20)
+    here.begin()
+    here.resizer.restore()
+    assert here.resize(other, 14000).changed and here.sizes(other) == [(14000, 10)]
+
+
 # ---- equal slices
 
 
@@ -473,6 +500,20 @@ def test_a_lease_is_resized_too_and_ends_as_before(ground):
     leases.release(lease.allocation)
     here.resizer.poll()
     assert offered(here, here.first) == ["0", "1", "2", "3"]
+
+
+def test_a_leased_slice_whose_room_is_gone_is_not_offered_after_the_lease(ground):
+    """A container takes the slice of a smaller lease; at its end there is no room for the whole slice."""
+    here = ground()
+    one = here.take(here.first, 0)
+    leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
+    for _n in range(3):
+        lease = leases.lease(here.first.uuid)
+    here.resize(lease.allocation, 100)
+    here.resize(one, 3840 + 3740)
+    leases.release(lease.allocation)
+    here.resizer.poll()
+    assert lease.slice_ids[0][-1] not in offered(here, here.first)
 
 
 def test_contexts_count(ground):

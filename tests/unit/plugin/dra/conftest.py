@@ -100,8 +100,26 @@ Begin = Callable[..., Daemon]
 
 
 @pytest.fixture
+def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The driver's, where the loader finds them."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
+    out = [folder / name for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
+    for one in out:
+        one.touch()
+    return [str(one) for one in out]
+
+
+@pytest.fixture
 def begin(
-    node: Node, api: ClaimApi, manager: ClaimManager, running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node,
+    api: ClaimApi,
+    manager: ClaimManager,
+    running: Any,
+    tmp_path: Path,
+    libraries: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Begin:
     """Starts the program and the kubelet's manager; waits for the slices unless ``publishes`` is false."""
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)

@@ -20,9 +20,13 @@ from vgpu_kubelet_double.claims import ClaimManager, ClaimRef, Pod
 from vgpu_kubelet_double.manager import PodError
 from vgpu_plugin._proto import dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import NodeGpu
 from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.purge import purge
 
 from ..conftest import Node
+from ..node_api import NODE
 from ..samples import until
 from .conftest import SLICE, Begin, ClaimApi, part
 
@@ -91,6 +95,37 @@ def test_a_pod_gets_what_its_claim_was_given(node: Node, api: ClaimApi, manager:
     assert not any(spec["kind"] == "vgpu.fleet/claim" for spec in specifications(node))
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["first start", "started again"])
+def test_a_container_gets_the_drivers_files(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, libraries: list[str], again: bool
+) -> None:
+    """From the start on: nothing of the configuration changes meanwhile."""
+    daemon = begin()
+    manager.run_pod(pod("p", api.allocate("c", part())))
+    if again:
+        daemon.stop()
+        daemon.thread.join(20)  # type: ignore[attr-defined]
+        for one in (node.paths.cdi_dir or Path()).glob("*claim*"):
+            one.unlink()
+        manager.drivers.clear()
+        begin()
+    (spec,) = [one for one in specifications(node) if one["kind"] == "vgpu.fleet/claim"]
+    hosts = {mount["hostPath"] for mount in spec["containerEdits"]["mounts"]}
+    assert set(libraries) <= hosts
+
+
+def test_without_the_drivers_library_no_container_starts(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vgpu_plugin.inject import driver_files
+
+    monkeypatch.setattr(driver_files, "find", lambda *_words, **_more: driver_files.DriverFiles())
+    begin()
+    with pytest.raises(PodError, match=r"no libcuda\.so\.1 is found"):
+        manager.run_pod(pod("p", api.allocate("c", part())))
+    assert allocations(node) == records(node) == []
+
+
 def test_no_resource_is_registered_beside_claims(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, kubelet: Any
 ) -> None:
@@ -156,6 +191,19 @@ def test_a_request_of_two_devices_is_one_share(node: Node, api: ClaimApi, manage
     (ids,) = manager.run_pod(pod("p", claim)).values()
     assert set(ids) == {"vgpu.fleet/claim=uid-c.gpu"}
     assert limits(injected(node, ids), 0) == dict.fromkeys(GPUS, (4096 * MIB, 30))
+
+
+def test_two_parts_of_one_device_are_its_sum(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    two = [part(memory="1Gi", cores="50"), part(memory="2Gi", cores="30", shareID="share-2")]
+    ids = manager.run_pod(pod("p", api.allocate("c", *two)))["main"]
+    assert limits(injected(node, ids), 0) == {GPUS[0]: (3072 * MIB, 80)}
+    assert [one["cores"] for one in records(node)] == [{GPUS[0]: 80}]
+    with pytest.raises(PodError, match="30 % of the SMs are asked for, 80 % are held by others"):
+        manager.run_pod(pod("q", api.allocate("d", part(memory="1Gi", cores="30"))))
+    manager.end_pod("p")
+    with pytest.raises(PodError, match="110 % of the SMs are asked for"):
+        manager.run_pod(pod("r", api.allocate("e", part(cores="60"), part(cores="50", shareID="share-2"))))
 
 
 def test_pods_with_one_claim_have_one_ledger(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
@@ -267,6 +315,34 @@ def test_slices_that_somebody_deletes_come_back(api: ClaimApi, begin: Begin) -> 
     for _time in range(3):
         api.wipe(None)
         until(lambda: len(api.slices()) == 2, "slices again")
+
+
+def test_the_extender_is_given_no_gpu_of_claims(api: ClaimApi, begin: Begin) -> None:
+    """The scheduler of claims has all of them; what a former program wrote of them goes."""
+    gpus = [NodeGpu(GPUS[0], "Tesla T4", 15360, 15360, 4, 3840, 25)]
+    api.node["metadata"]["annotations"] = {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)}
+    begin()
+    until(lambda: pod_annotations.read_gpus(api.annotations[pod_annotations.GPUS]) == (), "no GPU for the extender")
+    assert not [name for name in api.node["status"].get("capacity") or {} if "gpu" in name]
+
+
+def test_a_purge_takes_the_slices_away(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    daemon = begin()
+    daemon.stop()
+    daemon.thread.join(20)  # type: ignore[attr-defined]
+    manager.stop()  # a kubelet that is not there
+    api.put(f"{SLICE}-other", {"metadata": {"name": "other"}, "spec": {"driver": "x", "devices": [{"name": "d"}]}})
+    purge(daemon._setup)
+    assert set(api.slices()) == {"d"}
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_purge_of_a_node_without_claims_asks_in_vain(api: ClaimApi, begin: Begin, status: int) -> None:
+    daemon = begin()
+    daemon.stop()
+    daemon.thread.join(20)  # type: ignore[attr-defined]
+    api.fault = lambda _method, path: status if "resourceslices" in path else None
+    purge(daemon._setup)
 
 
 # --- refusals --------------------------------------------------------------------------------------
@@ -401,6 +477,19 @@ def test_unprepare_of_an_unknown_claim_is_success(manager: ClaimManager, begin: 
 
 
 # --- health and slices -----------------------------------------------------------------------------
+
+
+def test_a_drained_card_gets_no_more_claims(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    begin()
+    with api.edit(NODE) as found:
+        found["metadata"].setdefault("annotations", {})["vgpu.fleet/drained-gpus"] = GPUS[0]
+    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "a taint")
+    assert [one["effect"] for one in api.slices()["gpu-00000000"]["taints"]] == ["NoSchedule"]
+    assert "taints" not in api.slices()["gpu-00000001"]
+    assert manager.run_pod(pod("p", api.allocate("c", part())))["main"], "what was allocated there still begins"
+    with api.edit(NODE) as found:
+        del found["metadata"]["annotations"]["vgpu.fleet/drained-gpus"]
+    until(lambda: "taints" not in api.slices().get("gpu-00000000", {"taints": ()}), "no taint")
 
 
 def test_a_fault_of_a_card_is_a_taint_and_unhealthy(

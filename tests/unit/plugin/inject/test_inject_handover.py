@@ -318,6 +318,26 @@ def hold(files, slice_id: str, slot: int = 3) -> int:
     return descriptor
 
 
+def test_beside_claims_only_slices_in_use_are_offered(node):
+    """The scheduler gives all of a card to claims."""
+    outside, pool, _allocator, files = static_slices(node)
+    outside.refresh()
+    used = f"{node.gpus[0].uuid}::1"
+    descriptor = hold(files, used)
+    config = json.loads(node_yaml(node.library_root))
+    config["flags"] = {**config.get("flags", {}), "allocation": "dra"}
+    node.config_text = json.dumps(config)
+    outside.configure(node.configure(), outside._driver)
+    assert [one["name"] for one in specs(node)["vgpu.fleet/slice"]["devices"]] == [used]
+    assert outside.in_use() == {used}
+    outside.poll()
+    assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == [used]
+    os.close(descriptor)
+    outside.refresh()
+    assert set(specs(node)) == {"vgpu.fleet/gpu", "nvidia.com/gpu"}
+    assert files.static() == []
+
+
 def test_slice_in_use_outside_is_withdrawn_and_refused(node):
     outside, pool, allocator, files = static_slices(node)
     outside.refresh()

@@ -241,9 +241,14 @@ def test_what_the_program_wrote_on_its_node_is_taken_back():
     api = cluster()
     call(api)
     node = api.objects["/api/v1/nodes/n1"]
-    node["metadata"]["annotations"] = {"vgpu.fleet/gpus": "[]", "a.b/c": "1"}
-    node["status"] = {"conditions": [{"type": "Ready"}, {"type": "VgpuConfiguration"}]}
+    ours = {"vgpu.fleet/gpus": "[]", "vgpu.fleet/capacity": "nvidia.com/gpumem", "vgpu.fleet/drained-gpus": "GPU-a"}
+    node["metadata"]["annotations"] = {**ours, "a.b/c": "1"}
+    node["status"] = {
+        "conditions": [{"type": "Ready"}, {"type": "VgpuConfiguration"}],
+        **{name: {"cpu": "8", "nvidia.com/gpumem": "15360"} for name in ("capacity", "allocatable")},
+    }
     call(api, state="absent")
     node = api.objects["/api/v1/nodes/n1"]
     assert node["metadata"]["annotations"] == {"a.b/c": "1"}
     assert node["status"]["conditions"] == [{"type": "Ready"}]
+    assert node["status"]["capacity"] == node["status"]["allocatable"] == {"cpu": "8"}

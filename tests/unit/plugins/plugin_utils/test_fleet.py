@@ -23,6 +23,7 @@ CAPACITY = {
     "drift": [],
     "versions": {"driver": "535.261.03", "plugin": "0.1.0"},
     "library": "0.1.0-x",
+    "memory_enforcement": "memory is enforced by the driver: a limit was set and read back",
     "usage": [],
     "gpus": [
         {
@@ -101,6 +102,7 @@ def test_the_facts_of_a_node():
         "advertised": 1,
         "in_use": 1,
     }
+    assert made["enforcement"] == "memory is enforced by the driver: a limit was set and read back"
     gpu = made["gpus"][0]
     assert (gpu["sold_mib"], gpu["missing"]) == (15360, ["1"])
     assert (gpu["utilisation"], gpu["temperature"], gpu["xids"][0]["xid"]) == (42, 61, 31)

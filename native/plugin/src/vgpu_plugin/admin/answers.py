@@ -196,6 +196,8 @@ class Admin:
                     memory_driver=one.memory_driver,
                     holder=one.whose,
                     programs=watch_setup.programs(one.programs),
+                    memory_promised=one.memory_promised,
+                    memory_most=one.memory_most,
                 )
                 for one in self._containers.usages()
             ]
@@ -209,7 +211,8 @@ class Admin:
 
     def Lease(self, request: api.LeaseRequest) -> api.LeaseResponse:
         at_most = AtMost(request.memory_bytes, request.sm_percent)
-        terms = Terms(request.kind or LEASE, request.holder, request.engine, request.gpus or 1, at_most)
+        kind, gpus = request.kind or LEASE, request.gpus or 1
+        terms = Terms(kind, request.holder, request.engine, gpus, at_most, request.by_cdi)
         answer = self._leases.lease(request.uuid, request.ttl_s, terms)
         return api.LeaseResponse(allocation=answer.allocation, ids=answer.slice_ids, answer=to_message(answer))
 

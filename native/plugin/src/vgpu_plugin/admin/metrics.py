@@ -37,6 +37,8 @@ TYPES = {
     "vgpu_slice_healthy": ("gauge", "1 where the kubelet may give the slice out."),
     "vgpu_slice_in_use": ("gauge", "1 where a container or a check holds the slice."),
     "vgpu_container_memory_limit_bytes": ("gauge", "Memory that the container may hold on the GPU."),
+    "vgpu_container_memory_promised_bytes": ("gauge", "Memory that the container was promised of it."),
+    "vgpu_container_memory_burst_limit_bytes": ("gauge", "Up to what its limit may grow while nobody needs that."),
     "vgpu_container_memory_used_bytes": ("gauge", "Memory that the container says it holds, contexts included."),
     "vgpu_container_memory_driver_bytes": ("gauge", "Memory that the driver shows of it; absent where it shows none."),
     "vgpu_container_memory_context_bytes": ("gauge", "What contexts and modules take of it."),
@@ -97,6 +99,8 @@ def collected(
     for use in usages:
         labels = {key: use[key] for key in ("allocation", "uuid", "namespace", "pod", "container")}
         add("vgpu_container_memory_limit_bytes", use["memory_limit"], **labels)
+        add("vgpu_container_memory_promised_bytes", use["memory_promised"], **labels)
+        add("vgpu_container_memory_burst_limit_bytes", use["memory_most"], **labels)
         add("vgpu_container_memory_used_bytes", use["memory_used"], **labels)
         if use["memory_driver"] >= 0:
             add("vgpu_container_memory_driver_bytes", use["memory_driver"], **labels)

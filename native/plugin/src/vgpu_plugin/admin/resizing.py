@@ -97,7 +97,10 @@ class Resizing:
             )
 
         def publish(devices: list[Device], leaving: bool) -> None:
-            after = sizing.with_part(plan, owner.container, devices)
+            # What it was promised stays; its limit of now is nobody else's business.
+            had = {one.uuid: one for one in planned.devices}
+            kept = [had[one.uuid]._replace(cores=one.cores) if had[one.uuid].burst_mib else one for one in devices]
+            after = sizing.with_part(plan, owner.container, kept)
             pods.write_resized(owner, after, plan if leaving else ())
 
         return publish

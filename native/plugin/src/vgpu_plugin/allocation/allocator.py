@@ -89,9 +89,7 @@ class Allocator:
     def configure(self, settings: Settings, driver: DriverFiles) -> None:
         """From now on allocations are made by these settings; those that exist stay as they are."""
         with self.lock:
-            can_cdi = self._paths.cdi_dir is not None and any(
-                name == "libcuda.so.1" for name, _host in driver.libraries
-            )
+            can_cdi = self._paths.cdi_dir is not None and driver.complete
             before, self.settings, self.sizer.settings = self.hand_over, settings, settings
             self.hand_over = settings.hand_over(self._paths.host_root, can_cdi)
             self.enforcement.configure(settings, driver, self.pool.gpus, self.hand_over)
@@ -121,6 +119,8 @@ class Allocator:
             if kind == KUBELET:
                 given, pieces = self._given(ids, pieces)
             self.enforcement.refuse_unproved()
+            if kind == KUBELET and not self.hand_over.by_cdi:
+                self.enforcement.refuse_without_hook("a pod of this node")
             self._admit(pieces, kind)
             record = replace(self._record(kind, ids, given, pieces, at_most), **lease)
             self._persist(record)

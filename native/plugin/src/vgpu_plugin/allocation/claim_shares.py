@@ -140,8 +140,7 @@ class ClaimShares:
         self._allocator.enforcement.refuse_unproved()
         devices = self._allocator.enforcement.with_cards(devices)
         limits = {"allocation": record.id, "devices": devices, **wanted.flags}
-        cores = {uuid: percent for uuid, _mib, percent in wanted.parts if percent}
-        promised = cores if self._allocator.settings.requested else {}
+        promised = self._promised(wanted)
         library = str(self._allocator.library())
         return replace(record, limits=limits, cores=promised, library=library, number=self._number())
 
@@ -153,6 +152,13 @@ class ClaimShares:
             device["memory_bytes"] += (mib or 0) * MIB
             device["sm_percent"] = min(sizing.WHOLE, device["sm_percent"] + (cores or sizing.WHOLE))
         return list(out.values())
+
+    def _promised(self, wanted: Wanted) -> dict[str, int]:
+        """UUID → percent of the SMs, of two parts of one device their sum; none with equal slices."""
+        out: dict[str, int] = {}
+        for uuid, _mib, percent in wanted.parts if self._allocator.settings.requested else ():
+            out[uuid] = out.get(uuid, 0) + (percent or 0)
+        return {uuid: percent for uuid, percent in out.items() if percent}
 
     def _pieces(self, wanted: Wanted) -> list[Piece]:
         """A free piece for each part. Raises Taken where a device has no more, NotNow where it is unhealthy."""
@@ -176,10 +182,9 @@ class ClaimShares:
     def _refuse_oversold(self, wanted: Wanted, devices: list[dict[str, Any]]) -> None:
         allocator = self._allocator
         held = allocator.sizer.held(())
-        promised = {uuid: cores or 0 for uuid, _mib, cores in wanted.parts}
+        promised = self._promised(wanted)
         for one in devices:
-            cores = promised[one["uuid"]] if allocator.settings.requested else 0
-            asked = Device(one["uuid"], one["memory_bytes"] // MIB, cores)
+            asked = Device(one["uuid"], one["memory_bytes"] // MIB, promised.get(one["uuid"], 0))
             before = held.get(one["uuid"], sizing.Held())
             if fault := sizing.misfit(allocator.pool.gpu(one["uuid"]), allocator.settings.config, before, asked):
                 raise Taken(fault)

@@ -27,6 +27,11 @@ FILE, LIMITS = "driver-limit", "limits"
 LOST = "the driver's limit was {found}, expected {expected}; it was set again"
 UNSET = "the driver's limit is {found}, expected {expected}, and cannot be set: {why}"
 
+NO_HOOK = (
+    "no hook of CDI ran for it: it was started without CDI, outside containers, or before the driver was found to "
+    "enforce; start it again by CDI"
+)
+
 NOTHING = Limits(0, UNLIMITED, 0)
 
 log = logging.getLogger(__name__)
@@ -68,8 +73,12 @@ class DriverLimits:
         self._enforcement = enforcement
         self.state: tuple[Status, ...] = ()
         self.repaired = 0
+        # Limits that were set and that the driver did not have any more, as after a reload of the driver.
+        self.lost = 0
         # Containers that started without the driver's limit, and why: by allocation.
         self.without: dict[str, str] = {}
+        # Whether a process has a ledger open, the kernel's word.
+        self.in_use: Callable[[str], bool] = abi_files.ledger_in_use
         # Called with an allocation and a sentence where a limit was lost or cannot be set.
         self.tell: Callable[[str, str], None] = lambda _allocation, _text: None
         self._reported: set[tuple[str, str, str]] = set()
@@ -91,7 +100,18 @@ class DriverLimits:
                 without[one.allocation] = one.reason
                 continue
             found += [self._one(one, uuid, bytes_) for uuid, bytes_ in self._expected(one).items()]
+        for allocation in self._without_hook(one.allocation for one in self._all() if self._lives(one)):
+            without[allocation] = NO_HOOK
+            self._say(allocation, "", NO_HOOK)
         self.state, self.without = tuple(found), without
+
+    def _without_hook(self, limited: Iterable[str]) -> list[str]:
+        """Allocations that the library is at work in, and whose container no hook has limited."""
+        if not self._enforcement.verdict.by_driver:
+            return []
+        known = frozenset(limited)
+        folders = [one for one in self._names() if one not in known]
+        return [one for one in folders if self.in_use(f"{self._root}/{one}/rw/ledger")]
 
     def apply(self, allocation: str) -> str:
         """Sets what the limits file of an allocation says now, as after a resize; empty, or why that does not hold."""
@@ -115,6 +135,10 @@ class DriverLimits:
             with contextlib.suppress(GpuError):
                 self._source.limit_group(uuid, active.group, UNLIMITED)
 
+    def count(self) -> int:
+        """Of limits that the driver lost."""
+        return self.lost
+
     def notes(self) -> list[str]:
         """What a person should know."""
         verdict = self._enforcement.verdict
@@ -129,6 +153,7 @@ class DriverLimits:
         before = self._now(active, uuid)
         if before is not None and (before.soft, before.hard) == (0, expected):
             return Status(active.allocation, uuid, expected, before.hard, before.used)
+        self.lost += before is None or before.hard == UNLIMITED
         why = "it is below what is in use, or the driver dropped it"
         try:
             self._source.limit_group(uuid, active.group, expected)
@@ -149,12 +174,15 @@ class DriverLimits:
             return None
 
     def _report(self, active: Active, status: Status) -> Status:
-        key = active.allocation, status.uuid, status.fault
+        self._say(active.allocation, f"{status.uuid}: ", status.fault)
+        return status
+
+    def _say(self, allocation: str, where: str, fault: str) -> None:
+        key = allocation, where, fault
         if key not in self._reported:
             self._reported.add(key)
-            log.warning("allocation %s on %s: %s", active.allocation, status.uuid, status.fault)
-            self.tell(active.allocation, f"{status.uuid}: {status.fault}")
-        return status
+            log.warning("allocation %s: %s%s", allocation, where, fault)
+            self.tell(allocation, where + fault)
 
     def _expected(self, active: Active) -> dict[str, int]:
         """UUID → bytes: as the limits file says now, at most the card; of several allocations what the hook summed."""
@@ -183,15 +211,17 @@ class DriverLimits:
             return True
 
     def _all(self, names: Iterable[str] | None = None) -> list[Active]:
-        if names is None:
-            try:
-                entries = sorted(os.listdir(self._root))
-            except OSError:
-                return []
-            ending = f".{FILE}"
-            names = [one.removesuffix(ending) for one in entries if one.endswith(ending) or "." not in one]
-        found = (self._read(name) for name in names)
+        found = (self._read(name) for name in (self._names() if names is None else names))
         return [one for one in found if one is not None]
+
+    def _names(self) -> list[str]:
+        """Of all allocations, with a folder or without."""
+        try:
+            entries = sorted(os.listdir(self._root))
+        except OSError:
+            return []
+        ending = f".{FILE}"
+        return [one.removesuffix(ending) for one in entries if one.endswith(ending) or "." not in one]
 
     def _read(self, allocation: str) -> Active | None:
         for name in (f"{allocation}/{FILE}", f"{allocation}.{FILE}"):

@@ -102,6 +102,14 @@ class Enforcement:
             why = self.verdict.why
             raise Refused(f"vgpu_memory_enforcement is driver, and the driver's limit is not proved: {why}")
 
+    def refuse_without_hook(self, what: str) -> None:
+        """Raises Refused for ``what`` no hook runs for, where only the driver may enforce."""
+        if self.requested == DRIVER:
+            raise Refused(
+                f"vgpu_memory_enforcement is driver, and {what} starts without CDI, so no hook has the driver limit "
+                "it; use containers by CDI (kubelet 1.29 with containerd 1.7 or CRI-O, docker 25, podman 4.3)"
+            )
+
     def hooks(self) -> list[dict[str, Any]]:
         """The hooks of a CDI device whose container is to be limited."""
         return [self._hook] if self._hook is not None else []

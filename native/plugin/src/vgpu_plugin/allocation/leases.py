@@ -25,6 +25,7 @@ from .answer import Answer
 from .engine_lists import ENGINES, EngineLists
 from .limit_devices import AtMost
 from .records import CONTAINER, LEASE, LEASES, Record
+from .sizing import MIB, Bounds
 
 DEFAULT_TTL_S = 300
 MAX_TTL_S = 3600
@@ -40,13 +41,16 @@ ALL = AtMost()
 
 @dataclass(frozen=True)
 class Terms:
-    """Whose a lease is, and of how much. ``engine``: docker or podman, which has the container."""
+    """Whose a lease is, and of how much. ``engine``: docker or podman, which has the container; ``by_cdi``: whether it
+    gets its GPU by CDI.
+    """
 
     kind: str = LEASE
     holder: str = ""
     engine: str = ""
     gpus: int = 1
     at_most: AtMost = ALL
+    by_cdi: bool = False
 
     def refuse_bad(self, of_one_gpu: bool) -> None:
         """Raises BadRequest."""
@@ -109,6 +113,9 @@ class Leases:
         if uuid and uuid not in known:
             raise Unknown(f"this node has no GPU {uuid}; it has {', '.join(known) or 'none'}")
         terms.refuse_bad(bool(uuid))
+        if terms.kind != LEASE and not terms.by_cdi:
+            what = "this container" if terms.kind == CONTAINER else "a program outside containers"
+            self._allocator.enforcement.refuse_without_hook(what)
         with self._one_at_a_time:
             chosen: list[str] = []
             try:
@@ -135,7 +142,21 @@ class Leases:
     def _grant(self, ids: list[str], ttl_s: int, terms: Terms) -> Answer:
         expires, boot_id = self._clock.now() + ttl_s, self._clock.boot_id()
         whose = {"holder": terms.holder, "engine": terms.engine}
-        return self._allocator.grant(ids, terms.kind, terms.at_most, expires=expires, boot_id=boot_id, **whose)
+        # No lease was promised anything: what containers burst into is given back as far as it is free.
+        lender, key = self._allocator.sizer.lender, ids[0]
+        lender.give_back(key, self._sizes(ids, terms.at_most), promised=False)
+        try:
+            return self._allocator.grant(ids, terms.kind, terms.at_most, expires=expires, boot_id=boot_id, **whose)
+        finally:
+            lender.done(key)
+
+    def _sizes(self, ids: Iterable[str], at_most: AtMost) -> dict[str, Bounds]:
+        """UUID → what a lease of these slices holds."""
+        out = {}
+        for piece in filter(None, map(self._pool.piece, ids)):
+            mib = min(piece.memory_mib, -(-at_most.memory_bytes // MIB) or piece.memory_mib)
+            out[piece.uuid] = Bounds(mib, mib)
+        return out
 
     def _gpu_of(self, slice_id: str) -> str:
         piece = self._pool.piece(slice_id)

@@ -26,7 +26,7 @@ from ..offer.pool import Pool
 from . import live_limits, sizing
 from .allocation_files import AllocationFiles
 from .records import CLAIM, KUBELET, Record, RecordStore
-from .sizer import Sizer
+from .sizer import Lender, NoLender, Sizer
 
 # An allocation that was let pass by the former limits may be on its way to the ledger for so long.
 SETTLE_S = 0.2
@@ -38,10 +38,11 @@ log = logging.getLogger(__name__)
 
 
 class Wanted(NamedTuple):
-    """Of one GPU; None: as it is. Cores 0: no limit."""
+    """Of one GPU; None: as it is. Cores 0: no limit. ``burst``: a limit between what was promised and the limit."""
 
     memory_mib: int | None = None
     cores: int | None = None
+    burst: bool = False
 
 
 class Change(NamedTuple):
@@ -90,6 +91,8 @@ class Resizer:
         self._withheld: set[str] = set()
         # (record, UUID) → bytes that the driver shows beyond what is tolerated: a ledger is what a tenant says.
         self.shown: Callable[[Record, str], int] = lambda _record, _uuid: 0
+        # Makes room for what was promised to somebody.
+        self.lender: Lender = NoLender()
         # Has the driver, where it enforces limits itself, take what the limits file of an allocation says now.
         self.enforce: Callable[[str], str] = lambda _allocation: ""
 
@@ -105,8 +108,10 @@ class Resizer:
         size below what is in use is allowed. ``waits``: for the driver and the OOM killer; else the caller asks again.
         Raises PluginError, and then nothing is changed.
         """
+        self._make_room(allocation, wanted)
         with self._records.lock:
             record = self._resizable(allocation)
+            self._refuse_bursting(record, wanted)
             before = self._devices(record)
             now = [self._wanted(one, wanted) for one in before]
             after = self._sized(record, now, kill)
@@ -122,6 +127,7 @@ class Resizer:
             self._refuse_without_room(record, before, now)
             counted = [_greater(old, new) for old, new in zip(before, now, strict=True)]
             self._sizer.reserve(self._sized(record, counted, False))
+            self.lender.done(allocation)
         try:
             return self._change(record, after, changes, publish, waits)
         finally:
@@ -150,7 +156,8 @@ class Resizer:
         self.enforce(after.id)
         for one in changes:
             log.info(
-                "allocation %s: GPU %s: from %d MiB and %d %% to %d MiB and %d %%", record.id, *one.before, *one.now[1:]
+                "allocation %s: GPU %s: from %d MiB and %d %% to %d MiB and %d %%",
+                *(record.id, *one.before[:3], *one.now[1:3]),
             )
         return Resized(after, changes, leaving)
 
@@ -273,6 +280,39 @@ class Resizer:
 
     # --- whether it can be
 
+    def _make_room(self, allocation: str, wanted: Mapping[str, Wanted]) -> None:
+        """Of what grows beyond what it was promised: others that use more than they were give that back."""
+        with self._records.lock:
+            record = self._records.get(allocation)
+            if record is None or not record.limits or record.limits.get("deny"):
+                return
+            more = {
+                one.uuid: sizing.Bounds(size.memory_mib - one.memory_mib, size.memory_mib - one.memory_mib)
+                for one in self._devices(record)
+                if (size := wanted.get(one.uuid, Wanted())).memory_mib is not None
+                and size.memory_mib > one.memory_mib
+                and not size.burst
+            }
+            others = sizing.held(self._sizer.others(record.kubelet_ids), promised=True) if more else {}
+            for uuid in more:
+                room = sizing.room_mib(self._pool.gpu(uuid), self._sizer.settings.config)
+                if others.get(uuid, sizing.Held()).memory_mib + (wanted[uuid].memory_mib or 0) > room:
+                    return
+        if more:
+            self.lender.give_back(allocation, more)
+
+    @staticmethod
+    def _refuse_bursting(record: Record, wanted: Mapping[str, Wanted]) -> None:
+        """Raises Refused where the memory of a GPU lies between request and limit, and is asked for."""
+        for uuid, size in wanted.items():
+            bounds = sizing.bounds_of(record, uuid)
+            if bounds is not None and size.memory_mib is not None and not size.burst:
+                raise Refused(
+                    f"allocation {record.id}: its memory of GPU {uuid} is from {bounds.promised} to {bounds.limit} MiB "
+                    "by the vgpu.fleet/memory-request of its pod, and follows what is free; ask for cores alone, or "
+                    "create the pod again"
+                )
+
     def _used(self, record: Record, before: list[Device], now: list[Device]) -> dict[str, int]:
         """What the container holds. Of one that only grows it need not be known."""
         shrinks = any(new.memory_mib < old.memory_mib for old, new in zip(before, now, strict=True))
@@ -312,11 +352,14 @@ class Resizer:
                 if not record.limits or record.limits.get("deny"):
                     continue
                 try:
-                    used = live_limits.used(self._files, record)
+                    # Before the ledger, which its tenant can spoil.
                     live_limits.rewrite(self._files, record)
+                    used = live_limits.used(self._files, record)
                 except NotNow as fault:
                     log.debug("%s", fault)  # files that are not there are made when its container starts
                     continue
+                if record.kind == CLAIM or not record.limits.get("oom_killer"):
+                    continue  # nothing lets it hold more; a ledger that says so would only take the room of others
                 devices = self._devices(record)
                 if any(used.get(one.uuid, 0) > one.memory_mib * MIB for one in devices):
                     held = [
@@ -357,12 +400,13 @@ class Resizer:
                     share = slices.share_of(gpu.facts(), self._sizer.settings.config)
                     if at and share is not None:
                         desired |= sizing.surplus(at, records, sizing.capacity_mib(gpu, share))
+            # A lease withholds its slices itself, and gives them back at its end.
+            desired = {one for one in desired if not self._records.lease_of(one)}
             for slice_id in self._withheld - desired:
                 if not self._records.lease_of(slice_id):
                     self._pool.give_back(slice_id)
             for slice_id in desired - self._withheld:
-                if not self._records.lease_of(slice_id):
-                    self._pool.withhold(slice_id, "its room went to a container that was resized")
+                self._pool.withhold(slice_id, "its room went to a container that was resized")
             self._withheld = desired
 
     def notes(self) -> list[str]:

@@ -8,10 +8,10 @@ The API server is asked without the lock, so a size that is decided and not yet 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from .._shared.pods.annotations import Device
 from ..errors import NotNow, Refused
@@ -27,6 +27,40 @@ if TYPE_CHECKING:
     from .pod_sizes import PodSizes
 
 log = logging.getLogger(__name__)
+
+
+class Lender(Protocol):
+    """Who may use memory that nobody was promised, until somebody is (burst.Burst)."""
+
+    def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
+        """Has room made, by UUID, as far as it is not in use; ``promised``: by the OOM killer's rule too."""
+
+    def done(self, allocation: str) -> None:
+        """It has what it waited for, or wants it no more."""
+
+    def waits_for(self, uuid: str, without: str = "") -> int:
+        """MiB of a GPU that others wait for."""
+
+
+class NoLender:
+    """A node on which nobody bursts."""
+
+    def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
+        pass
+
+    def done(self, allocation: str) -> None:
+        pass
+
+    def waits_for(self, uuid: str, without: str = "") -> int:
+        return 0
+
+
+class Short(Exception):
+    """What was promised is in use by others: by UUID, what is wanted, and how many MiB are missing."""
+
+    def __init__(self, wanted: dict[str, sizing.Bounds], missing: dict[str, int]) -> None:
+        super().__init__()
+        self.wanted, self.missing = wanted, missing
 
 
 class Sizer:
@@ -49,6 +83,8 @@ class Sizer:
         self.settings = settings
         self._pods = pods
         self.mounts = mounts or MountCheck(pods)
+        # Set where the parts are tied together.
+        self.lender: Lender = NoLender()
         # Allocation → its record with a size that is decided and not yet written down.
         self._reserved: dict[str, Record] = {}
 
@@ -101,7 +137,7 @@ class Sizer:
         plan = self._pods.plan(owner)
         planned = next(part.devices for part in plan if part.container == owner.container)
         try:
-            devices = self._reserve(record, planned, self._pods.priority(owner, self.settings.config))
+            devices = self._reserve_promised(record, planned, self._pods.priority(owner, self.settings.config))
         except Refused as fault:
             self._pods.report(owner, "VgpuNoRoom", str(fault))
             raise Refused(f"pod {owner.name}: {fault}") from None
@@ -118,18 +154,50 @@ class Sizer:
             with self._records.lock:
                 del self._reserved[record.id]
 
+    def _reserve_promised(self, record: Record, planned: Sequence[Device], priority: int) -> list[Device]:
+        """As _reserve, and what others burst into is given back first. Raises NotNow while that is in use."""
+        for last in (False, True):
+            try:
+                return self._reserve(record, planned, priority)
+            except Short as fault:
+                if last:
+                    short = ", ".join(f"{mib} MiB of GPU {uuid}" for uuid, mib in fault.missing.items())
+                    raise NotNow(
+                        f"allocation {record.id}: {short} are promised to it and still in use by containers that use "
+                        "more than they were promised; it starts once these have freed them, and is tried again"
+                    ) from None
+                self.lender.give_back(record.id, fault.wanted)
+        raise AssertionError  # the loop returns or raises
+
     def _reserve(self, record: Record, planned: Sequence[Device], priority: int) -> list[Device]:
-        """Decides a size and keeps its room while the API server is asked. Raises Refused where it does not fit."""
+        """Decides a size and keeps its room while the API server is asked. Raises Refused where it does not fit, Short
+        where others use what it was promised."""
         with self._records.lock:
             if record.id in self._reserved:
                 raise NotNow(f"allocation {record.id}: another call finds out its size now; it is tried again")
             given_limits = record.limits["devices"]
             given = [self._pool.gpu(one["uuid"]) for one in given_limits]
-            devices = sizing.assign(planned, given, self.settings.config, self.held(record.kubelet_ids))
+            others = self.others(record.kubelet_ids)
+            config, held = self.settings.config, sizing.held(others)
+            devices = sizing.assign(planned, given, config, sizing.held(others, promised=True))
+            free = {
+                one.uuid: sizing.room_mib(one, config) - held.get(one.uuid, sizing.Held()).memory_mib for one in given
+            }
+            missing = {one.uuid: one.memory_mib - free[one.uuid] for one in devices}
+            if any(mib > 0 for mib in missing.values()):
+                wanted = {one.uuid: sizing.Bounds(one.memory_mib, one.memory_mib + one.burst_mib) for one in devices}
+                raise Short(wanted, {uuid: mib for uuid, mib in missing.items() if mib > 0})
             limits = {key: value for key, value in record.limits.items() if key != "deny"}
             cards = {one["uuid"]: {"card_bytes": one["card_bytes"]} for one in given_limits if "card_bytes" in one}
             rows = [{**one, **cards.get(one["uuid"], {})} for one in sizing.limits_of(devices)]
+            for one in rows:
+                if sizing.PROMISED in one:
+                    # At once what is free: a program may ask only once how much there is.
+                    spare = free[one["uuid"]] - self.lender.waits_for(one["uuid"], record.id)
+                    one["memory_bytes"] = max(one[sizing.PROMISED], min(one[sizing.LIMIT], spare)) * sizing.MIB
             limits.update(devices=rows, priority=priority)
             cores = {one.uuid: one.cores for one in devices if one.cores}
             self._reserved[record.id] = replace(record, limits=limits, cores=cores)
+            # In the same moment: what waits and what is reserved are never counted both.
+            self.lender.done(record.id)
             return devices

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._shared.config import slices
 from .._shared.config.sharing import Piece
@@ -25,6 +25,8 @@ from .records import Record
 WHOLE = 100
 # The key of limits that a container has whose size is its own, and not that of its slice.
 SIZED = "priority"
+# Keys of a device in the limits of a record, in MiB, where what is promised is less than the limit (burst.py).
+PROMISED, LIMIT = "promised_mib", "limit_mib"
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,34 @@ def capacity_mib(gpu: Gpu, share: slices.Share) -> int:
     return int(gpu.memory_mib * Fraction(share.memory_scaling))
 
 
-def held(records: Iterable[Record], limits: bool = False) -> dict[str, Held]:
+def room_mib(gpu: Gpu, config: dict[str, Any]) -> int:
+    """The same by a configuration; of a GPU that it does not split the whole card."""
+    share = slices.share_of(gpu.facts(), config)
+    return capacity_mib(gpu, share) if share is not None else gpu.memory_mib
+
+
+class Bounds(NamedTuple):
+    """MiB of one GPU between which the limit of a container lies: what was promised, and its limit (burst.py)."""
+
+    promised: int
+    limit: int
+
+    @property
+    def above(self) -> int:
+        return self.limit - self.promised
+
+
+def bounds_of(record: Record, uuid: str) -> Bounds | None:
+    """None where a container has one size."""
+    rows = [one for one in record.limits.get("devices") or [] if one["uuid"] == uuid and PROMISED in one]
+    return Bounds(rows[0][PROMISED], rows[0][LIMIT]) if rows else None
+
+
+def held(records: Iterable[Record], limits: bool = False, promised: bool = False) -> dict[str, Held]:
     """What is held of each GPU. Containers that share a slice are of one pod and run one after the other (an init
     container may have more GPUs than those after it), so of these the largest counts; a container that has no size yet
-    holds nothing. ``limits``: the cores are those that limits allow, and not those that were promised.
+    holds nothing. ``limits``: the cores are those that limits allow, and not those that were promised. ``promised``:
+    the memory is what was promised, and not what limits allow now.
     """
     shares: dict[tuple[str, frozenset[str]], Held] = {}
     for record in records:
@@ -78,7 +104,7 @@ def held(records: Iterable[Record], limits: bool = False) -> dict[str, Held]:
         for device in record.limits.get("devices") or []:
             key = device["uuid"], frozenset(one for one in record.slice_ids if gpu_of(one) == device["uuid"])
             before = shares.get(key, Held())
-            mib = -(-device["memory_bytes"] // MIB)
+            mib = device[PROMISED] if promised and PROMISED in device else -(-device["memory_bytes"] // MIB)
             cores = device["sm_percent"] if limits else record.cores.get(device["uuid"], 0)
             shares[key] = Held(max(mib, before.memory_mib), max(cores, before.cores))
     out: dict[str, Held] = {}
@@ -90,8 +116,7 @@ def held(records: Iterable[Record], limits: bool = False) -> dict[str, Held]:
 
 def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) -> str:
     """Why a size does not fit on a GPU in addition to what is held of it; empty where it does."""
-    share = slices.share_of(gpu.facts(), config)
-    capacity = capacity_mib(gpu, share) if share is not None else gpu.memory_mib
+    capacity = room_mib(gpu, config)
     if before.memory_mib + requested.memory_mib > capacity:
         return (
             f"GPU {gpu.uuid}: {requested.memory_mib} MiB are asked for, {before.memory_mib} of {capacity} are held by "
@@ -174,7 +199,14 @@ def with_part(plan: Sequence[Part], container: str, devices: Sequence[Device]) -
 
 
 def limits_of(devices: Sequence[Device]) -> list[dict[str, Any]]:
-    """The devices of a limits file. 0 and 100 % are no limit: an own GPU is nobody else's."""
+    """The devices of a limits file. 0 and 100 % are no limit: an own GPU is nobody else's. One that may burst begins
+    with what it was promised."""
     return [
-        {"uuid": one.uuid, "memory_bytes": one.memory_mib * MIB, "sm_percent": one.cores or WHOLE} for one in devices
+        {
+            "uuid": one.uuid,
+            "memory_bytes": one.memory_mib * MIB,
+            "sm_percent": one.cores or WHOLE,
+            **({PROMISED: one.memory_mib, LIMIT: one.memory_mib + one.burst_mib} if one.burst_mib else {}),
+        }
+        for one in devices
     ]

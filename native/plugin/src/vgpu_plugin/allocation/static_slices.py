@@ -136,7 +136,7 @@ class StaticSlices:
         folder = self._paths.cdi_dir
         if folder is None:
             return []
-        if not any(name == "libcuda.so.1" for name, _host in self._driver.libraries):
+        if not self._driver.complete:
             cdi.remove(folder)
             return []
         common = cdi.common_edits(self._driver, self._settings.dev_root)
@@ -183,6 +183,9 @@ class StaticSlices:
 
     def _offered(self) -> list[Piece]:
         pieces = [one for one in self._pool.slices if self._pool.limited(one.id)]
+        if self._settings.claims:
+            # The scheduler gives all of a card to claims; what a container has from before stays its own.
+            pieces = [one for one in pieces if self._in_use(self._files.static_name(one.id))]
         if len(pieces) > MOST_SLICES:
             log.debug("%d slices are more than %d; none is offered by CDI", len(pieces), MOST_SLICES)
             return []

@@ -89,9 +89,11 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
         return USAGE
     try:
         engine = DOCKER if given.compose else chosen(given.engine)
-        lease = _lease(given, plugin, engine)
+        # A service of compose is for engines of any version.
+        by_cdi = not given.compose and knows_cdi(engine, str(given.cdi_dir))
+        lease = _lease(given, plugin, engine, by_cdi)
         try:
-            edits = _edits(given, plugin, lease, engine)
+            edits = _edits(given, plugin, lease, by_cdi)
         except BaseException:
             _release(plugin, lease.allocation)
             raise
@@ -110,7 +112,7 @@ def command(engine: str, edits: Edits, words: Sequence[str], detach: bool) -> li
     return [engine, "run", *(["--detach"] if detach else []), *([] if kept else ["--rm"]), *edits.options(), *words]
 
 
-def _lease(given: argparse.Namespace, plugin: Client, engine: str) -> Any:
+def _lease(given: argparse.Namespace, plugin: Client, engine: str, by_cdi: bool) -> Any:
     return plugin.call(
         "Lease",
         api.LeaseRequest(
@@ -122,11 +124,12 @@ def _lease(given: argparse.Namespace, plugin: Client, engine: str) -> Any:
             gpus=given.gpus,
             memory_bytes=given.memory,
             sm_percent=given.cores,
+            by_cdi=by_cdi,
         ),
     )
 
 
-def _edits(given: argparse.Namespace, plugin: Client, lease: Any, engine: str) -> Edits:
+def _edits(given: argparse.Namespace, plugin: Client, lease: Any, by_cdi: bool) -> Edits:
     pieces = {one.id: one.device for one in plugin.call("Status", api.StatusRequest()).slices}
     answer = {
         "allocation": lease.allocation,
@@ -136,8 +139,6 @@ def _edits(given: argparse.Namespace, plugin: Client, lease: Any, engine: str) -
             for one in lease.answer.mounts
         ],
     }
-    # A service of compose is for engines of any version.
-    by_cdi = not given.compose and knows_cdi(engine, str(given.cdi_dir))
     return of_lease(answer, [pieces[one] for one in lease.ids], by_cdi, given.cdi_dir)
 
 

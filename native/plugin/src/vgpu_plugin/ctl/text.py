@@ -139,7 +139,10 @@ def slice_rows(
     tenants = tenants or {}
     # What its holder may have now: another size was asked for, or given to it since. By allocation and GPU.
     sizes = {
-        (one["allocation"], one["uuid"]): (one["memory_limit"] // MIB, round(100 * one["share_limit"]))
+        (one["allocation"], one["uuid"]): (
+            *(one["memory_limit"] // MIB, round(100 * one["share_limit"])),
+            *(one.get(name, one["memory_limit"]) // MIB for name in ("memory_promised", "memory_most")),
+        )
         for one in usages
         if one.get("memory_limit")
     }
@@ -159,7 +162,9 @@ def slice_rows(
         size = sizes.get((record["id"], one["uuid"])) if record is not None and _alone(one, record) else None
         if size is not None:
             one = {**one, "memory_mib": size[0], "sm_percent": size[1]}
+        bounds = size[2:] if size is not None else (one["memory_mib"], one["memory_mib"])
         about = {"gpu": indexes.get(one["uuid"], -1), "held_by": held, "allocation": record["id"] if record else ""}
+        about |= {"promised_mib": bounds[0], "most_mib": bounds[1]}
         out.append({**{key: one[key] for key in kept}, **about})
     return out
 
@@ -180,13 +185,23 @@ def slices(rows: list[dict[str, Any]], width: int = 0) -> str:
         lines.append((one["gpu"], one["state"], *figures, *resource, one["held_by"] or "-", one["id"]))
     if len(lines) == 1:
         return "this node offers no slice"
+    more = [
+        bursting(one["held_by"], one["gpu"], one["promised_mib"], one["most_mib"], one["memory_mib"])
+        for one in rows
+        if one.get("promised_mib", 0) < one.get("most_mib", 0)
+    ]
     if wide(whole := table(lines, (2, 3)), width):
         # By the index of the GPU, as explain takes it too.
         numbers = [one["id"].partition("::")[2] for one in rows]
         short = [f"{one['gpu']}::{number}" if number else one["id"] for one, number in zip(rows, numbers, strict=True)]
         lines = [lines[0], *((*row[:-1], name) for row, name in zip(lines[1:], short, strict=True))]
-        return "\n".join(table(lines, (2, 3), width, len(lines[0]) - 2))
-    return "\n".join(whole)
+        whole = table(lines, (2, 3), width, len(lines[0]) - 2)
+    return "\n".join([*whole, *more])
+
+
+def bursting(name: str, gpu: object, promised: int, most: int, now: int) -> str:
+    """Of a limit that may lie above what was promised, in MiB."""
+    return f"{name}: {promised} MiB of GPU {gpu} are promised, up to {most} while nobody needs them; {now} now"
 
 
 def resized(answer: dict[str, Any], width: int = 0) -> str:

@@ -21,7 +21,7 @@ from ..admin.admin_socket import Client, Fault
 from ..admin.plain import plain
 from .tables import Row, age, mib, percent, shortened, table, wide, wrapped
 from .tenants import Tenants
-from .text import gpu_table, reasons
+from .text import MIB, bursting, gpu_table, reasons
 
 HEAD = ("GPU", "TENANT", "MEM MiB", "OF MiB", "MEM %", "SM %", "GRANT %", "GOT %", "PID", "PROGRAM")
 NUMBERS = (2, 3, 4, 5, 6, 7, 8)
@@ -86,7 +86,18 @@ def top(
     if wide(lines, width):
         short = [[*row[:LEFT_OUT], *row[LEFT_OUT + 1 : -1], shortened(str(row[-1]), SHORT_PROGRAM)] for row in rows[1:]]
         lines = table([SHORT_HEAD, *short], NUMBERS[:-1], width, TENANT)
-    return "\n".join(lines)
+    return "\n".join([*lines, *(bursting(*one) for one in bursts(usages, order, tenants or {}))])
+
+
+def bursts(
+    usages: Sequence[Mapping[str, Any]], indexes: Mapping[str, int], tenants: Mapping[str, str]
+) -> Iterator[tuple[str, Any, int, int, int]]:
+    """Of each limit that may lie above what was promised: whose, the GPU, promised, most, now, in MiB."""
+    for one in usages:
+        sizes = [one.get(name, 0) // MIB for name in ("memory_promised", "memory_most", "memory_limit")]
+        if sizes[0] < sizes[1]:
+            name = tenants.get(one["allocation"]) or tenant(one)
+            yield name, indexes.get(one["uuid"], one["uuid"]), sizes[0], sizes[1], sizes[2]
 
 
 def tenant(one: Mapping[str, Any]) -> str:

@@ -54,8 +54,13 @@ class ClaimFiles:
         self._driver, self._dev_root = driver, dev_root
 
     def write(self, uid: str, records: Sequence[Record], gpus: Iterable[Gpu]) -> None:
-        """Raises OSError, and Refused where a device has no node to name."""
+        """Raises OSError, and Refused where a device has no node to name, or the driver's library is not found."""
         folder = self._folder()
+        if not self._driver.complete:
+            raise Refused(
+                "claims are handed over by CDI, which names the driver's files, and no libcuda.so.1 is found on this "
+                "host; install the driver, or set flags.nvidiaDriverRoot, and restart this program"
+            )
         common = cdi.common_edits(self._driver, self._dev_root)
         gpus = list(gpus)
         devices = []

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 from .._shared.config import slices
@@ -20,16 +19,16 @@ from .names import CORES, DRIVER, MEMORY, SLOTS, device_names
 
 # Of a slice where one has a taint.
 MOST_DEVICES = 64
-UNHEALTHY, MOVING = f"{DRIVER}/unhealthy", f"{DRIVER}/moving"
-# What no scheduler gives out of a card whose claims have sizes of their own: the isolation check takes its share there.
-RESERVE_MIB, RESERVE_PART = 1024, 16
+UNHEALTHY, MOVING, DRAINED = (f"{DRIVER}/{word}" for word in ("unhealthy", "moving", "drained"))
 WHOLE = 100
 LONGEST_STRING = 64
 
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node: ``unhealthy`` UUID → reason; ``moving`` GPUs of which pods of the device plugin still have slices."""
+    """A node: ``unhealthy`` UUID → reason; ``moving`` GPUs of which pods of the device plugin still have slices;
+    ``drained`` those that an administrator drains.
+    """
 
     name: str
     gpus: tuple[Gpu, ...]
@@ -38,6 +37,7 @@ class NodeView:
     driver: Driver
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     moving: frozenset[str] = frozenset()
+    drained: frozenset[str] = frozenset()
 
 
 def slices_of(node: NodeView) -> list[dict[str, Any]]:
@@ -48,15 +48,6 @@ def slices_of(node: NodeView) -> list[dict[str, Any]]:
     parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
     pool = {"name": node.name, "generation": 0, "resourceSliceCount": len(parts)}
     return [{"driver": DRIVER, "nodeName": node.name, "pool": dict(pool), "devices": part} for part in parts]
-
-
-def capacity_mib(gpu: Gpu, config: Mapping[str, Any], share: slices.Share) -> int:
-    """What claims may hold together of a GPU."""
-    slice_mib, _percent = slices.size_of(gpu.facts(), share)
-    if not _requested(config):
-        return slice_mib * share.split_count
-    total = int(gpu.memory_mib * Fraction(share.memory_scaling))
-    return total - min(RESERVE_MIB, total // RESERVE_PART)
 
 
 def _requested(config: Mapping[str, Any]) -> bool:
@@ -101,7 +92,7 @@ def _capacity(gpu: Gpu, config: Mapping[str, Any], pieces: list[Piece]) -> dict[
     if share is None:
         raise ValueError(f"{gpu.uuid} has pieces of vcuda and no share")
     slice_mib, percent = slices.size_of(gpu.facts(), share)
-    total = capacity_mib(gpu, config, share)
+    total = slices.claimable_mib(gpu.facts(), share, _requested(config))
     if not _requested(config):
         # Where slices may use more of the SMs than there are, that is what is sold.
         size = mebibytes(slice_mib)
@@ -170,6 +161,8 @@ def _taints(node: NodeView, gpu: Gpu) -> list[dict[str, Any]]:
         out.append({"key": UNHEALTHY, "value": label_value(reason), "effect": "NoSchedule"})
     if gpu.uuid in node.moving:
         out.append({"key": MOVING, "value": "device-plugin", "effect": "NoSchedule"})
+    if gpu.uuid in node.drained:
+        out.append({"key": DRAINED, "value": "administrator", "effect": "NoSchedule"})
     return out
 
 

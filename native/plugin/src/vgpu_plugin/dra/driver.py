@@ -100,6 +100,7 @@ class ClaimDriver:
                 self._driver,
                 {gpu.uuid: reason for gpu in gpus if (reason := self._pool.unhealthy_reason(gpu.uuid))},
                 frozenset(moving),
+                frozenset(gpu.uuid for gpu in gpus if self._pool.is_drained(gpu.uuid)),
             )
         )
 

@@ -45,6 +45,11 @@ class DriverFiles:
     programs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
 
+    @property
+    def complete(self) -> bool:
+        """Whether a container can compute with them."""
+        return any(name == "libcuda.so.1" for name, _host in self.libraries)
+
 
 def find(
     driver_root: Path, dev_root: Path, environment: Mapping[str, str] | None = None, host_root: Path = Path("/")

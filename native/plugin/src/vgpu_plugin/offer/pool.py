@@ -126,9 +126,13 @@ class Pool:
                 self._drained = uuids
                 self._bump()
 
+    def is_drained(self, uuid: str) -> bool:
+        """Whether an administrator drains a GPU."""
+        return uuid in self._drained
+
     def unavailable_reason(self, uuid: str) -> str:
         """Why no more slices of a GPU are given out; empty while they are."""
-        return self.unhealthy_reason(uuid) or ("an administrator drains it" if uuid in self._drained else "")
+        return self.unhealthy_reason(uuid) or ("an administrator drains it" if self.is_drained(uuid) else "")
 
     def notes(self) -> list[str]:
         """For people: what an administrator drains."""

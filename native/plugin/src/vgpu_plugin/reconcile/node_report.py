@@ -30,13 +30,15 @@ class NodeReport:
         reasons = [(f"GPU {gpu.index} {gpu.uuid}", self._pool.unhealthy_reason(gpu.uuid)) for gpu in self._pool.gpus]
         self._label.tell_health(node_health.health(reasons, self._taint))
         settings = self._changes.settings
+        # Of claims the kube-scheduler itself has the account.
+        by_extender = settings.requested and not settings.claims
         gpus: list[pod_annotations.NodeGpu] = []
-        if settings.requested:
+        if by_extender:
             unhealthy = {gpu.uuid: self._pool.unavailable_reason(gpu.uuid) for gpu in self._pool.gpus}
             gpus = sizing.node_gpus(self._pool.gpus, settings.config, unhealthy)
         # An empty list is published explicitly: a missing annotation would mean to the scheduler that someone deleted
         # it, and it would go on placing by the GPUs that it knows.
-        topology = self._topology.read() if settings.requested else pod_annotations.NO_POLICY
-        self._label.annotate(pod_annotations.GPUS, pod_annotations.write_gpus(gpus, topology), add=settings.requested)
+        topology = self._topology.read() if by_extender else pod_annotations.NO_POLICY
+        self._label.annotate(pod_annotations.GPUS, pod_annotations.write_gpus(gpus, topology), add=by_extender)
         names = node_capacity.names_of(settings.vcuda)
         self._label.list_resources(node_capacity.amounts(gpus, names, self._pool.resources))

@@ -179,7 +179,8 @@ class PodResizes:
         # One that begins reads the pod itself, and may have read it before: so it is looked at once it has a size.
         if record is None or record.kind != KUBELET or record.limits.get("deny"):
             raise NotNow(f"container {part.container} has not started")
-        wanted = {one.uuid: Wanted(one.memory_mib, one.cores) for one in part.devices}
+        # Memory between request and limit follows what is free.
+        wanted = {one.uuid: Wanted(None if one.burst_mib else one.memory_mib, one.cores) for one in part.devices}
         if set(wanted) != {one["uuid"] for one in record.limits["devices"]}:
             raise NotNow(f"container {part.container} has other GPUs than {', '.join(sorted(wanted))}")
         self._resizer.resize(record.id, wanted, waits=False)

@@ -60,6 +60,8 @@ class Reconfiguration:
         self.on_lost: Callable[[str, str], None] = lambda uuid, reason: None
         # Has the thread of ``poll`` poll soon.
         self.poll_soon: Callable[[], None] = lambda: None
+        # Whether the kernel driver was loaded again since the last call.
+        self.loaded_again: Callable[[], bool] = lambda: False
         # GPUs that are known and gone, by UUID; by index, GPUs that are counted, cannot be read, and were never known.
         self.lost: dict[str, str] = {}
         self.unknown: dict[int, str] = {}
@@ -144,7 +146,10 @@ class Reconfiguration:
                 self.settings = settings
                 self._choice.remember(settings.path)
                 log.info("the configuration of %s is active", settings.path)
-        if changed or gpus != self._gpus:
+        again = self.loaded_again()
+        if again:
+            log.info("the driver was loaded again, or lost its limits: who enforces memory is tried again")
+        if changed or again or gpus != self._gpus:
             self.apply(gpus)
         elif self.waiting:
             self._try_again()

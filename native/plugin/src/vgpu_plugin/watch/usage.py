@@ -16,6 +16,7 @@ from typing import Any
 from .._shared.abi import files as abi_files
 from ..allocation.allocation_files import AllocationFiles
 from ..allocation.records import Record
+from ..allocation.sizing import LIMIT, MIB, PROMISED
 from ..node.podresources import Holder
 from . import rule
 from .finding import STATIC_KIND, Programs, State
@@ -33,7 +34,7 @@ VIOLATIONS = frozenset((rule.NO_SLOT, rule.MEMORY))
 @dataclass(frozen=True)
 class Usage:
     """One GPU of one allocation. Memory in bytes, times in seconds, shares from 0 to 1; ``granted`` -1: no arbiter.
-    ``whose``: of a lease, who has it.
+    ``whose``: of a lease, who has it. ``memory_limit`` is that of now, between ``memory_promised`` and ``memory_most``.
     """
 
     allocation: str
@@ -56,6 +57,8 @@ class Usage:
     memory_driver: int = -1
     whose: str = ""
     programs: Programs = ()
+    memory_promised: int = 0
+    memory_most: int = 0
 
 
 class Violations:
@@ -123,6 +126,8 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
                 active,
                 active and (page.get("balance_ns", 0) < 0 or _recent(page, "waiting_ns", now)),
                 whose=record.holder,
+                memory_promised=device[PROMISED] * MIB if PROMISED in device else device["memory_bytes"],
+                memory_most=device[LIMIT] * MIB if LIMIT in device else device["memory_bytes"],
             )
         )
     return out

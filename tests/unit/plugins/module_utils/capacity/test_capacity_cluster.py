@@ -228,3 +228,39 @@ def test_api_server_that_refuses_is_a_missing_source(cluster, status, words):
 def test_kubeconfig_that_is_not_there_is_a_missing_source(cluster):
     found = module(cluster, kubeconfig="/nonexistent/kubeconfig")
     assert "/nonexistent/kubeconfig" in found["missing"]
+
+
+RESOURCES = "/apis/resource.k8s.io/v1"
+BY_CLAIMS = {
+    **CAPACITY,
+    "resources": [],
+    "expected": [],
+    "claims": [{"uuid": "GPU-a", "shared": True, "memory_mib": 15360, "slots": 2}],
+}
+
+
+def test_module_compares_slices_of_nodes_whose_pods_claim(cluster):
+    assert not [path for _method, path in cluster.calls if RESOURCES in path]
+    device = {
+        "name": "gpu-a",
+        "attributes": {"uuid": {"string": "GPU-a"}},
+        "allowMultipleAllocations": True,
+        "capacity": {"memory": {"value": "15Gi"}, "slots": {"value": "2"}},
+    }
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.vgpu.fleet", "nodeName": "n1", "pool": pool, "devices": [device]}
+    result = {"driver": "gpu.vgpu.fleet", "pool": "n1", "request": "gpu", "device": "gpu-a"}
+    claim = {
+        "metadata": {"namespace": "work", "name": "c"},
+        "status": {
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": [{"resource": "pods", "name": "a"}],
+        },
+    }
+    cluster.put(f"{RESOURCES}/namespaces/work/resourceclaims/c", claim)
+    found = module(cluster, nodes={"n1": BY_CLAIMS})["nodes"]["n1"]
+    assert [(one["what"], one["found"]) for one in found["drift"]] == [("ResourceSlices", "none")]
+    cluster.put(f"{RESOURCES}/resourceslices/s", {"metadata": {"name": "s"}, "spec": spec})
+    found = module(cluster, nodes={"n1": BY_CLAIMS, "other": CAPACITY})["nodes"]["n1"]
+    assert found["drift"] == []
+    assert found["pods"] == [{"pod": "work/a", "resource": "claim c", "count": 1, "phase": "Running"}]

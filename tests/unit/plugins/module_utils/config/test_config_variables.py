@@ -157,6 +157,10 @@ def test_variables_of_others_are_left_alone():
             "vgpu_mig_replicas.2g.20gb",
             "error",
         ),
+        ({"vgpu_allocation": "dra", "vgpu_sharing": "mps"}, "vgpu_allocation", "error"),
+        ({"vgpu_allocation": "dra", "vgpu_handover": "envvar"}, "vgpu_handover", "error"),
+        ({"vgpu_allocation": "dra", "vgpu_multi_slice": "merge"}, "vgpu_multi_slice", "warning"),
+        ({"vgpu_configs": {"big": {"allocation": "dra"}}}, "vgpu_configs.big.allocation", "error"),
         ({"vgpu_sharing": "time-slicing", "vgpu_log_level": 4}, "vgpu_log_level", "warning"),
         (
             {"vgpu_sharing": "time-slicing", "vgpu_resource_names": {"count": "x.io/gpu"}},
@@ -369,6 +373,18 @@ def test_names_of_all_that_pods_ask_for_are_taken_where_they_ask_for_parts():
     assert vcuda["resourceNames"] == {"memory": "x.io/mem", "cores": "x.io/cores"}
     assert "resourceNames" not in node_config.from_vars({"vgpu_slice_sizing": "requested"})["sharing"]["vcuda"]
     assert "priorityResource" not in node_config.from_vars({"vgpu_slice_sizing": "requested"})["sharing"]["vcuda"]
+
+
+@pytest.mark.parametrize("sharing", ["vcuda", "time-slicing", "none"])
+def test_the_way_of_kubernetes_is_written_where_a_group_sets_it(sharing):
+    """A file of the default stays as a former version wrote it."""
+    group = {"vgpu_sharing": sharing}
+    assert "allocation" not in node_config.from_vars(group)["flags"]
+    assert "allocation" not in node_config.from_vars({**group, "vgpu_allocation": "device-plugin"})["flags"]
+    written = node_config.from_vars({**group, "vgpu_allocation": "dra", "vgpu_configs": {"big": {}}})
+    assert written["flags"]["allocation"] == "dra"
+    named = node_config.named_from_vars({**group, "vgpu_allocation": "dra", "vgpu_configs": {"big": {}}})
+    assert named["big"]["flags"]["allocation"] == "dra", "a node label does not change it"
 
 
 def test_what_is_written_is_valid_and_reads_back_equal():

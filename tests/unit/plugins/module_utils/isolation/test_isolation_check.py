@@ -429,3 +429,118 @@ def test_when_a_second_slice_is_taken(monkeypatch, checks, runs):
     monkeypatch.setattr(one, "_import_beside", lambda: taken.append(1) or beside)
     assert (beside in one.run()) is runs
     assert bool(taken) is runs
+
+
+# --- where the driver enforces -------------------------------------------------------------------------------------
+
+DRIVER_STATUS = {**STATUS, "memory_enforcement": "driver-misc"}
+MIB = 1 << 20
+
+
+class InContainers(SimpleNamespace):
+    """An engine's runner: a container that waits as long as it is looked at."""
+
+    name, overhead_s = "podman", 0.0
+
+    def run(self, argv, _timeout, before_start=None, while_running=None):
+        self.runs.append(list(argv))
+        if before_start:
+            before_start(7)
+        if while_running:
+            while_running(7)
+        return Outcome(0, json.dumps({"version": 1, "devices": [], "checks": self.checks}), "", False)
+
+
+def by_driver(monkeypatch, names, checks=(), status=None, **more):
+    """A check of a slice whose driver is claimed to enforce; the runner keeps what ran."""
+    runner = InContainers(runs=[], checks=list(checks))
+    engines = SimpleNamespace(runner=lambda _lease: runner, heed=lambda _fault: None)
+    params = {"duration": 0, "timeout": 120, "omit_mounts": [], "environment": {}, "checks": names, "socket": "/s/s"}
+    one = isolation_check.SliceCheck({**params, **more}, Watcher(), LEASE, status or DRIVER_STATUS, engines)
+    reader = SimpleNamespace(count=lambda: 1, handle=lambda _n: 0, uuid=lambda _h: "GPU-1", library=None)
+    watch = SimpleNamespace(reader=reader, fault="", most_bytes=0, poll=lambda _pid: None, close=lambda: None)
+    monkeypatch.setattr(isolation_check.observer, "watch", lambda _uuid: watch)
+    monkeypatch.setattr(isolation_check.observer, "group_of", lambda pid, _root: f"/cg/{pid}")
+    return one, runner
+
+
+LIMITED = isolation_check.driver_verdicts.DriverLimit("/cg/7", 0, 4096 * MIB, card=8192 * MIB, inode=1)
+OPENED = [{**OPEN, "name": name, "found": 64 * MIB} for name in ("bypass-namespace", "bypass-own-loader")]
+
+
+@pytest.mark.parametrize(
+    ("about", "hard", "used", "verdict"),
+    [
+        ("an oversold slice, with room on the card within the limit", 4096 * MIB, 4000 * MIB, verdicts.PASSED),
+        ("past the limit", 4096 * MIB, 4097 * MIB, verdicts.VIOLATED),
+        ("not counted", 4096 * MIB, 1 * MIB, verdicts.VIOLATED),
+        ("no limit", None, 4000 * MIB, verdicts.VIOLATED),
+    ],
+)
+def test_open_bypasses_go_again_and_the_sum_is_judged(monkeypatch, about, hard, used, verdict):
+    one, runner = by_driver(monkeypatch, [], OPENED)
+    one._limit = LIMITED._replace(hard=hard)
+    monkeypatch.setattr(isolation_check.Account, "used", lambda _self, group: used if group == "/cg/7" else 0)
+    closed = {"name": "bypass-path", "verdict": "passed"}
+    found = one._by_sum([*OPENED, closed])
+    assert [(row["name"], row["verdict"]) for row in found] == [
+        ("bypass-namespace", verdict),
+        ("bypass-own-loader", verdict),
+        ("bypass-path", "passed"),
+    ], about
+    (argv,) = runner.runs
+    assert argv[argv.index("--checks") + 1] == "bypass-namespace,bypass-own-loader" and "--hold" in argv
+
+
+def test_bypasses_that_were_refused_do_not_go_again(monkeypatch):
+    one, runner = by_driver(monkeypatch, [])
+    closed = [{"name": "bypass-path", "verdict": "passed"}]
+    assert (one._by_sum(closed), runner.runs) == (closed, [])
+
+
+@pytest.mark.parametrize(
+    ("names", "limit", "expected"),
+    [
+        ([], LIMITED, {"driver-limit-restart": "passed", "driver-refuses": "passed", "managed-raw": "passed"}),
+        (["driver-refuses"], LIMITED, {"driver-limit-restart": "passed", "driver-refuses": "passed"}),
+        # Without a limit nothing is tried: it would be the neighbours' memory.
+        ([], LIMITED._replace(hard=None), {"driver-limit-restart": "violated"}),
+        (["totals"], LIMITED, {}),
+    ],
+)
+def test_the_container_is_started_again(monkeypatch, names, limit, expected):
+    one, runner = by_driver(monkeypatch, names)
+    monkeypatch.setattr(isolation_check.observer, "driver_limit", lambda *_words: limit)
+
+    def run(_self, group, pid, hard, wanted):
+        assert (group, pid, hard) == ("/cg/7", 7, 4096 * MIB)
+        every = ("driver-refuses", "managed-raw")
+        return [verdicts.check(name, "passed", "", "") for name in every if wanted(name)]
+
+    monkeypatch.setattr(isolation_check.DriverChecks, "run", run)
+    assert {row["name"]: row["verdict"] for row in one._check_driver()} == expected
+    assert len(runner.runs) == bool(expected)
+
+
+def test_a_container_that_does_not_start_again(monkeypatch):
+    """As where its hook refuses: that is no pass."""
+    one, runner = by_driver(monkeypatch, [])
+
+    def refused(*_words, **_more):
+        raise RunnerError("podman start: vgpu-limit-hook: the driver's memory limit is not in force")
+
+    monkeypatch.setattr(runner, "run", refused, raising=False)
+    (found,) = one._check_driver()
+    assert (found["name"], found["verdict"]) == ("driver-limit-restart", "violated")
+    assert "vgpu-limit-hook" in found["detail"]
+
+
+@pytest.mark.parametrize(("in_use", "sold", "crowded"), [(True, 5000, True), (False, 5000, False), (True, 4096, False)])
+def test_oversold_slices_in_use_are_not_filled(monkeypatch, in_use, sold, crowded):
+    """The card's memory is what the neighbours' slices go to, and no reserve of theirs."""
+    other = {"id": "s2", "uuid": "GPU-1", "memory_mib": sold, "in_use": in_use}
+    gpus = [{**STATUS["gpus"][0], "memory_mib": 8192}]
+    status = {**DRIVER_STATUS, "slices": [*STATUS["slices"], other], "gpus": gpus}
+    one, _runner = by_driver(monkeypatch, [], status=status)
+    with isolation_check.observed("GPU-1") as reader:
+        assert bool(one._tenants(reader)._crowded) is crowded

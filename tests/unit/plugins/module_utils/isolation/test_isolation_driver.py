@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import memory_limits
-from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import observer, verdicts
-from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.verdicts import DriverLimit, Expected
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import driver_verdicts, observer, verdicts
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.driver_verdicts import Deltas, DriverLimit, Sum
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.verdicts import Expected
 
 MIB = 1 << 20
 SLICE, CARD = 5000 * MIB, 15360 * MIB
@@ -67,7 +68,7 @@ FAULTS = [
 @pytest.mark.parametrize(("what", "limits", "verdict", "said"), FAULTS)
 def test_the_limit_is_the_groups_own_and_as_promised(what, limits, verdict, said, misc):
     seen = observer.driver_limit(Reader(Library(limits, misc)), "GPU-1", GROUP)
-    found = verdicts.of_driver("driver-misc", seen, EXPECTED)
+    found = driver_verdicts.of_driver("driver-misc", seen, EXPECTED)
     assert (found["name"], found["verdict"]) == ("driver-limit", verdict), (what, found)
     assert said in found["detail"]
 
@@ -83,7 +84,7 @@ def test_the_limit_is_the_groups_own_and_as_promised(what, limits, verdict, said
     ],
 )
 def test_every_figure_counts(seen, verdict):
-    assert verdicts.of_driver("driver-dmem", seen, EXPECTED)["verdict"] == verdict
+    assert driver_verdicts.of_driver("driver-dmem", seen, EXPECTED)["verdict"] == verdict
 
 
 def test_the_hook_was_missing_in_one_of_two_gpus():
@@ -101,7 +102,7 @@ def test_the_hook_was_missing_in_one_of_two_gpus():
 )
 def test_a_bypass_that_the_driver_did_not_refuse_fails_the_check(found, verdict):
     one = verdicts.check("bypass-own-loader", found, 0, 0, "bytes", "64 MiB more were granted")
-    assert verdicts.of_driver_bypass(one, "driver-misc")["verdict"] == verdict
+    assert driver_verdicts.of_bypass(one, "driver-misc")["verdict"] == verdict
 
 
 @pytest.mark.parametrize(
@@ -118,3 +119,128 @@ def test_the_group_of_a_process(tmp_path, text, group):
     if text is not None:
         (tmp_path / "7/cgroup").write_text(text)
     assert observer.group_of(7, "/cg", str(tmp_path)) == group
+
+
+HARD = SLICE
+SUMS = [
+    # taken, used, room, why nothing was shown → verdict, a part of the detail
+    (Sum(SLICE - 200 * MIB, SLICE - 3 * MIB, 4000 * MIB), "passed", "refused the rest"),
+    (Sum(SLICE, SLICE, 0), "passed", "refused the rest"),
+    (Sum(SLICE + 2 * MIB, 0, 4000 * MIB), "violated", "were granted"),  # the driver counts what it pleases
+    (Sum(100 * MIB, SLICE + 1, 4000 * MIB), "violated", "were granted"),
+    (Sum(SLICE + 2 * MIB, 0, 0, "it ended"), "violated", "were granted"),
+    (Sum(300 * MIB, 400 * MIB, 10 * MIB), "not-run", "the card had no more room"),
+    (Sum(300 * MIB, 400 * MIB, 4000 * MIB), "passed", "refused the rest"),  # stricter than promised is not past it
+    (Sum(fault="no libcuda"), "not-run", "no libcuda"),
+    (Sum(0, 0, 4000 * MIB), "not-run", "not even a context"),
+]
+
+
+@pytest.mark.parametrize(("found", "verdict", "said"), SUMS)
+def test_a_sum_against_the_hard_limit(found, verdict, said):
+    one = driver_verdicts.of_sum("driver-refuses", "driver-misc", HARD, found)
+    assert (one["verdict"], said in one["detail"]) == (verdict, True), one
+
+
+BYPASSES = [
+    # hard limit, greatest sum of the group while it held what it got → verdict, a part of the detail
+    (SLICE, SLICE, "passed", "the sum of its group was"),
+    (SLICE, SLICE + 1, "violated", "the sum of its group was"),
+    (CARD, CARD - MIB, "passed", "the driver's limit is"),  # S > 1: the fill lies in part in host memory
+    (CARD, CARD + 64 * MIB, "violated", ""),
+    (SLICE, 10 * MIB, "violated", "was not counted"),
+    (SLICE, None, "violated", "refused nothing"),  # no poll saw it
+    (None, SLICE, "violated", "refused nothing"),  # no limit at all
+]
+
+
+@pytest.mark.parametrize(("hard", "most", "verdict", "said"), BYPASSES)
+def test_a_bypass_by_the_sum_of_its_group(hard, most, verdict, said):
+    one = verdicts.check("bypass-own-loader", "open", 0, 64 * MIB, "bytes", "64 MiB more were granted")
+    found = driver_verdicts.of_bypass(one, "driver-misc", hard, most)
+    assert (found["verdict"], said in found["detail"]) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("code", "capabilities", "verdict"),
+    [
+        (4, 0, "passed"),
+        (4, 1 << 21, "passed"),
+        (0, 0, "violated"),
+        (0, 1 << 21, "open"),  # a privileged container
+        (13, 0, "not-run"),
+        (-1, 0, "not-run"),
+    ],
+)
+def test_root_of_the_container(code, capabilities, verdict):
+    assert driver_verdicts.of_root("driver-misc", code, "nvmlInit_v2", capabilities)["verdict"] == verdict
+
+
+PIECE = 64 * MIB
+MANAGED = [
+    (Deltas(PIECE, group=0, card=PIECE, ordinary=PIECE), "open"),  # as the driver of 615 does it
+    (Deltas(PIECE, group=PIECE, card=PIECE, ordinary=PIECE), "passed"),  # a later one may charge it
+    (Deltas(PIECE, group=0, card=PIECE, ordinary=0), "violated"),
+    (Deltas(PIECE, group=0, card=0, ordinary=PIECE), "not-run"),  # it stayed in host memory
+    (Deltas(PIECE, fault="no answer"), "not-run"),
+]
+
+
+@pytest.mark.parametrize(("found", "verdict"), MANAGED)
+def test_managed_memory(found, verdict):
+    assert driver_verdicts.of_managed("driver-misc", found)["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("code", "found", "verdict"),
+    [
+        (0, Deltas(PIECE, group=PIECE), "passed"),
+        (0, Deltas(PIECE, group=0), "violated"),
+        (2, Deltas(PIECE), "passed"),
+        (3, Deltas(PIECE), "not-run"),  # libcuda serves no forked child
+        (0, Deltas(PIECE, fault="it did not end"), "not-run"),
+    ],
+)
+def test_memory_in_the_name_of_a_dead_process(code, found, verdict):
+    assert driver_verdicts.of_orphan("driver-misc", code, "", found)["verdict"] == verdict
+
+
+SAME = (0, SLICE, PIECE)
+BESIDE = [
+    # the neighbour before, while and after; the verdict of the fill → verdict
+    ([SAME, SAME, SAME], "passed", "passed"),
+    ([SAME, (0, SLICE, 2 * PIECE), SAME], "passed", "violated"),
+    ([SAME, SAME, (0, NONE, PIECE)], "passed", "violated"),
+    ([SAME, SAME, SAME], "violated", "violated"),
+    ([SAME, SAME, SAME], "not-run", "not-run"),
+    ([SAME], "not-run", "not-run"),
+]
+
+
+@pytest.mark.parametrize(("seen", "fill", "verdict"), BESIDE)
+def test_a_neighbour_keeps_what_it_has(seen, fill, verdict):
+    filled = verdicts.check("driver-limit-beside", fill, "", "", "bytes", "so it was")
+    found = driver_verdicts.of_beside("driver-misc", filled, dict(zip(("before", "while", "after"), seen)))
+    assert found["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("again", "verdict", "said"),
+    [
+        (DriverLimit(GROUP, 0, SLICE, card=CARD, inode=8), "passed", "a new group"),
+        (DriverLimit(GROUP, 0, SLICE, card=CARD, inode=7), "passed", "the same group"),
+        (DriverLimit(GROUP, 0, 2 * SLICE, card=CARD, inode=8), "violated", "a new group"),
+        (DriverLimit(GROUP, fault="the driver has no limit for its group"), "violated", "has no limit"),
+    ],
+)
+def test_a_second_start(again, verdict, said):
+    first = DriverLimit(GROUP, 0, SLICE, card=CARD, inode=7)
+    found = driver_verdicts.of_restart("driver-misc", first, again, EXPECTED)
+    assert (found["name"], found["verdict"], said in found["detail"]) == ("driver-limit-restart", verdict, True), found
+
+
+def test_what_is_not_known_leaves_the_verdict_as_it_is():
+    """But for the limit itself, at each start: where the driver is claimed to enforce, not to know is no pass."""
+    found = {name: verdicts.optional(name) for name in verdicts.DRIVER_CHECKS}
+    assert sorted(name for name, optional in found.items() if not optional) == ["driver-limit", "driver-limit-restart"]
+    assert set(found) <= set(verdicts.OWN), "the probe is not asked for them"

@@ -174,6 +174,12 @@ TRACES_OF_LABELS = [
     ({COUNT: "2"}, {OUR_LABELS: "gpu.count", "nfd.node.kubernetes.io/feature-labels": "x,nvidia.com/gpu.count"}, None),
     ({}, {OUR_LABELS: "gpu.count,gpu.product"}, None),
     ({COUNT: "2"}, {OUR_LABELS: ""}, None),
+    # A name with a prefix of its own is written with it.
+    (
+        {COUNT: "2", "vgpu.fleet/memory-enforcement": "library"},
+        {OUR_LABELS: "gpu.count,vgpu.fleet/memory-enforcement"},
+        {COUNT: None, "vgpu.fleet/memory-enforcement": None},
+    ),
 ]
 
 
@@ -191,6 +197,37 @@ def test_labels_of_others_are_left_of_a_node():
 def test_what_is_taken_back_of_a_node(annotations, conditions, patches):
     found = {"metadata": {"annotations": annotations}, "status": {"conditions": conditions}}
     assert manifests.trace(found) == patches
+
+
+CAPACITY, GPUMEM, GPUCORES = "vgpu.fleet/capacity", "nvidia.com/gpumem", "nvidia.com/gpucores"
+TRACES_OF_RESOURCES = [
+    # The annotation, capacity, allocatable, and of both what the patch takes away; None: no patch.
+    (None, {GPUMEM: "1"}, {GPUMEM: "1"}, None),
+    (f"{GPUCORES},{GPUMEM}", {GPUMEM: "1", "cpu": "8"}, {GPUMEM: "1", GPUCORES: "1"}, ({GPUMEM}, {GPUMEM, GPUCORES})),
+    (GPUMEM, {GPUMEM: "1"}, {}, ({GPUMEM}, set())),
+    (GPUMEM, {"cpu": "8"}, {"cpu": "8"}, (set(), set())),
+    ("", {GPUMEM: "1"}, {GPUMEM: "1"}, (set(), set())),
+]
+
+
+@pytest.mark.parametrize(("named", "capacity", "allocatable", "gone"), TRACES_OF_RESOURCES)
+def test_resources_that_are_taken_back_of_a_node(named, capacity, allocatable, gone):
+    """In one request, so that no name is ever on the node without being known as ours."""
+    annotations = {} if named is None else {CAPACITY: named}
+    status = {"capacity": capacity, "allocatable": allocatable}
+    found = manifests.trace({"metadata": {"annotations": annotations}, "status": status})
+    if gone is None:
+        assert found == []
+        return
+    ((path, body),) = found
+    assert path == "/status" and body["metadata"] == {"annotations": {CAPACITY: None}}
+    taken = body.get("status", {})
+    assert (taken.get("capacity", {}), taken.get("allocatable", {})) == tuple(dict.fromkeys(one) for one in gone)
+
+
+def test_the_drain_of_a_gpu_is_taken_back_of_a_node():
+    ((path, body),) = manifests.trace({"metadata": {"annotations": {"vgpu.fleet/drained-gpus": "GPU-a"}}})
+    assert (path, body) == ("", {"metadata": {"annotations": {"vgpu.fleet/drained-gpus": None}}})
 
 
 UNIONS = [

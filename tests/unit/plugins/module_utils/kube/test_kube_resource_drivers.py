@@ -47,6 +47,13 @@ def test_class_that_maps_a_resource_of_ours_is_named(version, mapped, words):
     assert len(found) == bool(words) and all(words in one for one in found)
 
 
+def test_our_own_class_and_driver_are_no_others():
+    api = Api("v1")
+    api.device_class("vgpu", extendedResourceName="nvidia.com/gpu")
+    api.slice("gpu.vgpu.fleet", "n1", uuid(UUID))
+    assert resource_drivers.notes(api, ["n1"], OURS) == []
+
+
 def uuid(text):
     return {"attributes": {"uuid": {"string": text}}}
 

@@ -12,7 +12,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.kube.scheduler_manifest
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
     annotations as pod_annotations,
 )
-from ansible_collections.vgpu.fleet.plugins.module_utils.pods import fractions
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import burst, fractions
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
     resizes as pod_resizes,
 )
@@ -51,9 +51,10 @@ def test_every_name_of_every_dialect_is_known_to_both():
     assert {one["name"] for one in managed} == names
     # A node has the count alone; the rest would keep every pod waiting.
     assert [one["name"] for one in managed if not one["ignoredByScheduler"]] == [config.gpu]
-    assert (scheduler_manifests.ASKING, scheduler_manifests.NOT_OF) == (fractions.ASKING, fractions.KAI_SCHEDULER)
+    asking = (*fractions.ASKING, burst.REQUEST)
+    assert asking == scheduler_manifests.ASKING and scheduler_manifests.NOT_OF == fractions.KAI_SCHEDULER
     condition = scheduler_manifests.gpu_condition({})
-    assert all(f"'{name}' in object.metadata.annotations" in condition for name in fractions.ASKING)
+    assert all(f"'{name}' in object.metadata.annotations" in condition for name in asking)
     ours = {pod_annotations.PLAN, pod_annotations.GIVEN, pod_resizes.RESIZED, pod_resizes.FORMER}
     assert set(scheduler_manifests.ANNOTATIONS) == ours
     assert scheduler_manifests.RESIZE == pod_resizes.RESIZE
@@ -128,6 +129,10 @@ def test_policy_of_plans_names_its_writers_and_every_way_to_write():
     for name, users in zip(PLANS, (scheduler, both, scheduler, both), strict=True):
         assert by_name[name].startswith(f"request.userInfo.username in {users} ||"), name
     assert pod_resizes.RESIZE not in by_name
+    # What a pod is promised: with the pod itself, not with its Binding, and never afterwards.
+    (fixed,) = [one for one in policy["spec"]["validations"] if f'"{burst.REQUEST}"' in one["expression"]]
+    assert fixed["expression"].startswith('(oldObject == null && request.kind.kind == "Pod") || ')
+    assert burst.REQUEST in policy["spec"]["matchConditions"][0]["expression"]
     binding = made(desired)["ValidatingAdmissionPolicyBinding", plan_policy.NAME]["spec"]
     assert binding == {"policyName": plan_policy.NAME, "validationActions": ["Deny"]}
 

@@ -11,7 +11,7 @@ from plan_samples import BARE, CONVERGED, DAEMON_JSON, DOCKER, NODE_YAML, SILENT
 
 def test_a_host_that_is_as_wanted_has_an_empty_plan():
     why = "driver branch 535 has no memory limits of control groups; they came with 615"
-    line = {"memory_enforcement": f"memory is enforced by the library alone: {why}"}
+    line = {"allocation": "", "memory_enforcement": f"memory is enforced by the library alone: {why}"}
     expected = {"steps": [], "roles": [], "warnings": [], "errors": [], "disturbs": False, "outside": []}
     assert made() == {**expected, **line}
 

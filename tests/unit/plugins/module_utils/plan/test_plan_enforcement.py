@@ -42,6 +42,17 @@ ROWS = [
     ({"driver.open_module": False}, "the proprietary kernel modules have no limits", False),
     ({"driver.registry": "PowerMizerEnable=1;RmMemacctMode=0"}, "RmMemacctMode=0", False),
     ({"driver.cgroup2": False}, "version 2 of control groups alone", False),
+    ({"driver.controllers": []}, "neither of the controllers by which the driver counts, dmem (CONFIG_CGROUP", False),
+    (
+        {"driver.controllers": ["dmem", "misc"], "oci_runtime": {"engine": "containerd", "runtime": "runc"}},
+        "(the kernel has dmem and misc; containerd starts containers by runc)",
+        True,
+    ),
+    (
+        {"driver.controllers": ["misc"], "oci_runtime": {"engine": "crio", "runtime": "crun"}},
+        "(the kernel has misc; crio starts containers by crun, which turns neither on: the hook does)",
+        True,
+    ),
     ({"kubelet": (1, 28)}, "kubelet 1.28 hands no CDI devices", False),
     ({"packages": {"containerd.io": "1.6.33-1"}}, "containerd 1.6 has no CDI", False),
     ({"kubelet_engine": None, "docker.info.ServerVersion": "20.10.24+dfsg1"}, "docker 20.10 has no CDI", False),

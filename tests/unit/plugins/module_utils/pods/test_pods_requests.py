@@ -319,6 +319,31 @@ def test_annotations_of_kai_that_cannot_be(annotations, first, second, where, wo
     assert [one for one in fault.value.findings if f'"{where}"' in one.path and words in one.message], str(fault.value)
 
 
+LIMIT, REQUEST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
+# limits, variables of the container → which of them a warning names.
+VARIABLES = [
+    ({GPU: "1", MEM: "2000"}, [{"name": LIMIT, "value": "15000"}], [LIMIT]),
+    ({GPU: "1"}, [{"name": "A", "value": "b"}, {"name": REQUEST, "value": "many"}], [REQUEST]),
+    ({GPU: "1"}, [{"name": LIMIT, "valueFrom": {"fieldRef": {}}}, {"name": REQUEST, "value": "1"}], [LIMIT, REQUEST]),
+    ({GPU: "1"}, [LIMIT, None], []),
+    ({GPU: "1"}, {LIMIT: "1"}, []),
+    # What asks for no GPU is none of our business.
+    ({}, [{"name": LIMIT, "value": "15000"}], []),
+]
+
+
+@pytest.mark.parametrize(("limits", "env", "named"), VARIABLES)
+def test_variables_of_nvidias_limits_are_no_request(limits, env, named):
+    """Image and pod may set them: they give no container another size, and a person is told."""
+    plain = containers(limits)
+    asked = containers(limits)
+    asked["spec"]["containers"][0]["env"] = env
+    expected, found = requests.read_pod(plain), requests.read_pod(asked)
+    assert found._replace(warnings=()) == expected._replace(warnings=())
+    assert [one.message.split()[0] for one in found.warnings if ".env[" in one.path] == named
+    assert all(MEM in one.message for one in found.warnings if ".env[" in one.path)
+
+
 @pytest.mark.parametrize(
     ("annotations", "spec"),
     [

@@ -49,6 +49,7 @@ def test_request_is_read_and_written(text, expected):
 BAD = [
     ("", "is no JSON"),
     ("{", "is no JSON"),
+    ('{"\\ud800": {"memory_mib": 1}}', "is no JSON"),
     ("null", "names no container"),
     ("[]", "names no container"),
     ("{}", "names no container"),
@@ -134,7 +135,7 @@ COUNTED = [
 @pytest.mark.parametrize(("annotations", "expected"), COUNTED)
 def test_a_larger_size_counts_at_once_and_a_smaller_one_when_it_is_kept(annotations, expected):
     ((_name, _kind, devices),) = counted(annotations)
-    assert [tuple(one) for one in devices] == expected
+    assert [tuple(one[:3]) for one in devices] == expected
 
 
 def test_without_a_plan_nothing_counts_and_nonsense_is_named():

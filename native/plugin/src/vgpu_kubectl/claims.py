@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs of nodes whose pods ask by claims, and what each claim has of them: of ResourceSlices and ResourceClaims. Pure.
+
+Pods with one claim share what it has, so it is counted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vgpu_plugin._shared.pods import quantity
+from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
+
+DRIVER = "gpu.vgpu.fleet"
+MIB = 1 << 20
+UNHEALTHY = f"{DRIVER}/unhealthy"
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a claim has of one GPU; ``pods``: ``namespace/name`` of those that have it."""
+
+    claim: str
+    node: str
+    uuid: str
+    use: Use
+    pods: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Claims:
+    """``gpus``: by node."""
+
+    gpus: Mapping[str, tuple[NodeGpu, ...]] = field(default_factory=dict)
+    shares: tuple[Share, ...] = ()
+
+    def of_node(self, name: str) -> list[Share]:
+        return [one for one in self.shares if one.node == name]
+
+    def of_pod(self, key: str) -> list[Share]:
+        return [one for one in self.shares if key in one.pods]
+
+
+NONE = Claims()
+
+
+def read(slices: Iterable[Object], claims: Iterable[Object]) -> Claims:
+    """``slices``: of all drivers; those of ours count, of the newest generation of a node."""
+    devices: dict[str, dict[str, NodeGpu]] = {}
+    newest: dict[str, int] = {}
+    for one in sorted(slices, key=_generation):
+        spec = one.get("spec") or {}
+        if spec.get("driver") != DRIVER:
+            continue
+        node = str(spec.get("nodeName") or "")
+        if newest.get(node) != _generation(one):
+            newest[node], devices[node] = _generation(one), {}
+        devices[node].update({str(device.get("name")): _gpu(device) for device in spec.get("devices") or ()})
+    shares = [share for one in claims for share in _shares(one, devices)]
+    return Claims({node: tuple(found.values()) for node, found in devices.items()}, tuple(shares))
+
+
+def _generation(one: Object) -> int:
+    return int(((one.get("spec") or {}).get("pool") or {}).get("generation") or 0)
+
+
+def _gpu(device: Object) -> NodeGpu:
+    attributes = {key.rpartition("/")[2]: value for key, value in (device.get("attributes") or {}).items()}
+    capacity = device.get("capacity") or {}
+    memory = _mib((capacity.get("memory") or {}).get("value"))
+    slots = quantity.exact((capacity.get("slots") or {}).get("value") or 1)
+    return NodeGpu(
+        uuid=str((attributes.get("uuid") or {}).get("string") or device.get("name")),
+        model=str((attributes.get("model") or {}).get("string") or ""),
+        memory_mib=memory,
+        capacity_mib=memory,
+        slots=int(slots or 1),
+        slice_mib=0,
+        slice_cores=0,
+        healthy=not any(one.get("key") == UNHEALTHY for one in device.get("taints") or ()),
+    )
+
+
+def _shares(claim: Object, devices: Mapping[str, Mapping[str, NodeGpu]]) -> list[Share]:
+    meta, status = claim.get("metadata") or {}, claim.get("status") or {}
+    place = str(meta.get("namespace") or "default")
+    pods = sorted(f"{place}/{one['name']}" for one in status.get("reservedFor") or () if one.get("resource") == "pods")
+    found = []
+    for one in ((status.get("allocation") or {}).get("devices") or {}).get("results") or ():
+        node, name = str(one.get("pool")), str(one.get("device"))
+        if one.get("driver") != DRIVER:
+            continue
+        gpu = devices.get(node, {}).get(name)
+        has = one.get("consumedCapacity") or {}
+        memory = _mib(has["memory"]) if "memory" in has else gpu.memory_mib if gpu else 0
+        cores = quantity.exact(has.get("cores") or 0) or 0
+        found.append(
+            Share(
+                f"{place}/{meta.get('name')}", node, gpu.uuid if gpu else name, Use(memory, int(cores), 1), tuple(pods)
+            )
+        )
+    return found
+
+
+def _mib(value: Any) -> int:
+    return int((quantity.exact(value) or 0) / MIB)

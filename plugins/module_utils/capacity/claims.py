@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices that a host's ResourceSlices should have, where pods get GPUs by claims. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+
+from ..config import sharing, slices
+
+
+def expected(
+    gpus: Iterable[dict[str, Any]], pieces: Sequence[sharing.Piece], config: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """``{uuid, shared, memory_mib, slots}`` of each device, UUID of a GPU or a MIG device; a number that the device
+    does not have is None.
+    """
+    requested = (slices.vcuda_of(config) or {}).get("sliceSizing") == "requested"
+    out = []
+    for gpu in gpus:
+        devices = dict.fromkeys(one.device for one in pieces if one.uuid == gpu["uuid"])
+        for device in devices:
+            mine = [one for one in pieces if one.device == device]
+            mode, memory = mine[0].mode, mine[0].memory_mib
+            if mode == sharing.MPS:
+                continue
+            shared = mode in (sharing.VCUDA, sharing.TIME_SLICING)
+            if mode == sharing.VCUDA:
+                share = slices.share_of(gpu, config)
+                memory = slices.claimable_mib(gpu, share, requested) if share else 0
+            row = {"uuid": device, "shared": shared, "slots": len(mine) if shared else None}
+            out.append({**row, "memory_mib": None if mode == sharing.TIME_SLICING else memory})
+    return out

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges what the driver itself enforces for a container's control group, as the host and a tenant without our library
+saw it. Pure. What is claimed (``driver-dmem``, ``driver-misc``) must hold; figures are bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .verdicts import MIB, NOT_RUN, OPEN, PASSED, VIOLATED, Expected, check
+
+LIMIT, REFUSES, CHILDREN, RESTART = "driver-limit", "driver-refuses", "driver-limit-children", "driver-limit-restart"
+ROOT, MANAGED, ORPHAN, BESIDE = "driver-limit-root", "managed-raw", "dead-creator", "driver-limit-beside"
+# What may be missing of a sum for the driver's own pieces and for a context that no longer fits.
+SLACK = 64 * MIB
+# Of one allocation, the part in percent that an account must show, or must not.
+SHOWN_PERCENT, HIDDEN_PERCENT = 90, 10
+NO_PERMISSION, OUT_OF_MEMORY = 4, 2
+CAP_SYS_ADMIN = 1 << 21
+
+
+class DriverLimit(NamedTuple):
+    """What the driver enforces for a control group, seen from the host; ``hard`` None: nothing, ``fault`` says why.
+
+    ``own``: whether it is this group's and not one above it; ``card``: bytes of the GPU, 0: unknown; ``inode``: of the
+    group's folder, 0: unknown.
+    """
+
+    group: str = ""
+    soft: int = 0
+    hard: int | None = None
+    own: bool = True
+    card: int = 0
+    fault: str = ""
+    inode: int = 0
+
+
+class Sum(NamedTuple):
+    """What tenants of a group took until they were refused. ``taken``: by their own count; ``used``: the driver's;
+    ``room``: what the card had free then; ``fault``: why nothing is shown.
+    """
+
+    taken: int = 0
+    used: int = 0
+    room: int = 0
+    fault: str = ""
+
+
+class Deltas(NamedTuple):
+    """How much more was in use after an allocation of ``size``, by the driver's account of the group and of the card.
+    ``ordinary``: of the group, for as much ordinary memory; ``fault``: why nothing is shown.
+    """
+
+    size: int
+    group: int = 0
+    card: int = 0
+    ordinary: int = 0
+    fault: str = ""
+
+
+def of_driver(claimed: str, seen: DriverLimit, expected: Expected, name: str = LIMIT) -> dict[str, Any]:
+    """The limit of the container's own control group, by the driver. ``claimed``: what the device plugin says enforces.
+
+    Where the driver is said to and does not, that is a violation, whatever the library holds.
+    """
+    wanted = f"soft 0, hard {expected.memory_mib * MIB}"
+    if seen.hard is None:
+        return check(name, VIOLATED, wanted, "none", "bytes", f"{claimed} is claimed: {seen.fault}")
+    at_most_card = min(expected.memory_mib * MIB, seen.card or expected.memory_mib * MIB)
+    held = (seen.soft, seen.hard) == (0, at_most_card) and seen.own
+    detail = f"{claimed}, group {seen.group}" + ("" if seen.own else ", whose limit is not its own but one above it")
+    return check(name, PASSED if held else VIOLATED, wanted, f"soft {seen.soft}, hard {seen.hard}", "bytes", detail)
+
+
+def of_restart(claimed: str, first: DriverLimit, again: DriverLimit, expected: Expected) -> dict[str, Any]:
+    """The limit of the group that the container has when it is started again, before its program runs."""
+    found = of_driver(claimed, again, expected, RESTART)
+    which = "the same group" if first.inode and first.inode == again.inode else "a new group"
+    return dict(found, detail=f"{found['detail']}; {which}, before the program of its second start ran")
+
+
+def of_bypass(one: dict[str, Any], claimed: str, hard: int | None = None, most: int | None = None) -> dict[str, Any]:
+    """The verdict of a bypass that the driver is claimed to refuse. ``most``: the greatest sum of its group while it
+    ran, by the driver and by its list of processes; ``hard``: the limit. What a bypass got counts only where the sum
+    passes the limit: an oversold slice, part of which lies in host memory, leaves room on the card.
+    """
+    if one["verdict"] != OPEN:
+        return one
+    granted = int(one["found"]) if str(one["found"]).isdigit() else 0
+    if hard is None or most is None:
+        return dict(one, verdict=VIOLATED, detail=f"{one['detail']}; {claimed} is claimed and refused nothing")
+    report = f"{one['detail']}; the sum of its group was {most} bytes, the driver's limit is {hard}"
+    if most < granted:
+        return dict(one, verdict=VIOLATED, detail=f"{report}: what it was granted was not counted")
+    verdict = VIOLATED if most > hard else PASSED
+    return check(one["name"], verdict, f"a sum of at most {hard}", most, "bytes", f"{report} ({claimed})")
+
+
+def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
+    """What tenants without our library got together against the hard limit of their group."""
+    wanted, most = f"at most {hard}", max(found.taken, found.used)
+    report = f"{claimed}: {found.taken} bytes were granted, the driver counts {found.used}"
+    if most > hard:
+        return check(name, VIOLATED, wanted, most, "bytes", report)
+    if found.fault:
+        return check(name, NOT_RUN, wanted, "", "bytes", found.fault)
+    if not most:
+        return check(name, NOT_RUN, wanted, most, "bytes", f"{claimed}: not even a context was granted")
+    if most + SLACK < hard and found.room < SLACK:
+        return check(name, NOT_RUN, wanted, most, "bytes", f"{report}; the card had no more room, so no limit was met")
+    return check(name, PASSED, wanted, most, "bytes", f"{report}, and refused the rest")
+
+
+def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, Any]:
+    """What the driver answers to root of the container that sets the limit of its group."""
+    wanted, found = f"code {NO_PERMISSION}, no permission", f"code {code}"
+    if code == NO_PERMISSION:
+        return check(ROOT, PASSED, wanted, found, detail=claimed)
+    if code != 0:
+        return check(ROOT, NOT_RUN, wanted, found, detail=f"{call}, so the question was not put")
+    if capabilities & CAP_SYS_ADMIN:
+        detail = "the container has CAP_SYS_ADMIN, so its root may lift the limit: start it without --privileged"
+        return check(ROOT, OPEN, wanted, found, detail=detail)
+    return check(ROOT, VIOLATED, wanted, found, detail=f"{claimed}: root without CAP_SYS_ADMIN may set the limit")
+
+
+def of_managed(claimed: str, found: Deltas) -> dict[str, Any]:
+    """Managed memory that lies on the card. The driver of 615 charges it to nobody, which is open and reported."""
+    wanted = f"{found.size} charged to the group"
+    if found.fault:
+        return check(MANAGED, NOT_RUN, wanted, "", "bytes", found.fault)
+    if 100 * found.ordinary < SHOWN_PERCENT * found.size:
+        detail = f"{claimed}: not even ordinary memory is charged to the group"
+        return check(MANAGED, VIOLATED, wanted, found.ordinary, "bytes", detail)
+    report = f"{claimed}: of {found.size} bytes of managed memory {found.card} came to the card"
+    if 100 * found.group >= SHOWN_PERCENT * found.size:
+        return check(MANAGED, PASSED, wanted, found.group, "bytes", report)
+    if 100 * found.card < SHOWN_PERCENT * found.size:
+        return check(MANAGED, NOT_RUN, wanted, found.group, "bytes", report)
+    detail = f"{report}, past every limit of the driver; our library, where a program has it, counts them"
+    return check(MANAGED, OPEN, wanted, found.group, "bytes", detail)
+
+
+def of_orphan(claimed: str, code: int, call: str, found: Deltas) -> dict[str, Any]:
+    """Memory in the name of a process that is gone, by a descriptor that its child has."""
+    wanted = f"{found.size} charged to the group, or refused"
+    if found.fault:
+        return check(ORPHAN, NOT_RUN, wanted, "", "bytes", found.fault)
+    if code == OUT_OF_MEMORY:
+        return check(ORPHAN, PASSED, wanted, "refused", "", claimed)
+    if code != 0:
+        detail = f"{call or 'libcuda'} answers {code} to the child, so the driver was not asked; raw ioctl is not tried"
+        return check(ORPHAN, NOT_RUN, wanted, "", "bytes", detail)
+    charged = 100 * found.group >= SHOWN_PERCENT * found.size
+    detail = f"{claimed}: {found.size} bytes were granted in the name of a process that is gone"
+    return check(ORPHAN, PASSED if charged else VIOLATED, wanted, found.group, "bytes", detail)
+
+
+def of_beside(claimed: str, filled: dict[str, Any], seen: dict[str, tuple[int, int, int]]) -> dict[str, Any]:
+    """The neighbour's (soft, hard, used) ``before``, ``while`` and ``after`` this slice was filled, which must stay.
+
+    ``filled``: the check of that fill.
+    """
+    wanted = "the neighbour's limit and account unchanged"
+    if len(seen) < len(("before", "while", "after")):
+        return check(BESIDE, NOT_RUN, wanted, "", detail=filled["detail"])
+    report = "; ".join(f"{when} soft {one[0]}, hard {one[1]}, used {one[2]}" for when, one in seen.items())
+    if len(set(seen.values())) > 1:
+        return check(BESIDE, VIOLATED, wanted, report, "bytes", f"{claimed}: {filled['detail']}")
+    if filled["verdict"] != PASSED:
+        return check(BESIDE, filled["verdict"], wanted, report, "bytes", f"this slice: {filled['detail']}")
+    return check(BESIDE, PASSED, wanted, report, "bytes", claimed)

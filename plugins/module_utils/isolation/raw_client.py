@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tenant that no library of ours is in: a process of a container's control group that asks the driver itself.
+
+A program of its own, which driver_checks.py starts by its text. It puts itself into the group before it loads anything
+of the driver, then answers one line of JSON for each line of JSON, and ends with its input. Bytes everywhere;
+``code`` is the driver's answer, 0 granted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from typing import Any
+
+CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
+OUT_OF_MEMORY = 2
+# The driver's own pieces; a smaller request costs as much.
+LEAST = 2 << 20
+GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL
+CAPABILITY_VERSION = 0x20080522
+ORPHAN_S = 20.0
+
+
+class Refused(Exception):
+    """A call that must succeed did not. ``code``: its answer."""
+
+    def __init__(self, call: str, code: int) -> None:
+        self.call, self.code = call, code
+        super().__init__(f"{call} answered {code}")
+
+
+class Client:
+    """One process of the driver."""
+
+    def __init__(self) -> None:
+        self.cuda: Any = None
+        self.device = ctypes.c_int()
+        self.blocks: list[ctypes.c_uint64] = []
+
+    def _must(self, call: str, *arguments: Any) -> None:
+        code = int(getattr(self.cuda, call)(*arguments))
+        if code:
+            raise Refused(call, code)
+
+    def open(self, uuid: str) -> dict[str, Any]:
+        """A context on the GPU. It costs memory, so it may be refused."""
+        self.cuda = ctypes.CDLL(CUDA)
+        self._must("cuInit", 0)
+        count = ctypes.c_int()
+        self._must("cuDeviceGetCount", ctypes.byref(count))
+        for index in range(count.value):
+            found = (ctypes.c_ubyte * 16)()
+            self._must("cuDeviceGet", ctypes.byref(self.device), index)
+            self._must("cuDeviceGetUuid", ctypes.byref(found), self.device)
+            if bytes(found).hex() == uuid.replace("GPU-", "").replace("-", "").lower():
+                self._must("cuCtxCreate_v2", ctypes.byref(ctypes.c_void_p()), 0, self.device)
+                return {"code": 0}
+        return {"code": -1, "call": f"the driver shows no {uuid} to a process of the group"}
+
+    def take(self, size: int) -> dict[str, Any]:
+        block = ctypes.c_uint64()
+        code = int(self.cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(size)))
+        if code == 0:
+            self.blocks.append(block)
+        return {"code": code}
+
+    def fill(self, most: int) -> dict[str, Any]:
+        """Takes until the driver refuses the least piece, or until it has ``most``, so that it takes no more of the
+        neighbours' memory. ``refused``: whether that was for want of memory.
+        """
+        taken, piece, code = 0, most, 0
+        while piece >= LEAST and taken < most:
+            piece = min(piece, most - taken)
+            code = self.take(piece)["code"]
+            if code == 0:
+                taken += piece
+            else:
+                piece //= 2
+        return {"code": 0, "taken": taken, "refused": code == OUT_OF_MEMORY, "last": code}
+
+    def managed(self, size: int) -> dict[str, Any]:
+        """Managed memory that a kernel of the driver's own has touched on the card."""
+        block = ctypes.c_uint64()
+        self._must("cuMemAllocManaged", ctypes.byref(block), ctypes.c_size_t(size), GLOBAL)
+        self.blocks.append(block)
+        self.cuda.cuMemPrefetchAsync(block, ctypes.c_size_t(size), self.device, None)  # a card may not know it
+        self._must("cuMemsetD8_v2", block, ctypes.c_ubyte(1), ctypes.c_size_t(size))
+        self._must("cuCtxSynchronize")
+        return {"code": 0}
+
+    def free(self) -> dict[str, Any]:
+        for block in self.blocks:
+            self.cuda.cuMemFree_v2(block)
+        self.blocks = []
+        return {"code": 0}
+
+    @staticmethod
+    def orphan() -> dict[str, Any]:
+        """Ends this process; a child that has what it opened goes on in its name."""
+        creator = os.getpid()
+        if os.fork():
+            os._exit(0)
+        until = time.monotonic() + ORPHAN_S
+        while os.getppid() == creator and time.monotonic() < until:
+            time.sleep(0.01)
+        gone = os.getppid() != creator
+        return {"code": 0} if gone else {"code": -1, "call": "the process that opened the driver did not end"}
+
+    def become(self, pid: int) -> dict[str, Any]:
+        """Takes on the user namespace and the capabilities of another process, as far as it has fewer."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        there = f"/proc/{pid}/ns/user"
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as stream:
+            words = dict(line.rstrip("\n").split(":\t", 1) for line in stream if ":\t" in line)
+        if os.readlink(there) != os.readlink("/proc/self/ns/user"):
+            descriptor = os.open(there, os.O_RDONLY | os.O_CLOEXEC)
+            if libc.setns(descriptor, 0) != 0:
+                return {"code": -1, "call": f"setns to the user namespace: {os.strerror(ctypes.get_errno())}"}
+        has = int(words["CapEff"], 16)
+        header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+        sets = (ctypes.c_uint32 * 6)()
+        for half in range(2):
+            bits = has >> 32 * half & 0xFFFFFFFF
+            sets[3 * half], sets[3 * half + 1] = bits, bits  # effective and permitted, none inheritable
+        if libc.capset(header, sets) != 0:
+            return {"code": -1, "call": f"capset: {os.strerror(ctypes.get_errno())}"}
+        return {"code": 0, "capabilities": has}
+
+    @staticmethod
+    def limit(uuid: str, group: str, hard: int) -> dict[str, Any]:
+        """Has the driver limit a group, soft 0."""
+        nvml, device = ctypes.CDLL(NVML), ctypes.c_void_p()
+        words = (ctypes.c_uint64 * 3)()
+        name = ctypes.create_string_buffer(os.fsencode(group))
+        words[0], words[2] = ctypes.addressof(name), hard
+        for call, arguments in (
+            ("nvmlInit_v2", ()),
+            ("nvmlDeviceGetHandleByUUID", (uuid.encode(), ctypes.byref(device))),
+            ("nvmlDeviceSetMemoryLimits_v1", (device, ctypes.byref(words))),
+        ):
+            code = int(getattr(nvml, call)(*arguments))
+            if code:
+                return {"code": code, "call": call}
+        return {"code": 0}
+
+
+def main(group: str) -> None:
+    with open(f"{group}/cgroup.procs", "w", encoding="ascii") as stream:
+        stream.write("0")
+    client = Client()
+    for line in sys.stdin:
+        words = json.loads(line)
+        try:
+            answer = getattr(client, words.pop("do"))(**words)
+        except Refused as fault:
+            answer = {"code": fault.code, "call": fault.call}
+        except (OSError, AttributeError) as fault:
+            answer = {"code": -1, "call": str(fault)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims of Kubernetes (vgpu_allocation: dra): what they need of a host, as far as the host itself can tell, and the
+line of the plan. Pure.
+
+What an API server keeps of a slice no host knows; the program asks by a dry run, and publishes nothing where fields are
+dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..config import named_configs, node_config
+from .enforcement import CONTAINERD_PACKAGES, handover, numbers
+
+# Before the first the API has no v1 of claims; from the second on shares of a device are on by default.
+OLDEST, BY_DEFAULT = (1, 34), (1, 36)
+GATE = "DRAConsumableCapacity"
+# The first containerd that hands CDI devices to containers without being asked.
+CDI_BY_ITSELF = (2, 0)
+ENABLE_CDI = re.compile(r"^\s*enable_cdi\s*=\s*(true|false)\b", re.MULTILINE)
+DOCKER = (
+    "the kubelet of this host starts containers by docker; only a cri-dockerd of 2026 or newer hands claims over, and "
+    "nobody has tried it"
+)
+
+
+def line(desired: dict[str, Any]) -> str:
+    """Of the plan; empty where pods get GPUs by the device plugin, as nearly everywhere."""
+    if not node_config.by_claims(desired["node_config"]):
+        return ""
+    return "pods get GPUs by claims (Dynamic Resource Allocation) of class vgpu; no device plugin is registered"
+
+
+def faults(desired: dict[str, Any], wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """Why the run must stop. ``wanted``: of the role device_plugin."""
+    if not node_config.by_claims(desired["node_config"]):
+        return _left(state, "vgpu_allocation is device-plugin") if _had_claims(state) else []
+    found = []
+    kubelet = tuple((state.get("kubelet") or ())[:2])
+    if not kubelet and not state.get("kubelet_engine"):
+        found.append("this host has no kubelet, and claims are Kubernetes'; install one, or leave it at device-plugin")
+    if kubelet and kubelet < OLDEST:
+        version, oldest = (".".join(map(str, one)) for one in (kubelet, OLDEST))
+        found.append(f"the kubelet of this host is Kubernetes {version}; expected {oldest} or newer. Upgrade it first")
+    if wanted["deploy"] != "systemd":
+        found.append("device_plugin_deploy is daemonset, which serves no claims in this version; set it to systemd")
+    elif not wanted["kubeconfig"]:
+        found.append(
+            "claims are read at the API server; set device_plugin_kubeconfig to the kubelet's own file on the host"
+        )
+    engine = handover(state) or _containerd(state)
+    found += [f"{engine}; claims are handed over by CDI alone"] if engine else []
+    return [f"vgpu_allocation is dra, and {one}" for one in found]
+
+
+def _had_claims(state: dict[str, Any]) -> bool:
+    """Whether node.yaml, as it is on the host, says so."""
+    try:
+        return node_config.by_claims(node_config.load(state["node_config"]["text"] or ""))
+    except node_config.ConfigError:
+        return False
+
+
+def faults_of_absence(state: dict[str, Any]) -> list[str]:
+    """Of the role device_plugin with state absent."""
+    return _left(state, "device_plugin_state is absent")
+
+
+def _left(state: dict[str, Any], why: str) -> list[str]:
+    claims = named_configs.claims(state)
+    if not claims:
+        return []
+    return [
+        f"{why}, and containers have {', '.join(claims)} on this node; without our driver their pods would never end. "
+        "Drain the node first, as upgrade.yml does for a driver: kubectl drain --ignore-daemonsets, then run this again"
+    ]
+
+
+def warnings(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    if not node_config.by_claims(desired["node_config"]):
+        return []
+    found = []
+    kubelet = tuple((state.get("kubelet") or ())[:2])
+    if kubelet and OLDEST <= kubelet < BY_DEFAULT:
+        found.append(
+            f"Kubernetes {'.'.join(map(str, kubelet))} has shares of a device behind the gate {GATE}, which is off; "
+            "where the API server and the scheduler do not have it on, nothing is published"
+        )
+    if (state.get("kubelet_engine") or {}).get("engine") == "docker":
+        found.append(DOCKER)
+    holders = 0 if _had_claims(state) else len(named_configs.held(state))
+    if holders:
+        found.append(f"{holders} containers of the device plugin hold slices; their GPUs take no claims until they end")
+    return found
+
+
+def _containerd(state: dict[str, Any]) -> str:
+    """Why the containerd of this host's kubelet passes no CDI devices on; empty where it does, or nobody can tell."""
+    if (state.get("kubelet_engine") or {}).get("engine") != "containerd":
+        return ""
+    said = ENABLE_CDI.findall((state.get("containerd") or {}).get("config_text") or "")
+    known = [numbers(str((state.get("packages") or {}).get(name) or "")) for name in CONTAINERD_PACKAGES]
+    version = next((one for one in known if one), ())
+    if said[-1:] == ["false"]:
+        return "containerd's configuration says enable_cdi = false"
+    if version and version < CDI_BY_ITSELF and said[-1:] != ["true"]:
+        shown = ".".join(map(str, version))
+        return f"containerd {shown} needs enable_cdi = true below the CRI plugin of its configuration, and 2.0 does not"
+    return ""

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that a pod is promised below its limit, by the annotation ``vgpu.fleet/memory-request`` of the pod.
+
+The value is MiB of each GPU: one whole number for each container that asks for GPU memory, or JSON by container,
+``{"main": 2048}``; a container that it leaves out is promised its limit. The limit stays what the container asks for in
+MiB (``nvidia.com/gpumem`` and its like). What is promised is placed and counted, by quota and room; up to the limit a
+container may use what its card has free and nobody was promised. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Sequence
+
+from ..config.kinds import Finding, error
+from .resources import MAX_MIB, MIB, Ask, Memory, annotation
+
+REQUEST = "vgpu.fleet/memory-request"
+# Letters: far above what 500 containers need.
+LONGEST = 64 * 1024
+EXAMPLE = '2048, or by container {"main": 2048}'
+
+
+def with_request(asks: Sequence[Ask], annotations: dict[str, Any], findings: list[Finding]) -> list[Ask]:
+    """The asks with ``memory`` as it is promised, and ``burst_mib`` what the limit is above it. Faults go to
+    ``findings``, named by the annotation, and then the asks are as they were."""
+    if REQUEST not in annotations:
+        return list(asks)
+    before = len(findings)
+    named = _read(annotations[REQUEST], findings)
+    if not asks:
+        _fault(
+            findings,
+            "no container asks for GPU memory in MiB, so nothing could be promised; expected such as nvidia.com/gpumem "
+            "on a node with sliceSizing: requested. Equal slices, whole GPUs, MIG, time-slicing and claims have one "
+            "size; leave the annotation out",
+        )
+    known = [one.container for one in asks]
+    if isinstance(named, dict):
+        for name in named:
+            if name not in known:
+                _fault(findings, f"{name[:64]}: no container that asks for a GPU; expected {', '.join(known[:10])}")
+    out = [_promised(one, named if isinstance(named, int) else named.get(one.container), findings) for one in asks]
+    return out if len(findings) == before else list(asks)
+
+
+def _read(text: Any, findings: list[Finding]) -> int | dict[str, int]:
+    """MiB, of all or by container; empty where ``findings`` has an error."""
+    if not isinstance(text, str) or len(text) > LONGEST:
+        _fault(findings, f"expected text of at most {LONGEST} letters, such as {EXAMPLE}")
+        return {}
+    try:
+        found = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError):
+        _fault(findings, f"expected whole MiB without a unit, such as {EXAMPLE}; found {json.dumps(text[:64])}")
+        return {}
+    for value in found.values() if isinstance(found, dict) else [found]:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_MIB:
+            shown = json.dumps(value)[:64]
+            _fault(findings, f"expected whole MiB from 1 to {MAX_MIB}, such as {EXAMPLE}; found {shown}")
+            return {}
+    if found == {}:
+        _fault(findings, f"names no container; expected such as {EXAMPLE}")
+    return found
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
+def _promised(ask: Ask, mib: int | None, findings: list[Finding]) -> Ask:
+    if mib is None:
+        return ask
+    kind, limit = ask.memory
+    if kind != MIB:
+        _fault(
+            findings,
+            f"container {ask.container} asks by {ask.field}, which is no limit in MiB; expected such as "
+            "nvidia.com/gpumem for the limit, or no annotation",
+        )
+    elif mib > limit:
+        _fault(
+            findings,
+            f"container {ask.container}: {mib} MiB are more than its limit of {limit} MiB; expected at most that",
+        )
+    else:
+        return ask._replace(memory=Memory(MIB, mib), burst_mib=limit - mib)
+    return ask
+
+
+def _fault(findings: list[Finding], text: str) -> None:
+    findings.append(error(annotation(REQUEST), text))

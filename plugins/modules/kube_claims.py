@@ -1,0 +1,161 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kube_claims
+short_description: Let pods of a Kubernetes cluster claim shares of GPUs
+version_added: 0.1.0
+description:
+  - Applies what a cluster needs for claims (Dynamic Resource Allocation) of hosts with C(vgpu_allocation=dra).
+  - These are the DeviceClasses C(vgpu) and C(vgpu-mig), a ValidatingAdmissionPolicy for the parameters of claims, and
+    one that refuses pods with claims which mount a volume at, above or below a path of vgpu.fleet's own files.
+  - Server-side apply, and dry runs of the API server in check mode; fields of others stay.
+  - Kubernetes before 1.34 has no such API and is refused.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
+  - vgpu.fleet.kubernetes
+  - vgpu.fleet.internal
+options:
+  state:
+    description:
+      - V(absent) removes the same objects. Where claims have shares of our GPUs it fails and names their pods.
+    type: str
+    choices: [present, absent]
+    default: present
+  extended_resource:
+    description:
+      - Name of a resource, such as V(nvidia.com/gpu), by which pods without a claim get a default share of such hosts.
+        Empty means none.
+      - It is refused where another DeviceClass has the name, for of two the younger wins, or where the API server does
+        not keep it (feature gate C(DRAExtendedResource)).
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: Let pods claim shares, and have nvidia.com/gpu ride on claims too
+  vgpu.fleet.kube_claims:
+    kubeconfig: ~/.kube/config
+    extended_resource: nvidia.com/gpu
+  delegate_to: localhost
+  run_once: true
+
+- name: Take the objects away
+  vgpu.fleet.kube_claims:
+    kubeconfig: ~/.kube/config
+    state: absent
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+objects:
+  description: Objects that were changed, as C(Kind name).
+  returned: always
+  type: list
+  elements: str
+kubernetes:
+  description: Version of the API server.
+  returned: always
+  type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.kube import apply as kube_apply
+from ..module_utils.kube import client as kube_client
+from ..module_utils.kube import dra_manifests
+
+OLDEST, BY_DEFAULT = (1, 34, 0), (1, 36, 0)
+CLASSES, CLAIMS = (f"/apis/{dra_manifests.API}/{kind}" for kind in ("deviceclasses", "resourceclaims"))
+
+
+def run(module: AnsibleModule, api: kube_client.Api) -> dict:
+    numbers = kube_apply.numbers(api.get("/version") or {})
+    version, known = "v{}.{}.{}".format(*numbers), numbers >= OLDEST
+    desired = dra_manifests.Desired(module.params["extended_resource"])
+    objects = dra_manifests.manifests(desired)
+    changes: list = []
+    if module.params["state"] == "absent":
+        if known and api.get(kube_apply.path_of(objects[0])) is not None:
+            refuse_in_use(api)
+        if known:
+            changes = kube_apply.remove(api, objects, module.check_mode)
+    else:
+        if not known:
+            raise ValueError(f"it is Kubernetes {version}; claims need 1.34, and shares by default 1.36. Upgrade it")
+        refused = kube_apply.refusals(api, objects)
+        if refused:
+            module.fail_json(msg=refused)
+        if desired.extended_resource:
+            refuse_name(api, desired.extended_resource, objects[0])
+        changes = kube_apply.apply(api, objects, module.check_mode)
+        if numbers < BY_DEFAULT:
+            module.warn(
+                f"Kubernetes {version} has shares of a device behind the feature gate DRAConsumableCapacity; where the "
+                "API server has it off, nodes publish no GPU: vgpuctl status says so"
+            )
+    return {
+        "changed": bool(changes),
+        "objects": [change.title for change in changes],
+        "kubernetes": version,
+        "diff": kube_client.diff(changes),
+    }
+
+
+def refuse_in_use(api: kube_client.Api) -> None:
+    """Raises ValueError where claims have shares: their pods run, and a class that is gone is no class of theirs."""
+    found = sorted(filter(None, map(in_use, api.list(CLAIMS))))
+    if found:
+        raise ValueError(f"{', '.join(found)} have shares of our GPUs; expected none. End these pods, and run it again")
+
+
+def in_use(claim: dict) -> str:
+    """A claim that has a device of ours, with its pods; empty for any other."""
+    status = claim.get("status") or {}
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
+    if not any(one.get("driver") == dra_manifests.DRIVER for one in results):
+        return ""
+    place = claim["metadata"]["namespace"]
+    pods = [f"{place}/{one['name']}" for one in status.get("reservedFor") or [] if one.get("resource") == "pods"]
+    return f"claim {place}/{claim['metadata']['name']} (pods: {', '.join(sorted(pods)) or 'none'})"
+
+
+def refuse_name(api: kube_client.Api, name: str, ours: dict) -> None:
+    """Raises ValueError where the extended resource cannot be had."""
+    for one in api.list(CLASSES):
+        other = one["metadata"]["name"]
+        if other != dra_manifests.CLASS and (one.get("spec") or {}).get("extendedResourceName") == name:
+            raise ValueError(
+                f"DeviceClass {other} has the extendedResourceName {name} already, and of two the younger wins; "
+                "take it from that class, or leave extended_resource empty"
+            )
+    kept = api.apply(kube_apply.path_of(ours), ours, True)
+    if (kept.get("spec") or {}).get("extendedResourceName") != name:
+        raise ValueError(
+            f"it keeps no extendedResourceName of a DeviceClass (expected {name}): its gate DRAExtendedResource is "
+            "off, as before 1.36; switch it on, or leave extended_resource empty"
+        )
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "kubeconfig": {"type": "path", "required": True},
+            "context": {"type": "str"},
+            "extended_resource": {"type": "str", "default": ""},
+        },
+        supports_check_mode=True,
+    )
+    kube_client.answer(module, run)
+
+
+if __name__ == "__main__":
+    main()

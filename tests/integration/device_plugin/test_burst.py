@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container that is promised less than its limit, and programs that run: the real plugin, the real library, real
+containers, an API double with the scheduler's plans. How much each has is the driver's own account."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from doubles.kube_api import KubeApi, write_kubeconfig
+from vgpu_kubelet_double import podresources
+from vgpu_kubelet_double.manager import PodError
+
+from .conftest import RealNode, until
+from .slice_containers import Mounts, Place, Runc, Work, driver_account, runc
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+CARD = 16160
+# The program takes pieces of this size, and takes and frees one more all the while.
+PIECE = 64
+SLICES = 10
+
+
+@dataclass
+class Pods:
+    """``took``: how long each start took that gave a size, in seconds."""
+
+    node: RealNode
+    api: KubeApi
+    engine: Runc
+    took: list[float] = field(default_factory=list)
+
+    @property
+    def uuid(self) -> str:
+        return str(self.node.vgpuctl("status")["gpus"][0]["uuid"])
+
+    def plan(self, name: str, promised: int, burst: int = 0) -> None:
+        part = {"name": "main", "kind": "app", "gpus": [[self.uuid, promised, 0]]}
+        if burst:
+            part["burst"] = [burst]
+        notes = {"vgpu.fleet/plan": json.dumps({"version": 1, "containers": [part]})}
+        metadata = {"namespace": "default", "name": name, "uid": f"uid-{name}", "annotations": notes}
+        pod = {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": "node-1"}, "status": {}}
+        self.api.put(f"/api/v1/namespaces/default/pods/{name}", pod)
+
+    def admit(self, name: str, promised: int, burst: int = 0) -> dict:
+        """Up to PreStartContainer."""
+        self.plan(name, promised, burst)
+        return self._timed(lambda: self.node.kubelet.run_pod(name, uid=f"uid-{name}"))
+
+    def again(self, name: str) -> dict:
+        """The kubelet tries once more."""
+        return self._timed(lambda: self.node.kubelet.restart_container(name))
+
+    def at_last(self, name: str) -> dict:
+        """The kubelet goes on trying: what was freed is believed once the driver was looked at, each two seconds."""
+
+        def starts() -> dict | None:
+            try:
+                return self.again(name)
+            except PodError:
+                return None
+
+        return until(starts, f"the start of {name}")
+
+    def _timed(self, start) -> dict:
+        begin = time.monotonic()
+        pod = start()
+        self.took.append(time.monotonic() - begin)
+        return pod
+
+    def run(self, pod: dict) -> tuple[Work, int]:
+        """The program of a pod, and its process."""
+        before = {one["pid"] for one in driver_account(self.node)}
+        found = pod["answer"]["mounts"]
+        mounts: Mounts = [(each["container_path"], each["host_path"], each["read_only"]) for each in found]
+        work = self.engine.start(self.engine.create(mounts, {}))
+        assert work.context == 0
+        (pid,) = {one["pid"] for one in driver_account(self.node)} - before
+        return work, pid
+
+    def end(self, name: str) -> None:
+        self.node.kubelet.delete_pod(name)
+        self.api.remove(f"/api/v1/namespaces/default/pods/{name}")
+
+    def holds(self, pid: int) -> int:
+        return next(one["total"] for one in driver_account(self.node) if one["pid"] == pid) // MIB
+
+    def fills(self, work: Work, pid: int, mib: int) -> None:
+        """Whether a program gets so much, and no more."""
+        until(lambda: work._ask("take") and self.holds(pid) > mib - PIECE, f"{mib} MiB")
+        assert self.holds(pid) <= mib
+
+    def limit(self, name: str) -> int:
+        (row,) = [one for one in self.node.vgpuctl("top", "--once")["usages"] if one["pod"] == name]
+        return int(row["memory_limit"]) // MIB
+
+
+@pytest.fixture
+def pods(node_at_rest: RealNode) -> Iterator[Pods]:
+    node = node_at_rest
+    text = json.loads((node.folder / "node.yaml").read_text())
+    text["sharing"]["vcuda"].update(splitCount=SLICES, sliceSizing="requested")
+    (node.folder / "node.yaml").write_text(json.dumps(text))
+    lister = podresources.serve(node.kubelet, node.folder / "pod-resources/kubelet.sock")
+    with KubeApi() as api:
+        status = {"conditions": [{"type": "Ready", "status": "True"}]}
+        api.put("/api/v1/nodes/node-1", {"kind": "Node", "metadata": {"name": "node-1", "uid": "n"}, "status": status})
+        kubeconfig = write_kubeconfig(node.folder / "kubeconfig", api.url)
+        node.options += ["--kubeconfig", str(kubeconfig), "--node-name", "node-1"]
+        node.start()
+        with runc(Place.make(node)) as engine:
+            yield Pods(node, api, engine)
+        node.end()
+    lister.stop(grace=0).wait()
+
+
+def test_a_program_bursts_and_gives_back_and_its_neighbour_notices_nothing(pods):
+    other, neighbour = pods.run(pods.admit("quiet", 3000))
+    pods.fills(other, neighbour, 3000)
+    had = pods.holds(neighbour)
+    one, pid = pods.run(pods.admit("bursts", 2000, 20000))
+    pods.fills(one, pid, CARD - 3000)
+
+    # What the newcomer was promised is in use: it waits with a reason, and the program that bursts goes on.
+    with pytest.raises(PodError, match=r"MiB of GPU .* are promised to it and still in use"):
+        pods.admit("comes", 6000)
+    assert pods.holds(pid) > CARD - 3000 - PIECE
+    assert 0 <= pods.limit("bursts") - pods.holds(pid) <= 1, "what it holds, and no more"
+    one.free()
+    third, newcomer = pods.run(pods.at_last("comes"))
+    pods.fills(third, newcomer, 6000)
+    pods.fills(one, pid, CARD - 9000)
+
+    # Memory that is free is given back at once, whoever runs.
+    pods.end("comes")
+    third.client.communicate("", timeout=60)
+    until(lambda: pods.limit("bursts") == CARD - 3000, "the room of the pod that is gone")
+    one.free()
+    pods.took.clear()
+    for n in range(3):
+        name = f"quick-{n}"
+        pods.admit(name, 6000)
+        assert pods.limit("bursts") == CARD - 9000
+        pods.end(name)
+        until(lambda: pods.limit("bursts") == CARD - 3000, "the room of the pod that is gone")
+    print("a start that had memory given back took", ", ".join(f"{one:.2f} s" for one in pods.took))
+    pods.took.clear()
+    pods.end("bursts")
+    one.client.communicate("", timeout=60)
+    until(lambda: len(driver_account(pods.node)) == 1, "the neighbour alone")
+    for n in range(3):
+        pods.admit(f"plain-{n}", 100)
+    print("one that had not took", ", ".join(f"{one:.2f} s" for one in pods.took))
+
+    assert pods.holds(neighbour) == had, "all the while"
+    other.free()
+    pods.fills(other, neighbour, 3000)
+    (row,) = [each for each in pods.node.vgpuctl("top", "--once")["usages"] if each["pod"] == "quiet"]
+    assert row["memory_limit"] == 3000 * MIB and row["violations"] == 0
+    other.client.communicate("", timeout=60)
+    assert pods.node.vgpuctl("watch")["findings"] == []
+
+
+def test_the_oom_killers_rule_of_the_slice_makes_room(pods):
+    """With vgpu_oom_killer the process that holds more than its slice may now ends at its next call."""
+    path = Path(pods.node.folder / "node.yaml")
+    text = json.loads(path.read_text())
+    text["sharing"]["vcuda"]["oomKiller"] = True
+    path.write_text(json.dumps(text))
+    pods.node.end()
+    pods.node.start()
+    one, pid = pods.run(pods.admit("bursts", 2000, 20000))
+    pods.fills(one, pid, CARD)
+    with pytest.raises(PodError, match="still in use"):
+        pods.admit("comes", 6000)
+    assert one._ask("take") == ""
+    until(lambda: pid not in [each["pid"] for each in driver_account(pods.node)], "its end")
+    third, newcomer = pods.run(pods.at_last("comes"))
+    pods.fills(third, newcomer, 6000)
+    third.client.communicate("", timeout=60)
+    one.client.communicate("", timeout=60)

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the isolation check tries where the driver itself enforces memory, on a simulated driver and in real control
+groups: what passes on a driver that keeps its word, and the faults that each check must find.
+
+The container is a process that waits in a group; test_driver_limits.py has real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import BUILD, RealNode, until
+from .conftest import ROOT as SOURCES
+from .test_driver_limits import CGROUPS, SLICE_MIB, furnish
+
+sys.path.insert(0, str(SOURCES / "tests/native"))
+
+from control_groups import enter, group, root  # noqa: F401  # pylint: disable=unused-import # fixtures
+
+MIB = 1 << 20
+HARD = 1000 * MIB
+LIBRARY = BUILD / "gpusim-615"
+CHECK = """
+import json, sys
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import driver_checks, observer
+words = json.loads(sys.argv[1])
+watch = observer.watch(words["uuid"])
+account = driver_checks.Account(watch.reader, words["uuid"])
+checks = driver_checks.DriverChecks(account, words["uuid"], "driver-" + words["backend"], words["crowded"])
+if words["neighbour"]:
+    found = [checks.beside(words["group"], words["hard"], words["neighbour"])]
+else:
+    found = checks.run(words["group"], words["pid"], words["hard"], lambda name: name in words["names"])
+print(json.dumps(found))
+"""
+ORDINARY = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+
+
+class Place:
+    """A simulated host of 615 and groups on it, whose limits are set as the hook sets them."""
+
+    def __init__(self, node: RealNode, root: Path, backend: str, more: str) -> None:  # noqa: F811
+        self.node, self.backend = node, backend
+        (node.folder / "host.profile").write_text(
+            f"driver_version = 615.71.09\ncuda_version = 13.5\nmemacct = {backend}\ncgroup_root = {root}\n{more}"
+            f"[gpu]\nmodel = T4\ncontext_mib = 100\nuuid = {UUID}\n"
+        )
+        self.environment = {
+            **node.environment,
+            "LD_LIBRARY_PATH": str(LIBRARY),
+            "PYTHONPATH": str(SOURCES / ".build" / "collections"),
+        }
+        self.processes: list[subprocess.Popen] = []
+
+    def _run(self, *command: str) -> str:
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def ctl(self, *words: str) -> None:
+        self._run(str(BUILD / "gpusim" / "gpusimctl"), *words)
+
+    def limit(self, path: Path, hard: int = HARD) -> None:
+        program = (
+            "import sys; from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import memory_limits, nvml; "
+            "r = nvml.CtypesReader(); r.start(); memory_limits.set_limits(r.library, r.handle(0), sys.argv[1], %d)"
+        )
+        self._run(sys.executable, "-c", program % hard, str(path))
+
+    def container(self, path: Path, words: list[str]) -> int:
+        """A process that waits in the group, with the capabilities that ``words`` leave it."""
+        self.processes.append(subprocess.Popen([*enter(path), *words, "sleep", "600"]))
+        pid = self.processes[-1].pid
+        until(lambda: "sleep" in Path(f"/proc/{pid}/cmdline").read_text(), "the container")
+        return pid
+
+    def check(self, path: Path, names: list[str], pid: int = 0, neighbour: Path | str = "", crowded: str = "") -> dict:
+        words = {"group": str(path), "pid": pid, "names": names, "neighbour": str(neighbour), "crowded": crowded}
+        words |= {"uuid": UUID, "backend": self.backend, "hard": HARD}
+        found = json.loads(self._run(sys.executable, "-c", CHECK, json.dumps(words)))
+        assert [one.name for one in path.iterdir() if one.is_dir()] == [], "no group of the check stays"
+        return {one["name"]: one for one in found}
+
+
+@pytest.fixture
+def place(node_at_rest: RealNode, root: Path) -> Iterator:  # noqa: F811
+    made: list[Place] = []
+
+    def make(backend: str, more: str = "") -> Place:
+        made.append(Place(node_at_rest, root, backend, more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for process in one.processes:
+            process.kill()
+            process.wait()
+
+
+BOTH = pytest.mark.parametrize("backend", ["misc", "dmem"])
+NAMES = ["driver-refuses", "driver-limit-children", "driver-limit-root", "managed-raw", "dead-creator"]
+
+
+@BOTH
+def test_a_driver_that_keeps_its_word(place, group, backend: str) -> None:  # noqa: F811
+    """Managed memory is open, with the figure; libcuda serves no forked child, so that is not run."""
+    on = place(backend)
+    on.limit(group("c"))
+    found = on.check(group("c"), NAMES, on.container(group("c"), ORDINARY))
+    assert {name: one["verdict"] for name, one in found.items()} == {
+        "driver-refuses": "passed",
+        "driver-limit-children": "passed",
+        "driver-limit-root": "passed",
+        "managed-raw": "open",
+        "dead-creator": "not-run",
+    }, found
+    # All but less than two of the least pieces for each tenant was had: it is the limit that refused.
+    for name in ("driver-refuses", "driver-limit-children"):
+        assert HARD - 8 * MIB <= int(found[name]["found"]) <= HARD, found[name]
+    assert found["managed-raw"]["found"] == "0"
+    assert f"{64 * MIB} came to the card" in found["managed-raw"]["detail"]
+    assert "raw ioctl is not tried" in found["dead-creator"]["detail"]
+
+
+# About, backend, the profile, gpusimctl's words once the limit is set, the check, its verdict and a part of its detail.
+FAULTS = [
+    ("lost by a reload", "dmem", "", [("memacct-forget",)], "driver-refuses", "violated", "were granted"),
+    ("lost by a reload", "dmem", "", [("memacct-forget",)], "driver-limit-children", "violated", "were granted"),
+    ("no controller", "misc", "controllers = require\n", [], "driver-refuses", "violated", "were granted"),
+    ("no controller", "misc", "controllers = require\n", [], "managed-raw", "violated", "not even ordinary memory"),
+    ("stale", "misc", "", [("memacct-stale", "0", "9000")], "driver-limit-children", "violated", "were granted"),
+    ("anybody", "misc", "", [("limits-by-anybody", "on")], "driver-limit-root", "violated", "root without CAP_SYS"),
+    ("served", "misc", "", [("forked-child", "on")], "dead-creator", "passed", "process that is gone"),
+    (
+        *("uncharged", "dmem", "", [("forked-child", "on"), ("dead-creator", "on")]),
+        *("dead-creator", "violated", "were granted in the name of a process that is gone"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("about", "backend", "more", "words", "name", "verdict", "said"), FAULTS)
+def test_a_driver_that_does_not(place, group, about, backend, more, words, name, verdict, said) -> None:  # noqa: F811
+    on = place(backend, more)
+    on.limit(group("c"))
+    pid = on.container(group("c"), ORDINARY)
+    for one in words:
+        on.ctl(*one)
+    found = on.check(group("c"), [name], pid)[name]
+    assert (found["verdict"], said in found["detail"]) == (verdict, True), (about, found)
+
+
+def test_root_of_a_privileged_container(place, group) -> None:  # noqa: F811
+    """It may, and the limit is as it was."""
+    on = place("misc")
+    on.limit(group("c"))
+    found = on.check(group("c"), ["driver-limit-root"], on.container(group("c"), []))["driver-limit-root"]
+    assert (found["verdict"], "--privileged" in found["detail"]) == ("open", True), found
+
+
+@BOTH
+def test_a_neighbour_is_left_alone(place, group, backend: str) -> None:  # noqa: F811
+    on = place(backend)
+    on.limit(group("c"))
+    on.limit(group("n"))
+    found = on.check(group("c"), [], neighbour=group("n"))["driver-limit-beside"]
+    assert found["verdict"] == "passed", found
+    assert found["found"].count(f"hard {HARD}, used {164 * MIB}") == 3, found
+
+
+def test_a_limit_that_two_containers_share(place, group) -> None:  # noqa: F811
+    """That of a group above them, where neither has its own: what one takes is missing to the other."""
+    on = place("misc")
+    on.limit(group())
+    found = on.check(group("c"), [], neighbour=group("n"))["driver-limit-beside"]
+    assert found["verdict"] == "violated", found
+
+
+@BOTH
+def test_what_cannot_be_tried(place, group, backend: str) -> None:  # noqa: F811
+    on = place(backend)
+    on.limit(group("c"))
+    found = on.check(group("c"), NAMES[:2], crowded="others are in use")
+    assert {(one["verdict"], one["detail"]) for one in found.values()} == {("not-run", "others are in use")}
+    # A card that others have filled refuses too: nothing is shown by that.
+    program = [sys.executable, str(SOURCES / "tests/native/gpusim/cuda_program.py"), str(LIBRARY / "libcuda.so.1")]
+    hog = subprocess.Popen(program, env=on.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    on.processes.append(hog)
+    hog.stdin.write("c = cu.context()\ncu.alloc(cu.info()[0] - 400 * MIB)\n")
+    hog.stdin.flush()
+    assert [json.loads(hog.stdout.readline()).get("error") for _ in range(2)] == [None, None]
+    found = on.check(group("c"), ["driver-refuses"])["driver-refuses"]
+    assert (found["verdict"], "the card had no more room" in found["detail"]) == ("not-run", True), found
+
+
+def test_no_driver_on_the_host(place, group) -> None:  # noqa: F811
+    """A driver in a container of its own: the host's loader finds no libcuda, and nothing is claimed by that."""
+    on = place("misc")
+    on.limit(group("c"))
+    folder = on.node.folder / "nvml-alone"
+    folder.mkdir()
+    (folder / "libnvidia-ml.so.1").symlink_to(LIBRARY / "libnvidia-ml.so.1")
+    on.environment["LD_LIBRARY_PATH"] = str(folder)
+    if os.path.exists("/usr/lib/x86_64-linux-gnu/libcuda.so.1"):
+        pytest.skip("this machine has a libcuda of its own")
+    found = on.check(group("c"), NAMES, on.container(group("c"), ORDINARY))
+    assert found["driver-refuses"]["verdict"] == found["managed-raw"]["verdict"] == "not-run", found
+    assert "libcuda.so.1" in found["driver-refuses"]["detail"]
+
+
+# --- the isolation check on a node, with a stand-in for the engine ------------------------------------------------
+
+
+def of_module(node: RealNode, groups: Path, names: list[str], hooks: bool = True, beside: bool = False) -> dict:
+    words = {"socket": str(node.socket), "vgpuctl": str(node.vgpuctl_program), "cgroup_root": str(CGROUPS)}
+    words |= {"cdi": str(node.folder / "cdi" / "vgpu-vgpu.fleet-gpu.json"), "groups": str(groups)}
+    words |= {"hooks": hooks, "names": names, "beside": beside}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("group_runner.py")), json.dumps(words)],
+        env={**node.environment, "PYTHONPATH": str(SOURCES / ".build" / "collections")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {one["name"]: one for one in json.loads(done.stdout)}
+
+
+@BOTH
+def test_a_slice_of_a_node(node_at_rest: RealNode, group, backend: str) -> None:  # noqa: F811
+    """The plugin's CDI file and hook: the limit of a new group, a neighbour's too, and all that is tried in between."""
+    furnish(node_at_rest, backend)
+    node_at_rest.start()
+    found = of_module(node_at_rest, group(), [], beside=True)
+    assert {name: one["verdict"] for name, one in found.items()} == {
+        **dict.fromkeys(["driver-limit-restart", *NAMES, "driver-limit-beside"], "passed"),
+        "driver-limit-root": "open",  # the stand-in has all capabilities
+        "managed-raw": "open",
+        "dead-creator": "not-run",
+    }, found
+    assert int(found["driver-refuses"]["found"]) > (SLICE_MIB - 3) * MIB
+    assert node_at_rest.vgpuctl("status")["allocations"] == []
+
+
+@pytest.mark.parametrize("fault", ["no hook of CDI", "a hook that does nothing"])
+def test_a_start_without_a_limit_turns_the_check_red(node_at_rest: RealNode, group, fault: str) -> None:  # noqa: F811
+    """The plugin claims that the driver enforces; the container's group shows nothing of it."""
+    furnish(node_at_rest, "dmem")
+    node_at_rest.start()
+    if fault == "a hook that does nothing":
+        (node_at_rest.folder / "lib" / "current" / "vgpu-limit-hook").resolve().write_text("#!/bin/sh\nexit 0\n")
+    found = of_module(node_at_rest, group(), ["driver-limit-restart"], hooks=fault != "no hook of CDI")
+    assert {name: one["verdict"] for name, one in found.items()} == {"driver-limit-restart": "violated"}, found
+    assert "is claimed: the driver has no limit" in found["driver-limit-restart"]["detail"]

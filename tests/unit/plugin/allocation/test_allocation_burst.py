@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory between what was promised and the limit: how it is shared out, judged by the limits on disk; programs are
+slots of the ledger whose locks a child holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vgpu_plugin._shared.pods.annotations import Device
+from vgpu_plugin.allocation import sizing
+from vgpu_plugin.allocation.burst import PATIENCE_S, Burst, Holder, spread
+from vgpu_plugin.allocation.leases import Leases
+from vgpu_plugin.allocation.sizing import Bounds
+from vgpu_plugin.errors import NoFreeSlice, NotNow, Refused
+
+from .test_allocation_resizer import MIB, REQUESTED, Ground
+
+# MiB that nobody was promised; of each holder what it was promised, its limit and what it uses; what each may use.
+SPREAD = [
+    ("one alone", 10000, [(2000, 8000, 0)], [8000]),
+    ("less free than its limit", 3000, [(2000, 8000, 0)], [5000]),
+    ("nothing free", 0, [(2000, 8000, 0)], [2000]),
+    ("more was promised than there is", -500, [(2000, 8000, 0)], [2000]),
+    ("two alike", 6000, [(2000, 8000, 0), (2000, 8000, 0)], [5000, 5000]),
+    ("the small one leaves the rest", 6000, [(2000, 3000, 0), (2000, 12000, 0)], [3000, 7000]),
+    ("odd MiB", 5, [(10, 100, 0), (10, 100, 0)], [12, 13]),
+    ("one uses more than its part", 6000, [(2000, 8000, 7000), (2000, 8000, 0)], [7000, 3000]),
+    ("one uses all of it", 6000, [(2000, 8000, 8000), (2000, 8000, 0)], [8000, 2000]),
+    ("in use, and promised since", -1000, [(2000, 8000, 6000), (2000, 8000, 1000)], [6000, 2000]),
+    ("three, of which two are over", 3000, [(100, 5000, 1900), (100, 5000, 1200), (100, 5000, 0)], [1900, 1200, 200]),
+    ("nobody", 5000, [], []),
+]
+
+
+@pytest.mark.parametrize(("_about", "room", "holders", "expected"), SPREAD, ids=[row[0] for row in SPREAD])
+def test_spread(_about, room, holders, expected):
+    found = [Holder(Bounds(promised, limit), used) for promised, limit, used in holders]
+    assert spread(room, found) == expected
+
+
+@given(
+    st.integers(-5000, 20000),
+    st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 8000), st.integers(0, 12000)), max_size=6),
+)
+def test_nobody_gets_less_than_promised_or_in_use_and_nothing_is_given_out_twice(room, drawn):
+    holders = [Holder(Bounds(low, low + more), min(used, low + more)) for low, more, used in drawn]
+    out = spread(room, holders)
+    extra = [mib - one.bounds.promised for mib, one in zip(out, holders, strict=True)]
+    needed = [max(0, one.used - one.bounds.promised) for one in holders]
+    for mib, one in zip(out, holders, strict=True):
+        assert max(one.bounds.promised, one.used) <= mib <= one.bounds.limit
+    assert sum(extra) <= max(room, sum(needed))
+    # What is left over is wanted by nobody.
+    if sum(extra) < room:
+        assert out == [one.bounds.limit for one in holders]
+
+
+class Node(Ground):
+    """With pods that may burst on its first GPU, of 15360 MiB."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.time = 0.0
+        parts = self.records, self.pool, self.files, self.allocator.sizer, self.resizer
+        self.burst = Burst(*parts, now=lambda: self.time)
+        self.allocator.sizer.lender = self.resizer.lender = self.burst
+
+    def pod(self, n: int, promised: int, limit: int = 0, now: int = 0, **flags) -> str:
+        """A container in slice ``n`` as PreStartContainer leaves it; ``now``: its limit."""
+        allocation = self.take(self.first, n)
+        self.sized(allocation, (now or promised, 0))
+        if limit:
+            record = self.records.get(allocation)
+            (row,) = record.limits["devices"]
+            rows = [{**row, sizing.PROMISED: promised, sizing.LIMIT: limit}]
+            with self.records.lock:
+                self.records.put(replace(record, limits={**record.limits, "devices": rows, **flags}))
+        return allocation
+
+    def comes(self, n: int, promised: int, burst: int = 0) -> str:
+        """A container in slice ``n`` starts; raises what its start raises."""
+        found = [one for one in self.records.all() if one.slice_ids == (f"{self.first.uuid}::{n}",)]
+        allocation = found[0].id if found else self.take(self.first, n)
+        sizer = self.allocator.sizer
+        sizer._reserve_promised(self.records.get(allocation), [Device(self.first.uuid, promised, 0, burst)], 1)
+        with self.records.lock:
+            self.records.put(sizer._reserved.pop(allocation))
+        self.files.make(self.records.get(allocation))
+        return allocation
+
+    def mib(self, *allocations: str) -> list[int]:
+        """By the limits that their programs have mapped, and by the records."""
+        found = [self.sizes(one)[0][0] for one in allocations]
+        assert found == [self.kept(one)[0][0] for one in allocations]
+        return found
+
+
+@pytest.fixture
+def ground(node):
+    made = []
+
+    def begin(**vcuda):
+        made.append(Node(node, **{**REQUESTED, **vcuda}))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        for pid in list(one.children):
+            one.end(pid)
+
+
+def test_what_is_free_is_used_and_given_back(ground):
+    here = ground()
+    one = here.comes(0, 2000, 10000)
+    assert here.mib(one) == [12000], "at once, for a program may ask only once"
+    plain = here.comes(1, 3360)
+    assert here.mib(one, plain) == [12000, 3360]
+    # Of the 12000 MiB only 1000 are in use; what the newcomer was promised is there before it starts.
+    here.holds(one, 1000)
+    other = here.comes(2, 6000)
+    assert here.mib(one, plain, other) == [6000, 3360, 6000]
+    here.allocator.forget(other)
+    here.burst.poll()
+    assert here.mib(one, plain) == [12000, 3360]
+
+
+def test_what_is_in_use_makes_the_newcomer_wait_with_a_reason(ground):
+    here = ground()
+    one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
+    pid = here.holds(one, 9000)
+    words = "3000 MiB of GPU .* are promised to it and still in use by containers that use more than they were promised"
+    with pytest.raises(NotNow, match=words):
+        here.comes(2, 6000)
+    assert here.mib(one, plain) == [9000, 3360], "no less than in use, and no more"
+    # While somebody waits, what is freed is not taken again.
+    here.end(pid)
+    here.holds(one, 4000)
+    here.burst.poll()
+    assert here.mib(one) == [6000]
+    assert here.mib(here.comes(2, 6000), one, plain) == [6000, 6000, 3360]
+    here.burst.poll()
+    assert here.mib(one) == [6000]
+
+
+def test_what_waits_and_what_is_reserved_are_never_counted_both(ground):
+    """The free memory is shared out between the moment in which a newcomer's room is kept and that of its record."""
+    here = ground()
+    one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
+    sizer, newcomer = here.allocator.sizer, here.take(here.first, 2)
+    sizer._reserve_promised(here.records.get(newcomer), [Device(here.first.uuid, 6000, 0)], 1)
+    here.burst.poll()
+    assert here.mib(one, plain) == [6000, 3360]
+    # So with one that grows: the API server is asked meanwhile.
+    with here.records.lock:
+        here.records.put(sizer._reserved.pop(newcomer))
+    here.files.make(here.records.get(newcomer))
+    seen = []
+
+    def publish(_devices, _leaving):
+        here.burst.poll()
+        seen.append(here.mib(one))
+
+    here.resize(plain, 5000, publish=publish)
+    assert seen == [[4360]] and here.mib(one, plain, newcomer) == [4360, 5000, 6000]
+
+
+def test_who_waits_no_more_holds_nothing_back(ground):
+    here = ground()
+    one = here.comes(0, 2000, 10000)
+    pid = here.holds(one, 12000)
+    with pytest.raises(NotNow):
+        here.comes(1, 6000)
+    here.end(pid)
+    here.burst.poll()
+    assert here.mib(one) == [9360]
+    here.time += PATIENCE_S + 1
+    here.burst.poll()
+    assert here.mib(one) == [12000]
+
+
+def test_more_than_was_promised_is_refused_and_nobody_gives_back(ground):
+    here = ground()
+    one = here.comes(0, 2000, 10000)
+    with pytest.raises(Refused, match="13361 MiB are asked for, 2000 of 15360 are held by others"):
+        here.comes(1, 13361)
+    assert here.mib(one) == [12000]
+
+
+def test_the_oom_killers_rule_is_that_of_the_slice(ground):
+    """One that has it is lowered below what it uses, but only as far as others wait for it; its neighbour never."""
+    here = ground()
+    kills = here.pod(0, 2000, 9000, 9000, oom_killer=True)
+    gentle = here.pod(1, 2000, 6000, 6000)
+    here.holds(kills, 8000)
+    here.holds(gentle, 5500)
+    here.burst.poll()
+    assert here.mib(kills, gentle) == [9000, 6000]
+    with pytest.raises(NotNow, match="still in use"):
+        here.comes(2, 4000)
+    # Of the 7360 MiB that nobody was promised half to each.
+    assert here.mib(kills, gentle) == [5680, 5680]
+    assert here.resizer.leaving(kills)
+    here.end(here.children[0])
+    assert here.mib(here.comes(2, 4000), kills, gentle) == [4000, 5680, 5680]
+    assert not here.resizer.leaving(kills)
+
+
+def test_two_that_burst_share_and_a_third_is_promised(ground):
+    here = ground()
+    one, two = here.comes(0, 1000, 20000), here.comes(1, 1000, 20000)
+    assert here.mib(one, two) == [7680, 7680]
+    three = here.comes(2, 10000, 5360)
+    assert here.mib(one, two, three) == [2120, 2120, 11120]
+    assert sum(here.mib(one, two, three)) == 15360
+
+
+def test_a_neighbour_that_grows_gets_what_was_promised(ground):
+    here = ground()
+    one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
+    here.resize(plain, 9000)
+    assert here.mib(one, plain) == [6360, 9000]
+    with pytest.raises(Refused, match="13361 MiB are asked for"):
+        here.resize(plain, 13361)
+    assert here.mib(one, plain) == [6360, 9000]
+    here.holds(one, 6000)
+    with pytest.raises(Refused, match="held by others"):
+        here.resize(plain, 10000)
+    assert here.mib(one, plain) == [6000, 9000]
+
+
+def test_memory_between_both_is_nobodys_to_resize_and_cores_are(ground):
+    here = ground()
+    one = here.comes(0, 2000, 10000)
+    with pytest.raises(Refused, match="is from 2000 to 12000 MiB by the vgpu"):
+        here.resize(one, 5000)
+    here.resize(one, None, 30)
+    assert here.sizes(one) == [(12000, 30)]
+    assert sizing.bounds_of(here.records.get(one), here.first.uuid) == Bounds(2000, 12000)
+
+
+def test_bounds_outlive_the_program(ground):
+    here = ground()
+    one = here.comes(0, 2000, 10000)
+    here.begin()
+    here.resizer.restore()
+    assert here.mib(one) == [12000]
+    assert here.mib(here.comes(1, 9360), one) == [9360, 6000]
+
+
+def test_what_grew_meanwhile_keeps_its_limit_until_the_next_look(ground):
+    here = ground()
+    one = here.comes(0, 2000, 10000)
+    here.while_waiting = lambda: here.holds(one, 11000) if not here.children else None
+    with pytest.raises(NotNow, match="still in use"):
+        here.comes(1, 9360)
+    assert here.mib(one) == [11000]
+
+
+def test_a_lease_gets_what_is_free_and_ends_nobody(ground):
+    """It was promised nothing: a slice with an OOM killer keeps what it uses."""
+    here = ground()
+    leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
+    one = here.pod(0, 2000, 20000, 15360, oom_killer=True)
+    pid = here.holds(one, 13000)
+    with pytest.raises(NoFreeSlice):
+        leases.lease(here.first.uuid)
+    assert here.mib(one) == [13000] and not here.resizer.leaving(one)
+    here.end(pid)
+    lease = leases.lease(here.first.uuid)
+    assert here.sizes(lease.allocation) == [(3840, 100)]
+    assert here.mib(one) == [11520]
+    leases.release(lease.allocation)
+    here.burst.poll()
+    assert here.mib(one) == [15360]
+
+
+def test_init_container_and_container_share_a_slice(ground):
+    """Both are of one pod and never run at once: what the greater holds counts once."""
+    here = ground()
+    first = here.comes(0, 2000, 10000)
+    (answer,) = here.allocator.allocate([[f"{here.first.uuid}::0"]])
+    sizer, second = here.allocator.sizer, answer.allocation
+    sizer._reserve_promised(here.records.get(second), [Device(here.first.uuid, 3000, 0, 3000)], 1)
+    with here.records.lock:
+        here.records.put(sizer._reserved.pop(second))
+    here.files.make(here.records.get(second))
+    assert here.mib(first, second) == [12000, 6000]
+    assert here.mib(here.comes(1, 10360), first, second) == [10360, 5000, 5000]
+
+
+def test_a_gpu_that_the_node_does_not_split_any_more_changes_nobody(ground):
+    here = ground()
+    one = here.comes(0, 2000, 10000)
+    assert here.records.get(one).limits["devices"][0]["memory_bytes"] == 12000 * MIB
+    here.allocator.sizer.settings.config["sharing"].pop("vcuda")
+    here.burst.poll()
+    assert here.mib(one) == [12000]

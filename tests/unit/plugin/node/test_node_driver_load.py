@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The signs that the kernel driver was loaded again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from vgpu_plugin.node.driver_load import DriverLoad
+
+
+class Host:
+    """Former folders stay elsewhere: a new one must not get the inode of one that is gone, as in sysfs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.lost, self.loads = root, 0, 0
+
+    def load(self, version: str = "615.71.09") -> None:
+        self.unload()
+        folder = self.root / "module" / "nvidia"
+        folder.mkdir(parents=True)
+        (folder / "version").write_text(version)
+
+    def unload(self) -> None:
+        folder = self.root / "module" / "nvidia"
+        if folder.is_dir():
+            self.loads += 1
+            folder.rename(self.root / f"former-{self.loads}")
+
+    def lose(self) -> None:
+        self.lost += 1
+
+    def nothing(self) -> None:
+        pass
+
+
+# What happens one after the other, and what each next look answers.
+STORIES = [
+    ([("nothing", False), ("nothing", False)]),
+    ([("load", True), ("nothing", False), ("load", True)]),
+    ([("unload", False), ("load", True), ("nothing", False)]),
+    ([("lose", True), ("nothing", False), ("lose", True)]),
+]
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_signs_of_a_load(tmp_path: Path, story: list[tuple[str, bool]]) -> None:
+    host = Host(tmp_path)
+    host.load()
+    load = DriverLoad(tmp_path, lambda: host.lost)
+    for word, expected in story:
+        getattr(host, word)()
+        assert load.again() is expected, word
+
+
+def test_a_host_without_that_folder_shows_lost_limits(tmp_path: Path) -> None:
+    """As where the module has another name, or sysfs is not seen."""
+    host = Host(tmp_path)
+    load = DriverLoad(tmp_path, lambda: host.lost)
+    assert not load.again()
+    host.lose()
+    assert load.again()
+    assert not load.again()

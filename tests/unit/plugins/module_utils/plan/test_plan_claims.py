@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a host whose pods get GPUs by claims: what it needs of the host, and what keeps a card on its way."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan
+from plan_samples import VARIABLES, changed, made
+
+CLAIMS = {"vgpu_allocation": "dra", "device_plugin_kubeconfig": "/etc/kubernetes/kubelet.conf"}
+CONTAINERD = {"engine": "containerd", "endpoint": "unix:///run/containerd/containerd.sock", "cgroup_driver": "systemd"}
+NODE = {"kubelet": (1, 36), "kubelet_engine": CONTAINERD, "containerd.config_text": "version = 3\n"}
+OLD_CONTAINERD = ("packages", "containerd.io")
+WITH_CLAIMS = node_config.dump(node_config.from_vars({"vgpu_split_count": 3, "vgpu_allocation": "dra"}))
+
+
+def allocations(*kinds: tuple[str, str]) -> dict:
+    found = [{"id": str(n), "kind": kind, "holder": whose, "slice_ids": []} for n, (kind, whose) in enumerate(kinds)]
+    return {("plugin", "status", "allocations"): found}
+
+
+REFUSED = [
+    ({}, {}, ""),
+    ({}, {"kubelet": (1, 33)}, "is Kubernetes 1.33; expected 1.34 or newer"),
+    ({}, {"kubelet": None, "kubelet_engine": None}, "this host has no kubelet"),
+    # k3s is its own kubelet, whose version nobody reads.
+    ({}, {"kubelet": None, "kubelet_engine": {"engine": "k3s"}}, ""),
+    ({"device_plugin_kubeconfig": ""}, {}, "set device_plugin_kubeconfig"),
+    ({"device_plugin_deploy": "daemonset"}, {}, "device_plugin_deploy is daemonset"),
+    ({}, {OLD_CONTAINERD: "1.6.20~ds1-1"}, "containerd 1.6 has no CDI"),
+    ({}, {OLD_CONTAINERD: "1.7.24-1", "containerd.config_text": "version = 2\n"}, "needs enable_cdi = true"),
+    ({}, {OLD_CONTAINERD: "1.7.24-1", "containerd.config_text": "  enable_cdi = true\n"}, ""),
+    ({}, {OLD_CONTAINERD: "2.1.4-1", "containerd.config_text": "version = 3\n"}, ""),
+    ({}, {OLD_CONTAINERD: "2.1.4-1", "containerd.config_text": "    enable_cdi = false\n"}, "enable_cdi = false"),
+    ({}, {"kubelet_engine": {"engine": "crio"}}, ""),
+]
+
+
+@pytest.mark.parametrize(("variables", "state", "words"), REFUSED)
+def test_what_claims_need_of_a_host(variables, state, words):
+    every = made({**CLAIMS, **variables}, {**NODE, **state})["errors"]
+    found = [one for one in every if one.startswith("device_plugin: ")]
+    assert [words in one and "vgpu_allocation is dra" in one for one in found] == [True] * bool(words), found
+
+
+WARNED = [
+    ({}, ""),
+    ({"kubelet": (1, 35)}, "DRAConsumableCapacity"),
+    ({"kubelet_engine": {"engine": "docker"}}, "cri-dockerd"),
+    (allocations(("kubelet", ""), ("lease", "")), "1 containers of the device plugin hold slices"),
+]
+
+
+@pytest.mark.parametrize(("state", "words"), WARNED)
+def test_what_a_person_should_know(state, words):
+    found = made(CLAIMS, {**NODE, **state})
+    said = [one for one in found["warnings"] if one.startswith("device_plugin: ")]
+    assert [words in one for one in said] == [True] * bool(words)
+    assert found["errors"] == []
+
+
+def test_the_plan_names_the_way():
+    found = made(CLAIMS, NODE)
+    lines = plan.describe(found, changed({"gpus": [], "nvml": {"ok": False}}, {}))
+    assert any("by claims (Dynamic Resource Allocation)" in one for one in lines)
+    step = next(one for one in found["steps"] if one["role"] == "device_plugin")
+    assert "/etc/vgpu/node.yaml: flags.allocation from unset to dra" in step["changes"]
+    other = made({}, NODE)
+    assert other["allocation"] == "" and other["errors"] == []
+
+
+LEFT = allocations(("claim", "default/b"), ("claim", "default/a"), ("kubelet", ""))
+LEAVES = [
+    ({}, {"node_config.text": WITH_CLAIMS}, True),
+    ({"device_plugin_state": "absent"}, {"node_config.text": WITH_CLAIMS}, True),
+    (CLAIMS, {"node_config.text": WITH_CLAIMS}, False),
+    ({}, {}, False),  # the former way is the same
+]
+
+
+@pytest.mark.parametrize(("variables", "state", "refused"), LEAVES)
+def test_claims_in_use_keep_a_node_on_its_way(variables, state, refused):
+    """Without the driver nobody unprepares them, and their pods hang."""
+    found = made(variables, {**NODE, **LEFT, **state})["errors"]
+    assert ["containers have claim default/a, claim default/b on this node" in one for one in found] == [True] * refused
+
+
+def test_a_node_without_claims_changes_its_way():
+    assert made({}, {**NODE, "node_config.text": WITH_CLAIMS})["errors"] == []
+
+
+def test_samples_have_the_default_way():
+    assert "vgpu_allocation" not in VARIABLES
