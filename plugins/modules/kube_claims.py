@@ -72,8 +72,10 @@ from ..module_utils.kube import apply as kube_apply
 from ..module_utils.kube import client as kube_client
 from ..module_utils.kube import dra_manifests
 
-OLDEST, BY_DEFAULT = (1, 34, 0), (1, 36, 0)
-CLASSES, CLAIMS = (f"/apis/{dra_manifests.API}/{kind}" for kind in ("deviceclasses", "resourceclaims"))
+OLDEST = (1, 34, 0)
+BY_DEFAULT = (1, 36, 0)
+CLASSES = f"/apis/{dra_manifests.API}/deviceclasses"
+CLAIMS = f"/apis/{dra_manifests.API}/resourceclaims"
 
 
 def run(module: AnsibleModule, api: kube_client.Api) -> dict:

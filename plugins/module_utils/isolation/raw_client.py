@@ -159,7 +159,8 @@ def main(group: str) -> None:
             answer = {"code": fault.code, "call": fault.call}
         except (OSError, AttributeError) as fault:
             answer = {"code": -1, "call": str(fault)}
-        print(json.dumps(answer), flush=True)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

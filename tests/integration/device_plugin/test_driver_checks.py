@@ -195,7 +195,7 @@ def test_what_cannot_be_tried(place, group, backend: str) -> None:  # noqa: F811
     on.processes.append(hog)
     hog.stdin.write("c = cu.context()\ncu.alloc(cu.info()[0] - 400 * MIB)\n")
     hog.stdin.flush()
-    assert [json.loads(hog.stdout.readline()).get("error") for _ in range(2)] == [None, None]
+    assert [json.loads(hog.stdout.readline()).get("error") for _answer in range(2)] == [None, None]
     found = on.check(group("c"), ["driver-refuses"])["driver-refuses"]
     assert (found["verdict"], "the card had no more room" in found["detail"]) == ("not-run", True), found
 
