@@ -111,7 +111,7 @@ def node(at: int, number: int) -> str:
         "sigkill": 0,
     }
     seen["totals"] = [{"reason": "no-slot", "kind": "kubelet", "count": 1 if number == 0 and at > 60 else 0}]
-    seen["unplaced"] = [{"uuid": "GPU-10", "processes": 1 if 50 < at < 60 else 0, "bytes": 0}]
+    seen["unplaced"] = [{"uuid": "GPU-10", "processes": 1 if 50 < at < 60 else 0, "bytes": 0, "host_bytes": 0}]
     if number == 0 and 60 < at < 66:
         seen["findings"] = [{**who(TENANTS[2]), "kind": "kubelet", "reason": "no-slot"}]
     return metrics.text(status, [usage(at, one) for one in TENANTS] if number == 0 else [], seen)
@@ -131,6 +131,8 @@ def usage(at: int, tenant: tuple[str, str, str, int, int, float]) -> dict[str, A
         "memory_limit": limit,
         "memory_used": int(limit * (0.3 + 0.65 * wave(at, 17, share * 9))),
         "memory_driver": limit // 2,
+        "memory_promised": limit,
+        "memory_most": limit,
         "memory_context": 300 * MIB,
         "processes": 1 + (at // 40 if tenant is TENANTS[0] else 0),
         "share_limit": share,
