@@ -135,7 +135,7 @@ def test_another_file_moves_no_other(words: ModuleType) -> None:
 
 def test_the_command_prints_this_tree() -> None:
     command = [sys.executable, str(TOOL), "20261126"]
-    runs = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(2)]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=False) for _time in range(2)]
     assert runs[0].returncode == 0, runs[0].stderr
     assert runs[0].stdout == runs[1].stdout
     assert len(files_of(runs[0].stdout)) == 25
