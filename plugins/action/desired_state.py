@@ -18,16 +18,12 @@ BEFORE_CHANGES = "__preflight_before_changes"
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("checked",))
+    _VALID_ARGS: frozenset[str] = frozenset()
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
         host = task_vars.get("inventory_hostname", "")
-        # Taken as it is: an argument with the result itself would be evaluated whole for each host.
-        checked = task_vars.get(self._task.args.get("checked") or "") or {}
-        if host in checked.get("kinds", {}):
-            return {"changed": False, **checked["states"][checked["kinds"][host]]}
         check = Check(task_vars, self._loader, self._task.get_play())
         findings: list[Finding] = []
         state = DesiredStates(check).of(check.kin([host])[0], findings)

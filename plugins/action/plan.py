@@ -8,6 +8,7 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.vgpu.fleet.plugins.action.desired_state import heading, tell
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
 from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, error, errors, warning
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice, repository_keys
@@ -16,13 +17,14 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan import toolkit as 
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan.driver import nvidia_driver
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan.part import PRESENT
 from ansible_collections.vgpu.fleet.plugins.plugin_utils import controller, repository_key
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import of_check
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
 
 
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("desired", "state", "groups"))
+    _VALID_ARGS = frozenset(("checked", "desired", "state", "groups"))
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
@@ -30,6 +32,7 @@ class ActionModule(ActionBase):
         # Taken out, for a task's arguments travel back with its result: at a thousand hosts the process that starts
         # all others grows by them, and each start costs what it has.
         desired, state = self._task.args.pop("desired", None), self._task.args.pop("state", None)
+        desired = desired or of_check(self._task.args.get("checked"), task_vars).get("desired")
         if not isinstance(desired, dict) or not isinstance(state, dict):
             msg = "desired and state must be mappings: what vgpu.fleet.desired_state and vgpu.fleet.host_state returned"
             return {"failed": True, "changed": False, "msg": msg}
@@ -45,6 +48,7 @@ class ActionModule(ActionBase):
         made = plan.make_plan(desired, state)
         lines = plan.describe(made, state)
         result = {"changed": False, **made, "text": lines, "warnings": [*texts, *made["warnings"]]}
+        result["node_yaml"] = node_config.dump(desired["node_config"])
         return {**result, **group_of(made["steps"], self._task.args.get("groups") or {})}
 
 

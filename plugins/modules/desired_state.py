@@ -23,12 +23,6 @@ author:
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
   - vgpu.fleet.internal
-options:
-  checked:
-    description:
-      - Name of the variable that M(vgpu.fleet.check_variables) registered its result in. What it holds for this host is
-        returned then, and computed only where it holds nothing.
-    type: str
 seealso:
   - module: vgpu.fleet.check_variables
   - module: vgpu.fleet.host_state

@@ -20,6 +20,13 @@ extends_documentation_fragment:
   - vgpu.fleet.attributes.info
   - vgpu.fleet.internal
 options:
+  checked:
+    description:
+      - Name of the variable that M(vgpu.fleet.check_variables) registered its result in, with
+        O(vgpu.fleet.check_variables#module:desired).
+        What the plan of this host compares is read then; the other options add to it.
+      - Read on the controller.
+    type: str
   packages:
     description: Packages whose installed version is read, from the status file of dpkg or from rpm.
     type: list
@@ -69,6 +76,7 @@ options:
     type: path
     default: /
 seealso:
+  - module: vgpu.fleet.check_variables
   - module: vgpu.fleet.plan
   - module: vgpu.fleet.gpu_info
 """
@@ -216,6 +224,7 @@ from ..module_utils.state import host_state
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            "checked": {"type": "str"},
             "packages": {"type": "list", "elements": "str", "default": []},
             "files": {"type": "list", "elements": "path", "default": []},
             "texts": {"type": "list", "elements": "path", "default": []},
@@ -230,7 +239,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    options = dict(module.params)
+    options = {name: value for name, value in module.params.items() if name != "checked"}
     host = Host(options.pop("root"))
     module.exit_json(changed=False, state=host_state.read(host, **options))
 

@@ -21,10 +21,15 @@ extends_documentation_fragment:
   - vgpu.fleet.attributes.info
   - vgpu.fleet.internal
 options:
+  checked:
+    description:
+      - Name of the variable that M(vgpu.fleet.check_variables) registered its result in, with
+        O(vgpu.fleet.check_variables#module:desired).
+      - Stands for O(desired) where that is absent.
+    type: str
   desired:
     description: What M(vgpu.fleet.desired_state) returned as RV(vgpu.fleet.desired_state#module:desired).
     type: dict
-    required: true
   state:
     description: What M(vgpu.fleet.host_state) returned as RV(vgpu.fleet.host_state#module:state).
     type: dict
@@ -40,6 +45,7 @@ options:
         description: Name of the group of hosts whose plan is empty.
         type: str
 seealso:
+  - module: vgpu.fleet.check_variables
   - module: vgpu.fleet.desired_state
   - module: vgpu.fleet.host_state
 """
@@ -111,6 +117,10 @@ outside:
   sample: ["docker web"]
 allocation:
   description: A line on claims (Dynamic Resource Allocation), empty where pods get GPUs by the device plugin.
+  returned: success
+  type: str
+node_yaml:
+  description: What the configuration file of the node is to hold.
   returned: success
   type: str
 text:

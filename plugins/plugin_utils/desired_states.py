@@ -19,6 +19,16 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import role_tables
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check, Kin, closure, templates
 
 
+def of_check(name: Any, task_vars: dict[str, Any]) -> dict[str, Any]:
+    """What check_variables registered in this variable for the host of the task, empty where it holds nothing.
+
+    Taken as it is, by name: an argument with the result itself would be evaluated whole for each host.
+    """
+    checked = task_vars.get(str(name or "")) or {}
+    host = task_vars.get("inventory_hostname", "")
+    return checked["states"][checked["kinds"][host]] if host in checked.get("kinds", {}) else {}
+
+
 class DesiredStates:
     """``here`` as for Check: a role is wanted where it is of the play, or where its state is set."""
 
