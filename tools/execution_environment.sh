@@ -42,13 +42,14 @@ done
 # found by the installed roles and plugins, before any host is asked.
 mkdir "$work/project"
 cd "$work/project"
+printf '[gpu_nodes]\ngpu-1\n' >hosts
 export ANSIBLE_COLLECTIONS_PATH="$work/installed"
 for playbook in "$root"/playbooks/*.yml; do
     name=$(basename "$playbook" .yml)
     printf -- '---\n- name: %s\n  ansible.builtin.import_playbook: vgpu.fleet.%s\n' "$name" "$name" >"$name.yml"
-    ansible-playbook "$name.yml" -i 'gpu-1,' --syntax-check >/dev/null
+    ansible-playbook "$name.yml" -i hosts --syntax-check >/dev/null
 done
-if ansible-playbook site.yml -i 'gpu-1,' -e site_hosts=all -e vgpu_split_counts=3 >"$work/mistake.log" 2>&1 ||
+if ansible-playbook site.yml -i hosts -e vgpu_split_counts=3 >"$work/mistake.log" 2>&1 ||
     ! grep -q 'did you mean .*vgpu_split_count' "$work/mistake.log"; then
     echo "execution environment: site.yml: expected it to name the mistake vgpu_split_counts; see $work/mistake.log" >&2
     exit 1
