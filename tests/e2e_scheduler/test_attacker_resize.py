@@ -116,7 +116,7 @@ NONSENSE = [
     ('{"main": {"cores": 1}, "main": {"cores": 2}}', "names a key twice"),
     ('{"other": {"memory_mib": 1}}', "other: no container of the pod"),
     ("[" * 60000, "is no JSON"),
-    (json.dumps({f"c{n}": {"memory_mib": 1} for n in range(4000)}), "expected at most 65536"),
+    (json.dumps({f"c{n}": {"memory_mib": 1} for n in range(4000)}), "expected text of at most 65536"),
 ]
 
 

@@ -7,6 +7,7 @@ The bounds are far above what a pod that runs has; Kubernetes itself bounds anno
 
 from __future__ import annotations
 
+import json
 from typing import Any, Sequence
 
 from ..config.kinds import Finding, error
@@ -15,6 +16,8 @@ from ..config.kinds import Finding, error
 MOST_CONTAINERS, MOST_RESOURCES, MOST_MOUNTS = 500, 1000, 5000
 # Letters: a name of a resource by the API server's rules, 253 before the stroke and 63 after it; all annotations.
 LONGEST_NAME, LONGEST_ANNOTATIONS = 317, 256 * 1024
+# Letters of one annotation in JSON: far above what 500 containers need.
+LONGEST_JSON = 64 * 1024
 # Of one refusal, and the letters of each.
 MOST_FINDINGS, LONGEST_FINDING = 10, 1000
 KINDS = ("initContainers", "containers", "ephemeralContainers")
@@ -47,6 +50,26 @@ def excess(pod: dict[str, Any]) -> list[Finding]:
     if size > LONGEST_ANNOTATIONS:
         return [error("metadata.annotations", f"expected at most {LONGEST_ANNOTATIONS} letters, found {size}")]
     return []
+
+
+def read_json(text: Any) -> Any:
+    """What the owner of a pod wrote in JSON. Raises ValueError."""
+    if not isinstance(text, str) or len(text) > LONGEST_JSON:
+        raise ValueError(f"expected text of at most {LONGEST_JSON} letters")
+    try:
+        found = json.loads(text, object_pairs_hook=_once)
+        # Half of a pair of UTF-16: JSON may escape it, and no answer, event or log could tell of it.
+        json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return found
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("names a key twice")
+    return found
 
 
 def sentence(findings: Sequence[Finding]) -> str:

@@ -13,11 +13,10 @@ import json
 from typing import Any, Sequence
 
 from ..config.kinds import Finding, error
+from .bounds import read_json
 from .resources import MAX_MIB, MIB, Ask, Memory, annotation
 
 REQUEST = "vgpu.fleet/memory-request"
-# Letters: far above what 500 containers need.
-LONGEST = 64 * 1024
 EXAMPLE = '2048, or by container {"main": 2048}'
 
 
@@ -46,13 +45,11 @@ def with_request(asks: Sequence[Ask], annotations: dict[str, Any], findings: lis
 
 def _read(text: Any, findings: list[Finding]) -> int | dict[str, int]:
     """MiB, of all or by container; empty where ``findings`` has an error."""
-    if not isinstance(text, str) or len(text) > LONGEST:
-        _fault(findings, f"expected text of at most {LONGEST} letters, such as {EXAMPLE}")
-        return {}
     try:
-        found = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError):
-        _fault(findings, f"expected whole MiB without a unit, such as {EXAMPLE}; found {json.dumps(text[:64])}")
+        found = read_json(text)
+    except ValueError as fault:
+        shown = json.dumps(str(text)[:64])
+        _fault(findings, f"expected whole MiB without a unit, such as {EXAMPLE}; found {shown} ({fault})")
         return {}
     for value in found.values() if isinstance(found, dict) else [found]:
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_MIB:
@@ -61,13 +58,6 @@ def _read(text: Any, findings: list[Finding]) -> int | dict[str, int]:
             return {}
     if found == {}:
         _fault(findings, f"names no container; expected such as {EXAMPLE}")
-    return found
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key occurs twice")
     return found
 
 

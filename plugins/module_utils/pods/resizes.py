@@ -11,15 +11,14 @@ node say what was given. So a larger size counts at once, and a smaller one when
 from __future__ import annotations
 
 import json
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple
 
 from .annotations import MAX_MIB, Device, Part, Plan, PlanError, read_annotations, read_plan
+from .bounds import read_json
 from .burst import REQUEST
 
 RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
 KEYS = ("memory_mib", "cores")
-# Letters of a request: far above what 500 containers need.
-LONGEST = 64 * 1024
 EXAMPLE = '{"main": {"memory_mib": 8192, "cores": 30}}'
 
 
@@ -35,26 +34,13 @@ Request = Mapping[str, Size]
 
 def read_request(text: str) -> dict[str, Size]:
     """Raises PlanError, with the place in the text."""
-    if len(text) > LONGEST:
-        raise PlanError(f"has {len(text)} letters; expected at most {LONGEST}")
     try:
-        found = json.loads(text, object_pairs_hook=_once)
-        # Half of a pair of UTF-16: JSON may escape it, and no event or log could tell of it.
-        json.dumps(found, ensure_ascii=False).encode()
-    except PlanError:
-        raise
-    except (TypeError, ValueError, RecursionError) as fault:
+        found = read_json(text)
+    except ValueError as fault:
         raise PlanError(f"is no JSON ({fault}); expected such as {EXAMPLE}") from None
     if not isinstance(found, dict) or not found:
         raise PlanError(f"names no container; expected such as {EXAMPLE}")
     return {name: _size(name, size) for name, size in found.items()}
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise PlanError("names a key twice")
-    return found
 
 
 def _size(name: str, size: Any) -> Size:

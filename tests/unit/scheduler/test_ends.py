@@ -74,3 +74,29 @@ def test_it_ends_at_every_step_also_when_it_is_woken_just_before(made, between):
         assert [count for count, ended in enumerate(ends) if not ended] == []
 
     asyncio.run(go())
+
+
+STRANGE = [b'{"metadata": {"annotations": {"a": 1}}}', b'{"metadata": "x"}', b"[]", b"7"]
+
+
+@pytest.mark.parametrize("text", STRANGE)
+@pytest.mark.parametrize("event", ["MODIFIED", "ERROR"])
+def test_an_object_that_cannot_be_read_is_a_fault_and_no_end(text, event):
+    """One that ended the program would end it again after each start."""
+
+    class Strange(Nothing):
+        async def watch(self, *_about, **_query):
+            yield wire.Event(event, wire.msgspec.Raw(text))
+
+    async def go():
+        seen = []
+        kind = Kind("/api/v1/nodes", wire.Node, wire.NodeList)
+        one = Reflector(Strange(), kind, lambda *_about: None, lambda *about: seen.append(about))
+        task = asyncio.create_task(one.run())
+        for _each in range(50):
+            await asyncio.sleep(0.001)
+        assert not task.done(), task.exception()
+        task.cancel()
+        assert one.fault and not seen
+
+    asyncio.run(go())

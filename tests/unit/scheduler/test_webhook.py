@@ -294,7 +294,7 @@ RESIZES = [
     ('{"main": {"memory": 1}}', "and nothing else"),
     ('{"other": {"memory_mib": 1}}', "other: no container of the pod"),
     ('{"side": {"memory_mib": 1}}', "side: no container of the pod with a GPU"),
-    ("[" * 100_000, "expected at most 65536"),
+    ("[" * 100_000, "expected text of at most 65536"),
 ]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from . import wire
 from .api import Api, ApiError
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Reflector:
         self._lean = kind.lean
         self._api, self._path, self._page, self._query = api, kind.path, kind.page, kind.query
         self._decode = msgspec.json.Decoder(kind.item).decode
+        self._decode_status = msgspec.json.Decoder(wire.Status).decode
         self._replace, self._change, self._resync = replace, change, resync
         self._again = asyncio.Event()
         # When the newest list that the handler has was begun; -1 before the first.
@@ -106,10 +108,14 @@ class Reflector:
     async def _watch(self, version: str, seconds: int) -> str:
         """The version to go on with."""
         async for event in self._api.watch(self._path, version, seconds, **self._query):
-            if event.type == "ERROR":
-                status = msgspec.json.decode(event.object)
-                raise ApiError(f"WATCH {self._path}: {status.get('message')}", int(status.get("code") or 0))
-            item = self._decode(event.object)
+            try:
+                if event.type == "ERROR":
+                    status = self._decode_status(event.object)
+                    raise ApiError(f"WATCH {self._path}: {status.message}", status.code or 0)
+                item = self._decode(event.object)
+            except msgspec.DecodeError as fault:
+                # Nobody's object may end this program: it would end again after each start.
+                raise ApiError(f"WATCH {self._path}: an event that cannot be read: {fault}") from None
             version = item.metadata.resourceVersion or version
             if event.type != "BOOKMARK":
                 self._change(event.type == "DELETED", item)

@@ -113,6 +113,13 @@ class Event(msgspec.Struct):
     object: msgspec.Raw
 
 
+class Status(msgspec.Struct):
+    """Of an event with the type ERROR."""
+
+    message: str | None = None
+    code: int | None = None
+
+
 class ExtenderArgs(msgspec.Struct):
     Pod: dict[str, Any]
     NodeNames: list[str] | None = None

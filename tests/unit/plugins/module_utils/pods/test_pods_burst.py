@@ -78,6 +78,9 @@ REFUSED = [
     ('{"main": 0}', MAIN, "found 0"),
     ('{"main": "1"}', MAIN, "expected whole MiB"),
     ('{"main": 1, "main": 2}', MAIN, "whole MiB without a unit"),
+    # Half of a pair of UTF-16, which no answer of the scheduler could tell of.
+    ('{"\\ud800": 1}', MAIN, "surrogates not allowed"),
+    ('{"main": "\\udfff"}', MAIN, "surrogates not allowed"),
     ('{"other": 1}', MAIN, "other: no container that asks for a GPU; expected main"),
     ('{"plain": 1}', {**MAIN, "plain": {}}, "plain: no container that asks for a GPU"),
     ("[" * 60000, MAIN, "whole MiB without a unit"),
