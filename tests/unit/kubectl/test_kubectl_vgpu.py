@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from vgpu_kubectl import completion, main, rows, text
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import dra_manifests
+from vgpu_kubectl import claims, completion, main, rows, text
 
 GPU = {
     "model": "Tesla T4",
@@ -363,7 +364,7 @@ def piece(driver: str, generation: int, *devices: dict[str, Any]) -> dict[str, A
     return {"spec": {"driver": driver, "nodeName": "by-claims", "pool": {"generation": generation}, "devices": devices}}
 
 
-def claim(name: str, pods: list[str], *results: tuple[str, str, str]) -> dict[str, Any]:
+def claim(name: str, pods: list[str], *results: tuple[str, str, str], asks: Any = None) -> dict[str, Any]:
     parts = [
         {
             "driver": "gpu.vgpu.fleet",
@@ -375,7 +376,12 @@ def claim(name: str, pods: list[str], *results: tuple[str, str, str]) -> dict[st
     ]
     reserved = [{"resource": "pods", "name": one} for one in pods]
     status = {"allocation": {"devices": {"results": parts}}, "reservedFor": reserved} if parts else {}
-    return {"metadata": {"namespace": "ml", "name": name}, "status": status}
+    made = {"metadata": {"namespace": "ml", "name": name}, "status": status}
+    return {**made, "spec": {"devices": {"requests": asks}}} if asks else made
+
+
+def of_class(name: str) -> list[dict[str, Any]]:
+    return [{"name": "gpu", "exactly": {"deviceClassName": name}}]
 
 
 BY_CLAIMS = {
@@ -430,3 +436,39 @@ def test_a_cluster_without_claims_is_asked_once(kubectl, capsys):
     asked = kubectl(**{SLICES: {"items": [piece("gpu.nvidia.com", 3, device("gpu-0", B))]}})
     assert main.main(["nodes"]) == 0
     assert "resourceclaims" not in asked.read_text() and "by-claims" not in capsys.readouterr().out
+
+
+NO_DEVICE = "0/2 nodes are available: 2 cannot allocate all claims."
+# What a claim asks for, and whether a pod that waits for it is shown.
+WAITING = [
+    (of_class("vgpu"), True),
+    (of_class("vgpu-mig"), True),
+    (of_class("gpu.nvidia.com"), False),
+    ([{"name": "gpu", "firstAvailable": [*({"deviceClassName": one} for one in ("a", "vgpu"))]}], True),
+    (None, False),
+]
+
+
+@pytest.mark.parametrize("asks, shown", WAITING)
+@pytest.mark.parametrize("by_template", [False, True])
+def test_a_pod_whose_claim_has_no_device_yet(kubectl, capsys, asks, shown, by_template):
+    late = pod("late", phase="Pending", limits={}, conditions=refused(NO_DEVICE))
+    if by_template:
+        late["spec"]["resourceClaims"] = [{"name": "g", "resourceClaimTemplateName": "any"}]
+        late["status"]["resourceClaimStatuses"] = [{"name": "g", "resourceClaimName": "waits"}]
+    else:
+        late["spec"]["resourceClaims"] = [{"name": "g", "resourceClaimName": "waits"}]
+    kubectl(
+        **{
+            **BY_CLAIMS,
+            "get pods --all-namespaces": {"items": [late]},
+            CLAIMS: {"items": [claim("waits", [], asks=asks)]},
+        }
+    )
+    assert main.main(["pods", "-o", "json"]) == 0
+    found = [(one["pod"], one["chosen_by"], one["waits_for"]) for one in json.loads(capsys.readouterr().out)["pods"]]
+    assert found == ([("late", None, NO_DEVICE)] if shown else [])
+
+
+def test_classes_are_those_that_the_collection_makes():
+    assert tuple(one["metadata"]["name"] for one in dra_manifests.classes()) == claims.CLASSES

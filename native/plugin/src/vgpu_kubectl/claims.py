@@ -14,6 +14,8 @@ from vgpu_plugin._shared.pods import quantity
 from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
 
 DRIVER = "gpu.vgpu.fleet"
+# Names of the DeviceClasses that the collection makes.
+CLASSES = ("vgpu", "vgpu-mig")
 MIB = 1 << 20
 UNHEALTHY = f"{DRIVER}/unhealthy"
 
@@ -33,16 +35,24 @@ class Share:
 
 @dataclass(frozen=True)
 class Claims:
-    """``gpus``: by node."""
+    """``gpus``: by node. ``waiting``: ``namespace/name`` of claims of ours that have no device yet."""
 
     gpus: Mapping[str, tuple[NodeGpu, ...]] = field(default_factory=dict)
     shares: tuple[Share, ...] = ()
+    waiting: frozenset[str] = frozenset()
 
     def of_node(self, name: str) -> list[Share]:
         return [one for one in self.shares if one.node == name]
 
     def of_pod(self, key: str) -> list[Share]:
         return [one for one in self.shares if key in one.pods]
+
+    def waits(self, pod: Object) -> bool:
+        """Whether the pod names a claim that has no device yet, itself or by a template."""
+        place = (pod.get("metadata") or {}).get("namespace") or "default"
+        named = [*((pod.get("spec") or {}).get("resourceClaims") or ())]
+        named += (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+        return any(f"{place}/{one.get('resourceClaimName')}" in self.waiting for one in named)
 
 
 NONE = Claims()
@@ -60,8 +70,22 @@ def read(slices: Iterable[Object], claims: Iterable[Object]) -> Claims:
         if newest.get(node) != _generation(one):
             newest[node], devices[node] = _generation(one), {}
         devices[node].update({str(device.get("name")): _gpu(device) for device in spec.get("devices") or ()})
-    shares = [share for one in claims for share in _shares(one, devices)]
-    return Claims({node: tuple(found.values()) for node, found in devices.items()}, tuple(shares))
+    every = list(claims)
+    shares = [share for one in every for share in _shares(one, devices)]
+    waiting = frozenset(_key(one) for one in every if not (one.get("status") or {}).get("allocation") and _ours(one))
+    return Claims({node: tuple(found.values()) for node, found in devices.items()}, tuple(shares), waiting)
+
+
+def _key(claim: Object) -> str:
+    meta = claim.get("metadata") or {}
+    return f"{meta.get('namespace') or 'default'}/{meta.get('name')}"
+
+
+def _ours(claim: Object) -> bool:
+    """Whether any request of the claim, or any of its alternatives, is for a class of ours."""
+    requests = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ()
+    kinds = [kind for one in requests for kind in (one.get("exactly") or {}, *(one.get("firstAvailable") or ()))]
+    return any(kind.get("deviceClassName") in CLASSES for kind in kinds)
 
 
 def _generation(one: Object) -> int:
@@ -86,8 +110,8 @@ def _gpu(device: Object) -> NodeGpu:
 
 
 def _shares(claim: Object, devices: Mapping[str, Mapping[str, NodeGpu]]) -> list[Share]:
-    meta, status = claim.get("metadata") or {}, claim.get("status") or {}
-    place = str(meta.get("namespace") or "default")
+    status = claim.get("status") or {}
+    place = _key(claim).partition("/")[0]
     pods = sorted(f"{place}/{one['name']}" for one in status.get("reservedFor") or () if one.get("resource") == "pods")
     found = []
     for one in ((status.get("allocation") or {}).get("devices") or {}).get("results") or ():
@@ -98,11 +122,7 @@ def _shares(claim: Object, devices: Mapping[str, Mapping[str, NodeGpu]]) -> list
         has = one.get("consumedCapacity") or {}
         memory = _mib(has["memory"]) if "memory" in has else gpu.memory_mib if gpu else 0
         cores = quantity.exact(has.get("cores") or 0) or 0
-        found.append(
-            Share(
-                f"{place}/{meta.get('name')}", node, gpu.uuid if gpu else name, Use(memory, int(cores), 1), tuple(pods)
-            )
-        )
+        found.append(Share(_key(claim), node, gpu.uuid if gpu else name, Use(memory, int(cores), 1), tuple(pods)))
     return found
 
 

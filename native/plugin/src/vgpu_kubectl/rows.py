@@ -152,7 +152,7 @@ def pods(found: Iterable[Object], resources: Iterable[str] = (), claims: Claims 
             continue
         counts = {name: count for name in names if (count := cluster.asked(dict(pod), name))}
         shares = claims.of_pod(key_of(pod))
-        if not counts and not shares and not _has_gpu(pod) and not _wants_gpu(pod):
+        if not counts and not shares and not claims.waits(pod) and not _has_gpu(pod) and not _wants_gpu(pod):
             continue
         fault = ""
         limits: Mapping[str, int] = {}
