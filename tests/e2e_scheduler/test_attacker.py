@@ -131,7 +131,8 @@ def test_a_label_that_keeps_a_pod_from_the_webhook_lifts_no_limit(fleet, tenant)
     holds(fleet, "fits", 3000)
 
 
-def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant):
+@pytest.mark.parametrize(("name", "unit"), [("gpu-memory", ""), ("nvidia.com/container.main.gpu-memory.limit", "Mi")])
+def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant, name, unit):
     """Sizes by annotations may be written until the bind, and count as they are then: for the quota too."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "4000"}}}
@@ -139,11 +140,11 @@ def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
     until(lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas), "quota that is read")
 
-    def says(name, size):
-        tenant.patch(f"{PODS}/{name}", {"metadata": {"annotations": {"gpu-memory": str(size)}}})
+    def says(pod, size):
+        tenant.patch(f"{PODS}/{pod}", {"metadata": {"annotations": {name: f"{size}{unit}"}}})
 
     gates = {"schedulingGates": [{"name": "example.com/later"}]}
-    tenant.create(PODS, gpu_pod("grows", {}, notes={"gpu-memory": "2000"}, **gates))
+    tenant.create(PODS, gpu_pod("grows", {}, notes={name: f"2000{unit}"}, **gates))
     says("grows", 9000)
     tenant.patch(f"{PODS}/grows", {"spec": {"schedulingGates": []}})
     until(lambda: "4000" in fleet.waits("grows"), "quota that stops it", 60)

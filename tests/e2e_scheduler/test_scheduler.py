@@ -22,6 +22,7 @@ DIALECTS = [
     ("volcano", {"volcano.sh/vgpu-number": 2, "volcano.sh/vgpu-memory": 3000}, {}, {}, [(3000, 0), (3000, 0)]),
     ("kai-fraction", {}, {}, {"gpu-fraction": "0.5"}, [(8080, 0)]),
     ("kai-memory", {}, {}, {"gpu-memory": "2000", "gpu-fraction-num-devices": "2"}, [(2000, 0), (2000, 0)]),
+    ("kai-container", {}, {}, {"nvidia.com/container.main.gpu-memory.limit": "2000Mi"}, [(2000, 0)]),
     ("nvidia", {GPU: 1}, {}, {}, [(16160, 100)]),
     ("shared", {GPU + ".shared": 1}, {}, {}, [(1616, 10)]),
 ]
@@ -62,6 +63,8 @@ def test_refused_at_admission_with_field_and_reason(fleet, limits, labels, spec,
 def test_annotations_of_kai_are_judged_at_admission_unless_the_pod_is_kais(fleet):
     with pytest.raises(ApiError, match=r"from 0\.01 to 0\.99"):
         fleet.pod("wrong", {}, {"gpu-fraction": "1.5"})
+    with pytest.raises(ApiError, match="the pod has no container"):
+        fleet.pod("wrong", {}, {"nvidia.com/container.other.gpu-memory.limit": "2000Mi"})
     fleet.pod("kais", {}, {"gpu-fraction": "1.5"}, schedulerName="kai-scheduler")
     stored = fleet.get("kais")["spec"]
     assert stored["schedulerName"] == "kai-scheduler" and "limits" not in stored["containers"][0]["resources"]

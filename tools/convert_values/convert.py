@@ -327,7 +327,7 @@ def _manifest(document: Mapping[str, Any], found: Converted) -> None:
     metadata = template.get("metadata") or {}
     _asked(metadata.get("labels") or {}, "metadata.labels", found)
     for name in metadata.get("annotations") or {}:
-        if name in tables.ANNOTATIONS:
+        if name in tables.ANNOTATIONS or name.startswith(tables.ANNOTATION_PREFIX):
             found.note(f"metadata.annotations.{name}", tables.ANNOTATION_NOTE)
     for path, container in containers:
         resources = container.get("resources") or {}

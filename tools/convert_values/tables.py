@@ -193,6 +193,8 @@ ANNOTATIONS = (
     "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid", "nvidia.com/use-gputype",
     "nvidia.com/nouse-gputype", "nvidia.com/numa-bind",
 )  # fmt: skip
+# Then a container's name, ".gpu-memory.limit" or ".gpu-memory.request".
+ANNOTATION_PREFIX = "nvidia.com/container."
 ANNOTATION_NOTE = (
     "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and cluster.yml put the scheduler "
     "into the cluster; without them it does nothing"

@@ -34,6 +34,7 @@ ANNOTATIONS = (PLAN, GIVEN, RESIZED, FORMER)
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
 # Annotations by which a pod asks, unless it is of this scheduler.
 ASKING, NOT_OF = ("gpu-memory", "gpu-fraction", MEMORY_REQUEST), "kai-scheduler"
+ASKING_PREFIX = "nvidia.com/container."
 
 
 _BOTH = ("object", "oldObject")
@@ -440,6 +441,7 @@ def gpu_condition(config: dict[str, Any]) -> str:
     asks = f"has(c.resources) && ({within('limits')} || {within('requests')})"
     first = "has(object.spec.initContainers) && object.spec.initContainers"
     asking = " || ".join(f"'{name}' in object.metadata.annotations" for name in ASKING)
+    asking += f" || object.metadata.annotations.exists(k, k.startsWith('{ASKING_PREFIX}'))"
     other = f"has(object.spec.schedulerName) && object.spec.schedulerName == '{NOT_OF}'"
     by_annotation = f"has(object.metadata.annotations) && ({asking}) && !({other})"
     return f"object.spec.containers.exists(c, {asks}) || ({first}.exists(c, {asks})) || ({by_annotation})"

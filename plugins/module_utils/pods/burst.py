@@ -71,6 +71,8 @@ def _promised(ask: Ask, mib: int | None, findings: list[Finding]) -> Ask:
             f"container {ask.container} asks by {ask.field}, which is no limit in MiB; expected such as "
             "nvidia.com/gpumem for the limit, or no annotation",
         )
+    elif ask.burst_mib:
+        _fault(findings, f"container {ask.container} has a request beside {ask.field} already; name one of them")
     elif mib > limit:
         _fault(
             findings,

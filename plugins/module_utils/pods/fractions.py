@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of GPUs that a pod asks for by annotations, as the KAI Scheduler has it: ``gpu-memory`` (MiB) or
-``gpu-fraction`` (of the memory of a card), on ``gpu-fraction-num-devices`` GPUs, for one container.
+``gpu-fraction`` (of the memory of a card), on ``gpu-fraction-num-devices`` GPUs, for one container; or for each
+container ``nvidia.com/container.NAME.gpu-memory.limit`` and ``.request`` (bytes as Kubernetes writes them), on one GPU.
 
 Annotations have no fixed kind as resources have, and other programs may use such short names. A pod whose
 ``schedulerName`` is KAI's own is KAI's, with all its annotations. In any other pod they ask, and a value that cannot
@@ -20,13 +21,72 @@ NUM_DEVICES, CONTAINER_NAME = "gpu-fraction-num-devices", "gpu-fraction-containe
 # Those by which a pod asks; the others say more of it.
 ASKING = (GPU_MEMORY, GPU_FRACTION)
 NAMES = (*ASKING, NUM_DEVICES, CONTAINER_NAME)
+# Then the container's name, which has no dot, and one of these.
+OF_CONTAINER = "nvidia.com/container."
+LIMIT, REQUEST = "gpu-memory.limit", "gpu-memory.request"
+# KAI's scheduler says by them which GPUs the container has, and how they are shared.
+NOT_READ = ("gpus.devices", "gpu-compute.mode")
 KAI_SCHEDULER = "kai-scheduler"
+BYTES_OF_MIB = 1 << 20
 
 
-def read_fraction(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Finding]) -> Fraction | None:
-    """None where the annotations ask for nothing, and where ``findings`` has an error."""
+def read_fractions(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Finding]) -> dict[str, Fraction]:
+    """By container; empty where the annotations ask for nothing, and where ``findings`` has an error."""
+    if spec.get("schedulerName") == KAI_SCHEDULER:
+        return {}
+    of_pod, of_container = _of_pod(annotations, spec, findings), _of_containers(annotations, spec, findings)
+    if of_pod and of_container:
+        text = f"beside {of_pod.field}, which asks for a container of the pod too; name one of them"
+        findings.append(error(annotation(next(iter(of_container.values())).field), text))
+        return {}
+    return of_container or ({of_pod.container: of_pod} if of_pod else {})
+
+
+def _of_containers(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Finding]) -> dict[str, Fraction]:
+    before = len(findings)
+    named: dict[str, dict[str, str]] = {}
+    known = set(_names(spec))
+    for name in [name for name in annotations if str(name).startswith(OF_CONTAINER)]:
+        container, _dot, field = name[len(OF_CONTAINER) :].partition(".")
+        if field in NOT_READ:
+            findings.append(error(annotation(name), "is read by KAI's own scheduler alone; leave it out"))
+        elif field not in (LIMIT, REQUEST):
+            text = f"expected {OF_CONTAINER}NAME.{LIMIT} or .{REQUEST}; correct the name"
+            findings.append(error(annotation(name), text))
+        elif container not in known:
+            findings.append(error(annotation(name), f"the pod has no container {show(container)}"))
+        else:
+            named.setdefault(container, {})[field] = name
+    found = {}
+    for container, fields in named.items():
+        if LIMIT not in fields:
+            text = f"without {OF_CONTAINER}{container}.{LIMIT}; name the limit too"
+            findings.append(error(annotation(fields[REQUEST]), text))
+            continue
+        limit = _mib(annotations, fields[LIMIT], findings)
+        request = _mib(annotations, fields[REQUEST], findings) if REQUEST in fields else limit
+        if request > limit:
+            text = f"{request} MiB are more than the limit of {limit} MiB; expected at most that"
+            findings.append(error(annotation(fields[REQUEST]), text))
+        found[container] = Fraction(container, 1, Memory(MIB, request), fields[LIMIT], limit - request)
+    return found if len(findings) == before else {}
+
+
+def _mib(annotations: dict[str, Any], name: str, findings: list[Finding]) -> int:
+    """Whole MiB of a quantity in bytes, 0 where it is none."""
+    value = annotations[name]
+    number = exact(value)
+    mib = number / BYTES_OF_MIB if number is not None else None
+    if mib is None or mib.denominator != 1 or not 1 <= mib <= MAX_MIB:
+        text = f"expected a quantity of bytes in whole MiB, such as 2000Mi or 8Gi, found {show(value)}"
+        findings.append(error(annotation(name), text))
+        return 0
+    return int(mib)
+
+
+def _of_pod(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Finding]) -> Fraction | None:
     named = [name for name in ASKING if name in annotations]
-    if not named or spec.get("schedulerName") == KAI_SCHEDULER:
+    if not named:
         return None
     before = len(findings)
     memory = _memory(annotations, named, findings)
@@ -62,11 +122,15 @@ def _number(annotations: dict[str, Any], name: str, high: int, unit: str, findin
 
 def _container(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Finding]) -> str:
     """The one that is named, else the first of the pod."""
-    kinds = [spec.get(kind) for kind in ("containers", "initContainers")]
-    names = [str(one.get("name")) for kind in kinds for one in kind or [] if isinstance(one, dict)]
+    names = _names(spec)
     if CONTAINER_NAME not in annotations:
         return names[0] if names else ""
     name = str(annotations[CONTAINER_NAME])
     if name not in names:
         findings.append(error(annotation(CONTAINER_NAME), f"the pod has no container {show(name)}"))
     return name
+
+
+def _names(spec: dict[str, Any]) -> list[str]:
+    kinds = [spec.get(kind) for kind in ("containers", "initContainers")]
+    return [str(one.get("name")) for kind in kinds for one in kind or [] if isinstance(one, dict)]

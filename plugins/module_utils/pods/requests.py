@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Sequence
 from ..config.kinds import Finding, error, errors, warning
 from . import bounds, burst
 from . import resources as pod_resources
-from .fractions import NAMES, read_fraction
+from .fractions import NAMES, OF_CONTAINER, read_fractions
 from .preferences import Preferences, read_preferences
 from .resources import CARD, MIB, PERCENT, SLICE, UNITS, Ask, Config, Memory
 
@@ -77,7 +77,7 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
     metadata, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
     labels = _mapping(metadata.get("labels"))
     annotations = _mapping(metadata.get("annotations"))
-    fraction = read_fraction(annotations, spec, findings)
+    fractions = read_fractions(annotations, spec, findings)
     asks: list[Ask] = []
     for kind in ("initContainers", "containers"):
         for n, container in enumerate(spec.get(kind) or []):
@@ -87,7 +87,7 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
                 continue
             sidecar = kind == "initContainers" and container.get("restartPolicy") == "Always"
             init = kind == "initContainers" and not sidecar
-            mine = fraction if fraction is not None and container.get("name") == fraction.container else None
+            mine = fractions.get(str(container.get("name")))
             ask = pod_resources.read_container(container, where, labels, config, findings, mine)
             if ask is not None:
                 asks.append(ask._replace(init=init, sidecar=sidecar))
@@ -223,8 +223,9 @@ def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], finding
 def _names_gpus(findings: Sequence[Finding]) -> bool:
     """Whether a fault is about GPUs at all; of annotations only those that ask make a GPU pod."""
     asking = [pod_resources.annotation(name) for name in (*NAMES, burst.REQUEST)]
+    asking.append(pod_resources.annotation(OF_CONTAINER).rstrip('"]'))
     paths = [finding.path for finding in errors(findings)]
-    return any(path in asking or not path.startswith("metadata.annotations") for path in paths)
+    return any(path.startswith(tuple(asking)) or not path.startswith("metadata.annotations") for path in paths)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

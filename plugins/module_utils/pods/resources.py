@@ -107,9 +107,11 @@ class Fraction(NamedTuple):
     gpus: int
     memory: Memory
     field: str
+    burst_mib: int = 0
 
     def ask(self, name: str) -> Ask:
-        return Ask(name, self.gpus, self.memory, 0, "kai", self.field, annotation(self.field))
+        made = Ask(name, self.gpus, self.memory, 0, "kai", self.field, annotation(self.field))
+        return made._replace(burst_mib=self.burst_mib)
 
 
 def annotation(name: str) -> str:

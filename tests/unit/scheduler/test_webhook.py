@@ -27,6 +27,7 @@ ALI, COUNT, CORE, UNITS = (
     "tencent.com/vcuda-core",
     "tencent.com/vcuda-memory",
 )
+LIMIT = "nvidia.com/container.main.gpu-memory"
 
 
 def pod(limits, labels=None, annotations=None, **spec):
@@ -83,9 +84,16 @@ def test_what_a_pod_is_given(limits, labels, after):
     ], "and the pod asks for the same as before"
 
 
-@pytest.mark.parametrize(("annotations", "count"), [({}, "1"), ({"gpu-fraction-num-devices": "2"}, "2")])
+@pytest.mark.parametrize(
+    ("annotations", "count"),
+    [
+        ({"gpu-fraction": "0.5"}, "1"),
+        ({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}, "2"),
+        ({f"{LIMIT}.limit": "8Gi", f"{LIMIT}.request": "2Gi"}, "1"),
+    ],
+)
 def test_a_pod_that_asks_by_annotations_of_kai_gets_the_count(annotations, count):
-    made = pod({}, annotations={"gpu-fraction": "0.5", **annotations})
+    made = pod({}, annotations=annotations)
     changed = applied(made, review(made))
     assert changed["spec"]["containers"][0]["resources"] == {"limits": {GPU: count}, "requests": {GPU: count}}
     assert changed["spec"]["schedulerName"] == "vgpu-scheduler"
@@ -144,6 +152,7 @@ LEFT = [
     pod({GPU: "1"}, {"vgpu.fleet/webhook": "ignore"}),
     pod({GPU: "1"}, schedulerName="other"),
     pod({}, annotations={"gpu-fraction": "many"}, schedulerName="kai-scheduler"),
+    pod({}, annotations={f"{LIMIT}.limit": "many"}, schedulerName="kai-scheduler"),
     {},
     {"spec": {}},
 ]

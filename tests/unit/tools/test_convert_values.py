@@ -504,16 +504,19 @@ def test_every_name_by_which_pods_ask_is_noted():
     known = {*fractions.NAMES, *preferences.NODE_POLICY, *preferences.GPU_POLICY, preferences.NUMA_BIND}
     known |= {preferences.USE_UUID, preferences.AVOID_UUID, preferences.USE_MODEL, preferences.AVOID_MODEL}
     assert {one for one in known if not one.startswith("vgpu.fleet/")} == set(tables.ANNOTATIONS)
+    assert tables.ANNOTATION_PREFIX == fractions.OF_CONTAINER
 
 
 @pytest.mark.parametrize("kind", ["Pod", "Job", "CronJob"])
 def test_annotations_by_which_a_pod_asks_or_chooses(kind):
-    notes = {"gpu-fraction": "0.5", "hami.io/gpu-scheduler-policy": "mutex", "example.com/other": "x"}
+    limit = "nvidia.com/container.train.gpu-memory.limit"
+    notes = {"gpu-fraction": "0.5", "hami.io/gpu-scheduler-policy": "mutex", "example.com/other": "x", limit: "8Gi"}
     pod = {"metadata": {"annotations": notes}, "spec": {"containers": [{"image": "registry/train:1"}]}}
     found = convert.convert([around(kind, pod)])
     assert [note.path for note in found.notes] == [
         "metadata.annotations.gpu-fraction",
         "metadata.annotations.hami.io/gpu-scheduler-policy",
+        f"metadata.annotations.{limit}",
     ]
     assert "vgpu_slice_sizing: requested" in found.notes[0].text
 

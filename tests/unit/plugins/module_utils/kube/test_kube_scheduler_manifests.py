@@ -55,6 +55,7 @@ def test_every_name_of_every_dialect_is_known_to_both():
     assert asking == scheduler_manifests.ASKING and scheduler_manifests.NOT_OF == fractions.KAI_SCHEDULER
     condition = scheduler_manifests.gpu_condition({})
     assert all(f"'{name}' in object.metadata.annotations" in condition for name in asking)
+    assert f"object.metadata.annotations.exists(k, k.startsWith('{fractions.OF_CONTAINER}'))" in condition
     ours = {pod_annotations.PLAN, pod_annotations.GIVEN, pod_resizes.RESIZED, pod_resizes.FORMER}
     assert set(scheduler_manifests.ANNOTATIONS) == ours
     assert scheduler_manifests.RESIZE == pod_resizes.RESIZE

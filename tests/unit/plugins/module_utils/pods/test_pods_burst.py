@@ -55,6 +55,13 @@ def test_of_gpu_memory_by_annotation():
     assert sizes(found) == {"main": (400, 1000)}
 
 
+def test_of_a_limit_of_kai():
+    limit = "nvidia.com/container.main.gpu-memory.limit"
+    assert sizes(read_pod(pod("400", {limit: "1000Mi"}, main={}))) == {"main": (400, 1000)}
+    with pytest.raises(DialectError, match=f"container main has a request beside {limit} already; name one of them"):
+        read_pod(pod("400", {limit: "1000Mi", "nvidia.com/container.main.gpu-memory.request": "1Mi"}, main={}))
+
+
 def test_mib_whatever_the_unit_of_the_resource():
     found = read_pod(pod("300", main={GPU: 1, MEM: 2}), Config(memory_factor=256))
     assert sizes(found) == {"main": (300, 512)}

@@ -319,6 +319,67 @@ def test_annotations_of_kai_that_cannot_be(annotations, first, second, where, wo
     assert [one for one in fault.value.findings if f'"{where}"' in one.path and words in one.message], str(fault.value)
 
 
+def of(container, field):
+    return f"nvidia.com/container.{container}.{field}"
+
+
+C0, C0_REQUEST = of("c0", "gpu-memory.limit"), of("c0", "gpu-memory.request")
+C1, C1_REQUEST = of("c1", "gpu-memory.limit"), of("c1", "gpu-memory.request")
+# annotations of KAI, limits of the first container → by container the MiB that are promised, and the limit.
+OF_CONTAINERS = [
+    ({C0: "2000Mi"}, {}, {"c0": (2000, 2000)}),
+    ({C0: "8Gi"}, {}, {"c0": (8192, 8192)}),
+    ({C0: "1048576"}, {}, {"c0": (1, 1)}),
+    ({C1: "8Gi"}, {}, {"c1": (8192, 8192)}),
+    ({C0: "8Gi", C0_REQUEST: "8Gi"}, {}, {"c0": (8192, 8192)}),
+    ({C0: "8Gi", C0_REQUEST: "2000Mi"}, {}, {"c0": (2000, 8192)}),
+    ({C0: "8Gi", C1: "4Gi", C1_REQUEST: "1Gi"}, {}, {"c0": (8192, 8192), "c1": (1024, 4096)}),
+    # As the webhook completes it.
+    ({C0: "8Gi"}, {GPU: "1"}, {"c0": (8192, 8192)}),
+    # KAI's other names that alone ask for nothing.
+    ({C0: "8Gi", DEVICES: "2"}, {}, {"c0": (8192, 8192)}),
+]
+
+
+@pytest.mark.parametrize(("annotations", "first", "expected"), OF_CONTAINERS)
+def test_limits_of_containers_by_kai(annotations, first, expected):
+    asked = requests.read_pod(containers(first, {}, annotations=annotations))
+    assert {one.container: (one.memory.amount, one.memory.amount + one.burst_mib) for one in asked.asks} == expected
+    assert {(one.gpus, one.memory.kind, one.compute) for one in asked.asks} == {(1, "mib", "shared")}
+    assert asked.dialect == "kai"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "first", "second", "where", "words"),
+    [
+        ({C0: "0"}, {}, {}, C0, "in whole MiB"),
+        ({C0: "8G"}, {}, {}, C0, 'found "8G"'),
+        ({C0: "2000"}, {}, {}, C0, "such as 2000Mi"),
+        ({C0: "1.5Mi"}, {}, {}, C0, "in whole MiB"),
+        ({C0: "-1Gi"}, {}, {}, C0, "in whole MiB"),
+        ({C0: "32Ti"}, {}, {}, C0, "in whole MiB"),
+        ({C0: "much"}, {}, {}, C0, 'found "much"'),
+        ({C0: None}, {}, {}, C0, "in whole MiB"),
+        ({C0_REQUEST: "1Gi"}, {}, {}, C0_REQUEST, f"without {C0}"),
+        ({C0: "1Gi", C0_REQUEST: "2Gi"}, {}, {}, C0_REQUEST, "more than the limit of 1024 MiB"),
+        ({C0: "1Gi", C0_REQUEST: "0"}, {}, {}, C0_REQUEST, "in whole MiB"),
+        ({C0: "1Gi", of("c0", "gpus.devices"): "0"}, {}, {}, of("c0", "gpus.devices"), "leave it out"),
+        ({of("c0", "gpu-compute.mode"): "sm-sharing"}, {}, {}, of("c0", "gpu-compute.mode"), "leave it out"),
+        ({of("c0", "gpu-memory.limits"): "1Gi"}, {}, {}, of("c0", "gpu-memory.limits"), "correct the name"),
+        ({"nvidia.com/container.": "1Gi"}, {}, {}, "nvidia.com/container.", "correct the name"),
+        ({of("c7", "gpu-memory.limit"): "1Gi"}, {}, {}, of("c7", "gpu-memory.limit"), 'no container "c7"'),
+        ({C1: "1Gi", FRACTION: "0.5"}, {}, {}, C1, "beside gpu-fraction"),
+        ({C0: "1Gi"}, {GPU: "2"}, {}, GPU, "asks for 1 GPU"),
+        ({C0: "1Gi"}, {MEM: "100"}, {}, MEM, f"beside the annotation {C0}"),
+        ({C0: "1Gi"}, {}, {MEM: "100"}, MEM, "one dialect in all containers"),
+    ],
+)
+def test_limits_of_containers_by_kai_that_cannot_be(annotations, first, second, where, words):
+    with pytest.raises(DialectError) as fault:
+        requests.read_pod(containers(first, second, annotations=annotations))
+    assert [one for one in fault.value.findings if f'"{where}"' in one.path and words in one.message], str(fault.value)
+
+
 LIMIT, REQUEST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
 # limits, variables of the container → which of them a warning names.
 VARIABLES = [
@@ -349,6 +410,7 @@ def test_variables_of_nvidias_limits_are_no_request(limits, env, named):
     [
         ({FRACTION: "0.5"}, {"schedulerName": "kai-scheduler"}),
         ({FRACTION: "many"}, {"schedulerName": "kai-scheduler"}),
+        ({C0: "much"}, {"schedulerName": "kai-scheduler"}),
         # These alone ask for nothing.
         ({DEVICES: "many", NAMED: "x"}, {}),
     ],
