@@ -63,8 +63,10 @@ class PlayLines:
         if self._name.startswith(SHOWN) and line.endswith("=> {"):
             if not self._name.startswith(PLAN) or not self._planned:
                 self._message = ["{"]
-                self._planned = self._planned or self._name == PLAN
-                return [f"{host}: {self._name.lower().replace('show the ', '')}:"] if self._name == PLAN else []
+                if not self._name.startswith(PLAN):
+                    return []
+                self._planned = True
+                return [f"{host}: plan:"]
             return [f"{host}: plan: in {self._log}"]
         if verdict == "changed" and not self._announced:
             self._announced = True

@@ -27,9 +27,10 @@ PLAY = """
     - name: Look first
       ansible.builtin.command: "true"
       changed_when: false
-    - name: Show the plan
-      ansible.builtin.debug:
-        msg: ["2 GPUs: 2 x Tesla T4", "1. vcuda: it's \\"old\\""]
+    - name: Show the plan, and stop where this host cannot be changed
+      ansible.builtin.assert:
+        that: true
+        success_msg: ["2 GPUs: 2 x Tesla T4", "1. vcuda: it's \\"old\\""]
     - name: Look
       ansible.builtin.command: "true"
       changed_when: false
