@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of vgpu.fleet.plan: compares the state of one host with its desired state. No remote call."""
+"""Controller side of vgpu.fleet.plan: reads one host in one remote call and compares its state with the desired state.
+
+One task for both: a task costs the start of a process, and the state of each host would be kept for the whole run.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from ansible.plugins.action import ActionBase
@@ -20,36 +24,57 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import controller, repo
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import of_check
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
 
+# What of a host's state roles ask later.
+KEPT = ("node", "os", "kubelet_engine")
+
 
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
-    _requires_connection = False
-    _VALID_ARGS = frozenset(("checked", "desired", "state", "groups"))
+    _VALID_ARGS = frozenset(("checked", "groups"))
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
-        # Taken out, for a task's arguments travel back with its result: at a thousand hosts the process that starts
-        # all others grows by them, and each start costs what it has.
-        desired, state = self._task.args.pop("desired", None), self._task.args.pop("state", None)
-        desired = desired or of_check(self._task.args.get("checked"), task_vars).get("desired")
-        if not isinstance(desired, dict) or not isinstance(state, dict):
-            msg = "desired and state must be mappings: what vgpu.fleet.desired_state and vgpu.fleet.host_state returned"
-            return {"failed": True, "changed": False, "msg": msg}
+        name = self._task.args.get("checked")
+        checked = of_check(name, task_vars)
+        if not checked:
+            msg = "checked: expected the name of what check_variables registered, with desired: true, for this host"
+            return {"failed": True, "changed": False, "msg": f"{msg}; found {name}"}
+        answer = self._execute_module("vgpu.fleet.host_state", checked["reads"], task_vars=task_vars)
+        if "state" not in answer:
+            return answer
         sources = Sources(getattr(task_vars.get("hostvars"), "_inventory", None), self._loader, self._task.get_play())
-        findings = [by_variable(finding) for finding in plan.check_gpus(desired, state)]
-        findings += plan_toolkit.check(desired, state)
-        findings += driver_key(desired, state)
-        findings += plugin_wheels(desired, state)
-        texts = [tell(finding, sources, task_vars) for finding in findings]
-        if errors(findings):
-            faults = [text for text, finding in zip(texts, findings) if finding.level == "error"]
-            return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
-        made = plan.make_plan(desired, state)
-        lines = plan.describe(made, state)
-        result = {"changed": False, **made, "text": lines, "warnings": [*texts, *made["warnings"]]}
-        result["node_yaml"] = node_config.dump(desired["node_config"])
-        return {**result, **group_of(made["steps"], self._task.args.get("groups") or {})}
+        # What Ansible found out on the way, such as the interpreter.
+        found = {key: answer[key] for key in ("ansible_facts", "deprecations") if key in answer}
+        groups = self._task.args.get("groups") or {}
+        result = planned(checked["desired"], answer["state"], groups, lambda one: tell(one, sources, task_vars))
+        if result["faults"]:
+            result["faults"].insert(0, heading(len(result["faults"]), task_vars))
+        result["warnings"] = [*(answer.get("warnings") or []), *result["warnings"]]
+        return {"changed": False, **found, **result}
+
+
+def planned(
+    desired: dict[str, Any], state: dict[str, Any], groups: dict[str, str], said: Callable[[Finding], str]
+) -> dict[str, Any]:
+    """The result: a plan, ``faults`` that are to stop all hosts, or a failure of this host alone."""
+    findings = [by_variable(finding) for finding in plan.check_gpus(desired, state)]
+    findings += plan_toolkit.check(desired, state)
+    findings += driver_key(desired, state)
+    findings += plugin_wheels(desired, state)
+    warnings = [said(finding) for finding in findings if finding.level != "error"]
+    faults = [said(finding) for finding in errors(findings)]
+    if faults:
+        return {"faults": faults, "warnings": warnings}
+    made = plan.make_plan(desired, state)
+    lines = plan.describe(made, state)
+    warnings += made["warnings"]
+    if made["errors"]:
+        return {"failed": True, "faults": [], "msg": lines, "warnings": warnings}
+    result = {**made, "faults": [], "text": lines, "warnings": warnings}
+    result["state"] = {key: state[key] for key in KEPT}
+    result["node_yaml"] = node_config.dump(desired["node_config"])
+    return {**result, **group_of(made["steps"], groups)}
 
 
 def group_of(steps: list[dict[str, Any]], groups: dict[str, str]) -> dict[str, Any]:

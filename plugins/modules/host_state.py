@@ -20,13 +20,6 @@ extends_documentation_fragment:
   - vgpu.fleet.attributes.info
   - vgpu.fleet.internal
 options:
-  checked:
-    description:
-      - Name of the variable that M(vgpu.fleet.check_variables) registered its result in, with
-        O(vgpu.fleet.check_variables#module:desired).
-        What the plan of this host compares is read then; the other options add to it.
-      - Read on the controller.
-    type: str
   packages:
     description: Packages whose installed version is read, from the status file of dpkg or from rpm.
     type: list
@@ -224,7 +217,6 @@ from ..module_utils.state import host_state
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "checked": {"type": "str"},
             "packages": {"type": "list", "elements": "str", "default": []},
             "files": {"type": "list", "elements": "path", "default": []},
             "texts": {"type": "list", "elements": "path", "default": []},
@@ -239,7 +231,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    options = {name: value for name, value in module.params.items() if name != "checked"}
+    options = dict(module.params)
     host = Host(options.pop("root"))
     module.exit_json(changed=False, state=host_state.read(host, **options))
 

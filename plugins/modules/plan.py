@@ -12,9 +12,10 @@ module: plan
 short_description: Plan the changes from the state of a host to its desired state
 version_added: 0.1.0
 description:
-  - Runs on the controller alone and makes no remote call.
+  - Reads the host by M(vgpu.fleet.host_state), in one remote call, and compares its state with what its groups want by
+    M(vgpu.fleet.check_variables).
   - Returns ordered steps, each with its role, its reason, its changes, and whether it disturbs running work.
-  - A desired state that the host's GPUs cannot have, such as an exception that matches none of them, is a failure.
+  - Fails where this host alone cannot be changed, such as with a F(daemon.json) that cannot be read.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -25,14 +26,7 @@ options:
     description:
       - Name of the variable that M(vgpu.fleet.check_variables) registered its result in, with
         O(vgpu.fleet.check_variables#module:desired).
-      - Stands for O(desired) where that is absent.
     type: str
-  desired:
-    description: What M(vgpu.fleet.desired_state) returned as RV(vgpu.fleet.desired_state#module:desired).
-    type: dict
-  state:
-    description: What M(vgpu.fleet.host_state) returned as RV(vgpu.fleet.host_state#module:state).
-    type: dict
     required: true
   groups:
     description: Groups of the inventory in memory that the host is added to. An empty name adds it to no group.
@@ -51,15 +45,20 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Plan
+- name: Check the variables of all hosts
+  vgpu.fleet.check_variables:
+    desired: true
+  register: fleet_checked
+  run_once: true
+
+- name: Read the host and plan
   vgpu.fleet.plan:
-    desired: "{{ host_desired.desired }}"
-    state: "{{ host_state.state }}"
+    checked: fleet_checked
   register: host_plan
 
 - name: Show the plan
   ansible.builtin.debug:
-    msg: "{{ host_plan.text }}"
+    msg: "{{ host_plan.faults or host_plan.text }}"
 """
 
 RETURN = r"""
@@ -98,11 +97,17 @@ roles:
   returned: success
   type: list
   elements: str
-errors:
-  description: Why this host alone cannot be changed, empty where it can.
-  returned: success
+faults:
+  description:
+    - Mistakes in the variables that only the GPUs of the host show, empty where there is none. With one of them nothing
+      else is returned but warnings.
+  returned: always
   type: list
   elements: str
+state:
+  description: What of the host's state roles ask later; C(node), C(os), C(kubelet_engine) of M(vgpu.fleet.host_state).
+  returned: success
+  type: dict
 disturbs:
   description: Whether any step disturbs running work.
   returned: success

@@ -107,7 +107,7 @@ OWN_NAME = Path("/proc/sys/kernel/hostname").read_text().strip().lower()
 NAMES = [
     # variables of the host, and its node
     ({}, OWN_NAME),
-    ({"__preflight_state": {"state": {"node": "asked-before"}}}, "asked-before"),
+    ({"preflight_plan": {"state": {"node": "asked-before"}}}, "asked-before"),
     ({"device_plugin_node_name": "said"}, "said"),
 ]
 
@@ -141,7 +141,7 @@ def test_a_node_is_called_as_its_host_is_now(place, api, tasks, variables, name)
 def test_the_other_roles_mean_the_same_node(place, role, variable, given):
     place.hosts({"a": ["a1"]})
     default = yaml.safe_load((ROOT / f"roles/{role}/vars/main.yml").read_text())[variable]
-    read = {"__preflight_state": {"state": {"node": "asked"}}, "__verify_own": {"node": "asked"}}
+    read = {"preflight_plan": {"state": {"node": "asked"}}, "__verify_own": {"node": "asked"}}
     tell = {"name": "Tell", "ansible.builtin.debug": {"msg": f"node={default}"}, "vars": {**read, **given}}
     run = place.play([{"name": "Ask", "hosts": "all", "gather_facts": False, "tasks": [tell]}])
     assert f"node={given.get('device_plugin_node_name') or 'asked'}" in run.output, run.output

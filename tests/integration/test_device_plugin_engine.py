@@ -20,9 +20,9 @@ SHOW = {
     ("variables", "engine"),
     [
         ({"container_runtime_engine": "auto"}, "containerd"),
-        ({"container_runtime_engine": "auto", "__preflight_state": {"state": {"kubelet_engine": None}}}, "containerd"),
+        ({"container_runtime_engine": "auto", "preflight_plan": {"state": {"kubelet_engine": None}}}, "containerd"),
         (
-            {"container_runtime_engine": "auto", "__preflight_state": {"state": {"kubelet_engine": {"engine": "k3s"}}}},
+            {"container_runtime_engine": "auto", "preflight_plan": {"state": {"kubelet_engine": {"engine": "k3s"}}}},
             "k3s",
         ),
         ({"container_runtime_engine": "docker"}, "docker"),

@@ -164,7 +164,8 @@ def test_a_server_that_is_not_there(place: Workplace, cluster: Cluster) -> None:
 def test_a_host_that_said_no_name_drains_no_node(place: Workplace, cluster: Cluster, entry: str) -> None:
     """As where the role is used without preflight, which asks the host."""
     cluster.pod("train", REPLICA_SET, gpu=True)
-    api = {"upgrade_kubeconfig": str(place.folder / "kubeconfig"), "__preflight_state": {}}
+    told = {"steps": [STEPS[0][0]], "roles": ["nvidia_driver"], "outside": []}
+    api = {"upgrade_kubeconfig": str(place.folder / "kubeconfig"), "preflight_plan": told}
     failed = upgrade(place, STEPS[0][0], entry, **api)
     assert failed.code != 0
     assert "expected the name of a node, found nothing" in failed.output
@@ -184,8 +185,7 @@ def upgrade(place: Workplace, step: dict[str, Any], *entries: str, **variables: 
     place.hosts({"some": [NODE]})
     # As the role preflight leaves it: the plan, and what the host said of itself.
     told = {
-        "preflight_plan": {"steps": [step], "roles": [step["role"]], "outside": []},
-        "__preflight_state": {"state": {"node": NODE}},
+        "preflight_plan": {"steps": [step], "roles": [step["role"]], "outside": [], "state": {"node": NODE}},
     }
     words = {**told, **variables}
     role = "ansible.builtin.import_role"
@@ -230,8 +230,12 @@ def test_a_node_that_cannot_be_drained_is_given_back_for_nothing_was_changed(
         return {"ansible.builtin.import_role": {"name": "vgpu.fleet.upgrade", "tasks_from": name}}
 
     words = {
-        "preflight_plan": {"steps": [STEPS[0][0]], "roles": ["nvidia_driver"], "outside": []},
-        "__preflight_state": {"state": {"node": NODE}},
+        "preflight_plan": {
+            "steps": [STEPS[0][0]],
+            "roles": ["nvidia_driver"],
+            "outside": [],
+            "state": {"node": NODE},
+        },
         "__upgrade_kept": {"resumed": resumed, "point": {"plugin": None}},
         "upgrade_kubeconfig": str(place.folder / "kubeconfig"),
         "upgrade_drain_timeout": 1,
