@@ -211,24 +211,26 @@ class SliceCheck:
         if named and not set(named) & set(verdicts.DRIVER_CHECKS):
             return []
         checks: list[dict[str, Any]] = []
+        seen: list[driver_verdicts.DriverLimit] = []
 
         def before_start(pid: int) -> None:
             group = self._group_of(pid)
             with observed(self._expected.uuid) as reader:
-                limit = observer.driver_limit(reader, self._expected.uuid, group)
-                checks.append(driver_verdicts.of_restart(self._claimed, self._limit, limit, self._expected))
-                if limit.hard is not None:
+                seen.append(observer.driver_limit(reader, self._expected.uuid, group))
+                if seen[0].hard is not None:
                     tenants = self._tenants(reader)
-                    checks.extend(tenants.run(group, pid, limit.hard, lambda one: not named or one in named))
+                    checks.extend(tenants.run(group, pid, seen[0].hard, lambda one: not named or one in named))
 
         try:
             self.runner.run(IDLE, float(self._params["timeout"]), before_start)
         except (RunnerError, NvmlError) as fault:
             self._engines.heed(fault)
-            if not checks:
-                why = driver_verdicts.DriverLimit(fault=str(fault))
-                checks.append(driver_verdicts.of_restart(self._claimed, self._limit, why, self._expected))
-        return checks
+            seen.append(driver_verdicts.DriverLimit(fault=str(fault)))
+        if seen[0].hard is None:
+            # Nobody can try a limit that is not there, and who asks for one of these alone must read that.
+            checks = [driver_verdicts.of_driver(self._claimed, seen[0], self._expected, one) for one in named]
+            checks = [one for one in checks if one["name"] in driver_verdicts.OF_TENANTS]
+        return [driver_verdicts.of_restart(self._claimed, self._limit, seen[0], self._expected), *checks]
 
     def _driver_beside(self) -> dict[str, Any]:
         """Another slice's limit and account, while a tenant without our library fills this one."""

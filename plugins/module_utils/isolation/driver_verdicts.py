@@ -11,6 +11,8 @@ from .verdicts import MIB, NOT_RUN, OPEN, PASSED, VIOLATED, Expected, check
 
 LIMIT, REFUSES, CHILDREN, RESTART = "driver-limit", "driver-refuses", "driver-limit-children", "driver-limit-restart"
 ROOT, MANAGED, ORPHAN, BESIDE = "driver-limit-root", "managed-raw", "dead-creator", "driver-limit-beside"
+# What a tenant without our library tries while the container waits.
+OF_TENANTS = (REFUSES, CHILDREN, ROOT, MANAGED, ORPHAN)
 # What may be missing of a sum for the driver's own pieces and for a context that no longer fits.
 SLACK = 64 * MIB
 # Of one allocation, the part in percent that an account must show, or must not.

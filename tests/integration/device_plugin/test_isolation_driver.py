@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The isolation check on a host whose driver enforces memory limits: podman's containers, the hook of the plugin's CDI
+file, real control groups, and a simulated driver that keeps its word or loses it. test_driver_checks.py has the faults.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .conftest import RealNode
+from .test_driver_limits import BYPASSES, CGROUPS, SLICE_MIB, ctl, node, pytestmark  # noqa: F401  # pylint: disable=unused-import # fixtures
+from .test_isolation_container import MORE_OPTIONS, alone, left_over, verdicts, with_podman  # noqa: F401  # pylint: disable=unused-import # fixtures
+
+OF_DRIVER = ["driver-limit", "driver-refuses", "driver-limit-children", "driver-limit-restart", "driver-limit-beside"]
+OF_LIBRARY = ["totals", "limit-exact", "mounts", "outside-memory"]
+
+
+def check(node: RealNode, options: dict, *names: str, seen: bool = True) -> tuple[int, dict]:  # noqa: F811
+    """``seen``: the simulated driver, a library in the container, sees to which control group its process belongs."""
+    more = [f"--volume={CGROUPS}:{CGROUPS}:ro"] if seen else []
+    (node.folder / MORE_OPTIONS).write_text(json.dumps(more))
+    return node.isolation(runtime="podman", checks=list(names), duration=60, cgroup_root=str(CGROUPS), **options)
+
+
+def test_what_the_driver_enforces_holds_in_a_container(node: RealNode, with_podman: dict) -> None:  # noqa: F811
+    rc, result = check(node, with_podman, *OF_LIBRARY, *OF_DRIVER, "driver-limit-root", "managed-raw", *BYPASSES)
+    passed = dict.fromkeys([*OF_LIBRARY, *OF_DRIVER, "driver-limit-root", *BYPASSES], "passed")
+    wrong = [each for each in result["results"][0]["checks"] if each["verdict"] != "passed"]
+    assert rc == 0 and verdicts(result) == {**passed, "managed-raw": "open"}, wrong
+    (one,) = result["results"]
+    found = {each["name"]: each["found"] for each in one["checks"]}
+    assert (one["runtime"], found["limit-exact"]) == ("podman", str(SLICE_MIB << 20))
+    assert left_over() == []
+    assert node.vgpuctl("status")["allocations"] == []
+
+
+def test_a_driver_that_charges_no_group_is_red(node: RealNode, with_podman: dict) -> None:  # noqa: F811
+    """It has the limit, and refuses nobody in the container: what the bypass took there tells."""
+    rc, result = check(node, with_podman, "totals", "driver-limit", "bypass-own-loader", seen=False)
+    expected = {"totals": "passed", "driver-limit": "passed", "bypass-own-loader": "violated"}
+    assert (rc, verdicts(result)) == (1, expected), result
+    assert left_over() == []
+
+
+@contextmanager
+def forgetful(node: RealNode) -> Iterator[None]:  # noqa: F811
+    """A driver that loses its limits faster than the plugin's poll sets them again."""
+    end = threading.Event()
+
+    def forget() -> None:
+        while not end.wait(0.05):
+            ctl(node, "memacct-forget")
+
+    thread = threading.Thread(target=forget)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_a_limit_that_the_driver_lost_is_red(node: RealNode, with_podman: dict) -> None:  # noqa: F811
+    with forgetful(node):
+        rc, result = check(node, with_podman, "totals", "driver-refuses")
+    assert (rc, result["verdict"]) == (1, "violated"), result["results"][0]["checks"]
+    assert "violated" in {verdicts(result).get(name) for name in OF_DRIVER}, result
+    assert left_over() == []
