@@ -27,6 +27,7 @@ HEAD = """\
 # Findings of a lease are those of the isolation check, which tries every bypass.
 ---
 """
+OTHERS = "These depend on your promises to tenants and are in no file:"
 BYPASS, NODE, SCHEDULER = "vgpu-bypass", "vgpu-node", "vgpu-scheduler"
 PAGES, WARNS = "page", "warning"
 WHERE = "On {{ $labels.uuid }}, allocation {{ $labels.allocation }}."
@@ -78,7 +79,7 @@ ALERTS = (
         f"vgpu_container_watch_finding{{{REASONS}}} == 1",
         "1m",
         PAGES,
-        "it goes on",
+        "a container still bypasses it",
         f"{WHO} goes on bypassing the library ({{{{ $labels.reason }}}})",
         f"{WHERE} vgpu_watch: end would end it.",
     ),
@@ -88,7 +89,7 @@ ALERTS = (
         'vgpu_container_watch_finding{reason="more-time", kind!="lease"} == 1',
         "5m",
         WARNS,
-        "it takes more time than its share",
+        "a container takes more GPU time than its share",
         f"{WHO} takes more GPU time than its share",
         f"{WHERE} It has long kernels, or bypasses the share.",
     ),
@@ -276,21 +277,20 @@ def object_file() -> str:
     return HEAD.format(about="Rules for the Prometheus operator") + written(made)
 
 
-def table() -> str:
-    """The rows of the docs."""
-    lines = ["| expression | means | alert |", "|---|---|---|"]
-    for one in ALERTS:
-        expr = "`{}`".format(one.expr.replace("|", "\\|")) + (f" for {one.lasts}" if one.lasts else "")
-        name = f"`{one.name}`" + (", page" if one.severity == PAGES else "") if one.name else ""
-        lines.append(f"| {expr} | {one.means} | {name} |".replace("|  |", "| |"))
-    return "\n".join(lines) + "\n"
+def rows() -> str:
+    """The alerts and their meaning, then the expressions that are no alert, as lists of the docs."""
+    named = [f"- `{one.name}`{' (page)' if one.severity == PAGES else ''}: {one.means}\n" for one in ALERTS if one.name]
+    others = [
+        f"- `{one.expr}`{f' for {one.lasts}' if one.lasts else ''}: {one.means}\n" for one in ALERTS if not one.name
+    ]
+    return "".join([*named, f"\n{OTHERS}\n\n", *others])
 
 
 def page(text: str) -> str:
-    """docs/operations.md with the table of now."""
+    """docs/operations.md with the rows of now."""
     before, _begin, rest = text.partition(BEGIN)
     _old, _end, after = rest.partition(END)
-    return f"{before}{BEGIN}{table()}{END}{after}"
+    return f"{before}{BEGIN}{rows()}{END}{after}"
 
 
 def files() -> dict[Path, str]:
