@@ -371,7 +371,8 @@ def listed(api) -> dict[str, str]:
 
 def test_the_node_lists_the_names_by_which_pods_request_parts(node, kubelet, api, start):
     api.node["status"].update(capacity={"cpu": "8", "aliyun.com/gpu-mem": "3"}, allocatable={"cpu": "7"})
-    memory = sum(gpu.memory_mib for gpu in node.gpus)
+    # All of a GPU in each of its slots: limits of pods that are promised less.
+    memory = 4 * sum(gpu.memory_mib for gpu in node.gpus)
     node.configure(splitCount=4, sliceSizing="requested", resourceNames={"cores": "x.io/cores"})
     start()
     wanted = {
@@ -384,9 +385,9 @@ def test_the_node_lists_the_names_by_which_pods_request_parts(node, kubelet, api
         "nvidia.com/priority": "8",
         "aliyun.com/gpu-core.percentage": "200",
         "tencent.com/vcuda-core": "200",
-        "tencent.com/vcuda-memory": str(sum(-(-gpu.memory_mib // 256) for gpu in node.gpus)),
+        "tencent.com/vcuda-memory": str(sum(-(-4 * gpu.memory_mib // 256) for gpu in node.gpus)),
         "tke.cloud.tencent.com/qgpu-core": "200",
-        "tke.cloud.tencent.com/qgpu-memory": str(sum(-(-gpu.memory_mib // 1024) for gpu in node.gpus)),
+        "tke.cloud.tencent.com/qgpu-memory": str(sum(-(-4 * gpu.memory_mib // 1024) for gpu in node.gpus)),
         "volcano.sh/vgpu-number": "8",
         "volcano.sh/vgpu-memory": str(memory),
         "volcano.sh/vgpu-memory-percentage": "200",

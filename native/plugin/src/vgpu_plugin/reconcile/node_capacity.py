@@ -3,8 +3,9 @@
 
 No device plugin registers them, for our scheduler alone counts them. From Kubernetes 1.36 on the kube-scheduler wants
 each of them on the node as soon as a DeviceClass of anybody maps one resource of the pod. The kubelet refuses a pod
-whose sum is above the capacity, so no amount is below what our scheduler may place; a GPU that is unhealthy counts, for
-its pods are admitted again when the kubelet starts again.
+whose sum is above the capacity, so no amount is below what our scheduler may place: of memory all of a GPU in each
+slot, for a limit may be as large where less was promised (pods/burst.py). A GPU that is unhealthy counts, for its pods
+are admitted again when the kubelet starts again.
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ def amounts(gpus: Iterable[NodeGpu], names: resources.Config, registered: Iterab
     """Name → sum over the GPUs, in the unit of its dialect. ``registered``: names that the kubelet has of us."""
     out: dict[str, int] = {}
     for gpu in gpus:
+        memory_mib = gpu.slots * gpu.capacity_mib
         for name, amount in {
             names.shared: gpu.slots,
-            names.memory: gpu.capacity_mib,
+            names.memory: memory_mib,
             names.memory_percentage: -(-WHOLE * gpu.capacity_mib // gpu.memory_mib),
             names.cores: WHOLE,
             names.cores_also: WHOLE,
             names.priority: gpu.slots,
-            resources.GPU_MEM: -(-gpu.capacity_mib // GIB_MIB),
+            resources.GPU_MEM: -(-memory_mib // GIB_MIB),
             resources.GPU_CORE: WHOLE,
             resources.VCUDA_CORE: WHOLE,
-            resources.VCUDA_MEMORY: -(-gpu.capacity_mib // resources.VCUDA_UNIT_MIB),
+            resources.VCUDA_MEMORY: -(-memory_mib // resources.VCUDA_UNIT_MIB),
             resources.QGPU_CORE: WHOLE,
-            resources.QGPU_MEMORY: -(-gpu.capacity_mib // GIB_MIB),
+            resources.QGPU_MEMORY: -(-memory_mib // GIB_MIB),
             resources.VOLCANO: gpu.slots,
-            resources.VOLCANO_MEMORY: gpu.capacity_mib,
+            resources.VOLCANO_MEMORY: memory_mib,
             resources.VOLCANO_PERCENTAGE: -(-WHOLE * gpu.capacity_mib // gpu.memory_mib),
             resources.VOLCANO_CORES: WHOLE,
         }.items():
