@@ -28,22 +28,19 @@ def root(tmp_path_factory):
 def group(root):
     """A maker of groups below one of the test's own; all are empty and gone at the end."""
     top = root / f"gpusim-{os.getpid()}-{time.monotonic_ns()}"
-    made = [top]
 
     def make(name=""):
         path = top / name if name else top
-        for one in [*reversed(path.parents), path]:
-            if not one.exists():
-                one.mkdir()
-                made.append(one)
+        path.mkdir(parents=True, exist_ok=True)
         return path
 
-    top.mkdir()
+    make()
     yield make
-    for one in reversed(made):
+    # Also groups that a program under test made below.
+    for one, _folders, _files in os.walk(top, topdown=False):
         for _attempt in range(100):
             try:
-                one.rmdir()
+                os.rmdir(one)
                 break
             except OSError:
                 time.sleep(0.02)

@@ -87,8 +87,14 @@ def make_cgroups(group: str) -> None:
                 (place / group / name).write_text((place / name).read_text())
 
 
+def everywhere() -> list[Path]:
+    """Where a runtime may have made groups of the box: next to version 1 also in version 2, which has no controller."""
+    unified = CGROUPS / "unified"
+    return [*hierarchies(), *([unified] if unified.is_dir() else [])]
+
+
 def remove_cgroups(group: str) -> None:
-    for place in hierarchies():
+    for place in everywhere():
         for folder, _folders, _files in os.walk(place / group, topdown=False):
             for _attempt in range(50):  # those of killed processes empty a moment later
                 with contextlib.suppress(OSError):
@@ -99,7 +105,7 @@ def remove_cgroups(group: str) -> None:
 
 def sweep() -> None:
     """Removes groups of boxes whose outer half was killed."""
-    for place in hierarchies():
+    for place in everywhere():
         for one in place.glob(f"{CGROUP_PREFIX}*"):
             number = one.name[len(CGROUP_PREFIX) :]
             if number.isdigit() and not Path("/proc", number).exists():
