@@ -35,6 +35,8 @@ PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
 # Annotations by which a pod asks, unless it is of this scheduler.
 ASKING, NOT_OF = ("gpu-memory", "gpu-fraction", MEMORY_REQUEST), "kai-scheduler"
 ASKING_PREFIX = "nvidia.com/container."
+# Label of a namespace: its pods get claims for what they ask, where it says so.
+ALLOCATION, CLAIMS, EXTENDING = "vgpu.fleet/allocation", "dra", "extender"
 
 
 _BOTH = ("object", "oldObject")
@@ -221,6 +223,9 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         _rule("core", "events", "create"),
         _rule("admissionregistration.k8s.io", hooks, "get patch", (NAME,)),
     ]
+    if desired.config.get("claims"):
+        # In the namespaces of pods, which nobody knows before; see vgpu_scheduler.claim_templates.
+        cluster_rules.append(_rule("resource.k8s.io", "resourceclaimtemplates", "get list create patch delete"))
     rules = [
         # A create request cannot be limited by name.
         _rule("core", "secrets", "create"),
@@ -459,7 +464,9 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
     closed = desired.fail_closed and desired.match_conditions
     exempt = [{"key": label, "operator": "NotIn", "values": ["ignore"]} for label in IGNORE_LABELS]
 
-    def hook(name: str, path: str, operation: str, condition: str, fail: bool) -> dict[str, Any]:
+    def hook(
+        name: str, path: str, operation: str, condition: str, fail: bool, namespaces: Sequence[Any] = ()
+    ) -> dict[str, Any]:
         client: dict[str, Any] = {"service": {"name": NAME, "namespace": desired.namespace, "path": path, "port": 443}}
         if desired.webhook_url:
             client = {"url": desired.webhook_url + path}
@@ -467,7 +474,7 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
             "name": name,
             "clientConfig": client,
             "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": ["pods"]}],
-            "namespaceSelector": {"matchExpressions": exempt},
+            "namespaceSelector": {"matchExpressions": [*exempt, *namespaces]},
             "objectSelector": {"matchExpressions": exempt},
             "failurePolicy": "Fail" if fail else "Ignore",
             "sideEffects": "None",
@@ -484,9 +491,26 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
         has = [f"(has({pod}.metadata.annotations) && '{{}}' in {pod}.metadata.annotations)" for pod in pods]
         return " || ".join(one.format(name) for one in has for name in ANNOTATIONS)
 
-    mutating = hook("pods.vgpu.fleet", "/mutate", "CREATE", asks, closed)
-    # What another webhook did to the pod after us is looked at as well.
-    mutating["reinvocationPolicy"] = "IfNeeded"
+    mutating = [hook("pods.vgpu.fleet", "/mutate", "CREATE", asks, closed)]
+    if desired.config.get("claims"):
+        # A review has no labels of its namespace, so the path says what they are.
+        is_claims = {"key": ALLOCATION, "operator": "In", "values": [CLAIMS]}
+        others = [
+            {"key": ALLOCATION, "operator": "Exists"},
+            {"key": ALLOCATION, "operator": "NotIn", "values": [CLAIMS, EXTENDING]},
+        ]
+        mutating = [
+            hook("pods.vgpu.fleet", "/mutate", "CREATE", asks, closed, [dict(is_claims, operator="NotIn")]),
+            hook("claims.vgpu.fleet", f"/mutate/{CLAIMS}", "CREATE", asks, closed, [is_claims]),
+            # For its refusal alone.
+            hook("allocation.vgpu.fleet", "/mutate/unknown", "CREATE", asks, closed, others),
+        ]
+    for one in mutating:
+        # What another webhook did to the pod after us is looked at as well.
+        one["reinvocationPolicy"] = "IfNeeded"
+        if desired.config.get("claims"):
+            # Templates of claims; a dry run makes none.
+            one["sideEffects"] = "NoneOnDryRun"
     validating = [hook("pods.vgpu.fleet", "/validate", "CREATE", asks, closed)]
     if desired.match_conditions:
         # For its words alone: where it is not asked, the replica that binds grants nothing that cannot be read.
@@ -508,6 +532,6 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
     api = "admissionregistration.k8s.io/v1"
     meta = _meta(desired, namespaced=False)
     return [
-        {"apiVersion": api, "kind": "MutatingWebhookConfiguration", "metadata": meta, "webhooks": [mutating]},
+        {"apiVersion": api, "kind": "MutatingWebhookConfiguration", "metadata": meta, "webhooks": mutating},
         {"apiVersion": api, "kind": "ValidatingWebhookConfiguration", "metadata": meta, "webhooks": validating},
     ]

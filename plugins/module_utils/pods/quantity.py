@@ -64,3 +64,12 @@ def whole(value: Any, low: int, high: int, unit: str = "") -> int:
     if not low <= number <= high:
         raise QuantityError(f"expected {expected}, found {show(value)}")
     return int(number)
+
+
+def mebibytes(mib: int) -> str:
+    """As the API server writes it: by the largest unit that leaves a whole number."""
+    for unit in ("Mi", "Gi", "Ti"):
+        if mib % 1024 or unit == "Ti":
+            return f"{mib}{unit}"
+        mib //= 1024
+    return f"{mib}Ti"

@@ -21,7 +21,7 @@ class NoCluster:
 class Nothing:
     """An API server that has nothing and ends each watch after a step."""
 
-    async def list(self, _path, kind, **_query):
+    async def list(self, _path, kind, _query):
         yield kind(wire.ListMeta("1"), [])
 
     async def watch(self, *_about, **_query):

@@ -123,6 +123,8 @@ FILES = [
     ({"runtimeHandlers": ["kata-qemu"]}, {}, None),
     ({"runtimeHandlers": ["Kata"]}, {}, "runtimeHandlers[0]: expected a handler of a RuntimeClass"),
     ({"tooManyGpus": "wait"}, {}, None),
+    ({"claims": True}, {}, None),
+    ({"claims": "dra"}, {}, "expected true or false"),
     ({"tooManyGpus": "wat"}, {}, 'did you mean "wait"'),
     ({"gpuPolicy": "least"}, {}, "one of binpack, spread, topology"),
     ({"resourceNames": {"count": "nvidia.com/gpumem"}}, {}, "two resources have one name"),
@@ -142,6 +144,7 @@ def test_configuration_files(tmp_path, document, config, fault):
         assert fault in str(raised.value) and str(path) in str(raised.value)
     else:
         assert settings.load(path).runtime_handlers == tuple(document.get("runtimeHandlers", ()))
+        assert settings.load(path).claims is document.get("claims", False)
         assert settings.load(path).too_many == document.get("tooManyGpus", "refuse")
         assert settings.load(path).config == settings.Config()._replace(**config, **defaults(document))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 from doubles.kube_api import KubeApi
@@ -16,15 +17,18 @@ from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin.node.kube_access import Access as KubeAccess
 from vgpu_scheduler import tls
 from vgpu_scheduler.api import Api, ApiError
+from vgpu_scheduler.claim_templates import Templates
 from vgpu_scheduler.leadership import Candidacy, Leadership
 
 from .samples import node
 from .test_leadership import Listed
 from .test_service import node_object, pod_object, pod_path, replica
 
-MANIFESTS = scheduler_manifests.manifests(Desired("x/vgpu-scheduler:1", "x/kube-scheduler:v1.34.2"))
+IMAGES = ("x/vgpu-scheduler:1", "x/kube-scheduler:v1.34.2")
+MANIFESTS = scheduler_manifests.manifests(Desired(*IMAGES, config={"claims": True}))
 RIGHTS = grants(MANIFESTS, NAME)
 HOOKS = "/apis/admissionregistration.k8s.io/v1"
+NOW = 1_800_000_000.0
 SECRET = f"/api/v1/namespaces/kube-system/secrets/{NAME}-tls"
 
 # The other container of each pod, the stock kube-scheduler, has the same account. Of its rights each has a source.
@@ -78,6 +82,18 @@ async def life_of_pods(double):
         assert double.objects[pod_path("a")]["metadata"]["deletionTimestamp"] and one.extender.shortages.evicted == 1
 
 
+async def claims(api, double):
+    """A template is made, used again, and deleted when it is old."""
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates/vgpu-000000000000"
+    for later in (0.0, 400.0):
+        await Templates(api, partial(float, NOW + later)).ensure("default", {"vgpu-000000000000": {"devices": {}}})
+    with double.edit(path) as made:
+        # As the API server writes them.
+        made["metadata"].update(namespace="default", uid="u", creationTimestamp="2026-01-01T00:00:00Z")
+    await Templates(api, partial(float, NOW + 9000)).clear_up()
+    assert not double.of("resourceclaimtemplates")
+
+
 @pytest.fixture(scope="module")
 def asked():
     async def go():
@@ -85,6 +101,7 @@ def asked():
             await certificates(api, double)
             await election(api)
             await life_of_pods(double)
+            await claims(api, double)
             return double.accesses
 
     return asyncio.run(go())
@@ -104,6 +121,11 @@ def test_each_right_that_is_left_out_is_found_missing(asked):
     used = {one for one in RIGHTS if (one.verb, one.group, one.resource, one.name) not in OF_KUBE_SCHEDULER}
     assert len(used) > 20
     assert all(missing(RIGHTS - {one}, asked) for one in used)
+
+
+def test_without_claims_it_may_not_touch_them():
+    less = grants(scheduler_manifests.manifests(Desired(*IMAGES)), NAME)
+    assert {one.resource for one in RIGHTS - less} == {"resourceclaimtemplates"} and less < RIGHTS
 
 
 def test_what_is_not_granted_is_refused():

@@ -165,11 +165,11 @@ class Api:
         }
         await self.call("POST", f"/api/v1/namespaces/{pod['namespace']}/events", body)
 
-    async def list(self, path: str, kind: type[T], **query: str) -> AsyncIterator[T]:
-        """The pages of a list, the first as new as the server is."""
+    async def list(self, path: str, kind: type[T], query: Mapping[str, str] = {}, size: int = PAGE) -> AsyncIterator[T]:
+        """The pages of a list, of at most so many items, the first as new as the server is."""
         more = ""
         while True:
-            page = await self.call("LIST", path, limit=PAGE, **query, **({"continue": more} if more else {}))
+            page = await self.call("LIST", path, limit=size, **query, **({"continue": more} if more else {}))
             try:
                 found = msgspec.json.decode(page, type=kind)
             except msgspec.DecodeError as fault:

@@ -23,6 +23,7 @@ from vgpu_plugin.node import kube_access
 
 from . import settings, webhook
 from .api import Api, ApiError
+from .claim_templates import Templates
 from .cluster import Cluster
 from .extender import Extender
 from .leadership import Candidacy, Leadership
@@ -103,11 +104,15 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
             tuple(filter(None, given.may_write.split(","))),
             tuple(filter(None, given.may_give.split(","))),
             chosen.too_many,
+            chosen.claims,
         )
-        service = Service(api, extender, cluster, leadership, admission)
+        templates = Templates(api)
+        service = Service(api, extender, cluster, leadership, admission, templates)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(cluster.run()), group.create_task(leadership.run())]
             tasks += [group.create_task(one.run()) for one in (extender.waiting, extender.shortages)]
+            if chosen.claims:
+                tasks.append(group.create_task(templates.run(leadership.writes)))
             binds = await listen(service.extender_app(), given.extender, None)
             shows: web.AppRunner | None = None
             if given.metrics:

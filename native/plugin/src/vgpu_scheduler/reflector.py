@@ -98,7 +98,7 @@ class Reflector:
         began, version = time.monotonic(), ""
         items: list[Any] = []
         page: Any
-        async for page in self._api.list(self._path, self._page, **self._query):
+        async for page in self._api.list(self._path, self._page, self._query):
             items += page.items or [] if self._lean is None else map(self._lean, page.items or [])
             version = page.metadata.resourceVersion
         self._replace(items, began)

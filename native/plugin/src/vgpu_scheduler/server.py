@@ -15,9 +15,11 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from vgpu_plugin._shared.config.kinds import Finding
 
 from . import explain, metrics, webhook, wire
 from .api import Api, ApiError
+from .claim_templates import TemplateError, Templates
 from .cluster import Cluster
 from .extender import Extender, runtime_class_of
 from .leadership import Leadership
@@ -36,10 +38,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 class Service:
     def __init__(
-        self, api: Api, extender: Extender, cluster: Cluster, leadership: Leadership, admission: webhook.Settings
+        self,
+        api: Api,
+        extender: Extender,
+        cluster: Cluster,
+        leadership: Leadership,
+        admission: webhook.Settings,
+        templates: Templates,
     ) -> None:
         self._api, self._extender, self._cluster, self._leadership = api, extender, cluster, leadership
-        self._admission = admission
+        self._admission, self._templates = admission, templates
         self._durations = metrics.Durations()
         self._drains = False
         self._large = asyncio.Semaphore(AT_ONCE)
@@ -62,6 +70,8 @@ class Service:
     def webhook_app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         app.router.add_post("/mutate", self._mutate)
+        # Of namespaces whose label vgpu.fleet/allocation says something else than nothing or extender.
+        app.router.add_post("/mutate/{allocation}", self._mutate)
         app.router.add_post("/validate", self._validate)
         self._about(app)
         return app
@@ -120,7 +130,15 @@ class Service:
         return answer(self._extender.preempt(await body(request, wire.PreemptArgs)))
 
     async def _mutate(self, request: web.Request) -> web.Response:
-        return answer(about(self._judge(await self._review(request))))
+        review = await self._review(request)
+        needed: dict[str, Any] = {}
+        response = self._judge(review, None, webhook.Way(request.match_info.get("allocation", ""), needed))
+        if not review.dryRun:
+            try:
+                await self._templates.ensure(review.namespace, needed)
+            except (ApiError, TemplateError) as fault:
+                response = webhook.refuse(review, [Finding("error", "spec.resourceClaims", str(fault))])
+        return answer(about(response))
 
     async def _validate(self, request: web.Request) -> web.Response:
         """The same judgement once all other webhooks have changed the pod; nothing is changed any more."""
@@ -141,10 +159,15 @@ class Service:
             raise web.HTTPRequestTimeout(reason=f"expected the whole body within {BODY_SECONDS:g} s") from None
         return found.request
 
-    def _judge(self, review: wire.AdmissionRequest, quota: webhook.Quota | None = None) -> dict[str, Any]:
+    def _judge(
+        self,
+        review: wire.AdmissionRequest,
+        quota: webhook.Quota | None = None,
+        way: webhook.Way | None = None,
+    ) -> dict[str, Any]:
         extender = self._extender
         nodes = extender.ledger if self._cluster.nodes.listed_at >= 0 else None
-        return webhook.mutate(review, self._admission, nodes, quota, extender.classes)
+        return webhook.mutate(review, self._admission, nodes, quota, extender.classes, way)
 
     async def _explain(self, request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["name"]

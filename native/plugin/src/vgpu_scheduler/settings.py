@@ -5,6 +5,7 @@ resourceNames: {count: nvidia.com/gpu, memory: nvidia.com/gpumem}
 defaultMemoryMiB: 5000        # 0: the whole card
 tooManyGpus: refuse          # what becomes of a pod with more GPUs than any node has: refuse | wait
 runtimeHandlers: [kata-qemu]  # of RuntimeClasses whose pods may have slices, besides runc, crun and nvidia
+claims: false                 # whether pods that a label says so for get claims
 plain: whole                  # what the count alone asks for: whole | slice | default
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from vgpu_plugin._shared.config.kinds import Choice, Finding, Int, ListOf, Record, Text
+from vgpu_plugin._shared.config.kinds import Bool, Choice, Finding, Int, ListOf, Record, Text
 from vgpu_plugin._shared.config.variables import RESOURCE
 from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
 from vgpu_plugin._shared.pods.requests import Config
@@ -50,6 +51,7 @@ SCHEMA = Record(
         "nodePolicy": POLICY,
         "gpuPolicy": POLICY,
         "tooManyGpus": Choice(REFUSE, WAIT),
+        "claims": Bool(),
         "runtimeClass": Text("a name of a RuntimeClass", r"^([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)?\Z"),
         # As the API server takes a handler.
         "runtimeHandlers": ListOf(Text("a handler of a RuntimeClass", r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")),
@@ -68,6 +70,7 @@ class SchedulerSettings(NamedTuple):
     runtime_class: str = ""
     runtime_handlers: tuple[str, ...] = ()
     too_many: str = REFUSE
+    claims: bool = False
 
 
 def load(path: Path) -> SchedulerSettings:
@@ -96,4 +99,5 @@ def read(document: Any, where: str) -> SchedulerSettings:
         clean.get("runtimeClass", ""),
         tuple(clean.get("runtimeHandlers") or ()),
         clean.get("tooManyGpus", REFUSE),
+        clean.get("claims", False),
     )

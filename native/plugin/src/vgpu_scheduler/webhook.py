@@ -17,12 +17,13 @@ from vgpu_plugin._shared.config.kinds import Finding
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods import burst, resizes
 from vgpu_plugin._shared.pods.bounds import excess, sentence
+from vgpu_plugin._shared.pods.claim_requests import CLAIMS, way_of
 from vgpu_plugin._shared.pods.mounts import conflicting_mounts
 from vgpu_plugin._shared.pods.preferences import Preferences
 from vgpu_plugin._shared.pods.requests import Config, DialectError, PodAsk, admission_findings, read_pod
 from vgpu_plugin._shared.pods.resources import MIB, resource_names
 
-from . import wire
+from . import claim_admission, wire
 from .runtime_classes import RuntimeClasses
 from .settings import REFUSE
 
@@ -59,6 +60,17 @@ class Settings(NamedTuple):
     # Accounts of device plugins, system:serviceaccount:<namespace>:<name>.
     may_give: tuple[str, ...] = ()
     too_many: str = REFUSE
+    # Whether pods may be turned into ones with claims.
+    claims: bool = False
+
+
+class Way(NamedTuple):
+    """By which of its ways the cluster serves a pod. ``of_namespace``: its label vgpu.fleet/allocation, "" for none.
+    ``templates`` gets the ResourceClaimTemplates, name → spec of the claims, that must be there before the pod is; None
+    where nothing of the pod is changed any more."""
+
+    of_namespace: str = ""
+    templates: dict[str, Any] | None = None
 
 
 def mutate(
@@ -67,6 +79,7 @@ def mutate(
     nodes: Nodes | None = None,
     quota: Quota | None = None,
     classes: RuntimeClasses | None = None,
+    way: Way | None = None,
 ) -> dict[str, Any]:
     """The response of a review. ``quota`` is asked last, of a pod that all else lets pass. ``nodes``: of today, None
     where they are not known. A pod with more GPUs than any has is refused, for its owner sees that at once; of one that
@@ -76,25 +89,16 @@ def mutate(
         return _update(request, settings)
     pod = request.object or {}
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
-    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    text = "is written by the scheduler alone; leave it out"
-    # Before all that leaves a pod alone: the ledger and device plugins believe these, whatever the labels say.
-    forged = [name for name in OURS if name in annotations]
-    if forged:
-        return _refuse(request, [Finding("error", f'metadata.annotations["{name}"]', text) for name in forged])
-    found = excess(pod) or resize_findings(pod)
+    labels = metadata.get("labels") or {}
+    found = whatever_the_labels_say(pod, settings)
     if found:
-        return _refuse(request, found)
-    # By labels and by the scheduler's name neither: a device plugin gives such a pod the same files.
-    conflicts = conflicting_mounts(spec, resource_names(settings.config))
-    if conflicts:
-        return _refuse(request, [Finding("error", f"container {one.container}", one.reason) for one in conflicts])
+        return refuse(request, found)
     if any(labels.get(name) == "ignore" for name in IGNORE):
         return _answer(request)
     try:
         ask = read_pod(pod, settings.config)
     except DialectError as fault:
-        return _refuse(request, fault.findings)
+        return refuse(request, fault.findings)
     if not ask.wants_gpus:
         return _answer(request)
     # By the scheduler's name neither, as with mounts.
@@ -102,15 +106,21 @@ def mutate(
     runtime_class = str(spec.get("runtimeClassName") or settings.runtime_class)
     untried = (classes or RuntimeClasses()).refusal(pod_name, runtime_class)
     if untried:
-        return _refuse(request, [Finding("error", "spec.runtimeClassName", untried)])
+        return refuse(request, [Finding("error", "spec.runtimeClassName", untried)])
+    findings: list[Finding] = []
+    way = way or Way()
+    if way_of(labels, way.of_namespace, findings) == CLAIMS and not findings:
+        return _claims(request, ask, settings, way.templates)
+    if findings:
+        return refuse(request, findings)
     scheduler = spec.get("schedulerName") or DEFAULT_SCHEDULER
     if scheduler not in (DEFAULT_SCHEDULER, settings.scheduler_name):
         text = f'spec.schedulerName: "{scheduler}" plans no GPUs of vgpu.fleet; the pod is left as it is'
         return _answer(request, warnings=[text])
     many = too_many(ask, nodes) if nodes else []
-    findings = admission_findings(pod, ask) + (many if settings.too_many == REFUSE else [])
+    findings += admission_findings(pod, ask) + (many if settings.too_many == REFUSE else [])
     if findings:
-        return _refuse(request, findings)
+        return refuse(request, findings)
     over = quota(request.namespace, str(metadata.get("uid") or ""), ask) if quota else ""
     if over:
         # As Kubernetes answers for its own quotas: controllers try again later.
@@ -118,6 +128,19 @@ def mutate(
     warnings = [f"{one}; the pod waits" for one in many]
     warnings += [str(one) for one in ask.warnings] + (too_large(ask, nodes.shapes) if nodes else [])
     return _answer(request, changes(spec, ask, settings), warnings)
+
+
+def whatever_the_labels_say(pod: dict[str, Any], settings: Settings) -> list[Finding]:
+    """What is wrong with a pod before it is known whether it is ours: ledger and device plugins believe annotations
+    of any pod, and a device plugin gives any pod the same files."""
+    text = "is written by the scheduler alone; leave it out"
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    forged = [Finding("error", f'metadata.annotations["{name}"]', text) for name in OURS if name in annotations]
+    found = forged or excess(pod) or resize_findings(pod)
+    if found:
+        return found
+    conflicts = conflicting_mounts(pod.get("spec") or {}, resource_names(settings.config))
+    return [Finding("error", f"container {one.container}", one.reason) for one in conflicts]
 
 
 def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[str, Any]]:
@@ -152,6 +175,20 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
                 value = [*variables, {"name": PRIORITY_VARIABLE, "value": str(ask.priority)}]
                 patch.append({"op": "add", "path": f"{where}/env", "value": value})
     return patch
+
+
+def _claims(
+    request: wire.AdmissionRequest, ask: PodAsk, settings: Settings, templates: dict[str, Any] | None
+) -> dict[str, Any]:
+    """A pod that gets claims instead of what it asks for; nothing of it is planned here."""
+    pod = request.object or {}
+    findings = claim_admission.unavailable(settings.claims, templates is not None) or admission_findings(pod, ask)
+    claims = claim_admission.read_claims(ask, findings)
+    if findings:
+        return refuse(request, findings)
+    patch, needed = claim_admission.changes(pod, claims, settings.config, settings.scheduler_name)
+    (templates if templates is not None else {}).update(needed)
+    return _answer(request, patch, [str(one) for one in (*ask.warnings, *claims.warnings)])
 
 
 def too_many(ask: PodAsk, nodes: Nodes) -> list[Finding]:
@@ -201,7 +238,7 @@ def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any
         findings.append(Finding("error", f'metadata.annotations["{burst.REQUEST}"]', text))
     if before.get(resizes.RESIZE) != after.get(resizes.RESIZE):
         findings += resize_findings(request.object or {})
-    return _refuse(request, findings) if findings else _answer(request)
+    return refuse(request, findings) if findings else _answer(request)
 
 
 def resize_findings(pod: dict[str, Any]) -> list[Finding]:
@@ -241,6 +278,6 @@ def _answer(
     return response
 
 
-def _refuse(request: wire.AdmissionRequest, findings: Sequence[Finding]) -> dict[str, Any]:
+def refuse(request: wire.AdmissionRequest, findings: Sequence[Finding]) -> dict[str, Any]:
     message = sentence(findings)
     return {"uid": request.uid, "allowed": False, "status": {"code": 422, "reason": "Invalid", "message": message}}

@@ -20,6 +20,7 @@ class Meta(msgspec.Struct):
     uid: str = ""
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
+    creationTimestamp: str | None = None
     resourceVersion: str = ""
     deletionTimestamp: str | None = None
 
@@ -84,6 +85,36 @@ class ListMeta(msgspec.Struct):
 class RuntimeClass(msgspec.Struct):
     metadata: Meta
     handler: str = ""
+
+
+class Template(msgspec.Struct):
+    """A ResourceClaimTemplate, without what it is for."""
+
+    metadata: Meta
+
+
+class TemplateList(msgspec.Struct):
+    metadata: ListMeta
+    items: list[Template] | None = None
+
+
+class PodClaim(msgspec.Struct):
+    resourceClaimTemplateName: str | None = None
+
+
+class ClaimingSpec(msgspec.Struct):
+    resourceClaims: list[PodClaim] | None = None
+
+
+class ClaimingPod(msgspec.Struct):
+    """A pod, by its claims alone."""
+
+    spec: ClaimingSpec = msgspec.field(default_factory=ClaimingSpec)
+
+
+class ClaimingPodList(msgspec.Struct):
+    metadata: ListMeta
+    items: list[ClaimingPod] | None = None
 
 
 class PodList(msgspec.Struct):
@@ -180,6 +211,7 @@ class AdmissionRequest(msgspec.Struct):
     object: dict[str, Any] | None = None
     oldObject: dict[str, Any] | None = None
     userInfo: dict[str, Any] | None = None
+    dryRun: bool | None = None
 
 
 class AdmissionReview(msgspec.Struct):

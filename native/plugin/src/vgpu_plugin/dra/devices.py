@@ -14,6 +14,7 @@ from typing import Any
 
 from .._shared.config import slices
 from .._shared.config.sharing import MIG, MPS, NONE, TIME_SLICING, VCUDA, Piece
+from .._shared.pods.quantity import mebibytes
 from ..node.gpus import NO_NUMA, Driver, Gpu, MigDevice
 from .names import CORES, DRIVER, MEMORY, SLOTS, device_names
 
@@ -117,15 +118,6 @@ def _capacity(gpu: Gpu, config: Mapping[str, Any], pieces: list[Piece]) -> dict[
 def _slots(count: int) -> dict[str, Any]:
     policy = {"default": "1", "validRange": {"min": "1", "max": "1"}}
     return {SLOTS: {"value": str(count), "requestPolicy": policy}}
-
-
-def mebibytes(mib: int) -> str:
-    """As the API server writes it: by the largest unit that leaves a whole number."""
-    for unit in ("Mi", "Gi", "Ti"):
-        if mib % 1024 or unit == "Ti":
-            return f"{mib}{unit}"
-        mib //= 1024
-    return f"{mib}Ti"
 
 
 def _attributes(node: NodeView, gpu: Gpu, mig: MigDevice | None, mode: str) -> dict[str, Any]:

@@ -237,3 +237,33 @@ def test_a_rolling_restart_leaves_nobody_unanswered():
     assert spec["replicas"] == 2 and spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
     for container in spec["template"]["spec"]["containers"]:
         assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+# The label of a namespace, and the paths that its pods are sent to without claims and with them.
+NAMESPACES = [
+    (None, ["/mutate"], ["/mutate"]),
+    ("extender", ["/mutate"], ["/mutate"]),
+    ("dra", ["/mutate"], ["/mutate/dra"]),
+    ("claims", ["/mutate"], ["/mutate", "/mutate/unknown"]),
+]
+
+
+def selected(expressions, labels):
+    """The API server's reading of a selector; NotIn also selects what has no such label."""
+    holds = {
+        "In": lambda one: labels.get(one["key"]) in one["values"],
+        "NotIn": lambda one: labels.get(one["key"]) not in one["values"],
+        "Exists": lambda one: one["key"] in labels,
+    }
+    return all(holds[one["operator"]](one) for one in expressions)
+
+
+@pytest.mark.parametrize(("label", "without", "with_claims"), NAMESPACES)
+def test_the_label_of_the_namespace_is_told_by_the_path(label, without, with_claims):
+    labels = {} if label is None else {"vgpu.fleet/allocation": label}
+    for config, expected, effects in (({}, without, "None"), ({"claims": True}, with_claims, "NoneOnDryRun")):
+        hooks = made(DESIRED._replace(config=config))["MutatingWebhookConfiguration", "vgpu-scheduler"]["webhooks"]
+        assert len({one["name"] for one in hooks}) == len(hooks)
+        assert {(one["sideEffects"], one["failurePolicy"]) for one in hooks} == {(effects, "Fail")}
+        found = [one for one in hooks if selected(one["namespaceSelector"]["matchExpressions"], labels)]
+        assert [one["clientConfig"]["service"]["path"] for one in found] == expected

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods that ask in the names of the extender and get claims, on real programs of Kubernetes: our webhook with the
+rights of its account, the stock scheduler, the kubelet and our driver. The extender's own kube-scheduler does not run:
+nothing of such a pod may need it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import API, PLUGIN
+from kubebox import pods
+from kubebox.api import ApiError
+from kubebox.cluster import SERVER, Cluster
+from kubebox.gpunode import MIB, GpuNode
+from kubebox.process import Service, until
+from vgpu_plugin._shared.kube import scheduler_manifests
+from vgpu_plugin._shared.kube.scheduler_manifests import NAME, Desired
+
+ROOT = PLUGIN.parents[1]
+FILL = ("fill", "take", "1")
+NAMESPACE = "/api/v1/namespaces/default"
+TEMPLATES = f"{API}/namespaces/default/resourceclaimtemplates"
+HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+PORT = 18449
+WORDS = "label the pod vgpu.fleet/allocation: extender"
+
+
+@pytest.fixture(scope="module")
+def webhook(started: tuple[Cluster, GpuNode]) -> Iterator[Service]:
+    cluster = started[0]
+    user = f"/O=system:serviceaccounts/CN=system:serviceaccount:kube-system:{NAME}"
+    kubeconfig = cluster.authority.kubeconfig(NAME, SERVER, user)
+    config = {"claims": True}
+    desired = Desired("image", "image", config=config, webhook_url=f"https://127.0.0.1:{PORT}")
+    made = [
+        one
+        for one in scheduler_manifests.manifests(desired)
+        if one["kind"] in ("ServiceAccount", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+        or "Role" in one["kind"]
+    ]
+    for one in made:
+        cluster.api.call("PATCH", f"{path_of(one)}?fieldManager=e2e&force=true", one, "application/apply-patch+yaml")
+    written = cluster.folder / "claims.yaml"
+    written.write_text("claims: true\n")
+    environment = ROOT / ".build" / "scheduler"
+    subprocess.run(
+        [ROOT / "tools/venv.sh", environment, ROOT / "requirements/scheduler.txt", sys.executable], check=True
+    )
+    program = [str(environment / "bin/python"), "-m", "vgpu_scheduler.main", "--kubeconfig", str(kubeconfig)]
+    program += ["--config", str(written), "--extender=127.0.0.1:18848", f"--webhook=127.0.0.1:{PORT}"]
+    program += ["--lease=", "--names=127.0.0.1"]
+    paths = {"PYTHONPATH": str(ROOT / "native/plugin/src")}
+    service = Service("vgpu-scheduler", program, cluster.logs, paths)
+    service.start()
+
+    def trusted() -> bool:
+        hooks = cluster.api.get(f"{HOOKS}/{NAME}")["webhooks"]
+        return all(one["clientConfig"].get("caBundle") for one in hooks)
+
+    until(trusted, f"webhook that is trusted; its log:\n{service.tail(20)}")
+    yield service
+    service.stop()
+    for one in made:
+        cluster.api.delete(path_of(one))
+
+
+def path_of(one: dict[str, Any]) -> str:
+    group, kind = one["apiVersion"], one["kind"].lower() + "s"
+    base = f"/apis/{group}" if "/" in group else f"/api/{group}"
+    namespace = one["metadata"].get("namespace")
+    return f"{base}/namespaces/{namespace}/{kind}/{one['metadata']['name']}".replace("/namespaces/None", "")
+
+
+@pytest.fixture
+def labelled(cluster: Cluster, webhook: Service) -> Iterator[Callable[[str | None], None]]:
+    """``labelled("dra")``: the label of the namespace, as a pod that comes next meets it."""
+
+    def label(value: str | None) -> None:
+        cluster.api.patch(NAMESPACE, {"metadata": {"labels": {"vgpu.fleet/allocation": value}}})
+        # Admission has labels of namespaces from a watch, a moment later.
+        until(lambda: seen(cluster) == value, f"admission that knows the label {value}")
+
+    yield label
+    label(None)
+
+
+def seen(cluster: Cluster) -> str | None:
+    """The label as a pod of a dry run meets it."""
+    try:
+        made = cluster.api.create(f"{NAMESPACE}/pods?dryRun=All", asking("probe", gpumem="1"))
+    except ApiError as fault:
+        assert "is neither dra nor extender" in str(fault), fault
+        return "claims"
+    return "dra" if made["spec"].get("resourceClaims") else None
+
+
+def asking(name: str, labels: dict[str, str] | None = None, **limits: str) -> dict[str, Any]:
+    container = pods.container([pods.WORKER, *FILL], slices=0)
+    container["resources"] = {"limits": {f"nvidia.com/{key}": value for key, value in limits.items()}}
+    made = pods.manifest(name, container)
+    made["metadata"]["labels"] = labels or {}
+    return made
+
+
+def test_what_a_pod_asks_for_in_a_labelled_namespace_is_a_claim(
+    cluster: Cluster, node: GpuNode, labelled: Callable[[str | None], None]
+) -> None:
+    labelled("dra")
+    one = pods.create(cluster, asking("one", gpumem="3000", gpucores="30")).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$")[1]) == 3000 * MIB
+    assert one.wait_log(r"^took 1: (\d+)$")[1] == "2"
+    spec = cluster.api.get(f"{NAMESPACE}/pods/one")["spec"]
+    assert spec["schedulerName"] == "default-scheduler" and "nvidia.com" not in str(spec["containers"][0]["resources"])
+    (template,) = cluster.api.get(TEMPLATES)["items"]
+    assert spec["resourceClaims"][0]["resourceClaimTemplateName"] == template["metadata"]["name"]
+    (claim,) = cluster.api.get(f"{API}/namespaces/default/resourceclaims")["items"]
+    (result,) = claim["status"]["allocation"]["devices"]["results"]
+    assert result["consumedCapacity"] == {"memory": "3000Mi", "cores": "30", "slots": "1"}
+    # Another that asks for the same shares its template, and has a claim of its own; the pod's label says it here.
+    labelled(None)
+    other = pods.create(cluster, asking("other", {"vgpu.fleet/allocation": "dra"}, gpumem="3000", gpucores="30"))
+    other.wait_running()
+    assert int(other.wait_log(r"^total (\d+)$")[1]) == 3000 * MIB
+    assert len(cluster.api.get(TEMPLATES)["items"]) == 1
+    assert len(cluster.api.get(f"{API}/namespaces/default/resourceclaims")["items"]) == 2
+
+
+def test_a_card_is_chosen_by_uuid_and_model(
+    cluster: Cluster, node: GpuNode, labelled: Callable[[str | None], None]
+) -> None:
+    """The API server compiles the expressions, the scheduler evaluates them on what the driver publishes."""
+    labelled("dra")
+    slices = cluster.api.get(f"{API}/resourceslices")["items"]
+    found = [one for part in slices for one in part["spec"]["devices"]]
+    last = found[-1]
+    made = asking("one", gpumem="1000", gpucores="10")
+    made["metadata"]["annotations"] = {
+        "nvidia.com/use-gpuuuid": last["attributes"]["uuid"]["string"],
+        "nvidia.com/nouse-gpuuuid": "GPU-none",
+        "nvidia.com/use-gputype": "T4,A100",
+        "nvidia.com/nouse-gputype": 'V"100',
+    }
+    pods.create(cluster, made).wait_running()
+    (claim,) = cluster.api.get(f"{API}/namespaces/default/resourceclaims")["items"]
+    (result,) = claim["status"]["allocation"]["devices"]["results"]
+    assert result["device"] == last["name"]
+
+
+# Limits, the label of the namespace, and words of the refusal.
+REFUSED = [
+    ({"gpumem-percentage": "50"}, "dra", WORDS),
+    ({"gpu": "1"}, "dra", WORDS),
+    ({"gpumem": "3000"}, "claims", "is neither dra nor extender"),
+]
+
+
+@pytest.mark.parametrize(("limits", "label", "words"), REFUSED)
+def test_what_no_claim_says_is_refused(
+    cluster: Cluster,
+    labelled: Callable[[str | None], None],
+    limits: dict[str, str],
+    label: str,
+    words: str,
+) -> None:
+    labelled(label)
+    with pytest.raises(ApiError, match=words):
+        cluster.api.create(f"{NAMESPACE}/pods", asking("one", **limits))
+
+
+def test_a_template_that_a_tenant_wrote_under_the_name_is_not_used(
+    cluster: Cluster, labelled: Callable[[str | None], None]
+) -> None:
+    labelled("dra")
+    made = asking("one", gpumem="2000", gpucores="20")
+    dry = cluster.api.create(f"{NAMESPACE}/pods?dryRun=All", made)
+    name = dry["spec"]["resourceClaims"][0]["resourceClaimTemplateName"]
+    assert cluster.api.get_or_none(f"{TEMPLATES}/{name}") is None, "a dry run makes none"
+    request = {"name": "gpu", "exactly": {"deviceClassName": "vgpu"}}
+    forged = {"metadata": {"name": name}, "spec": {"spec": {"devices": {"requests": [request]}}}}
+    cluster.api.create(TEMPLATES, {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", **forged})
+    with pytest.raises(ApiError, match="says something else than its name stands for"):
+        cluster.api.create(f"{NAMESPACE}/pods", made)
+    cluster.api.delete(f"{TEMPLATES}/{name}")
+    pods.create(cluster, made).wait_running()

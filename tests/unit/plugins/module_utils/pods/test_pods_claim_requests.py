@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests in dialects as claims: what each becomes, and what is refused with which words."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import claim_requests
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods.requests import Config, read_pod
+
+GPU, MEM, CORES, ALI = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores", "aliyun.com/gpu-mem"
+VCORE, VMEM = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+QCORE, QMEM = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"
+VOLCANO = "volcano.sh/vgpu-"
+STRICT = Config(gpu_mem_unit="strict")
+UUID, MODEL = (f'device.attributes["gpu.vgpu.fleet"].{name}.lowerAscii()' for name in ("uuid", "model"))
+
+
+def pod(limits, labels=None, annotations=None):
+    containers = [{"name": "main", "resources": {"limits": limits}}]
+    return {"metadata": {"labels": labels or {}, "annotations": annotations or {}}, "spec": {"containers": containers}}
+
+
+def read(made, config=None):
+    findings = []
+    return claim_requests.read_claims(read_pod(made, config), findings), [str(one) for one in findings]
+
+
+# Limits, labels, annotations, how many GPUs, and what of each.
+SAID = [
+    ({MEM: 3000, CORES: 30}, {}, {}, 1, {"memory": "3000Mi", "cores": "30"}),
+    ({GPU: 2, MEM: 3072, CORES: 100}, {}, {}, 2, {"memory": "3Gi", "cores": "100"}),
+    ({MEM: 3000, "nvidia.com/priority": 1}, {}, {}, 1, {"memory": "3000Mi"}),
+    ({GPU: 1, CORES: 30}, {}, {}, 1, {"memory": "5000Mi", "cores": "30"}),
+    ({ALI: 8}, {"aliyun.com/gpu-count": "2"}, {}, 2, {"memory": "4Gi"}),
+    ({VCORE: 50, VMEM: 4}, {}, {}, 1, {"memory": "1Gi", "cores": "50"}),
+    ({QCORE: 150, QMEM: 4}, {}, {}, 2, {"memory": "2Gi", "cores": "75"}),
+    ({VOLCANO + "number": 1, VOLCANO + "memory": 500}, {}, {}, 1, {"memory": "500Mi"}),
+    ({}, {}, {"gpu-memory": "2000", "gpu-fraction-num-devices": "2"}, 2, {"memory": "2000Mi"}),
+    ({MEM: 3000}, {}, {"nvidia.com/numa-bind": "true"}, 1, {"memory": "3000Mi"}),
+    ({MEM: 3000}, {}, {"vgpu.fleet/memory-request": "3000"}, 1, {"memory": "3000Mi"}),
+]
+
+
+@pytest.mark.parametrize(("limits", "labels", "annotations", "count", "amounts"), SAID)
+def test_what_is_asked_for_becomes_a_claim(limits, labels, annotations, count, amounts):
+    found, findings = read(pod(limits, labels, annotations), STRICT)
+    assert findings == []
+    exactly = {"deviceClassName": "vgpu", "allocationMode": "ExactCount", "count": count}
+    request = {"name": "gpu", "exactly": {**exactly, "capacity": {"requests": amounts}}}
+    assert found.specs == {"main": {"devices": {"requests": [request]}}}
+    shared = ["not what others leave" in str(one) for one in found.warnings]
+    assert shared == ([] if "cores" in amounts else [True])
+
+
+# The annotations and the expressions of the request.
+SELECTED = [
+    ({"nvidia.com/use-gpuuuid": "GPU-B, gpu-a"}, [f'{UUID} in ["gpu-a", "gpu-b"]']),
+    ({"nvidia.com/nouse-gpuuuid": "GPU-a"}, [f'!({UUID} in ["gpu-a"])']),
+    ({"nvidia.com/use-gputype": "A100,T4"}, [f'["a100", "t4"].exists(part, {MODEL}.contains(part))']),
+    ({"nvidia.com/nouse-gputype": 'a"b'}, [f'!["a\\"b"].exists(part, {MODEL}.contains(part))']),
+    (
+        {"nvidia.com/use-gputype": "T4", "nvidia.com/nouse-gpuuuid": "GPU-{0}"},
+        [f'!({UUID} in ["gpu-{{0}}"])', f'["t4"].exists(part, {MODEL}.contains(part))'],
+    ),
+]
+
+
+@pytest.mark.parametrize(("annotations", "expressions"), SELECTED)
+def test_gpus_by_uuid_and_model(annotations, expressions):
+    found, findings = read(pod({MEM: 3000}, {}, annotations))
+    assert findings == []
+    selectors = found.specs["main"]["devices"]["requests"][0]["exactly"]["selectors"]
+    assert [one["cel"]["expression"] for one in selectors] == expressions
+
+
+# Limits, annotations, and words of the one finding.
+REFUSED = [
+    ({"nvidia.com/gpumem-percentage": 50}, {}, "50 % of the memory, and a claim has MiB alone"),
+    ({ALI: 8}, {}, "8 GiB (as aliyun.com/gpu-mem counts)"),
+    ({GPU: 1}, {}, "all of the memory, and a claim"),
+    ({VCORE: 200}, {}, "all of the memory, and a claim"),
+    ({GPU + ".shared": 1}, {}, "an equal slice, and a claim"),
+    ({}, {"gpu-fraction": "0.5"}, 'annotations["gpu-fraction"]: asks for 50 %'),
+    ({MEM: 3000}, {"vgpu.fleet/memory-request": "1000"}, "promised less than its limit"),
+    ({MEM: 3000, "nvidia.com/priority": 0}, {}, "the high priority"),
+    ({MEM: 3000}, {"vgpu.fleet/gpu-policy": "spread"}, "cannot ask for spread"),
+    ({MEM: 3000}, {"vgpu.fleet/gpu-policy": "numa,mutex"}, "cannot ask for numa, mutex"),
+    ({MEM: 3000}, {"vgpu.fleet/gpu-policy": "topology"}, "cannot ask for topology"),
+    ({MEM: 3000}, {"vgpu.fleet/node-policy": "binpack"}, "cannot ask for binpack"),
+    ({GPU: 2, MEM: 3000}, {"nvidia.com/numa-bind": "true"}, "GPUs of one NUMA node"),
+    ({MEM: 3000}, {"nvidia.com/use-gputype": "x" * 9000}, "is longer than a claim may be"),
+]
+
+
+@pytest.mark.parametrize(("limits", "annotations", "words"), REFUSED)
+def test_what_no_claim_says_is_refused_with_the_next_step(limits, annotations, words):
+    _found, (finding,) = read(pod(limits, {}, annotations))
+    assert words in finding and "label the pod vgpu.fleet/allocation: extender" in finding
+
+
+def test_sizes_of_one_pod_are_bounded():
+    made = pod({})
+    made["spec"]["containers"] = [
+        {"name": f"c{n}", "resources": {"limits": {MEM: 1000 + min(n, 16)}}} for n in range(40)
+    ]
+    _found, (finding,) = read(made)
+    assert "more than 16 different sizes" in finding
+    made["spec"]["containers"] = made["spec"]["containers"][:16]
+    assert read(made)[1] == []
+
+
+# Label of the pod, of its namespace; what is taken, or words of the refusal.
+WAYS = [
+    (None, "", "extender", ""),
+    (None, "dra", "dra", ""),
+    ("dra", "", "dra", ""),
+    ("extender", "dra", "extender", ""),
+    ("dra", "claims", "dra", ""),
+    ("claims", "dra", "", 'metadata.labels["vgpu.fleet/allocation"]: expected dra or extender, found "claims"'),
+    (None, "claims", "", "namespace: its label vgpu.fleet/allocation is neither dra nor extender"),
+]
+
+
+@pytest.mark.parametrize(("label", "of_namespace", "way", "words"), WAYS)
+def test_the_label_of_the_pod_wins(label, of_namespace, way, words):
+    findings = []
+    labels = {} if label is None else {"vgpu.fleet/allocation": label}
+    found = claim_requests.way_of(labels, of_namespace, findings)
+    assert found == way if way else words in str(findings[0])
+
+
+def test_names_follow_the_spec_alone():
+    one, other = (read(pod({MEM: 3000, CORES: cores}))[0].specs["main"] for cores in (30, 31))
+    name = claim_requests.template_name(one)
+    assert name == claim_requests.template_name(dict(reversed(one.items()))) != claim_requests.template_name(other)
+    assert name.startswith("vgpu-") and len(name) == 17 and int(name[5:], 16) >= 0
+
+
+@pytest.mark.parametrize(("container", "taken"), [("main", ()), ("main", ("vgpu-main",)), ("m" * 63, ())])
+def test_names_of_claims_are_free_labels(container, taken):
+    found = claim_requests.claim_name(container, set(taken))
+    assert found not in taken and len(found) <= 63 and found.startswith("vgpu-")
+    assert found == "vgpu-main" or taken or container != "main"
+    again = claim_requests.claim_name(container, {*taken, found})
+    assert again not in (*taken, found) and len(again) <= 63
