@@ -56,7 +56,7 @@ def started() -> Iterator[tuple[Cluster, GpuNode]]:
         node.furnish()
         cluster.start()
         node.plugin.command += ["--kubeconfig", str(cluster.folder / "pki" / "kubelet.conf")]
-        node.plugin.command += ["--node-name", cluster.node]
+        node.plugin.command += ["--node-name", cluster.node, "--health-clean-period", "30"]
         node.configure(CONFIGURATION, {"allocation": "dra"})
         node.start()
         selectors = [{"cel": {"expression": ON}}]

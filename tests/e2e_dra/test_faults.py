@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims while something fails: a GPU with an Xid, a boot in either order, an API server that is killed or drops the
+fields of shares, and pods that ask by a number alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import CLAIMS, CLASSES, ON, Claim, devices, minor, pod
+from kubebox import pods, power
+from kubebox.cluster import Cluster
+from kubebox.gpunode import MIB, GpuNode
+from kubebox.process import until
+from kubebox.programs import Programs
+from test_claims import FILL, GIB, records, used
+
+NUMBER = "nvidia.com/gpu"
+
+
+def allocated(cluster: Cluster, name: str) -> list[str]:
+    """The devices of a claim."""
+    found = (cluster.api.get(f"{CLAIMS}/{name}").get("status") or {}).get("allocation") or {}
+    return [one["device"] for one in (found.get("devices") or {}).get("results") or ()]
+
+
+def tainted(cluster: Cluster) -> dict[str, str]:
+    """Device → value of its taint."""
+    found = devices(cluster).items()
+    return {name: one["taints"][0]["value"] for name, one in found if one.get("taints")}
+
+
+def test_a_gpu_with_an_xid_gets_no_claim_until_it_is_clean(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
+    first = pod(cluster, "first", claim("c0", gpu={"memory": "2Gi", "cores": "10"}), command=FILL).wait_running()
+    (ill,) = allocated(cluster, "c0")
+    index = [gpu["uuid"][:12] for gpu in node.status()["gpus"]].index(f"GPU-{ill.removeprefix('gpu-')}")
+    node.gpusimctl("xid", str(index), "79")
+    until(lambda: tainted(cluster) == {ill: "xid-79"}, "taint of the device")
+    # The other card has no room for both.
+    for n in (1, 2):
+        pod(cluster, f"p{n}", claim(f"c{n}", gpu={"memory": "8Gi", "cores": "10"}), command=FILL)
+    until(lambda: len(allocated(cluster, "c1") + allocated(cluster, "c2")) == 1, "one claim with a device")
+    assert ill not in allocated(cluster, "c1") + allocated(cluster, "c2")
+    waits = pods.Pod(cluster, "p2" if allocated(cluster, "c1") else "p1")
+    until(waits.why_not_scheduled, "word of the scheduler")
+    until(lambda: not tainted(cluster), "device that is clean again")
+    waits.wait_running()
+    assert first.phase in ("Running", "Failed")
+
+
+@pytest.mark.parametrize("order", ["plugin", "kubelet"])
+def test_pods_start_again_after_a_boot(cluster: Cluster, node: GpuNode, claim: Claim, order: str) -> None:
+    """With the kubelet first they wait for the program, and do not fail as pods of a device plugin do."""
+    name = claim("c", gpu={"memory": "2Gi", "cores": "10"})
+    one = pod(cluster, "one", name, command=FILL, restart="Always").wait_running()
+    one.wait_log(r"^took 1: 2$")
+    before, uid = records(), one.uid
+
+    power.cut(cluster, node)
+    power.boot_runtime(cluster)
+    if order == "plugin":
+        power.boot_programs(node)
+        cluster.kubelet.start()
+    else:
+        cluster.kubelet.start()
+        until(cluster.node_ready, "node that is ready")
+        assert one.phase in ("Running", "Pending") and used(node) == {}
+        node.start()
+
+    until(lambda: list(used(node).values()) == [2 * GIB], f"share that is filled again: {one.object()['status']}")
+    assert one.uid == uid and one.restarts() >= 1
+    assert [record["id"] for record in records()] == [record["id"] for record in before]
+
+
+def test_an_api_server_that_is_killed(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
+    """What runs runs on, and what was being prepared is."""
+    one = pod(cluster, "one", claim("c", gpu={"memory": "2Gi", "cores": "10"}), command=FILL).wait_running()
+    one.wait_log(r"^took 1: 2$")
+    (pid,) = one.pids()
+    pod(cluster, "late", claim("d", gpu={"memory": "1Gi", "cores": "10"}), command=FILL)
+    until(lambda: allocated(cluster, "d"), "device of the claim")
+    cluster.apiserver.stop(kill=True)
+    assert used(node)[pid] == 2 * GIB
+    cluster.apiserver.start()
+    until(cluster._api_ready, "API server that is ready")
+    pods.Pod(cluster, "late").wait_running()
+    assert used(node)[pid] == 2 * GIB and sorted(used(node).values()) == [GIB, 2 * GIB]
+
+
+@pytest.fixture
+def without_shares(cluster: Cluster, node: GpuNode) -> Iterator[None]:
+    """An API server that drops the fields of shares, as 1.34 and 1.35 do."""
+    command = list(cluster.apiserver.command)
+
+    def again(words: list[str]) -> None:
+        node.plugin.stop()
+        for path in devices_path(cluster):
+            cluster.api.delete(path)
+        cluster.apiserver.stop(kill=True)
+        cluster.apiserver.command = words
+        cluster.apiserver.start()
+        until(cluster._api_ready, "API server that is ready")
+        node.start()
+
+    if minor(Programs.from_environment()) < 36:
+        pytest.skip("the gate is a flag of the whole cluster there")
+    again([*command, "--feature-gates", "DRAConsumableCapacity=false"])
+    yield
+    again(command)
+    until(lambda: len(devices(cluster)) == 2, "both cards")
+
+
+def devices_path(cluster: Cluster) -> list[str]:
+    found = cluster.api.get("/apis/resource.k8s.io/v1/resourceslices")["items"]
+    return [f"/apis/resource.k8s.io/v1/resourceslices/{one['metadata']['name']}" for one in found]
+
+
+def test_nothing_is_published_where_the_fields_are_dropped(cluster: Cluster, node: GpuNode, without_shares) -> None:
+    def said() -> list[str]:
+        return [one for one in node.status()["warnings"] if "DRAConsumableCapacity" in one]
+
+    until(said, "the warning that names the gate")
+    assert devices(cluster) == {}
+
+
+@pytest.fixture
+def by_number(cluster: Cluster) -> Iterator[None]:
+    """Pods that say `nvidia.com/gpu: 1` ride on claims."""
+    if minor(Programs.from_environment()) < 36:
+        pytest.skip("extended resources by classes are off in this version")
+    spec = {"selectors": [{"cel": {"expression": ON}}], "extendedResourceName": NUMBER}
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "by-number"}, "spec": spec}
+    cluster.api.create(CLASSES, body)
+    yield
+    pods.delete_all(cluster)
+    cluster.api.delete(f"{CLASSES}/by-number")
+
+
+def test_a_pod_that_asks_by_a_number_gets_the_equal_part(cluster: Cluster, node: GpuNode, by_number: Any) -> None:
+    two = pods.create(cluster, pods.manifest("two", pods.container([pods.WORKER, "fill"], slices=2))).wait_running()
+    assert int(two.wait_log(r"^total (\d+)$")[1]) == 3840 * MIB
+    claims = cluster.api.get(CLAIMS)["items"]
+    results = [one["device"] for claim in claims for one in claim["status"]["allocation"]["devices"]["results"]]
+    assert len(set(results)) == len(results) == 2, "two shares of two cards"
