@@ -32,6 +32,8 @@ _raw:
   elements: str
 """
 
+import gc
+
 from ansible.errors import AnsibleError
 from ansible.inventory.manager import split_host_pattern
 from ansible.plugins.loader import lookup_loader
@@ -40,6 +42,9 @@ from ansible.plugins.lookup import LookupBase
 
 class LookupModule(LookupBase):
     def run(self, terms, variables=None, **kwargs):
+        # Ansible starts a process for each task and host. The collector of each would write to all objects that are
+        # there now, and so copy each page of memory that they lie in.
+        gc.freeze()
         variables = variables or {}
         patterns = [one for term in terms for one in (term if isinstance(term, (list, tuple)) else [term])]
         found = self._hosts(patterns, variables)

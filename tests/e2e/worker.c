@@ -9,6 +9,7 @@
  * at SIGUSR1 and takes again from SIGUSR2 on, "take" takes so many MiB ("took MIB: CODE"), "busy" launches
  * kernels of 2 ms one after the other until the end ("busy"), "crash" ends with status 3. Else it waits for its end.
  */
+#define _DEFAULT_SOURCE
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdint.h>
