@@ -65,7 +65,7 @@ def planned(
     warnings = [said(finding) for finding in findings if finding.level != "error"]
     faults = [said(finding) for finding in errors(findings)]
     if faults:
-        return {"faults": faults, "warnings": warnings}
+        return {"faults": faults, "text": [], "warnings": warnings}
     made = plan.make_plan(desired, state)
     lines = plan.describe(made, state)
     warnings += made["warnings"]

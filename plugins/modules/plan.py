@@ -99,8 +99,8 @@ roles:
   elements: str
 faults:
   description:
-    - Mistakes in the variables that only the GPUs of the host show, empty where there is none. With one of them nothing
-      else is returned but warnings.
+    - Mistakes in the variables that only the GPUs of the host show, empty where there is none. With one of them
+      RV(text) is empty, and nothing else is returned but warnings.
   returned: always
   type: list
   elements: str

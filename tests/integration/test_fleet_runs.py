@@ -14,6 +14,7 @@ import pytest
 from doubles.fleet import ROOT, SPOILED, STOPS, Fleet, Run
 
 # Tasks that belong to a role of the plan and run where it changes something.
+READ = "vgpu.fleet.preflight : Read the host and plan"
 DEPLOYED = "vgpu.fleet.vcuda : Write the unit of the arbiter"
 PLUGIN = "vgpu.fleet.device_plugin : Switch to the version"
 PROVEN = "vgpu.fleet.verify : Record the state that isolation was proven for"
@@ -250,8 +251,22 @@ def test_a_wrong_variable_of_one_host_stops_all(fleet: Fleet, playbook: str, opt
     run = fleet.run(playbook, "behind", *options)
     assert run.code != 0
     assert "vgpu_split_count: expected a whole number from 1" in run.output
-    assert "TASK [vgpu.fleet.preflight : Read the host]" not in run.output
+    assert f"TASK [{READ}]" not in run.output
     assert {counts["changed"] for counts in run.counts.values()} == {0}
+
+
+@pytest.mark.parametrize("playbook", ["site.yml", "upgrade.yml"])
+def test_a_variable_that_the_gpus_of_one_host_contradict_stops_all(fleet: Fleet, playbook: str) -> None:
+    fleet.host("gpu-0004", vgpu_devices=[{"match": {"index": 7}, "split_count": 1}])
+    run = fleet.run(playbook, "behind")
+    assert run.code != 0
+    assert hosts_of(run, READ) == NAMES
+    assert re.search(
+        r'^\s+"host gpu-0004 \(group \w+\), set by host gpu-0004 in .*: vgpu_devices.*index 7', run.output, re.MULTILINE
+    ), run.output
+    assert "Error while resolving" not in run.output
+    assert {counts["changed"] for counts in run.counts.values()} == {0}
+    assert "Save the rollback point" not in run.output
 
 
 @pytest.mark.parametrize("options", [[], ["--check"]])

@@ -12,7 +12,7 @@ import json
 from typing import Any, Mapping, NamedTuple
 
 from ..config.kinds import Finding, error, show, warning
-from . import preferences as wishes
+from . import preferences
 from .quantity import mebibytes
 from .requests import PodAsk, needs
 from .resources import MIB, Ask, annotation
@@ -97,7 +97,7 @@ def _of_container(one: Ask, findings: list[Finding]) -> None:
     if one.burst_mib:
         findings.append(error(one.where, f"is promised less than its limit, which no claim can be; {NEXT}"))
     if one.one_numa and one.gpus > 1:
-        findings.append(error(annotation(wishes.NUMA_BIND), f"GPUs of one NUMA node are in no claim; {NEXT}"))
+        findings.append(error(annotation(preferences.NUMA_BIND), f"GPUs of one NUMA node are in no claim; {NEXT}"))
 
 
 def _of_pod(ask: PodAsk, findings: list[Finding]) -> None:
@@ -108,20 +108,20 @@ def _of_pod(ask: PodAsk, findings: list[Finding]) -> None:
     chosen = ask.preferences
     if chosen.node_policy:
         text = f"a claim cannot ask for {chosen.node_policy}; {NEXT}"
-        findings.append(error(annotation(wishes.NODE_POLICY[0]), text))
+        findings.append(error(annotation(preferences.NODE_POLICY[0]), text))
     if chosen.gpu_policy or chosen.alone:
-        words = ", ".join(filter(None, (chosen.gpu_policy, wishes.MUTEX if chosen.alone else "")))
-        findings.append(error(annotation(wishes.GPU_POLICY[0]), f"a claim cannot ask for {words}; {NEXT}"))
+        words = ", ".join(filter(None, (chosen.gpu_policy, preferences.MUTEX if chosen.alone else "")))
+        findings.append(error(annotation(preferences.GPU_POLICY[0]), f"a claim cannot ask for {words}; {NEXT}"))
 
 
-def _selectors(chosen: wishes.Preferences, findings: list[Finding]) -> list[str]:
+def _selectors(chosen: preferences.Preferences, findings: list[Finding]) -> list[str]:
     """CEL on what our driver publishes of a device; the class has seen to it that it is one of ours."""
     uuid, model = (f"device.attributes[{_text(DRIVER)}].{name}.lowerAscii()" for name in ("uuid", "model"))
     listed = (
-        (wishes.USE_UUID, chosen.use_uuids, f"{uuid} in {{}}"),
-        (wishes.AVOID_UUID, chosen.avoid_uuids, f"!({uuid} in {{}})"),
-        (wishes.USE_MODEL, chosen.use_models, f"{{}}.exists(part, {model}.contains(part))"),
-        (wishes.AVOID_MODEL, chosen.avoid_models, f"!{{}}.exists(part, {model}.contains(part))"),
+        (preferences.USE_UUID, chosen.use_uuids, f"{uuid} in {{}}"),
+        (preferences.AVOID_UUID, chosen.avoid_uuids, f"!({uuid} in {{}})"),
+        (preferences.USE_MODEL, chosen.use_models, f"{{}}.exists(part, {model}.contains(part))"),
+        (preferences.AVOID_MODEL, chosen.avoid_models, f"!{{}}.exists(part, {model}.contains(part))"),
     )
     out = []
     for name, words, expression in listed:

@@ -165,11 +165,13 @@ class Api:
         }
         await self.call("POST", f"/api/v1/namespaces/{pod['namespace']}/events", body)
 
-    async def list(self, path: str, kind: type[T], query: Mapping[str, str] = {}, size: int = PAGE) -> AsyncIterator[T]:
+    async def list(
+        self, path: str, kind: type[T], query: Mapping[str, str] | None = None, size: int = PAGE
+    ) -> AsyncIterator[T]:
         """The pages of a list, of at most so many items, the first as new as the server is."""
         more = ""
         while True:
-            page = await self.call("LIST", path, limit=size, **query, **({"continue": more} if more else {}))
+            page = await self.call("LIST", path, limit=size, **(query or {}), **({"continue": more} if more else {}))
             try:
                 found = msgspec.json.decode(page, type=kind)
             except msgspec.DecodeError as fault:

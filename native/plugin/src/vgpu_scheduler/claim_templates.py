@@ -48,7 +48,7 @@ class Templates:
         if not specs:
             return
         if not NAMESPACE.match(namespace):
-            # Whoever reaches the webhook writes reviews of his own, and this becomes part of a path.
+            # A client that reaches the port can send any review, and the name becomes part of a path.
             raise TemplateError("the review names no namespace as Kubernetes has them")
         try:
             async with asyncio.timeout(AT_MOST), asyncio.TaskGroup() as group:
