@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.vgpu.fleet.plugins.module_utils.config.options import INTERNAL
-from ansible_collections.vgpu.fleet.plugins.module_utils.config.options import RENAMED as OLD_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
@@ -41,26 +39,6 @@ spec.loader.exec_module(tables)
 
 def read(path: str) -> str:
     return (ROOT / path).read_text()
-
-
-# Names that a page shows on purpose: a typing error, and what things were called before the first release.
-RENAMED = [
-    *OLD_VARIABLES,
-    *INTERNAL,
-    "upgrade_point",
-    "container_runtime_drop_in_path",
-    "container_runtime_drop_in_text",
-    "device_plugin_rivals",
-    "device_plugin_rivals_remove",
-    "vgpu_watch_looks_total",
-    "vgpu_scheduler_request_seconds",
-]
-RENAMED += ["vgpu_watch_blind", "vgpu_container_wanting", "vgpu_container_held_back"]
-ABSENT = {"docs/migration.md": RENAMED}
-SHOWN = {
-    page: [f"{name}: neither a variable nor a module, package or metric" for name in names]
-    for page, names in ABSENT.items()
-}
 
 
 def known_variables() -> set[str]:
@@ -190,8 +168,7 @@ def exists(path: str, folder: Path) -> bool:
 
 @pytest.mark.parametrize("page", [str(path.relative_to(ROOT)) for path in PAGES])
 def test_a_page_names_what_exists(page: str) -> None:
-    found = findings(read(page), (ROOT / page).parent)
-    assert [one for one in found if one not in SHOWN.get(page, [])] == []
+    assert findings(read(page), (ROOT / page).parent) == []
 
 
 @pytest.mark.parametrize(
