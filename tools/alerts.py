@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the alerts from the one table of this file: Prometheus' rules, the PrometheusRule and the rows of the docs.
+"""Write the alerts from the one table of this file: Prometheus' rules, the PrometheusRule and the list of the docs.
 
 ``native/plugin/dashboards/vgpu-alerts.yml`` is for ``rule_files``, ``vgpu-prometheusrule.yml`` is the same rules as an
-object of the Prometheus operator, and docs/operations.md has a row for each.
+object of the Prometheus operator, and docs/operations.md lists them.
 """
 
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +38,8 @@ CARD = "GPU {{ $labels.gpu }} of {{ $labels.instance }}"
 
 
 class Alert(NamedTuple):
-    """``lasts``: how long the expression must be true, as Prometheus writes it; empty: at once. ``means``: for people,
-    in the docs. Without a name it is a row of the docs alone: it depends on what tenants were promised.
+    """``lasts``: how long the expression must be true, as Prometheus writes it; empty: at once. Without a
+    name it is a row of the docs alone: it depends on what tenants were promised.
     """
 
     group: str
@@ -46,8 +47,7 @@ class Alert(NamedTuple):
     expr: str
     lasts: str
     severity: str
-    means: str
-    summary: str = ""
+    summary: str
     description: str = ""
 
 
@@ -59,7 +59,6 @@ ALERTS = (
         'increase(vgpu_container_memory_violations_total{kind!="lease"}[10m]) > 0',
         "",
         PAGES,
-        "a container held more than its limit, by the driver or its ledger",
         f"{WHO} held more GPU memory than its limit",
         f"{WHERE} Run on the node: vgpuctl watch",
     ),
@@ -69,7 +68,6 @@ ALERTS = (
         f"increase(vgpu_watch_findings_total{{{REASONS}}}[10m]) > 0",
         "",
         PAGES,
-        "a container bypassed the library; it stays true after the container was ended",
         f"A container on {HOST} bypasses the library ({{{{ $labels.reason }}}})",
         "Run on the node: vgpuctl watch. The plugin's log has the line too.",
     ),
@@ -79,7 +77,6 @@ ALERTS = (
         f"vgpu_container_watch_finding{{{REASONS}}} == 1",
         "1m",
         PAGES,
-        "a container still bypasses it",
         f"{WHO} goes on bypassing the library ({{{{ $labels.reason }}}})",
         f"{WHERE} vgpu_watch: end would end it.",
     ),
@@ -89,7 +86,6 @@ ALERTS = (
         'vgpu_container_watch_finding{reason="more-time", kind!="lease"} == 1',
         "5m",
         WARNS,
-        "a container takes more GPU time than its share",
         f"{WHO} takes more GPU time than its share",
         f"{WHERE} It has long kernels, or bypasses the share.",
     ),
@@ -99,7 +95,6 @@ ALERTS = (
         "vgpu_watch_unplaced > 0 or vgpu_watch_unaccounted_bytes > 0",
         "1m",
         WARNS,
-        "somebody without a slice is on a shared GPU",
         f"Processes on a shared GPU of {HOST} belong to no container with a slice",
         "{{ $value }} on {{ $labels.uuid }}: no limit holds for them. Run on the node: vgpuctl watch",
     ),
@@ -109,7 +104,6 @@ ALERTS = (
         "vgpu_watch_incomplete == 1",
         "10m",
         WARNS,
-        "the watcher does not see everything",
         f"The watcher on {HOST} does not see everything",
         "vgpuctl watch says why.",
     ),
@@ -119,7 +113,6 @@ ALERTS = (
         "max by (instance) (max_over_time(vgpu_plugin_info[1h])) unless max by (instance) (vgpu_plugin_info)",
         "5m",
         WARNS,
-        "no metrics come from a node that had some within the last hour",
         f"The device plugin on {HOST} is silent",
         "Run on the node: systemctl status vgpu-device-plugin, or look at its pod.",
     ),
@@ -129,7 +122,6 @@ ALERTS = (
         "vgpu_plugin_registered == 0",
         "2m",
         WARNS,
-        "the kubelet gives no slice out",
         f"The kubelet of {HOST} gives no slice out",
         "vgpuctl status says why.",
     ),
@@ -139,7 +131,6 @@ ALERTS = (
         "vgpu_gpu_healthy == 0",
         "",
         WARNS,
-        "a GPU is withdrawn",
         f"{CARD} is withdrawn",
         "{{ $labels.uuid }}. Run on the node: vgpuctl explain {{ $labels.gpu }}",
     ),
@@ -149,7 +140,6 @@ ALERTS = (
         'increase(vgpu_gpu_ecc_errors_total{kind="uncorrected"}[1h]) > 0',
         "",
         WARNS,
-        "the memory of a GPU had errors that could not be corrected",
         f"{CARD} had uncorrected memory errors",
         "{{ $labels.uuid }}. Run on the node: nvidia-smi -q -d ECC,ROW_REMAPPER",
     ),
@@ -159,7 +149,6 @@ ALERTS = (
         "vgpu_plugin_config_refused == 1",
         "5m",
         WARNS,
-        "a configuration was not taken over",
         f"{HOST} runs with its former configuration: the new one was refused",
         "vgpuctl status says why.",
     ),
@@ -169,7 +158,6 @@ ALERTS = (
         "max(max_over_time(vgpu_scheduler_leader[1h])) unless max(vgpu_scheduler_leader) == 1",
         "2m",
         WARNS,
-        "no replica of the scheduler binds pods",
         "No replica of vgpu-scheduler leads",
         "Pods that ask for GPUs wait. Look at the log of the scheduler's pods.",
     ),
@@ -179,7 +167,6 @@ ALERTS = (
         "vgpu_scheduler_oversold_gpus > 0",
         "5m",
         WARNS,
-        "more is planned on a GPU than it has",
         "{{ $value }} GPUs have more planned on them than they have",
         f"By {HOST}. Run: vgpuctl explain pod NAMESPACE/NAME for the pods of these nodes",
     ),
@@ -189,7 +176,6 @@ ALERTS = (
         "vgpu_scheduler_unplanned_pods > 0",
         "5m",
         WARNS,
-        "pods were bound around the scheduler, and the device plugin refuses them",
         "{{ $value }} pods hold GPUs without a plan",
         "Somebody bound them around vgpu-scheduler.",
     ),
@@ -219,14 +205,14 @@ ALERTS = (
         "",
         "a tenant wants more than its share all the time",
     ),
-    Alert(NODE, "", "vgpu_gpu_temperature_celsius > 85", "10m", "", "a card is hot; what is too hot depends on it"),
+    Alert(NODE, "", "vgpu_gpu_temperature_celsius > 85", "10m", "", "a card is hot"),
     Alert(
         NODE,
         "",
         "increase(vgpu_gpu_xids_total[10m]) > 0",
         "",
         "",
-        "the driver reported an Xid; many are faults of one program, and `VgpuGpuUnhealthy` is for the others",
+        "the driver reported an Xid; many are faults of one program",
     ),
 )
 
@@ -278,12 +264,20 @@ def object_file() -> str:
 
 
 def rows() -> str:
-    """The alerts and their meaning, then the expressions that are no alert, as lists of the docs."""
-    named = [f"- `{one.name}`{' (page)' if one.severity == PAGES else ''}: {one.means}\n" for one in ALERTS if one.name]
-    others = [
-        f"- `{one.expr}`{f' for {one.lasts}' if one.lasts else ''}: {one.means}\n" for one in ALERTS if not one.name
+    """The names of the alerts, then the expressions that are no alert, as a list of the docs."""
+    names = [
+        textwrap.fill(
+            f"- {severity}: {', '.join(f'`{one.name}`' for one in ALERTS if one.severity == severity)}",
+            width=150,
+            subsequent_indent="  ",
+        )
+        + "\n"
+        for severity in (PAGES, WARNS)
     ]
-    return "".join([*named, f"\n{OTHERS}\n\n", *others])
+    others = [
+        f"- `{one.expr}`{f' for {one.lasts}' if one.lasts else ''}: {one.summary}\n" for one in ALERTS if not one.name
+    ]
+    return "".join([*names, f"\n{OTHERS}\n\n", *others])
 
 
 def page(text: str) -> str:

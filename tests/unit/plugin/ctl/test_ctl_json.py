@@ -31,12 +31,12 @@ KINDS = {bool: "bool", int: "integer", float: "number", str: "text"}
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Command → field → type. A row: the object, – the outermost, the type, its fields with notes in brackets."""
+    """Command → field → type. A line: the object unless it is the outermost, the type, the fields with notes."""
     found = {}
     for part in re.split(r"^## ", (ROOT / "docs" / "vgpuctl.md").read_text(), flags=re.M)[1:]:
-        command, _end, table = part.partition("\n")
+        command, _end, lines = part.partition("\n")
         fields: dict[str, str] = {}
-        for row in re.findall(r"^\| (?:–|`([^`]+)`) \| ([^|]+) \| (.+) \|$", table, re.M):
+        for row in re.findall(r"^- (?:`([^`]+)`, )?([a-z]+(?: `[^`]+`)?): (.+)$", lines.replace("\n  ", " "), re.M):
             fields |= of_row(*row, fields)
         found[command] = fields
     return found
