@@ -36,7 +36,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Claims:
-    """``gpus``: by node. ``there``: ``namespace/name`` of all claims; ``waiting``: of those of ours without a device."""
+    """``gpus``: by node. ``there``: ``namespace/name`` of all claims; ``waiting``: of ours without a device."""
 
     gpus: Mapping[str, tuple[NodeGpu, ...]] = field(default_factory=dict)
     shares: tuple[Share, ...] = ()
