@@ -6,13 +6,14 @@ nothing of such a pod may need it.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import API, PLUGIN
+from conftest import API, CLAIMS, PLUGIN
 from kubebox import pods
 from kubebox.api import ApiError
 from kubebox.cluster import SERVER, Cluster
@@ -24,7 +25,6 @@ from vgpu_plugin._shared.kube.scheduler_manifests import NAME, Desired
 ROOT = PLUGIN.parents[1]
 FILL = ("fill", "take", "1")
 NAMESPACE = "/api/v1/namespaces/default"
-TEMPLATES = f"{API}/namespaces/default/resourceclaimtemplates"
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 PORT = 18449
 WORDS = "label the pod vgpu.fleet/allocation: extender"
@@ -116,18 +116,36 @@ def test_what_a_pod_asks_for_in_a_labelled_namespace_is_a_claim(
     assert one.wait_log(r"^took 1: (\d+)$")[1] == "2"
     spec = cluster.api.get(f"{NAMESPACE}/pods/one")["spec"]
     assert spec["schedulerName"] == "default-scheduler" and "nvidia.com" not in str(spec["containers"][0]["resources"])
-    (template,) = cluster.api.get(TEMPLATES)["items"]
-    assert spec["resourceClaims"][0]["resourceClaimTemplateName"] == template["metadata"]["name"]
-    (claim,) = cluster.api.get(f"{API}/namespaces/default/resourceclaims")["items"]
+    (claim,) = cluster.api.get(CLAIMS)["items"]
+    assert spec["resourceClaims"] == [{"name": "vgpu-main", "resourceClaimName": claim["metadata"]["name"]}]
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert result["consumedCapacity"] == {"memory": "3000Mi", "cores": "30", "slots": "1"}
-    # Another that asks for the same shares its template, and has a claim of its own; the pod's label says it here.
+    # Another that asks for the same has a claim of its own; the pod's label says it here.
     labelled(None)
     other = pods.create(cluster, asking("other", {"vgpu.fleet/allocation": "dra"}, gpumem="3000", gpucores="30"))
     other.wait_running()
     assert int(other.wait_log(r"^total (\d+)$")[1]) == 3000 * MIB
-    assert len(cluster.api.get(TEMPLATES)["items"]) == 1
-    assert len(cluster.api.get(f"{API}/namespaces/default/resourceclaims")["items"]) == 2
+    assert len(cluster.api.get(CLAIMS)["items"]) == 2
+    one.delete()
+    until(lambda: len(cluster.api.get(CLAIMS)["items"]) == 1, "end of the claim of a pod that is gone")
+
+
+def test_the_claim_of_a_pod_that_ended_is_given_back(
+    cluster: Cluster, node: GpuNode, labelled: Callable[[str | None], None]
+) -> None:
+    """The pod stays, as those of jobs do; what it claimed is for others."""
+    labelled("dra")
+    made = asking("one", gpumem="3000", gpucores="30")
+    made["spec"]["containers"][0]["command"] = [pods.WORKER, "crash"]
+    made["spec"]["restartPolicy"] = "Never"
+    pods.create(cluster, made)
+    until(lambda: phase(cluster, "one") in ("Succeeded", "Failed"), "end of the pod")
+    until(lambda: not cluster.api.get(CLAIMS)["items"], "end of its claim")
+    assert phase(cluster, "one")
+
+
+def phase(cluster: Cluster, name: str) -> str:
+    return cluster.api.get(f"{NAMESPACE}/pods/{name}")["status"]["phase"]
 
 
 def test_a_card_is_chosen_by_uuid_and_model(
@@ -146,7 +164,7 @@ def test_a_card_is_chosen_by_uuid_and_model(
         "nvidia.com/nouse-gputype": 'V"100',
     }
     pods.create(cluster, made).wait_running()
-    (claim,) = cluster.api.get(f"{API}/namespaces/default/resourceclaims")["items"]
+    (claim,) = cluster.api.get(CLAIMS)["items"]
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert result["device"] == last["name"]
 
@@ -172,18 +190,29 @@ def test_what_no_claim_says_is_refused(
         cluster.api.create(f"{NAMESPACE}/pods", asking("one", **limits))
 
 
-def test_a_template_that_a_tenant_wrote_under_the_name_is_not_used(
-    cluster: Cluster, labelled: Callable[[str | None], None]
+def test_a_claim_that_a_tenant_wrote_is_not_used(
+    cluster: Cluster, labelled: Callable[[str | None], None], webhook: Service
 ) -> None:
+    """The name of another's claim, in an annotation by hand: the pod waits with that reason, and the claim stays."""
     labelled("dra")
-    made = asking("one", gpumem="2000", gpucores="20")
-    dry = cluster.api.create(f"{NAMESPACE}/pods?dryRun=All", made)
-    name = dry["spec"]["resourceClaims"][0]["resourceClaimTemplateName"]
-    assert cluster.api.get_or_none(f"{TEMPLATES}/{name}") is None, "a dry run makes none"
-    request = {"name": "gpu", "exactly": {"deviceClassName": "vgpu"}}
-    forged = {"metadata": {"name": name}, "spec": {"spec": {"devices": {"requests": [request]}}}}
-    cluster.api.create(TEMPLATES, {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", **forged})
-    with pytest.raises(ApiError, match="says something else than its name stands for"):
-        cluster.api.create(f"{NAMESPACE}/pods", made)
-    cluster.api.delete(f"{TEMPLATES}/{name}")
-    pods.create(cluster, made).wait_running()
+    dry = cluster.api.create(f"{NAMESPACE}/pods?dryRun=All", asking("one", gpumem="2000", gpucores="20"))
+    assert cluster.api.get(CLAIMS)["items"] == [], "a dry run makes none"
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "none"}}]}}
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "own"}, "spec": spec}
+    before = cluster.api.create(CLAIMS, body)
+    forged = pods.manifest("forged", pods.container([pods.WORKER], slices=0))
+    said = json.loads(dry["metadata"]["annotations"]["vgpu.fleet/claims"])
+    said["claims"] = {"own": [1, 1000, 10], "made": [1, 1000, 10]}
+    forged["metadata"]["labels"] = {"vgpu.fleet/claims": "wanted"}
+    forged["metadata"]["annotations"] = {"vgpu.fleet/claims": json.dumps(said)}
+    forged["spec"]["resourceClaims"] = [{"name": name, "resourceClaimName": name} for name in said["claims"]]
+    cluster.api.create(f"{NAMESPACE}/pods", forged)
+
+    def told() -> list[str]:
+        events = cluster.api.get("/api/v1/namespaces/default/events")["items"]
+        return [one["message"] for one in events if one["reason"] == "GpuClaimRefused"]
+
+    until(told, f"event of the refusal; the log:\n{webhook.tail(20)}")
+    assert "ResourceClaim default/own: expected none, or the pod's own, found another's" in told()[0]
+    assert cluster.api.get(f"{CLAIMS}/own")["metadata"]["uid"] == before["metadata"]["uid"]
+    assert phase(cluster, "forged") == "Pending"

@@ -224,8 +224,8 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         _rule("admissionregistration.k8s.io", hooks, "get patch", (NAME,)),
     ]
     if desired.config.get("claims"):
-        # In the namespaces of pods, which nobody knows before; see vgpu_scheduler.claim_templates.
-        cluster_rules.append(_rule("resource.k8s.io", "resourceclaimtemplates", "get list create patch delete"))
+        # In the namespaces of pods, which nobody knows before; see vgpu_scheduler.pod_claims.
+        cluster_rules.append(_rule("resource.k8s.io", "resourceclaims", "get create delete"))
     rules = [
         # A create request cannot be limited by name.
         _rule("core", "secrets", "create"),
@@ -508,9 +508,6 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
     for one in mutating:
         # What another webhook did to the pod after us is looked at as well.
         one["reinvocationPolicy"] = "IfNeeded"
-        if desired.config.get("claims"):
-            # Templates of claims; a dry run makes none.
-            one["sideEffects"] = "NoneOnDryRun"
     validating = [hook("pods.vgpu.fleet", "/validate", "CREATE", asks, closed)]
     if desired.match_conditions:
         # For its words alone: where it is not asked, the replica that binds grants nothing that cannot be read.

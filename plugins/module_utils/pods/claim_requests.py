@@ -21,15 +21,28 @@ DRIVER, CLASS, REQUEST = "gpu.vgpu.fleet", "vgpu", "gpu"
 # Label of a pod or of its namespace, and its values; the pod's wins.
 ALLOCATION, CLAIMS, EXTENDER = "vgpu.fleet/allocation", "dra", "extender"
 NEXT = f"ask otherwise, or label the pod {ALLOCATION}: {EXTENDER}"
-# Objects that one pod makes, and letters of what Kubernetes takes as an expression (10 KiB), with room for the rest.
-MOST_TEMPLATES, LONGEST_EXPRESSION = 16, 8 * 1024
+# What a pod is given at admission: the label by which it is found, and what its claims are to ask for.
+LABEL, WANTED = "vgpu.fleet/claims", "wanted"
+ANNOTATION = "vgpu.fleet/claims"
+# Claims of one pod, and bytes of what Kubernetes takes as an expression (10 KiB), with room for the rest.
+MOST_CLAIMS, LONGEST_EXPRESSION = 16, 8 * 1024
+MOST_SELECTORS, MOST = 4, 1 << 40
+
+
+class Share(NamedTuple):
+    """What one claim asks for: so many different GPUs, and of each MiB and percent of compute (0: the equal part)."""
+
+    gpus: int
+    memory_mib: int
+    cores: int
 
 
 class Claims(NamedTuple):
-    """``specs``: container → what its claim has as ``spec``."""
+    """``shares``: by container, or by the name of the claim. ``selectors``: CEL that each GPU of the pod must meet."""
 
-    specs: dict[str, dict[str, Any]]
-    warnings: tuple[Finding, ...]
+    shares: dict[str, Share]
+    selectors: tuple[str, ...]
+    warnings: tuple[Finding, ...] = ()
 
 
 def way_of(labels: Mapping[str, Any], of_namespace: str, findings: list[Finding]) -> str:
@@ -47,22 +60,57 @@ def read_claims(ask: PodAsk, findings: list[Finding]) -> Claims:
     """What the pod asks for, by container; faults go to ``findings`` and name the field."""
     selectors = _selectors(ask.preferences, findings)
     _of_pod(ask, findings)
-    specs, warnings = {}, []
+    shares, warnings = {}, []
     for one in ask.asks:
         _of_container(one, findings)
-        specs[one.container] = _spec(one, selectors)
+        shares[one.container] = Share(one.gpus, one.memory.amount, one.cores)
         if not one.cores:
             text = "names no compute; by a claim that is the equal part of a GPU, and not what others leave"
             warnings.append(warning(one.where, text))
-    if len({template_name(spec) for spec in specs.values()}) > MOST_TEMPLATES:
-        findings.append(error("spec.containers", f"ask for more than {MOST_TEMPLATES} different sizes; {NEXT}"))
-    return Claims(specs, tuple(warnings))
+    if len(shares) > MOST_CLAIMS:
+        findings.append(error("spec.containers", f"more than {MOST_CLAIMS} of them ask for GPUs; {NEXT}"))
+    return Claims(shares, tuple(selectors), tuple(warnings))
 
 
-def template_name(spec: Mapping[str, Any]) -> str:
-    """Of the ResourceClaimTemplate for claims of this spec: who asks for the same shares it."""
-    text = json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return f"vgpu-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+def write_claims(claims: Claims) -> str:
+    """The annotation; ``read_annotation`` is its inverse."""
+    said = {name: list(share) for name, share in claims.shares.items()}
+    return json.dumps({"claims": said, "selectors": list(claims.selectors)}, separators=(",", ":"), ensure_ascii=False)
+
+
+def read_annotation(text: str) -> Claims:
+    """``shares`` by the name of the claim. Tenants may write it too, and get what a pod may ask for by dialects: shares
+    of our class, and no other field of a claim. Raises ValueError, whose text says what was expected and found."""
+    try:
+        found = json.loads(text)
+        if sorted(found) != ["claims", "selectors"] or not isinstance(found["claims"], dict):
+            raise TypeError
+        shares = {str(name): Share(*map(_number, numbers)) for name, numbers in found["claims"].items()}
+        selectors = tuple(_selector(one) for one in found["selectors"])
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(f"{ANNOTATION}: expected claims and selectors as admission writes them") from None
+    if not 0 < len(shares) <= MOST_CLAIMS or len(selectors) > MOST_SELECTORS:
+        text = f"expected at most {MOST_CLAIMS} claims and {MOST_SELECTORS} selectors"
+        raise ValueError(f"{ANNOTATION}: {text}, found {len(shares)} and {len(selectors)}")
+    return Claims(shares, selectors)
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MOST:
+        raise ValueError(value)
+    return value
+
+
+def _selector(value: Any) -> str:
+    if not isinstance(value, str) or len(value.encode()) > LONGEST_EXPRESSION:
+        raise ValueError(value)
+    return value
+
+
+def object_name(review: str, container: str) -> str:
+    """Of the ResourceClaim of a container. ``review``: the uid of the admission review, which is the same where the API
+    server asks another replica again, and which nobody knows before: so nobody can take the name first."""
+    return f"vgpu-{hashlib.sha256(f'{review} {container}'.encode()).hexdigest()[:16]}"
 
 
 def claim_name(container: str, taken: set[str]) -> str:
@@ -74,15 +122,15 @@ def claim_name(container: str, taken: set[str]) -> str:
     return name
 
 
-def _spec(one: Ask, selectors: list[str]) -> dict[str, Any]:
-    """With each field that the API server would fill in, so that what it stores is the same."""
-    amounts = {"memory": mebibytes(one.memory.amount)}
-    if one.cores:
-        amounts["cores"] = str(one.cores)
+def spec_of(share: Share, selectors: tuple[str, ...]) -> dict[str, Any]:
+    """Of a ResourceClaim, with each field that the API server would fill in, so that what it stores is the same."""
+    amounts = {"memory": mebibytes(share.memory_mib)}
+    if share.cores:
+        amounts["cores"] = str(share.cores)
     exactly: dict[str, Any] = {
         "deviceClassName": CLASS,
         "allocationMode": "ExactCount",
-        "count": one.gpus,
+        "count": share.gpus,
         "capacity": {"requests": amounts},
     }
     if selectors:

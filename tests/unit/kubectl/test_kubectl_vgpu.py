@@ -470,5 +470,15 @@ def test_a_pod_whose_claim_has_no_device_yet(kubectl, capsys, asks, shown, by_te
     assert found == ([("late", None, NO_DEVICE)] if shown else [])
 
 
+@pytest.mark.parametrize("labels, shown", [({"vgpu.fleet/claims": "wanted"}, True), ({}, False)])
+def test_a_pod_whose_claim_the_scheduler_has_not_made_yet(kubectl, capsys, labels, shown):
+    late = pod("late", phase="Pending", limits={}, conditions=refused(NO_DEVICE))
+    late["metadata"]["labels"] = labels
+    late["spec"]["resourceClaims"] = [{"name": "g", "resourceClaimName": "none"}]
+    kubectl(**{**BY_CLAIMS, "get pods --all-namespaces": {"items": [late]}, CLAIMS: {"items": []}})
+    assert main.main(["pods", "-o", "json"]) == 0
+    assert [one["pod"] for one in json.loads(capsys.readouterr().out)["pods"]] == (["late"] if shown else [])
+
+
 def test_classes_are_those_that_the_collection_makes():
     assert tuple(one["metadata"]["name"] for one in dra_manifests.classes()) == claims.CLASSES

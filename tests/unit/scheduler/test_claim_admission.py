@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of dialects that get claims: what is put into them, what is refused, and the templates that are made."""
+"""Pods of dialects that get claims: what is put into them, what is refused, and the claims that are made of it."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import copy
 import json
 
+import msgspec
 import pytest
 from doubles.kube_api import KubeApi, refusing
-from vgpu_plugin._shared.pods.claim_requests import template_name
+from vgpu_plugin._shared.pods.claim_requests import object_name
 from vgpu_plugin.node.kube_access import Access
 from vgpu_scheduler import webhook, wire
-from vgpu_scheduler.api import Api, ApiError
-from vgpu_scheduler.claim_templates import ALL, FRESH, LABEL, OLD, USED, TemplateError, Templates
+from vgpu_scheduler.api import Api
+from vgpu_scheduler.pod_claims import (
+    BETWEEN_EVENTS,
+    FIRST_PAUSE,
+    LAST_PAUSE,
+    MAX_EVENTS,
+    MAX_SERVED,
+    REFUSED,
+    PodClaims,
+)
 from vgpu_scheduler.webhook import Settings
 
 from .test_runtime_classes import of as classes_of
@@ -24,7 +32,8 @@ from .test_webhook import applied, pod
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 LABEL_OF_POD = "vgpu.fleet/allocation"
 DRA, EXTENDER = {LABEL_OF_POD: "dra"}, {LABEL_OF_POD: "extender"}
-FOLDER = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
+FOLDER = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+CLAIMS = "vgpu.fleet/claims"
 SPEC = {
     "devices": {
         "requests": [
@@ -40,18 +49,15 @@ SPEC = {
         ]
     }
 }
-NAME = template_name(SPEC)
+NAME = object_name("7", "main")
 ASKS = {MEM: "3000", CORES: "30"}
 
 
 def review(made, of_namespace="", settings=None, last=False):
-    """The response and the templates that it needs."""
-    needed = {}
+    """The response."""
     request = wire.AdmissionRequest("7", "CREATE", "default", made)
-    settings = settings or Settings(claims=True)
-    way = webhook.Way(of_namespace, None if last else needed)
-    found = webhook.mutate(request, settings, classes=classes_of(), way=way)
-    return found, needed
+    way = webhook.Way(of_namespace, not last)
+    return webhook.mutate(request, settings or Settings(claims=True), classes=classes_of(), way=way)
 
 
 @pytest.mark.parametrize(("labels", "of_namespace"), [(DRA, ""), ({}, "dra"), (DRA, "extender")])
@@ -59,17 +65,19 @@ def test_a_pod_gets_a_claim_for_what_it_asks(labels, of_namespace):
     made = pod({**ASKS, "cpu": "1"}, labels)
     made["spec"]["containers"][0]["resources"]["requests"] = {**ASKS, "cpu": "1"}
     made["spec"]["containers"].append({"name": "side", "resources": {"limits": {"memory": "1Gi"}}})
-    response, needed = review(made, of_namespace)
-    assert response["allowed"] and "warnings" not in response and needed == {NAME: SPEC}
+    response = review(made, of_namespace)
+    assert response["allowed"] and "warnings" not in response
     changed = applied(made, response)
     expected = copy.deepcopy(made)
-    expected["spec"]["resourceClaims"] = [{"name": "vgpu-main", "resourceClaimTemplateName": NAME}]
+    expected["spec"]["resourceClaims"] = [{"name": "vgpu-main", "resourceClaimName": NAME}]
+    expected["metadata"]["labels"] = {**labels, CLAIMS: "wanted"}
+    expected["metadata"]["annotations"] = {CLAIMS: f'{{"claims":{{"{NAME}":[1,3000,30]}},"selectors":[]}}'}
     resources = {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}, "claims": [{"name": "vgpu-main"}]}
     expected["spec"]["containers"][0]["resources"] = resources
     assert changed == expected
     for last in (False, True):
-        response, needed = review(changed, of_namespace, last=last)
-        assert response["allowed"] and "patch" not in response and not needed, "a second look changes nothing"
+        response = review(changed, of_namespace, last=last)
+        assert response["allowed"] and "patch" not in response, "a second look changes nothing"
 
 
 def test_claims_that_a_pod_has_stay_and_containers_have_their_own():
@@ -77,27 +85,29 @@ def test_claims_that_a_pod_has_stay_and_containers_have_their_own():
     made = pod(ASKS, DRA, schedulerName="vgpu-scheduler", resourceClaims=own)
     made["spec"]["containers"][0]["resources"]["claims"] = [{"name": "vgpu-main"}]
     made["spec"]["initContainers"] = [{"name": "first", "resources": {"limits": {GPU: "2", MEM: "3000"}}}]
-    response, needed = review(made)
+    response = review(made)
     assert ["equal part of a GPU" in one for one in response["warnings"]] == [True]
-    changed = applied(made, response)["spec"]
-    assert changed["schedulerName"] == "default-scheduler"
-    first, kept, main = (changed["resourceClaims"][n] for n in (1, 0, 2))
+    changed = applied(made, response)
+    spec, asked = changed["spec"], json.loads(changed["metadata"]["annotations"][CLAIMS])["claims"]
+    assert spec["schedulerName"] == "default-scheduler"
+    kept, first, main = spec["resourceClaims"]
     assert kept == own[0] and first["name"] == "vgpu-first" and main["name"].startswith("vgpu-main-")
-    assert {first["resourceClaimTemplateName"], NAME} == set(needed) == {*needed, main["resourceClaimTemplateName"]}
-    assert changed["containers"][0]["resources"]["claims"] == [{"name": "vgpu-main"}, {"name": main["name"]}]
-    assert changed["initContainers"][0]["resources"] == {"limits": {}, "claims": [{"name": "vgpu-first"}]}
+    assert asked == {first["resourceClaimName"]: [2, 3000, 0], main["resourceClaimName"]: [1, 3000, 30]}
+    assert spec["containers"][0]["resources"]["claims"] == [{"name": "vgpu-main"}, {"name": main["name"]}]
+    assert spec["initContainers"][0]["resources"] == {"limits": {}, "claims": [{"name": "vgpu-first"}]}
 
 
 def test_annotations_by_which_it_asked_go():
-    made = pod({}, DRA, {"gpu-memory": "2000", "other": "x"})
-    changed = applied(made, review(made)[0])
-    assert changed["metadata"]["annotations"] == {"other": "x"}
-    response, needed = review(changed)
-    assert response["allowed"] and "patch" not in response and not needed
+    made = pod({}, DRA, {"gpu-memory": "2000", "other": "x", CLAIMS: "by hand"})
+    changed = applied(made, review(made))
+    said = {"other": "x", CLAIMS: f'{{"claims":{{"{NAME}":[1,2000,0]}},"selectors":[]}}'}
+    assert changed["metadata"]["annotations"] == said
+    response = review(changed)
+    assert response["allowed"] and "patch" not in response
 
 
 # Limits, labels, of the namespace, more of the spec, settings, words of the refusal.
-REFUSED = [
+REFUSALS = [
     ({"nvidia.com/gpumem-percentage": "50"}, DRA, "", {}, True, "label the pod vgpu.fleet/allocation: extender"),
     (ASKS, {LABEL_OF_POD: "DRA"}, "", {}, True, 'expected dra or extender, found "DRA"'),
     (ASKS, {}, "unknown", {}, True, "is neither dra nor extender"),
@@ -107,194 +117,220 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("limits", "labels", "of_namespace", "spec", "claims", "words"), REFUSED)
+@pytest.mark.parametrize(("limits", "labels", "of_namespace", "spec", "claims", "words"), REFUSALS)
 def test_what_is_refused(limits, labels, of_namespace, spec, claims, words):
-    response, needed = review(pod(limits, labels, **spec), of_namespace, Settings(claims=claims))
-    assert not response["allowed"] and not needed and words in response["status"]["message"]
+    response = review(pod(limits, labels, **spec), of_namespace, Settings(claims=claims))
+    assert not response["allowed"] and words in response["status"]["message"]
 
 
 def test_a_pod_that_another_webhook_made_ask_again_is_refused_at_the_end():
-    response, _needed = review(pod(ASKS, DRA), last=True)
+    response = review(pod(ASKS, DRA), last=True)
     assert not response["allowed"] and "another webhook" in response["status"]["message"]
 
 
 @pytest.mark.parametrize(("labels", "of_namespace"), [({}, ""), (EXTENDER, "dra"), ({}, "extender")])
 def test_elsewhere_it_stays_on_the_extender(labels, of_namespace):
     made = pod(ASKS, labels)
-    response, needed = review(made, of_namespace)
-    changed = applied(made, response)["spec"]
-    assert changed["schedulerName"] == "vgpu-scheduler" and "resourceClaims" not in changed and not needed
+    changed = applied(made, review(made, of_namespace))["spec"]
+    assert changed["schedulerName"] == "vgpu-scheduler" and "resourceClaims" not in changed
 
 
-# ---- templates
+# ---- the claims of stored pods
+
+
+def claiming(name, claims, named=None, **annotations):
+    """A stored pod as the program reads it. ``claims``: name → count, MiB, percent."""
+    text = json.dumps({"claims": claims, "selectors": []})
+    sources = [{"name": f"c{n}", "resourceClaimName": one} for n, one in enumerate(claims if named is None else named)]
+    meta = {"name": name, "namespace": "default", "uid": f"uid-{name}", "labels": {CLAIMS: "wanted"}}
+    made = {"metadata": {**meta, "annotations": {CLAIMS: text, **annotations}}, "spec": {"resourceClaims": sources}}
+    return msgspec.convert(made, wire.ClaimingPod)
 
 
 class Clock:
-    now = 1_800_000_000.0
-
-    def stamp(self, before):
-        return Templates(None, lambda: self.now - before)._stamp()
+    now = 1000.0
 
 
-def template(clock, used=0.0, made=0.0, spec=None, **labels):
-    metadata = {
-        "name": NAME,
-        "namespace": "default",
-        "uid": "u",
-        "creationTimestamp": clock.stamp(made),
-        "annotations": {USED: used if isinstance(used, str) else clock.stamp(used)},
-        "labels": {LABEL: "pods", **labels},
-    }
-    return {"metadata": metadata, "spec": {"spec": SPEC} if spec is None else spec}
-
-
-def with_templates(test):
+def with_claims(test):
     async def go():
         clock = Clock()
         async with KubeApi() as double, Api(Access(double.url), timeout=60.0) as api:
-            await test(double, Templates(api, lambda: clock.now), clock)
+            await test(double, PodClaims(api, now=lambda: clock.now), clock)
 
     asyncio.run(go())
 
 
-def test_a_template_is_made_once_and_its_time_renewed():
-    async def go(double, templates, clock):
-        await templates.ensure("default", {NAME: SPEC})
+ONE = {NAME: [1, 3000, 30]}
+
+
+def told(double):
+    return [one["message"] for one in double.of("events")]
+
+
+def test_a_stored_pod_gets_its_claims_once():
+    async def go(double, claims, clock):
+        claims.pod(False, claiming("a", {**ONE, "other": [2, 1024, 0]}, named=[NAME, "other", "net"]))
+        await claims.round()
         made = double.objects[f"{FOLDER}/{NAME}"]
-        assert made["spec"] == {"spec": SPEC} and made["metadata"]["labels"] == {LABEL: "pods"}
-        before = made["metadata"]["annotations"][USED]
-        await templates.ensure("default", {NAME: SPEC})
-        assert not double.count("PATCH", FOLDER)
-        clock.now += FRESH + 1
-        await templates.ensure("default", {NAME: SPEC})
-        assert double.count("PATCH", FOLDER) == 1
-        assert double.objects[f"{FOLDER}/{NAME}"]["metadata"]["annotations"][USED] > before
+        assert made["spec"] == SPEC
+        (owner,) = made["metadata"]["ownerReferences"]
+        assert owner == {"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "uid-a", "controller": True}
+        request = double.objects[f"{FOLDER}/other"]["spec"]["devices"]["requests"][0]["exactly"]
+        assert (request["count"], request["capacity"]) == (2, {"requests": {"memory": "1Gi"}})
+        # Other events of the pod, and a list, ask nothing again.
+        claims.pod(False, claiming("a", {**ONE, "other": [2, 1024, 0]}, named=[NAME, "other"], more="x"))
+        claims.all_pods([claiming("a", {**ONE, "other": [2, 1024, 0]}, named=[NAME, "other"])], 0.0)
+        clock.now += LAST_PAUSE
+        await claims.round()
+        assert double.count("POST", FOLDER) == 2 and not told(double) and claims.counts == {"made": 2, "refused": 0}
 
-    with_templates(go)
-
-
-# What stands there under the name.
-FOREIGN = [
-    {"spec": {"devices": {"requests": []}}},
-    {"spec": {**SPEC, "more": 1}},
-    {"spec": SPEC, "metadata": {"labels": {"a": "b"}}},
-    {},
-]
+    with_claims(go)
 
 
-@pytest.mark.parametrize("spec", FOREIGN)
-def test_a_template_that_says_something_else_is_never_used(spec):
-    async def go(double, templates, clock):
-        double.put(f"{FOLDER}/{NAME}", template(clock, spec=spec))
-        with pytest.raises(TemplateError, match=f"default/{NAME} says something else .*; delete it"):
-            await templates.ensure("default", {NAME: SPEC})
-        assert not double.count("PATCH", FOLDER)
+def test_another_replica_finds_what_was_made():
+    async def go(double, claims, _clock):
+        claims.pod(False, claiming("a", ONE))
+        await claims.round()
+        async with Api(Access(double.url), timeout=60.0) as api:
+            other = PodClaims(api)
+            other.all_pods([claiming("a", ONE), claiming("b", {"b": [1, 500, 5]})], 0.0)
+            await other.round()
+        assert sorted(one["metadata"]["name"] for one in double.of("resourceclaims")) == sorted([NAME, "b"])
+        assert other.counts == {"made": 1, "refused": 0}
 
-    with_templates(go)
+    with_claims(go)
 
 
-@pytest.mark.parametrize("namespace", ["", "..", "a/b", "a?dryRun=All", "A", "a" * 64])
-def test_a_review_of_ones_own_leads_to_no_other_path(namespace):
-    async def go(double, templates, _clock):
-        with pytest.raises(TemplateError, match="names no namespace"):
-            await templates.ensure(namespace, {NAME: SPEC})
+def ended(pod):
+    pod.status.phase = "Failed"
+    return False, pod
+
+
+def bound(pod):
+    pod.spec.nodeName = "n1"
+    return False, pod
+
+
+def leaving(pod):
+    pod.metadata.deletionTimestamp = "2026-11-27T00:00:00Z"
+    return False, pod
+
+
+@pytest.mark.parametrize("end", [ended, bound, leaving, lambda pod: (True, pod)])
+def test_a_pod_that_needs_none_any_more_gets_none(end):
+    async def go(double, claims, _clock):
+        claims.pod(False, claiming("a", ONE))
+        claims.pod(*end(claiming("a", ONE)))
+        await claims.round()
         assert not double.calls
 
-    with_templates(go)
+    with_claims(go)
 
 
-def test_an_api_server_that_drops_fields_of_shares_is_found():
-    async def go(double, templates, _clock):
-        double.keeps = lambda sent: {**sent, "spec": {"spec": {"devices": {}}}}
-        with pytest.raises(TemplateError, match="drops fields of shares"):
-            await templates.ensure("default", {NAME: SPEC})
-
-    with_templates(go)
-
-
-def test_one_that_is_deleted_between_two_looks_is_made_again():
-    async def go(double, templates, clock):
-        double.put(f"{FOLDER}/{NAME}", template(clock))
-
-        def gone(method, path):
-            if method == "GET" and path in double.objects:
-                double.remove(path)
-
-        double.fault = gone
-        await templates.ensure("default", {NAME: SPEC})
-        assert double.count("POST", FOLDER) == 2 and f"{FOLDER}/{NAME}" in double.objects
-
-    with_templates(go)
-
-
-# Seconds since its use and its making, whether a pod names it, and whether it stays.
-AGES = [
-    (0.0, 2 * OLD, False, True),
-    (2 * OLD, 0.0, False, True),
-    (2 * OLD, 2 * OLD, True, True),
-    (2 * OLD, 2 * OLD, False, False),
-    # What tenants write of the time.
-    (-2 * OLD, 2 * OLD, False, False),
-    ("soon", 2 * OLD, False, False),
-    ("soon", 0.0, False, True),
+# What stands there under the name, and words of the event.
+FOREIGN = [
+    ({"ownerReferences": [{"uid": "uid-b"}]}, "found another's; create the pod again"),
+    ({}, "found another's; create the pod again"),
+    ({"ownerReferences": [{"uid": "uid-a"}], "deletionTimestamp": "2026-11-27T00:00:00Z"}, "it is being deleted"),
 ]
 
 
-@pytest.mark.parametrize(("used", "made", "named", "stays"), AGES)
-def test_old_templates_that_no_pod_names_go(used, made, named, stays):
-    async def go(double, templates, clock):
-        double.put(f"{FOLDER}/{NAME}", template(clock, used, made))
-        claims = [{"name": "x", "resourceClaimTemplateName": NAME if named else "other"}, {"name": "y"}]
-        double.put(pod_path("a"), {"metadata": {"name": "a"}, "spec": {"resourceClaims": claims}})
-        double.put(pod_path("b"), {"metadata": {"name": "b"}, "spec": {"containers": []}})
-        await templates.clear_up()
-        assert (f"{FOLDER}/{NAME}" in double.objects) is stays
+@pytest.mark.parametrize(("meta", "words"), FOREIGN)
+def test_a_claim_of_another_is_left_alone(meta, words):
+    async def go(double, claims, _clock):
+        there = {"metadata": {"name": NAME, "namespace": "default", "uid": "u", **meta}, "spec": SPEC}
+        double.put(f"{FOLDER}/{NAME}", there)
+        claims.pod(False, claiming("a", ONE))
+        await claims.round()
+        (text,) = told(double)
+        assert words in text and f"ResourceClaim default/{NAME}" in text
+        assert double.of("resourceclaims") == [double.objects[f"{FOLDER}/{NAME}"]] and not double.count(
+            "DELETE", FOLDER
+        )
 
-    with_templates(go)
-
-
-def test_templates_of_others_stay_and_pods_of_other_namespaces_do_not_count():
-    async def go(double, templates, clock):
-        double.put(f"{FOLDER}/{NAME}", template(clock, 2 * OLD, 2 * OLD))
-        other = template(clock, 2 * OLD, 2 * OLD)
-        other["metadata"].update(name="own", labels={})
-        double.put(f"{FOLDER}/own", other)
-        named = {"metadata": {"name": "a"}, "spec": {"resourceClaims": [{"resourceClaimTemplateName": NAME}]}}
-        double.put("/api/v1/namespaces/other/pods/a", named)
-        await templates.clear_up()
-        assert [one["metadata"]["name"] for one in double.of("resourceclaimtemplates")] == ["own"]
-
-    with_templates(go)
+    with_claims(go)
 
 
-def test_one_that_is_used_while_it_is_looked_at_stays():
-    """Admission renews its time between the list and the deletion."""
+def test_an_api_server_that_drops_fields_of_shares_keeps_no_claim():
+    async def go(double, claims, _clock):
+        double.keeps = lambda sent: {**sent, "spec": {"devices": {}}} if sent["kind"] == "ResourceClaim" else sent
+        claims.pod(False, claiming("a", ONE))
+        await claims.round()
+        (text,) = told(double)
+        assert "dropped fields of shares" in text and not double.of("resourceclaims")
 
-    async def go(double, templates, clock):
-        path = f"{FOLDER}/{NAME}"
-        double.put(path, template(clock, 2 * OLD, 2 * OLD))
-
-        def used(method, asked):
-            if method == "GET" and asked.endswith("/pods"):
-                double.put(path, template(clock, 0.0, 2 * OLD))
-
-        double.fault = used
-        await templates.clear_up()
-        assert path in double.objects and double.count("DELETE", FOLDER) == 1
-
-    with_templates(go)
+    with_claims(go)
 
 
-def test_no_more_than_a_page_is_read_at_once():
-    async def go(double, templates, clock):
-        for n in range(120):
-            one = template(clock)
-            one["metadata"]["name"] = f"t{n:03}"
-            double.put(f"{FOLDER}/t{n:03}", one)
-        await templates.clear_up()
-        assert double.calls.count(("GET", ALL)) == 3
+# What a tenant wrote by hand.
+FORGED = [
+    (claiming("a", ONE, named=[]), "expected names of the pod's spec.resourceClaims"),
+    (claiming("a", {"../../secrets": [1, 1, 1]}, named=["x"]), "expected names of the pod's spec.resourceClaims"),
+    (claiming("a", {NAME: [1]}), "expected claims and selectors"),
+    (claiming("a", {}), "expected at most 16 claims"),
+]
 
-    with_templates(go)
+
+@pytest.mark.parametrize(("forged", "words"), FORGED)
+def test_what_admission_did_not_write_makes_nothing(forged, words):
+    async def go(double, claims, _clock):
+        claims.pod(False, forged)
+        await claims.round()
+        assert words in told(double)[0] and not double.count("POST", FOLDER)
+
+    with_claims(go)
+
+
+@pytest.mark.parametrize("code", [403, 422, 500])
+def test_what_the_api_server_refuses_is_tried_again_ever_later(code):
+    async def go(double, claims, clock):
+        double.fault = refusing("POST", FOLDER, code, "exceeded quota")
+        claims.pod(False, claiming("a", ONE))
+        tried = []
+        for _second in range(600):
+            before = double.calls.count(("POST", FOLDER))
+            await claims.round()
+            if double.calls.count(("POST", FOLDER)) > before:
+                tried.append(clock.now)
+            clock.now += 1.0
+        pauses = [after - before for before, after in zip(tried, tried[1:])]
+        assert pauses == [FIRST_PAUSE * 2**n for n in range(len(pauses))] and len(pauses) == 8
+        assert len(told(double)) == 1 and "exceeded quota" in told(double)[0], "one reason is told once"
+        double.fault = None
+        clock.now += LAST_PAUSE
+        await claims.round()
+        assert double.objects[f"{FOLDER}/{NAME}"]["spec"] == SPEC
+
+    with_claims(go)
+
+
+def test_another_annotation_is_tried_at_once():
+    async def go(double, claims, _clock):
+        claims.pod(False, claiming("a", {NAME: [1]}))
+        await claims.round()
+        claims.pod(False, claiming("a", ONE))
+        await claims.round()
+        assert f"{FOLDER}/{NAME}" in double.objects
+
+    with_claims(go)
+
+
+def test_a_round_is_bounded():
+    async def go(double, claims, clock):
+        claims.all_pods([claiming(f"p{n}", {f"c{n}": [1, 100, 1]}) for n in range(MAX_SERVED + 10)], 0.0)
+        await claims.round()
+        assert double.count("POST", FOLDER) == MAX_SERVED
+        await claims.round()
+        assert double.count("POST", FOLDER) == MAX_SERVED + 10
+        claims.all_pods([claiming(f"p{n}", {f"c{n}": [1]}) for n in range(50)], 0.0)
+        await claims.round()
+        assert len(told(double)) == MAX_EVENTS
+        clock.now += BETWEEN_EVENTS
+        claims.all_pods([], 0.0)
+        await claims.round()
+        assert len(told(double)) == MAX_EVENTS and {one["reason"] for one in double.of("events")} == {REFUSED}
+
+    with_claims(go)
 
 
 # ---- the program
@@ -307,43 +343,29 @@ async def admission(one, made, path="/mutate", dry_run=False):
         return (await answer.json())["response"]
 
 
-def test_the_webhook_makes_templates_before_it_admits():
+def test_a_review_writes_nothing_and_the_stored_pod_has_its_claims():
     async def go():
         async with world(nodes=1) as (double, one, _names):
             made = pod(ASKS)
-            assert (await admission(one, made, "/mutate/dra", dry_run=True))["allowed"]
-            assert not double.of("resourceclaimtemplates"), "nothing at dry run"
+            writes = list(double.writes)
             response = await admission(one, made, "/mutate/dra")
-            assert response["allowed"] and json.loads(base64.b64decode(response["patch"]))
-            (found,) = double.of("resourceclaimtemplates")
-            assert found["metadata"]["name"] == NAME and found["spec"]["spec"] == SPEC
+            assert response["allowed"] and double.writes == writes
             assert not (await admission(one, made, "/mutate/unknown"))["allowed"]
             # Of a namespace without the label the pod is the extender's.
-            response = await admission(one, made)
-            assert applied(made, response)["spec"]["schedulerName"] == "vgpu-scheduler"
+            kept = await admission(one, made)
+            assert applied(made, kept)["spec"]["schedulerName"] == "vgpu-scheduler"
+            stored = applied(made, response)
+            stored["metadata"].update(name="late", namespace="default", uid="uid-late")
+            for writes_here, expected in ((False, 0), (True, 1)):
+                task = asyncio.create_task(one.claims.run(lambda it=writes_here: it))
+                double.put(pod_path("late"), stored)
+                await one.until(lambda: one.claims.pods.listed_at >= 0)
+                if expected:
+                    await one.until(lambda: double.of("resourceclaims"))
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                assert len(double.of("resourceclaims")) == expected
+            assert double.objects[f"{FOLDER}/{NAME}"]["spec"] == SPEC
+            assert "vgpu_scheduler_claims_total" in (await one.get("/metrics"))[1]
 
     asyncio.run(go())
-
-
-@pytest.mark.parametrize("code", [403, 422, 500])
-def test_where_a_template_cannot_be_made_the_pod_is_refused(code):
-    async def go():
-        async with world(nodes=1) as (double, one, _names):
-            double.fault = refusing("POST", FOLDER, code, "the reason")
-            response = await admission(one, pod(ASKS, DRA))
-            message = response["status"]["message"]
-            assert not response["allowed"] and "patch" not in response
-            assert "the reason" in message and message.endswith("try again")
-
-    asyncio.run(go())
-
-
-def test_a_list_that_fails_deletes_nothing():
-    async def go(double, templates, clock):
-        double.put(f"{FOLDER}/{NAME}", template(clock, 2 * OLD, 2 * OLD))
-        double.fault = refusing("GET", "/api/v1/namespaces/default/pods", 500, "no")
-        with pytest.raises(ApiError):
-            await templates.clear_up()
-        assert double.of("resourceclaimtemplates")
-
-    with_templates(go)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
 
 import pytest
 from doubles.kube_api import KubeApi
@@ -17,10 +16,11 @@ from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin.node.kube_access import Access as KubeAccess
 from vgpu_scheduler import tls
 from vgpu_scheduler.api import Api, ApiError
-from vgpu_scheduler.claim_templates import Templates
 from vgpu_scheduler.leadership import Candidacy, Leadership
+from vgpu_scheduler.pod_claims import PodClaims
 
 from .samples import node
+from .test_claim_admission import claiming
 from .test_leadership import Listed
 from .test_service import node_object, pod_object, pod_path, replica
 
@@ -28,7 +28,6 @@ IMAGES = ("x/vgpu-scheduler:1", "x/kube-scheduler:v1.34.2")
 MANIFESTS = scheduler_manifests.manifests(Desired(*IMAGES, config={"claims": True}))
 RIGHTS = grants(MANIFESTS, NAME)
 HOOKS = "/apis/admissionregistration.k8s.io/v1"
-NOW = 1_800_000_000.0
 SECRET = f"/api/v1/namespaces/kube-system/secrets/{NAME}-tls"
 
 # The other container of each pod, the stock kube-scheduler, has the same account. Of its rights each has a source.
@@ -83,15 +82,17 @@ async def life_of_pods(double):
 
 
 async def claims(api, double):
-    """A template is made, used again, and deleted when it is old."""
-    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates/vgpu-000000000000"
-    for later in (0.0, 400.0):
-        await Templates(api, partial(float, NOW + later)).ensure("default", {"vgpu-000000000000": {"devices": {}}})
-    with double.edit(path) as made:
-        # As the API server writes them.
-        made["metadata"].update(namespace="default", uid="u", creationTimestamp="2026-01-01T00:00:00Z")
-    await Templates(api, partial(float, NOW + 9000)).clear_up()
-    assert not double.of("resourceclaimtemplates")
+    """Made once, looked at by another replica, and deleted where the API server kept something else."""
+    pod = claiming("a", {"vgpu-1": [1, 1000, 10]})
+    for keeps in (lambda sent: sent, lambda sent: sent, lambda sent: {**sent, "spec": {}}):
+        double.keeps = keeps
+        one = PodClaims(api)
+        one.all_pods([pod], 0.0)
+        await one.round()
+        if one.counts["made"] == 0:
+            # Its owner is still there, so nothing else takes it away.
+            double.remove("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/vgpu-1")
+    assert one.counts == {"made": 1, "refused": 1} and not double.of("resourceclaims")
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_each_right_that_is_left_out_is_found_missing(asked):
 
 def test_without_claims_it_may_not_touch_them():
     less = grants(scheduler_manifests.manifests(Desired(*IMAGES)), NAME)
-    assert {one.resource for one in RIGHTS - less} == {"resourceclaimtemplates"} and less < RIGHTS
+    assert {one.resource for one in RIGHTS - less} == {"resourceclaims"} and less < RIGHTS
 
 
 def test_what_is_not_granted_is_refused():

@@ -22,11 +22,11 @@ from vgpu_scheduler import cluster as cluster_module
 from vgpu_scheduler import main as main_module
 from vgpu_scheduler import webhook
 from vgpu_scheduler.api import Api
-from vgpu_scheduler.claim_templates import Templates
 from vgpu_scheduler.cluster import Cluster
 from vgpu_scheduler.extender import Extender
 from vgpu_scheduler.leadership import Candidacy, Leadership
 from vgpu_scheduler.ledger import Ledger
+from vgpu_scheduler.pod_claims import PodClaims
 from vgpu_scheduler.server import MAX_BODY, Service
 
 from .samples import faults, node
@@ -112,9 +112,9 @@ async def replica(double, lease="", identity="one", resync=300.0, wait=True, tim
         busy = one.extender.posting
         one.leadership = Leadership(api, one.cluster, Candidacy(lease, identity, seconds), lambda: bool(busy))
         one.extender.may_bind, one.cluster.writes = one.leadership.may_bind, one.leadership.writes
-        one.templates = Templates(api)
+        one.claims = PodClaims(api, resync)
         settings = webhook.Settings(claims=True)
-        service = Service(api, one.extender, one.cluster, one.leadership, settings, one.templates)
+        service = Service(api, one.extender, one.cluster, one.leadership, settings, one.claims)
         runner = await main_module.listen(service.extender_app(), "127.0.0.1:0", None)
         one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         outer = await main_module.listen(service.webhook_app(), "127.0.0.1:0", None)

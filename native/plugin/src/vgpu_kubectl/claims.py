@@ -12,6 +12,7 @@ from typing import Any
 
 from vgpu_plugin._shared.pods import quantity
 from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
+from vgpu_plugin._shared.pods.claim_requests import LABEL, WANTED
 
 DRIVER = "gpu.vgpu.fleet"
 # Names of the DeviceClasses that the collection makes.
@@ -35,11 +36,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Claims:
-    """``gpus``: by node. ``waiting``: ``namespace/name`` of claims of ours that have no device yet."""
+    """``gpus``: by node. ``there``: ``namespace/name`` of all claims; ``waiting``: of ours without a device."""
 
     gpus: Mapping[str, tuple[NodeGpu, ...]] = field(default_factory=dict)
     shares: tuple[Share, ...] = ()
     waiting: frozenset[str] = frozenset()
+    there: frozenset[str] = frozenset()
 
     def of_node(self, name: str) -> list[Share]:
         return [one for one in self.shares if one.node == name]
@@ -48,11 +50,14 @@ class Claims:
         return [one for one in self.shares if key in one.pods]
 
     def waits(self, pod: Object) -> bool:
-        """Whether the pod names a claim that has no device yet, itself or by a template."""
-        place = (pod.get("metadata") or {}).get("namespace") or "default"
+        """Whether the pod names a claim that has no device yet, itself or by a template, or one that our scheduler is
+        to make."""
+        meta = pod.get("metadata") or {}
+        place, ours = meta.get("namespace") or "default", (meta.get("labels") or {}).get(LABEL) == WANTED
         named = [*((pod.get("spec") or {}).get("resourceClaims") or ())]
         named += (pod.get("status") or {}).get("resourceClaimStatuses") or ()
-        return any(f"{place}/{one.get('resourceClaimName')}" in self.waiting for one in named)
+        keys = {f"{place}/{one['resourceClaimName']}" for one in named if one.get("resourceClaimName")}
+        return bool(keys & self.waiting or (ours and keys - self.there))
 
 
 NONE = Claims()
@@ -73,7 +78,8 @@ def read(slices: Iterable[Object], claims: Iterable[Object]) -> Claims:
     every = list(claims)
     shares = [share for one in every for share in _shares(one, devices)]
     waiting = frozenset(_key(one) for one in every if not (one.get("status") or {}).get("allocation") and _ours(one))
-    return Claims({node: tuple(found.values()) for node, found in devices.items()}, tuple(shares), waiting)
+    gpus = {node: tuple(found.values()) for node, found in devices.items()}
+    return Claims(gpus, tuple(shares), waiting, frozenset(map(_key, every)))
 
 
 def _key(claim: Object) -> str:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod is given that gets claims for what it asks for: each asking container a claim of its own, made from a
-template that is named after what it says; the names by which it asked go. Pure.
+"""What a pod is given that gets claims for what it asks for: each asking container the name of a claim of its own,
+which ``pod_claims`` makes once the pod is stored; the names by which it asked go. Pure.
 
 Nothing is left by which it asks, so a second look finds a pod without GPUs.
 """
@@ -13,11 +13,15 @@ from vgpu_plugin._shared.config.kinds import Finding
 from vgpu_plugin._shared.pods import burst
 from vgpu_plugin._shared.pods.claim_requests import (
     ALLOCATION,
+    ANNOTATION,
     EXTENDER,
+    LABEL,
+    WANTED,
     Claims,
     claim_name,
+    object_name,
     read_claims,
-    template_name,
+    write_claims,
 )
 from vgpu_plugin._shared.pods.fractions import NAMES, OF_CONTAINER
 from vgpu_plugin._shared.pods.resources import Config, resource_names
@@ -40,31 +44,25 @@ def unavailable(wanted: bool, first: bool) -> list[Finding]:
     return []
 
 
-def changes(
-    pod: dict[str, Any], claims: Claims, config: Config, ours: str
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The JSON patch, and the claims' specs by the names of their templates. ``ours``: the name of our scheduler."""
+def changes(review: str, pod: dict[str, Any], claims: Claims, config: Config, ours: str) -> list[dict[str, Any]]:
+    """The JSON patch. ``review``: the uid of the admission review; ``ours``: the name of our scheduler."""
     metadata, spec = pod.get("metadata") or {}, pod["spec"]
     patch: list[dict[str, Any]] = []
     if spec.get("schedulerName") == ours:
         patch.append({"op": "add", "path": "/spec/schedulerName", "value": DEFAULT_SCHEDULER})
-    annotations = metadata.get("annotations") or {}
-    kept = {name: value for name, value in annotations.items() if not _asks(name)}
-    if kept != annotations:
-        patch.append({"op": "add", "path": "/metadata/annotations", "value": kept})
     sources = list(spec.get("resourceClaims") or [])
     taken = {str(one.get("name")) for one in sources}
-    templates: dict[str, dict[str, Any]] = {}
     names = resource_names(config)
+    wanted = {}
     for kind in ("initContainers", "containers"):
         for n, container in enumerate(spec.get(kind) or []):
-            wanted = claims.specs.get(container.get("name"))
-            if wanted is None:
+            share = claims.shares.get(container.get("name"))
+            if share is None:
                 continue
-            name, template = claim_name(container["name"], taken), template_name(wanted)
+            name, made = claim_name(container["name"], taken), object_name(review, container["name"])
             taken.add(name)
-            templates[template] = wanted
-            sources.append({"name": name, "resourceClaimTemplateName": template})
+            wanted[made] = share
+            sources.append({"name": name, "resourceClaimName": made})
             resources = dict(container.get("resources") or {})
             for within in ("limits", "requests"):
                 if within in resources:
@@ -72,7 +70,12 @@ def changes(
             resources["claims"] = [*(resources.get("claims") or []), {"name": name}]
             patch.append({"op": "add", "path": f"/spec/{kind}/{n}/resources", "value": resources})
     patch.append({"op": "add", "path": "/spec/resourceClaims", "value": sources})
-    return patch, templates
+    kept = {name: value for name, value in (metadata.get("annotations") or {}).items() if not _asks(name)}
+    annotations = {**kept, ANNOTATION: write_claims(claims._replace(shares=wanted))}
+    patch.append({"op": "add", "path": "/metadata/annotations", "value": annotations})
+    labels = {**(metadata.get("labels") or {}), LABEL: WANTED}
+    patch.append({"op": "add", "path": "/metadata/labels", "value": labels})
+    return patch
 
 
 def _asks(name: str) -> bool:

@@ -23,11 +23,11 @@ from vgpu_plugin.node import kube_access
 
 from . import settings, webhook
 from .api import Api, ApiError
-from .claim_templates import Templates
 from .cluster import Cluster
 from .extender import Extender
 from .leadership import Candidacy, Leadership
 from .ledger import Ledger
+from .pod_claims import PodClaims
 from .server import Service
 from .tls import Tls
 
@@ -106,13 +106,13 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
             chosen.too_many,
             chosen.claims,
         )
-        templates = Templates(api)
-        service = Service(api, extender, cluster, leadership, admission, templates)
+        claims = PodClaims(api, given.resync)
+        service = Service(api, extender, cluster, leadership, admission, claims)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(cluster.run()), group.create_task(leadership.run())]
             tasks += [group.create_task(one.run()) for one in (extender.waiting, extender.shortages)]
             if chosen.claims:
-                tasks.append(group.create_task(templates.run(leadership.writes)))
+                tasks.append(group.create_task(claims.run(leadership.writes)))
             binds = await listen(service.extender_app(), given.extender, None)
             shows: web.AppRunner | None = None
             if given.metrics:

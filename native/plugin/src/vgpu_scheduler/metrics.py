@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # the names are wanted without what these need
     from .cluster import Cluster
     from .extender import Extender
     from .leadership import Leadership
+from .pod_claims import PodClaims
 
 MIB = 1 << 20
 # Upper bounds, seconds; the last is what a kube-scheduler waits for an extender.
@@ -36,6 +37,7 @@ TYPES = {
     "vgpu_scheduler_request_duration_seconds": ("histogram", "Time of an answer, by verb."),
     "vgpu_scheduler_resizes_total": ("counter", "Requests for another size of a pod that runs, by outcome."),
     "vgpu_scheduler_resizes_pending": ("gauge", "Pods with such a request that was not granted."),
+    "vgpu_scheduler_claims_total": ("counter", "Claims made for pods of dialects, and failures told to them."),
 }
 
 
@@ -65,6 +67,7 @@ def render(
     extender: Extender,
     cluster: Cluster,
     leadership: Leadership,
+    claims: PodClaims,
     durations: Durations,
     calls: dict[tuple[str, str], int],
 ) -> str:
@@ -82,6 +85,8 @@ def render(
     for outcome, count in cluster.resizing.counts.items():
         add("vgpu_scheduler_resizes_total", count, outcome=outcome)
     add("vgpu_scheduler_resizes_pending", cluster.resizing.pending)
+    for outcome, count in claims.counts.items():
+        add("vgpu_scheduler_claims_total", count, outcome=outcome)
     add("vgpu_scheduler_unplanned_pods", len(cluster.unplanned))
     add("vgpu_scheduler_uncertain_binds", len(extender.uncertain))
     add("vgpu_scheduler_oversold_gpus", len(ledger.oversold()))

@@ -15,14 +15,13 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from vgpu_plugin._shared.config.kinds import Finding
 
 from . import explain, metrics, webhook, wire
 from .api import Api, ApiError
-from .claim_templates import TemplateError, Templates
 from .cluster import Cluster
 from .extender import Extender, runtime_class_of
 from .leadership import Leadership
+from .pod_claims import PodClaims
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +43,10 @@ class Service:
         cluster: Cluster,
         leadership: Leadership,
         admission: webhook.Settings,
-        templates: Templates,
+        claims: PodClaims,
     ) -> None:
         self._api, self._extender, self._cluster, self._leadership = api, extender, cluster, leadership
-        self._admission, self._templates = admission, templates
+        self._admission, self._claims = admission, claims
         self._durations = metrics.Durations()
         self._drains = False
         self._large = asyncio.Semaphore(AT_ONCE)
@@ -131,14 +130,8 @@ class Service:
 
     async def _mutate(self, request: web.Request) -> web.Response:
         review = await self._review(request)
-        needed: dict[str, Any] = {}
-        response = self._judge(review, None, webhook.Way(request.match_info.get("allocation", ""), needed))
-        if not review.dryRun:
-            try:
-                await self._templates.ensure(review.namespace, needed)
-            except (ApiError, TemplateError) as fault:
-                response = webhook.refuse(review, [Finding("error", "spec.resourceClaims", str(fault))])
-        return answer(about(response))
+        way = webhook.Way(request.match_info.get("allocation", ""), True)
+        return answer(about(self._judge(review, None, way)))
 
     async def _validate(self, request: web.Request) -> web.Response:
         """The same judgement once all other webhooks have changed the pod; nothing is changed any more."""
@@ -196,7 +189,9 @@ class Service:
         return say(503, "; ".join(faults) or "nodes and pods are being listed")
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        text = metrics.render(self._extender, self._cluster, self._leadership, self._durations, self._api.calls)
+        text = metrics.render(
+            self._extender, self._cluster, self._leadership, self._claims, self._durations, self._api.calls
+        )
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
 

@@ -66,11 +66,10 @@ class Settings(NamedTuple):
 
 class Way(NamedTuple):
     """By which of its ways the cluster serves a pod. ``of_namespace``: its label vgpu.fleet/allocation, "" for none.
-    ``templates`` gets the ResourceClaimTemplates, name → spec of the claims, that must be there before the pod is; None
-    where nothing of the pod is changed any more."""
+    ``first``: the pod may still be changed."""
 
     of_namespace: str = ""
-    templates: dict[str, Any] | None = None
+    first: bool = False
 
 
 def mutate(
@@ -110,7 +109,7 @@ def mutate(
     findings: list[Finding] = []
     way = way or Way()
     if way_of(labels, way.of_namespace, findings) == CLAIMS and not findings:
-        return _claims(request, ask, settings, way.templates)
+        return _claims(request, ask, settings, way.first)
     if findings:
         return refuse(request, findings)
     scheduler = spec.get("schedulerName") or DEFAULT_SCHEDULER
@@ -177,17 +176,14 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
     return patch
 
 
-def _claims(
-    request: wire.AdmissionRequest, ask: PodAsk, settings: Settings, templates: dict[str, Any] | None
-) -> dict[str, Any]:
+def _claims(request: wire.AdmissionRequest, ask: PodAsk, settings: Settings, first: bool) -> dict[str, Any]:
     """A pod that gets claims instead of what it asks for; nothing of it is planned here."""
     pod = request.object or {}
-    findings = claim_admission.unavailable(settings.claims, templates is not None) or admission_findings(pod, ask)
+    findings = claim_admission.unavailable(settings.claims, first) or admission_findings(pod, ask)
     claims = claim_admission.read_claims(ask, findings)
     if findings:
         return refuse(request, findings)
-    patch, needed = claim_admission.changes(pod, claims, settings.config, settings.scheduler_name)
-    (templates if templates is not None else {}).update(needed)
+    patch = claim_admission.changes(request.uid, pod, claims, settings.config, settings.scheduler_name)
     return _answer(request, patch, [str(one) for one in (*ask.warnings, *claims.warnings)])
 
 

@@ -87,29 +87,21 @@ class RuntimeClass(msgspec.Struct):
     handler: str = ""
 
 
-class Template(msgspec.Struct):
-    """A ResourceClaimTemplate, without what it is for."""
-
-    metadata: Meta
-
-
-class TemplateList(msgspec.Struct):
-    metadata: ListMeta
-    items: list[Template] | None = None
-
-
 class PodClaim(msgspec.Struct):
-    resourceClaimTemplateName: str | None = None
+    resourceClaimName: str | None = None
 
 
 class ClaimingSpec(msgspec.Struct):
+    nodeName: str | None = None
     resourceClaims: list[PodClaim] | None = None
 
 
 class ClaimingPod(msgspec.Struct):
     """A pod, by its claims alone."""
 
+    metadata: Meta
     spec: ClaimingSpec = msgspec.field(default_factory=ClaimingSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
 class ClaimingPodList(msgspec.Struct):

@@ -261,9 +261,9 @@ def selected(expressions, labels):
 @pytest.mark.parametrize(("label", "without", "with_claims"), NAMESPACES)
 def test_the_label_of_the_namespace_is_told_by_the_path(label, without, with_claims):
     labels = {} if label is None else {"vgpu.fleet/allocation": label}
-    for config, expected, effects in (({}, without, "None"), ({"claims": True}, with_claims, "NoneOnDryRun")):
+    for config, expected in (({}, without), ({"claims": True}, with_claims)):
         hooks = made(DESIRED._replace(config=config))["MutatingWebhookConfiguration", "vgpu-scheduler"]["webhooks"]
         assert len({one["name"] for one in hooks}) == len(hooks)
-        assert {(one["sideEffects"], one["failurePolicy"]) for one in hooks} == {(effects, "Fail")}
+        assert {(one["sideEffects"], one["failurePolicy"]) for one in hooks} == {("None", "Fail")}
         found = [one for one in hooks if selected(one["namespaceSelector"]["matchExpressions"], labels)]
         assert [one["clientConfig"]["service"]["path"] for one in found] == expected

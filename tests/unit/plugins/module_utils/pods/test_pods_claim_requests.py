@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import claim_requests
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods.requests import Config, read_pod
@@ -47,7 +49,10 @@ def test_what_is_asked_for_becomes_a_claim(limits, labels, annotations, count, a
     assert findings == []
     exactly = {"deviceClassName": "vgpu", "allocationMode": "ExactCount", "count": count}
     request = {"name": "gpu", "exactly": {**exactly, "capacity": {"requests": amounts}}}
-    assert found.specs == {"main": {"devices": {"requests": [request]}}}
+    assert {name: claim_requests.spec_of(one, found.selectors) for name, one in found.shares.items()} == {
+        "main": {"devices": {"requests": [request]}}
+    }
+    assert claim_requests.read_annotation(claim_requests.write_claims(found)) == found._replace(warnings=())
     shared = ["not what others leave" in str(one) for one in found.warnings]
     assert shared == ([] if "cores" in amounts else [True])
 
@@ -69,8 +74,11 @@ SELECTED = [
 def test_gpus_by_uuid_and_model(annotations, expressions):
     found, findings = read(pod({MEM: 3000}, {}, annotations))
     assert findings == []
-    selectors = found.specs["main"]["devices"]["requests"][0]["exactly"]["selectors"]
+    assert list(found.selectors) == expressions
+    spec = claim_requests.spec_of(found.shares["main"], found.selectors)
+    selectors = spec["devices"]["requests"][0]["exactly"]["selectors"]
     assert [one["cel"]["expression"] for one in selectors] == expressions
+    assert claim_requests.read_annotation(claim_requests.write_claims(found)) == found._replace(warnings=())
 
 
 # Limits, annotations, and words of the one finding.
@@ -98,15 +106,48 @@ def test_what_no_claim_says_is_refused_with_the_next_step(limits, annotations, w
     assert words in finding and "label the pod vgpu.fleet/allocation: extender" in finding
 
 
-def test_sizes_of_one_pod_are_bounded():
+def test_claims_of_one_pod_are_bounded():
     made = pod({})
-    made["spec"]["containers"] = [
-        {"name": f"c{n}", "resources": {"limits": {MEM: 1000 + min(n, 16)}}} for n in range(40)
-    ]
+    made["spec"]["containers"] = [{"name": f"c{n}", "resources": {"limits": {MEM: 1000}}} for n in range(17)]
     _found, (finding,) = read(made)
-    assert "more than 16 different sizes" in finding
+    assert "more than 16 of them ask for GPUs" in finding
     made["spec"]["containers"] = made["spec"]["containers"][:16]
     assert read(made)[1] == []
+
+
+# What tenants may write by hand.
+FORGED = [
+    "",
+    "{",
+    "[]",
+    "7",
+    '"claims"',
+    "[" * 100_000,
+    '{"claims":{"a":[1,2,3]}}',
+    '{"claims":{"a":[1,2,3]},"selectors":[],"more":1}',
+    '{"claims":[["a",1,2,3]],"selectors":[]}',
+    '{"claims":{},"selectors":[]}',
+    '{"claims":{"a":[1,2]},"selectors":[]}',
+    '{"claims":{"a":[1,2,3,4]},"selectors":[]}',
+    '{"claims":{"a":[1,-2,3]},"selectors":[]}',
+    '{"claims":{"a":[true,2,3]},"selectors":[]}',
+    '{"claims":{"a":[1,2.5,3]},"selectors":[]}',
+    '{"claims":{"a":[1,1e400,3]},"selectors":[]}',
+    '{"claims":{"a":[1,2e99,3]},"selectors":[]}',
+    '{"claims":{"a":["1","2","3"]},"selectors":[]}',
+    '{"claims":{"a":{"deviceClassName":"other"}},"selectors":[]}',
+    '{"claims":{"a":[1,2,3]},"selectors":[7]}',
+    '{"claims":{"a":[1,2,3]},"selectors":null}',
+    json.dumps({"claims": {"a": [1, 2, 3]}, "selectors": ["x" * 9000]}),
+    '{"claims":{"a":[1,2,3]},"selectors":["1","2","3","4","5"]}',
+    json.dumps({"claims": {str(n): [1, 2, 3] for n in range(17)}, "selectors": []}),
+]
+
+
+@pytest.mark.parametrize("text", FORGED, ids=range(len(FORGED)))
+def test_an_annotation_that_admission_did_not_write_is_refused(text):
+    with pytest.raises(ValueError, match=r"vgpu\.fleet/claims: expected"):
+        claim_requests.read_annotation(text)
 
 
 # Label of the pod, of its namespace; what is taken, or words of the refusal.
@@ -129,11 +170,10 @@ def test_the_label_of_the_pod_wins(label, of_namespace, way, words):
     assert found == way if way else words in str(findings[0])
 
 
-def test_names_follow_the_spec_alone():
-    one, other = (read(pod({MEM: 3000, CORES: cores}))[0].specs["main"] for cores in (30, 31))
-    name = claim_requests.template_name(one)
-    assert name == claim_requests.template_name(dict(reversed(one.items()))) != claim_requests.template_name(other)
-    assert name.startswith("vgpu-") and len(name) == 17 and int(name[5:], 16) >= 0
+def test_names_of_objects_are_of_one_review_and_container():
+    names = [claim_requests.object_name(review, one) for review in ("7", "8") for one in ("main", "side")]
+    assert len(set(names)) == 4 and names[0] == claim_requests.object_name("7", "main")
+    assert all(name.startswith("vgpu-") and len(name) == 21 and int(name[5:], 16) >= 0 for name in names)
 
 
 @pytest.mark.parametrize(("container", "taken"), [("main", ()), ("main", ("vgpu-main",)), ("m" * 63, ())])

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResourceClaims of pods that asked in dialects: the one replica that writes makes them, for pods that are stored.
+
+Admission writes on the pod what its claims are to ask for and under which names; nothing else comes of a review. A
+claim belongs to its pod, so Kubernetes deletes it with the pod. Until it is made the kube-scheduler lets the pod wait.
+
+Tenants may write the same annotation. They get what a pod may ask for by dialects, in their own namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vgpu_plugin._shared.pods.claim_requests import ANNOTATION, LABEL, WANTED, read_annotation, spec_of
+
+from . import wire
+from .api import Api, ApiError
+from .reflector import Kind, Reflector
+
+log = logging.getLogger(__name__)
+
+REFUSED = "GpuClaimRefused"
+# Pods that are served in one round, calls that are on the way together, and events of a round.
+MAX_SERVED, AT_ONCE, MAX_EVENTS = 200, 16, 5
+# Seconds: until the next look; before a pod is tried again, each time twice as long; between two events of a pod.
+LOOK, FIRST_PAUSE, LAST_PAUSE, BETWEEN_EVENTS = 1.0, 2.0, 300.0, 60.0
+
+
+class ClaimError(ValueError):
+    """A claim that cannot be made; the text says why and what to do."""
+
+
+@dataclass(eq=False)
+class Due:
+    """A pod without its claims: when it is tried, and how long it waits after another failure."""
+
+    pod: wire.ClaimingPod
+    when: float
+    pause: float = FIRST_PAUSE
+
+
+class PodClaims:
+    """``counts``: claims that were made, and failures that their pods were told of."""
+
+    def __init__(self, api: Api, resync: float = 300.0, now: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._now = api, now
+        self._due: dict[str, Due] = {}
+        # By the pod's uid: the hash of the annotation whose claims were made.
+        self._made: dict[str, int] = {}
+        self._said: dict[str, tuple[str, float]] = {}
+        self._events = 0
+        self._wake = asyncio.Event()
+        self.counts = {"made": 0, "refused": 0}
+        labelled = {"labelSelector": f"{LABEL}={WANTED}"}
+        kind = Kind("/api/v1/pods", wire.ClaimingPod, wire.ClaimingPodList, labelled)
+        self.pods = Reflector(api, kind, self.all_pods, self.pod, resync)
+
+    # --- facts
+
+    def pod(self, gone: bool, pod: wire.ClaimingPod) -> None:
+        meta = pod.metadata
+        text = (meta.annotations or {}).get(ANNOTATION, "")
+        # A pod that is bound, or ended, has had its claims.
+        if gone or meta.deletionTimestamp or pod.spec.nodeName or pod.status.phase in wire.ENDED or not text:
+            self._forget(meta.uid)
+            return
+        if self._made.get(meta.uid) == hash(text):
+            return
+        known = self._due.get(meta.uid)
+        if known is not None and (known.pod.metadata.annotations or {}).get(ANNOTATION) == text:
+            known.pod = pod
+            return
+        self._due[meta.uid] = Due(pod, self._now())
+        self._wake.set()
+
+    def all_pods(self, pods: list[wire.ClaimingPod], _began: float) -> None:
+        there = {pod.metadata.uid for pod in pods}
+        for uid in {*self._due, *self._made, *self._said} - there:
+            self._forget(uid)
+        for pod in pods:
+            self.pod(False, pod)
+
+    def _forget(self, uid: str) -> None:
+        for known in (self._due, self._made, self._said):
+            known.pop(uid, None)
+
+    # --- what is done
+
+    async def run(self, writes: Callable[[], bool]) -> None:
+        """Until it is cancelled. ``writes``: whether this is the replica that writes."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.pods.run())
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK):
+                        await self._wake.wait()
+                self._wake.clear()
+                if writes():
+                    await self.round()
+                else:
+                    await asyncio.sleep(LOOK)
+
+    async def round(self) -> None:
+        """Makes the claims of pods whose time has come."""
+        self._events = 0
+        now, calls = self._now(), asyncio.Semaphore(AT_ONCE)
+        due = sorted((one for one in self._due.values() if one.when <= now), key=lambda one: one.when)
+        if len(due) > MAX_SERVED:
+            self._wake.set()
+        async with asyncio.TaskGroup() as group:
+            for one in due[:MAX_SERVED]:
+                group.create_task(self._serve(one, calls))
+
+    async def _serve(self, due: Due, calls: asyncio.Semaphore) -> None:
+        meta = due.pod.metadata
+        async with calls:
+            try:
+                await self._make(due.pod)
+            except (ApiError, ValueError) as fault:
+                due.when, due.pause = self._now() + due.pause, min(2 * due.pause, LAST_PAUSE)
+                await self._tell(meta, str(fault))
+                return
+        # Meanwhile the pod may have gone, or another annotation come.
+        if self._due.get(meta.uid) is due:
+            del self._due[meta.uid]
+            self._made[meta.uid] = hash((meta.annotations or {})[ANNOTATION])
+
+    async def _make(self, pod: wire.ClaimingPod) -> None:
+        """Raises ApiError, or ValueError for what the annotation says."""
+        meta = pod.metadata
+        claims = read_annotation((meta.annotations or {})[ANNOTATION])
+        named = {one.resourceClaimName for one in pod.spec.resourceClaims or []}
+        strange = sorted(set(claims.shares) - named)
+        if strange:
+            raise ClaimError(f"{ANNOTATION}: expected names of the pod's spec.resourceClaims, found {strange[0][:64]}")
+        for name, share in claims.shares.items():
+            await self._claim(meta, name, spec_of(share, claims.selectors))
+
+    async def _claim(self, meta: wire.Meta, name: str, spec: Mapping[str, Any]) -> None:
+        folder = f"/apis/resource.k8s.io/v1/namespaces/{meta.namespace}/resourceclaims"
+        # As the controller: then Kubernetes deletes the claim also where the pod has ended and stays.
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": meta.name, "uid": meta.uid, "controller": True}
+        body = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": name, "labels": {LABEL: WANTED}, "ownerReferences": [owner]},
+            "spec": spec,
+        }
+        try:
+            found = await self._api.json("POST", folder, body)
+        except ApiError as fault:
+            if fault.status != 409:
+                raise
+            found = await self._api.json("GET", f"{folder}/{name}")
+        else:
+            self.counts["made"] += 1
+        kept = found.get("metadata") or {}
+        where = f"ResourceClaim {meta.namespace}/{name}"
+        if not any(one.get("uid") == meta.uid for one in kept.get("ownerReferences") or []):
+            raise ClaimError(f"{where}: expected none, or the pod's own, found another's; create the pod again")
+        if kept.get("deletionTimestamp"):
+            raise ClaimError(f"{where}: it is being deleted, and made again after that")
+        if found.get("spec") == spec:
+            return
+        # With fewer fields it may stand for more than the pod asked for.
+        await self._api.call("DELETE", f"{folder}/{name}", {"preconditions": {"uid": kept.get("uid")}})
+        text = "the API server dropped fields of shares (Kubernetes 1.36 keeps them), or another changed them"
+        raise ClaimError(f"{where}: expected to read back what was written; {text}; it was deleted")
+
+    async def _tell(self, meta: wire.Meta, text: str) -> None:
+        """An event for each other reason, and no more than one a minute."""
+        said, when = self._said.get(meta.uid, ("", -BETWEEN_EVENTS))
+        if said == text or self._now() - when < BETWEEN_EVENTS or self._events >= MAX_EVENTS:
+            return
+        self._events += 1
+        self._said[meta.uid] = text, self._now()
+        self.counts["refused"] += 1
+        log.warning("pod %s/%s: its claims were not made: %s", meta.namespace, meta.name, text)
+        about = {"namespace": meta.namespace, "name": meta.name, "uid": meta.uid}
+        try:
+            await self._api.event(about, REFUSED, f"its claims were not made, and are tried again: {text}")
+        except ApiError as fault:
+            log.warning("no event on %s/%s: %s", meta.namespace, meta.name, fault)
