@@ -14,7 +14,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.vgpu.fleet.plugins.action.desired_state import heading, tell
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
-from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, error, errors, warning
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, error, errors, show, warning
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice, repository_keys
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan, plugin_python
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import toolkit as plan_toolkit
@@ -39,7 +39,7 @@ class ActionModule(ActionBase):
         checked = of_check(name, task_vars)
         if not checked:
             msg = "checked: expected the name of what check_variables registered, with desired: true, for this host"
-            return {"failed": True, "changed": False, "msg": f"{msg}; found {name}"}
+            return {"failed": True, "changed": False, "msg": f"{msg}; found {show(name)}"}
         answer = self._execute_module("vgpu.fleet.host_state", checked["reads"], task_vars=task_vars)
         if "state" not in answer:
             return answer

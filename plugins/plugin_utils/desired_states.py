@@ -24,9 +24,12 @@ def of_check(name: Any, task_vars: dict[str, Any]) -> dict[str, Any]:
 
     Taken as it is, by name: an argument with the result itself would be evaluated whole for each host.
     """
-    checked = task_vars.get(str(name or "")) or {}
+    checked = task_vars.get(str(name or ""))
     host = task_vars.get("inventory_hostname", "")
-    return checked["states"][checked["kinds"][host]] if host in checked.get("kinds", {}) else {}
+    if not isinstance(checked, dict) or host not in checked.get("kinds", {}):
+        return {}
+    state: dict[str, Any] = checked["states"][checked["kinds"][host]]
+    return state
 
 
 class DesiredStates:

@@ -27,7 +27,7 @@ PLAY = """
     - name: Look first
       ansible.builtin.command: "true"
       changed_when: false
-    - name: Show the plan, and stop where this host cannot be changed
+    - name: Show the plan, and stop where a host's GPUs contradict the variables
       ansible.builtin.assert:
         that: true
         success_msg: ["2 GPUs: 2 x Tesla T4", "1. vcuda: it's \\"old\\""]
@@ -71,6 +71,12 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     assert done.returncode == 2, done.stdout
     filtered = play_lines.PlayLines(".build/site.log")
     return [text for line in done.stdout.splitlines() for text in filtered.of(line)]
+
+
+@pytest.mark.parametrize("start", play_lines.SHOWN)
+def test_what_is_shown_on_purpose_is_a_task_of_ours(start: str) -> None:
+    files = [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]
+    assert [one for one in files if f"- name: {start}" in one.read_text()]
 
 
 def test_play_is_named(shown: list[str]) -> None:

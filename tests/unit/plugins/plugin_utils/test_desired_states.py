@@ -9,7 +9,7 @@ import pytest
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding
 from ansible_collections.vgpu.fleet.plugins.plugin_utils import desired_states
-from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import DesiredStates
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import DesiredStates, of_check
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check
 from test_every_variable import LOADER, HostVars, trusted
 
@@ -102,3 +102,15 @@ def test_the_defaults_of_a_role_are_evaluated_once_where_they_are_the_same(
     assert len(found) == 40
     assert made.count("mps") == most
     assert made.count("device_plugin") == 1
+
+
+@pytest.mark.parametrize("value", [None, "text", ["a"], {}, {"failed": True}, {"states": [], "kinds": {}}])
+def test_a_variable_that_holds_no_check_has_no_state(value):
+    """A person may name any variable: that is a message, and no traceback."""
+    assert of_check("chosen", {"inventory_hostname": "a", "chosen": value}) == {}
+
+
+def test_the_state_of_a_host_by_its_kind():
+    found = {"states": [{"reads": 1}, {"reads": 2}], "kinds": {"a": 1}}
+    assert of_check("chosen", {"inventory_hostname": "a", "chosen": found}) == {"reads": 2}
+    assert of_check("chosen", {"inventory_hostname": "b", "chosen": found}) == {}

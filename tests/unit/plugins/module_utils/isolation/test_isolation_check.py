@@ -8,6 +8,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu.nvml import NvmlError
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.mount_namespace import Outcome
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
     check as isolation_check,
@@ -505,6 +506,12 @@ def test_bypasses_that_were_refused_do_not_go_again(monkeypatch):
         (["driver-refuses"], LIMITED, {"driver-limit-restart": "passed", "driver-refuses": "passed"}),
         # Without a limit nothing is tried: it would be the neighbours' memory.
         ([], LIMITED._replace(hard=None), {"driver-limit-restart": "violated"}),
+        # Who asks for one of these alone reads that.
+        (
+            ["driver-refuses"],
+            LIMITED._replace(hard=None),
+            {"driver-limit-restart": "violated", "driver-refuses": "violated"},
+        ),
         (["totals"], LIMITED, {}),
     ],
 )
@@ -520,6 +527,20 @@ def test_the_container_is_started_again(monkeypatch, names, limit, expected):
     monkeypatch.setattr(isolation_check.DriverChecks, "run", run)
     assert {row["name"]: row["verdict"] for row in one._check_driver()} == expected
     assert len(runner.runs) == bool(expected)
+
+
+@pytest.mark.parametrize("names", [[], ["driver-refuses"]])
+def test_a_driver_that_fails_before_a_tenant_tried_is_no_pass(monkeypatch, names):
+    one, _runner = by_driver(monkeypatch, names)
+    monkeypatch.setattr(isolation_check.observer, "driver_limit", lambda *_words: LIMITED)
+
+    def fails(_reader, _uuid):
+        raise NvmlError(999, "nvmlDeviceGetCount_v2")
+
+    monkeypatch.setattr(isolation_check, "Account", fails)
+    found = one._check_driver()
+    assert {row["name"]: row["verdict"] for row in found} == dict.fromkeys(["driver-limit-restart", *names], "violated")
+    assert all("nvmlDeviceGetCount_v2" in row["detail"] for row in found)
 
 
 def test_a_container_that_does_not_start_again(monkeypatch):
