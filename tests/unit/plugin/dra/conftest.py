@@ -112,7 +112,7 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def begin(
+def start(
     node: Node,
     api: ClaimApi,
     manager: ClaimManager,
@@ -121,23 +121,34 @@ def begin(
     libraries: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Begin:
-    """Starts the program and the kubelet's manager; waits for the slices unless ``publishes`` is false."""
+    """Starts the program with the node.yaml that is there."""
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.registration.POLL_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.publish.FIRST_RETRY_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.1)
     kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", api.url)
 
-    def start(publishes: bool = True, **vcuda: Any) -> Daemon:
-        configure(node, **vcuda)
+    def start() -> Daemon:
         source = FakeGpus(node.gpus)
         extras = Extras(kubeconfig=str(kubeconfig), node_name="node-1", watch_s=0)
         out = Daemon(node.setup(extras), lambda: source)
         out.source = source  # type: ignore[attr-defined]
         out.thread = running(out)  # type: ignore[attr-defined]
+        return out
+
+    return start
+
+
+@pytest.fixture
+def begin(node: Node, api: ClaimApi, manager: ClaimManager, start: Begin) -> Begin:
+    """Starts the program and the kubelet's manager; waits for the slices unless ``publishes`` is false."""
+
+    def begin(publishes: bool = True, **vcuda: Any) -> Daemon:
+        configure(node, **vcuda)
+        out = start()
         until(manager.find_drivers, "the driver at the kubelet")
         if publishes:
             until(lambda: len(api.slices()) == 2, "slices of both cards")
         return out
 
-    return start
+    return begin
