@@ -140,6 +140,27 @@ def start(
 
 
 @pytest.fixture
+def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """``polls(5)``: waits until the program has come by so often, now and then."""
+    from vgpu_plugin.dra.driver import ClaimDriver
+
+    came: list[ClaimDriver] = []
+    poll = ClaimDriver.poll
+
+    def counted(self: ClaimDriver) -> None:
+        poll(self)
+        came.append(self)
+
+    monkeypatch.setattr(ClaimDriver, "poll", counted)
+
+    def wait(count: int) -> None:
+        wanted = len(came) + count
+        until(lambda: len(came) >= wanted, "polls")
+
+    return wait
+
+
+@pytest.fixture
 def begin(node: Node, api: ClaimApi, manager: ClaimManager, start: Begin) -> Begin:
     """Starts the program and the kubelet's manager; waits for the slices unless ``publishes`` is false."""
 
