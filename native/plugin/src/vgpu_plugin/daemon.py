@@ -102,7 +102,7 @@ class Daemon:
 
     def _serve(self, parts: Parts, pieces: list[Piece]) -> None:
         settings = parts.changes.settings
-        self._health = parts.health
+        self._health, parts.changes.end = parts.health, self.stop
         try:
             parts.files.prepare()
         except OSError as fault:

@@ -112,7 +112,7 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def begin(
+def start(
     node: Node,
     api: ClaimApi,
     manager: ClaimManager,
@@ -121,23 +121,55 @@ def begin(
     libraries: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Begin:
-    """Starts the program and the kubelet's manager; waits for the slices unless ``publishes`` is false."""
+    """Starts the program with the node.yaml that is there."""
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.registration.POLL_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.publish.FIRST_RETRY_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.1)
     kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", api.url)
 
-    def start(publishes: bool = True, **vcuda: Any) -> Daemon:
-        configure(node, **vcuda)
+    def start() -> Daemon:
         source = FakeGpus(node.gpus)
         extras = Extras(kubeconfig=str(kubeconfig), node_name="node-1", watch_s=0)
         out = Daemon(node.setup(extras), lambda: source)
         out.source = source  # type: ignore[attr-defined]
         out.thread = running(out)  # type: ignore[attr-defined]
+        return out
+
+    return start
+
+
+@pytest.fixture
+def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """``polls(5)``: waits until the program has come by so often, now and then."""
+    from vgpu_plugin.dra.driver import ClaimDriver
+
+    came: list[ClaimDriver] = []
+    poll = ClaimDriver.poll
+
+    def counted(self: ClaimDriver) -> None:
+        poll(self)
+        came.append(self)
+
+    monkeypatch.setattr(ClaimDriver, "poll", counted)
+
+    def wait(count: int) -> None:
+        wanted = len(came) + count
+        until(lambda: len(came) >= wanted, "polls")
+
+    return wait
+
+
+@pytest.fixture
+def begin(node: Node, api: ClaimApi, manager: ClaimManager, start: Begin) -> Begin:
+    """Starts the program and the kubelet's manager; waits for the slices unless ``publishes`` is false."""
+
+    def begin(publishes: bool = True, **vcuda: Any) -> Daemon:
+        configure(node, **vcuda)
+        out = start()
         until(manager.find_drivers, "the driver at the kubelet")
         if publishes:
             until(lambda: len(api.slices()) == 2, "slices of both cards")
         return out
 
-    return start
+    return begin

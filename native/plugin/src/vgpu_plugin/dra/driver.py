@@ -127,7 +127,7 @@ class ClaimDriver:
 
     def poll(self) -> None:
         """Now and then: a card whose last pod has ended is free for claims."""
-        self.publisher.ask()
+        self.publisher.poll()
 
     def notes(self) -> list[str]:
         """What a person should know."""

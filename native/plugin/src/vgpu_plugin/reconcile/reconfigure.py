@@ -2,7 +2,8 @@
 """Applies a changed or another configuration, and changed GPUs, while the program runs.
 
 A new file is checked against the GPUs first; with a fault in it the old one stays. Slices in use are never taken away:
-a GPU whose slices are held keeps its old split until they are free, and the status says so.
+a GPU whose slices are held keeps its old split until they are free, and the status says so. Between slices and claims
+the program ends and is started again by its unit, once no container has a claim.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 
 from .._shared.config.sharing import Piece
 from ..allocation.allocator import Allocator
+from ..allocation.records import CLAIM
 from ..errors import Fatal, Unknown
 from ..inject import driver_files
 from ..node.gpus import Gpu, GpuError, GpuSource
@@ -66,6 +68,8 @@ class Reconfiguration:
         self.lost: dict[str, str] = {}
         self.unknown: dict[int, str] = {}
         self._forgotten: frozenset[str] = frozenset()
+        # Ends the program: another way, slices or claims, is another set of parts.
+        self.end: Callable[[], None] = lambda: None
         # Called after each poll.
         self.on_poll: Callable[[], None] = lambda: None
         # What other parts add to the notes.
@@ -142,10 +146,8 @@ class Reconfiguration:
             except Fatal as fault:
                 self._refuse(str(fault))
             else:
-                self.fault = ""
-                self.settings = settings
-                self._choice.remember(settings.path)
-                log.info("the configuration of %s is active", settings.path)
+                changed = settings.claims == self.settings.claims
+                (self._take_over if changed else self._change_way)(settings)
         again = self.loaded_again()
         if again:
             log.info("the driver was loaded again, or lost its limits: who enforces memory is tried again")
@@ -154,8 +156,29 @@ class Reconfiguration:
         elif self.waiting:
             self._try_again()
 
+    def _take_over(self, settings: node_settings.Settings) -> None:
+        self.fault = ""
+        self.settings = settings
+        self._choice.remember(settings.path)
+        log.info("the configuration of %s is active", settings.path)
+
+    def _change_way(self, settings: node_settings.Settings) -> None:
+        """Ends the program; with claims in use, which nobody would give back then, the next poll looks again."""
+        held = sorted({one.holder for one in self._allocator.records.all() if one.kind == CLAIM})
+        if held and not settings.claims:
+            self._file = None
+            self._refuse(
+                f"{settings.path} leaves flags.allocation: dra, and containers have {', '.join(held)}; drain the node"
+            )
+            return
+        log.info("%s changes flags.allocation: the program ends, and its unit starts it again", settings.path)
+        # Else the next one starts with the same as this, and ends again.
+        self._choice.remember(settings.path)
+        self.end()
+
     def _refuse(self, fault: str) -> None:
-        log.error("the configuration is not applied, the one before stays: %s", fault)
+        if fault != self.fault:
+            log.error("the configuration is not applied, the one before stays: %s", fault)
         self.fault = fault
 
     def _identity(self) -> tuple[str, int, int, int]:

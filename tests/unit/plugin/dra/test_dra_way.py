@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""node.yaml changes between slices and claims under a program that runs: it ends, its unit starts it again, and no GPU
+is on both ways meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from vgpu_kubelet_double.claims import ClaimManager
+from vgpu_plugin.ctl import main as ctl
+
+from ..conftest import Node
+from ..samples import node_yaml, until
+from .conftest import Begin, ClaimApi, configure, part
+from .test_dra_daemon import pod
+
+RESOURCE = "nvidia.com/gpu"
+
+
+def slices(node: Node) -> None:
+    node.config_text = node_yaml(node.library_root, splitCount=4)
+    node.configure()
+
+
+WAYS: dict[str, Callable[[Node], Any]] = {"claims": configure, "slices": slices}
+
+
+def offered(api: ClaimApi, kubelet: Any, manager: ClaimManager) -> list[str]:
+    """The ways on which the node gives out GPUs now."""
+    found = kubelet.state()["resources"].get(RESOURCE)
+    ways = {"slices": found and found["connected"], "claims": api.slices() and manager.find_drivers()}
+    return [way for way, there in ways.items() if there]
+
+
+@pytest.mark.parametrize("named", ["", "other"], ids=["node.yaml", "by label"])
+@pytest.mark.parametrize("ways", [("claims", "slices"), ("slices", "claims")], ids=" to ".join)
+def test_a_changed_way_ends_the_program(
+    node: Node, api: ClaimApi, kubelet: Any, manager: ClaimManager, start: Begin, ways: tuple[str, str], named: str
+) -> None:
+    before, after = ways
+    WAYS[before](node)
+    first = node.config_text
+    daemon = start()
+    until(lambda: offered(api, kubelet, manager) == [before], f"{before} at the kubelet")
+    WAYS[after](node)
+    if named:
+        node.paths.configs.mkdir()
+        node.paths.config.rename(node.paths.configs / "other.yaml")
+        node.paths.config.write_text(first)
+        api.label("other")
+    seen: list[str] = []
+
+    def ended() -> bool:
+        seen.extend(offered(api, kubelet, manager))
+        return not daemon.thread.is_alive()  # type: ignore[attr-defined]
+
+    until(ended, "the end of the program")
+    assert after not in seen
+    again = start()
+    until(lambda: offered(api, kubelet, manager) == [after], f"{after} alone at the kubelet")
+    assert again.thread.is_alive(), "it ends once"  # type: ignore[attr-defined]
+
+
+def test_claims_in_use_keep_the_way(
+    node: Node,
+    api: ClaimApi,
+    kubelet: Any,
+    manager: ClaimManager,
+    begin: Begin,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without our driver their pods would never end."""
+    daemon = begin()
+    manager.run_pod(pod("p", api.allocate("c", part())))
+    slices(node)
+
+    def said() -> list[str]:
+        assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
+        return [one for one in json.loads(capsys.readouterr().out)["warnings"] if "default/c" in one]
+
+    (warning,) = until(said, "why nothing changes")
+    assert "flags.allocation" in warning and "drain" in warning
+    manager.run_pod(pod("q", api.allocate("d", part(gpu=1))))
+    manager.end_pod("q")
+    assert daemon.thread.is_alive() and offered(api, kubelet, manager) == ["claims"]  # type: ignore[attr-defined]
+    manager.end_pod("p")
+    until(lambda: not daemon.thread.is_alive(), "the end of the program, once the last claim has ended")  # type: ignore[attr-defined]
