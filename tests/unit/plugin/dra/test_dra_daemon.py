@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole program with claims, against the kubelet's manager of claims and an API server, over real sockets and HTTP.
 
-What the kubelet does, and when, is what a real kubelet 1.36.3 was recorded doing: it deletes slices at its start and when
+What the kubelet does, and when, is what a real kubelet 1.36.3 was seen to do: it deletes slices at its start and when
 the plugin is gone, asks once for a claim in the life of its process, adds a later answer to what it has, and never asks
 at a container's restart.
 """
