@@ -179,7 +179,7 @@ SWEEPS = [
     make("e2e", "hosts", 26),
     make("e2e-scheduler", "hosts", 9),
     # The newest Kubernetes that we support; each version is built once.
-    make("e2e-dra", "hosts", 10),
+    make("e2e-dra", "hosts", 18),
     make("e2e-136", "hosts", 26),
     make("e2e-scheduler-136", "hosts", 9),
     make("bench-long", "native", 38),

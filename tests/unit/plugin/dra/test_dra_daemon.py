@@ -107,7 +107,6 @@ def test_a_container_gets_the_drivers_files(
         daemon.thread.join(20)  # type: ignore[attr-defined]
         for one in (node.paths.cdi_dir or Path()).glob("*claim*"):
             one.unlink()
-        manager.drivers.clear()
         begin()
     (spec,) = [one for one in specifications(node) if one["kind"] == "vgpu.fleet/claim"]
     hosts = {mount["hostPath"] for mount in spec["containerEdits"]["mounts"]}
@@ -235,7 +234,7 @@ def test_prepared_again_the_files_stay(node: Node, api: ClaimApi, manager: Claim
     ids = manager.run_pod(pod("two", claim))["main"]
     assert set(ids) == {"vgpu.fleet/claim=uid-c.gpu"} and len(ids) == 2, "the kubelet adds what it is answered"
     assert inodes(injected(node, ids)) == before
-    assert manager.restart_container("one", "main") == ["vgpu.fleet/claim=uid-c.gpu"]
+    assert manager.restart_container("one", "main") == ids, "and tells the first one's container, too"
 
 
 def test_after_a_reboot_the_same_ids_have_files_again(
@@ -286,7 +285,6 @@ def test_the_program_that_starts_again_serves_what_it_prepared(
     daemon.stop()
     daemon.thread.join(20)  # type: ignore[attr-defined]
     until(lambda: not api.slices(), "the kubelet deletes the slices of a driver that is gone")
-    manager.drivers.clear()
     begin()
     assert inodes(injected(node, ids)) == before
     manager.end_pod("p")
@@ -472,8 +470,7 @@ def test_a_claim_that_is_allocated_again_gets_its_new_share(
 
 def test_unprepare_of_an_unknown_claim_is_success(manager: ClaimManager, begin: Begin) -> None:
     begin()
-    manager.pods["p"] = pod("p", ClaimRef("default", "nobody", "uid-nobody"))
-    manager.end_pod("p")
+    manager.drivers["gpu.vgpu.fleet"].unprepare([ClaimRef("default", "nobody", "uid-nobody")])
 
 
 # --- health and slices -----------------------------------------------------------------------------

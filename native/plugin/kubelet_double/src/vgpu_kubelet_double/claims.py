@@ -2,51 +2,29 @@
 """The manager of claims (Dynamic Resource Allocation), as of kubelets up to 1.36.
 
 It finds drivers by the sockets in ``plugins_registry``; deletes the node's slices when it starts, and those of a driver
-whose connection is gone for 30 s; calls NodePrepareResources where a pod's sandbox is made, once for each claim in the
-life of its process, and adds what it is answered to what its state file has; never at a container's restart; and
-NodeUnprepareResources with the end of the last pod of a claim.
+that is gone for 30 s; calls NodePrepareResources where a pod's sandbox is made, once for each claim in the life of its
+process, and adds what it is answered to what its state file has; never at a container's restart; and
+NodeUnprepareResources with the end of the last pod of a claim, also of one that never began.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import grpc
-from vgpu_plugin._proto import (
-    dra_health_pb2,
-    dra_health_pb2_grpc,
-    dra_v1_pb2,
-    dra_v1_pb2_grpc,
-    dra_v1beta1_pb2,
-    dra_v1beta1_pb2_grpc,
-)
 from vgpu_plugin._proto import plugin_registration_pb2 as registration
 from vgpu_plugin._proto import plugin_registration_pb2_grpc as registration_rpc
 
+from .claim_driver import ClaimRef, Driver, Refused, identity
+from .claim_state import ClaimState
 from .manager import PodError
 
-STATE = "dra_manager_state"
-CALL_S, CONNECT_S, WIPE_S = 45.0, 10.0, 30.0
-TYPE = "DRAPlugin"
-VERSIONS: dict[str, tuple[ModuleType, Any]] = {
-    "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc.DRAPluginStub),
-    "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc.DRAPluginStub),
-}
-
-
-@dataclass(frozen=True)
-class ClaimRef:
-    namespace: str
-    name: str
-    uid: str
+CONNECT_S, WIPE_S = 10.0, 30.0
 
 
 @dataclass
@@ -58,47 +36,16 @@ class Pod:
     containers: Mapping[str, tuple[tuple[str, str], ...]]
     ids: dict[str, list[str]] = field(default_factory=dict)
 
-
-class Driver:
-    """A registered plugin."""
-
-    def __init__(self, info: registration.PluginInfo, lost: Callable[[], None]) -> None:
-        known = [one for one in info.supported_versions if one in VERSIONS]
-        if info.type != TYPE or not known:
-            raise ValueError(f"plugin {info.name} of type {info.type} offers {list(info.supported_versions)}")
-        self.name = info.name
-        self.messages, stub = VERSIONS[known[0]]
-        self.version = known[0]
-        self.channel = grpc.insecure_channel(f"unix:{info.endpoint}")
-        grpc.channel_ready_future(self.channel).result(CONNECT_S)
-        self.calls = stub(self.channel)
-        self.health: dict[str, str] = {}
-        self._lost = lost
-        self._closed = False
-        self._stream = dra_health_pb2_grpc.DRAResourceHealthStub(self.channel).NodeWatchResources(
-            dra_health_pb2.NodeWatchResourcesRequest()
-        )
-        threading.Thread(target=self._follow, daemon=True).start()
-
-    def _follow(self) -> None:
-        try:
-            for one in self._stream:
-                names = dra_health_pb2.HealthStatus
-                self.health = {device.device.device_name: names.Name(device.health) for device in one.devices}
-        except grpc.RpcError:
-            pass
-        self.health = {}
-        if not self._closed:
-            self._lost()
-
-    def close(self) -> None:
-        self._closed = True
-        self._stream.cancel()
-        self.channel.close()
+    @property
+    def uid(self) -> str:
+        return f"uid-of-pod-{self.name}"
 
 
 class ClaimManager:
-    """``wipe`` deletes the slices of the node, of all drivers (None) or of one. ``wipe_s``: after a lost connection."""
+    """``wipe`` deletes the slices of the node, of all drivers (None) or of one. ``wipe_s``: after a driver is gone.
+
+    ``pods`` are those that the API server has on this node; one that could not be started is among them.
+    """
 
     def __init__(self, kubelet_root: Path, wipe: Callable[[str | None], None], wipe_s: float = WIPE_S) -> None:
         self.root = kubelet_root
@@ -107,6 +54,7 @@ class ClaimManager:
         self.drivers: dict[str, Driver] = {}
         self.pods: dict[str, Pod] = {}
         self._prepared: set[str] = set()  # of this process alone
+        self._state = ClaimState(kubelet_root)
         self._lock = threading.RLock()
         self._timers: dict[str, threading.Timer] = {}
 
@@ -128,49 +76,76 @@ class ClaimManager:
         self.stop()
         self.start()
 
+    def reconcile(self) -> None:
+        """What the real one does once a minute: ends the claims of pods that are no more."""
+        known = {one.uid for one in self.pods.values()}
+        for uid in sorted(self._state.pods() - known):
+            self._unprepare(uid, self._state.claims_of(uid))
+
     def find_drivers(self) -> list[str]:
-        """Registers what listens in the folder; names that begin with a dot are none."""
+        """Registers what has come to the folder and forgets what is gone; names that begin with a dot are none."""
+        for name, driver in list(self.drivers.items()):
+            if identity(driver.socket) != driver.identity:
+                del self.drivers[name]
+                driver.close()
+                self._lost(name)
         folder = self.root / "plugins_registry"
+        known = {one.socket for one in self.drivers.values()}
         for socket in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if socket.name.startswith(".") or not socket.is_socket():
+            if socket.name.startswith(".") or not socket.is_socket() or socket in known:
                 continue
             with grpc.insecure_channel(f"unix:{socket}") as channel, contextlib.suppress(grpc.RpcError):
-                self._register(registration_rpc.RegistrationStub(channel))
+                self._register(socket, registration_rpc.RegistrationStub(channel))
         return sorted(self.drivers)
 
-    def _register(self, stub: registration_rpc.RegistrationStub) -> None:
+    def _register(self, socket: Path, stub: registration_rpc.RegistrationStub) -> None:
         """Raises RpcError where nobody listens (yet)."""
         info = stub.GetInfo(registration.InfoRequest(), timeout=CONNECT_S)
         try:
-            known = Driver(info, functools.partial(self._lost, info.name))
+            driver = Driver(info, socket, functools.partial(self._connected, info.name))
+        except Refused as fault:
+            status = registration.RegistrationStatus(plugin_registered=False, error=f"RegisterPlugin error -- {fault}")
+        else:
             self._keep(info.name)
-            before, self.drivers[info.name] = self.drivers.get(info.name), known
+            before, self.drivers[info.name] = self.drivers.get(info.name), driver
             if before is not None:
                 before.close()
             status = registration.RegistrationStatus(plugin_registered=True)
-        except (ValueError, grpc.FutureTimeoutError) as fault:
-            status = registration.RegistrationStatus(plugin_registered=False, error=str(fault))
         stub.NotifyRegistrationStatus(status, timeout=CONNECT_S)
 
+    def _connected(self, name: str, connected: bool) -> None:
+        self._keep(name) if connected else self._lost(name)
+
     def _lost(self, name: str) -> None:
-        timer = self._timers[name] = threading.Timer(self._wipe_s, self._wipe, (name,))
-        timer.daemon = True
-        timer.start()
+        """A time that runs already goes on."""
+        with self._lock:
+            if name not in self._timers:
+                timer = self._timers[name] = threading.Timer(self._wipe_s, self._wipe_of, (name,))
+                timer.daemon = True
+                timer.start()
+
+    def _wipe_of(self, name: str) -> None:
+        self._keep(name)
+        self._wipe(name)
 
     def _keep(self, name: str) -> None:
         """The driver is back in time."""
-        if (timer := self._timers.pop(name, None)) is not None:
-            timer.cancel()
+        with self._lock:
+            if (timer := self._timers.pop(name, None)) is not None:
+                timer.cancel()
 
     # ---- pods
 
     def run_pod(self, pod: Pod) -> dict[str, list[str]]:
-        """Prepares the pod's claims as for a new sandbox; container → CDI ids."""
-        self._prepare([one for one in pod.claims if one.uid not in self._prepared])
-        with self._lock:
-            self.pods[pod.name] = pod
-            state = self._state()
-            pod.ids = {name: self._ids(state, wanted) for name, wanted in pod.containers.items()}
+        """Prepares the pod's claims as for a new sandbox; container → CDI ids. Again for a pod that was refused."""
+        self.pods[pod.name] = pod
+        try:
+            self._prepare(pod)
+        except Refused as fault:
+            message = f"Failed to prepare dynamic resources: prepare dynamic resources: {fault}"
+            raise PodError("FailedPrepareDynamicResources", message) from fault
+        for name in pod.containers:
+            self.restart_container(pod.name, name)
         return pod.ids
 
     def start_again(self) -> None:
@@ -182,72 +157,70 @@ class ClaimManager:
             one.join()
 
     def restart_container(self, name: str, container: str) -> list[str]:
-        """No call: the kept ids."""
-        return self.pods[name].ids[container]
+        """No call: what is known of the claims by now."""
+        pod = self.pods[name]
+        pod.ids[container] = [
+            one for uid, request in pod.containers[container] for one in self._state.ids(uid, request)
+        ]
+        return pod.ids[container]
 
     def end_pod(self, name: str) -> None:
+        """Raises PodError where a driver does not let its claims go: the pod stays."""
         pod = self.pods[name]
-        rest = {one.uid for other in self.pods.values() if other is not pod for one in other.claims}
-        self._unprepare([one for one in pod.claims if one.uid not in rest])
+        try:
+            self._unprepare(pod.uid, [one.uid for one in pod.claims])
+        except Refused as fault:
+            raise PodError("FailedUnprepare", f"unprepare dynamic resources: {fault}") from fault
         del self.pods[name]
 
-    def _prepare(self, claims: Iterable[ClaimRef]) -> None:
-        claims = list(claims)
-        for driver in self.drivers.values() if claims else ():
-            api = driver.messages
-            request = api.NodePrepareResourcesRequest(claims=[_message(api, one) for one in claims])
-            answer = driver.calls.NodePrepareResources(request, timeout=CALL_S)
-            for one in claims:
-                if one.uid not in answer.claims:
-                    raise PodError("FailedPrepareDynamicResources", f"{driver.name} left out claim {one.name}")
-                if answer.claims[one.uid].error:
-                    raise PodError("FailedPrepareDynamicResources", answer.claims[one.uid].error)
+    def health(self, name: str) -> dict[str, list[dict[str, str]]]:
+        """Container → what the status of the pod says of each of its devices."""
+        pod = self.pods[name]
+        return {
+            container: [
+                self.drivers[driver].health_of(device) if driver in self.drivers else {"health": "Unknown"}
+                for uid, request in named
+                for driver, device in self._state.devices(uid, request)
+            ]
+            for container, named in pod.containers.items()
+        }
+
+    def _driver(self, name: str) -> Driver:
+        if name not in self.drivers:
+            raise Refused(f"DRA driver {name} is not registered")
+        return self.drivers[name]
+
+    def _prepare(self, pod: Pod) -> None:
+        """All drivers must be there, also of claims that are prepared; else nothing is kept of the pod."""
+        for driver in {driver for claim in pod.claims for driver in claim.drivers}:
+            self._driver(driver)
+        batches: dict[str, list[ClaimRef]] = {}
+        with self._lock:
+            for claim in pod.claims:
+                self._state.add(claim, pod.uid)
+                for driver in claim.drivers if claim.uid not in self._prepared else ():
+                    batches.setdefault(driver, []).append(claim)
+        for name, claims in batches.items():
+            answer = self._driver(name).prepare(claims)
             with self._lock:
-                state = self._state()
-                for one in claims:
-                    kept = state.setdefault(one.uid, {"name": one.name, "devices": []})
-                    for device in answer.claims[one.uid].devices:
-                        kept["devices"].append(
-                            {"requests": list(device.request_names), "cdi": list(device.cdi_device_ids)}
-                        )
-                self._save(state)
-        if claims and not self.drivers:
-            raise PodError("FailedPrepareDynamicResources", "no DRA driver is registered")
-        self._prepared.update(one.uid for one in claims)
+                for uid, devices in answer.items():
+                    self._state.add_devices(uid, name, devices)
+        self._prepared.update(one.uid for claims in batches.values() for one in claims)
 
-    def _unprepare(self, claims: list[ClaimRef]) -> None:
-        for driver in self.drivers.values() if claims else ():
-            api = driver.messages
-            request = api.NodeUnprepareResourcesRequest(claims=[_message(api, one) for one in claims])
-            answer = driver.calls.NodeUnprepareResources(request, timeout=CALL_S)
-            for one in claims:
-                if one.uid not in answer.claims or answer.claims[one.uid].error:
-                    raise PodError("FailedUnprepare", answer.claims[one.uid].error or "left out")
-        state = self._state()
-        for one in claims:
-            self._prepared.discard(one.uid)
-            state.pop(one.uid, None)
-        self._save(state)
-
-    @staticmethod
-    def _ids(state: Mapping[str, Any], wanted: Iterable[tuple[str, str]]) -> list[str]:
-        out: list[str] = []
-        for uid, request in wanted:
-            for device in state.get(uid, {}).get("devices", ()):
-                if not request or not device["requests"] or request in device["requests"]:
-                    out += device["cdi"]
-        return out
-
-    def _state(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads((self.root / STATE).read_text())
-        except FileNotFoundError:
-            return {}
-        return found
-
-    def _save(self, state: Mapping[str, Any]) -> None:
-        (self.root / STATE).write_text(json.dumps(state))
-
-
-def _message(api: ModuleType, claim: ClaimRef) -> Any:
-    return api.Claim(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+    def _unprepare(self, pod_uid: str, claims: Iterable[str]) -> None:
+        """Claims that another pod has too lose this one alone."""
+        batches: dict[str, list[ClaimRef]] = {}
+        ended = []
+        with self._lock:
+            for uid in claims:
+                claim = self._state.without(uid, pod_uid)
+                if claim is not None:
+                    ended.append(claim)
+                    for driver in claim.drivers:
+                        batches.setdefault(driver, []).append(claim)
+        for name, those in batches.items():
+            self._driver(name).unprepare(those)
+        with self._lock:
+            for claim in ended:
+                self._prepared.discard(claim.uid)
+                self._state.remove(claim.uid)

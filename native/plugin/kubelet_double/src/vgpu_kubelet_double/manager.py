@@ -25,11 +25,11 @@ VERSIONS = ("v1beta1",)
 RESOURCE = re.compile(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def _go_name(code: grpc.StatusCode) -> str:
+def go_name(code: grpc.StatusCode) -> str:
     """FAILED_PRECONDITION as Go writes it: FailedPrecondition."""
     return code.name.title().replace("_", "")
 
@@ -92,11 +92,11 @@ class Manager(rpc.RegistrationServicer):
         if request.version not in VERSIONS:
             context.abort(
                 grpc.StatusCode.UNKNOWN,
-                f"requested API version {_quoted(request.version)} is not supported by kubelet. "
-                f"Supported version is [{' '.join(map(_quoted, VERSIONS))}]",
+                f"requested API version {quoted(request.version)} is not supported by kubelet. "
+                f"Supported version is [{' '.join(map(quoted, VERSIONS))}]",
             )
         if not RESOURCE.match(request.resource_name):
-            context.abort(grpc.StatusCode.UNKNOWN, f"the ResourceName {_quoted(request.resource_name)} is invalid")
+            context.abort(grpc.StatusCode.UNKNOWN, f"the ResourceName {quoted(request.resource_name)} is invalid")
         endpoint = Endpoint(request.resource_name, self.folder / request.endpoint, self._listed)
         try:
             endpoint.connect()
@@ -169,7 +169,7 @@ class Manager(rpc.RegistrationServicer):
         except (grpc.RpcError, ValueError) as fault:
             text = str(fault)
             if isinstance(fault, grpc.RpcError):
-                text = f"rpc error: code = {_go_name(fault.code())} desc = {fault.details()}"
+                text = f"rpc error: code = {go_name(fault.code())} desc = {fault.details()}"
             message = f"Pod was rejected: Allocate failed due to {text}, which is unexpected"
             raise PodError("UnexpectedAdmissionError", message) from fault
         by_numa: dict[int, list[str]] = {}

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kubelet's file of claims: who has which, and what drivers answered. It outlives the kubelet's process."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .claim_driver import ClaimRef, Refused
+
+STATE = "dra_manager_state"
+HEAD = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1"}
+
+
+class ClaimState:
+    """Reads the file each time. No method is for two threads at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / STATE
+
+    def add(self, claim: ClaimRef, pod_uid: str) -> None:
+        """Raises Refused where a claim of that name and another uid is still there."""
+        entries = self._read()
+        found = next(
+            (one for one in entries if (one["Namespace"], one["ClaimName"]) == (claim.namespace, claim.name)), None
+        )
+        if found is None:
+            found = {
+                "ClaimUID": claim.uid,
+                "ClaimName": claim.name,
+                "Namespace": claim.namespace,
+                "PodUIDs": {},
+                "DriverState": {driver: {"Devices": None} for driver in claim.drivers},
+            }
+            entries.append(found)
+        elif found["ClaimUID"] != claim.uid:
+            raise Refused(
+                f"old ResourceClaim with same name {claim.name} and different UID {found['ClaimUID']} still exists "
+                "(previous pod force-deleted?!)"
+            )
+        found["PodUIDs"][pod_uid] = {}
+        self._write(entries)
+
+    def add_devices(self, uid: str, driver: str, devices: list[dict[str, Any]]) -> None:
+        """To those that are there: up to 1.36 a later answer replaces none."""
+        entries = self._read()
+        for one in entries:
+            if one["ClaimUID"] == uid:
+                state = one["DriverState"][driver]
+                state["Devices"] = [*(state["Devices"] or ()), *devices]
+        self._write(entries)
+
+    def without(self, uid: str, pod_uid: str) -> ClaimRef | None:
+        """Takes the pod from a claim that another has too. None then, and where the claim is unknown."""
+        entries = self._read()
+        for one in entries:
+            if one["ClaimUID"] != uid:
+                continue
+            if len(one["PodUIDs"]) <= 1:
+                return ClaimRef(one["Namespace"], one["ClaimName"], uid, tuple(one["DriverState"]))
+            one["PodUIDs"].pop(pod_uid, None)
+            self._write(entries)
+        return None
+
+    def remove(self, uid: str) -> None:
+        self._write([one for one in self._read() if one["ClaimUID"] != uid])
+
+    def pods(self) -> set[str]:
+        return {pod for one in self._read() for pod in one["PodUIDs"]}
+
+    def claims_of(self, pod_uid: str) -> list[str]:
+        return [one["ClaimUID"] for one in self._read() if pod_uid in one["PodUIDs"]]
+
+    def devices(self, uid: str, request: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Driver and device, of one request or, where it is empty, of all."""
+        for one in self._read():
+            for driver, state in one["DriverState"].items() if one["ClaimUID"] == uid else ():
+                for device in state["Devices"] or ():
+                    if not request or not device["RequestNames"] or request in device["RequestNames"]:
+                        yield driver, device
+
+    def ids(self, uid: str, request: str) -> list[str]:
+        return [name for _driver, device in self.devices(uid, request) for name in device["CDIDeviceIDs"] or ()]
+
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            return []
+        found: list[dict[str, Any]] = json.loads(json.loads(text)["Data"])["ClaimInfoStateList"]
+        return found
+
+    def _write(self, entries: list[dict[str, Any]]) -> None:
+        data = json.dumps({**HEAD, "ClaimInfoStateList": entries})
+        self._path.write_text(json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode())}))

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One story of claims that a kubelet, the real one or the double, is led through; the outcome is a trace of data.
+
+Steps that ask the kubelet for something wait for its end, so that calls fall into the step that caused them. What comes
+again by time alone is not part of a trace.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from .claims_recorder import DRIVER, PREPARE, UNPREPARE, ClaimRecorder, device_name
+from .scenario import differences, until
+
+TRACE = Path(__file__).with_name("claims-1.36.json")
+STATE = "dra_manager_state"
+V1BETA1_FIRST = ("v0.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAPlugin")
+# Container → (claim, request) of each that it names; no request: all of the claim.
+Containers = Mapping[str, tuple[tuple[str, str], ...]]
+
+
+class Kubelet(Protocol):
+    """What the story asks of whoever plays the kubelet, and the cluster around it."""
+
+    root: Path
+
+    def look(self) -> None:
+        """Until it has noticed which sockets are there."""
+
+    def make_claim(self, name: str, requests: tuple[str, ...]) -> str:
+        """A claim that is allocated once a pod names it; its uid."""
+
+    def make_pod(self, name: str, claims: tuple[str, ...], containers: Containers, ends: bool) -> None:
+        """On this node; with ``ends`` its containers end by themselves, else never."""
+
+    def wait_running(self, name: str) -> None: ...
+
+    def wait_ended(self, name: str) -> None:
+        """Until the pod has ended by itself; its object stays."""
+
+    def why_not(self, name: str) -> str:
+        """The kubelet's sentence of why it does not start the pod."""
+
+    def injected(self, name: str) -> dict[str, list[str]]:
+        """Container → CDI ids that the runtime was told."""
+
+    def crash(self, name: str) -> None:
+        """Lets the container ``main`` end and start again."""
+
+    def health(self, name: str) -> list[Any]:
+        """What the status of the pod says of the health of its devices, container by container."""
+
+    def ask_to_end(self, name: str) -> None: ...
+
+    def wait_gone(self, name: str) -> None: ...
+
+    def restart(self, removed: str) -> None:
+        """Ends and starts again; meanwhile somebody removes this pod."""
+
+    def pods(self) -> Mapping[str, str]:
+        """Uid → name of every pod that was."""
+
+    def publish(self) -> None:
+        """The driver's slice for this node."""
+
+    def published(self) -> bool:
+        """Whether it is still there."""
+
+    def outlast(self) -> None:
+        """Waits as long as a driver may be away before its slices are deleted."""
+
+
+class Story:
+    """Collects the steps."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self.kubelet = kubelet
+        self.plugin = ClaimRecorder(kubelet.root)
+        self.steps: list[dict[str, Any]] = []
+
+    def step(self, name: str, outcome: Any = None, mend: bool = False) -> None:
+        """Ends a step: everything that was called since the last one belongs to it."""
+        found: dict[str, Any] = {"step": name, "calls": self.plugin.take(mend), "kept": self.kept()}
+        if outcome is not None:
+            found["outcome"] = outcome
+        self.steps.append(found)
+
+    def kept(self) -> list[dict[str, Any]]:
+        """The kubelet's own file of claims."""
+        path = self.kubelet.root / STATE
+        entries = json.loads(json.loads(path.read_text())["Data"])["ClaimInfoStateList"] if path.exists() else []
+        pods = self.kubelet.pods()
+        found = [
+            {
+                "claim": one["ClaimName"],
+                "uid": "its own" if self.plugin.names.get(one["ClaimUID"]) == one["ClaimName"] else "another",
+                "pods": sorted(pods.get(uid, uid) for uid in one["PodUIDs"]),
+                "drivers": {name: state["Devices"] or [] for name, state in one["DriverState"].items()},
+            }
+            for one in entries or ()
+        ]
+        return sorted(found, key=lambda one: one["claim"])
+
+    def claim(self, name: str, *requests: str) -> str:
+        self.plugin.requests[name] = requests or ("gpu",)
+        self.plugin.names[self.kubelet.make_claim(name, self.plugin.requests[name])] = name
+        return name
+
+    def make(self, name: str, *claims: str, ends: bool = False, **containers: tuple[tuple[str, str], ...]) -> None:
+        """Without ``containers``: one, ``main``, that names every claim."""
+        self.kubelet.make_pod(name, claims, containers or {"main": tuple((one, "") for one in claims)}, ends)
+
+    def run(self, step: str, name: str, *claims: str, **containers: tuple[tuple[str, str], ...]) -> None:
+        self.make(name, *claims, **containers)
+        self.kubelet.wait_running(name)
+        self.step(step, self.injected(name))
+
+    def injected(self, name: str) -> dict[str, list[str]]:
+        """Sorted: the kubelet keeps a pod's claims in a set without an order."""
+        return {container: sorted(ids) for container, ids in self.kubelet.injected(name).items()}
+
+    def why_not(self, name: str) -> str:
+        """No more than its code of a call that never came through: the rest is the language's."""
+        text = self.kubelet.why_not(name)
+        for uid, claim in self.plugin.names.items():
+            text = text.replace(uid, f"<uid of {claim}>")
+        return re.sub(r"(code = Unavailable) .*", r"\1", text, flags=re.DOTALL)
+
+    def delete(self, *names: str) -> None:
+        for name in names:
+            self.kubelet.ask_to_end(name)
+            self.kubelet.wait_gone(name)
+        self.step(f"{' and '.join(names)} deleted")
+
+    def registered(self, state: bool = True) -> None:
+        self.kubelet.look()
+        until(lambda: self.plugin.registered is state, f"registration that is {state}")
+
+    def tell(self) -> list[dict[str, Any]]:
+        self._registration()
+        self._pods()
+        self._faults()
+        self._plugin_away()
+        self._kubelet_restart()
+        return self.steps
+
+    def _registration(self) -> None:
+        self.plugin.serve(("v0.DRAPlugin",))
+        self.registered(False)
+        self.step("register with a version that nobody knows")
+        self.plugin.stop()
+        self.kubelet.look()
+        self.plugin.serve()
+        self.registered()
+        until(lambda: self.plugin.watched > 0, "stream of health")
+        self.step("register")
+        self.kubelet.publish()
+
+    def _pods(self) -> None:
+        kubelet = self.kubelet
+        self.run("a pod with a claim", "first", self.claim("one"))
+        self._health("Healthy")
+        self._health("Unhealthy", device_name("one", "gpu"))
+        self._health("Healthy")
+        kubelet.crash("first")
+        self.step("its container ends and starts again", self.injected("first"))
+        self.run("another pod with that claim", "second", "one")
+        self.delete("second")
+        both = self.claim("both", "a", "b")
+        self.run(
+            "a claim of two requests in three containers",
+            "pair",
+            both,
+            main=((both, ""),),
+            a=((both, "a"),),
+            b=((both, "b"),),
+        )
+        self.run("a pod with a claim of before and a new one", "mixed", "one", self.claim("fresh"))
+        self.delete("mixed")
+        self.run("a pod with two claims", "twins", self.claim("x"), self.claim("y"))
+        self.delete("twins")
+        self.make("done", self.claim("brief"), ends=True)
+        kubelet.wait_ended("done")
+        self.step("a pod that ends by itself")
+
+    def _health(self, state: str, *unhealthy: str) -> None:
+        self.plugin.set_unhealthy(*unhealthy)
+        until(lambda: f'"{state}"' in json.dumps(self.kubelet.health("first")), f"device that is {state}")
+        self.step(f"its device is {state}", self.kubelet.health("first"))
+
+    def _faults(self) -> None:
+        kubelet, plugin = self.kubelet, self.plugin
+        for fault in ("error", "status"):
+            plugin.faults = {PREPARE: fault}
+            name = f"pod-{fault}"
+            self.make(name, self.claim(fault))
+            self.step(f"{PREPARE} is answered with: {fault}", self.why_not(name), mend=True)
+            kubelet.wait_running(name)
+            self.step("it is asked for again", self.injected(name))
+            self.delete(name)
+        for fault in ("nothing", "unknown claim"):
+            plugin.faults = {PREPARE: fault}
+            name = f"pod-{fault.partition(' ')[0]}"
+            self.make(name, self.claim(fault.partition(" ")[0]))
+            self.step(f"{PREPARE} is answered with: {fault}", self.why_not(name))
+            self.delete(name)
+        plugin.take(mend=True)
+        self._unprepare_fails("pair", "both", "error")
+        self.run("a pod", "ends", self.claim("last"))
+        self._unprepare_fails("ends", "last", "nothing")
+
+    def _unprepare_fails(self, pod: str, claim: str, fault: str) -> None:
+        self.plugin.faults = {UNPREPARE: fault}
+        self.kubelet.ask_to_end(pod)
+        until(lambda: self.plugin.asked(UNPREPARE, claim), f"{UNPREPARE} of {claim}")
+        self.step(f"{UNPREPARE} is answered with: {fault}", mend=True)
+        self.kubelet.wait_gone(pod)
+        self.step("it is asked for again")
+
+    def _plugin_away(self) -> None:
+        kubelet, plugin = self.kubelet, self.plugin
+        plugin.stop()
+        kubelet.look()
+        self.make("late", self.claim("new"))
+        self.make("third", "one")
+        self.step("the plugin is away", [self.why_not("late"), self.why_not("third")])
+        until(lambda: not kubelet.published(), "end of the slices of a driver that is away")
+        self.step("its slices are deleted")
+        plugin.serve(V1BETA1_FIRST)
+        self.registered()
+        for name in ("late", "third"):
+            kubelet.wait_running(name)
+        self.step("the plugin is back, with another version first", [self.injected(one) for one in ("late", "third")])
+        kubelet.publish()
+        kubelet.outlast()
+        self.step("it serves no stream of health, and its slices stay", kubelet.published())
+        self.delete("third", "late")
+
+        plugin.stop(killed=True)
+        self.make("cut", self.claim("torn"))
+        self.step("the plugin is killed", self.why_not("cut"))
+        plugin.serve()
+        self.registered()
+        kubelet.wait_running("cut")
+        self.step("the plugin has started again", self.injected("cut"))
+        self.delete("cut")
+
+    def _kubelet_restart(self) -> None:
+        kubelet, plugin = self.kubelet, self.plugin
+        kubelet.publish()
+        self.run("a pod that will be removed", "removed", self.claim("orphan"))
+        plugin.registered = None
+        kubelet.restart("removed")
+        self.registered()
+        until(lambda: not kubelet.published(), "end of all slices of the node")
+        until(lambda: plugin.asked(UNPREPARE, "orphan"), "end of the claim of a pod that was removed meanwhile")
+        self.step("the kubelet starts again; a pod was removed meanwhile, and all slices are deleted")
+        self.run("another pod with a claim of before the restart", "fourth", "one")
+        kubelet.crash("first")
+        self.step("the first one's container ends and starts again", self.injected("first"))
+        self.delete("first")
+        self.delete("fourth")
+
+
+def recorded() -> dict[str, Any]:
+    return json.loads(TRACE.read_text())
+
+
+__all__ = ["DRIVER", "TRACE", "Containers", "Kubelet", "Story", "differences", "recorded"]

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this kubelet asks a driver for claims is what the recorded trace says, to which tests/unit/plugin holds the
+double. The driver is none of ours; our program runs next to it.
+
+``VGPU_E2E_RECORD=1`` writes the trace anew instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CLAIMS, CLASSES, SLICES, devices, minor, remove
+from kubebox import pods
+from kubebox.cluster import Cluster
+from kubebox.gpunode import CHECKPOINT
+from kubebox.process import until
+from kubebox.programs import Programs
+from kubetrace import claims_scenario as scenario
+from kubetrace.claims_recorder import KIND
+
+WAIT = ["/bin/sh", "-c", "while :; do sleep 1; done"]
+CLASS = "traced"
+SLICE = f"{SLICES}/0-{scenario.DRIVER}"
+CDI = Path("/var/run/cdi")
+# More than the story's claims: what is allocated is not given out again before its claim is deleted.
+DEVICES = 32
+# The kubelet looks for sockets that came or went once a second.
+NOTICED_S = 3.0
+WIPED_S = 30.0
+
+
+class RealKubelet:
+    """The cluster's kubelet as the story asks for it."""
+
+    root = CHECKPOINT.parent.parent
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._pods: dict[str, str] = {}
+
+    def look(self) -> None:
+        time.sleep(NOTICED_S)
+
+    def make_claim(self, name: str, requests: tuple[str, ...]) -> str:
+        edits = [{"name": f"{name}.{one}", "containerEdits": {"env": [f"TRACED={one}"]}} for one in requests]
+        CDI.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"cdiVersion": "0.6.0", "kind": KIND, "devices": edits})
+        (CDI / f"traced-{name}.json").write_text(text)
+        asked = [{"name": one, "exactly": {"deviceClassName": CLASS}} for one in requests]
+        spec = {"devices": {"requests": asked}}
+        body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec}
+        return self.cluster.api.create(CLAIMS, body)["metadata"]["uid"]
+
+    def make_pod(self, name: str, claims: tuple[str, ...], containers: scenario.Containers, ends: bool) -> None:
+        found = []
+        for container, named in containers.items():
+            body = pods.container(["/bin/true"] if ends else WAIT, slices=0, name=container)
+            body["volumeMounts"] = []
+            asked = [{"name": claim, **({"request": request} if request else {})} for claim, request in named]
+            body["resources"] = {"claims": asked}
+            found.append(body)
+        sources = [{"name": one, "resourceClaimName": one} for one in claims]
+        restart = "Never" if ends else "Always"
+        pod = pods.create(
+            self.cluster, pods.manifest(name, *found, restart=restart, resourceClaims=sources, volumes=[])
+        )
+        self._pods[pod.uid] = name
+
+    def wait_running(self, name: str) -> None:
+        pods.Pod(self.cluster, name).wait_running()
+
+    def wait_ended(self, name: str) -> None:
+        pods.Pod(self.cluster, name).wait_phase("Succeeded")
+
+    def why_not(self, name: str) -> str:
+        def said() -> str:
+            for one in self.cluster.api.get("/api/v1/namespaces/default/events")["items"]:
+                if one["involvedObject"]["name"] == name and one["reason"] == "FailedPrepareDynamicResources":
+                    return one["message"]
+            return ""
+
+        return until(said, f"event of why pod {name} is not started")
+
+    def injected(self, name: str) -> dict[str, list[str]]:
+        """By the container runtime's record of what the kubelet told it."""
+        found = {}
+        for one in pods.Pod(self.cluster, name).statuses():
+            identity = one["containerID"].rpartition("/")[2]
+            info = json.loads(self.cluster.ctr("containers", "info", identity).stdout)
+            stored = info["Extensions"]["io.cri-containerd.container.metadata"]["value"]
+            config = json.loads(base64.b64decode(stored))["Metadata"]["Config"]
+            found[one["name"]] = [device["name"] for device in config.get("CDI_devices", ())]
+        return found
+
+    def crash(self, name: str) -> None:
+        pod = pods.Pod(self.cluster, name)
+        before = pod.restarts()
+        for pid in pod.pids():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: pod.restarts() > before and pod.running(), f"restart of pod {name}")
+
+    def health(self, name: str) -> list[Any]:
+        return [one.get("allocatedResourcesStatus") for one in pods.Pod(self.cluster, name).statuses()]
+
+    def ask_to_end(self, name: str) -> None:
+        pods.Pod(self.cluster, name).ask_to_end()
+
+    def wait_gone(self, name: str) -> None:
+        path = pods.Pod(self.cluster, name).path
+        until(lambda: self.cluster.api.get_or_none(path) is None, f"end of pod {name}")
+
+    def restart(self, removed: str) -> None:
+        self.cluster.kubelet.stop(kill=True)
+        self.cluster.api.delete(pods.Pod(self.cluster, removed).path, grace_s=0)
+        self.cluster.kubelet.start()
+        until(self.cluster.node_ready, "node that is ready again")
+
+    def pods(self) -> dict[str, str]:
+        return self._pods
+
+    def publish(self) -> None:
+        if self.published():
+            return
+        found = [{"name": f"d{n}"} for n in range(DEVICES)]
+        pool = {"name": self.cluster.node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": scenario.DRIVER, "nodeName": self.cluster.node, "pool": pool, "devices": found}
+        name = SLICE.rpartition("/")[2]
+        body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
+        self.cluster.api.create(SLICES, body)
+
+    def published(self) -> bool:
+        return self.cluster.api.get_or_none(SLICE) is not None
+
+    def outlast(self) -> None:
+        time.sleep(WIPED_S + 5)
+
+
+@pytest.fixture
+def story(cluster: Cluster) -> Iterator[scenario.Story]:
+    """A class for the recorder's devices; nothing is left of it."""
+    if minor(Programs.from_environment()) < 36:
+        pytest.skip("the trace is of a kubelet 1.36")
+    selectors = [{"cel": {"expression": f"device.driver == '{scenario.DRIVER}'"}}]
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": CLASS}}
+    cluster.api.create(CLASSES, {**body, "spec": {"selectors": selectors}})
+    kubelet = RealKubelet(cluster)
+    out = scenario.Story(kubelet)
+    yield out
+    # No pod goes while nobody lets its claims go.
+    out.plugin.stop()
+    out.plugin.take(mend=True)
+    out.plugin.serve()
+    pods.delete_all(cluster)
+    out.plugin.stop()
+    for one in cluster.api.get(CLAIMS)["items"]:
+        remove(cluster, one["metadata"]["name"])
+    cluster.api.delete(f"{CLASSES}/{CLASS}")
+    if kubelet.published():
+        cluster.api.delete(SLICE)
+    for one in CDI.glob("traced-*.json"):
+        one.unlink()
+    until(lambda: len(devices(cluster)) == 2, "slices of our program, which the kubelet's restart deleted")
+
+
+def test_kubelet_asks_for_claims_as_recorded(story: scenario.Story, cluster: Cluster) -> None:
+    version = cluster.node_object()["status"]["nodeInfo"]["kubeletVersion"]
+    steps = story.tell()
+    if os.environ.get("VGPU_E2E_RECORD"):
+        scenario.TRACE.write_text(json.dumps({"kubelet": version, "steps": steps}, indent=1, sort_keys=True) + "\n")
+    assert scenario.differences(scenario.recorded()["steps"], steps) == []
