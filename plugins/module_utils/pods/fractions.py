@@ -65,7 +65,7 @@ def _of_containers(annotations: dict[str, Any], spec: dict[str, Any], findings: 
             continue
         limit = _mib(annotations, fields[LIMIT], findings)
         request = _mib(annotations, fields[REQUEST], findings) if REQUEST in fields else limit
-        if request > limit:
+        if limit and request > limit:
             text = f"{request} MiB are more than the limit of {limit} MiB; expected at most that"
             findings.append(error(annotation(fields[REQUEST]), text))
         found[container] = Fraction(container, 1, Memory(MIB, request), fields[LIMIT], limit - request)

@@ -380,6 +380,14 @@ def test_limits_of_containers_by_kai_that_cannot_be(annotations, first, second, 
     assert [one for one in fault.value.findings if f'"{where}"' in one.path and words in one.message], str(fault.value)
 
 
+@pytest.mark.parametrize("limit", ["0", "8G", "much", None])
+def test_a_limit_that_cannot_be_is_one_fault(limit):
+    """Nothing is said of the request beside it: it would be compared with a number that nobody wrote."""
+    with pytest.raises(DialectError) as fault:
+        requests.read_pod(containers({}, {}, annotations={C0: limit, C0_REQUEST: "2Gi"}))
+    assert [one.path for one in fault.value.findings] == [f'metadata.annotations["{C0}"]'], str(fault.value)
+
+
 LIMIT, REQUEST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
 # limits, variables of the container → which of them a warning names.
 VARIABLES = [
