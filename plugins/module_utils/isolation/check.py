@@ -226,6 +226,9 @@ class SliceCheck:
         except (RunnerError, NvmlError) as fault:
             self._engines.heed(fault)
             seen.append(driver_verdicts.DriverLimit(fault=str(fault)))
+            if not checks:
+                wanted = [one for one in driver_verdicts.OF_TENANTS if not named or one in named]
+                checks = [verdicts.check(one, verdicts.NOT_RUN, "", "", detail=str(fault)) for one in wanted]
         if seen[0].hard is None:
             # Nobody can try a limit that is not there, and who asks for one of these alone must read that.
             checks = [driver_verdicts.of_driver(self._claimed, seen[0], self._expected, one) for one in named]

@@ -535,6 +535,29 @@ def test_a_container_that_does_not_start_again(monkeypatch):
     assert "vgpu-limit-hook" in found["detail"]
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], dict.fromkeys(isolation_check.driver_verdicts.OF_TENANTS, "not-run")),
+        (["driver-refuses"], {"driver-refuses": "not-run"}),
+        (["driver-limit-restart"], {}),
+    ],
+)
+def test_a_limit_that_nobody_could_try_is_said(monkeypatch, names, expected):
+    """As where the GPU is lost between the look at the limit and the first tenant."""
+    one, _runner = by_driver(monkeypatch, names)
+    monkeypatch.setattr(isolation_check.observer, "driver_limit", lambda *_words: LIMITED)
+
+    def lost(*_words):
+        raise isolation_check.NvmlError(15, "nvmlDeviceGetMemoryInfo")
+
+    monkeypatch.setattr(isolation_check.DriverChecks, "run", lost)
+    found = {row["name"]: row for row in one._check_driver()}
+    assert found.pop("driver-limit-restart")["verdict"] == "passed"
+    assert {name: row["verdict"] for name, row in found.items()} == expected
+    assert all("nvmlDeviceGetMemoryInfo" in row["detail"] for row in found.values())
+
+
 @pytest.mark.parametrize(("in_use", "sold", "crowded"), [(True, 5000, True), (False, 5000, False), (True, 4096, False)])
 def test_oversold_slices_in_use_are_not_filled(monkeypatch, in_use, sold, crowded):
     """The card's memory is what the neighbours' slices go to, and no reserve of theirs."""
