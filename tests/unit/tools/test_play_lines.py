@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ PLAY = """
     - name: Look first
       ansible.builtin.command: "true"
       changed_when: false
-    - name: Show the plan, and stop where this host cannot be changed
+    - name: Show the plan, and stop where a host's GPUs contradict the variables
       ansible.builtin.assert:
         that: true
         success_msg: ["2 GPUs: 2 x Tesla T4", "1. vcuda: it's \\"old\\""]
@@ -71,6 +72,13 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     assert done.returncode == 2, done.stdout
     filtered = play_lines.PlayLines(".build/site.log")
     return [text for line in done.stdout.splitlines() for text in filtered.of(line)]
+
+
+@pytest.mark.parametrize("name", play_lines.SHOWN)
+def test_what_is_for_people_is_a_task_of_ours(name: str) -> None:
+    """A task that was given another name would be left out without a word."""
+    files = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
+    assert [one for one in files if re.search(rf"^ *- name: {name}", one.read_text(), re.MULTILINE)]
 
 
 def test_play_is_named(shown: list[str]) -> None:
