@@ -114,7 +114,9 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("variables", "name"), NAMES, ids=["alone", "after the preflight", "without it", "by the variable"])
+@pytest.mark.parametrize(
+    ("variables", "name"), NAMES, ids=["alone", "after the preflight", "without it", "by the variable"]
+)
 @pytest.mark.parametrize("tasks", ["objects", "absent"])
 def test_a_node_is_called_as_its_host_is_now(place, api, tasks, variables, name):
     """Cached facts describe the host before it was renamed or reinstalled."""
