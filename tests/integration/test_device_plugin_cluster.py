@@ -108,11 +108,15 @@ NAMES = [
     # variables of the host, and its node
     ({}, OWN_NAME),
     ({"preflight_plan": {"state": {"node": "asked-before"}}}, "asked-before"),
+    # As a task leaves it that its `when` left out.
+    ({"preflight_plan": {"changed": False, "skipped": True}}, OWN_NAME),
     ({"device_plugin_node_name": "said"}, "said"),
 ]
 
 
-@pytest.mark.parametrize(("variables", "name"), NAMES, ids=["alone", "after the preflight", "by the variable"])
+@pytest.mark.parametrize(
+    ("variables", "name"), NAMES, ids=["alone", "after the preflight", "without it", "by the variable"]
+)
 @pytest.mark.parametrize("tasks", ["objects", "absent"])
 def test_a_node_is_called_as_its_host_is_now(place, api, tasks, variables, name):
     """Cached facts describe the host before it was renamed or reinstalled."""

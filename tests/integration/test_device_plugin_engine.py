@@ -25,6 +25,15 @@ SHOW = {
             {"container_runtime_engine": "auto", "preflight_plan": {"state": {"kubelet_engine": {"engine": "k3s"}}}},
             "k3s",
         ),
+        # A preflight that `when` left out, so that the role read the host.
+        (
+            {
+                "container_runtime_engine": "auto",
+                "preflight_plan": {"skipped": True},
+                "__device_plugin_asked": {"state": {"kubelet_engine": {"engine": "rke2"}}},
+            },
+            "rke2",
+        ),
         ({"container_runtime_engine": "docker"}, "docker"),
     ],
 )

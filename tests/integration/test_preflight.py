@@ -223,6 +223,18 @@ def test_a_role_that_runs_after_changes_does_not_claim_that_there_were_none(plac
     assert "No host was changed" not in run.output
 
 
+@pytest.mark.parametrize("left_out", [[], [dict(PREFLIGHT, when=False)]], ids=["alone", "after a preflight left out"])
+def test_verify_reads_the_variables_where_no_preflight_did(place: Workplace, left_out: list[dict[str, Any]]) -> None:
+    """Else the host's own file would stand for what its group wants."""
+    place.hosts({"t4": ["gpu-1"]})
+    place.group("t4", vgpu_split_count=0)
+    verify = {"name": "Verify", "ansible.builtin.import_role": {"name": "vgpu.fleet.verify"}}
+    run = place.play([{"hosts": "all", "gather_facts": False, "tasks": [*left_out, verify]}])
+    assert run.code != 0
+    assert "The variables of this host hold 1 mistake." in run.output, run.output
+    assert run.calls == {"gpu-1": 0}
+
+
 def test_all_mistakes_of_a_host_are_told_at_once(place: Workplace) -> None:
     place.hosts({"t4": ["gpu-1"]})
     place.group("t4", vgpu_split_count=0, vgpu_sharing="x", vgpu_verfy="always")

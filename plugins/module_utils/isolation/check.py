@@ -216,18 +216,19 @@ class SliceCheck:
         def before_start(pid: int) -> None:
             group = self._group_of(pid)
             with observed(self._expected.uuid) as reader:
-                limit = observer.driver_limit(reader, self._expected.uuid, group)
-                if limit.hard is not None:
+                seen.append(observer.driver_limit(reader, self._expected.uuid, group))
+                if seen[0].hard is not None:
                     tenants = self._tenants(reader)
-                    checks.extend(tenants.run(group, pid, limit.hard, lambda one: not named or one in named))
-                # Last: where a fault kept the tenants from trying the limit, it is not seen to hold.
-                seen.append(limit)
+                    checks.extend(tenants.run(group, pid, seen[0].hard, lambda one: not named or one in named))
 
         try:
             self.runner.run(IDLE, float(self._params["timeout"]), before_start)
         except (RunnerError, NvmlError) as fault:
             self._engines.heed(fault)
             seen.append(driver_verdicts.DriverLimit(fault=str(fault)))
+            if not checks:
+                wanted = [one for one in driver_verdicts.OF_TENANTS if not named or one in named]
+                checks = [verdicts.check(one, verdicts.NOT_RUN, "", "", detail=str(fault)) for one in wanted]
         if seen[0].hard is None:
             # Nobody can try a limit that is not there, and who asks for one of these alone must read that.
             checks = [driver_verdicts.of_driver(self._claimed, seen[0], self._expected, one) for one in named]

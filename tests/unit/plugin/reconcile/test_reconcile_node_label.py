@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 from doubles.kube_api import refusing, write_kubeconfig
+from vgpu_plugin._shared.pods import requests
+from vgpu_plugin._shared.pods.annotations import NodeGpu
 from vgpu_plugin.assembly import Extras
 from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
@@ -406,6 +408,20 @@ def test_the_node_lists_the_names_by_which_pods_request_parts(node, kubelet, api
     until(lambda: listed(api) == {"cpu": "7"}, "the node's own")
     assert api.node["status"]["capacity"] == {"cpu": "8", "aliyun.com/gpu-mem": "3"}
     assert "vgpu.fleet/capacity" not in api.annotations
+
+
+@pytest.mark.parametrize("scaling", ["0.5", "1.0", "2"])
+@pytest.mark.parametrize("name", ["nvidia.com/gpumem-percentage", "volcano.sh/vgpu-memory-percentage"])
+def test_percentages_are_of_what_pods_may_get(scaling, name):
+    """As placement counts them: two pods of 50 % fill a GPU, and the kubelet must not refuse the second one."""
+    capacity = int(16160 * float(scaling))
+    gpu = NodeGpu("GPU-1", "T4", 16160, capacity, 4, capacity // 4, 25)
+    half = {"name": "a", "resources": {"limits": {"volcano.sh/vgpu-number": "1"} if "volcano" in name else {}}}
+    half["resources"]["limits"][name] = "50"
+    (ask,) = requests.read_pod({"spec": {"containers": [half]}}).asks
+    size = requests.size_on(ask, requests.Card(gpu.memory_mib, gpu.capacity_mib, gpu.slice_mib, gpu.slice_cores))
+    assert capacity // size.memory_mib == 2
+    assert node_capacity.amounts([gpu], node_capacity.names_of({}), [])[name] >= 2 * 50
 
 
 def test_a_refused_list_of_resources_is_written_once_the_server_takes_it(node, kubelet, api, start):

@@ -42,7 +42,7 @@ def amounts(gpus: Iterable[NodeGpu], names: resources.Config, registered: Iterab
         for name, amount in {
             names.shared: gpu.slots,
             names.memory: memory_mib,
-            names.memory_percentage: -(-WHOLE * gpu.capacity_mib // gpu.memory_mib),
+            names.memory_percentage: WHOLE,
             names.cores: WHOLE,
             names.cores_also: WHOLE,
             names.priority: gpu.slots,
@@ -54,7 +54,7 @@ def amounts(gpus: Iterable[NodeGpu], names: resources.Config, registered: Iterab
             resources.QGPU_MEMORY: -(-memory_mib // GIB_MIB),
             resources.VOLCANO: gpu.slots,
             resources.VOLCANO_MEMORY: memory_mib,
-            resources.VOLCANO_PERCENTAGE: -(-WHOLE * gpu.capacity_mib // gpu.memory_mib),
+            resources.VOLCANO_PERCENTAGE: WHOLE,
             resources.VOLCANO_CORES: WHOLE,
         }.items():
             out[name] = out.get(name, 0) + amount

@@ -380,11 +380,12 @@ def test_limits_of_containers_by_kai_that_cannot_be(annotations, first, second, 
     assert [one for one in fault.value.findings if f'"{where}"' in one.path and words in one.message], str(fault.value)
 
 
-def test_a_limit_that_is_no_quantity_is_the_one_fault():
-    """A request beside it is not compared with what nobody could read."""
+@pytest.mark.parametrize("limit", ["0", "8G", "much", None])
+def test_a_limit_that_cannot_be_is_one_fault(limit):
+    """Nothing is said of the request beside it: it would be compared with a number that nobody wrote."""
     with pytest.raises(DialectError) as fault:
-        requests.read_pod(containers({}, {}, annotations={C0: "much", C0_REQUEST: "1Gi"}))
-    assert [one.path for one in fault.value.findings] == [f'metadata.annotations["{C0}"]']
+        requests.read_pod(containers({}, {}, annotations={C0: limit, C0_REQUEST: "2Gi"}))
+    assert [one.path for one in fault.value.findings] == [f'metadata.annotations["{C0}"]'], str(fault.value)
 
 
 LIMIT, REQUEST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
