@@ -37,7 +37,7 @@ TYPES = {
     "vgpu_scheduler_request_duration_seconds": ("histogram", "Time of an answer, by verb."),
     "vgpu_scheduler_resizes_total": ("counter", "Requests for another size of a pod that runs, by outcome."),
     "vgpu_scheduler_resizes_pending": ("gauge", "Pods with such a request that was not granted."),
-    "vgpu_scheduler_claims_total": ("counter", "Claims made for pods of dialects, and failures told to them."),
+    "vgpu_scheduler_claims_total": ("counter", "Claims made for pods of dialects, and failures reported to them."),
 }
 
 

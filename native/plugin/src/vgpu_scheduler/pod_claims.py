@@ -46,7 +46,7 @@ class Due:
 
 
 class PodClaims:
-    """``counts``: claims that were made, and failures that their pods were told of."""
+    """``counts``: claims that were made, and failures that an event of their pod reported."""
 
     def __init__(self, api: Api, resync: float = 300.0, now: Callable[[], float] = time.monotonic) -> None:
         self._api, self._now = api, now

@@ -8,7 +8,6 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.gpu.nvml import NvmlError
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.mount_namespace import Outcome
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
     check as isolation_check,
