@@ -65,7 +65,8 @@ def _said_by(command: list[str]) -> Path:
 
 def _our_image(name: str, tag: str, *options: str, with_library: bool = False) -> Path:
     """Built as the role builds it, or with the library as the chart needs it; anew where the sources changed."""
-    tools, out = ROOT / "native" / "plugin" / "tools", ROOT / ".build" / name
+    # Resolved, as the tool names its archive: .build may hold links into another checkout's.
+    tools, out = ROOT / "native" / "plugin" / "tools", (ROOT / ".build" / name).resolve()
     made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out), *options]))
     image = out / f"image-{made['version']}.tar"
     for old in [*out.glob("image-*.tar"), *out.glob("vgpu-*.pyz")]:
