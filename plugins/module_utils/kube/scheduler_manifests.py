@@ -225,7 +225,7 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
     ]
     if desired.config.get("claims"):
         # In the namespaces of pods, which nobody knows before; see vgpu_scheduler.pod_claims.
-        cluster_rules.append(_rule("resource.k8s.io", "resourceclaims", "get create delete"))
+        cluster_rules.append(_rule("resource.k8s.io", "resourceclaims", "get create"))
     rules = [
         # A create request cannot be limited by name.
         _rule("core", "secrets", "create"),

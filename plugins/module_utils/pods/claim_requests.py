@@ -85,6 +85,8 @@ def read_annotation(text: str) -> Claims:
         found = json.loads(text)
         if sorted(found) != ["claims", "selectors"] or not isinstance(found["claims"], dict):
             raise TypeError
+        if not isinstance(found["selectors"], list):
+            raise TypeError
         shares = {str(name): Share(*map(_number, numbers)) for name, numbers in found["claims"].items()}
         selectors = tuple(_selector(one) for one in found["selectors"])
     except (ValueError, TypeError, RecursionError):

@@ -138,6 +138,8 @@ FORGED = [
     '{"claims":{"a":{"deviceClassName":"other"}},"selectors":[]}',
     '{"claims":{"a":[1,2,3]},"selectors":[7]}',
     '{"claims":{"a":[1,2,3]},"selectors":null}',
+    '{"claims":{"a":[1,2,3]},"selectors":"ab"}',
+    '{"claims":{"a":[1,2,3]},"selectors":{"ab":"c"}}',
     json.dumps({"claims": {"a": [1, 2, 3]}, "selectors": ["x" * 9000]}),
     '{"claims":{"a":[1,2,3]},"selectors":["1","2","3","4","5"]}',
     json.dumps({"claims": {str(n): [1, 2, 3] for n in range(17)}, "selectors": []}),
