@@ -225,6 +225,13 @@ def test_claims_need_neither_the_scheduler_nor_an_image(person, cluster):
     assert CLASS not in cluster.objects and CLAIM_POLICY not in cluster.objects
 
 
+def test_claims_of_dialects_have_their_class_whatever_hosts_the_play_has(person, cluster):
+    """Those with claims may be in another play, or join later; a pod would wait for a class that is nowhere."""
+    run = person(scheduler_claims=True)
+    assert run.code == 0, run.output
+    assert {CLASS, CLAIM_POLICY, DEPLOYMENT} <= set(cluster.objects)
+
+
 def test_hosts_of_both_ways_are_one_cluster(person, cluster):
     """a1 has no annotation of sizes, and needs none."""
     cluster.put("/api/v1/nodes/a1", node("a1", made=False))
