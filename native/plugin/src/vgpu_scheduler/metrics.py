@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the names are wanted without what these need
     from .cluster import Cluster
     from .extender import Extender
     from .leadership import Leadership
-from .pod_claims import PodClaims
+    from .pod_claims import PodClaims
 
 MIB = 1 << 20
 # Upper bounds, seconds; the last is what a kube-scheduler waits for an extender.
