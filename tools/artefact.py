@@ -5,9 +5,9 @@
 
 The folder prebuilt/ of the artefact has the library's archive of each architecture that a compiler is here for, and the
 wheels of the device plugin and of what it needs for each platform: Python and architecture of a host. Its folder
-scheduler/ has the wheels of the scheduler, for the Python of its image. All is made in a clean export of the working
-tree and never in the tree itself. The same sources, compilers and lock give the same bytes. Prints the path of the
-artefact and its SHA-256.
+scheduler/ has the wheels of the scheduler, for the Python of its image; sbom.cdx.json lists every file of it. All is
+made in a clean export of the working tree and never in the tree itself. The same sources, compilers and lock give the
+same bytes. Prints the path of the artefact and its SHA-256.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import sbom
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,6 +110,11 @@ def make(out: Path, platforms: list[str], images: list[str]) -> Path:
         wheels(tree, prebuilt, one, "device_plugin", out / "cache")
     for one in images:
         wheels(tree, prebuilt / SCHEDULER, one, "scheduler", out / "cache")
+    version = str(yaml.safe_load((tree / "galaxy.yml").read_text())["version"])
+    try:
+        sbom.write(prebuilt, version, datetime.fromtimestamp(EPOCH, timezone.utc))
+    except (sbom.SbomError, ValueError) as fault:
+        raise ArtefactError(f"the bill of materials: {fault}") from None
     for left in tree.rglob("__pycache__"):
         shutil.rmtree(left)
     call("ansible-galaxy", ["ansible-galaxy", "collection", "build", "--force", f"--output-path={out}", str(tree)])

@@ -4,6 +4,8 @@ and teardown. The controller has no compiler, no make, no pip and no index. The 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 import re
 import shutil
@@ -35,6 +37,22 @@ def test_it_has_the_wheels_and_the_library(artefact: Path) -> None:
     pinned = {line.split("==")[0].lower().replace("-", "_") for line in lock.splitlines() if "==" in line[:60]}
     scheduler = {path.name.split("-")[0].lower() for path in inside if path.parts[0] == "scheduler" and path.suffix}
     assert scheduler == pinned | {"vgpu_fleet_plugin"}
+
+
+def test_its_bill_of_materials_lists_every_file_of_prebuilt(artefact: Path) -> None:
+    files = {}
+    with tarfile.open(artefact) as bundle:
+        for member in bundle:
+            stream = bundle.extractfile(member) if member.name.startswith("prebuilt/") else None
+            if stream is not None:
+                files[member.name.removeprefix("prebuilt/")] = stream.read()
+    bill = json.loads(files.pop("sbom.cdx.json"))
+    listed = {
+        place["value"]: component["hashes"][0]["content"]
+        for component in bill["components"]
+        for place in component["properties"]
+    }
+    assert listed == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 def test_it_is_the_same_bytes_twice(artefact: Path, tmp_path: Path) -> None:
