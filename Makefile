@@ -23,7 +23,7 @@ APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-p
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-down
 .PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow native-hostile page clients
-.PHONY: molecule-all molecule-ubuntu packages-rpm archives e2e e2e-scheduler e2e-dra e2e-136 e2e-scheduler-136 fuzz bench bench-long bench-hosts gpu-check
+.PHONY: molecule-all molecule-ubuntu packages-rpm archives e2e e2e-scheduler e2e-dra e2e-136 e2e-scheduler-136 fuzz mutants bench bench-long bench-hosts gpu-check
 .PHONY: docs artefact chart images execution-environment lock native clean venv collection apt-base apt-hosts apt-test
 
 help: ## this list
@@ -113,6 +113,11 @@ e2e-scheduler-136: ## the scheduler's extender and webhook under Kubernetes 1.36
 fuzz: apt-test venv collection ## the parsers of limits and ledger on any bytes, FUZZ_SECONDS=300 each
 	@$(PYTEST) -s tests/fuzz --seconds $(or $(FUZZ_SECONDS),300)
 
+# COUNT=0: all of them, about two hours. SEED= draws others.
+mutants: apt-test venv collection native ## one change at a time in plan, slices, capacity and verdicts: which do unit tests miss?
+	@tools/venv.sh $(BUILD)/mutants/venv requirements/mutants.txt $(PYTHON)
+	@$(BUILD)/mutants/venv/bin/python tools/mutants.py --seed $(or $(SEED),1) --count $(or $(COUNT),400)
+
 # Gates are counts and ratios, times are reported.
 bench: ## the figures of libvgpu.so, as a table (tests/bench)
 bench-long: ## the same with the long sweeps of kills
@@ -159,7 +164,7 @@ execution-environment: apt-base ## the build context of an execution environment
 
 lock: apt-base ## resolve requirements/*.in again
 	@test -x $(BUILD)/uv/bin/uv || { $(PYTHON) -m venv $(BUILD)/uv && $(BUILD)/uv/bin/pip -q install uv; }
-	@for name in clients clients12 controller docs plugin scheduler test; do \
+	@for name in clients clients12 controller docs mutants plugin scheduler test; do \
 	    $(BUILD)/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	        --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	        requirements/$$name.in -o requirements/$$name.txt; \

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims while something fails: a GPU with an Xid, a boot in either order, an API server that is killed or drops the
-fields of shares, and pods that ask by a number alone."""
+fields of shares, pods that ask by a number alone, and a node of each path."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kubebox.programs import Programs
 from test_claims import FILL, GIB, records, used
 
 NUMBER = "nvidia.com/gpu"
+PODS, HOST = "/api/v1/namespaces/default/pods", "kubernetes.io/hostname"
 
 
 def allocated(cluster: Cluster, name: str) -> list[str]:
@@ -143,3 +144,43 @@ def test_a_pod_that_asks_by_a_number_gets_the_equal_part(cluster: Cluster, node:
     claims = cluster.api.get(CLAIMS)["items"]
     results = [one["device"] for claim in claims for one in claim["status"]["allocation"]["devices"]["results"]]
     assert len(set(results)) == len(results) == 2, "two shares of two cards"
+
+
+@pytest.fixture
+def by_plugin(cluster: Cluster) -> Iterator[str]:
+    """A node, an object alone, whose device plugin would offer two slices; its name."""
+    name = "by-plugin"
+    amounts = {"cpu": "8", "memory": "64Gi", "pods": "110", NUMBER: "2"}
+    status = {"capacity": amounts, "allocatable": amounts}
+    cluster.api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {HOST: name}}})
+    cluster.api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
+    yield name
+    for one in cluster.api.get(PODS)["items"]:
+        if one["spec"].get("nodeName", name) == name:
+            # No kubelet runs there that would end them.
+            cluster.api.delete(f"{PODS}/{one['metadata']['name']}", 0)
+    cluster.api.delete(f"/api/v1/nodes/{name}")
+
+
+def test_a_node_of_each_path(cluster: Cluster, node: GpuNode, by_number: Any, by_plugin: str) -> None:
+    """The same pods fit both: slices of the device plugin on one node, claims on the other."""
+
+    def asks(name: str, **spec: Any) -> pods.Pod:
+        container = pods.container([pods.WORKER, "fill"], slices=1)
+        # Nothing renews the lease of the node without a kubelet.
+        return pods.create(cluster, pods.manifest(name, container, tolerations=[{"operator": "Exists"}], **spec))
+
+    def rides_on(one: pods.Pod) -> str:
+        status = one.object()["status"].get("extendedResourceClaimStatus") or {}
+        return str(status.get("resourceClaimName", ""))
+
+    there = {"nodeSelector": {HOST: by_plugin}}
+    sliced = [asks(f"sliced-{n}", **there) for n in range(2)]
+    for one in sliced:
+        until(lambda one=one: one.object()["spec"].get("nodeName") == by_plugin, f"{one.name} on {by_plugin}")
+    assert [rides_on(one) for one in sliced] == ["", ""] and cluster.api.get(CLAIMS)["items"] == []
+    full = asks("full", **there)
+    until(lambda: f"Insufficient {NUMBER}" in full.why_not_scheduled(), "the reason of a pod that no slice is left for")
+    claimed = asks("claimed").wait_running()
+    assert int(claimed.wait_log(r"^total (\d+)$")[1]) == 3840 * MIB
+    assert [one["metadata"]["name"] for one in cluster.api.get(CLAIMS)["items"]] == [rides_on(claimed)]
