@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the alerts from the one table of this file: Prometheus' rules, the PrometheusRule and the list of the docs.
+"""Write the alerts from the table in this file into three files.
 
-``native/plugin/dashboards/vgpu-alerts.yml`` is for ``rule_files``, ``vgpu-prometheusrule.yml`` is the same rules as an
-object of the Prometheus operator, and docs/operations.md lists them.
+``native/plugin/dashboards/vgpu-alerts.yml`` holds Prometheus' rules for ``rule_files``, ``vgpu-prometheusrule.yml`` the
+same rules as an object of the Prometheus operator, and docs/operations.md a list of the alerts.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ CARD = "GPU {{ $labels.gpu }} of {{ $labels.instance }}"
 
 
 class Alert(NamedTuple):
-    """``lasts``: how long the expression must be true, as Prometheus writes it; empty: at once. Without a
-    name it is a row of the docs alone: it depends on what tenants were promised.
+    """One alert. ``lasts``: how long the expression must be true, in Prometheus' notation; empty fires at once.
+
+    An alert without a name is only a row of the docs, because its threshold depends on the operator's promises to
+    tenants.
     """
 
     group: str

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages that are named and not there yet. Nothing is asked of apt when all are there.
+# Installs those of the named Debian packages that are missing. If all are installed, the script does not call apt.
 set -eu
 
 missing=""
@@ -18,7 +18,7 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 echo "apt: installing$missing"
 export DEBIAN_FRONTEND=noninteractive
-# A fresh machine has no package lists, an old one has lists of files that are gone: update in both cases.
+# A fresh machine has no package lists, and old lists name files that no longer exist, so the lists are always updated.
 apt-get -qq update
 # shellcheck disable=SC2086 # a list of words is meant
 apt-get -qq install -y --no-install-recommends $missing >/dev/null

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask the archives of packages for every name, key and repository of the tables: `make archives`.
+"""Check that the package archives still have every name, key and repository of our tables: `make archives`.
 
-apt resolves each set of packages on an empty system, with sources and lists of its own, so that a name that is gone and
-a branch that brings another one are both found. The archives are those that this machine's apt uses, and Ubuntu's.
-NVIDIA's repositories and keys are asked where they can be reached. The rest is printed as not asked.
+apt resolves each set of packages on an empty system with its own sources and lists. This finds a name that no longer
+exists, and a driver branch that installs packages of another branch. The script uses the archives of this machine's
+apt, Ubuntu's archive, and NVIDIA's repositories and keys if they can be reached. It prints which were not checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CODENAMES = {
     "debian": {"12": "bookworm", "13": "trixie"},
     "ubuntu": {"20.04": "focal", "22.04": "jammy", "24.04": "noble", "26.04": "resolute"},
 }
-# A kernel that stands in a package's name until the archive says which ones it has.
+# Placeholder kernel in a package's name; replaced by the newest kernel that the archive lists.
 KERNEL = {release: f"{series}0-0-generic" for release, series in names.UBUNTU_KERNEL.items()}
 TIMEOUT = 15
 COMES_ALONG = "would come along"
@@ -44,20 +44,21 @@ IMAGE = "linux-image-"
 
 
 class Question(NamedTuple):
-    """A set of packages that must resolve, and patterns of what must not come along."""
+    """A set of packages that must resolve, and patterns of packages that must not be installed with it."""
 
     title: str
     packages: list[str]
     refused: list[str]
     branch: int = 0
-    # A branch whose user space alone brings another one is retired; the role refuses it with a sentence.
+    # True for the user space of a branch that may be retired. If it installs packages of another branch, the branch is
+    # retired and the role refuses it.
     retires: bool = False
-    # Signed modules: where the newest kernel has none, the role builds them by DKMS, which is a set of its own.
+    # True for signed modules. If the newest kernel has none, the role builds modules by DKMS, which is another set.
     signed: bool = False
 
 
 def systems(family: str) -> list[distribution.System]:
-    """The releases of a family, as hosts of them would be."""
+    """Returns each release of a family in the form that the roles detect on a host."""
     found = []
     for release in CODENAMES[family]:
         kernel = KERNEL.get(release, "")
@@ -70,7 +71,7 @@ def systems(family: str) -> list[distribution.System]:
 
 
 def questions(host: distribution.System) -> Iterator[Question]:
-    """Every set of packages that a table has for a release from its own archive."""
+    """Yields every set of packages that our tables take from the archive of this release."""
     for branch in names.offered(host, "distribution") or ():
         refused = names.other_branches(host, "distribution", branch)
         if host.family == "ubuntu":
@@ -110,7 +111,7 @@ class Archive:
             "Dir::State::status": folder / "status",
             "Dir::State::extended_states": folder / "extended_states",
             "Dir::Cache": folder / "cache",
-            # Images of containers switch both off, and then each call reads all lists again.
+            # Container images disable both caches, and without them each call parses all lists again.
             "Dir::Cache::pkgcache": folder / "cache" / "pkgcache.bin",
             "Dir::Cache::srcpkgcache": folder / "cache" / "srcpkgcache.bin",
             "Acquire::Languages": "none",
@@ -138,12 +139,12 @@ class Archive:
         return done.returncode, done.stdout + done.stderr
 
     def update(self) -> str:
-        """Read the lists; what apt says where it cannot."""
+        """Downloads the package lists; returns apt's error lines, or an empty text."""
         code, text = self.run("apt-get", "-q", "update")
         return "" if code == 0 else "\n".join(line for line in text.splitlines() if line.startswith(("E:", "W:")))
 
     def newest_kernel(self, host: distribution.System) -> str:
-        """The newest kernel of a release's own series, as ``uname -r`` has it."""
+        """Returns the newest kernel of the release's own series, as ``uname -r`` prints it."""
         series = names.UBUNTU_KERNEL[host.release]
         pattern = re.compile(rf"{IMAGE}({re.escape(series)}0-(\d+)-generic)\Z")
         listed = map(pattern.match, self.run("apt-cache", "pkgnames", IMAGE)[1].splitlines())
@@ -151,7 +152,7 @@ class Archive:
         return found[max(found)] if found else host.kernel
 
     def ask(self, question: Question, host: distribution.System) -> str:
-        """What is wrong with a set of packages, empty where it resolves to what it says."""
+        """Returns the fault of a set of packages; empty if the set resolves without refused packages."""
         wanted = [self.of_a_kernel(package, host) for package in question.packages]
         listed = [pins.split_pin(one)[0] for one in wanted]
         policy = apt_text.parse_policy(self.run("apt-cache", "policy", *listed)[1])
@@ -162,7 +163,7 @@ class Archive:
         if missing:
             return "; ".join(missing)
         words = [apt_text.resolve(one, policy) for one in resolved]
-        # As the role does: what a pinned package needs comes in its version.
+        # Pins the versions of dependencies too, as the role does.
         (self.folder / "pins").write_text(apt_text.preferences(words))
         code, text = self.run("apt-get", "-q", "-y", "--no-install-recommends", "--simulate", "install", *words)
         if code != 0:
@@ -171,7 +172,7 @@ class Archive:
         return f"{', '.join(brought)} {COMES_ALONG}" if brought else ""
 
     def of_a_kernel(self, package: str, host: distribution.System) -> str:
-        """The package of the newest kernel of the release, where its name has one."""
+        """Returns the package name with the placeholder kernel replaced by the release's newest kernel."""
         name = pins.split_pin(package)[0]
         if not host.kernel or not name.endswith(f"-{host.kernel}"):
             return package
@@ -180,7 +181,10 @@ class Archive:
 
 
 def lines_of(host: distribution.System, machine: tuple, keys: Path) -> list[str]:
-    """The sources of a release: this machine's mirrors, or Ubuntu's archive. Raises SourcesError without one."""
+    """Returns apt's source lines for a release, from this machine's mirrors or Ubuntu's archive.
+
+    Raises SourcesError if this machine knows no mirror of the release.
+    """
     own, found, _options = machine
     codename = CODENAMES[host.family][host.release]
     if own.id == host.family:
@@ -196,7 +200,7 @@ def lines_of(host: distribution.System, machine: tuple, keys: Path) -> list[str]
 
 
 def asked(host: distribution.System, machine: tuple, keys: Path, folder: Path) -> tuple[list[str], list[str], str]:
-    """Titles of the sets that are right, faults, and why the archive was not asked."""
+    """Returns the titles of sets that resolve, the faults of other sets, and why the archive could not be read."""
     try:
         folder.mkdir()
         archive = Archive(folder, lines_of(host, machine, keys))
@@ -230,7 +234,10 @@ def fetch(address: str) -> bytes:
 
 
 def of_nvidia(name: str, key: repository_keys.Key, addresses: list[str]) -> tuple[list[str], str]:
-    """Faults of one of NVIDIA's repositories and its key (the last address), and why it was not asked."""
+    """Returns the faults of one NVIDIA repository and its key, and why it could not be read.
+
+    The last of ``addresses`` is the key's URL.
+    """
     try:
         got = [fetch(address) for address in addresses]
     except urllib.error.HTTPError as error:
@@ -254,7 +261,7 @@ def main() -> int:
     faults, unasked, answered = [], ["RHEL, Rocky and SLES: no archive of theirs is known to this machine"], 0
     machine = sources.read_machine()
     with tempfile.TemporaryDirectory(prefix="vgpu-archives-", dir="/var/tmp") as folder:
-        # apt fetches as a user of its own.
+        # apt downloads as the user _apt, who must be able to enter the folder.
         Path(folder).chmod(0o755)
         for host in [*systems("debian"), *systems("ubuntu")]:
             right, wrong, why = asked(host, machine, Path(folder) / "keys", Path(folder) / host.release)

@@ -3,11 +3,11 @@
 
     python tools/artefact.py [--out .build/artefact] [--platforms "3.11-x86_64 3.12-aarch64"] [--scheduler none]
 
-The folder prebuilt/ of the artefact has the library's archive of each architecture that a compiler is here for, and the
-wheels of the device plugin and of what it needs for each platform: Python and architecture of a host. Its folder
-scheduler/ has the wheels of the scheduler, for the Python of its image; sbom.cdx.json lists every file of it. All is
-made in a clean export of the working tree and never in the tree itself. The same sources, compilers and lock give the
-same bytes. Prints the path of the artefact and its SHA-256.
+The artefact's folder prebuilt/ holds the library's archive for each architecture with an installed compiler. It also
+holds the wheels of the device plugin and its dependencies for each platform, which is a host's Python and architecture.
+prebuilt/scheduler/ holds the wheels of the scheduler for the Python of its image. prebuilt/sbom.cdx.json lists all of
+them. The build uses a clean export of the working tree, never the tree itself. The same sources, compilers and lock
+file give the same bytes. Prints the path of the artefact and its SHA-256.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 COMPILERS = {"x86_64": "x86_64-linux-gnu-gcc", "aarch64": "aarch64-linux-gnu-gcc"}
 PLATFORMS = tuple(f"{python}-{arch}" for arch in COMPILERS for python in PYTHONS)
-# In the folder of the device plugin's wheels, ours would have the same name.
+# Separate folder, because our wheel in it would have the same name as in the folder of the device plugin's wheels.
 SCHEDULER = "scheduler"
-# What galaxy.ansible.com takes of one collection.
+# Largest artefact in bytes that galaxy.ansible.com accepts.
 GALAXY_MOST = 20 * 1000 * 1000
-# Of every member: a time of no build.
+# Fixed modification time of every member (1980-01-01), so that the time of the build does not change the bytes.
 EPOCH = 315532800
 
 
 class ArtefactError(Exception):
-    """The artefact was not built; the text names the step and what it printed."""
+    """Raised if the artefact was not built; the text names the failed step and its output."""
 
 
 def main() -> int:
@@ -81,24 +81,24 @@ def main() -> int:
 
 
 def of_images(platforms: list[str]) -> list[str]:
-    """The platforms of default images of the scheduler, on the architectures of these hosts."""
+    """Returns the platforms of the scheduler's default images on the architectures of these hosts."""
     python = role("scheduler", "defaults")["scheduler_image_python"]
     return [f"{python}-{arch}" for arch in sorted({one.partition("-")[2] for one in platforms})]
 
 
 def role(name: str, part: str, tree: Path = ROOT) -> dict[str, Any]:
-    """Variables of a role, as they are written."""
+    """Returns the variables in a role's file, with their templates unevaluated."""
     found: dict[str, Any] = yaml.safe_load((tree / "roles" / name / part / "main.yml").read_text())
     return found
 
 
 def program_sources(name: str, tree: Path = ROOT) -> list[str]:
-    """What the version of a role's program follows from."""
+    """Returns the paths of the sources that determine the version of a role's program."""
     return [str(one) for one in role(name, "vars", tree)[f"__{name}_sources"]]
 
 
 def make(out: Path, platforms: list[str], images: list[str]) -> Path:
-    """Export, build what is compiled, pack. Returns the artefact's path."""
+    """Exports the tree, builds library and wheels, and packs the artefact. Returns the artefact's path."""
     tree = out / "tree"
     out.mkdir(parents=True, exist_ok=True)
     call("the export", [str(ROOT / "tools" / "export.sh"), str(tree)])
@@ -130,7 +130,7 @@ def call(what: str, command: list[str]) -> None:
 
 
 def library(tree: Path, prebuilt: Path, arch: str) -> None:
-    """The library's archive for one architecture, by the collection's own builder; says where no compiler is."""
+    """Builds the library's archive for one architecture; prints a message if no compiler is installed for it."""
     builder = loaded(tree / "plugins/module_utils/library/build.py")
     compiler = shutil.which(COMPILERS[arch]) or (shutil.which("cc") if arch == platform.machine() else None)
     if compiler is None:
@@ -149,7 +149,7 @@ def library(tree: Path, prebuilt: Path, arch: str) -> None:
 
 
 def wheels(tree: Path, folder: Path, platform_name: str, name: str, cache: Path) -> None:
-    """The wheels of a role's program for one platform, of the version that the installed role asks for."""
+    """Builds the wheels of a role's program for one platform, in the version that the installed role will request."""
     python, _dash, arch = platform_name.partition("-")
     version = source_version(tree, program_sources(name, tree))
     words = [sys.executable, str(tree / "native/plugin/tools/wheelhouse.py"), f"--out={cache}", f"--collect={folder}"]
@@ -159,7 +159,7 @@ def wheels(tree: Path, folder: Path, platform_name: str, name: str, cache: Path)
 
 
 def loaded(path: Path) -> ModuleType:
-    """A file of the exported tree as a module."""
+    """Imports a file of the exported tree by its path."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ArtefactError(f"{path} cannot be loaded")
@@ -169,13 +169,16 @@ def loaded(path: Path) -> ModuleType:
 
 
 def source_version(tree: Path, names: list[str]) -> str:
-    """The version that the roles of the installed collection will ask for."""
+    """Returns the version that the roles of the installed collection will request."""
     lookup = loaded(tree / "plugins/lookup/source_version.py")
     return f"{lookup.collection_version(str(tree))}-{lookup.digest(str(tree), lookup.sources(str(tree), names))[:12]}"
 
 
 def normalise(artefact: Path) -> None:
-    """Write the artefact again in one order and with one time: the order of its files is that of the build's folder."""
+    """Rewrites the artefact with sorted files and one time.
+
+    ansible-galaxy writes the files in the order of the file system, which differs between builds.
+    """
     contents: dict[str, bytes] = {}
     shapes: dict[str, tuple[bytes, int, str]] = {}
     with tarfile.open(artefact) as bundle:
@@ -192,7 +195,7 @@ def normalise(artefact: Path) -> None:
     contents["MANIFEST.json"] = as_json(manifest)
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.GNU_FORMAT) as bundle:
-        # Galaxy reads the manifests first.
+        # The two manifests come first in the archive, because Galaxy reads them first.
         for name in sorted(shapes, key=lambda one: (one not in ("MANIFEST.json", "FILES.json"), one)):
             member = tarfile.TarInfo(name)
             member.type, member.mode, member.linkname = shapes[name]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages of libvgpu.so call downwards only: read from the symbols of the objects that `make native` has built.
+"""Check that the packages of libvgpu.so call only lower packages, by the symbols of the objects of `make native`.
 
-No undefined symbol of an object may be defined in a higher package. The tables of src/events.c, declared in
-src/events.h, are the only exemption: through them a lower package reports, and events.c says what runs then. Inside a
-package files may call each other; two that need each other are a loop, which only the packages of LOOPS may have.
-Every loop is printed.
+No undefined symbol of an object may be defined in a higher package. The only exemption are the tables of src/events.c,
+declared in src/events.h: a lower package reports an event through a table, and events.c lists the functions that run.
+Files of one package may call each other. Two files that need each other form a loop; only the packages in LOOPS may
+have loops. The script prints every loop.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = ("limits", "driver", "account", "process", "context", "memory", "compute", "shown", "routes", "events")
-# routes: the table of replaced functions holds those that look names up in it.
+# Packages that may have loops. In routes, the table of replaced functions contains functions that search this table.
 LOOPS = ("account", "memory", "compute", "routes")
 
 
 def sources_of(folder: Path) -> dict[Path, str]:
-    """Source → its package: the folder that it lies in, or its own name where it lies above them."""
+    """Returns source file → package: the name of its folder, or the file's own name if it lies directly in src/."""
     found = sorted([*folder.glob("*.c"), *folder.glob("*/*.[cS]")])
     return {path: path.stem if path.parent == folder else path.parent.name for path in found}
 
 
 def symbols_of(built: Path) -> tuple[set[str], set[str]]:
-    """Names that the object defines for others, and names that it needs."""
+    """Returns the global symbols that an object defines, and the symbols that it needs from other objects."""
     lines = subprocess.run(["nm", built], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     words = [line.split()[-2:] for line in lines]
     return {name for kind, name in words if kind in "ABCDRTVW"}, {name for kind, name in words if kind == "U"}
@@ -49,14 +49,14 @@ def reach(start: str, needs: dict[str, set[str]]) -> set[str]:
 
 
 def loops_of(needs: dict[str, set[str]]) -> list[list[str]]:
-    """Files that need each other, each group once."""
+    """Returns each group of files that need each other, once."""
     reached = {name: reach(name, needs) for name in needs}
     groups = {frozenset(b for b in reached[a] if a in reached[b]) for a in needs if a in reached[a]}
     return sorted(sorted(group) for group in groups)
 
 
 def check(sources: Path, objects: Path) -> tuple[list[str], list[str]]:
-    """What is refused, and the loops that are allowed; sentences."""
+    """Returns two lists of sentences: the violations, and the allowed loops."""
     package = sources_of(sources)
     unknown = sorted({name for name in package.values() if name not in ORDER})
     if unknown:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the dashboards for the docs: an hour of two nodes and a scheduler, as the exporters write it, kept by Prometheus
-itself, asked by the dashboards' own queries.
+"""Draw pictures of the dashboards for the docs, from one hour of metrics of two nodes and a scheduler.
 
     python tools/dashboard_pictures.py          # docs/dashboard-*.svg; needs Debian's package prometheus
 
-The hour is made up and always the same. The lines are Prometheus' answers; the drawing is ours and not Grafana's, which
-has other colours and a cursor.
+The metrics are made up and equal in each run. Our exporters format them, a real Prometheus stores them, and the
+dashboards' own queries read them. The script draws the panels itself; Grafana has other colours and a cursor.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from vgpu_plugin.admin.exposition import Exposition  # noqa: E402
 from vgpu_scheduler import metrics as of_scheduler  # noqa: E402
 
 OUT = ROOT / "docs"
-# 2026-01-01 10:00 UTC, in seconds; a sample each half minute.
+# Start 2026-01-01 10:00 UTC and distance of samples, in seconds; number of samples in one hour.
 BEGIN, STEP, STEPS = 1767261600, 30, 121
 MIB, GIB = 1 << 20, 1 << 30
 WIDTH, HEIGHT, GAP = 560, 210, 16
@@ -48,12 +47,12 @@ TENANTS = (
 
 
 def wave(at: int, slow: float, shift: float = 0.0) -> float:
-    """Between 0 and 1, the same in each run."""
+    """Returns a value between 0 and 1 that varies with ``at`` and is equal in each run."""
     return 0.5 + 0.5 * math.sin(at / slow + shift)
 
 
 def node(at: int, number: int) -> str:
-    """What the exporter of a node says at a step. From step 70 to 100 a GPU of the second one is unhealthy."""
+    """Returns the metrics of a node at a step. From step 70 to 99 one GPU of the second node is unhealthy."""
     unhealthy = number == 1 and 70 <= at < 100
     gpus = [
         {
@@ -146,7 +145,7 @@ def usage(at: int, tenant: tuple[str, str, str, int, int, float]) -> dict[str, A
 
 
 def scheduler(at: int, replica: int) -> str:
-    """Two replicas; the second one leads from step 60 on."""
+    """Returns the metrics of a scheduler replica at a step. The second replica leads from step 60 on."""
     leads = (at >= 60) == bool(replica)
     found = Exposition(of_scheduler.TYPES)
 
@@ -176,7 +175,7 @@ def scheduler(at: int, replica: int) -> str:
 
 
 def history() -> str:
-    """The hour in OpenMetrics' format, with times."""
+    """Returns all metrics of the hour in OpenMetrics format, with timestamps."""
     lines = []
     for at in range(STEPS):
         said = {f"gpu-{n + 1}:9410": node(at, n) for n in (0, 1)}
@@ -192,7 +191,7 @@ def history() -> str:
 
 @contextlib.contextmanager
 def prometheus() -> Iterator[str]:
-    """The address of a Prometheus that has the hour."""
+    """Runs a Prometheus with the metrics of the hour, and yields its URL."""
     with tempfile.TemporaryDirectory() as name, socket.socket() as free:
         folder = Path(name)
         (folder / "hour").write_text(history())
@@ -232,7 +231,7 @@ Line = tuple[str, list[tuple[float, float]]]
 
 
 def lines_of(address: str, expr: str, legend: str) -> list[Line]:
-    """(legend, points) of each series that a query gives, as a panel asks for it."""
+    """Runs a panel's query, and returns (legend, points) of each series."""
     plain = re.sub(r"\$__rate_interval", "2m", expr)
     plain = re.sub(r"\$\w+", ".*", plain)
     ends = {"start": BEGIN, "end": BEGIN + (STEPS - 1) * STEP, "step": STEP}
@@ -248,7 +247,7 @@ def lines_of(address: str, expr: str, legend: str) -> list[Line]:
 
 
 def shown(value: float, unit: str) -> str:
-    """A figure of the axis."""
+    """Returns the label of a value on the axis, with its unit."""
     if unit == "percentunit":
         return f"{value * 100:.0f} %"
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if unit in ("bytes", "hertz") else ():
@@ -258,7 +257,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def panel(made: dashboards.Panel, found: list[Line], x: int, y: int) -> list[str]:
-    """One panel as SVG, its upper left corner at x and y."""
+    """Returns the SVG elements of one panel, whose upper left corner is at x and y."""
     left, right, top, bottom = x + 62, x + WIDTH - 10, y + 30, y + HEIGHT - 62
     highest = max((value for _name, points in found for _at, value in points), default=1.0) or 1.0
     out = [f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="3" fill="#fff" stroke="#d8dade"/>']
@@ -299,7 +298,7 @@ def picture(made: dashboards.Dashboard, found: list[list[Line]]) -> str:
 
 
 def answers() -> dict[str, list[list[Line]]]:
-    """File of the dashboard → of each panel the lines."""
+    """Returns the file of each dashboard → the lines of each of its panels."""
     with prometheus() as address:
         return {
             made.file: [[line for query in one.queries for line in lines_of(address, *query)] for one in made.panels]

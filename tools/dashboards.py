@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write Grafana's dashboards from the tables of this file into ``native/plugin/dashboards``.
 
-Three readers, three pages: who runs the nodes, who runs programs in slices, who runs the scheduler.
+There are three dashboards: for operators of nodes, for users of slices, and for operators of the scheduler.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 FOLDER = Path(__file__).resolve().parent.parent / "native" / "plugin" / "dashboards"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT = 12, 8
-# Grafana's own schema; 39 is that of Grafana 10.4 and 11.
+# Version of Grafana's dashboard schema; Grafana 10.4 and 11 use 39.
 SCHEMA = 39
 
 CARD = "{{instance}} GPU {{gpu}}"
@@ -24,7 +24,7 @@ XIDS = f"vgpu_gpu_xids_by_number_total{{{NODES}}}"
 
 
 class Panel(NamedTuple):
-    """``unit``: a name of Grafana's. ``queries``: (expression, legend) of each."""
+    """A panel. ``unit``: Grafana's name of the unit. ``queries``: (expression, legend) of each query."""
 
     title: str
     unit: str
@@ -32,7 +32,7 @@ class Panel(NamedTuple):
 
 
 class Dashboard(NamedTuple):
-    """``variables``: name → the query for its values."""
+    """A dashboard. ``variables``: name of a dashboard variable → the query for its values."""
 
     file: str
     title: str
@@ -78,7 +78,7 @@ DASHBOARDS = (
                 "Xids and ECC errors within an hour",
                 "short",
                 (
-                    # A number comes with its first Xid, of which increase() would see nothing.
+                    # The series of an Xid number begins with the first such Xid, so increase() would miss that one.
                     (f"{XIDS} - ({XIDS} offset 1h or 0 * {XIDS}) > 0", f"{CARD} Xid {{{{xid}}}}"),
                     (f"increase(vgpu_gpu_ecc_errors_total{{{NODES}}}[1h]) > 0", f"{CARD} ECC {{{{kind}}}}"),
                 ),
@@ -174,7 +174,7 @@ DASHBOARDS = (
             one(
                 "Memory of each node that pods hold",
                 "percentunit",
-                # Each replica has them.
+                # max, because each replica exports these metrics.
                 "max by (node) (vgpu_scheduler_node_memory_held_bytes / vgpu_scheduler_node_memory_capacity_bytes)",
                 "{{node}}",
             ),
@@ -212,7 +212,7 @@ DASHBOARDS = (
 
 
 def document(made: Dashboard) -> dict[str, Any]:
-    """As Grafana imports it."""
+    """Returns a dashboard in the JSON format that Grafana imports."""
     variables: list[dict[str, Any]] = [{"name": "datasource", "type": "datasource", "query": "prometheus"}]
     for name, query in made.variables.items():
         everything = {
@@ -238,7 +238,7 @@ def document(made: Dashboard) -> dict[str, Any]:
 
 
 def panel(number: int, made: Panel) -> dict[str, Any]:
-    """Two in a row."""
+    """Returns the JSON of one panel; a row has two panels."""
     place = {"h": HEIGHT, "w": WIDTH, "x": WIDTH * (number % 2), "y": HEIGHT * (number // 2)}
     return {
         "id": number + 1,

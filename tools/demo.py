@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three simulated GPU hosts, from bare to verified, with the collection's own site.yml; and their removal.
+"""Start three simulated GPU hosts and turn them into verified nodes with the collection's site.yml, or remove them.
 
-Every phase prints when it starts and how long it took; its whole output is in .build/demo/<phase>.log. The driver
-may be killed and started again at any point: each phase finds what is done already.
+Every phase prints its start and its duration; its whole output is in .build/demo/<phase>.log. This script may be killed
+and started again at any point: each phase skips work that is already done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BIN = BUILD / "venv" / "bin"
 HOSTS = ROOT / "tests" / "hosts"
 PROJECT = "demo"
 NAMES = ("gpu-t4-1", "gpu-a100-1", "gpu-v100-1")
-# A line at least this often while phases run out of sight.
+# Longest time in seconds without a printed line while phases run.
 HEARTBEAT = 15.0
 
 sys.path[:0] = [str(HOSTS), str(ROOT / "tools")]
@@ -32,7 +32,7 @@ import play_lines  # noqa: E402
 from simhosts import hardware as simhardware  # noqa: E402
 from simhosts import podman as simpodman  # noqa: E402
 
-# The image that every host has, and what the simulated driver needs in a container and a real one does not.
+# Arguments of a container in a slice: two mounts that only the simulated driver needs, and the image of every host.
 CONTAINER = (
     *("-v", "/etc/gpusim:/etc/gpusim:ro", "-v", "/dev/shm/gpusim.state:/dev/shm/gpusim.state"),
     simhardware.IMAGE_NAME,
@@ -40,7 +40,7 @@ CONTAINER = (
 
 
 class PhaseFailed(Exception):
-    """A phase ended badly; the text names it, its log and the log's end."""
+    """Raised if a phase fails; the text names the phase and its log, and quotes the end of the log."""
 
 
 @dataclass
@@ -76,13 +76,13 @@ class Phase:
             )
 
     def stop(self) -> None:
-        """End the command and what it has started."""
+        """Terminate the command and its child processes."""
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
             self.process.wait()
 
     def failure(self, code: int) -> PhaseFailed:
-        """Say what failed, where its log is and how it ends."""
+        """Return the error of this phase, with the path and the last lines of its log."""
         lines = self.log.read_text(errors="replace").splitlines()[-25:]
         return PhaseFailed(
             f"phase {self.name} failed after {self.seconds:.0f} s: `{' '.join(self.command)}`: status {code}.\n"
@@ -99,16 +99,16 @@ def environment() -> dict[str, str]:
         "CONTAINERS_CONF": str(simpodman.containers_conf()),
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "PYTHONUNBUFFERED": "1",
-        # What a host does not need is not progress.
+        # Skipped tasks are not printed, because they are no progress.
         "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "false",
-        # As tools/play_lines.py reads them.
+        # tools/play_lines.py reads results as JSON without colours.
         "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
         "ANSIBLE_NOCOLOR": "1",
     }
 
 
 class Demo:
-    """The run as a whole; it owns the clock that every line shows."""
+    """One run of the demo. Every printed line shows the seconds since its start."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
@@ -118,7 +118,7 @@ class Demo:
         print(f"[{time.monotonic() - self.started:4.0f} s] {text}", flush=True)
 
     def together(self, phases: list[Phase]) -> None:
-        """Run phases concurrently; the first that fails ends the others."""
+        """Run phases concurrently; the first failed phase terminates the others."""
         for phase in phases:
             self.say(f"{phase.name}: {phase.what}")
             phase.start()
@@ -144,7 +144,7 @@ class Demo:
                 phase.stop()
 
     def shown(self, phase: Phase) -> None:
-        """Run a playbook: what a person wants to see of it on the screen as it comes, all of it in its log."""
+        """Run a playbook; print its important lines at once and write its whole output to the log."""
         self.say(f"{phase.name}: {phase.what}")
         phase.start()
         filtered = play_lines.PlayLines(str(phase.log.relative_to(ROOT)))
@@ -171,11 +171,11 @@ class Demo:
         self.say(f"{phase.name}: done in {phase.seconds:.0f} s")
 
     def up(self) -> None:
-        """Bring the three hosts up and take them to verified nodes."""
+        """Start the three hosts and turn them into verified nodes."""
         LOGS.mkdir(parents=True, exist_ok=True)
         hostctl = str(HOSTS / "hostctl")
-        # The environment is mostly network, the image mostly unpacking, the C code mostly one core: side by side they
-        # take little longer than the longest.
+        # These phases run concurrently, because the environment mostly waits for the network, the image mostly for the
+        # disk, and the C code uses one core. Together they take little longer than the longest phase.
         self.together(
             [
                 Phase("venv", ["make", "--no-print-directory", "venv"], "pinned Python packages into .build/venv"),
@@ -211,7 +211,7 @@ class Demo:
         print(text, flush=True)
 
     def ending(self) -> None:
-        """Say what there is now and what to type next."""
+        """Print the result and the next commands to try."""
         seconds = time.monotonic() - self.started
         host = simpodman.Host(PROJECT, NAMES[0]).container
         print(
@@ -233,7 +233,7 @@ class Demo:
 
 
 def beside(left_title: str, left: str, right_title: str, right: str) -> str:
-    """Put two texts side by side; one above the other where the terminal is too narrow for that."""
+    """Return two texts side by side, or one above the other if the terminal is too narrow."""
     lines, others = [left_title, *left.rstrip().splitlines()], [right_title, *right.rstrip().splitlines()]
     width, other = max(map(len, lines)), max(map(len, others))
     if sys.stdout.isatty() and shutil.get_terminal_size().columns < width + other + 3:
@@ -244,7 +244,7 @@ def beside(left_title: str, left: str, right_title: str, right: str) -> str:
 
 
 def down() -> None:
-    """Remove hosts, volumes, the image in podman and the logs; what make keeps in .build goes with `make clean`."""
+    """Remove hosts, volumes, the image in podman and the logs. `make clean` removes the build products in .build."""
     code = subprocess.run([str(HOSTS / "hostctl"), "down", "--project", PROJECT, "--image"], check=False).returncode
     if code != 0:
         raise PhaseFailed(f"phase down failed: hostctl ended with status {code}; its words are above")

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Makes the build context of the execution environment in .build/ee/context: the collection from a clean export, and what
-# ansible-builder writes. No image is pulled or built. Then asks the build's own reader what the collection needs.
+# Creates the build context of the execution environment in .build/ee/context: the collection from a clean export, and the
+# files that ansible-builder writes. Pulls and builds no image. Then checks with ansible-builder which packages the
+# collection needs.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -25,7 +26,7 @@ for file in "$work"/context/Containerfile "$work"/context/_build/requirements.ym
     fi
 done
 
-# As the image's build does it: install what the context holds, by the context's own list, then read its needs.
+# Repeats the steps of the image's build: installs the collections of the context by its own list, then reads their needs.
 (cd "$work/context/_build" && ansible-galaxy collection install -r requirements.yml --offline \
     --collections-path "$work/installed" >"$work/install.log" 2>&1) || {
     cat "$work/install.log" >&2
@@ -38,8 +39,8 @@ for need in kubernetes gcc make glibc-devel openssh-clients; do
         exit 1
     fi
 done
-# From a project of its own, as AWX runs it: every playbook by its name in the collection, and a mistake in a variable is
-# found by the installed roles and plugins, before any host is asked.
+# Uses a separate project, as AWX does. Every playbook must parse under its name in the collection, and the installed
+# roles and plugins must find a mistake in a variable before they connect to a host.
 mkdir "$work/project"
 cd "$work/project"
 printf '[gpu_nodes]\ngpu-1\n' >hosts

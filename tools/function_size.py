@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find functions that are too long, or take too many parameters, in the Python files of the folders given.
+"""Find functions that are too long or have too many parameters, in the Python files of the given folders.
 
-Lines count from ``def`` (decorators left out) to the last line of the body, docstring included. Parameters count
-without the first one of a method that is named ``self`` or ``cls``, and with ``*args`` and ``**kwargs``. Prints
-``file:line name found/allowed`` for each fault and ends with status 1 where there is one.
+Lines count from ``def`` (without decorators) to the last line of the body, docstring included. Parameters include
+``*args`` and ``**kwargs``, but not a first parameter ``self`` or ``cls``. Prints ``file:line name found/allowed`` for
+each fault. The exit status is 1 if there is a fault.
 """
 
 from __future__ import annotations

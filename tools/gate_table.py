@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gates and the sweeps: what each runs, in which lane, in which group, and how many minutes it takes.
+"""Table of the gates and the sweeps: commands, lane, group and minutes of each.
 
-``GATES`` are run every time, in this order: what fails most often comes first in its lane. ``SWEEPS`` take longer and
-run in turns, one group a run, so that ``GROUPS`` consecutive commits run all of them; those of no group take too long
-for a turn. docs/gates.md has the measurements.
+Every run runs ``GATES`` in this order; within a lane the gates that fail most often come first. ``SWEEPS`` take longer.
+One run runs the sweeps of one group, so ``GROUPS`` consecutive commits run all groups. Sweeps without a group take too
+long for such a run. docs/gates.md has the measurements.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import sys
 from dataclasses import dataclass, field
 
 GROUPS = 6
-# Of a group, by lane: what `.ci/run` has left of its 40 minutes after the gates of that lane.
+# Most minutes of a group's sweeps in one lane: the rest of the 40 minutes of `.ci/run` after the gates of that lane.
 GROUP_MINUTES = 22
-# Lanes run side by side, the gates of one lane one after the other. Simulated hosts and the tests of shares wait most
-# of the time. Two gates that run tests of the same folder belong to one lane.
+# Lanes run concurrently, the gates of one lane one after the other. Lanes may share cores, because simulated hosts and
+# tests of shares wait most of the time. Two gates with tests of the same folder belong to one lane.
 LANES = ("checks", "native", "hosts")
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate: ``commands`` (title → words) are run in turn, then ``tests``, folders that get a pytest process each
-    (their helpers share names), with ``options``. ``minutes``: on 2 cores that run the other lanes too."""
+    """One gate: runs ``commands`` (title → words) one after the other, then pytest with ``options`` for each folder of
+    ``tests``. Each folder has its own process, because helper modules share names. ``minutes``: on 2 cores, with the
+    other lanes running."""
 
     name: str
     commands: dict[str, list[str]] = field(default_factory=dict)
@@ -34,22 +35,22 @@ class Gate:
 
 
 def molecule(scenario: str, minutes: int, group: int | None = None) -> Gate:
-    """The sweep of one scenario."""
+    """Returns the sweep of one molecule scenario."""
     command = {f"molecule {scenario}": ["tools/molecule.sh", scenario]}
     return Gate(f"molecule-{scenario}", command, lane="hosts", minutes=minutes, group=group)
 
 
 def make(target: str, lane: str, minutes: int) -> Gate:
-    """A sweep that is a target of the Makefile, because it prepares more than the gates need."""
+    """Returns a sweep that runs a target of the Makefile, which prepares more than the gates need."""
     return Gate(target, {f"make {target}": ["make", "--no-print-directory", target]}, lane=lane, minutes=minutes)
 
 
 NATIVE = [f"tests/native/{name}" for name in ("gpusim", "gpusim_nvml", "nvml_readers", "vcuda")]
-# The markers are those of pytest.ini.
+# Options that select tests by the markers of pytest.ini.
 QUICK = ["-m", "not slow"]
 SANITIZED = ["-m", "not slow and not own_build"]
 
-# Started before all others whatever gates are chosen: the C parts, which all others use.
+# Always runs before the chosen gates: all of them use the C programs.
 BUILD_GATE = Gate("build", {"make native": ["make", "--no-print-directory", "native"]}, minutes=1)
 
 GATES = [
@@ -87,7 +88,7 @@ GATES = [
     Gate("native", {}, NATIVE, QUICK, lane="native", minutes=5),
     Gate("integration", {}, ["tests/integration"], QUICK, lane="native", minutes=6),
     Gate("molecule", {"molecule default": ["tools/molecule.sh", "default"]}, lane="hosts", minutes=9),
-    # The newest core that Debian 12's Python runs.
+    # The newest ansible-core that runs on Debian 12's Python.
     Gate("as-installed", {}, ["tests/installed"], ["--core=2.19"], lane="hosts", minutes=8),
 ]
 
@@ -120,7 +121,7 @@ SWEEPS = [
         minutes=2,
         group=1,
     ),
-    # A Debian root with dnf and zypper is made once; sixty calls of real package managers take their time.
+    # The first run makes a Debian root with dnf and zypper. Sixty calls of real package managers take minutes.
     Gate("packages-rpm", {}, ["tests/rpm"], minutes=8, group=1),
     molecule("faults", 18, group=1),
     Gate("native-thread", {}, ["tests/native/vcuda"], ["--sanitizer=thread", *SANITIZED], "native", 14, 2),
@@ -131,7 +132,7 @@ SWEEPS = [
     molecule("airgapped", 7, group=3),
     Gate("bench", {}, ["tests/bench"], lane="native", minutes=3, group=4),
     Gate("native-hostile", {}, ["tests/native/vcuda"], ["--hostile=all", *QUICK], "native", 9, 4),
-    # Two environments of a gigabyte each the first time.
+    # The first run installs two environments of a gigabyte each.
     Gate(
         "clients",
         {
@@ -144,7 +145,7 @@ SWEEPS = [
         group=4,
     ),
     Gate("native-loader", {}, ["tests/native/vcuda"], ["--sanitizer=loader", *SANITIZED], "native", 5, 5),
-    # Ten model runs of a second or two each, and 150 MB of Debian packages the first time.
+    # Ten model runs of one or two seconds each; the first run also installs 150 MB of Debian packages.
     Gate(
         "workloads",
         {"torch for the CPU": ["tests/gpu/workloads/torch_cpu.sh"]},
@@ -155,10 +156,11 @@ SWEEPS = [
     molecule("teardown", 11, group=4),
     molecule("packages", 8, group=4),
     molecule("day2", 10, group=5),
-    # In no group.
-    # Red on the day when NVIDIA publishes a name, whatever the change at hand: for a job of its own, each night.
+    # The sweeps below are in no group.
+    # Fails as soon as NVIDIA publishes a new function name, whatever the tested commit changed. A separate job runs it
+    # each night.
     Gate("newest-headers", {"newest CUDA": ["python", "tests/native/vcuda/driver_names.py", "--newest"]}, minutes=1),
-    # Red on the day when an archive drops a name: for a job of its own, each week.
+    # Fails as soon as an archive removes a package name. A separate job runs it each week.
     Gate("archives", {"archives of packages": ["python", "tools/archives.py"]}, minutes=7),
     Gate(
         "bench-hosts",
@@ -170,15 +172,15 @@ SWEEPS = [
         minutes=18,
     ),
     make("molecule-ubuntu", "hosts", 23),
-    # Builds Helm out of its Go module first, eight minutes on a busy machine; the tests take two.
+    # The first run builds Helm from its Go module, which takes eight minutes on a busy machine; the tests take two.
     Gate("chart", {"helm": ["tests/chart/helm.sh"]}, ["tests/chart"], minutes=10),
-    # The oldest core, and the newest, which needs Python 3.12 or newer.
+    # The oldest and the newest ansible-core; the newest needs Python 3.12 or newer.
     Gate("as-installed-2.16", {}, ["tests/installed"], ["--core=2.16"], lane="hosts", minutes=8),
     Gate("as-installed-2.20", {}, ["tests/installed"], ["--core=2.20", "--release=trixie"], lane="hosts", minutes=8),
-    # The first run of the two builds Kubernetes, which takes 40 minutes more.
+    # The first run of either sweep builds Kubernetes, which takes 40 minutes more.
     make("e2e", "hosts", 26),
     make("e2e-scheduler", "hosts", 9),
-    # The newest Kubernetes that we support; each version is built once.
+    # Sweeps with the newest supported Kubernetes; each version is built once.
     make("e2e-dra", "hosts", 18),
     make("e2e-136", "hosts", 26),
     make("e2e-scheduler-136", "hosts", 9),

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the project's gates and end with one line: ``N passed, N failed``.
 
-    python tools/gates.py                   the gates of gate_table.py
-    python tools/gates.py --group turn      the same, and the sweeps whose turn it is by the number of commits
-    python tools/gates.py --group 3         the same, and the sweeps of group 3; --group all: every sweep
-    python tools/gates.py lint native-slow  these gates and sweeps alone
-    python tools/gates.py --list            what each group runs, with its minutes; nothing is run
+    python tools/gates.py                   runs the gates of gate_table.py
+    python tools/gates.py --group turn      also runs the sweeps of the group that the number of commits selects
+    python tools/gates.py --group 3         also runs the sweeps of group 3; --group all: every sweep
+    python tools/gates.py lint native-slow  runs only these gates and sweeps
+    python tools/gates.py --list            prints the gates and minutes of each group, and runs none
 
-The Python is that of .build/venv, whose programs must be in PATH: `make test` and `make gate NAME=...` see to both.
+Run it with the Python of .build/venv and with the environment's programs in PATH, as `make test` and
+`make gate NAME=...` do.
 
-A pytest gate counts its tests, any other counts as one for each command. Every gate runs even when an earlier one
-failed, so that one run shows all faults. What was left out is named at the end, with the command that runs it.
+A pytest gate counts its tests; any other gate counts its commands. Every gate runs even if an earlier gate failed, so
+one run shows all faults. At the end the script names each sweep that did not run, with the command that runs it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ printing = threading.Lock()
 
 
 def say(text: str) -> None:
-    """Print whole lines: all lanes print."""
+    """Print a text under a lock, because all lanes print at the same time."""
     with printing:
         print(text, flush=True)
 
@@ -44,13 +45,13 @@ def say(text: str) -> None:
 
 
 def git(root: Path, *words: str) -> str:
-    """What git prints, "" where it fails."""
+    """Return the output of a git command, or "" if it fails."""
     done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def group_of_commit(root: Path) -> int:
-    """The group whose turn it is: the number of commits modulo ``GROUPS``; 0 where the history is not whole."""
+    """Return the group for this commit: the number of commits modulo ``GROUPS``, or 0 in a shallow clone."""
     count = git(root, "rev-list", "--count", "HEAD")
     if not count or git(root, "rev-parse", "--is-shallow-repository") != "false":
         return 0
@@ -58,7 +59,7 @@ def group_of_commit(root: Path) -> int:
 
 
 def choose(names: list[str], group: str) -> list[Gate]:
-    """The gates that are named, or all of ``GATES`` and the sweeps of ``group``: "", a number, "turn" or "all"."""
+    """Return the named gates, or else ``GATES`` and the sweeps of ``group``: "", a number, "turn" or "all"."""
     if names:
         return [gate for gate in GATES + SWEEPS if gate.name in names]
     if group == "all":
@@ -68,12 +69,12 @@ def choose(names: list[str], group: str) -> list[Gate]:
 
 
 def in_lanes(gates: list[Gate]) -> list[list[Gate]]:
-    """The gates of each lane that has any."""
+    """Return a list of gates for each lane that has gates."""
     return [lane for name in LANES if (lane := [gate for gate in gates if gate.lane == name])]
 
 
 def listing() -> list[str]:
-    """What each group runs, by lane, and the minutes of its longest lane with the gates before it."""
+    """Return lines with the gates of each group by lane, and the minutes of its longest lane, gates included."""
     lines = []
     for title, gates in [
         ("every run", GATES),
@@ -93,7 +94,7 @@ def listing() -> list[str]:
 
 
 def log_of(title: str) -> Path:
-    """The file that has the output of the command of this title."""
+    """Return the log file of the command with this title."""
     return LOGS / (title.replace(" ", "-").replace("/", "-") + ".log")
 
 
@@ -104,7 +105,7 @@ def run(title: str, command: list[str], lines: int = 60) -> bool:
     with log.open("wb") as output:
         try:
             code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
-        except OSError as fault:  # the other lanes go on, and the run ends with its count
+        except OSError as fault:  # counts as a failure, so the other lanes continue
             code = 127
             output.write(f"{command[0]} could not be started: {fault}; run it by make, which sets PATH\n".encode())
     text = [f"  {'ok  ' if code == 0 else 'FAIL'} {title} ({time.monotonic() - started:.0f} s)"]
@@ -117,13 +118,13 @@ def run(title: str, command: list[str], lines: int = 60) -> bool:
 
 @dataclass
 class Outcome:
-    """What became of gates; ``failures`` are names for the list at the end of the run."""
+    """Results of gates: the number of passed tests and commands, and the names of failed ones."""
 
     passed: int = 0
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
-        """Take another's results in."""
+        """Add the results of another outcome to this one."""
         self.passed += other.passed
         self.failures += other.failures
 
@@ -137,7 +138,7 @@ def read_report(report: Path, folder: str) -> tuple[Outcome, list[str]]:
         fault = next((found for kind in ("failure", "error") if (found := case.find(kind)) is not None), None)
         if fault is not None:
             outcome.failures.append(f"{folder}: {name}")
-            # What the program logged comes last in a log file, and would hide this.
+            # The failure is printed from the report, because in the log file the program's own log lines follow it.
             text = [f"  FAIL {folder}: {name}", *(fault.text or fault.get("message") or "").splitlines()[-25:]]
             say("\n       ".join(text))
         elif (skip := case.find("skipped")) is not None:
@@ -148,7 +149,7 @@ def read_report(report: Path, folder: str) -> tuple[Outcome, list[str]]:
 
 
 def run_tests(folder: str, options: list[str]) -> Outcome:
-    """Run pytest in one folder and count its tests; a run that collected none has failed."""
+    """Run pytest in one folder and count its tests; a run without a test counts as failed."""
     title = " ".join([folder, *(option for option in options if not option.startswith("--ignore"))])
     report = log_of(title).with_suffix(".xml")
     report.unlink(missing_ok=True)
@@ -179,7 +180,7 @@ def run_gates(gates: list[Gate]) -> Outcome:
 
 
 def run_lanes(gates: list[Gate]) -> Outcome:
-    """Build, then run the lanes side by side."""
+    """Build the C programs, then run the lanes concurrently."""
     outcome = run_gates([BUILD_GATE])
     lanes = in_lanes(gates)
     with ThreadPoolExecutor(len(lanes)) as pool:
@@ -189,7 +190,7 @@ def run_lanes(gates: list[Gate]) -> Outcome:
 
 
 def say_left_out(gates: list[Gate]) -> None:
-    """Name each sweep that is not among ``gates``, with what runs it."""
+    """Print each sweep that is not in ``gates``, with the command that runs it."""
     for gate in SWEEPS:
         if gate not in gates:
             where = "it is in no group" if gate.group is None else f"`make test GROUP={gate.group}` runs its group"
@@ -197,7 +198,7 @@ def say_left_out(gates: list[Gate]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the gates chosen; the exit status is 1 when anything failed, 2 when the command line is wrong."""
+    """Run the chosen gates; the exit status is 1 after a failure, 2 for a wrong command line."""
     known = [gate.name for gate in GATES + SWEEPS]
     parser = argparse.ArgumentParser(prog="tools/gates.py", usage="%(prog)s [--list] [--group GROUP] [NAME ...]")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write Prometheus' rules by which our metrics are there by HAMi's names too, for dashboards that were made for HAMi.
+"""Write Prometheus recording rules that copy our metrics to HAMi's names, for dashboards that were made for HAMi.
 
-Recorded by Prometheus, they cost a node nothing, and who does not load the file has none of them. Names and labels are
-those of HAMi 2.10, and below them those of its releases before. A ratio of HAMi goes from 0 to 100.
+Prometheus computes the copies, so they cost a node nothing; without the file there are no copies. The table has the
+names and labels of HAMi 2.10 first, then those of older releases. HAMi's ratios go from 0 to 100.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ HEAD = """\
 # For rule_files of Prometheus: metrics of device plugins by HAMi's names, of 2.10 and of releases before.
 ---
 """
-# HAMi's label → ours.
+# HAMi's label → our label.
 CARD = {"device_index": "gpu", "device_uuid": "uuid", "device_type": "model"}
 TENANT = {"device_uuid": "uuid"}
 OLD_CARD = {"deviceidx": "gpu", "deviceuuid": "uuid"}
 OLD_TENANT = {"podnamespace": "namespace", "podname": "pod", "ctrname": "container", "deviceuuid": "uuid"}
-# HAMi numbers the vGPUs of a container; ours differ by their GPU alone.
+# HAMi numbers the vGPUs of a container. Our slices of one container are on different GPUs, so their number is always 0.
 FIXED = {"zone": "vGPU"}
 NUMBERED, OLD_NUMBERED = {**FIXED, "vdevice_index": "0"}, {**FIXED, "vdeviceid": "0"}
 BUSY = "100 * vgpu_gpu_utilization_ratio"
@@ -30,7 +30,7 @@ GOT = "100 * rate(vgpu_container_device_seconds_total[1m])"
 
 
 class Name(NamedTuple):
-    """``labels``: HAMi's name of a label → ours; ``fixed``: labels with one value."""
+    """A recording rule. ``labels``: HAMi's label → our label; ``fixed``: labels with a constant value."""
 
     name: str
     expr: str
@@ -56,7 +56,7 @@ NAMES = (
 
 
 def expression(one: Name) -> list[str]:
-    """The metric with HAMi's labels next to ours, as lines."""
+    """Returns the lines of an expression that adds HAMi's labels to our metric."""
     ends = [f'"{theirs}", "$1", "{ours}", "(.*)")' for theirs, ours in one.labels.items()]
     ends += [f'"{theirs}", "{value}", "", "")' for theirs, value in one.fixed.items()]
     return ["label_replace(" * len(ends), f"{one.expr},", *(f"{line}," for line in ends[:-1]), ends[-1]]

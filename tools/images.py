@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the two images of a cluster without a registry, and a file of each in OCI's format for those who have one.
+"""Builds the two images of a cluster as files to load on nodes, and as OCI archives to push to a registry.
 
     python tools/images.py [--registry localhost] [--only vgpu-device-plugin] [--out .build/images] [--engine podman]
 
-The device plugin's holds the library and the arbiter too. A version follows from the sources, as in the roles. Prints
-the names and the files.
+The device plugin's image also contains the library and the arbiter. An image's version is computed from its sources, as
+in the roles. Prints the names and the files of the images.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from artefact import loaded, program_sources, source_version
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "native" / "plugin" / "tools"
 PLUGIN, SCHEDULER = "vgpu-device-plugin", "vgpu-scheduler"
-# That of the root which image.py makes.
+# Version of the Python in the Debian root that image.py makes.
 PYTHON = "3.11"
 VCUDA = ["native/vcuda"]
 
 
 class ImagesError(Exception):
-    """An image was not built; the text names the step and its output."""
+    """Raised if an image was not built; the text names the failed step and its output."""
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def collection_version() -> str:
 
 
 def names(registry: str = "localhost") -> tuple[str, str]:
-    """Of the device plugin's image and the scheduler's, with the versions of their sources."""
+    """Returns the names of the device plugin's and the scheduler's image, tagged with the versions of their sources."""
     library = source_version(ROOT, VCUDA).rpartition("-")[2]
     plugin = f"{source_version(ROOT, program_sources('device_plugin'))}-{library}"
     scheduler = source_version(ROOT, program_sources("scheduler"))
@@ -64,7 +64,7 @@ def kind(name: str) -> str:
 
 
 def make(name: str, out: Path, engine: str) -> dict[str, str]:
-    """Builds one, unless it is there of the same sources. Returns its name and files."""
+    """Builds one image, unless its files exist for the same sources. Returns its name and files."""
     out.mkdir(parents=True, exist_ok=True)
     tag = name.rpartition(":")[2]
     words = ["--out", str(out / "cache"), f"--python={PYTHON}", f"--arch={platform.machine()}"]
@@ -76,14 +76,14 @@ def make(name: str, out: Path, engine: str) -> dict[str, str]:
     file, oci = out / f"{kind(name)}-{tag}.tar", out / f"{kind(name)}-{tag}.oci.tar"
     words = ["--archive", archive, "--tag", name, "--out", str(file), "--engine", engine]
     words += ["--library", str(library(out / "cache"))] if kind(name) == PLUGIN else []
-    # docker writes no file of OCI's format alone.
+    # Only podman can write an OCI archive without further programs.
     words += ["--oci", str(oci)] if Path(engine).name == "podman" else []
     printed([sys.executable, str(TOOLS / "image.py"), *words])
     return {"image": name, "file": str(file), **({"oci": str(oci)} if oci.exists() else {})}
 
 
 def library(folder: Path) -> Path:
-    """The archive of the library for this machine, compiled where it is not there."""
+    """Returns the library's archive for this machine, and compiles it if it does not exist."""
     builder = loaded(ROOT / "plugins/module_utils/library/build.py")
     version = source_version(ROOT, VCUDA)
     archive = folder / str(builder.archive_name(version, platform.machine()))

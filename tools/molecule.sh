@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs the molecule scenarios that are named, or all (molecule/ at the root is where this collection keeps them):
+# Runs the named molecule scenarios, or all scenarios in molecule/ if none is named:
 #   tools/molecule.sh default upgrade
 set -eu
 
 cd "$(dirname "$0")/.."
-# molecule looks for ansible's commands by PATH.
+# molecule finds ansible's commands through PATH.
 export PATH="$PWD/.build/venv/bin:$PATH"
 export MOLECULE_GLOB='molecule/*/molecule.yml'
 if [ $# -eq 0 ]; then

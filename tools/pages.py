@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check what modules, plugins and roles say of themselves, and build a page of each: ``make docs``.
+"""Check the documentation of modules, plugins and roles, and build a page for each: ``make docs``.
 
-``antsibull-docs`` judges a copy of the working tree, Sphinx builds HTML with every warning an error, and no network is
-asked: references to Ansible's own pages go by the table below. Two faults that are planted on purpose must be found,
-so a linter that looks at nothing cannot pass. The result is .build/docs/html/index.html.
+``antsibull-docs`` checks a copy of the working tree, and Sphinx builds HTML with every warning as an error. Both run
+without a network: the table below resolves references to Ansible's own pages. The script plants two faults, which the
+checks must find, so a check that reads nothing cannot pass. The result is .build/docs/html/index.html.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".build" / "docs"
 TREE = WORK / "tree" / "ansible_collections" / "vgpu" / "fleet"
-# antsibull-docs and Sphinx lie next to the Python that runs this: their environment is .build/docs-env.
+# antsibull-docs and Sphinx are in the same environment, .build/docs-env, as the Python that runs this script.
 BIN = Path(sys.executable).parent
 
 ANSIBLE_PAGES = "https://docs.ansible.com/ansible/latest/"
-# Labels of Ansible's documentation that generated pages refer to. One that is not here is a warning, so an error.
+# Labels of Ansible's documentation that generated pages refer to. A missing label gives a warning and thus an error.
 LABELS = {
     "action_plugins": ("plugins/action.html#action-plugins", "Action plugins"),
     "ansible_configuration_settings": (
@@ -56,7 +56,7 @@ default_role = "any"
 nitpicky = True
 """
 
-# Faults that each of the two judges must find: file, text in it, what it becomes.
+# Check → the planted fault that it must find: file, text in the file, its replacement.
 PLANTED = {
     "lint": ("plugins/modules/gpu_info.py", "description:\n  - ", "description:\n  - See M(vgpu.fleet.nothing). "),
     "build": ("roles/teardown/meta/argument_specs.yml", "    description:\n", "    no_description:\n"),
@@ -64,11 +64,11 @@ PLANTED = {
 
 
 class Fault(Exception):
-    """A sentence for a person."""
+    """Raised if a check fails; the text is a sentence for the user."""
 
 
 def run(*command: str | Path, cwd: Path = WORK) -> subprocess.CompletedProcess[str]:
-    """A program of this environment; it must not see the configuration of the checkout."""
+    """Runs a program of this environment without the Ansible configuration of the checkout."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     env.update(
         PATH=f"{BIN}{os.pathsep}{env['PATH']}",
@@ -87,7 +87,7 @@ def run(*command: str | Path, cwd: Path = WORK) -> subprocess.CompletedProcess[s
 
 
 def copy_tree() -> None:
-    """A copy that is a git repository: antsibull-docs asks git which files a collection has, and .build is ignored."""
+    """Copies the working tree to a git repository in .build: antsibull-docs gets the collection's files from git."""
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     for command in (
@@ -101,7 +101,7 @@ def copy_tree() -> None:
 
 
 def lint() -> str:
-    """What antsibull-docs says against the collection; empty: nothing."""
+    """Returns the faults that antsibull-docs reports on the collection; empty if there are none."""
     done = run(
         "antsibull-docs",
         "lint-collection-docs",
@@ -114,12 +114,12 @@ def lint() -> str:
 
 
 def build() -> str:
-    """What is wrong with the pages of .build/docs/html; empty: nothing."""
+    """Builds the pages in .build/docs/html, and returns the faults; empty if there are none."""
     site, rst = WORK / "site", WORK / "site" / "rst"
     shutil.rmtree(site, ignore_errors=True)
     rst.mkdir(parents=True, mode=0o755)
     done = run("antsibull-docs", "collection", "--use-current", "--squash-hierarchy", f"--dest-dir={rst}", "vgpu.fleet")
-    # A page that could not be made is replaced by one that says so, and the exit status is 0.
+    # For a page that it cannot make, antsibull-docs writes a page with an error message and still returns 0.
     said = done.stdout.strip()
     if done.returncode or said:
         return said or f"antsibull-docs ended with {done.returncode}"
@@ -134,7 +134,7 @@ def build() -> str:
 
 
 def pages_wanted(tree: Path) -> list[str]:
-    """One page for each module, filter, lookup and role."""
+    """Returns the names of the expected pages: one for each module, filter, lookup and role."""
     found = [f"{path.stem}_module.html" for path in tree.glob("plugins/modules/*.py")]
     found += [f"{path.parent.parent.name}_role.html" for path in tree.glob("roles/*/meta/argument_specs.yml")]
     found += [f"{path.stem}_lookup.html" for path in tree.glob("plugins/lookup/*.py")]
@@ -143,14 +143,14 @@ def pages_wanted(tree: Path) -> list[str]:
 
 
 def inventory_bytes() -> bytes:
-    """The labels as a Sphinx inventory of version 2."""
+    """Returns ``LABELS`` as a Sphinx inventory of version 2."""
     lines = "".join(f"{name} std:label -1 {place} {title}\n" for name, (place, title) in sorted(LABELS.items()))
     head = "# Sphinx inventory version 2\n# Project: ansible\n# Version: \n"
     return (head + "# The remainder of this file is compressed using zlib.\n").encode() + zlib.compress(lines.encode())
 
 
 def planted(name: str) -> None:
-    """The fault must be found, or the judge judges nothing."""
+    """Plants a fault and runs the check ``name``. Raises Fault if the check does not find it."""
     file, old, new = PLANTED[name]
     path = TREE / file
     text = path.read_text()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person sees of a playbook's output while it runs: each task that changes a host, faults, warnings, and what
-the playbooks show on purpose. The rest is in the log.
+"""Filters a playbook's output for the terminal: tasks that change a host, faults, warnings and reports.
 
-The output is that of Ansible's default callback with results as JSON (``ANSIBLE_CALLBACK_RESULT_FORMAT=json``).
+The input is the output of Ansible's default callback with results as JSON (``ANSIBLE_CALLBACK_RESULT_FORMAT=json``).
+The log keeps all other lines.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ from __future__ import annotations
 import json
 import re
 
-# Tasks whose message is for people. Plans of hosts of one inventory hardly differ, and one is enough.
+# Task that shows a host's plan. The plans of one inventory's hosts hardly differ, so only the first plan is printed.
 PLAN = "Show the plan"
+# Tasks whose messages are printed.
 SHOWN = (PLAN, "Show the report", "Show all tables")
 TASK = re.compile(r"TASK \[(?:(\w+)\.(\w+)\.(\w+) : )?(.*)\] \*+$")
 RESULT = re.compile(r"(ok|changed|failed|fatal): \[([^\]]+)\](.*)$")
 
 
 class PlayLines:
-    """Feed it lines as they come; it returns those to print, without their line ends. ``log`` is named where something
-    is left out."""
+    """Takes the lines of the output one by one and returns the lines to print, without line ends. ``log`` is the path
+    that is printed instead of an omitted text."""
 
     def __init__(self, log: str) -> None:
         self._log = log
         self.task = self._name = ""
         self._announced = self._recap = self._faulty = self._planned = False
         self._play: list[str] = []
-        # The lines of a message that is being read, None outside of one.
+        # The lines of the JSON message that is being read; None outside of a message.
         self._message: list[str] | None = None
 
     def of(self, line: str) -> list[str]:
-        """What of a line is to be printed."""
+        """Returns the lines to print after one more line of the output."""
         line = line.rstrip()
         if self._message is not None:
             self._message.append(line)
@@ -45,7 +46,7 @@ class PlayLines:
             return ["result by host:"]
         if line.startswith("PLAY ["):
             self._faulty = False
-            # A play without hosts has no task, and is not named.
+            # The play's name is printed with its first task, so a play without hosts is not printed.
             self._play = [line.partition("[")[2].rpartition("]")[0]]
             return []
         if self._recap:

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs ansible-test sanity on a copy of the working tree: it wants a real path that ends in ansible_collections/vgpu/fleet,
-# and a git repository to list files from. The requirements of its tests come from PyPI into environments of its own.
+# Runs ansible-test sanity on a copy of the working tree. ansible-test needs a real path that ends in
+# ansible_collections/vgpu/fleet and a git repository that lists the files. It installs the requirements of its tests from
+# PyPI into its own environments.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -12,8 +13,9 @@ python=$("$root/.build/venv/bin/python" -c 'import sys; print("%d.%d" % sys.vers
 git -C "$copy" init -q -b main
 git -C "$copy" add -A
 
-# Without containers ansible-test starts its environments with a pip bootstrap from a server of Ansible's own, which an
-# air-gapped or filtered machine cannot reach; pip itself comes from PyPI just as well. The name is the one it looks for.
+# Without containers ansible-test downloads a pip bootstrap from a server of Ansible, which an air-gapped or filtered
+# machine cannot reach. These scripts install the same pip from PyPI, under the names that ansible-test expects in its
+# cache.
 export HOME="$root/.build/sanity/home"
 cache="$HOME/.ansible/test/cache"
 mkdir -p "$cache"

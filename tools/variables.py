@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/variables.md and docs/modules.md from the tables that the programs themselves go by.
+"""Write docs/variables.md and docs/modules.md from the tables that the collection itself uses.
 
-Group variables come from plugins/module_utils/config/variables.py, variables of a role from its
-meta/argument_specs.yml and defaults/main.yml, modules from their own documentation: a page and what is checked cannot
-differ.
+Group variables come from plugins/module_utils/config/variables.py, role variables from the role's
+meta/argument_specs.yml and defaults/main.yml, modules from their own documentation. The pages therefore cannot differ
+from the checks.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ MODULE_TABLE = """\
 |---|---|---|---|
 """
 
-# Ansible's markup of names: option, value, constant, environment, module, plugin, return value, bold, italic.
+# Ansible's markup: option, value, constant, environment variable, module, plugin, return value, bold, italic.
 MARKUP = re.compile(r"\b(?:O|V|C|E|M|P|RV|B|I)\(((?:[^()\\]|\\.|\([^()]*\))*)\)")
 LINK = re.compile(r"\b(?:U\(([^()]+)\)|L\(([^(),]+),\s*([^()]+)\))")
 
 
 def variables_page(root: Path = ROOT) -> str:
-    """The text of docs/variables.md."""
+    """Returns the text of docs/variables.md."""
     sys.path.insert(0, str(root))
     from plugins.module_utils.config import variables as schema
 
@@ -103,7 +103,7 @@ def roles(root: Path) -> list[str]:
 
 
 def spec_of(root: Path, role: str) -> dict[str, Any]:
-    """Entry points of a role by name."""
+    """Returns the entry points of a role by name, from its meta/argument_specs.yml."""
     text = (root / "roles" / role / "meta/argument_specs.yml").read_text()
     return dict(yaml.safe_load(text)["argument_specs"])
 
@@ -114,7 +114,7 @@ def main_entry(root: Path, role: str) -> str:
 
 
 def options_of(root: Path, role: str) -> dict[str, Any]:
-    """Options of all entry points of a role, each once."""
+    """Returns the options of all entry points of a role, each once."""
     found: dict[str, Any] = {}
     for entry in spec_of(root, role).values():
         found.update(entry.get("options") or {})
@@ -155,13 +155,13 @@ def _role_default(value: Any) -> str:
 
 
 def markup(text: str) -> str:
-    """Ansible's documentation markup as Markdown."""
+    """Converts Ansible's documentation markup to Markdown."""
     text = LINK.sub(lambda found: f"<{found[1]}>" if found[1] else f"[{found[2]}]({found[3]})", text)
     return MARKUP.sub(lambda found: "`" + found[1].replace("\\", "").partition("#")[0] + "`", text)
 
 
 def modules_page(root: Path = ROOT) -> str:
-    """The text of docs/modules.md."""
+    """Returns the text of docs/modules.md."""
     public = set(yaml.safe_load((root / "meta/runtime.yml").read_text())["action_groups"]["vgpu"])
     paths = sorted((root / "plugins/modules").glob("*.py"))
     shown = [path for path in paths if path.stem in public]
@@ -181,7 +181,7 @@ def module_rows(paths: Iterable[Path]) -> str:
 
 
 def documentation(path: Path) -> dict[str, Any]:
-    """What a module says of itself, attributes of its fragments included. Raises ValueError where it says nothing."""
+    """Returns a module's documentation with the attributes of its fragments. Raises ValueError if it has none."""
     about = _text_of(path, "DOCUMENTATION")
     fragments = path.parents[1] / "doc_fragments"
     for named in about.get("extends_documentation_fragment", []):
@@ -195,7 +195,7 @@ def documentation(path: Path) -> dict[str, Any]:
 
 
 def _text_of(path: Path, name: str) -> dict[str, Any]:
-    """The YAML that a Python file assigns to a name, in a class or outside."""
+    """Parses the YAML text that a Python file assigns to ``name``, inside or outside a class."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Assign) and any(getattr(one, "id", "") == name for one in node.targets):
             return dict(yaml.safe_load(ast.literal_eval(node.value)))

@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Makes the virtual environment DIR with exactly the packages of LOCK (versions and hashes), unless it holds them already.
+# Creates the virtual environment DIR with exactly the packages of LOCK (versions and hashes), unless DIR already has them.
 set -eu
 
 dir=$1 lock=$2 python=$3
 stamp=$dir/.lock
 mkdir -p "$(dirname "$dir")"
-# Two processes of one test run may want the same environment at the same moment.
+# The lock serialises two processes of one test run that create the same environment.
 exec 9>"$dir.making"
 flock 9
 want=$("$python" -c 'import sys; print(sys.version)' | cat - "$lock" | sha256sum)

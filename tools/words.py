@@ -3,9 +3,9 @@
 
     python tools/words.py SEED [--files 25] > sheet.md
 
-The reader sees the words and not the code, and writes a grade below each file: A clear at the first reading, B at the
-second, C not without the code. The same tree and seed give the same sheet. A tracked file takes part if it holds any
-such words; changelogs do not.
+The reader sees the texts without the code and writes a grade below each file: A if they are clear at the first reading,
+B at the second, C only with the code. The same tree and seed give the same sheet. Every tracked file with such texts
+may be drawn, except changelogs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = ("changelogs/", "LICENSES/")
-# Of one file; the rest of a long text or a long file would tire the reader and say nothing new of the style.
+# Limits for one text and for one file: more texts would tire the reader and show nothing new about the style.
 MOST_CHARACTERS = 420
 MOST_TEXTS = 60
-# A string of fewer words is a key or a name, not a message.
+# A string of at least three words is a message; a shorter string is a key or a name.
 MESSAGE = re.compile(r"[A-Za-z]\S* +\S+ +\S")
-# Keys of YAML files whose values people read.
+# Keys of YAML files whose values are prose for people.
 KEYS = {"name", "msg", "fail_msg", "success_msg", "description", "short_description", "summary", "title", "notes"}
 
 
 class Text(NamedTuple):
-    """A piece of prose: the line where it begins (from 1), its kind, and its words on one line."""
+    """One text of a file: the line where it begins (from 1), its kind, and its words on one line."""
 
     line: int
     kind: str
@@ -43,7 +43,7 @@ class Text(NamedTuple):
 
 
 def python(source: str) -> Iterator[Text]:
-    """Docstrings with the name they belong to, names of tests, comments and messages."""
+    """Yields docstrings with the names of their functions, names of tests, comments and messages of a Python file."""
     tree = ast.parse(source)
     docstrings, parts = set(), set()
     for node in ast.walk(tree):
@@ -74,7 +74,7 @@ C_PARTS = re.compile(r"(/\*.*?\*/|//[^\n]*)|\"((?:\\.|[^\"\\\n])*)\"|'(?:\\.|[^'
 
 
 def c(source: str) -> Iterator[Text]:
-    """Comments and messages of a C file."""
+    """Yields comments and messages of a C file."""
     for found in C_PARTS.finditer(source):
         line = source.count("\n", 0, found.start()) + 1
         if found[1]:
@@ -84,7 +84,7 @@ def c(source: str) -> Iterator[Text]:
 
 
 def hashes(source: str) -> Iterator[Text]:
-    """Comments that begin with a hash."""
+    """Yields comments that begin with a hash."""
     for number, line in enumerate(source.splitlines(), 1):
         found = re.search(r"(?:^|\s)(#.*)", line)
         if found:
@@ -92,7 +92,7 @@ def hashes(source: str) -> Iterator[Text]:
 
 
 def yaml_file(source: str) -> Iterator[Text]:
-    """Comments, names of tasks, messages and descriptions of a YAML file."""
+    """Yields comments, names of tasks, messages and descriptions of a YAML file."""
     yield from hashes(source)
     nodes = [one for one in yaml.compose_all(source, Loader=yaml.SafeLoader) if one is not None]
     while nodes:
@@ -110,7 +110,7 @@ def yaml_file(source: str) -> Iterator[Text]:
 
 
 def shell(source: str) -> Iterator[Text]:
-    """Comments and printed sentences of a shell script."""
+    """Yields comments and printed sentences of a shell script."""
     yield from hashes(source)
     for number, line in enumerate(source.splitlines(), 1):
         for found in re.findall(r"\"([^\"]+)\"|'([^']+)'", line if re.search(r"\b(?:echo|printf)\b", line) else ""):
@@ -119,7 +119,7 @@ def shell(source: str) -> Iterator[Text]:
 
 
 def page(source: str) -> Iterator[Text]:
-    """Paragraphs of a page, without its code blocks."""
+    """Yields the paragraphs of a Markdown page, without its code blocks."""
     text = re.sub(r"^```.*?^```\n", lambda block: "\n" * block[0].count("\n"), source, flags=re.M | re.S)
     for found in re.finditer(r"(?:^(?!    |#|\s*$).*\n?)+", text, re.M):
         yield Text(text.count("\n", 0, found.start()) + 1, "text", found[0])
@@ -136,7 +136,7 @@ READERS: dict[str, Callable[[str], Iterator[Text]]] = {
 
 
 def texts(name: str, source: str) -> list[Text]:
-    """The texts of a file in the order of its lines; comments on neighbouring lines are one."""
+    """Returns the texts of a file in the order of its lines; joins comments on consecutive lines to one text."""
     found: list[Text] = []
     last = 0
     for one in sorted(set(READERS[Path(name).suffix](source)), key=lambda text: (text.line, text.kind, text.words)):
@@ -164,12 +164,12 @@ def tracked(root: Path) -> list[str]:
 
 
 def drawn(names: list[str], seed: str) -> list[str]:
-    """All names in an order that follows from the seed and each name alone: a file more moves no other."""
+    """Returns the names sorted by a hash of seed and name, so an additional file does not reorder the others."""
     return sorted(names, key=lambda name: hashlib.sha256(f"{seed}\0{name}".encode()).hexdigest())
 
 
 def sheet(root: Path, seed: str, files: int) -> str:
-    """The sheet as Markdown. ValueError where the tree has fewer files with words than were asked for."""
+    """Returns the sheet as Markdown. Raises ValueError if fewer files have texts than were requested."""
     lines = [
         f"# Words, seed {seed}",
         "",

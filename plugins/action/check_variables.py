@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of vgpu.fleet.check_variables: one look at the variables of all hosts. No remote call."""
+"""Controller side of vgpu.fleet.check_variables: checks the variables of all hosts at once. No remote call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ActionModule(ActionBase):
             mistakes += check.with_sources(findings)
         faults = wrong(mistakes)
         if faults:
-            # The last key makes callbacks show the lines one below the other.
+            # _ansible_verbose_always makes callbacks print each mistake on a line of its own.
             answer = {"failed": True, "changed": False, "_ansible_verbose_always": True}
             return {**answer, "mistakes": [str(one) for one in faults], "msg": heading(faults, first(task_vars))}
         kind_of = {host: number for number, kin in enumerate(kins) for host in kin.hosts}
@@ -40,7 +40,7 @@ class ActionModule(ActionBase):
 
 
 def collect(check: Check, kins: list[Kin], findings: list[tuple[Kin, Finding]]) -> list[dict[str, Any]]:
-    """The desired state of each kind of host."""
+    """Returns the desired state of each kind of host; adds the faults of each kind to ``findings``."""
     desired = DesiredStates(check)
     states = []
     for kin in kins:
@@ -55,7 +55,7 @@ def wrong(mistakes: list[Mistake]) -> list[Mistake]:
 
 
 def heading(faults: list[Mistake], unchanged: bool) -> str:
-    """What the lines that follow say together, and the way out that all of them share."""
+    """Returns the first line of the error: the number of mistakes, and a remedy that applies to several of them."""
     said = ["The variables hold 1 mistake." if len(faults) == 1 else f"The variables hold {len(faults)} mistakes."]
     if unchanged:
         said.append("No host was changed.")
@@ -65,11 +65,14 @@ def heading(faults: list[Mistake], unchanged: bool) -> str:
 
 
 def first(task_vars: dict[str, Any]) -> bool:
-    """Whether no batch of this play was before this one."""
+    """Returns True in the first batch of the play."""
     batch, everyone = task_vars["ansible_play_batch"], task_vars["ansible_play_hosts_all"]
     return not batch or batch[0] == everyone[0]
 
 
 def concerned(task_vars: dict[str, Any]) -> list[str]:
-    """All hosts of the play before its first batch, so that a mistake of the last batch stops the first one."""
+    """Returns the hosts to check: in the first batch all hosts of the play, in later batches the batch's hosts.
+
+    A mistake in the variables of the last batch therefore stops the play before the first batch is changed.
+    """
     return list(task_vars["ansible_play_hosts_all" if first(task_vars) else "ansible_play_batch"])

@@ -34,14 +34,17 @@ class ActionModule(ActionBase):
 
 
 def heading(number: int, task_vars: dict[str, Any]) -> str:
-    """The first line. Only the role preflight can say that nothing was changed; other roles run after changes."""
+    """Returns the first line of the error.
+
+    The line says that no host was changed only for the role preflight, because other roles run after changes.
+    """
     what = "mistake" if number == 1 else "mistakes"
     unchanged = " No host was changed." if task_vars.get(BEFORE_CHANGES) else ""
     return f"The variables of this host hold {number} {what}.{unchanged}"
 
 
 def tell(finding: Finding, sources: Sources, task_vars: dict[str, Any]) -> str:
-    """A finding as a line that names the host, its innermost group, who set the variable, the file and the variable."""
+    """Returns a finding as one line: host, its innermost group, the setter of the variable, its file, the finding."""
     name = finding.path.split(".")[0].split("[")[0]
     host = str(task_vars.get("inventory_hostname", ""))
     if name not in task_vars:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Controller side of vgpu.fleet.plan: reads one host in one remote call and compares its state with the desired state.
 
-One task for both: a task costs the start of a process, and the state of each host would be kept for the whole run.
+Reading and comparing share one task: a second task would start another process for each host, and Ansible would keep
+the state of each host in memory for the whole run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import controller, repo
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import of_check
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
 
-# What of a host's state roles ask later.
+# Keys of a host's state that later roles read.
 KEPT = ("node", "os", "kubelet_engine")
 
 
@@ -44,7 +45,7 @@ class ActionModule(ActionBase):
         if "state" not in answer:
             return answer
         sources = Sources(getattr(task_vars.get("hostvars"), "_inventory", None), self._loader, self._task.get_play())
-        # What Ansible found out on the way, such as the interpreter.
+        # Facts that Ansible found during the remote call, such as the Python interpreter.
         found = {key: answer[key] for key in ("ansible_facts", "deprecations") if key in answer}
         groups = self._task.args.get("groups") or {}
         result = planned(checked["desired"], answer["state"], groups, lambda one: tell(one, sources, task_vars))
@@ -57,7 +58,7 @@ class ActionModule(ActionBase):
 def planned(
     desired: dict[str, Any], state: dict[str, Any], groups: dict[str, str], said: Callable[[Finding], str]
 ) -> dict[str, Any]:
-    """The result: a plan, ``faults`` that are to stop all hosts, or a failure of this host alone."""
+    """Returns the result: a plan, ``faults`` that must stop all hosts, or a failure of this host alone."""
     findings = [by_variable(finding) for finding in plan.check_gpus(desired, state)]
     findings += plan_toolkit.check(desired, state)
     findings += driver_key(desired, state)
@@ -78,13 +79,16 @@ def planned(
 
 
 def group_of(steps: list[dict[str, Any]], groups: dict[str, str]) -> dict[str, Any]:
-    """What makes Ansible add this host to a group, as ``group_by`` returns it. It costs no task of its own."""
+    """Returns the keys by which Ansible adds this host to a group, as ``group_by`` returns them, without a task."""
     name = groups.get("changed" if steps else "unchanged")
     return {"add_group": name, "parent_groups": ["all"]} if name else {}
 
 
 def driver_key(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
-    """A key of the driver's repository that the controller cannot have, where a host is to get packages from there."""
+    """Returns a finding if the host needs packages from the driver's repository and the controller has no valid key.
+
+    A key of which only the last digits of the fingerprint are known gives a warning.
+    """
     wanted = desired["roles"].get("nvidia_driver") or {}
     if wanted.get("state") != PRESENT or not nvidia_driver(wanted, state, desired).changes:
         return []
@@ -103,7 +107,7 @@ def driver_key(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
 
 
 def plugin_wheels(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
-    """The device plugin's wheels for a host's Python, where neither a folder nor this controller can bring them."""
+    """Returns an error if neither a folder nor this controller provides the device plugin's wheels for the host."""
     wanted = desired["roles"].get("device_plugin") or {}
     if wanted.get("state") != PRESENT or not wanted["cache"] or wanted["version"] in state["plugin"]["versions"]:
         return []
@@ -121,5 +125,5 @@ def plugin_wheels(desired: dict[str, Any], state: dict[str, Any]) -> list[Findin
 
 
 def by_variable(finding: Finding) -> Finding:
-    """A finding about a key of node.yaml, said of the variable that set it."""
+    """Returns the finding with a key of node.yaml replaced by the variable that sets the key."""
     return finding._replace(path=schema.variable_of(finding.path) or finding.path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of vgpu.fleet.vcuda_library: sends the archive only to a host that lacks the version."""
+"""Controller side of vgpu.fleet.vcuda_library: sends the archive only to a host without that version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODULE = "vgpu.fleet.vcuda_library"
 
 
 class ActionModule(ActionBase):
-    # A folder on the host is made only where the archive is sent.
+    # False: ansible-core makes no temporary folder on a host in advance. run() makes it before it sends the archive.
     TRANSFERS_FILES = False
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:

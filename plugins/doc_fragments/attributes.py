@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a module behaves in check mode and diff mode. A module adds ``details`` of its own where it has more to say."""
+"""Documentation of check mode and diff mode that modules share. A module may add ``details`` to an attribute."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
-    # A module that changes the host, and shows in a diff what it changes.
+    # Default fragment: modules that change the host and return a diff.
     DOCUMENTATION = r"""
 attributes:
   check_mode:
@@ -16,7 +16,7 @@ attributes:
     support: full
 """
 
-    # A module that changes the host, and has nothing to show in a diff.
+    # Modules that change the host and return no diff.
     NO_DIFF = r"""
 attributes:
   check_mode:
@@ -27,7 +27,7 @@ attributes:
     support: none
 """
 
-    # A module that reads.
+    # Modules that only read.
     INFO = r"""
 attributes:
   check_mode:
@@ -39,7 +39,7 @@ attributes:
     support: none
 """
 
-    # A public module.
+    # Public modules, which belong to the action group vgpu.
     GROUP = r"""
 attributes:
   action_group:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is called by the roles of this collection alone."""
+"""Documentation note of modules that only the roles of this collection call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a module reaches the Kubernetes API."""
+"""Documentation of the options by which a module connects to the Kubernetes API."""
 
 from __future__ import annotations
 

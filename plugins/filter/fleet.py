@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that make one report of all hosts. Controller only; documented in the .yml files next to it."""
+"""Filters that make one report of all hosts. Controller only; documented in the .yml files of this folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import fleet
 
 
 def fleet_report(hosts: Mapping[str, Any], made: str, title: str = "", last: str = "") -> dict[str, Any]:
-    """``hosts``: name to facts, see ``fleet.node``; ``last``: text of the last report, empty or unreadable: none."""
+    """Returns the report of all hosts.
+
+    ``hosts`` maps a host's name to its facts (see ``fleet.node``). ``last`` is the text of the last report; an empty
+    or unreadable text counts as no report.
+    """
     try:
         before = json.loads(last or "null")
     except ValueError:
@@ -19,7 +23,7 @@ def fleet_report(hosts: Mapping[str, Any], made: str, title: str = "", last: str
 
 
 def script_json(value: Any) -> str:
-    """JSON that is safe inside a ``script`` element: no text of a host can end the element."""
+    """Returns JSON that is safe inside a ``script`` element: no text of a host can end the element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

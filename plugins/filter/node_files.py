@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a node's configuration and their texts. Controller only; documented in the .yml file next to it."""
+"""Filter that renders a node's configuration files. Controller only; documented in node_files.yml."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class FilterModule:
 
 
 def node_files(desired, config_path=node_config.PATH):
-    """Path → text: node.yaml, and the configurations that a node label may choose."""
+    """Returns path → text for node.yaml and for each configuration that a node label may choose."""
     files = {config_path: node_config.dump(desired["node_config"])}
     for name, config in sorted((desired.get("node_configs") or {}).items()):
         files[node_config.config_file(config_path, name)] = node_config.dump(config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of node.yaml. Controller only; documented in the .yml file next to it."""
+"""Filter that renders node.yaml. Controller only; documented in node_yaml.yml."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters of playbooks/rehearse.yml. Controller only; documented in the .yml files next to it."""
+"""Filters of playbooks/rehearse.yml. Controller only; documented in the .yml files of this folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import rehearsal
 
 
 def rehearsal_plan(hostvars: Mapping[str, Any], names: list, project: str, cache: str, every: bool = False) -> dict:
-    """``hostvars`` of the play, of which only what a rehearsal needs is looked at."""
+    """Returns the rehearsal's hosts and faults; reads only the needed variables of ``hostvars``."""
     hosts = {}
     for name in names:
         every_name = [key for key in hostvars[name] if str(key).startswith(rehearsal.TELLING)]

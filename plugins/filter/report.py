@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that format the results of the verify role. Controller only; documented in the .yml files next to it."""
+"""Filters that format the results of the verify role. Controller only; documented in the .yml files of this folder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A repository as the modules for packages take it. Controller only; documented in the .yml files next to it."""
+"""Filters that turn a repository variable into the option of a package module. Controller only.
+
+The .yml files of this folder document the filters.
+"""
 
 from __future__ import annotations
 

@@ -104,18 +104,18 @@ import sys
 from ansible.plugins.lookup import LookupBase
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.controller import built, lacks, packer
 
-# Included by the library; without them a compiler is there and compiles nothing.
+# The library includes these headers. A host may have a compiler without them, and then cannot compile the library.
 HEADERS = "#include <dlfcn.h>\n#include <stdio.h>\n"
 
 
 def compiles() -> bool:
-    """Whether the compiler finds the headers of the C library."""
+    """Returns True if the compiler finds the headers of the C library."""
     command = ["cc", "-E", "-x", "c", "-"]
     return subprocess.run(command, input=HEADERS.encode(), capture_output=True, check=False).returncode == 0
 
 
 def library(version: str, folders: list[str]) -> list[str]:
-    """What is missing to compile the library."""
+    """Returns a sentence about the programs missing to compile libvgpu.so; no sentence if an archive exists."""
     if not version or built(folders, f"vcuda-{glob.escape(version)}-*.tar.gz"):
         return []
     missing = [name for name in ("make", "cc") if shutil.which(name) is None]
@@ -131,7 +131,7 @@ def library(version: str, folders: list[str]) -> list[str]:
 
 
 def plugin(version: str, folders: list[str]) -> list[str]:
-    """What is missing to make the device plugin's archive."""
+    """Returns a sentence about what is missing to make the device plugin's archive; none if a file of it exists."""
     if not version or built(
         folders,
         f"vgpu_fleet_plugin-{glob.escape(version.replace('-', '+', 1))}-*.whl",
@@ -149,7 +149,7 @@ def plugin(version: str, folders: list[str]) -> list[str]:
 
 
 def scheduler(version: str, folders: list[str], cache: str, python: str, arch: str) -> list[str]:
-    """What is missing to make the archive of the scheduler for an image with this Python."""
+    """Returns a sentence about what is missing to make the scheduler's archive for an image with this Python."""
     missing = lacks("vgpu-scheduler", version, python, arch, folders, cache) if version else ""
     if not missing:
         return []
@@ -160,7 +160,7 @@ def scheduler(version: str, folders: list[str], cache: str, python: str, arch: s
     ]
 
 
-# Of an image, by the first part of the names of its variables: what it is, and what else may be done.
+# Prefix of a role's variables → the program in the image, and the alternative to building that image.
 IMAGES = {
     "device_plugin": (
         "the device plugin",
@@ -171,7 +171,7 @@ IMAGES = {
 
 
 def image(version: str, there: bool, builder: str, base: str, role: str = "device_plugin") -> list[str]:
-    """What is missing to build an image of a role, unless its file is there."""
+    """Returns a sentence about the programs missing to build a role's image; none if ``there``: its file exists."""
     if not version or there:
         return []
     missing = [name for name in (builder, *(() if base else ("mmdebstrap",))) if shutil.which(name) is None]
@@ -186,7 +186,7 @@ def image(version: str, there: bool, builder: str, base: str, role: str = "devic
 
 
 def kubernetes(files: list[str], python: str) -> list[str]:
-    """What is missing to call the Kubernetes API."""
+    """Returns sentences about missing kubeconfig files and a missing Python package kubernetes."""
     found = [
         f"{file}: no such file here; set vgpu_kubeconfig to a kubeconfig file of the controller"
         for file in files
@@ -201,12 +201,15 @@ def kubernetes(files: list[str], python: str) -> list[str]:
 
 
 def imports(name: str, python: str) -> bool:
-    """Whether an interpreter has a package; true where no such interpreter can be asked, for its task says more."""
+    """Returns True if an interpreter has a package.
+
+    Also True if the interpreter cannot be found: the task that uses the interpreter then fails with a clearer error.
+    """
     if python == sys.executable:
         return importlib.util.find_spec(name) is not None
     if not python or shutil.which(python) is None:
         return True
-    # -I leaves out what pip installed for this user, which modules find.
+    # -I hides packages that pip installed for this user. Modules find these packages, so the script adds them again.
     script = f"import site; site.addsitedir(site.getusersitepackages()); import {name}"
     return subprocess.run([python, "-I", "-c", script], capture_output=True, check=False).returncode == 0
 

@@ -49,12 +49,12 @@ from ansible.plugins.lookup import LookupBase
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-# What builds and tests leave between sources.
+# Files that builds and tests leave among the sources, and documentation.
 LEAVINGS = re.compile(r"(^|/)(__pycache__|build|dist|\.[^/]*|[^/]*\.egg-info)(/|$)|\.(pyc|o|so|a|md)$")
 
 
 def collection_version(root: str) -> str:
-    """The version in galaxy.yml of a checkout, or in the manifest of an installed collection."""
+    """Returns the version in galaxy.yml of a checkout, or in the manifest of an installed collection."""
     try:
         with open(os.path.join(root, "MANIFEST.json"), encoding="utf-8") as stream:
             return str(json.load(stream)["collection_info"]["version"])
@@ -68,7 +68,7 @@ def collection_version(root: str) -> str:
 
 
 def sources(root: str, terms: list[str]) -> list[str]:
-    """The files below the terms, relative to the root, sorted."""
+    """Returns the files that the terms name or contain, relative to the root, sorted, without build artefacts."""
     found = set()
     for term in terms:
         start = os.path.join(root, term)
@@ -85,7 +85,7 @@ def sources(root: str, terms: list[str]) -> list[str]:
 
 
 def digest(root: str, paths: list[str]) -> str:
-    """One digest over names and contents; lengths are in it, so that no two trees read the same."""
+    """Returns one SHA-256 over names, lengths and contents; the lengths keep two different trees from colliding."""
     total = hashlib.sha256()
     for path in paths:
         with open(os.path.join(root, path), "rb") as stream:
@@ -96,10 +96,10 @@ def digest(root: str, paths: list[str]) -> str:
 
 
 def settled(folder: str, key: str, compute: Callable[[], str]) -> str:
-    """The version that this run settled on: computed by the first worker that asks, read by all others.
+    """Returns the version that all tasks of this run use: the first worker computes it, all others read its file.
 
-    Sources that are edited while a playbook runs would otherwise be one version in one task and another in the next.
-    ``folder`` is the temporary folder that all processes of a run share and that ends with it.
+    Otherwise sources that are edited during a playbook run would have different versions in two tasks. ``folder`` is
+    the temporary folder that all processes of a run share; Ansible deletes it at the end of the run.
     """
     path = os.path.join(folder, "source_version-" + hashlib.sha256(key.encode()).hexdigest()[:16])
     if not os.path.exists(path):

@@ -42,14 +42,14 @@ from ansible.plugins.lookup import LookupBase
 
 class LookupModule(LookupBase):
     def run(self, terms, variables=None, **kwargs):
-        # Ansible starts a process for each task and host. The collector of each would write to all objects that are
-        # there now, and so copy each page of memory that they lie in.
+        # Ansible forks a process for each task and host. The garbage collector of each fork would write to all present
+        # objects, and the kernel would copy each memory page with such an object.
         gc.freeze()
         variables = variables or {}
         patterns = [one for term in terms for one in (term if isinstance(term, (list, tuple)) else [term])]
         found = self._hosts(patterns, variables)
         limit = str(variables.get("ansible_limit") or "")
-        # A file of names is read by Ansible alone.
+        # A limit with "@" names a file of host names, which only Ansible reads.
         if limit and "@" not in limit:
             first = [] if split_host_pattern(limit)[0][:1] not in ("!", "&") else ["all"]
             found &= self._hosts(first + split_host_pattern(limit), variables)

@@ -3,7 +3,7 @@
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Documentation of an action that runs on the controller; the code is in plugins/action."""
+"""Documents the action of the same name in plugins/action, which runs on the controller."""
 
 from __future__ import annotations
 

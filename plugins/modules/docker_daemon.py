@@ -170,7 +170,7 @@ from ..module_utils.engines.docker_host import DockerHost, DockerHostError
 
 
 def removals(module: AnsibleModule) -> list[tuple[str, ...]]:
-    """The paths named in O(remove)."""
+    """Returns the key paths of the option ``remove`` as tuples; fails the module on an item that is no key path."""
     paths = []
     for item in module.params["remove"]:
         path = (item,) if isinstance(item, str) else tuple(item) if isinstance(item, list) else ()

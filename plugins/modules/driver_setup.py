@@ -97,7 +97,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.driver.setup import Desired, Setup, SetupError
 from ..module_utils.host.host import Answer, Host, run_program
 
-# An initramfs for every kernel, with modules that DKMS builds on the way, takes minutes on a slow host.
+# Seconds. Building the initramfs of every kernel, with its DKMS modules, takes minutes on a slow host.
 PATIENCE = 1800
 
 

@@ -93,7 +93,7 @@ RESOURCES = "/apis/resource.k8s.io/v1"
 
 
 def read_nodes(api: kube_client.Api, wanted: dict) -> dict:
-    """One look at all nodes."""
+    """Reads all nodes, their pods and claims once; returns name → facts and differences from the expected capacity."""
     nodes = {one["metadata"]["name"]: one for one in api.list("/api/v1/nodes")}
     pods: dict = {name: [] for name in wanted}
     for one in api.list("/api/v1/pods"):
@@ -120,7 +120,7 @@ def read_nodes(api: kube_client.Api, wanted: dict) -> dict:
 
 
 def read_claims(api: kube_client.Api) -> tuple:
-    """Slices of our driver, and all claims."""
+    """Returns the ResourceSlices of our DRA driver, and all ResourceClaims."""
     selector = f"spec.driver={cluster_claims.CLAIM_DRIVER}"
     return api.list(f"{RESOURCES}/resourceslices", fieldSelector=selector), api.list(f"{RESOURCES}/resourceclaims")
 

@@ -112,14 +112,14 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
 
 
 def refuse_in_use(api: kube_client.Api) -> None:
-    """Raises ValueError where claims have shares: their pods run, and a class that is gone is no class of theirs."""
+    """Raises ValueError if claims have shares of our GPUs: their running pods still need the DeviceClass."""
     found = sorted(filter(None, map(in_use, api.list(CLAIMS))))
     if found:
         raise ValueError(f"{', '.join(found)} have shares of our GPUs; expected none. End these pods, and run it again")
 
 
 def in_use(claim: dict) -> str:
-    """A claim that has a device of ours, with its pods; empty for any other."""
+    """Returns the name of a claim that has a device of our driver, with its pods; empty for any other claim."""
     status = claim.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
     if not any(one.get("driver") == dra_manifests.DRIVER for one in results):
@@ -130,7 +130,7 @@ def in_use(claim: dict) -> str:
 
 
 def refuse_name(api: kube_client.Api, name: str, ours: dict) -> None:
-    """Raises ValueError where the extended resource cannot be had."""
+    """Raises ValueError if another DeviceClass has this extended resource, or the API server drops the field."""
     for one in api.list(CLASSES):
         other = one["metadata"]["name"]
         if other != dra_manifests.CLASS and (one.get("spec") or {}).get("extendedResourceName") == name:

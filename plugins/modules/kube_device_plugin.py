@@ -139,9 +139,10 @@ from ..module_utils.kube import (
     version as kube_version,
 )
 
-# Seconds until the controller of DaemonSets must have seen a change; a pod that ends before comes back as it was.
+# Longest wait in seconds until the DaemonSet controller has observed a change. The controller recreates a pod that was
+# deleted earlier with the old template.
 SEEN = 60
-# And until a pod that was ended is gone: it has ten to stop its program, which answers as before until then.
+# Longest wait in seconds until a deleted pod is gone. Its program has ten seconds to stop and still serves requests.
 GONE = 60
 
 
@@ -167,7 +168,10 @@ def missing(nodes: list, known: list) -> str:
 
 
 def take_back(api: kube_client.Api, nodes: list, check: bool) -> list:
-    """What the program wrote on the nodes: to be asked for once its pods have ended, for they would write it again."""
+    """Removes what the device plugin wrote on the Node objects, and returns the changes.
+
+    Call only after the plugin's pods have ended, because running pods would write the values again.
+    """
     changes: list = []
     for path in [kube_apply.path_of(one) for one in nodes]:
         found = api.get(path) or {"metadata": {}}
@@ -179,7 +183,10 @@ def take_back(api: kube_client.Api, nodes: list, check: bool) -> list:
 
 
 def replace(api: kube_client.Api, desired: device_plugin_manifests.Desired, nodes: list, check: bool) -> list:
-    """Delete the pods on these nodes that are not as desired; the controller recreates them. Raises ValueError."""
+    """Deletes the outdated pods on these nodes, and returns the changes. The DaemonSet controller recreates the pods.
+
+    Raises ValueError if the controller does not observe the new template in time.
+    """
     folder = f"/api/v1/namespaces/{desired.namespace}/pods"
     selector = f"labelSelector=app.kubernetes.io/name%3D{device_plugin_manifests.NAME}"
     pods = (api.get(f"{folder}?{selector}") or {}).get("items") or []
@@ -199,7 +206,10 @@ def replace(api: kube_client.Api, desired: device_plugin_manifests.Desired, node
 
 
 def wait_until_gone(api: kube_client.Api, paths: list) -> None:
-    """Until then the former program would answer a node's next request. Another check reports a dead node."""
+    """Waits until these pods are gone, because the old program would still serve a node's next request.
+
+    Gives up silently after GONE seconds: another check reports an unreachable node.
+    """
     end = time.monotonic() + GONE
     while any(api.get(path) for path in paths) and time.monotonic() < end:
         time.sleep(0.5)
@@ -245,7 +255,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         changes += take_back(api, known, module.check_mode)
     else:
         if len(known) < len(nodes):
-            # Server-side apply would make the node.
+            # Server-side apply would create a missing Node object.
             lacking = missing(nodes, known)
             module.fail_json(msg=f"the cluster has no node {lacking}; set device_plugin_node_name of that host")
         objects = device_plugin_manifests.manifests(desired)

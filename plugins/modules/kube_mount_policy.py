@@ -80,12 +80,16 @@ RIGHTS = (
     "this user needs get, create, patch, delete of validatingadmissionpolicies and validatingadmissionpolicybindings "
     "(admissionregistration.k8s.io)"
 )
-# How often the policy is read again where another controller wrote it meanwhile.
+# Number of attempts to read and write the policy while other controllers change it.
 TRIES = 6
 
 
 def _change(module: AnsibleModule, api: kube_client.Api) -> list:
-    """Raises ValueError where the user may not do it, and a container of the nodes is limited."""
+    """Adds these nodes to the policy or removes them, and returns the changes.
+
+    Raises ValueError if the user lacks the rights although the policy or a limited node needs them, or if other
+    controllers changed the policy at every attempt.
+    """
     given = module.params["nodes"]
     path = kube_apply.path_of(mount_policy.of_nodes({})[0])
     may_read = made = False
@@ -95,12 +99,13 @@ def _change(module: AnsibleModule, api: kube_client.Api) -> list:
             may_read = True
             nodes = mount_policy.nodes_with(policy, given)
             if policy is None and nodes and not module.check_mode:
-                # Two controllers may both be the first: only a policy that is there has a version to write by.
+                # Two controllers may create the policy at once. An empty policy is created first, because only an
+                # existing policy has a resourceVersion that detects the other controller's change.
                 made = api.post(path.rpartition("/")[0], mount_policy.ground(), (409,)) == 201 or made
                 continue
             changes = _write(module, api, policy, nodes)
             if changes is not None:
-                # What this run made as a ground was not there before.
+                # The empty policy that this run created first does not count as the state before the change.
                 return [
                     one._replace(before=None) if made and one.title.endswith(" " + NAME) else one for one in changes
                 ]
@@ -119,18 +124,22 @@ def _change(module: AnsibleModule, api: kube_client.Api) -> list:
 
 
 def _write(module: AnsibleModule, api: kube_client.Api, policy: dict | None, nodes: dict) -> list | None:
-    """The policy for these nodes, or none, if it is still the one that was read; None where it is another by now."""
+    """Writes the policy for these nodes, or deletes it if there are none, and returns the changes.
+
+    Returns None if another controller has changed the policy since it was read.
+    """
     objects = mount_policy.of_nodes(nodes)
     version = _version(policy)
     if version:
         objects[0]["metadata"]["resourceVersion"] = version
     try:
-        # The policy last, for its version says whether anybody else was here. A binding without one does nothing.
+        # The binding is written first and has no effect without the policy. The policy is written last: its version
+        # shows whether another controller changed it.
         if nodes:
             return kube_apply.apply(api, objects[::-1], module.check_mode)
         return kube_apply.remove(api, objects, module.check_mode)
     except kube_client.ApiException as fault:
-        # By what is there and not by the status: one that is gone by now is answered in another way.
+        # The current version decides, not the HTTP status: a policy deleted meanwhile gives a different status.
         if fault.status == 403 or _version(api.get(kube_apply.path_of(objects[0]))) == version:
             raise
     return None

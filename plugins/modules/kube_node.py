@@ -104,18 +104,18 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         pods = kube_drain.pods_of(api, name)
         return kube_drain.to_evict(pods, params["only"], params["force"], params["delete_emptydir_data"])
 
-    # Asked before the cordon: a drain that would be refused leaves the node as it was.
+    # Listed before the cordon: if the drain is refused, the node stays unchanged.
     pods = to_evict()
     cordoned = kube_drain.cordon(api, name, params["reason"], apply)
     evicted = [kube_drain.title(pod) for pod in pods]
     if apply:
-        # A pod may have come between the first list and the cordon.
+        # Listed again, because a pod may have started between the first list and the cordon.
         evicted = kube_drain.drain(api, name, to_evict(), params["timeout"])
     return result(cordoned, evicted, "unschedulable")
 
 
 def result(cordoned: bool, evicted: list, state: str) -> dict:
-    """``cordoned``: whether this call changed the node to ``state``."""
+    """Returns the module's result. ``cordoned``: this call changed the node to ``state``."""
     other = {"unschedulable": "schedulable", "schedulable": "unschedulable"}[state]
     before = other if cordoned else state
     shown = "".join(f"pod {pod}\n" for pod in evicted)
@@ -139,7 +139,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     if not module.params["name"]:
-        # An empty one asks the API server for the list of all nodes, and for pods that are on none.
+        # With an empty name the API server would return the list of all nodes, and pods that run on no node.
         module.fail_json(
             msg="name: expected the name of a node, found nothing; nothing was changed; "
             "set device_plugin_node_name of the host, or run the role preflight first, which asks the host"

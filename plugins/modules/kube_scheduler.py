@@ -134,10 +134,10 @@ from ..module_utils.kube import apply as kube_apply
 from ..module_utils.kube import client as kube_client
 from ..module_utils.kube import mount_policy, rollout, scheduler_manifests
 
-# Before, an API server drops the conditions that tell GPU pods from others.
+# First version whose API server keeps a webhook's matchConditions, which select GPU pods.
 MATCH_CONDITIONS = (1, 28, 0)
-# From and before: where the kube-scheduler has the option of scheduler_manifests.kube_options. It is deprecated, and a
-# version that has dropped it would not start.
+# First version with the option of scheduler_manifests.kube_options, and the first version to be treated as without it.
+# The option is deprecated, and a kube-scheduler that has dropped it would not start.
 WAKES = ((1, 24, 0), (1, 35, 0))
 
 
@@ -186,7 +186,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
 
 
 def wait(module: AnsibleModule, api: kube_client.Api, desired: scheduler_manifests.Desired) -> None:
-    """Fails where its pods do not run in time, or a pod that asks for memory is not admitted."""
+    """Waits for the scheduler. Fails if its pods do not run in time or a pod that requests memory is not admitted."""
     seconds, place = module.params["rollout"], f"namespaces/{desired.namespace}"
     said = rollout.wait(
         api,

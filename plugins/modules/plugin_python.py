@@ -104,7 +104,7 @@ VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 
 def version_of(host: Host, python: str) -> str:
-    """What a Python says of itself, empty where it does not run."""
+    """Returns the version that a Python interpreter prints, such as 3.11; empty if the interpreter does not run."""
     said = host.run([python, "-I", "-c", VERSION])
     return said.out.strip() if said.rc == 0 else ""
 
@@ -136,7 +136,7 @@ def main() -> None:
     version = None
     if choice.python:
         version = version_of(host, choice.python)
-    # What packages are still to bring cannot be looked at.
+    # An interpreter from a package that is not yet installed has no version to check.
     refusal = plugin_python.refusal(system, choice, (version or None) if missing else version)
     module.exit_json(
         changed=False,

@@ -106,7 +106,7 @@ from ..module_utils.library import versions
 
 
 def predict(params: dict, before: dict) -> list[str]:
-    """What a run would do, for check mode."""
+    """Returns sentences on what a run would do, for check mode."""
     root, version = params["root"], params["version"]
     if params["state"] == "absent":
         return [f"would remove {root}/{one}" for one in before["versions"]]
@@ -123,7 +123,7 @@ def predict(params: dict, before: dict) -> list[str]:
 
 
 def predicted(params: dict, before: dict) -> dict:
-    """What the node would have, for check mode."""
+    """Returns the versions that the node would have after a run, for check mode."""
     if params["state"] == "absent":
         return {"versions": [], "current": None}
     if params["state"] == "present":

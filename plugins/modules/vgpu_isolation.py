@@ -302,10 +302,10 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.leftovers imp
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.runner import RunnerError
 
 NO_FREE_SLICE = 3
-# Runs in one slice, each of which may take its whole time: the probe, a fill, nvidia-smi twice, nvidia-ml-py, bypasses
-# that must be prevented, open ones (in a small slice one by one), the share next to another tenant, the import check.
-# Where the driver enforces there are three more, and at most one for all open bypasses.
-# A lease that ended before would give a pod a slice that is still being filled.
+# Most runs in one slice, each of which may last the full timeout: the probe, a fill, nvidia-smi twice, nvidia-ml-py,
+# the bypasses that must be prevented, the open bypasses (one by one in a small slice), the share next to another
+# tenant, the import check. If the driver enforces the limit, there are three more runs but at most one for all open
+# bypasses. The lease must outlast all runs: otherwise a pod would get a slice that a check is still filling.
 MOST_RUNS = 8 + len(verdicts.MAY_BE_OPEN)
 
 
@@ -325,7 +325,7 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str, engines: Engin
         "checks": [],
         "nvidia_smi": "",
     }
-    # 3600 is the plugin's longest.
+    # The device plugin grants leases of at most 3600 seconds.
     ttl = min(MOST_RUNS * module.params["timeout"] + 60, 3600)
     arguments = ["lease", "--ttl", str(ttl)] + (["--uuid", uuid] if uuid else [])
     try:
@@ -360,7 +360,7 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str, engines: Engin
 
 
 def sentence(result: dict[str, Any]) -> str:
-    """What a person needs of a slice that is not proven."""
+    """Returns one sentence for the operator: why the isolation of a slice is not proven."""
     where = result["slice"] or result["uuid"] or "this host"
     faults = [
         "{name} {verdict}: expected {expected} {unit}, found {found} {detail}".format(**one).replace("  ", " ").strip()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this controller has to pack the node programs for a Python and an architecture. Controller only."""
+"""Checks whether this controller can pack the node programs for a Python and an architecture. Controller only."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def built(folders: list[str], *patterns: str) -> bool:
-    """Whether one of the folders has a file of one of the patterns."""
+    """Returns True if a file in one of the folders matches one of the patterns."""
     places = [os.path.join(glob.escape(os.path.expanduser(folder)), one) for folder in folders for one in patterns]
     return any(glob.glob(place) for place in places)
 
 
 def packer() -> str:
-    """What is missing to pack any program, separated by commas."""
+    """Returns what this controller is missing to pack any program, separated by commas; empty if nothing is missing."""
     missing = []
     if not any(importlib.util.find_spec(name) for name in ("pip", "ensurepip")):
         missing.append("pip, or the module ensurepip (package python3-venv)")
@@ -30,9 +30,10 @@ def packer() -> str:
 
 
 def lacks(name: str, version: str, python: str, arch: str, folders: list[str], cache: str) -> str:
-    """What is missing for the archive of one program; empty where it, or all its wheels, lie in a folder.
+    """Returns what is missing to make the archive of one program.
 
-    ``name`` as wheelhouse.py calls it, ``python`` as 3.11, ``arch`` as uname -m says it.
+    Empty if the archive lies in ``cache``, or all its wheels lie in ``folders``. ``name``: the program's name in
+    wheelhouse.py; ``python``: such as 3.11; ``arch``: as uname -m prints it.
     """
     missing = packer()
     if not missing:
@@ -47,7 +48,7 @@ def lacks(name: str, version: str, python: str, arch: str, folders: list[str], c
 
 
 def _loaded(path: str) -> Any:
-    """A program of the collection as a module."""
+    """Imports a program of the collection by its path. Raises ImportError if it cannot be loaded."""
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[: -len(".py")], path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be loaded as a module")

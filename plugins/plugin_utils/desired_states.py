@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The desired states of many hosts at once. Controller only, no remote call.
+"""Computes the desired states of many hosts at once. Controller only, no remote call.
 
-The defaults of a role are evaluated once for all hosts whose variables, as far as these defaults lead to them, are the
-same.
+A role's defaults refer to variables. Hosts with equal values of these variables share one evaluation of the defaults.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import C
 
 
 def of_check(name: Any, task_vars: dict[str, Any]) -> dict[str, Any]:
-    """What check_variables registered in this variable for the host of the task, empty where it holds nothing.
+    """Returns the desired state that check_variables registered in the variable ``name`` for the task's host, or {}.
 
-    Taken as it is, by name: an argument with the result itself would be evaluated whole for each host.
+    The task passes the variable's name, because Ansible would evaluate the whole value again for each host.
     """
     checked = task_vars.get(str(name or ""))
     host = task_vars.get("inventory_hostname", "")
@@ -33,7 +32,10 @@ def of_check(name: Any, task_vars: dict[str, Any]) -> dict[str, Any]:
 
 
 class DesiredStates:
-    """``here`` as for Check: a role is wanted where it is of the play, or where its state is set."""
+    """Collects the desired state of each kind of host.
+
+    A role takes part if the play uses it (``check.here`` has its state) or if the host sets its state.
+    """
 
     def __init__(self, check: Check) -> None:
         self.check = check
@@ -41,14 +43,14 @@ class DesiredStates:
         self._known: dict[Any, tuple[dict[str, Any], list[Finding]]] = {}
 
     def of(self, kin: Kin, findings: list[Finding]) -> dict[str, Any]:
-        """``desired`` and ``reads`` of one kind of host; empty where ``findings`` got an error."""
+        """Returns ``desired`` and ``reads`` of one kind of host; empty if an error was added to ``findings``."""
         values = self._values([name for name in kin.ours if name in schema.VARIABLES], kin, "", findings)
         for role, inputs in desired.INPUTS.items():
             if role in self.roles or role + "_state" in kin.ours:
                 names = [desired.variable(role, name) for name in ("state", *inputs)]
                 values.update(self._values(names, kin, role, findings))
         for name in [name for name in values if name in role_tables.kinds()]:
-            # A text such as "no", of the command line or of an old ansible-core, becomes what it says.
+            # The command line and old ansible-core give texts such as "no", which read() turns into their real type.
             values[name] = role_tables.kinds()[name].read(values[name], name, findings)
         clean = schema.read(values, findings)
         if not errors(findings):
@@ -59,9 +61,9 @@ class DesiredStates:
         return {"desired": wanted, "reads": desired.reads(wanted)}
 
     def _values(self, names: list[str], kin: Kin, role: str, findings: list[Finding]) -> dict[str, Any]:
-        """The values of those of the names that are set or have a default."""
+        """Returns the evaluated values of ``names``; leaves out names that are neither set nor have a default."""
         context = {**self.check.base, **kin.variables, "hostvars": self.check.hostvars}
-        # A default may name a file of its role; the task that asks runs in another one.
+        # A default may name a file of its own role, but the current task belongs to another role.
         context["role_path"] = os.path.join(role_tables.COLLECTION, "roles", role)
         raw = {name: context[name] for name in names if name in context}
         matters = closure(raw.values(), context) | set(raw)
@@ -73,7 +75,7 @@ class DesiredStates:
             for name, value in raw.items():
                 try:
                     found[name] = native(templar.template(value) if any(templates(value)) else value)
-                except Exception as fault:  # a filter of a template raises what it likes
+                except Exception as fault:  # a filter in a template may raise any exception
                     faults.append(error(name, f"its template cannot be evaluated: {fault}"))
             self._known[key] = (found, faults)
         known, faults = self._known[key]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a fleet as data: what each node showed, sums over all of them, and what changed since the last report.
+"""Builds the report of a fleet as data: the state of each node, sums over all nodes, changes since the last report.
 
-Pure: the filter hands in what the modules returned, and the last report as it was written. Controller only.
+Pure functions: the filter passes the results of the modules and the last written report. Controller only.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.capacity.tables import 
 
 SCHEMA = 1
 PASSED, PARTLY, VIOLATED = "passed", "partly", "violated"
-# What a node is, the worst first. Which of them need somebody's hands: all before "unproven".
+# States of a node, the worst first.
 STATES = ("unreachable", "failed", "violated", "differs", "warned", "unproven", PARTLY, PASSED, "whole")
+# States that an operator must act on: all before "unproven".
 TROUBLE = STATES[:5]
-# Where more of the checks were left out, as of a card that is full, a slice is proven in part.
+# A slice is only partly proven if a larger fraction of its checks did not run, for example because the GPU is full.
 MAY_BE_LEFT_OUT = 1 / 3
-# Reports that are remembered for the curves: a year of one each week, or two months of one a day.
+# Number of earlier reports whose sums are kept for the charts: a year of weekly or two months of daily reports.
 HISTORY = 60
-# Compared with the last report, in this order; what they are called in a sentence.
+# Keys of a node that are compared with the last report, in this order. Sentences use the same words.
 WATCHED = ("state", "driver", "library", "plugin", "gpus", "expected", "advertised")
 
 
 def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """One node of the report from the facts that the role ``verify`` left of a host.
+    """Returns one node of the report from the facts that the role ``verify`` collected of a host.
 
-    ``facts``: ``groups`` (names), ``capacity`` (what vgpu_capacity_info returned), ``isolation`` (what the filter
-    isolation_brief kept of vgpu_isolation) and ``fault`` (why there is nothing: ``{state, message}``); any of them
-    may be missing.
+    ``facts``: ``groups`` (names), ``capacity`` (the result of vgpu_capacity_info), ``isolation`` (the result of
+    vgpu_isolation, reduced by the filter isolation_brief) and ``fault`` (why the host has no results:
+    ``{state, message}``). Each key may be missing.
     """
     capacity = facts.get("capacity") or {}
     isolation = facts.get("isolation") or {}
@@ -60,7 +61,7 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "unheard": {str(source): str(why) for source, why in sorted((capacity.get("missing") or {}).items())},
         "kubernetes": _kubernetes(capacity.get("kubernetes")),
         "isolation": {"verdict": isolation.get("verdict"), "results": results} if results else None,
-        # Of a check that the report itself made: none.
+        # Only an earlier check has a time. A check that this report ran has none.
         "checked": _utc(isolation["time"]) if isolation.get("time") else None,
         "shares": _shares(results),
     }
@@ -92,14 +93,14 @@ def _state(
 
 
 def _in_words(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result of isolation whose verdict says too whether much was left out."""
+    """Returns an isolation result; a passed one becomes "partly" if more than a third of its checks did not run."""
     checks = with_passed(dict(result))["checks"]
     left_out = sum(one["verdict"] == NOT_RUN for one in checks) > MAY_BE_LEFT_OUT * len(checks)
     return dict(result, verdict=PARTLY) if left_out and result.get("verdict") == PASSED else dict(result)
 
 
 def _gpu(gpu: Mapping[str, Any], capacity: Mapping[str, Any]) -> dict[str, Any]:
-    """A GPU: its slices as numbers, and of those that are missing or taken also which."""
+    """Returns one GPU: the counts of its slices, and the numbers of its missing and its used slices."""
     ids = [one["id"] for one in capacity.get("expected") or [] if one["uuid"] == gpu["uuid"]]
     advertised = set(capacity.get("advertised") or [])
     keys = ("index", "uuid", "model", "memory_mib", "used_mib", "slices", "slice_mib", "sm_percent", "advertised")
@@ -107,7 +108,7 @@ def _gpu(gpu: Mapping[str, Any], capacity: Mapping[str, Any]) -> dict[str, Any]:
     made.update({key: gpu.get(key) for key in ("mode", "utilisation", "temperature")})
     made["xids"] = [dict(one) for one in gpu.get("xids") or []]
     made["sold_mib"] = int(gpu["slices"]) * int(gpu["slice_mib"])
-    # Of what is in use the holder says more: a leased slice is not offered to the kubelet meanwhile.
+    # A leased slice is not advertised to the kubelet. It is listed under "taken" with its user, not under "missing".
     used = {one for use in capacity.get("usage") or [] for one in use.get("slices") or []}
     made["missing"] = [_number(one) for one in ids if one not in advertised | used]
     made["taken"] = [
@@ -120,7 +121,7 @@ def _gpu(gpu: Mapping[str, Any], capacity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kubernetes(seen: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What Kubernetes shows of a node; None where it was not asked. Of the pods only those that do not run, by name."""
+    """Returns what Kubernetes shows of a node, with the names of pods that do not run; None without Kubernetes data."""
     if not seen:
         return None
     pods = seen.get("pods") or []
@@ -128,7 +129,7 @@ def _kubernetes(seen: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {
         "ready": bool(seen.get("ready")),
         "resources": {str(name): dict(one) for name, one in sorted((seen.get("resources") or {}).items())},
-        # One that asks for two resources is there twice.
+        # A pod that requests two resources has two entries.
         "pods": len({one.get("pod") for one in pods}),
         "waiting": waiting,
     }
@@ -139,12 +140,12 @@ def _waits(pod: Mapping[str, Any]) -> bool:
 
 
 def _number(slice_id: str) -> str:
-    """The part of a slice's id that is its own: ``GPU-…::3`` is 3."""
+    """Returns the number in a slice's id: 3 for ``GPU-…::3``."""
     return slice_id.rpartition("::")[2] or slice_id
 
 
 def _shares(results: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """Share of the GPU's time wanted and got, in percent, of every slice where it was measured."""
+    """Returns the expected and the measured share of GPU time, in percent, of each slice with a measured share."""
     found = []
     for result in results:
         for check in result.get("checks") or []:
@@ -157,7 +158,7 @@ def _shares(results: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
 
 
 def totals(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Sums over all nodes; memory in MiB."""
+    """Returns sums over all nodes; memory in MiB."""
     gpus = [gpu for one in nodes for gpu in one["gpus"]]
     sums = {
         "nodes": len(nodes),
@@ -175,7 +176,7 @@ def totals(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def changes(nodes: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What differs from the last report: nodes that came and went, and values of those that stayed."""
+    """Returns what differs from the last report: new nodes, removed nodes, and changed values of the other nodes."""
     then = {str(one.get("name")): one for one in before}
     found = []
     for one in nodes:
@@ -185,7 +186,7 @@ def changes(nodes: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, An
             continue
         for key in WATCHED:
             was, now = _shown(old.get(key)), _shown(one[key])
-            # A node that does not answer shows no versions; that it does not answer is the news.
+            # An unreachable node shows no versions, so only its changed state is reported.
             if was != now and (key == "state" or (one["gpus"] and old.get("gpus"))):
                 found.append({"node": one["name"], "what": key, "before": was, "now": now})
     found += [
@@ -195,12 +196,16 @@ def changes(nodes: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, An
 
 
 def _shown(value: Any) -> str:
-    """A watched value as text; of a list how many there are."""
+    """Returns a compared value as text; for a list its length."""
     return "" if value is None else str(len(value) if isinstance(value, (list, tuple)) else value)
 
 
 def report(nodes: Sequence[Mapping[str, Any]], made: str, title: str, last: Any = None) -> dict[str, Any]:
-    """The whole report. ``made``: when, ISO 8601 in UTC. ``last``: the one before it; anything else counts as none."""
+    """Returns the whole report.
+
+    ``made``: the time of this report, ISO 8601 in UTC. ``last``: the report before this one. A value that is no report
+    of this schema counts as no report.
+    """
     known = last if isinstance(last, Mapping) and last.get("schema") == SCHEMA else {}
     ranked = sorted(nodes, key=lambda one: (STATES.index(one["state"]), one["name"]))
     sums = totals(ranked)
@@ -222,9 +227,9 @@ def report(nodes: Sequence[Mapping[str, Any]], made: str, title: str, last: Any 
 
 
 def _passed_once(node: Mapping[str, Any], places: dict[str, int]) -> dict[str, Any]:
-    """A node whose results have, for the names of the passed checks, their place in the report's own list.
+    """Returns the node with each text of passed checks replaced by its index in the report's list ``passed``.
 
-    Nearly every slice has the same names, and they would be most of a large page.
+    Nearly all slices have the same text, which would otherwise fill most of a large page.
     """
     if not node["isolation"]:
         return dict(node)

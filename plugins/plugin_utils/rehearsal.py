@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rehearsal: which simulated hosts stand for the hosts of an inventory, what GPUs they have, and which variables are
-put in the place of the inventory's own so that no real host, cluster or network can be reached. Pure. Controller only.
+"""Plans a rehearsal: the simulated hosts that replace an inventory's hosts, their GPUs, and their variables.
+
+The replaced variables keep a rehearsal from reaching a real host, cluster or network. Pure functions. Controller only.
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import nea
 MODELS = ("T4", "V100-16GB", "A100-40GB", "A100-80GB", "H100-80GB", "H200", "GTX-1080-Ti")
 VARIABLE = "rehearse_gpus"
 MOST_GPUS = 16
-# Of podman and of a host's name in the kernel.
+# A host name that podman and the kernel accept.
 NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9.]{0,61}[A-Za-z0-9])?\Z")
-# What tells one host from the next in a rehearsal.
+# Prefixes of the variables that distinguish kinds of hosts in a rehearsal.
 TELLING = ("vgpu_", VARIABLE)
 CONNECTION = "containers.podman.podman"
 IMAGE = "vgpu-demo/base:latest"
 
 
 def container(project: str, host: str) -> str:
-    """Name of a simulated host's container, as tests/hosts/hostctl makes it."""
+    """Returns the name that tests/hosts/hostctl gives to a simulated host's container."""
     return f"vgpu-{project}-{host}"
 
 
 def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
-    """Variables of a rehearsed host that stand in the place of the inventory's own."""
+    """Returns the variables of a rehearsed host that override the inventory's variables."""
     return {
         "ansible_connection": CONNECTION,
         "ansible_host": container(project, host),
         "ansible_user": "root",
         "ansible_become": False,
         "ansible_python_interpreter": "/usr/bin/python3",
-        # No kernel of its own, and no network: packages come from the host's own repository.
+        # A container has no kernel of its own and no network, so packages come from a repository in its files.
         "nvidia_driver_kernel_module": "none",
         "nvidia_driver_source": "distribution",
         "nvidia_driver_branch": "",
@@ -46,7 +47,7 @@ def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
         "nvidia_docker_repository": {"uris": ["file:/opt/vgpu-demo/apt"], "suites": ["./"], "trusted": True},
         "nvidia_docker_package_version": "",
         "nvidia_docker_toolkit_version": "",
-        # Builds run on this machine, and nothing calls an API server.
+        # Builds run on the controller, and no role calls an API server.
         "vcuda_build_host": "localhost",
         "vcuda_archive": "",
         "vcuda_cache": cache,
@@ -60,13 +61,13 @@ def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
         "scheduler_kubeconfig": "",
         "vgpu_kubeconfig": "",
         "verify_isolation_image": IMAGE,
-        # Every bypass, however busy this machine is.
+        # No time limit: every bypass is attempted even on a busy controller.
         "verify_isolation_duration": 0,
     }
 
 
 def profile(gpus: Any, where: str) -> tuple[str, list[str]]:
-    """The profile of the simulated driver for a list of ``{model, count}``, and every fault in it."""
+    """Returns the simulated driver's profile for a list of ``{model, count}``, and every fault in the list."""
     if not isinstance(gpus, (list, tuple)) or not gpus:
         known = ", ".join(MODELS)
         return "", [
@@ -92,15 +93,15 @@ def profile(gpus: Any, where: str) -> tuple[str, list[str]]:
         sections.append(f"[gpu]\nmodel = {model}\ncount = {int(count)}\n")
     if total > MOST_GPUS:
         faults.append(f"{where}: {VARIABLE}: {total} GPUs on one host, the simulated driver has at most {MOST_GPUS}")
-    # hostctl puts the driver version of the host's nvidia-smi here.
+    # hostctl replaces driver_version by the version that the host's nvidia-smi reports.
     return "driver_version = 535\ncuda_version = 12.2\ndevice_nodes = require\n\n" + "\n".join(sections), faults
 
 
 def plan(hosts: Mapping[str, Mapping[str, Any]], project: str, cache: str, every: bool = False) -> dict[str, Any]:
-    """``hosts``: name → its groups and variables, ``{groups, variables}``.
+    """Returns the rehearsed hosts: ``{hosts: [{name, container, profile, variables, stands_for}], faults}``.
 
-    Answers ``{hosts: [{name, container, profile, variables, stands_for}], faults}``. Hosts of the same groups whose
-    variables are the same are one rehearsed host, unless ``every``.
+    ``hosts`` maps a name to ``{groups, variables}``. One rehearsed host represents all hosts with the same groups and
+    variables, unless ``every`` is set.
     """
     faults: list[str] = []
     chosen: dict[str, dict[str, Any]] = {}
@@ -126,7 +127,10 @@ def plan(hosts: Mapping[str, Mapping[str, Any]], project: str, cache: str, every
 
 
 def leaks(inventory: Mapping[str, Any], names: Iterable[str], project: str) -> list[str]:
-    """What of an inventory, as ``ansible-inventory --list`` shows it, would reach anything but the simulated hosts."""
+    """Returns a sentence for each host variable that could make a rehearsal reach a real host, cluster or network.
+
+    ``inventory``: parsed output of ``ansible-inventory --list``.
+    """
     known = (inventory.get("_meta") or {}).get("hostvars") or {}
     found = []
     for name in names:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key of a repository as the controller reads it: shipped, from a file or folder, or from an address."""
+"""Reads a repository's key on the controller: shipped with the collection, from a file or folder, or from a URL."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ VARIABLE = "nvidia_driver_key"
 
 
 class KeyFault(Exception):
-    """A key that cannot be had, or is another one than expected; the text says what to do."""
+    """Raised if a key cannot be read or is not the expected key; the text says what to do."""
 
 
 def read(address: str, fingerprint: str = "", place: str = "") -> str:
-    """The armoured text of a key. ``address``: where its owner has it; ``fingerprint``: empty to take any.
+    """Returns the armoured text of a key. Raises KeyFault.
 
-    ``place``: a file, a folder or an address that has it in the place of its owner. Raises KeyFault.
+    ``address``: URL at which the owner publishes the key. ``fingerprint``: the expected one; empty accepts any key.
+    ``place``: a file, a folder or a URL from which the key is read instead.
     """
     name = address.rpartition("/")[2]
     if place:
@@ -63,7 +64,7 @@ def _of_file(path: str) -> str:
 
 
 def _of_address(address: str) -> str:
-    """Fetched once in a run: hosts are handled by processes of their own, which share this run's folder."""
+    """Fetches the key once in a run: the process of each host finds the fetched file in the run's temporary folder."""
     digest = hashlib.sha256(address.encode()).hexdigest()
     kept = os.path.join(str(_folder()), f"vgpu-key-{digest}")
     if os.path.exists(kept):
@@ -75,7 +76,7 @@ def _of_address(address: str) -> str:
             f"the controller cannot fetch the key {address} ({fault}); name a file, a folder or an address that has it "
             f"in {VARIABLE}"
         ) from None
-    # Renamed, for another process may read it.
+    # Written under another name and renamed: a concurrent process never reads a partial file.
     with open(f"{kept}.{os.getpid()}", "w", encoding="utf-8") as stream:
         stream.write(text)
     os.replace(f"{kept}.{os.getpid()}", kept)

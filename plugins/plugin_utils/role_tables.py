@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables of the collection's roles, as their argument_specs.yml and defaults say. Controller only."""
+"""Reads the variables of the collection's roles from their argument_specs.yml and defaults. Controller only."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Kin
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-# What the roles themselves set for playbooks; nobody sets them in an inventory.
+# Variables that roles set for playbooks. An inventory does not set them.
 RESULTS = ("preflight_plan", "rehearse_plan", "verify_facts", "verify_report")
 
 
 @functools.lru_cache(maxsize=None)
 def options() -> dict[str, dict[str, Any]]:
-    """Every variable of every role, with its entry in the argument specification."""
+    """Returns every variable of every role, with its entry in the argument specification."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(glob.glob(os.path.join(COLLECTION, "roles", "*", "meta", "argument_specs.yml"))):
         with open(path, encoding="utf-8") as text:
-            # A safe loader, by a name that the checkers do not follow.
+            # Loader is a safe loader; linters cannot see that from its name.
             entries = yaml.load(text, Loader=Loader)["argument_specs"]
         for entry in entries.values():
             found.update(entry.get("options") or {})
@@ -35,18 +35,18 @@ def options() -> dict[str, dict[str, Any]]:
 
 @functools.lru_cache(maxsize=None)
 def kinds() -> dict[str, Kind]:
-    """The kind of every variable of every role."""
+    """Returns the kind of every variable of every role."""
     return {name: option_kinds.kind_of(name, option) for name, option in options().items()}
 
 
 @functools.lru_cache(maxsize=None)
 def names() -> option_kinds.Names:
-    """All names that a person may use."""
+    """Returns all variable names that an inventory or a playbook may use."""
     return option_kinds.Names([*schema.VARIABLES, *options(), *RESULTS])
 
 
 def base(loader: Any) -> dict[str, Any]:
-    """Defaults and inner variables of all roles, not evaluated, as the lowest layer of what a template may name."""
+    """Returns the unevaluated defaults and vars of all roles, the lowest layer of variables that a template sees."""
     found: dict[str, Any] = {}
     for part in ("defaults", "vars"):
         for path in sorted(glob.glob(os.path.join(COLLECTION, "roles", "*", part, "main.yml"))):
@@ -55,7 +55,7 @@ def base(loader: Any) -> dict[str, Any]:
 
 
 def _load(loader: Any, path: str) -> Any:
-    """A file of the collection. From 2.19 on ansible-core evaluates only what is said to be trusted."""
+    """Loads a YAML file of the collection. From 2.19 on, ansible-core evaluates only templates marked as trusted."""
     try:
         return loader.load_from_file(path, trusted_as_template=True)
     except TypeError:

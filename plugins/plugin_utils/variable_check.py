@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the variables of many hosts at once: names, types, choices, relations. Controller only, no remote call.
 
-Hosts whose variables are alike are checked once, so the cost is one look at each host and one check for each kind of
-host. A mistake is said once, with who made it, where, and the hosts that it concerns.
+Hosts with equal variables are one kind and are checked once, so the cost is one comparison for each host and one check
+for each kind. A mistake is reported once, with its setter, its file and line, and the affected hosts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import role_tables
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Source, Sources
 
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Through these a template may name variables that its text does not show.
+# With these names a template can read variables that its text does not name.
 INDIRECT = frozenset(("hostvars", "vars", "varnames"))
-# What ansible-core itself puts among the variables of a task.
+# Variables that ansible-core itself adds to those of a task.
 OF_TASK = frozenset(("hostvars", "vars", "role_path"))
-# Files of the controller.
+# Variables that name a kubeconfig file on the controller.
 KUBECONFIGS = (
     "vgpu_kubeconfig",
     "device_plugin_api_kubeconfig",
@@ -36,7 +36,10 @@ NAMED_HOSTS = 3
 
 
 class Kin(NamedTuple):
-    """Hosts whose variables, as far as they matter here, are alike; ``variables`` are those of the first one."""
+    """A kind of hosts: their variables of this collection (``ours``) are equal.
+
+    ``variables`` are all variables of the first host.
+    """
 
     hosts: list[str]
     ours: dict[str, Any]
@@ -58,7 +61,7 @@ class Mistake(NamedTuple):
 
 
 class Check:
-    """One check of the variables of ``hosts``. ``here`` are the variables of the host that the task runs for."""
+    """Checks the variables of many hosts. ``here`` are the variables of the host that the task runs for."""
 
     def __init__(self, here: dict[str, Any], loader: Any, play: Any) -> None:
         self.here, self.loader = here, loader
@@ -66,22 +69,22 @@ class Check:
         self.sources = Sources(getattr(self.hostvars, "_inventory", None), loader, play)
         self.names = role_tables.names()
         self._ours: dict[str, bool] = {}
-        # Kept with its value, for an address is given again after its object is gone.
+        # The value is stored too: Python reuses the id of a freed object, so the id alone would not identify a value.
         self._texts: dict[int, tuple[Any, str]] = {}
         self.base = role_tables.base(loader)
         self._of_play = self._shared()
 
     def mistakes(self, kins: list[Kin]) -> list[Mistake]:
-        """Errors and warnings, each once."""
+        """Returns errors and warnings of all kinds of hosts, each once."""
         return self.with_sources((kin, finding) for kin in kins for finding in self.findings(kin)) + self.disputes(kins)
 
     def disputes(self, kins: list[Kin]) -> list[Mistake]:
-        """Variables of which two groups have different values, and only the order of the groups' names decides."""
+        """Returns warnings on variables with different values in two groups, where only the groups' names decide."""
         found: dict[tuple[Finding, Source | None], list[str]] = {}
         for kin in kins:
             for host in kin.hosts:
                 for one in self.sources.disputes(host, kin.ours):
-                    # Variables of roles may hold what nobody wants on a screen.
+                    # Values of role variables are not printed, because they may hold secrets.
                     shown = one.name in schema.VARIABLES and one.name not in schema.NOT_SHOWN
                     values = f"is {kin.ours[one.name]} here and {one.value} by" if shown else "has another value by"
                     message = f"{values} {one.other}; only the names of the groups decide: set it in one of them alone"
@@ -89,7 +92,7 @@ class Check:
         return [Mistake(finding, source, names) for (finding, source), names in found.items()]
 
     def with_sources(self, findings: Iterable[tuple[Kin, Finding]]) -> list[Mistake]:
-        """Findings with their sources, each once."""
+        """Returns findings with their sources, each once."""
         found: dict[tuple[Finding, Source | None], list[str]] = {}
         for kin, finding in findings:
             name = head(finding.path)
@@ -99,7 +102,7 @@ class Check:
         return [Mistake(finding, source, names) for (finding, source), names in found.items()]
 
     def kin(self, hosts: list[str]) -> list[Kin]:
-        """The hosts by kind, in the order of their first ones."""
+        """Groups the hosts by kind, in the order of each kind's first host."""
         above = self._of_play
         found: dict[tuple[tuple[str, str], ...], Kin] = {}
         for host in hosts:
@@ -117,7 +120,7 @@ class Check:
         return list(found.values())
 
     def kubeconfigs(self, kins: list[Kin]) -> list[str]:
-        """The kubeconfig files that these hosts name, each once. A name that only facts can give is left out."""
+        """Returns the kubeconfig files that these hosts name, each once, without names that depend on facts."""
         found = {}
         for kin in kins:
             values = Values(self, kin.variables)
@@ -125,7 +128,7 @@ class Check:
         return [file for file in found if file]
 
     def findings(self, kin: Kin) -> list[Finding]:
-        """Errors and warnings of one kind of host."""
+        """Returns errors and warnings of one kind of host."""
         others = kin.ours.get("vgpu_other_names") or []
         given = {name: value for name, value in kin.ours.items() if name not in others}
         faults = [fault for fault in map(self.names.fault, given) if fault is not None]
@@ -141,14 +144,17 @@ class Check:
         return [*faults, *schema.unavailable(of_groups), *relations.faults(values.of_role)]
 
     def key(self, names: Iterable[str], variables: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-        """The same for hosts for which templates that lead to these names give the same."""
+        """Returns a key that is equal for hosts with equal values of these variables.
+
+        With equal keys, templates that use only these variables have equal results.
+        """
         names = set(names)
         if names & INDIRECT:
             names.add("inventory_hostname")
         return tuple(sorted((name, self._text(variables[name])) for name in names if name in variables))
 
     def _shared(self) -> dict[str, Any]:
-        """What this play sets for all its hosts: what is neither of the inventory nor the default of a role."""
+        """Returns the variables that the play sets for all its hosts: neither inventory variables nor role defaults."""
         own = self.hostvars.raw_get(self.here["inventory_hostname"])
         found = {}
         for name, value in self.here.items():
@@ -171,7 +177,7 @@ class Check:
 
 
 class Values:
-    """Values of one kind of host, evaluated; ``not_yet`` names those that only a host's facts can give."""
+    """Evaluates the variables of one kind of host; ``not_yet`` names variables that depend on a host's facts."""
 
     def __init__(self, check: Check, variables: dict[str, Any]) -> None:
         self.check, self.variables = check, variables
@@ -179,10 +185,10 @@ class Values:
         self._templar: Any = None
 
     def read(self, name: str, raw: Any, clean: dict[str, Any], findings: list[Finding]) -> None:
-        """Put the clean value of a variable into ``clean``, or its faults into ``findings``."""
+        """Stores the checked value of a variable in ``clean``, or its faults in ``findings``."""
         try:
             value = self.evaluate(raw)
-        except Exception as fault:  # a filter of a template raises what it likes
+        except Exception as fault:  # a filter in a template may raise any exception
             if self._waits(raw, fault):
                 self.not_yet.append(name)
             else:
@@ -197,14 +203,14 @@ class Values:
             clean[name] = value
 
     def of_role(self, name: str) -> Any:
-        """The value of a variable, or of its default; None where nobody can know it yet."""
+        """Returns the value of a variable or of its default; None if it cannot be evaluated yet."""
         try:
             return self.evaluate(self.variables[name] if name in self.variables else self.check.base[name])
-        except Exception:  # as above; each fault of a variable that was set is said already
+        except Exception:  # a template may raise any exception; read() has reported faults of variables that are set
             return None
 
     def evaluate(self, raw: Any) -> Any:
-        """The plain value of a variable."""
+        """Returns the value of a variable with its templates evaluated, in plain Python types."""
         if any(templates(raw)):
             raw = self._engine().template(raw)
         return option_kinds.native(raw)
@@ -218,7 +224,7 @@ class Values:
         return self._templar
 
     def _waits(self, raw: Any, fault: Exception) -> bool:
-        """Whether the fault is that facts of the host, or results of earlier tasks, are not there yet."""
+        """Returns True if the template failed because facts or results of earlier tasks are still missing."""
         if not isinstance(fault, AnsibleUndefinedVariable):
             return False
         known = self.known()
@@ -228,7 +234,7 @@ class Values:
 
 
 def closure(values: Any, variables: dict[str, Any]) -> set[str]:
-    """The words of the templates among the values, and those of the templates that these lead to."""
+    """Returns the words in the templates of the values, and in the templates of the variables that these words name."""
     found: set[str] = set()
     waiting = [text for value in values for text in templates(value)]
     while waiting:
@@ -236,12 +242,12 @@ def closure(values: Any, variables: dict[str, Any]) -> set[str]:
             if word not in found:
                 found.add(word)
                 waiting += templates(variables.get(word))
-    # The inventory itself is the same for all.
+    # All hosts have the same value of groups, so this name cannot distinguish kinds of hosts.
     return found - {"groups"}
 
 
 def templates(value: Any) -> Iterator[str]:
-    """The texts within a value that must be evaluated."""
+    """Yields the texts within a value that contain a template."""
     if isinstance(value, str):
         if "{{" in value or "{%" in value:
             yield value
@@ -254,5 +260,5 @@ def templates(value: Any) -> Iterator[str]:
 
 
 def head(path: str) -> str:
-    """The variable of a path such as ``vgpu_devices[0].match``."""
+    """Returns the variable of a path: ``vgpu_devices`` of ``vgpu_devices[0].match``."""
     return re.split(r"[.\[]", path, maxsplit=1)[0]

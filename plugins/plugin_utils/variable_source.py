@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the value of a variable came from: the host group, the host, the play or the command line. Controller only."""
+"""Finds the source of a variable's value: a host group, the host, the play or the command line. Controller only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ansible.utils.vars import load_extra_vars
 from ansible.vars.plugins import get_vars_from_inventory_sources, get_vars_from_path
 
 try:
-    # Not a promise of ansible-core: without it the messages only lack file and line.
+    # A private class of ansible-core, which may disappear. Without it the messages only omit file and line.
     from ansible._internal._datatag._tags import Origin
 except ImportError:
     Origin = None
 
 
 class Source(NamedTuple):
-    """``setter`` is "group t4", "host gpu-1" or "the play"; ``place`` is "file:line", empty where unknown."""
+    """Source of a value: ``setter`` such as "group t4", "host gpu-1", "the play"; ``place`` "file:line" or empty."""
 
     setter: str
     place: str
@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
 
 class Dispute(NamedTuple):
-    """A variable of a host that two unrelated groups set; ``value`` is the one of ``other``, which is not taken."""
+    """A variable that two unrelated groups of a host set. ``value`` is the unused value, which ``other`` set."""
 
     name: str
     source: Source
@@ -52,16 +52,17 @@ class Sources:
         self._twice: dict[tuple[str, ...], dict[str, list[Any]]] = {}
 
     def of(self, host_name: str, name: str, value: Any) -> Source:
-        """The source of a variable of a host whose active, untemplated value is ``value``."""
+        """Returns the source of a host's variable; ``value`` is the active, untemplated value."""
         for setter, variables in reversed(self._host(host_name)):
             if name in variables and variables[name] == value:
                 return self._source(setter, variables, name)
         return Source("the play", place_of(value))
 
     def disputes(self, host_name: str, values: dict[str, Any]) -> Iterator[Dispute]:
-        """The variables of which a host's groups have different values and only the order of their names decides.
+        """Yields variables with different values in a host's groups, where only the order of the groups' names decides.
 
-        ``values``: the active, untemplated ones. A group within another one, a host and a priority decide by intent.
+        ``values``: the active, untemplated values. A value of the host, of a child group or of a group with a higher
+        priority wins by intent and is not yielded.
         """
         host = self.inventory.get_host(host_name) if self.inventory is not None else None
         for name, groups in self._set_twice(host.get_groups() if host is not None else []).items():
@@ -74,7 +75,7 @@ class Sources:
                     yield Dispute(name, source, self._source(f"group {group.name}", found, name), found[name])
 
     def _set_twice(self, groups: list[Any]) -> dict[str, list[Any]]:
-        """The variables that several of these groups set, with those groups."""
+        """Returns the variables that more than one of these groups sets, with their groups."""
         key = tuple(group.name for group in groups)
         if key not in self._twice:
             setters: dict[str, list[Any]] = {}
@@ -85,7 +86,7 @@ class Sources:
         return self._twice[key]
 
     def _of_group(self, group: Any) -> dict[str, dict[str, Any]]:
-        """The variables of a group by name, each with the part that sets it last."""
+        """Returns for each variable of a group the set of variables (see ``_parts``) that defines it last."""
         return {name: part for part in self._parts("group", group) for name in part}
 
     def _source(self, setter: str, variables: dict[str, Any], name: str) -> Source:
@@ -96,7 +97,7 @@ class Sources:
         return Source(setter, place)
 
     def title(self, host_name: str) -> str:
-        """A host with its innermost group."""
+        """Returns the host's name with its innermost group."""
         host = self.inventory.get_host(host_name) if self.inventory is not None else None
         groups = sort_groups(host.get_groups()) if host is not None else []
         return f"host {host_name} (group {groups[-1].name})" if groups else f"host {host_name}"
@@ -118,7 +119,7 @@ class Sources:
         return ranked + [(f"host {host_name}", part) for part in self._parts("host", host)]
 
     def _parts(self, kind: str, entity: Any) -> list[dict[str, Any]]:
-        """What the inventory itself, the files of its folder, and the files of the playbook's folder set."""
+        """Returns three sets of variables: from the inventory, files in its folder, files in the playbook's folder."""
         key = (kind, entity.name)
         if key not in self._of:
             self._of[key] = [
@@ -129,7 +130,7 @@ class Sources:
         return self._of[key]
 
     def _written(self, name: str) -> str:
-        """File and line of a variable of an INI inventory, of which ansible-core before 2.19 remembers nothing."""
+        """Searches INI inventories for a variable's file and line, which ansible-core before 2.19 does not record."""
         found = []
         for path in self.paths:
             if not os.path.isfile(path) or os.access(path, os.X_OK):
@@ -143,17 +144,17 @@ class Sources:
 
 
 def place_of(value: Any) -> str:
-    """File and line where a name or a value was written, as far as ansible-core remembers them."""
+    """Returns the file and line of a name or value; empty if ansible-core did not record them."""
     origin = Origin.get_tag(value) if Origin is not None else None
     if origin is not None and origin.path:
         return shown(str(origin.path), int(origin.line_num or 0))
-    # ansible-core before 2.19 has it of each text of a YAML file, names included.
+    # ansible-core before 2.19 records the position of each text of a YAML file, variable names included.
     position = getattr(value, "ansible_pos", None)
     return shown(str(position[0]), int(position[1])) if position and position[0] else ""
 
 
 def shown(path: str, line: int) -> str:
-    """A path below the working folder relatively, any other one whole."""
+    """Returns "path:line", relative for a path below the working folder, absolute for any other path."""
     relative = os.path.relpath(path)
     path = path if relative.startswith("..") else relative
     return f"{path}:{line}" if line else path

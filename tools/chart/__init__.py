@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the Helm chart and the Kustomize base of the objects that plugins/module_utils/kube describes."""
+"""Generates the Helm chart and the Kustomize bases from the objects that plugins/module_utils/kube describes."""

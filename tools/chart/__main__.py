@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the Helm chart and the Kustomize base. `make chart` calls it; docs/chart.md says how they are used."""
+"""Writes the Helm chart and the Kustomize bases. `make chart` runs this program; docs/chart.md describes their use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from plugins.module_utils.kube import chart_manifests, device_plugin_manifests  
 
 NAME = "vgpu-fleet"
 KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler"
-# Value → what values.yaml says of it.
+# Value → its comment in values.yaml.
 ABOUT = {
     "image": "of the device plugin, with library and arbiter; `make images` builds it. Push it to a registry of yours",
     "imagePullPolicy": "Never where the image was loaded on each node",
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    """The folder with these files and no others; path in it → text."""
+    """Replaces the folder by one with exactly these files: path in the folder → text."""
     shutil.rmtree(folder, ignore_errors=True)
     for name, text in files.items():
         path = folder / name
@@ -77,7 +77,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def helm(names: values.Images) -> dict[str, str]:
-    """The chart."""
+    """Returns the files of the Helm chart: path → text."""
     version = images.collection_version()
     about = {
         "apiVersion": "v2",
@@ -86,7 +86,7 @@ def helm(names: values.Images) -> dict[str, str]:
         "type": "application",
         "version": version,
         "appVersion": names.plugin.rpartition(":")[2],
-        # It writes ValidatingAdmissionPolicies.
+        # The chart contains ValidatingAdmissionPolicies, which are generally available from 1.30.
         "kubeVersion": ">=1.30.0-0",
         "home": "https://github.com/vgpu-fleet/vgpu.fleet",
         "icon": "https://raw.githubusercontent.com/vgpu-fleet/vgpu.fleet/main/docs/fleet.png",
@@ -125,11 +125,11 @@ def variable_lines() -> list[str]:
 
 
 def kustomize(names: values.Images, namespace: str) -> dict[str, str]:
-    """Two bases: the device plugin with default values, and the scheduler."""
+    """Returns the files of two Kustomize bases: the device plugin with default values, and the scheduler."""
     wanted = values.defaults(names)
     wanted["scheduler"]["kubeSchedulerImage"] = KUBE_SCHEDULER
     node = [one for one in values.node_objects(wanted, namespace) if one["kind"] != "ConfigMap"]
-    # A generated map has another name for other variables, so that pods follow them.
+    # Kustomize adds a digest of the variables to the ConfigMap's name, so changed variables restart the pods.
     generator: dict[str, Any] = {"name": chart_manifests.VARIABLES, "namespace": namespace}
     generator["files"] = [chart_manifests.VARIABLES_FILE]
     generator["options"] = {"labels": {"app.kubernetes.io/name": device_plugin_manifests.NAME}}

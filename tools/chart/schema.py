@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""values.schema.json: the kinds of values that the table of variables has, as JSON Schema.
+"""Writes values.schema.json: the kinds of values in the table of variables, as JSON Schema.
 
-Stricter than the table in one thing: a number or a truth value is none in quotes. What one value means for another is
-not in it; the pod that makes node.yaml checks that.
+The schema is stricter than the table in one point: it refuses a number or a boolean in quotes. It does not check
+relations between values; the pod that writes node.yaml checks these.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# The node programs' view of the core, for the scheduler's schema is made of it.
+# Imported through the node programs' package, because the scheduler's schema uses these classes.
 from vgpu_plugin._shared.config import kinds
 from vgpu_plugin._shared.config import variables as schema
 from vgpu_scheduler.settings import SCHEMA as SCHEDULER
@@ -17,7 +17,7 @@ from vgpu_scheduler.settings import SCHEMA as SCHEDULER
 from chart.values import NOT_IN_A_CHART
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
-# A scaling above 0, in digits.
+# A decimal number above 0.
 ABOVE_ZERO = r"^([0-9]{0,8}[1-9][0-9]{0,8}(\.[0-9]{1,12})?|[0-9]{1,9}\.[0-9]{0,11}[1-9][0-9]{0,11})$"
 PATH = {"type": "string", "pattern": r"^(/[-._a-zA-Z0-9]+)+$"}
 IMAGE = {"type": "string", "pattern": r"^[^\s{}\"']+$"}
@@ -28,7 +28,7 @@ NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
 def of(kind: kinds.Kind) -> dict[str, Any]:
-    """The schema of one kind. Raises TypeError for one that nobody has described here."""
+    """Returns the JSON Schema of one kind of value. Raises TypeError for a kind that this function does not know."""
     if isinstance(kind, schema.NamedConfig):
         fields = kind.record().fields
         return of(kinds.Record({key: one for key, one in fields.items() if key not in schema.ONLY_FOR_THE_HOST}))
@@ -54,7 +54,7 @@ def of(kind: kinds.Kind) -> dict[str, Any]:
 
 
 def pattern(kind: kinds.Text) -> str:
-    """JSON Schema knows no \\Z, and its $ ends a text."""
+    """Returns the pattern for JSON Schema, where $ matches only the end of the text and \\Z does not exist."""
     assert kind.pattern is not None
     return kind.pattern.pattern.replace("\\Z", "$")
 
@@ -73,21 +73,21 @@ def _record(kind: kinds.Record) -> dict[str, Any]:
 
 
 def variables() -> dict[str, Any]:
-    """Of the group variables that a chart may set."""
+    """Returns the schema of the group variables that a chart may set."""
     properties = {}
     for name, variable in schema.VARIABLES.items():
         if name in NOT_IN_A_CHART:
             continue
         found = of(variable.kind)
         if name == "vgpu_sharing":
-            # The others need the host: a geometry, a daemon.
+            # The other modes need changes on the host, such as a MIG geometry or the MPS daemon.
             found = {"enum": list(schema.BY_LABEL)}
         properties[name] = {"description": variable.about, **found}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 def of_values() -> dict[str, Any]:
-    """The whole schema."""
+    """Returns the whole schema of values.yaml."""
     config = {key: kind for key, kind in SCHEDULER.fields.items() if key != "resourceNames"}
     scheduler = {
         "enabled": {"type": "boolean"},
@@ -115,12 +115,12 @@ def of_values() -> dict[str, Any]:
             "type": "object",
             "properties": scheduler,
             "additionalProperties": False,
-            # Helm takes null for "forget the default".
+            # All keys are required, because in Helm a null removes the default of a key.
             "required": list(scheduler),
             "if": {"properties": {"enabled": {"const": True}}},
             "then": {"properties": {"kubeSchedulerImage": {"minLength": 1}}},
         },
-        # Helm adds it where the chart is part of another.
+        # Helm adds this key if the chart is a subchart.
         "global": {"type": "object"},
     }
     required = [name for name in properties if name != "global"]

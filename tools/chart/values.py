@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of the chart, and the objects that they mean, by the same pure functions that the roles apply."""
+"""Defines the default values of the chart, and makes its objects with the same pure functions as the roles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plugins.module_utils.config import variables as schema
 from plugins.module_utils.kube import chart_manifests, device_plugin_manifests, scheduler_manifests
 from plugins.module_utils.pods.resources import Config
 
-# Of the controller of a playbook, or of one run: no cluster has them.
+# Group variables that only a controller or a playbook run uses; a chart cannot set them.
 NOT_IN_A_CHART = (
     "vgpu_verify",
     "vgpu_kubeconfig",
@@ -21,7 +21,7 @@ NOT_IN_A_CHART = (
     "vgpu_other_names",
     *(schema.PREFIX + name for name in schema.ONLY_FOR_THE_HOST),
 )
-# Name of the scheduler's configuration, key of vgpu_resource_names, the name without one.
+# columns: key in the scheduler's configuration, key in vgpu_resource_names, default resource name
 NAMES = (
     ("count", "count", Config().gpu),
     ("memory", "memory", Config().memory),
@@ -38,7 +38,7 @@ TOLERATIONS = [
 
 
 class Images(NamedTuple):
-    """Names of our two images, with the version that the sources have."""
+    """Names of our two images, each with the version of its sources as the tag."""
 
     plugin: str
     scheduler: str
@@ -72,7 +72,7 @@ def defaults(images: Images) -> dict[str, Any]:
 
 
 def merged(images: Images, given: dict[str, Any]) -> dict[str, Any]:
-    """The defaults with these values over them: mappings are merged, all else is replaced, as Helm does it."""
+    """Returns the defaults overridden by ``given``: mappings are merged, other values replaced, as in Helm."""
 
     def over(base: Any, more: Any) -> Any:
         if not (isinstance(base, dict) and isinstance(more, dict)):
@@ -84,7 +84,7 @@ def merged(images: Images, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def compact(content: Any) -> str:
-    """JSON as Helm's toJson writes it; the digests of pods are of such text."""
+    """Returns JSON in the format of Helm's toJson, so that pod annotations get the same digests."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -94,7 +94,7 @@ def names(values: dict[str, Any]) -> dict[str, str]:
 
 
 def node_objects(values: dict[str, Any], namespace: str) -> list[dict[str, Any]]:
-    """The device plugin's, in the order in which they are applied."""
+    """Returns the objects of the device plugin, in the order in which they are applied."""
     variables = values["variables"]
     listen = variables.get("vgpu_metrics_listen", LISTEN)
     options = [*([f"{device_plugin_manifests.LISTEN}={listen}"] if listen else [])]
@@ -122,7 +122,7 @@ def node_objects(values: dict[str, Any], namespace: str) -> list[dict[str, Any]]
 
 
 def scheduler_objects(values: dict[str, Any], namespace: str) -> list[dict[str, Any]]:
-    """The scheduler's, whether or not it is enabled."""
+    """Returns the objects of the scheduler, even if ``scheduler.enabled`` is false."""
     own = values["scheduler"]
     config = {**own["config"], "resourceNames": names(values)}
     desired = scheduler_manifests.Desired(

@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of other GPU sharing kits as group variables: ``python tools/convert_values FILE`` (docs/migration.md)."""
+"""Converts settings of other GPU sharing projects to group variables: ``python tools/convert_values FILE``.
+
+docs/migration.md describes the use.
+"""

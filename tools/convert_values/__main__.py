@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: works from a checkout and from the installed collection, with Python and PyYAML alone."""
+"""Command line of convert_values; runs in a checkout and in the installed collection, with only Python and PyYAML."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-# The group variables and the options of the program are known to the node programs' package.
+# The node programs' package defines the group variables and the device plugin's options.
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "native" / "plugin" / "src")]
 
 from convert_values import convert  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the group variables; exit 2 where the file cannot be read or is of no kind that is known."""
+    """Prints the group variables. Returns 2 if the file cannot be read or has an unknown format."""
     parser = argparse.ArgumentParser(prog="convert_values", description="Settings of another kit as group variables.")
     parser.add_argument("file", help="values of a Helm chart, NVIDIA's configuration file, or a manifest; - for stdin")
     file = parser.parse_args(arguments).file

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of other GPU sharing kits as group variables of this collection.
+"""Converts the settings of other GPU sharing projects to group variables of this collection.
 
-Read are: values of HAMi's Helm chart and of NVIDIA's, of its plugin and of its GPU operator, NVIDIA's configuration
-file v1, and manifests (DaemonSet, ConfigMap, Pod, ClusterPolicy) of 4paradigm's, NVIDIA's and HAMi's plugins. Nothing
-is dropped in silence: what has no variable here is a note that names it and says why. Pure.
+Input formats: values of the Helm charts of HAMi, of NVIDIA's device plugin and of NVIDIA's GPU operator; NVIDIA's
+configuration file v1; manifests (DaemonSet, ConfigMap, Pod, ClusterPolicy) of the plugins of 4paradigm, NVIDIA and
+HAMi. Every setting without a group variable gives a note with the reason. Pure functions.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ GPU = "nvidia.com/gpu"
 
 
 class Note(NamedTuple):
-    """``path``: where in the file that was read."""
+    """A note for the user; ``path`` is the path of the setting in the input file."""
 
     path: str
     text: str
 
 
 class Converted:
-    """``variables`` for group_vars, in the order in which they were found, and what a person has to know."""
+    """Result: ``variables`` for group_vars in the order of the input, and ``notes`` for the user."""
 
     def __init__(self) -> None:
         self.variables: dict[str, Any] = {}
@@ -53,7 +53,7 @@ class Converted:
         self.variables[variable] = value
 
     def option(self, flag: str, value: Any) -> None:
-        """An option of the program that no group variable stands for."""
+        """Adds an option of the device plugin that has no group variable."""
         self.flag(f"--{flag}={as_text(value)}")
 
     def flag(self, text: str) -> None:
@@ -63,11 +63,11 @@ class Converted:
 
 
 class Unknown(ValueError):
-    """The document is nothing that can be converted."""
+    """Raised for a document whose format cannot be converted."""
 
 
 def convert(documents: list[Any]) -> Converted:
-    """All documents of a file as one set of variables. Raises Unknown where one is nothing of the kinds above."""
+    """Converts all documents of a file to one set of variables. Raises Unknown for a document of another format."""
     found = Converted()
     for number, document in enumerate(one for one in documents if one is not None):
         _document(document, f"document {number + 1}" if len(documents) > 1 else "", found)
@@ -152,7 +152,10 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
 
 
 def _default_memory(value: Any, found: Converted) -> None:
-    """What a pod with a count of GPUs alone gets. ``value``: MiB; 0 is the whole card, None where nothing is said."""
+    """Converts HAMi's default memory of a pod that requests only a count of GPUs.
+
+    ``value``: MiB; 0 is the whole GPU, None if the chart's values do not set it.
+    """
     if value is None:
         found.note("", tables.NO_DEFAULT_MEMORY)
     elif plain(value) != 0:
@@ -177,7 +180,7 @@ def _nvidia_chart(values: Mapping[str, Any], found: Converted) -> None:
 
 
 def _operator_chart(values: Mapping[str, Any], found: Converted) -> None:
-    """The GPU operator's values, or the spec of the ClusterPolicy that it makes of them."""
+    """Converts the GPU operator's values, or the spec of the ClusterPolicy that the operator makes from them."""
     is_off = _is_off(values, "devicePlugin", found)
     plugin = {} if is_off else values.get("devicePlugin") or {}
     if not is_off:
@@ -196,7 +199,7 @@ def _operator_chart(values: Mapping[str, Any], found: Converted) -> None:
 
 
 def _is_off(values: Mapping[str, Any], path: str, found: Converted) -> bool:
-    """Whether the chart leaves NVIDIA's plugin out, as next to HAMi's. Noted then."""
+    """Returns True, and adds a note, if the chart disables NVIDIA's plugin, for example next to HAMi's plugin."""
     off = (values.get("devicePlugin") or {}).get("enabled") is False
     if off:
         found.note(path, tables.PLUGIN_IS_OFF)
@@ -209,8 +212,10 @@ def _labels(enabled: Any, found: Converted) -> None:
 
 
 def _named_files(config: Mapping[str, Any], key: str, where: str, found: Converted) -> None:
-    """NVIDIA's files as texts by name: the default one is the group's, others are chosen by the node's label. Without
-    any, and where no ConfigMap elsewhere has them, its plugin shares nothing.
+    """Converts named configuration files of NVIDIA's plugin, given as texts.
+
+    The default file sets the group's variables; a node's label chooses one of the others. Without files here or in a
+    ConfigMap that the chart names, NVIDIA's plugin shares no GPU.
     """
     texts = config.get(key) or {}
     if not texts and config.get("name"):
@@ -241,7 +246,7 @@ def _named_files(config: Mapping[str, Any], key: str, where: str, found: Convert
 
 
 def _config_name(name: str, path: str, found: Converted) -> str:
-    """The name of a configuration as the schema takes it. Noted where it is another."""
+    """Returns a valid name for a configuration; adds a note if the name had to change."""
     ours = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "config"
     if schema.CONFIG_NAME.pattern is not None and schema.CONFIG_NAME.pattern.match(name):
         return name
@@ -357,7 +362,7 @@ def _is_plugin(container: Mapping[str, Any]) -> bool:
 
 
 def _joined(words: list[str]) -> list[str]:
-    """``--flag value`` as ``--flag=value``; a whole command in one word is taken apart."""
+    """Returns the words with ``--flag value`` joined to ``--flag=value``; splits the command text of ``sh -c``."""
     if len(words) == 3 and words[1] == "-c":
         words = shlex.split(words[2])
     out: list[str] = []
@@ -399,7 +404,7 @@ def _variable(name: str, value: Any, path: str, plugin: bool, found: Converted) 
 
 
 def _place(place: tuple[str, ...], value: Any, path: str, found: Converted) -> None:
-    """A value for a place of node.yaml: the group variable that sets it, else an option of the program."""
+    """Sets a value of node.yaml through its group variable, or else through an option of the device plugin."""
     if place in PLACES:
         value = plain(value)
         if PLACES[place] == "vgpu_handover":
@@ -422,7 +427,7 @@ def _hand_over(value: Any, path: str, found: Converted) -> Any:
 
 
 def _hami_nodes(nodes: list[Any], path: str, found: Converted) -> None:
-    """HAMi's settings for single nodes: host variables here."""
+    """Adds notes with the host variables that replace HAMi's settings for single nodes."""
     for number, one in enumerate(nodes):
         said = {tables.HAMI_NODE[key]: plain(value) for key, value in one.items() if key in tables.HAMI_NODE}
         lines = ", ".join(f"{key}: {value}" for key, value in said.items())
@@ -432,7 +437,7 @@ def _hami_nodes(nodes: list[Any], path: str, found: Converted) -> None:
 
 
 def _judge(found: Converted) -> None:
-    """What preflight would say of the variables."""
+    """Adds the findings that preflight would report on the variables as notes."""
     findings: list[Any] = []
     ours = {name: value for name, value in found.variables.items() if _is_ours(name)}
     clean = schema.read(ours, findings)
@@ -443,7 +448,7 @@ def _judge(found: Converted) -> None:
 
 
 def group_vars(found: Converted, source: str) -> str:
-    """The variables as a file for group_vars, with the notes as comments above them."""
+    """Returns the text of a group_vars file: the notes as comments, then the variables."""
     lines = [f"# Converted from {source}. Read the notes, then delete them."]
     lines += [f"# - {note.path or 'the file'}: {note.text}" for note in found.notes]
     body = yaml.safe_dump(found.variables, sort_keys=False, default_flow_style=False, allow_unicode=True)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the keys of other kits become here. Data of ``convert``."""
+"""Tables for ``convert``: the settings of other GPU sharing projects and the group variables that replace them."""
 
 from __future__ import annotations
 
 NO_MEANING = "not carried over: nothing here stands for it"
 PLUGIN_IS_OFF = "NVIDIA's plugin is off, so nothing is said of how the GPUs are shared; convert what shares them"
 
-# What a document's keys say it is: the values of NVIDIA's GPU operator, else of HAMi's chart, else of the chart of
-# NVIDIA's plugin, else HAMi's by the one key that all three have.
+# Keys that identify the values of NVIDIA's GPU operator. A document is compared with the operator's keys first, then
+# with those of HAMi's chart, then with those of the chart of NVIDIA's plugin.
 OPERATOR_CHART = ("operator", "driver", "toolkit", "dcgmExporter", "migManager", "mig")
 HAMI_CHART = ("scheduler", "resourceName", "resourceMem", "resourceCores", "schedulerName")
 NVIDIA_CHART = (
@@ -20,14 +20,16 @@ NVIDIA_CHART = (
     "nvidiaDriverRoot",
     "compatWithCPUManager",
 )
+# The key that all three charts have. A document with only this key counts as values of HAMi's chart.
 ALL_CHARTS = "devicePlugin"
-# A key of that key which the operator's alone has.
+# A key below devicePlugin that only the operator's values have.
 OPERATOR_PLUGIN = "config"
-# What ``helm get values`` prints above them.
+# Titles that ``helm get values`` prints above the values.
 TITLES = ("USER-SUPPLIED VALUES", "COMPUTED VALUES")
-# A device plugin of another image, NVIDIA's, shares nothing unless a file says so.
+# Words in the image names of device plugins that share GPUs by default. Other plugins, such as NVIDIA's, share GPUs
+# only with a configuration file.
 VCUDA_IMAGES = ("4pdosc", "4paradigm", "vgpu", "hami")
-# How a chart puts its own pods up: nothing that a host group has to know, so no note either.
+# Settings of a chart's own pods. A host group does not need them, so they give no note.
 CHART_ONLY = (
     "global.", "image.", "nameOverride", "fullnameOverride", "namespaceOverride", "imagePullSecrets",
     "podSecurityContext", "securityContext", "resources.", "nodeSelector", "affinity", "tolerations",
@@ -40,7 +42,7 @@ CHART_ONLY = (
     "scheduler.patch", "scheduler.certManager",
 )  # fmt: skip
 
-# What HAMi's chart sets where its values say nothing, and where our default is another.
+# Defaults of HAMi's chart that differ from our defaults.
 HAMI_DEFAULTS = {"devicePlugin.deviceSplitCount": 10}
 HAMI_VARIABLES = {
     "devicePlugin.deviceSplitCount": "vgpu_split_count",
@@ -66,13 +68,13 @@ HAMI_PLACES = {
     "devicePlugin.gdsEnabled": ("flags", "gdsEnabled"),
     "devicePlugin.mofedEnabled": ("flags", "mofedEnabled"),
 }
-# Ports and addresses, by the beginning of the path.
+# Notes on ports and addresses, by the beginning of the setting's path.
 HAMI_SERVICES = {
     "scheduler.service": "no NodePort here: the webhook and /metrics are at the Service vgpu-scheduler, port 443",
     "devicePlugin.service": 'metrics are on the node\'s loopback here; vgpu_metrics_listen: ":9410" opens the port',
     "devicePlugin.monitor": "not carried over: the device plugin itself has the metrics (vgpu_metrics_listen)",
 }
-# What pods get that name a count of GPUs and no memory.
+# Memory of pods that request a count of GPUs without memory.
 DEFAULT_MEMORY = "scheduler.defaultMem"
 NO_DEFAULT_MEMORY = (
     "says nothing of scheduler.defaultMem: older charts give a pod with a count alone 5000 MiB, newer ones the whole "
@@ -82,7 +84,7 @@ OF_COUNT_ALONE = (
     "a pod with a count alone has this memory too (scheduler_plain: default); HAMi gives it all compute of the card as "
     "well, so that nobody shares it, which is not carried over: scheduler_plain: whole is nearest to that"
 )
-# What a group needs whose pods ask for sizes, and nothing of HAMi's names.
+# Note on steps that a group with requested sizes needs, and that HAMi's values do not name.
 OF_CLUSTER = (
     "after site.yml run cluster.yml, which puts the scheduler into the cluster; vgpu_kubeconfig is kubectl's usual "
     "file on the controller, so check it"
@@ -91,10 +93,11 @@ RENAMED = (
     "becomes {new}, for a name here has small letters, digits and dashes; label the nodes that name it: "
     "kubectl label node NODE nvidia.com/device-plugin.config={new} --overwrite"
 )
-# Its config.json as a text.
+# HAMi's config.json as a text.
 HAMI_NODES = "devicePlugin.nodeConfiguration.config"
-# Where cards of other vendors are set up, and NVIDIA's next to them.
+# Prefix of settings of NVIDIA's GPUs, next to those of other vendors.
 NVIDIA_CARDS = "devices.nvidia."
+# Prefixes of settings of other vendors' devices.
 OTHER_VENDORS = ("mlu", "hcu", "dcu", "metax", "enflame", "kunlun", "vastai", "biren", "iluvatar", "devices.")
 HAMI_RESOURCES = {
     "resourceName": "count",
@@ -107,7 +110,7 @@ HAMI_POLICIES = {
     "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": "scheduler_node_policy",
     "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": "scheduler_gpu_policy",
 }
-# What their policies are called here; what they have besides (mutex) has no counterpart.
+# HAMi's name of a policy → ours. HAMi's policy mutex has no counterpart.
 POLICIES = {"binpack": "binpack", "spread": "spread", "topology-aware": "topology"}
 HAMI_NOTES = {
     "schedulerName": "pods are given the scheduler by the webhook of the role scheduler",
@@ -125,7 +128,7 @@ HAMI_NODE = {
     "libcudaloglevel": "vgpu_log_level",
 }
 
-# NVIDIA's chart has the flags of the file at its top.
+# Top-level values of NVIDIA's chart → path in NVIDIA's configuration file.
 NVIDIA_CHART_PLACES = {
     "migStrategy": ("flags", "migStrategy"),
     "failOnInitError": ("flags", "failOnInitError"),
@@ -147,7 +150,7 @@ NVIDIA_CHART_NOTES = {
     "runtimeClassName": "the role container_runtime makes nvidia the default runtime, or a RuntimeClass",
 }
 
-# What the operator sets up besides the plugin, by the first word of the path.
+# Notes on other parts that the operator installs, by the first key of the setting's path.
 OPERATOR_NOTES = {
     "driver": "the role nvidia_driver installs it; see nvidia_driver_branch and nvidia_driver_version",
     "toolkit": "the roles nvidia_docker and container_runtime",
@@ -174,7 +177,7 @@ ENVIRONMENT_NOTES = {
     "DP_ENABLE_HEALTHCHECKS": "understood under the same name; set it in the unit's environment",
 }
 
-# What a pod asks for, and the label that goes with it; nvidia.com/gpu is asked for everywhere.
+# Resource names and labels in pods that get a note. nvidia.com/gpu is missing, because it has the same meaning here.
 ASKED = (
     "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/cores",
     "nvidia.com/priority", "aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage", "aliyun.com/gpu-count",
@@ -186,14 +189,14 @@ ASKED_NOTE = (
     "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and cluster.yml put the scheduler "
     "into the cluster; without them such a pod stays Pending"
 )
-# By which annotations KAI's pods ask and HAMi's choose.
+# Annotations by which pods of KAI request GPUs and pods of HAMi select GPUs.
 ANNOTATIONS = (
     "gpu-memory", "gpu-fraction", "gpu-fraction-num-devices", "gpu-fraction-container-name",
     "hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-policy",
     "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid", "nvidia.com/use-gputype",
     "nvidia.com/nouse-gputype", "nvidia.com/numa-bind",
 )  # fmt: skip
-# Then a container's name, ".gpu-memory.limit" or ".gpu-memory.request".
+# Prefix of annotations that continue with a container's name and ".gpu-memory.limit" or ".gpu-memory.request".
 ANNOTATION_PREFIX = "nvidia.com/container."
 ANNOTATION_NOTE = (
     "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and cluster.yml put the scheduler "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of other kits' files, as they were meant: numbers in quotes, texts that hold YAML, nested keys as paths."""
+"""Reads values of other projects' files: numbers in quotes, texts that contain YAML, nested keys as paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 
 def plain(value: Any) -> Any:
-    """Text as the number or truth that it says; decimals stay text, for binary floats are not what was written."""
+    """Returns a text's integer or boolean value; decimals stay text, because a binary float would change them."""
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else repr(value)
     if not isinstance(value, str):
@@ -28,7 +28,7 @@ def as_text(value: Any) -> str:
 
 
 def leaves_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted paths to every value that is no mapping; lists of plain values are one value, but for extraArgs."""
+    """Yields (dotted path, value) for every value that is not a mapping; a list is one value, except extraArgs."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from leaves_of(inner, f"{path}.{key}" if path else str(key))

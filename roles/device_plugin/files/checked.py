@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""checked.py FILE SHA256 COMMAND...: runs a command of root on a file, if it is the one that the controller sent.
+"""checked.py FILE SHA256 COMMAND...: runs a command as root if FILE is the file that the controller sent.
 
-Owner, mode and digest are looked at in the program that then becomes the command: between two tasks of a play there is
-time to change a file. The file must lie in a folder where nobody but its owner, who runs this, can write.
+The process that checks owner, mode and digest executes the command itself, because a user could change the file between
+two tasks of a play. Only the user who runs this program may own FILE and its folder or write to them.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import sys
 
 
 def refusal(path: str, expected: str) -> str:
-    """Why a command must not run on a file; empty where it may."""
+    """Returns why the command must not run on the file; empty if it may run."""
     folder = os.lstat(os.path.dirname(path))
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as stream:
         file = os.fstat(stream.fileno())

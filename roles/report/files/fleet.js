@@ -42,7 +42,7 @@ function showSums() {
   }
 }
 
-// In the unit that people would take; nothing where the clock of the reader is behind.
+// Returns an age in the largest fitting unit; empty for a time in the future, when the reader's clock is behind.
 function age(seconds) {
   if (seconds < 0) return "";
   for (const [unit, length, from] of [["day", 86400, 172800], ["hour", 3600, 7200], ["minute", 60, 60]]) {
@@ -56,7 +56,7 @@ const since = (time) => age((Date.now() - Date.parse(time)) / 1000);
 
 function showAge() { place("age").textContent = since(fleet.made); }
 
-// A lost GPU is among the differences.
+// Returns the troubles of a node as sentences. A lost GPU is one of the differences.
 function troubles(one) {
   const broken = (one.isolation?.results ?? []).flatMap((result) => (result.checks ?? [])
     .filter((check) => check.verdict === "violated").map((check) => {
@@ -82,7 +82,7 @@ function showTroubles() {
   place("trouble").append(element("h2", {}, "What needs a look"), element("ul", {}, shown));
 }
 
-// Of what the driver reported of a GPU the numbers count: many an Xid is the fault of one program.
+// Returns the Xids of a node's GPUs with their counts: a single Xid is often the fault of one program.
 function xids(one) {
   return one.gpus.flatMap((gpu) => gpu.xids.map((xid) => {
     const last = xid.last ? `, ${xid.count === 1 ? "at" : "the last at"} ${xid.last}` : "";
@@ -99,7 +99,7 @@ function showXids() {
   place("trouble").append(element("h2", {}, "Xids since the device plugins began, the last one first"), element("ul", {}, shown));
 }
 
-// Those with the most memory: whom one asks first when a card is full.
+// Shows the containers with the most memory, which an operator needs when a GPU is full.
 function showHolders() {
   const most = 8;
   const holders = fleet.nodes.flatMap((one) => one.gpus.flatMap((gpu) => gpu.taken.map((use) => ({ one, gpu, use }))))
@@ -220,7 +220,7 @@ function now(gpu) {
   return [gpu.utilisation === null ? "" : `${gpu.utilisation}\u00a0%\u00a0busy`, heat].filter(Boolean).join(", ");
 }
 
-// How many checks had each verdict. Of those that passed only the names are kept, but for measured ones.
+// Returns the number of checks with each verdict. Of passed checks the report has only the names, except measured ones.
 function counted(result) {
   const passed = (fleet.passed[result.passed] ?? "").split(", ").filter(Boolean);
   const others = (result.checks ?? []).filter((check) => !passed.includes(check.name));
@@ -230,7 +230,7 @@ function counted(result) {
     .map((name) => `${count(name)} ${name}`).join(", ") || "no check ran";
 }
 
-// Names of the checks that were not run, by the reason.
+// Returns reason → names of the checks that did not run.
 function leftOut(result) {
   const found = new Map();
   for (const check of (result.checks ?? []).filter((one) => one.verdict === "not-run")) {
@@ -345,7 +345,7 @@ function shownNodes() {
   return found.sort((a, b) => (wanted.down ? -order(a, b) : order(a, b)));
 }
 
-// The age of what the state says of isolation.
+// Returns an element with the age of the node's last isolation check.
 function checked(one) {
   if (!one.checked || !one.isolation) return null;
   return element("span", { class: "checked", title: one.checked }, `checked ${since(one.checked) || one.checked}`);
@@ -369,7 +369,7 @@ function remember() {
   const said = new URLSearchParams();
   for (const key of ["find", "group", "model"]) if (wanted[key]) said.set(key, wanted[key]);
   if (wanted.states.size) said.set("states", [...wanted.states].join(","));
-  // A page that is opened as a file may refuse this; the filters work without.
+  // A browser may refuse replaceState for a page opened as a file. The filters work without it.
   try { history.replaceState(null, "", said.size ? `#${said}` : location.pathname + location.search); } catch { /* see above */ }
 }
 
