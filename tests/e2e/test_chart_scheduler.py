@@ -33,7 +33,17 @@ from test_chart import (  # noqa: F401  # pylint: disable=unused-import # fixtur
     traces,
     wait_until_clean,
 )
-from test_scheduler_pods import DEPLOYMENT, GPU, MEM, REPOSITORY, load_images, our_pods, refused, wait_until_ready
+from test_scheduler_pods import (
+    DEPLOYMENT,
+    GPU,
+    MEM,
+    REPOSITORY,
+    load_images,
+    our_pods,
+    refused,
+    remove_images,
+    wait_until_ready,
+)
 
 SLOTS, CARD = 10, 15360
 # What `bare` starts.
@@ -68,6 +78,7 @@ def installed(cluster, chart, bare, before) -> Iterator[Any]:  # noqa: F811
         pods.delete_all(cluster)
         kubectl(cluster, "delete", "--wait=false", "--ignore-not-found", "--filename=-", text=text)
         until(lambda: our_pods(cluster) == [], "the end of the scheduler's pods")
+        remove_images(cluster)
         deployments.network_file(cluster).unlink()
 
 

@@ -72,6 +72,11 @@ def load_images(cluster: Any) -> None:
     packed.unlink()
 
 
+def remove_images(cluster: Any) -> None:
+    """The cluster lives for the whole run, and another file's tests load the images themselves."""
+    cluster.ctr("images", "rm", f"{REPOSITORY}:{deployments.version(cluster)}", SCHEDULER_IMAGE)
+
+
 def our_pods(cluster: Any) -> list[dict[str, Any]]:
     found = cluster.api.get(f"{SYSTEM}/pods?{OURS}")["items"]
     return [one for one in found if not one["metadata"].get("deletionTimestamp")]
@@ -134,6 +139,7 @@ def deployed(machine: Any) -> Iterator[Any]:
     finally:
         call(cluster, state="absent")
         until(lambda: our_pods(cluster) == [], "the end of the scheduler's pods")
+        remove_images(cluster)
         controllers.stop()
         deployments.network_file(cluster).unlink()
         node.stop()
