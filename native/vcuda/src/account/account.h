@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this container and this process are charged, and of which device. Its fast path is in counters.h. */
+/* What this container and this process are charged for each device. The fast path is in counters.h. */
 #ifndef VGPU_ACCOUNT_H
 #define VGPU_ACCOUNT_H
 
@@ -13,50 +13,54 @@
 
 enum charge { CHARGE_OK, CHARGE_FULL, CHARGE_BROKEN };
 
-/* Opens the ledger and takes a slot; false with a line on stderr when there is none to take. */
+/* Opens the ledger and claims a slot. Returns false after a line on stderr if no slot is available. */
 bool ledger_join(void);
-/* Index of a device in this process, in most containers that in the ledger; entered if new. -1: no room or no ledger. */
+/* Returns the index of a device in this process and adds a new device. In most containers it equals the index in the
+ * ledger. -1: the ledger is full or not open. */
 int ledger_device(const char *uuid);
-/* Checks the total of the container against the limit and charges, in one step for all its processes. */
+/* Compares the container's total with the limit and charges, as one step for all processes of the container. */
 enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint64_t limit);
 void ledger_uncharge(int device, enum account account, uint64_t bytes);
-/* What this process has charged. */
+/* Returns what this process is charged. */
 uint64_t ledger_own(int device, enum account account);
-/* Bytes of the container's live processes, contexts included. Joins nothing: nvidia-smi takes no slot. */
+/* Reads the bytes of the container's live processes, contexts included. Claims no slot, so nvidia-smi does not get
+ * one. */
 bool ledger_total(const char *uuid, uint64_t *bytes);
 /*
- * The container's live processes that hold something of the device, as this process's pid namespace sees them: at most
- * `room` are written, the answer is how many there are; -1 without a ledger.
+ * Lists the container's live processes that use memory of the device, with pids of this process's pid namespace. Writes
+ * at most `room` entries and returns the number of processes; -1 without a ledger.
  */
 struct ledger_process {
     uint32_t pid;
     uint64_t bytes; /* contexts included */
 };
 int ledger_processes(const char *uuid, struct ledger_process *list, int room);
-/* What this process and all the living hold of a share's part of the device, and whether nobody holds more (of equals the
- * lowest slot); false where this process holds nothing or nothing is known. */
+/* Reads what this process (*own) and all live processes (*total) are charged of a share's part of the device.
+ * *largest: no process is charged more; among equals the lowest slot counts. Returns false if this process is
+ * charged nothing or nothing is known. */
 bool ledger_shares(unsigned share, const char *uuid, uint64_t *own, uint64_t *total, bool *largest);
-/* Does /proc show this process's own pid namespace? Where it does not, its names are other processes'. */
+/* Returns true if /proc shows this process's own pid namespace. Otherwise its entries are other processes. */
 bool ledger_proc_is_ours(void);
-/* What the driver was last seen to count beyond that, where it enforces a limit itself. */
+/* Bytes that the driver was last seen to count in addition to the ledger, where the driver enforces a limit itself. */
 uint64_t ledger_beyond(const char *uuid);
 void ledger_beyond_is(int device, uint64_t bytes);
-/* What one context costs on this device; 0: not measured yet. */
+/* Bytes that one context costs on this device; 0: not measured yet. */
 uint64_t ledger_context_bytes(int device);
 void ledger_learn_context(int device, uint64_t bytes);
-/* Only one process of the container measures at a time; the kernel drops the lock with its holder. A handle, or -1. */
+/* Only one process of the container measures at a time. The kernel drops the lock when its holder dies. Returns a
+ * handle, or -1. */
 int ledger_measure_begin(int device);
 void ledger_measure_end(int handle, int device);
-/* The device's memory that other processes may have open: more, or less. */
+/* Adds to (or subtracts from) the memory of the device that other processes may have open. */
 void ledger_export(int device, uint64_t bytes, bool more);
-/* Does anybody hold this byte (0: any) of those that stand for open handles? Also where it cannot be known. */
+/* Returns true if any process holds this byte of the open handles (0: any of these bytes), or if that is unknown. */
 bool ledger_import_open(uint64_t byte);
-/* Does a process of this container hold the byte that says that a handle was made here? Not where it cannot be known. */
+/* Returns true if a process of this container made the handle of this byte. Returns false if that is unknown. */
 bool ledger_made_here(uint64_t byte);
-/* Holds a byte until it is returned, or this process is gone; NULL: the ledger cannot be had. */
+/* Holds a byte until ledger_import_end or until this process ends. Returns NULL if the ledger cannot be opened. */
 void *ledger_import(uint64_t byte);
 void ledger_import_end(void *import);
-/* Around fork(): no join is under way meanwhile. */
+/* Called around fork(), so that no thread joins the ledger meanwhile. */
 void ledger_hold(void);
 void ledger_release(void);
 void ledger_reset(void);
@@ -66,14 +70,14 @@ void ledger_reset(void);
 struct block {
     uint64_t key;
     uint64_t bytes;
-    uint64_t owner; /* context, pool, or object that it belongs to */
+    uint64_t owner; /* the context, pool or object that the block belongs to */
     int32_t device;
     int32_t kind;
 };
 struct block_map;
 extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, vgpu_mappings, vgpu_graphs,
     vgpu_exported, vgpu_imported, vgpu_greens;
-/* false: no memory for the table. */
+/* The functions that store a block return false if there is no memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
 bool block_swap(struct block_map *map, const struct block *block, struct block *former); /* former->kind 0: there was none */
 bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */
