@@ -82,7 +82,7 @@ bool block_put(struct block_map *map, const struct block *block);
 bool block_swap(struct block_map *map, const struct block *block, struct block *former); /* former->kind 0: there was none */
 bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */
 bool block_get(struct block_map *map, uint64_t key, struct block *block);
-/* Removes every block for which `match` answers true. */
+/* Removes every block for which `match` returns true. */
 void block_sweep(struct block_map *map, bool (*match)(const struct block *block, void *data), void *data);
 void blocks_reset(void);
 
@@ -91,34 +91,36 @@ void blocks_reset(void);
 struct device {
     char uuid[VGPU_UUID_SIZE];
     int ledger;     /* ledger_device() */
-    int nvml_index; /* -1 where nobody needs it */
+    int nvml_index; /* -1: no limit needs the NVML index */
     struct counters *counters;
 };
-/* The device of a CUDA ordinal; NULL: the driver does not know it (*status says how) or the ledger has no room. */
+/* Returns the device of a CUDA ordinal. NULL: the driver does not know the ordinal (*status is its error) or the
+ * ledger is full. */
 const struct device *device_of(CUdevice device, CUresult *status);
-/* The device that memory at a location is on. NULL and CUDA_SUCCESS: the host's own. A node of the host that is no GPU's of this
- * container and has no processors may be another's: that is refused. */
-/* A card's memory, or that of a part of one. */
+/* Both functions below map a memory location to a device. device_at returns NULL with CUDA_SUCCESS for host memory.
+ * A host node that has no processors and belongs to no GPU of this container may be another container's GPU, so it
+ * is refused. */
+/* Returns true if the location is a card's memory or a locality domain of a card. */
 bool location_on_card(const CUmemLocation *location, CUdevice *ordinal);
 const struct device *device_at(const CUmemLocation *location, CUresult *status);
-/* The place of a GPU in NVML's order, of a MIG device that of its GPU (its own counts within that one); -1 */
+/* Returns a GPU's index in NVML's order; for a MIG device the index of its GPU. -1: unknown. */
 int nvml_gpu_index(nvmlDevice_t handle, const char *uuid);
-/* A device by its index in the ledger; NULL: none of this process. */
+/* Returns a device by its index in the ledger. NULL: this process has not used that device. */
 const struct device *device_in_ledger(int index);
-/* The context that this thread used last and its device; good as long as no context was made or ended since, and never
- * while there is none: no epoch is 0. */
+/* The context that this thread used last, and its device. Valid only while `epoch` equals device_epoch, that is
+ * while no context was created or destroyed since. Epoch 0 is never valid. */
 extern __thread struct used_last {
     CUcontext context;
     const struct device *device;
     uint32_t epoch;
 } device_last __attribute__((tls_model("initial-exec")));
 extern _Atomic uint32_t device_epoch;
-/* The device of the thread's current context; *context gets the context. The driver is asked each time: it may change by
- * ways that are not hooked. */
+/* Returns the device of the thread's current context, and the context in *context. Asks the driver each time,
+ * because calls without a hook can change the current context. */
 const struct device *device_current(CUcontext *context, CUresult *status);
-/* The same for an allocation: NULL also where the context may have no memory. */
+/* As device_current, for an allocation: returns NULL also if the context may not allocate. */
 const struct device *device_to_allocate(CUcontext *context, CUresult *status);
-/* The same where that is known without asking further; else false. */
+/* Returns true if the current context is the one that this thread used last; then *device is its device. */
 static inline bool device_known(CUcontext *context, const struct device **device)
 {
     *context = NULL;
@@ -127,7 +129,7 @@ static inline bool device_known(CUcontext *context, const struct device **device
     *device = device_last.device;
     return __builtin_expect(same, 1);
 }
-/* A context was made or is gone: its address may mean another device from now on. */
+/* Call after a context was created or destroyed: a context address may belong to another device from now on. */
 void device_forget_contexts(void);
 uint64_t device_limit_asked(const struct device *device, bool *known);
 static inline uint64_t cached_memory(const struct cached_limits *cached, const struct device *device)
@@ -147,81 +149,89 @@ void devices_reset(void);
 
 /* --- charge.c: charge around a call of the driver ------------------------------------------------------ */
 
-enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_EXPORTED /* plain, and others may have it open */, BLOCK_HOST };
-/* Charges bytes to the device, or answers the error that the caller gets. Asks own pools to give back first. */
+/* BLOCK_EXPORTED: plain memory that other processes may have open. */
+enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_EXPORTED, BLOCK_HOST };
+/* Charges bytes to the device, or returns the error for the caller. If the limit is reached, first asks this
+ * process's pools to release memory. */
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
 /*
- * Where the driver enforces the container's limit too it may count more than the ledger does: room of the ledger that is not
- * among the free bytes that the driver shows is kept, and shown as used. After what was asked for is uncharged.
+ * Where the driver also enforces the container's limit, it may count more than the ledger. This records the room of the
+ * ledger that the driver does not show as free, so that it is shown as used. Call after the failed request was
+ * uncharged.
  */
 void memory_beyond(const struct device *device, uint64_t unused);
-void memory_refused(const struct device *device, CUresult status); /* what the driver answered; its free bytes are asked for */
-/* Into the table; where there is no memory for that the charge stays until exit, and a line says so. */
+void memory_refused(const struct device *device, CUresult status); /* status: the driver's return value */
+/* Stores the block in the table. Without memory for the table the charge stays until exit, and a line on stderr
+ * reports that. */
 void memory_put(struct block_map *map, const struct block *block, uint64_t bytes);
-void memory_lost(uint64_t bytes); /* that line */
+void memory_lost(uint64_t bytes); /* writes that line */
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
-/* The device and context of a hook that allocates in the current context; NULL: *status is what the caller gets. */
+/* Returns the device and context for a hook that allocates in the current context. NULL: *status is the caller's
+ * error. */
 const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);
-/* Of a hook that allocates elsewhere: the current context, if there is one, is charged like any. */
+/* For a hook that allocates outside the current context: charges the current context if no hook saw its creation. */
 CUresult memory_meet(void);
-CUresult memory_refuse(const char *what); /* a thing that cannot be charged exactly: one line, NOT_SUPPORTED */
+/* reports on stderr a kind of memory that cannot be charged exactly; NOT_SUPPORTED */
+CUresult memory_refuse(const char *what);
 CUresult memory_broken(void);
 /*
- * The frame of a hook that allocates in the current context: in flight from the first of these that answers CUDA_SUCCESS until
- * allocation_end, which is called then whatever the driver answers.
+ * The steps of a hook that allocates in the current context. The thread is in flight from the first function that
+ * returns CUDA_SUCCESS until allocation_end, which must then be called whatever the driver returns.
  */
 struct allocation {
     const struct device *device;
     CUcontext context;
     uint64_t bytes; /* charged */
-    int kind;       /* enum block_kind that it is kept as */
+    int kind;       /* enum block_kind of the stored block */
 };
-CUresult allocation_target(enum control control, struct allocation *allocation); /* nothing is charged yet */
+CUresult allocation_target(enum control control, struct allocation *allocation); /* charges nothing yet */
 CUresult allocation_begin(enum control control, struct allocation *allocation, uint64_t bytes);
-CUresult allocation_resize(struct allocation *allocation, uint64_t bytes); /* an error: as it was */
-/* Kept in the table under the key (NULL: by the caller), or uncharged where the driver answered an error. */
+CUresult allocation_resize(struct allocation *allocation, uint64_t bytes); /* on error the charge is unchanged */
+/* Stores the block in the table under the key (map NULL: the caller stores it), or uncharges it if the driver
+ * failed. */
 CUresult allocation_end(struct allocation *allocation, CUresult status, struct block_map *map, uint64_t key);
 
 /* --- oom.c ------------------------------------------------------------------------------------------------ */
 
-/* Ends this process if the container is over a limit and nobody holds more. True: over, and this is not the one. */
+/* Kills this process if the container is over a limit and no process is charged more. Returns true if the container
+ * is over a limit but another process is charged more. */
 bool oom_check(void);
 
 /* --- host_memory.c: device memory that is not on the card (S above 1) ------------------------------------ */
 
-/* Is oversubscription on and the card too full for so many bytes? A context is current. */
+/* Returns true if oversubscription is on and the card is too full for so many bytes. Needs a current context. */
 bool host_memory_wanted(const struct device *device, uint64_t bytes);
-/* As much unified memory that lives in host memory; the caller has charged it and keeps it as BLOCK_HOST. */
+/* Allocates unified memory that stays in host memory. The caller has charged it and stores it as BLOCK_HOST. */
 CUresult host_memory_take(const struct device *device, CUdeviceptr *pointer, uint64_t bytes);
-/* The same for physical memory of virtual addresses, of the device that the properties name. Handles of it are for this process
- * alone. */
+/* The same for physical memory of virtual addresses on the device that the properties name. Only this process can
+ * use handles of such memory. */
 bool host_memory_physical_wanted(const struct device *device, const CUmemAllocationProp *properties, uint64_t bytes);
 CUresult host_memory_create(const struct device *device, CUmemGenericAllocationHandle *handle, uint64_t bytes,
                             const CUmemAllocationProp *properties);
-bool host_memory_complete(void); /* does this driver make physical memory of the host's? A context is current */
+bool host_memory_complete(void); /* can this driver create physical host memory? Needs a current context */
 void host_memory_freed(int device, uint64_t bytes);
-uint64_t host_memory_held(int device); /* by this process: charged as used, and not on the card */
+uint64_t host_memory_held(int device); /* bytes of this process that are charged but not on the card */
 void host_memory_reset(void);
 
 /* --- shareable.c ------------------------------------------------------------------------------------------- */
 
-/* Marks a descriptor that the driver has just made for an object; *object 0: a new one. False: what is kept alive by it can
- * not be known. */
+/* Marks a descriptor that the driver has just created for an object. *object 0: assigns a new object. Returns false
+ * if the mark failed, so that it cannot be detected how long the descriptor keeps memory alive. */
 bool shareable_mark(int descriptor, uint64_t *object);
-/* This process has made a handle that cannot be marked. */
+/* Records that this process has created a handle that cannot be marked. */
 void shareable_unmarked(void);
-/* Is any descriptor of the object open, in whatever process? Also where it cannot be known. */
+/* Returns true if any process has a descriptor of the object open, or if that is unknown. */
 bool shareable_open(uint64_t object);
 enum shareable_origin {
-    SHAREABLE_UNKNOWN, /* this container has handles that are not marked: it may be one of them */
-    SHAREABLE_OURS,    /* made by a process of this container, and charged there */
+    SHAREABLE_UNKNOWN, /* this container has unmarked handles, and the descriptor may be one of them */
+    SHAREABLE_OURS,    /* created and charged by a process of this container */
     SHAREABLE_FOREIGN,
 };
-/* The byte of the ledger that stands for imports of an object, 0: of one that is not known. */
+/* Returns the ledger byte for imports of an object. 0: the byte for imports of an unknown object. */
 uint64_t shareable_import_byte(uint64_t object);
-/* Does this descriptor carry the mark of a container, whichever? */
+/* Returns true if the descriptor carries the mark of any container. */
 bool shareable_marked(int descriptor);
-/* Of a descriptor; -1: a handle of another kind, which is never marked. */
+/* Returns who created the descriptor's handle. Descriptor -1: a handle of another kind, which is never marked. */
 enum shareable_origin shareable_origin(int descriptor, uint64_t *object);
 
 #pragma GCC visibility pop
