@@ -82,7 +82,7 @@ static inline uint32_t limiter_ticks(void)
 {
 #if defined(__x86_64__)
     uint32_t low;
-    __asm__ volatile("rdtsc" : "=a"(low) : : "rdx"); /* the builtin puts both halves together first */
+    __asm__ volatile("rdtsc" : "=a"(low) : : "rdx"); /* the compiler's builtin would join both halves first */
     return low;
 #elif defined(__aarch64__)
     uint64_t ticks;
