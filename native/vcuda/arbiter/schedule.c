@@ -7,32 +7,32 @@
 #define US 1000ull
 #define MS 1000000ull
 
-#define ACTIVE_NS (60 * MS)       /* a tenant counts as busy for this time after its last launch */
-/* a waiting tenant writes its page every 10 ms; after this silence it counts as killed */
+#define ACTIVE_NS (60 * MS)       /* A tenant counts as busy for this time after its last launch. */
+/* A waiting tenant writes its page every 10 ms; after this silence it counts as killed. */
 #define WAITING_NS (25 * MS)
 #define CYCLE_NS (50 * MS)        /* every busy tenant has one turn in about this time */
 #define TURN_MIN_NS (2 * MS)
 #define TURN_MAX_NS (30 * MS)
-#define IDLE_NS (300 * US)        /* a turn ends early if its holder has had nothing to run for this time */
-#define LOOK_NS (250 * US)        /* interval at which the holder's page is read */
-/* a tenant whose work is overdue updates its page within this time; otherwise it counts as killed */
+#define IDLE_NS (300 * US)        /* A turn ends early if its holder has had nothing to run for this time. */
+#define LOOK_NS (250 * US)        /* Interval at which the holder's page is read. */
+/* A tenant whose work is overdue updates its page within this time; otherwise it counts as killed. */
 #define LATE_NS (400 * US)
 #define DRAIN_NS VGPU_ARBITER_DRAIN_NS
 #define LOW_OUTSTANDING_US 1000u  /* work that a tenant of low priority may queue while one of high priority may come */
-#define CREDIT_NS (250 * (int64_t)MS) /* largest credit of a tenant, as time at its rate */
-#define DEBT_NS (2000 * (int64_t)MS)  /* largest debt of device time; the rest of a longer kernel is forgiven */
-#define HELD_NS (65 * MS)         /* a tenant that has waited for this time is next */
-#define HELD_MOST_NS (78 * MS)    /* a tenant that has waited for this time cuts the current turn short */
-/* most device time that a tenant may owe for the two rules above: it gets one launch, then works off its debt */
+#define CREDIT_NS (250 * (int64_t)MS) /* Largest credit of a tenant, as time at its rate. */
+#define DEBT_NS (2000 * (int64_t)MS)  /* Largest debt of device time; the rest of a longer kernel is forgiven. */
+#define HELD_NS (65 * MS)         /* A tenant that has waited for this time is next. */
+#define HELD_MOST_NS (78 * MS)    /* A tenant that has waited for this time cuts the current turn short. */
+/* most device time that a tenant may owe for the two rules above: it gets one launch, then works off its debt. */
 #define OVERDUE_DEBT_NS (30 * (int64_t)MS)
 /* a tenant with bursts of at least this length, and shorter than its turn, is sparse */
 #define SPARSE_LEAST_NS (150 * US)
-#define SPARSE_REST_NS (4 * MS)   /* a sparse tenant goes first only after this time since its last turn */
-/* a sparse tenant goes first only after this much of the current turn, and if its credit covers the burst */
+#define SPARSE_REST_NS (4 * MS)   /* A sparse tenant goes first only after this time since its last turn. */
+/* A sparse tenant goes first only after this much of the current turn, and if its credit covers the burst. */
 #define SPARSE_NS (1 * MS)
-#define SPARSE_OUTSTANDING_US 1000u /* work that others may queue while a sparse tenant is active */
-#define SPARSE_IDLE_NS (200 * US) /* a sparse tenant's turn ends early if it has had nothing to run for this time */
-/* a waiting tenant whose lag exceeds the holder's by this much cuts the turn short */
+#define SPARSE_OUTSTANDING_US 1000u /* Work that others may queue while a sparse tenant is active. */
+#define SPARSE_IDLE_NS (200 * US) /* A sparse tenant's turn ends early if it has had nothing to run for this time. */
+/* A waiting tenant whose lag exceeds the holder's by this much cuts the turn short. */
 #define PREEMPT_NS (30 * (int64_t)MS)
 
 bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_others, bool all_high, bool unknown_others)
@@ -47,7 +47,7 @@ bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_other
 struct sum {
     unsigned present, active, unlimited;
     bool all_high, any_high;
-    double shares;  /* sum of the shares of active tenants */
+    double shares;  /* sum of the shares of active tenants. */
     double credits; /* sum of their credits if the shares fill the GPU; then only the difference from the mean counts */
 };
 

@@ -36,22 +36,22 @@ struct schedule_tenant {
     bool present;
     struct schedule_input in;
     struct schedule_output out;
-    bool active;      /* wanted the GPU recently */
-    int64_t credit;   /* device time that it may still claim; below 0: it had too much */
-    uint64_t waits_since; /* since when a launch of it has been waiting; 0: none */
-    uint32_t gave_up; /* consecutive turns that it gave up early */
-    uint64_t burst;   /* mean device time of its last such turns */
-    uint64_t served;  /* end of its last turn */
-    uint64_t used_at; /* used_ns at the begin of its turn, or at the last charge of that turn */
-    bool late;        /* its last turn was charged before its work was finished */
-    int64_t beyond;   /* the charge for work that was still running then */
+    bool active;      /* Wanted the GPU recently. */
+    int64_t credit;   /* Device time that it may still claim; below 0: it had too much. */
+    uint64_t waits_since; /* Since when a launch of it has been waiting; 0: none. */
+    uint32_t gave_up; /* Consecutive turns that it gave up early. */
+    uint64_t burst;   /* Mean device time of its last such turns. */
+    uint64_t served;  /* End of its last turn. */
+    uint64_t used_at; /* used_ns at the begin of its turn, or at the last charge of that turn. */
+    bool late;        /* Its last turn was charged before its work was finished. */
+    int64_t beyond;   /* The charge for work that was still running then. */
 };
 
 struct schedule {
     struct schedule_tenant tenant[SCHEDULE_TENANTS];
     enum { SCHEDULE_FREE, SCHEDULE_NOBODY, SCHEDULE_TURN, SCHEDULE_DRAIN } state;
-    int holder; /* the tenant that has the turn or is being drained; -1: all that ran when turns began */
-    unsigned alone; /* 1 + the index of the only tenant that wants the GPU; 0: none, or several of high priority */
+    int holder; /* The tenant that has the turn or is being drained; -1: all that ran when turns began. */
+    unsigned alone; /* 1 + the index of the only tenant that wants the GPU; 0: none, or several of high priority. */
     uint64_t turn_start, turn_end, drain_until, stepped;
 };
 

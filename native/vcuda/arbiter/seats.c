@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define AT_WORK_NS (100 * MS) /* a tenant without a seat counts as working for this time after its last launch */
+#define AT_WORK_NS (100 * MS) /* A tenant without a seat counts as working for this time after its last launch. */
 /* A tenant may have thousands of waiting threads, and waking all of them would delay another tenant's turn; woken
  * threads wake others. */
 #define WAKE_MOST 64

@@ -17,16 +17,16 @@
 struct allocation {
     char id[VGPU_ALLOCATION_SIZE];
     bool used, seen, complained;
-    int folder;       /* descriptor; refers to the same folder even if its name changes */
-    /* descriptor of rw/tenant; read by pread(), because the tenant may truncate the file under a mapping */
+    int folder;       /* descriptor; refers to the same folder even if its name changes. */
+    /* Descriptor of rw/tenant; read by pread(), because the tenant may truncate the file under a mapping. */
     int tenant;
     struct vgpu_limits limits;
     bool limits_good;
     struct {
         struct vgpu_gpu_page *page;
         ino_t inode;
-        char uuid[VGPU_UUID_SIZE]; /* UUID of the page's GPU */
-        int gpu, slot;             /* -1: no seat in the GPU's schedule */
+        char uuid[VGPU_UUID_SIZE]; /* UUID of the page's GPU. */
+        int gpu, slot;             /* -1: no seat in the GPU's schedule. */
     } device[VGPU_MAX_DEVICES];
 };
 

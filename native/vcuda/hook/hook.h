@@ -40,8 +40,8 @@ struct grant {
 };
 
 struct group {
-    char path[2 * PATH_MAX]; /* path of the folder, below the root of the hierarchy */
-    char name[PATH_MAX + 8]; /* the kernel's name of the group, from that root on */
+    char path[2 * PATH_MAX]; /* Path of the folder, below the root of the hierarchy. */
+    char name[PATH_MAX + 8]; /* The kernel's name of the group, from that root on. */
     unsigned long long inode;
 };
 

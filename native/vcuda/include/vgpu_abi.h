@@ -30,8 +30,8 @@
 #define VGPU_PATH_ROOT "/dev/vgpu"
 #define VGPU_PATH_LIBRARY VGPU_PATH_ROOT "/lib/libvgpu.so"
 #define VGPU_PATH_PRELOAD "/etc/ld.so.preload"
-#define VGPU_SHARE "0" /* folder below the root: the share of a container that has only one */
-#define VGPU_MAX_SHARES 8 /* of a container; each is a numbered folder of the root with its own files */
+#define VGPU_SHARE "0" /* Folder below the root: the share of a container that has only one. */
+#define VGPU_MAX_SHARES 8 /* Of a container; each is a numbered folder of the root with its own files. */
 #define VGPU_PATH_SHARE VGPU_PATH_ROOT "/" VGPU_SHARE
 #define VGPU_PATH_LIMITS VGPU_PATH_SHARE "/limits"
 #define VGPU_PATH_LEDGER VGPU_PATH_SHARE "/ledger"
@@ -46,11 +46,11 @@
 #define VGPU_LIMITS_FILE_SIZE 4096u
 
 enum vgpu_limits_flag {
-    VGPU_LIMITS_COUNT_CONTEXT = 1u << 0,         /* contexts and their code count against the limit */
-    VGPU_LIMITS_DENY = 1u << 1,                  /* no context may be created: the allocation is not ready */
-    VGPU_LIMITS_OOM_KILLER = 1u << 2,            /* kill a process that exceeds its limit */
-    VGPU_LIMITS_ALLOW_DISABLE_CONTROL = 1u << 3, /* CUDA_DISABLE_CONTROL=true takes effect */
-    VGPU_LIMITS_OVERSUBSCRIBE = 1u << 4,         /* memory beyond the card's size comes from host memory */
+    VGPU_LIMITS_COUNT_CONTEXT = 1u << 0,         /* Contexts and their code count against the limit. */
+    VGPU_LIMITS_DENY = 1u << 1,                  /* No context may be created: the allocation is not ready. */
+    VGPU_LIMITS_OOM_KILLER = 1u << 2,            /* Kill a process that exceeds its limit. */
+    VGPU_LIMITS_ALLOW_DISABLE_CONTROL = 1u << 3, /* CUDA_DISABLE_CONTROL=true takes effect. */
+    VGPU_LIMITS_OVERSUBSCRIBE = 1u << 4,         /* Memory beyond the card's size comes from host memory. */
 };
 
 enum vgpu_core_policy {
@@ -86,16 +86,16 @@ struct vgpu_limits {
     char magic[8];
     uint32_t version;
     uint32_t min_reader;
-    uint32_t size;     /* bytes that crc32 covers; the file is at least as long and never shrinks */
-    uint32_t sequence; /* even: no write in progress */
-    uint32_t crc32;    /* zlib's crc32 of `size` bytes with sequence and crc32 taken as 0 */
-    uint32_t flags;    /* enum vgpu_limits_flag */
+    uint32_t size;     /* Bytes that crc32 covers; the file is at least as long and never shrinks. */
+    uint32_t sequence; /* even: no write in progress. */
+    uint32_t crc32;    /* zlib's crc32 of `size` bytes with sequence and crc32 taken as 0. */
+    uint32_t flags;    /* enum vgpu_limits_flag. */
     uint32_t core_policy;
-    uint32_t priority;  /* 0 high, 1 low */
-    uint32_t log_level; /* 0 error ... 5 trace */
+    uint32_t priority;  /* 0 high, 1 low. */
+    uint32_t log_level; /* 0 error ... 5 trace. */
     uint32_t device_count;
-    uint32_t device_offset; /* offset of the first device from the start of the file */
-    uint32_t device_size;   /* distance from one device to the next */
+    uint32_t device_offset; /* Offset of the first device from the start of the file. */
+    uint32_t device_size;   /* Distance from one device to the next. */
     uint32_t reserved[2];
     char allocation[VGPU_ALLOCATION_SIZE];
     struct vgpu_limits_device devices[VGPU_MAX_DEVICES];
@@ -118,9 +118,9 @@ struct vgpu_limits {
  * lock word, and a process that takes that lock over from a dead holder recounts it first.
  */
 #define VGPU_LEDGER_ALIVE_BASE 0x40000000u
-#define VGPU_LEDGER_INIT_BYTE 0x50000000u    /* locked while an empty file is initialised */
-#define VGPU_LEDGER_CONTEXT_BASE 0x50000100u /* + device: locked while a first context is measured */
-/* + hash of an IPC handle: shared lock of each process that has the handle open */
+#define VGPU_LEDGER_INIT_BYTE 0x50000000u    /* Locked while an empty file is initialised. */
+#define VGPU_LEDGER_CONTEXT_BASE 0x50000100u /* + device: locked while a first context is measured. */
+/* + hash of an IPC handle: shared lock of each process that has the handle open. */
 #define VGPU_LEDGER_IMPORT_BASE 0x60000000u
 #define VGPU_LEDGER_IMPORT_SPAN 0x10000000u
 #define VGPU_LEDGER_EXPORTED_DEVICES 12
@@ -130,11 +130,11 @@ struct vgpu_limits {
 #define VGPU_LEDGER_MADE_SPAN 0x1000000000000000u
 
 struct vgpu_ledger_slot {
-    uint64_t used[VGPU_MAX_DEVICES];    /* bytes of allocations */
-    uint64_t context[VGPU_MAX_DEVICES]; /* bytes of contexts */
-    uint32_t generation;                /* incremented at each claim of the slot */
-    uint32_t pid;                       /* in the owner's pid namespace */
-    uint64_t pid_namespace;             /* inode of that namespace; 0: unknown */
+    uint64_t used[VGPU_MAX_DEVICES];    /* Bytes of allocations. */
+    uint64_t context[VGPU_MAX_DEVICES]; /* Bytes of contexts. */
+    uint32_t generation;                /* Incremented at each claim of the slot. */
+    uint32_t pid;                       /* In the owner's pid namespace. */
+    uint64_t pid_namespace;             /* Inode of that namespace; 0: unknown. */
     /* Part of `used`: memory that other processes may have open, in MiB, rounded up. It stays charged after the
      * exporting process dies, while any IMPORT byte is locked. */
     uint32_t exported_mib[12];
@@ -150,17 +150,17 @@ struct vgpu_ledger {
     uint32_t slot_offset;
     uint32_t slot_size;
     uint32_t device_count;
-    uint32_t slot_high; /* slots from this index on were never used */
-    uint64_t lock; /* 0: unlocked; else (generation << 32) | (slot + 1) of the holder */
+    uint32_t slot_high; /* Slots from this index on were never used. */
+    uint64_t lock; /* 0: unlocked; else (generation << 32) | (slot + 1) of the holder. */
     uint64_t reserved1[2];
     char allocation[VGPU_ALLOCATION_SIZE];
-    uint64_t total[VGPU_MAX_DEVICES];         /* derived: sum of used + context over the slots */
-    uint64_t context_bytes[VGPU_MAX_DEVICES]; /* what one context costs, once measured; 0: not measured yet */
+    uint64_t total[VGPU_MAX_DEVICES];         /* derived: sum of used + context over the slots. */
+    uint64_t context_bytes[VGPU_MAX_DEVICES]; /* What one context costs, once measured; 0: not measured yet. */
     char devices[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
     /* path of the file that all shareable handles are descriptors of; empty: no handle was created */
     char shareable[240];
-    uint64_t shareable_file[2]; /* device (top bit: a character device) and inode of that file */
-    uint64_t shareable_unmarked; /* not 0: a process of this container created a handle without a mark */
+    uint64_t shareable_file[2]; /* device (top bit: a character device) and inode of that file. */
+    uint64_t shareable_unmarked; /* Not 0: a process of this container created a handle without a mark. */
     /* If the driver enforces a limit itself: bytes for which this account had room and the driver had none, at the
      * last query. Informative: shown as used, but charged to no process. */
     uint64_t beyond_bytes[VGPU_MAX_DEVICES];
@@ -186,15 +186,15 @@ struct vgpu_ledger {
 #define VGPU_ARBITER_DRAIN_NS 25000000ull /* longest wait for a kernel that runs on after its turn */
 
 enum vgpu_gate {
-    VGPU_GATE_NONE = 0,   /* the arbiter has not written yet: as without an arbiter */
-    VGPU_GATE_OPEN = 1,   /* run at rate_ppm at any time */
-    VGPU_GATE_TURN = 2,   /* run only from turn_start_ns to turn_end_ns */
-    VGPU_GATE_CLOSED = 3, /* another tenant's turn, or a higher priority's: set waiting_ns, and wait on `wake` */
+    VGPU_GATE_NONE = 0,   /* The arbiter has not written yet: as without an arbiter. */
+    VGPU_GATE_OPEN = 1,   /* Run at rate_ppm at any time. */
+    VGPU_GATE_TURN = 2,   /* Run only from turn_start_ns to turn_end_ns. */
+    VGPU_GATE_CLOSED = 3, /* Another tenant's turn, or a higher priority's: set waiting_ns, and wait on `wake`. */
 };
 
 enum vgpu_gpu_flag {
-    VGPU_GPU_EXCLUSIVE = 1u << 0, /* no other known tenant runs meanwhile: elapsed time is this tenant's own */
-    VGPU_GPU_PRIORITY = 1u << 1,  /* closed because a tenant of high priority wants the GPU */
+    VGPU_GPU_EXCLUSIVE = 1u << 0, /* No other known tenant runs meanwhile: elapsed time is this tenant's own. */
+    VGPU_GPU_PRIORITY = 1u << 1,  /* Closed because a tenant of high priority wants the GPU. */
 };
 
 struct vgpu_gpu_page {
@@ -202,18 +202,18 @@ struct vgpu_gpu_page {
     uint32_t version;
     uint32_t min_reader;
     uint32_t size;
-    uint32_t sequence;           /* odd while being written */
-    uint64_t heartbeat_ns;       /* when the arbiter last read the pages; not protected by the sequence */
-    uint32_t wake;               /* futex: changes with every change of the fields below */
-    uint32_t gate;               /* enum vgpu_gate */
-    uint32_t flags;              /* enum vgpu_gpu_flag */
-    uint32_t rate_ppm;           /* device time per elapsed time; 1000000: the whole GPU */
+    uint32_t sequence;           /* Odd while being written. */
+    uint64_t heartbeat_ns;       /* When the arbiter last read the pages; not protected by the sequence. */
+    uint32_t wake;               /* futex: changes with every change of the fields below. */
+    uint32_t gate;               /* enum vgpu_gate. */
+    uint32_t flags;              /* enum vgpu_gpu_flag. */
+    uint32_t rate_ppm;           /* device time per elapsed time; 1000000: the whole GPU. */
     uint64_t turn_start_ns;
     uint64_t turn_end_ns;
-    uint32_t outstanding_max_us; /* predicted work that may be queued; 0: no maximum */
-    uint32_t unused[2];          /* 0: no tenant learns its number of neighbours */
-    uint32_t turns;              /* informative: turns that this tenant has had */
-    uint64_t open_ns; /* how long the gate was open at the rate of the whole GPU; not protected by the sequence */
+    uint32_t outstanding_max_us; /* Predicted work that may be queued; 0: no maximum. */
+    uint32_t unused[2];          /* 0: no tenant learns its number of neighbours. */
+    uint32_t turns;              /* informative: turns that this tenant has had. */
+    uint64_t open_ns; /* How long the gate was open at the rate of the whole GPU; not protected by the sequence. */
     uint64_t reserved[5];
     char uuid[VGPU_UUID_SIZE];
     char allocation[VGPU_ALLOCATION_SIZE];
@@ -238,13 +238,13 @@ enum vgpu_tenant_request {
 };
 
 struct vgpu_tenant_device {
-    int64_t balance_ns;   /* device time that may be used at once; below 0: overdrawn */
-    uint64_t accrued_ns;  /* time up to which the balance has been filled */
-    uint64_t used_ns;     /* device time charged since the page was made */
-    uint64_t active_ns;   /* when a process last launched, or waited to launch */
-    uint64_t waiting_ns;  /* when a process last waited for the gate (not for its own balance) */
-    uint64_t requests; /* enum vgpu_tenant_request: set by a process, kept until the container ends */
-    uint64_t throttled_ns; /* time that launches waited for the share or the turn, summed over all threads */
+    int64_t balance_ns;   /* device time that may be used at once; below 0: overdrawn. */
+    uint64_t accrued_ns;  /* Time up to which the balance has been filled. */
+    uint64_t used_ns;     /* device time charged since the page was made. */
+    uint64_t active_ns;   /* When a process last launched, or waited to launch. */
+    uint64_t waiting_ns;  /* When a process last waited for the gate (not for its own balance). */
+    uint64_t requests; /* enum vgpu_tenant_request: set by a process, kept until the container ends. */
+    uint64_t throttled_ns; /* Time that launches waited for the share or the turn, summed over all threads. */
     uint64_t reserved[1];
     /* predicted end of the queued work; 0: none. Process n has lane n % LANES */
     uint64_t busy_until_ns[VGPU_TENANT_LANES];

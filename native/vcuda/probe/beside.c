@@ -47,8 +47,8 @@ struct access {
 
 /* The message of the exporting probe, with a driver status for each kind. */
 struct offer {
-    uint64_t piece; /* bytes of each piece */
-    uint64_t full;  /* 0: the card had no room to fill the exporting probe's slice, but may have later */
+    uint64_t piece; /* Bytes of each piece. */
+    uint64_t full;  /* 0: the card had no room to fill the exporting probe's slice, but may have later. */
     CUresult made[KINDS];
     CUipcMemHandle ipc;
     pool_pointer pointer;

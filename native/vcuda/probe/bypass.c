@@ -30,8 +30,8 @@
 #define EXIT_UNABLE 42
 
 struct bypass {
-    way_round attempt;                       /* NULL: an ordinary program requests the memory */
-    /* what the holder of the slice does once it has filled it; NULL: nothing */
+    way_round attempt;                       /* NULL: an ordinary program requests the memory. */
+    /* what the holder of the slice does once it has filled it; NULL: nothing. */
     void (*holder)(const struct fill *fill);
     enum verdict if_granted;                 /* OPEN: as the threat model says */
 };

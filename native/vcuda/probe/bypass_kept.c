@@ -17,9 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ROOM (32 * MIB) /* left of a full slice for rounding by the driver */
-#define STEP (32 * MIB) /* a driver's pool grows by at most this */
-#define DEAD_NS 150000000 /* time in which the library looks for dead processes at least once */
+#define ROOM (32 * MIB) /* left of a full slice for rounding by the driver. */
+#define STEP (32 * MIB) /* A driver's pool grows by at most this. */
+#define DEAD_NS 150000000 /* Time in which the library looks for dead processes at least once. */
 
 /* When the second process requests memory: a piece was released, or the exporting process has ended. There is one
  * piece for each. */

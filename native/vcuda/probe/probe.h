@@ -90,8 +90,8 @@ struct device_row {
 struct report {
     int device_count;
     struct device_row devices[VGPU_MAX_DEVICES];
-    uint64_t launch_ns[VGPU_MAX_DEVICES]; /* shortest call of cuLaunchKernel that was measured; 0: not measured */
-    /* time that the share check's kernel of 100000 rounds takes alone; 0: not measured */
+    uint64_t launch_ns[VGPU_MAX_DEVICES]; /* Shortest call of cuLaunchKernel that was measured; 0: not measured. */
+    /* Time that the share check's kernel of 100000 rounds takes alone; 0: not measured. */
     uint64_t kernel_ns[VGPU_MAX_DEVICES];
 };
 /* Memory shared between the probe and the processes that run its checks. */
@@ -99,9 +99,9 @@ struct board {
     struct result result;
     struct report report;
     _Atomic int ready, done, go;
-    _Atomic int members, arrived, winners, beaten; /* of the rounds with four processes */
-    _Atomic int card_full; /* the driver refused although the limit had room */
-    uint64_t granted[8], own[8], full[8]; /* granted bytes; NVML's figure of the process before and after the grant */
+    _Atomic int members, arrived, winners, beaten; /* Of the rounds with four processes. */
+    _Atomic int card_full; /* The driver refused although the limit had room. */
+    uint64_t granted[8], own[8], full[8]; /* granted bytes; NVML's figure of the process before and after the grant. */
     int status[8];
 };
 

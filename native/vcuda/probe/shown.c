@@ -15,8 +15,8 @@
 
 /* --- foreign processes in NVML ----------------------------------------------------------------------------------- */
 
-#define MOST 1024  /* processes of a list */
-/* a process that starts or ends between reading a list and the ledger is not foreign in every look */
+#define MOST 1024  /* processes of a list. */
+/* A process that starts or ends between reading a list and the ledger is not foreign in every look. */
 #define LOOKS 3
 #define NAP_NS 100000000
 

@@ -14,10 +14,10 @@ const struct events vgpu_events = {
     .context_changed = {limiter_forget_thread},
     .context_leaving =
         {
-            fence_context_leaving,  /* needs a context that can still be entered */
-            context_leaving,        /* removes the context from its table if this library charged it */
-            green_context_leaving,  /* moves the memory of a primary context's green contexts to the primary */
-            /* removes its blocks from the tables, because another thread may get the same addresses at once */
+            fence_context_leaving,  /* Needs a context that can still be entered. */
+            context_leaving,        /* Removes the context from its table if this library charged it. */
+            green_context_leaving,  /* Moves the memory of a primary context's green contexts to the primary. */
+            /* Removes its blocks from the tables, because another thread may get the same addresses at once. */
             memory_context_leaving,
         },
     .context_left =
@@ -26,8 +26,8 @@ const struct events vgpu_events = {
             limiter_context_left,
             memory_context_left, /* uncharges the blocks, or puts them back into the tables */
             green_context_left,
-            context_left,         /* reclaims, then uncharges the context itself or puts it back */
-            unaccounted_context_left, /* compares the rest with the charge, so it comes last */
+            context_left,         /* reclaims, then uncharges the context itself or puts it back. */
+            unaccounted_context_left, /* Compares the rest with the charge, so it comes last. */
         },
     .waited = {pools_waited, fence_waited, unaccounted_waited},
     /* In the order of the packages, lowest first; no function depends on another. */

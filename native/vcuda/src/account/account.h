@@ -91,7 +91,7 @@ void blocks_reset(void);
 struct device {
     char uuid[VGPU_UUID_SIZE];
     int ledger;     /* ledger_device() */
-    int nvml_index; /* -1: no limit needs the NVML index */
+    int nvml_index; /* -1: no limit needs the NVML index. */
     struct counters *counters;
 };
 /* Returns the device of a CUDA ordinal. NULL: the driver does not know the ordinal (*status is its error) or the
@@ -160,7 +160,7 @@ CUresult memory_charge(const struct device *device, enum account account, uint64
  * uncharged.
  */
 void memory_beyond(const struct device *device, uint64_t unused);
-void memory_refused(const struct device *device, CUresult status); /* status: the driver's return value */
+void memory_refused(const struct device *device, CUresult status); /* status: the driver's return value. */
 /* Stores the block in the table. Without memory for the table the charge stays until exit, and a line on stderr
  * reports that. */
 void memory_put(struct block_map *map, const struct block *block, uint64_t bytes);
@@ -182,11 +182,11 @@ struct allocation {
     const struct device *device;
     CUcontext context;
     uint64_t bytes; /* charged */
-    int kind;       /* enum block_kind of the stored block */
+    int kind;       /* enum block_kind of the stored block. */
 };
 CUresult allocation_target(enum control control, struct allocation *allocation); /* charges nothing yet */
 CUresult allocation_begin(enum control control, struct allocation *allocation, uint64_t bytes);
-CUresult allocation_resize(struct allocation *allocation, uint64_t bytes); /* on error the charge is unchanged */
+CUresult allocation_resize(struct allocation *allocation, uint64_t bytes); /* On error the charge is unchanged. */
 /* Stores the block in the table under the key (map NULL: the caller stores it), or uncharges it if the driver
  * failed. */
 CUresult allocation_end(struct allocation *allocation, CUresult status, struct block_map *map, uint64_t key);
@@ -223,8 +223,8 @@ void shareable_unmarked(void);
 /* Returns true if any process has a descriptor of the object open, or if that is unknown. */
 bool shareable_open(uint64_t object);
 enum shareable_origin {
-    SHAREABLE_UNKNOWN, /* this container has unmarked handles, and the descriptor may be one of them */
-    SHAREABLE_OURS,    /* created and charged by a process of this container */
+    SHAREABLE_UNKNOWN, /* This container has unmarked handles, and the descriptor may be one of them. */
+    SHAREABLE_OURS,    /* Created and charged by a process of this container. */
     SHAREABLE_FOREIGN,
 };
 /* Returns the ledger byte for imports of an object. 0: the byte for imports of an unknown object. */

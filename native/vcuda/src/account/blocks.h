@@ -21,9 +21,9 @@
  */
 struct part {
     _Atomic uint32_t held;
-    uint32_t room;        /* blocks that can still be added before the table grows */
-    size_t mask;          /* byte offset of the last position; the number of positions is a power of two */
-    struct block *blocks; /* kind 0: free position; at least a quarter stays free. NULL: no table yet */
+    uint32_t room;        /* blocks that can still be added before the table grows. */
+    size_t mask;          /* Byte offset of the last position; the number of positions is a power of two. */
+    struct block *blocks; /* kind 0: free position; at least a quarter stays free. NULL: no table yet. */
     size_t unused;
 };
 struct block_map {

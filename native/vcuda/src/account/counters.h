@@ -27,8 +27,8 @@ struct counters {
      * A thread in such a section is in flight. Both figures are read together only while no thread is. A free counts
      * FREEING: readers do not wait for it, because the driver may delay it until the GPU has finished its work. */
     _Atomic uint32_t closed, flying;
-    _Atomic uint32_t due; /* call flight_moved at the end of this flight */
-    int32_t device;       /* the device's index in the ledger */
+    _Atomic uint32_t due; /* Call flight_moved at the end of this flight. */
+    int32_t device;       /* The device's index in the ledger. */
     /* Pointers into the ledger: this process's figures (contexts VGPU_MAX_DEVICES after allocations) and the
      * container's total. NULL before this process has a slot, and for a card that not only the first share names.
      * `slot` is set last. */
@@ -51,12 +51,12 @@ static inline struct counters *counters_of(int device)
 /* --- flights ----------------------------------------------------------------------------------------- */
 
 void flight_wait(struct counters *counters);
-void flight_moved(int device); /* the charge has left its range, and the flight has ended */
+void flight_moved(int device); /* The charge has left its range, and the flight has ended. */
 /* Returns true if no thread is in flight (except frees); then none begins until gate_open. Returns false, with the
  * gate open, if a thread stayed in flight for 10 ms. */
 bool gate_shut(int device);
-bool gate_frees(int device); /* a thread is freeing: the card may use less than the account by that amount */
-bool gate_forced(int device); /* a thread waited too long and passed the shut gate: the two figures do not match */
+bool gate_frees(int device); /* A thread is freeing: the card may use less than the account by that amount. */
+bool gate_forced(int device); /* A thread waited too long and passed the shut gate: the two figures do not match. */
 void gate_open(int device);
 
 static inline void counters_enter(struct counters *counters)
@@ -104,8 +104,8 @@ static inline void flight_end(const int *device)
 
 /* Index: the position of the share among the container's shares. Only the first share has the fast path. */
 extern struct ledger_key {
-    uint64_t *lock; /* in the ledger */
-    uint64_t word;  /* the word by which this process locks */
+    uint64_t *lock; /* In the ledger. */
+    uint64_t word;  /* The word by which this process locks. */
 } ledger_keys[VGPU_MAX_SHARES];
 extern _Atomic bool ledger_owes; /* some uncharges found the lock held too long and are recorded as pending */
 

@@ -16,8 +16,8 @@
 /* longer than slow NVML calls; with a shorter time the figures would never be read together */
 #define FLIGHT_PATIENCE_MS 50
 
-static _Atomic bool forced[VGPU_MAX_DEVICES]; /* a thread has passed the gate since it was shut */
-static _Atomic int waiting[VGPU_MAX_DEVICES]; /* threads in flight_wait */
+static _Atomic bool forced[VGPU_MAX_DEVICES]; /* A thread has passed the gate since it was shut. */
+static _Atomic int waiting[VGPU_MAX_DEVICES]; /* Threads in flight_wait. */
 
 static void nap(void)
 {

@@ -9,14 +9,14 @@
 
 /* This process's membership in the ledger of one share; all zero before it joins. */
 struct membership {
-    _Atomic bool joined; /* used in the first entry only; set last, when all entries are complete */
-    unsigned share;      /* the position among the container's shares */
+    _Atomic bool joined; /* Used in the first entry only; set last, when all entries are complete. */
+    unsigned share;      /* The position among the container's shares. */
     struct vgpu_ledger *map;
     struct vgpu_ledger_slot *mine;
     uint32_t slot;
     char path[256];
-    uint64_t file[2]; /* device and inode of the mapped file: its name may later refer to another file */
-    _Atomic uint64_t owed[2][VGPU_MAX_DEVICES]; /* pending uncharges that found the lock held too long */
+    uint64_t file[2]; /* device and inode of the mapped file: its name may later refer to another file. */
+    _Atomic uint64_t owed[2][VGPU_MAX_DEVICES]; /* Pending uncharges that found the lock held too long. */
     uint64_t exported[VGPU_LEDGER_EXPORTED_DEVICES];
     uint64_t reaped_ns;
     /* charges in this ledger of cards without the fast path; compare `own` of struct counters */
@@ -78,8 +78,8 @@ bool ledger_byte_take(int descriptor, uint64_t byte);
 int ledger_file_again(const struct membership *member, bool write);
 bool ledger_file_identity(int descriptor, uint64_t file[2]);
 void ledger_byte_drop(int descriptor, uint64_t byte);
-bool ledger_byte_share(int descriptor, uint64_t byte); /* shared lock: any number of processes can hold it */
-/* as ledger_byte_held, for any byte of the range */
+bool ledger_byte_share(int descriptor, uint64_t byte); /* Shared lock: any number of processes can hold it. */
+/* As ledger_byte_held, for any byte of the range. */
 int ledger_range_held(int descriptor, uint64_t first, uint64_t count);
 /* --- seats.c: containers with several shares ---------------------------------------------------------- */
 

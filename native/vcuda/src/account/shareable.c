@@ -27,8 +27,8 @@
 #endif
 
 #define BASE (1ull << 62)
-#define HANDLES 256ull /* handles of one object */
-#define OBJECT_BITS 14 /* objects of one process; the bits of its slot come next */
+#define HANDLES 256ull /* Handles of one object. */
+#define OBJECT_BITS 14 /* Objects of one process; the bits of its slot come next. */
 #define SPAN (1ull << 32)
 
 static _Atomic uint32_t next_object;

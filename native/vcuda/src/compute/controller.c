@@ -18,14 +18,14 @@
 
 /* longest sleep while a fence is open, because a fence added meanwhile may be due earlier */
 #define LONGEST_NS (20 * MS)
-#define STUCK_NS (50 * MS)        /* time inside the driver after which another thread takes over */
-#define EXIT_PATIENCE_NS (2000 * MS) /* wait for a thread inside the driver; an exit must not hang with the driver */
+#define STUCK_NS (50 * MS)        /* Time inside the driver after which another thread takes over. */
+#define EXIT_PATIENCE_NS (2000 * MS) /* Wait for a thread inside the driver; an exit must not hang with the driver. */
 
 enum { AWAKE, IDLE };
 static _Atomic uint32_t asleep;
-static _Atomic uint32_t leader;    /* number of the thread that settles */
-static _Atomic uint64_t looking;   /* start of its current pass; 0: it is not in a pass */
-static _Atomic uint64_t helped;    /* when a waiting thread of the program last settled */
+static _Atomic uint32_t leader;    /* Number of the thread that settles. */
+static _Atomic uint64_t looking;   /* start of its current pass; 0: it is not in a pass. */
+static _Atomic uint64_t helped;    /* When a waiting thread of the program last settled. */
 static _Atomic unsigned fences_put;
 static _Atomic enum { NOT_TRIED, RUNS, CANNOT } state;
 static _Atomic bool at_exit_known;

@@ -7,8 +7,8 @@
 /* the first launches are measured one by one before several are measured together; until then the number in flight
  * grows */
 #define TRUSTED 7u
-#define FORGET 8192u /* decay of the longest time: after so many measured launches it counts for a third */
-/* a launch of an unsteady kernel costs at least this part of its longest time, so that few are queued */
+#define FORGET 8192u /* Decay of the longest time: after so many measured launches it counts for a third. */
+/* A launch of an unsteady kernel costs at least this part of its longest time, so that few are queued. */
 #define MOST_PART 8u
 #define PAUSE_NS (20 * US) /* no launch call takes the host so long, unless it is interrupted or loads a module */
 #define CARRY_NS (10 * (int64_t)MS)

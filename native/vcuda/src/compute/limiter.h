@@ -15,15 +15,15 @@
 
 struct limited {
     const struct device *device;
-    struct vgpu_tenant_device *tenant;       /* the container's bucket; without a tenant page this process's own */
-    _Atomic(const struct vgpu_gpu_page *) page; /* NULL: there is no gpu page */
-    struct vgpu_tenant_device own;           /* the bucket as this process alone would fill and empty it */
+    struct vgpu_tenant_device *tenant;       /* The container's bucket; without a tenant page this process's own. */
+    _Atomic(const struct vgpu_gpu_page *) page; /* NULL: there is no gpu page. */
+    struct vgpu_tenant_device own;           /* The bucket as this process alone would fill and empty it. */
     uint64_t *busy_lane;
-    _Atomic uint64_t busy_until; /* predicted end of this process's queued work */
-    _Atomic uint64_t queued;     /* predicted work in open fences */
-    _Atomic uint32_t passed;     /* number of fences that are finished */
-    _Atomic bool watched;        /* a waiting launch polls whether the queued work is finished */
-    _Atomic uint64_t looked;     /* when the page was last searched for */
+    _Atomic uint64_t busy_until; /* predicted end of this process's queued work. */
+    _Atomic uint64_t queued;     /* predicted work in open fences. */
+    _Atomic uint32_t passed;     /* Number of fences that are finished. */
+    _Atomic bool watched;        /* A waiting launch polls whether the queued work is finished. */
+    _Atomic uint64_t looked;     /* When the page was last searched for. */
 };
 /* Returns the limiter's state of a device. The first call opens the pages. */
 struct limited *tenant_limited(const struct device *device);
@@ -46,26 +46,26 @@ void tenant_reset(void);
 struct flow {
     uintptr_t stream; /* flow_stream() */
     bool used;
-    struct mark *begin; /* event recorded before the segment's first launch; NULL: recording failed */
-    uint64_t began; /* when `begin` was recorded */
+    struct mark *begin; /* Event recorded before the segment's first launch; NULL: recording failed. */
+    uint64_t began; /* When `begin` was recorded. */
     uint64_t chain;
     struct segment segment;
 };
 
 struct thread_state {
-    uint32_t off;    /* if (sequence of the limits file | 1) equals this, the thread's device has no compute limit */
-    uint32_t ready;  /* equals vgpu_launch_epoch while the fields below describe the current context */
-    /* clock at its last reading minus `behind`, plus a gap for each launch since that did not read it */
+    uint32_t off;    /* If (sequence of the limits file | 1) equals this, the thread's device has no compute limit. */
+    uint32_t ready;  /* Equals vgpu_launch_epoch while the fields below describe the current context. */
+    /* Clock at its last reading minus `behind`, plus a gap for each launch since that did not read it. */
     uint32_t ticks;
-    uint32_t gap;    /* a pause between launches of so many ticks may have left the stream idle */
-    uint32_t behind, window; /* behind: the gaps that all flows may be granted; window: one gap more */
-    struct flow *current; /* flow of the last launch */
+    uint32_t gap;    /* A pause between launches of so many ticks may have left the stream idle. */
+    uint32_t behind, window; /* behind: the gaps that all flows may be granted; window: one gap more. */
+    struct flow *current; /* flow of the last launch. */
     struct limited *limited;
     CUcontext context;
     uint64_t number; /* distinguishes threads */
     uint32_t segments;
-    uint32_t seen;   /* value of `ready` before the thread's context may have changed */
-    /* the value of `passed` + 1 at which a launch was admitted although no work had finished; 0: none */
+    uint32_t seen;   /* Value of `ready` before the thread's context may have changed. */
+    /* The value of `passed` + 1 at which a launch was admitted although no work had finished; 0: none. */
     uint32_t stalled;
     uint64_t calibration_ns;
     uint32_t calibration_ticks;

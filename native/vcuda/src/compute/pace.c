@@ -7,8 +7,8 @@
 #define BURST_NS (2 * MS)
 #define BURST_WAIT_NS (40 * MS)
 
-#define WOKEN_NS (500 * US) /* time from the begin of a turn to its first launch on a busy machine */
-/* shortest time between two polls whether the GPU has finished the work launched before the gate closed */
+#define WOKEN_NS (500 * US) /* Time from the begin of a turn to its first launch on a busy machine. */
+/* Shortest time between two polls whether the GPU has finished the work launched before the gate closed. */
 #define DRAINED_NS (100 * US)
 #define LOOK_AGAIN_NS (10 * MS) /* longest wait without reading limits and page again */
 

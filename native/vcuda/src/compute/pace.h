@@ -30,8 +30,8 @@
 
 /* --- bucket ------------------------------------------------------------------------------------------ */
 
-#define BUCKET_CAP_NS (5 * MS)       /* the most that an idle container may save up */
-#define BUCKET_BUSY_CAP_NS (50 * MS) /* the same while work is queued: time spent waiting must not be lost */
+#define BUCKET_CAP_NS (5 * MS)       /* The most that an idle container may save up. */
+#define BUCKET_BUSY_CAP_NS (50 * MS) /* The same while work is queued: time spent waiting must not be lost. */
 
 /* Adds the time that accrued since the last call, up to the cap. Any number of processes may call it at once. */
 void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rate_ppm, bool busy);
@@ -49,13 +49,13 @@ uint64_t bucket_busy_until(const struct vgpu_tenant_device *device);
 /* The inputs of the decision about one launch. */
 struct pace_view {
     uint64_t now;
-    uint64_t waited; /* time that this launch has waited */
-    uint32_t gate; /* enum vgpu_gate; NONE: no arbiter */
+    uint64_t waited; /* Time that this launch has waited. */
+    uint32_t gate; /* enum vgpu_gate; NONE: no arbiter. */
     uint32_t rate_ppm;
     uint64_t turn_start, turn_end;
     uint64_t outstanding_max; /* ns */
-    uint64_t busy_until;      /* predicted end of this process's work */
-    bool watches;             /* this launch polls whether the GPU has finished the process's queued work */
+    uint64_t busy_until;      /* predicted end of this process's work. */
+    bool watches;             /* This launch polls whether the GPU has finished the process's queued work. */
     int64_t balance;
 };
 
@@ -114,10 +114,10 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
 struct segment {
     uint64_t predicted;
     uint64_t count;
-    bool known;     /* all its launches were measured before */
-    bool begun;     /* the segment has its own begin event, so earlier host time is not included */
-    uint64_t host_ns; /* from the begin event to the last launch: at most so long its stream may have been idle */
-    /* for so long from the segment's begin no other tenant runs; 0: another tenant may run at any time */
+    bool known;     /* All its launches were measured before. */
+    bool begun;     /* The segment has its own begin event, so earlier host time is not included. */
+    uint64_t host_ns; /* From the begin event to the last launch: at most so long its stream may have been idle. */
+    /* For so long from the segment's begin no other tenant runs; 0: another tenant may run at any time. */
     uint64_t exclusive_ns;
     uint16_t items[SEGMENT_LAUNCHES + 1]; /* one extra item, for the launch that finds the segment full */
 };
@@ -149,8 +149,8 @@ static inline void segment_add(struct segment *segment, unsigned item, uint64_t 
 
 /* One per context: the streams of one context overlap, and time when several run is counted once. */
 struct settler {
-    uint64_t frontier; /* device time up to this point has been counted */
-    /* for segments while another tenant ran: the charge above the minimum, as a value of at most 0 */
+    uint64_t frontier; /* device time up to this point has been counted. */
+    /* For segments while another tenant ran: the charge above the minimum, as a value of at most 0. */
     int64_t carry;
 };
 /* Returns the charge of a finished segment and updates `costs`. begin and end are on one time base. */
@@ -160,9 +160,9 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
 /* --- wake-ups of the settling thread ------------------------------------------------------------------- */
 
 #define FENCE_SOON_NS (50 * US)
-#define FENCE_POLL_NS (2 * MS) /* longest time between two polls of overdue work */
-#define FENCE_LOOK_NS (4 * MS) /* time between two polls of a queue that is refilled repeatedly */
-#define FENCE_HELP_NS (1 * MS) /* time between two polls by a program that repeatedly waits for its launches */
+#define FENCE_POLL_NS (2 * MS) /* Longest time between two polls of overdue work. */
+#define FENCE_LOOK_NS (4 * MS) /* Time between two polls of a queue that is refilled repeatedly. */
+#define FENCE_HELP_NS (1 * MS) /* Time between two polls by a program that repeatedly waits for its launches. */
 
 /* Average time between wake-ups, and the number allowed in a burst. */
 #define WAKE_EVERY_NS (10 * MS)

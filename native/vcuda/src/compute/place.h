@@ -34,8 +34,8 @@ struct place {
     unsigned pooled;
     struct fence *put, **last; /* fences that launches added since the last settling */
 
-    struct lock settling;      /* protects the fields below */
-    struct fence *open, **open_last; /* in the order in which they were recorded */
+    struct lock settling;      /* Protects the fields below. */
+    struct fence *open, **open_last; /* In the order in which they were recorded. */
     struct mark *anchor;
     double anchor_ns;
     uint64_t due, soon; /* due: when the oldest fence should be done; soon: the interval of polls after that */

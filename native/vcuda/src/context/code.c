@@ -30,8 +30,8 @@ static void mark(enum control control)
 /* --- loading ------------------------------------------------------------------------------------------------ */
 
 struct coming {
-    const struct device *device; /* NULL: nothing is checked */
-    uint64_t before;             /* bytes over the limit before the load */
+    const struct device *device; /* NULL: nothing is checked. */
+    uint64_t before;             /* Bytes over the limit before the load. */
     bool passes, locked;
 };
 

@@ -31,15 +31,15 @@ struct measure {
     uint64_t own, card, charged;
     uint64_t passing; /* context_passing() before the first reading */
     bool nvml;
-    bool quiet; /* the figures were read while no thread was in flight */
-    bool frees; /* a thread was freeing meanwhile: `own` may be lower than the charge */
+    bool quiet; /* The figures were read while no thread was in flight. */
+    bool frees; /* A thread was freeing meanwhile: `own` may be lower than the charge. */
 };
 void measure_now(struct measure *measure, const struct device *device); /* reads all figures except the card's */
 void measure_begin(struct measure *measure, const struct device *device);
 enum measured {
-    MEASURED_NOT,  /* unknown: no quiet moment was found, or the figure includes another thread's bytes */
-    MEASURED_CARD, /* from the card's figure, which may include other containers' bytes */
-    MEASURED_OWN,  /* from this process's own figure */
+    MEASURED_NOT,  /* unknown: no quiet moment was found, or the figure includes another thread's bytes. */
+    MEASURED_CARD, /* From the card's figure, which may include other containers' bytes. */
+    MEASURED_OWN,  /* From this process's own figure. */
 };
 /* Reads the bytes that this process gained since measure_begin, without charged allocations. */
 enum measured measure_end(const struct measure *measure, uint64_t *bytes);
@@ -75,14 +75,14 @@ CUresult opening_end(struct opening *opening, CUresult status, CUcontext context
 CUresult context_met(const struct device *device, CUcontext context, CUdevice ordinal, bool *known);
 /* Returns the device's primary context if it is charged, else NULL. The caller holds the lock. */
 CUcontext context_primary(int device);
-void context_used(CUcontext context); /* adds a user that keeps the context alive */
+void context_used(CUcontext context); /* Adds a user that keeps the context alive. */
 /* Describes a context before and after the driver's call that may free it. The device is locked. */
 enum { COLLECTED_MAPS = 2 };
 struct leaving {
     CUcontext context, heir; /* heir: the context that owns its memory afterwards; NULL: the memory is freed */
     bool gone;
-    bool ours;    /* the context was charged as `block` says */
-    bool primary; /* a charged context that is its device's primary context */
+    bool ours;    /* The context was charged as `block` says. */
+    bool primary; /* A charged context that is its device's primary context. */
     struct block block;
     struct collected { /* memory to uncharge */
         uint64_t owner;
@@ -98,7 +98,7 @@ void context_reset(void);
 
 /* --- green.c ----------------------------------------------------------------------------------------------- */
 
-extern _Atomic bool vgpu_green_any; /* this process has created a green context */
+extern _Atomic bool vgpu_green_any; /* This process has created a green context. */
 /* Returns the context that a library thread may enter to work for `context`: for a green context its primary
  * context. */
 CUcontext green_enters(CUcontext context);
@@ -113,11 +113,11 @@ void green_context_left(struct leaving *leaving);
 /* --- unaccounted.c: what the driver takes without being asked ------------------------------------------------- */
 
 enum looked {
-    LOOKED_NOT,    /* a thread was in flight the whole time */
-    LOOKED_HIDDEN, /* NVML does not show this process: only the addresses of its memory are known */
+    LOOKED_NOT,    /* A thread was in flight the whole time. */
+    LOOKED_HIDDEN, /* NVML does not show this process: only the addresses of its memory are known. */
     LOOKED_AT,
 };
-void unaccounted_begin(const struct device *device); /* a context was created */
+void unaccounted_begin(const struct device *device); /* A context was created. */
 /* Charges what this process uses on the card beyond its charge, as far as the limit has room. Needs the context
  * lock. */
 enum looked unaccounted_look_locked(const struct device *device);
@@ -125,11 +125,11 @@ enum looked unaccounted_look_locked(const struct device *device);
 uint64_t unaccounted_look(const struct device *device);
 /* does the same for a device whose step is due; waits a while after a look that failed */
 void unaccounted_settle(int device);
-void unaccounted_due(int device);    /* makes the end of the next flight look */
-/* code may be loaded by any launch from now on: threads that wait for launches look at intervals */
+void unaccounted_due(int device);    /* Makes the end of the next flight look. */
+/* Code may be loaded by any launch from now on: threads that wait for launches look at intervals. */
 void unaccounted_late(void);
 void unaccounted_waited(bool done);
-bool unaccounted_any(int device);    /* this process uses memory of the device, and a limit applies */
+bool unaccounted_any(int device);    /* This process uses memory of the device, and a limit applies. */
 /* Bytes of this process on the card that exceed the limit. Nothing more is granted while this is not 0. */
 uint64_t unaccounted_over(int device);
 /* Adds to (or subtracts from) the bytes of contexts that no hook saw, where NVML hides this process. */

@@ -23,18 +23,18 @@
 #include <string.h>
 #include <time.h>
 
-#define AGAIN_NS 50000000ull /* wait after a look that failed because a thread stayed in flight */
-#define LATE_NS 2000000000ull /* interval between looks for code that a launch loaded */
+#define AGAIN_NS 50000000ull /* Wait after a look that failed because a thread stayed in flight. */
+#define LATE_NS 2000000000ull /* Interval between looks for code that a launch loaded. */
 #define STEP_LEAST (32 * MIB)
-#define UNIT (2 * MIB) /* the unit in which the driver backs plain memory; smaller blocks share one */
-#define STEP_PART 32 /* this part of usage is a step: filling a slice costs about two hundred looks at any size */
+#define UNIT (2 * MIB) /* The unit in which the driver backs plain memory; smaller blocks share one. */
+#define STEP_PART 32 /* This part of usage is a step: filling a slice costs about two hundred looks at any size. */
 
 static struct unaccounted {
-    const struct device *_Atomic device; /* NULL: this process has no context there yet, or no limit */
-    uint64_t charged;                    /* needs the context lock */
-    _Atomic uint64_t over;               /* further bytes that exceed the limit */
-    _Atomic uint64_t unseen;             /* bytes of contexts that no hook saw, where NVML hides this process */
-    _Atomic uint64_t again;              /* earliest time of the next look */
+    const struct device *_Atomic device; /* NULL: this process has no context there yet, or no limit. */
+    uint64_t charged;                    /* Needs the context lock. */
+    _Atomic uint64_t over;               /* Further bytes that exceed the limit. */
+    _Atomic uint64_t unseen;             /* Bytes of contexts that no hook saw, where NVML hides this process. */
+    _Atomic uint64_t again;              /* Earliest time of the next look. */
 } unaccounted_of[VGPU_MAX_DEVICES];
 
 static _Atomic uint64_t late; /* next time to look for code that launches loaded; 0: no code was loaded */
@@ -169,7 +169,7 @@ enum looked unaccounted_look_locked(const struct device *device)
     struct measure now = {.nvml = false};
     uint64_t beyond = 0;
     if (!atomic_load_explicit(&unaccounted->device, memory_order_relaxed))
-        return LOOKED_HIDDEN; /* no limit applies */
+        return LOOKED_HIDDEN; /* No limit applies. */
     /* If contexts do not count, they cannot be separated from NVML's figure, so NVML is not opened. */
     if (limits_count_context())
         measure_now(&now, device);

@@ -33,9 +33,9 @@ bool object_links(const struct object *object, const char *soname, bool (*wanted
 /* --- forms.c: names of a driver that is newer than this library ------------------------------------------ */
 
 enum form {
-    FORM_KNOWN,   /* the name of a hook, or of a function that this library need not see */
-    FORM_NEWER,   /* an unknown version of a hooked function: the memory that it uses is looked up */
-    FORM_REFUSED, /* a version of a function that returns function pointers: hooks would not see calls of those */
+    FORM_KNOWN,   /* The name of a hook, or of a function that this library need not see. */
+    FORM_NEWER,   /* An unknown version of a hooked function: the memory that it uses is looked up. */
+    FORM_REFUSED, /* A version of a function that returns function pointers: hooks would not see calls of those. */
 };
 enum form form_of(const char *symbol);
 /* The same for a name passed to cuGetProcAddress, whose result is not a hooked function. */
@@ -81,9 +81,9 @@ extern void *vgpu_real[FUNCTION_COUNT];
 bool is_driver(const struct object *object, bool nvml);
 /* finds the loaded driver; prefers one with the standard name */
 bool driver_object(bool nvml, struct object *found);
-bool driver_ready(void);   /* libcuda is loaded; this never loads it */
-bool driver_settled(void); /* libcuda is loaded under its standard name, so no other driver will replace it */
-bool nvml_ready(void);   /* libnvidia-ml.so.1 is loaded; this never loads it */
+bool driver_ready(void);   /* libcuda is loaded; this never loads it. */
+bool driver_settled(void); /* libcuda is loaded under its standard name, so no other driver will replace it. */
+bool nvml_ready(void);   /* libnvidia-ml.so.1 is loaded; this never loads it. */
 void driver_reset(void);
 bool nvml_load(void);    /* loads and initialises NVML for this library's own queries */
 

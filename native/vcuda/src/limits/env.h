@@ -13,14 +13,14 @@ bool env_number(const char *text, int low, int high, int *value);
 enum { ENV_UNSET = -1 };
 
 struct environment {
-    uint64_t memory, memory_of[VGPU_MAX_DEVICES]; /* bytes; 0: not set */
-    int sm, sm_of[VGPU_MAX_DEVICES];              /* percent, 0 to 100 */
-    int policy;                                   /* enum vgpu_core_policy */
+    uint64_t memory, memory_of[VGPU_MAX_DEVICES]; /* bytes; 0: not set. */
+    int sm, sm_of[VGPU_MAX_DEVICES];              /* percent, 0 to 100. */
+    int policy;                                   /* enum vgpu_core_policy. */
     int priority, oom_killer, oversubscribe;
     int log_level;
     bool disable;
-    bool limits;    /* some variable limits memory or time: without a limits file the library is then active */
-    bool by_device; /* some variable has a device index */
+    bool limits;    /* Some variable limits memory or time: without a limits file the library is then active. */
+    bool by_device; /* Some variable has a device index. */
     char ledger[512];
 };
 

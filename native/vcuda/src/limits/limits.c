@@ -39,8 +39,8 @@ const uint32_t *vgpu_limits_sequence = &never_changes;
 static struct lock lock;
 _Atomic(struct cached_limits *) vgpu_cached_limits;
 static _Atomic(struct snapshot *) current;
-static _Atomic int control = -1; /* not read yet */
-static _Atomic bool torn;        /* the file could not be read after a change; the last good snapshot applies */
+static _Atomic int control = -1; /* Not read yet. */
+static _Atomic bool torn;        /* The file could not be read after a change; the last good snapshot applies. */
 static struct shares shares = {.count = 1, .of = {{.limits = VGPU_PATH_LIMITS, .ledger = VGPU_PATH_LEDGER}}};
 static bool in_force;
 static const char *path = VGPU_PATH_LIMITS; /* path of the file that `reason` is about */
@@ -99,7 +99,7 @@ static void publish(struct snapshot *snapshot)
     bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.limits);
     struct cached_limits *cached = &snapshot->cached;
     cached->control = off ? CONTROL_OFF : CONTROL_ON;
-    cached->plain = !off && !cached->oversubscribe && level < LOG_CALLS; /* the fast path logs nothing */
+    cached->plain = !off && !cached->oversubscribe && level < LOG_CALLS; /* The fast path logs nothing. */
     /* With several files no single sequence shows all changes, so each hook checks each file. */
     static const uint32_t never_the_same = 1;
     cached->sequence_at = !snapshot->from_file ? &cached->sequence : several() ? &never_the_same : vgpu_limits_sequence;

@@ -84,9 +84,9 @@ static inline void lock_drop(struct lock *lock)
 /* --- limits.c: limits file and environment ---------------------------------------------------------- */
 
 enum control {
-    CONTROL_OFF,   /* no limits file and no variable: the library does nothing */
-    CONTROL_ON,    /* limits apply */
-    CONTROL_BROKEN /* limits should apply but cannot be read: no context may be created */
+    CONTROL_OFF,   /* No limits file and no variable: the library does nothing. */
+    CONTROL_ON,    /* Limits apply. */
+    CONTROL_BROKEN /* Limits should apply but cannot be read: no context may be created. */
 };
 /* The limits that were read last. They are current while *sequence_at equals the stored sequence. */
 struct cached_limits {
@@ -94,12 +94,12 @@ struct cached_limits {
     uint32_t sequence;
     const uint32_t *sequence_at;
     bool oversubscribe;
-    bool driver_limited; /* a device of the limits file has card_bytes */
+    bool driver_limited; /* A device of the limits file has card_bytes. */
     bool plain; /* limits hold, memory comes from the card alone, call logging is off: allocations may use the fast path */
     /* Cached results of limits_memory by the device's index in the ledger; 0: not cached. */
     uint64_t memory[VGPU_MAX_DEVICES];
 };
-extern _Atomic(struct cached_limits *) vgpu_cached_limits; /* NULL: no limits could be read yet */
+extern _Atomic(struct cached_limits *) vgpu_cached_limits; /* NULL: no limits could be read yet. */
 /* Returns the current state. Reads the file again if its sequence changed; without a change there is no system call. */
 enum control limits_control(void);
 /* The sequence word of the mapped limits file; without a file a word that stays 0. */
@@ -150,8 +150,8 @@ uint64_t limits_share_memory(unsigned share, const char *uuid, bool *named);
 /* Returns true if the limits are of that allocation. Always true unless the node's ld.so.preload loads this library. */
 bool limits_same_allocation(unsigned share, const char allocation[VGPU_ALLOCATION_SIZE]);
 const char *limits_ledger_path(unsigned share);
-bool limits_ledger_is_own(void); /* it belongs to this user, in a folder that all users can write */
-/* may the ledger be created? Not if the node's ld.so.preload loads this library: then the node has created it */
+bool limits_ledger_is_own(void); /* It belongs to this user, in a folder that all users can write. */
+/* May the ledger be created? Not if the node's ld.so.preload loads this library: then the node has created it. */
 bool limits_ledger_create(void);
 bool uuid_same(const char *left, const char *right);
 void limits_reset(void);

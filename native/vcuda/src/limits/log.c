@@ -19,8 +19,8 @@
 
 _Atomic int vgpu_log_level = LOG_WARN;
 
-static _Atomic int begun;                /* 1: the two values below are set; 2: descriptor 2 is closed */
-static _Atomic uint64_t on_device, inode; /* device and inode of descriptor 2 */
+static _Atomic int begun;                /* 1: the two values below are set; 2: descriptor 2 is closed. */
+static _Atomic uint64_t on_device, inode; /* Device and inode of descriptor 2. */
 
 /* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
 static bool look(struct stat *status)

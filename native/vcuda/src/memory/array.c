@@ -13,10 +13,10 @@ static bool slice_bytes(int format, unsigned channels, uint64_t width, uint64_t 
 {
     uint64_t element = 0, block = 0;
     switch (format) {
-    case 0x01: case 0x08: element = channels; break;                 /* 8-bit formats */
-    case 0x02: case 0x09: case 0x10: element = 2ull * channels; break; /* 16-bit and half formats */
-    case 0x03: case 0x0a: case 0x20: element = 4ull * channels; break; /* 32-bit and float formats */
-    case 0xb0: /* NV12: a luma plane and a chroma plane of half the height */
+    case 0x01: case 0x08: element = channels; break;                 /* 8-bit formats. */
+    case 0x02: case 0x09: case 0x10: element = 2ull * channels; break; /* 16-bit and half formats. */
+    case 0x03: case 0x0a: case 0x20: element = 4ull * channels; break; /* 32-bit and float formats. */
+    case 0xb0: /* NV12: a luma plane and a chroma plane of half the height. */
         return !__builtin_mul_overflow(width, height + height / 2 + height % 2, bytes);
     case 0xc0: case 0xc6: element = 1; break;
     case 0xc1: case 0xc7: case 0xc3: case 0xc9: element = 2; break;

@@ -14,8 +14,8 @@
 
 struct external {
     struct external *next;
-    CUexternalMemory memory; /* NULL: the import was destroyed */
-    const struct device *device; /* NULL: the exporting process is charged */
+    CUexternalMemory memory; /* NULL: the import was destroyed. */
+    const struct device *device; /* NULL: the exporting process is charged. */
     uint64_t bytes;
     void *import; /* the ledger byte that shows that the memory is imported */
     unsigned buffers;

@@ -30,7 +30,7 @@ extern _Atomic uint32_t vgpu_pools_dirty;
 
 /* --- ipc.c ----------------------------------------------------------------------------------------------- */
 
-extern _Atomic bool vgpu_exported_any; /* this process has exported a handle */
+extern _Atomic bool vgpu_exported_any; /* This process has exported a handle. */
 /* Returns true if the memory was exported. Removes it from the table before the driver frees it, because another
  * thread may get the same address at once. */
 static inline bool ipc_exported(CUdeviceptr pointer, struct block *exported)
@@ -45,7 +45,7 @@ void ipc_reset(void);
 
 /* --- external.c ------------------------------------------------------------------------------------------- */
 
-extern _Atomic bool vgpu_external_any; /* this process has imported external memory */
+extern _Atomic bool vgpu_external_any; /* This process has imported external memory. */
 /* For a pointer in no table of this process: call external_take before the driver frees it and external_settle
  * afterwards. NULL: the pointer is not from an import. */
 struct external_buffer *external_take(CUdeviceptr pointer);

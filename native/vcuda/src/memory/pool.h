@@ -15,10 +15,10 @@ struct pool {
     uint64_t key;
     const struct device *device; /* NULL: the pool's memory is not on a device */
     uint64_t charged;
-    uint64_t shared;      /* the object of the pool's shareable handles; 0: none exist */
-    bool exported;            /* the ledger slot counts the pool's memory as exported */
-    uint64_t outstanding; /* bytes of the program's live blocks */
-    bool destroyed;       /* the pool stays recorded until its last block is freed */
+    uint64_t shared;      /* The object of the pool's shareable handles; 0: none exist. */
+    bool exported;            /* The ledger slot counts the pool's memory as exported. */
+    uint64_t outstanding; /* Bytes of the program's live blocks. */
+    bool destroyed;       /* The pool stays recorded until its last block is freed. */
 };
 
 struct pool *pool_known(uint64_t key);

@@ -16,9 +16,9 @@
 
 #include <stdlib.h>
 
-struct lock vmm_lock; /* protects the structures here and the two tables; never held during a driver call */
-static struct physical *waiting; /* objects that this process released and another process has open */
-static uint32_t mapping_number;  /* number of the last mapping, stored as the kind of its block; never 0 */
+struct lock vmm_lock; /* Protects the structures here and the two tables; never held during a driver call. */
+static struct physical *waiting; /* Objects that this process released and another process has open. */
+static uint32_t mapping_number;  /* Number of the last mapping, stored as the kind of its block; never 0. */
 
 static bool open_elsewhere(const struct physical *object)
 {

@@ -8,17 +8,17 @@
 #pragma GCC visibility push(hidden)
 
 struct physical {
-    struct physical *next;       /* next object that other processes still have open */
-    const struct device *device; /* NULL: imported, and the exporting process is charged */
-    uint64_t bytes;              /* bytes charged to this process */
-    uint64_t shared;             /* the object number of its shareable handles; 0: none exist */
-    void *import;                  /* for an import: the ledger byte that shows it */
+    struct physical *next;       /* Next object that other processes still have open. */
+    const struct device *device; /* NULL: imported, and the exporting process is charged. */
+    uint64_t bytes;              /* Bytes charged to this process. */
+    uint64_t shared;             /* The object number of its shareable handles; 0: none exist. */
+    void *import;                  /* For an import: the ledger byte that shows it. */
     unsigned handles, mappings;
-    unsigned calls; /* driver calls that use it now */
-    int exporting;  /* those of the calls that create a shareable handle */
-    bool host; /* in host memory instead of on the card: host_memory.c */
-    bool kept; /* kept by something that is not counted (see vmm.c): charged as long as this process lives */
-    bool exported; /* the ledger slot counts it as exported */
+    unsigned calls; /* Driver calls that use it now. */
+    int exporting;  /* Those of the calls that create a shareable handle. */
+    bool host; /* In host memory instead of on the card: host_memory.c. */
+    bool kept; /* kept by something that is not counted (see vmm.c): charged as long as this process lives. */
+    bool exported; /* The ledger slot counts it as exported. */
 };
 
 /* Protects these structures, vgpu_handles and vgpu_mappings; never held during a driver call. */

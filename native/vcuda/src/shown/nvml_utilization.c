@@ -13,8 +13,8 @@
 #include <string.h>
 #include <time.h>
 
-#define LOOK_BACK_US 1000000ull /* NVML's own rates cover at most the last second */
-#define RING 256u               /* more than the samples that a driver keeps */
+#define LOOK_BACK_US 1000000ull /* NVML's own rates cover at most the last second. */
+#define RING 256u               /* More than the samples that a driver keeps. */
 
 struct account_of {
     struct own_process *processes;
