@@ -222,7 +222,7 @@ static void measure(const struct fill *fill)
     pid_t taker = maker < 0 ? -1 : fork();
     if (taker == 0) {
         take_and_ask(fill, current, ends[1]);
-        atomic_store(&board->go, 2); /* signals the end in every case */
+        atomic_store(&board->go, 2); /* tells the other process to end, whatever the result */
         _exit(0);
     }
     close(ends[1]);

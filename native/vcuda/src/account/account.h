@@ -80,7 +80,7 @@ extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, v
 /* The functions that store a block return false if there is no memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
 bool block_swap(struct block_map *map, const struct block *block, struct block *former); /* former->kind 0: there was none */
-bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */
+bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes the block */
 bool block_get(struct block_map *map, uint64_t key, struct block *block);
 /* Removes every block for which `match` returns true. */
 void block_sweep(struct block_map *map, bool (*match)(const struct block *block, void *data), void *data);
@@ -181,7 +181,7 @@ CUresult memory_broken(void);
 struct allocation {
     const struct device *device;
     CUcontext context;
-    uint64_t bytes; /* charged */
+    uint64_t bytes; /* Bytes charged so far. */
     int kind;       /* enum block_kind of the stored block. */
 };
 CUresult allocation_target(enum control control, struct allocation *allocation); /* charges nothing yet */

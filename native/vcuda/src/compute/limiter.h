@@ -44,7 +44,7 @@ void tenant_reset(void);
 
 /* The launches of a thread into one stream since the last fence. */
 struct flow {
-    uintptr_t stream; /* flow_stream() */
+    uintptr_t stream; /* value of flow_stream() */
     bool used;
     struct mark *begin; /* Event recorded before the segment's first launch; NULL: recording failed. */
     uint64_t began; /* When `begin` was recorded. */
@@ -62,7 +62,7 @@ struct thread_state {
     struct flow *current; /* flow of the last launch. */
     struct limited *limited;
     CUcontext context;
-    uint64_t number; /* distinguishes threads */
+    uint64_t number; /* serial number of the thread */
     uint32_t segments;
     uint32_t seen;   /* Value of `ready` before the thread's context may have changed. */
     /* The value of `passed` + 1 at which a launch was admitted although no work had finished; 0: none. */

@@ -109,7 +109,7 @@ static int count_users(CUcontext context, int step)
     if (!block_take(&vgpu_contexts, (uintptr_t)context, &block))
         return -1;
     int users = block.kind + step;
-    block.kind = users > 0 ? users : 1; /* kind 0 would mark a free position */
+    block.kind = users > 0 ? users : 1; /* kind 0 would mark a free position in the table */
     block_put(&vgpu_contexts, &block);
     return users;
 }

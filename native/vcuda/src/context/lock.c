@@ -18,7 +18,8 @@ static _Atomic bool stuck[VGPU_MAX_DEVICES];
 /* low half: unlocked calls that are active; high half: all unlocked calls so far */
 static _Atomic uint64_t passing[VGPU_MAX_DEVICES];
 #define PASSED (1ull << 32)
-static __thread uint32_t held __attribute__((tls_model("initial-exec"))); /* locks held by this thread, one bit each */
+/* bit n: this thread holds the lock of device n */
+static __thread uint32_t held __attribute__((tls_model("initial-exec")));
 _Static_assert(VGPU_MAX_DEVICES <= 32, "a bit each");
 
 bool context_try(int device)

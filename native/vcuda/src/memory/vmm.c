@@ -414,5 +414,5 @@ MAP_TILES(cuMemMapArrayAsync_ptsz)
 void vmm_reset(void)
 {
     atomic_store_explicit(&vmm_lock.word, 0, memory_order_relaxed);
-    waiting = NULL; /* these belong to the parent */
+    waiting = NULL; /* the waiting objects belong to the parent process */
 }
