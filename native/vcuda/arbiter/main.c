@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vgpu-arbiter: gives the tenants of each GPU their turns, by writing the gpu page of every allocation. It keeps nothing:
- * killed and started again it goes on with what the pages say, and meanwhile each tenant keeps its own share.
+ * vgpu-arbiter: gives the tenants of each GPU their turns, by writing the gpu page of every allocation. It stores no
+ * state of its own: after a kill and restart it continues from the pages, and meanwhile each tenant limits itself to
+ * its own share.
  *
- *   vgpu-arbiter [--run DIR] [--json-status] [--help]
+ * vgpu-arbiter [--run DIR] [--json-status] [--help]
  */
 #include "tenants.h"
 
@@ -20,8 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SCAN_NS (1000 * MS)  /* folders are looked at so often even without a sign from inotify */
-#define LIMITS_NS (50 * MS)  /* a live change of a limit is seen within this */
+#define SCAN_NS (1000 * MS)  /* Folders are scanned at this interval even without an inotify event. */
+#define LIMITS_NS (50 * MS)  /* A live change of a limit is seen within this time. */
 #define WATCH (IN_CREATE | IN_DELETE | IN_MOVED_TO | IN_MOVED_FROM | IN_ONLYDIR)
 
 static volatile sig_atomic_t ending;
@@ -39,7 +40,7 @@ static uint64_t monotonic(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* New watches for new folders; one that is watched already stays the same watch. */
+/* Adds watches for new folders. inotify returns the existing watch for a folder that is watched already. */
 static void watch(int descriptor, const struct node *node)
 {
     char path[700];
@@ -93,7 +94,8 @@ static int run(struct node *node, const char *folder)
     sigemptyset(&stops);
     sigaddset(&stops, SIGTERM);
     sigaddset(&stops, SIGINT);
-    sigprocmask(SIG_BLOCK, &stops, &before); /* taken only while waiting: none is lost between test and wait */
+    /* signals are delivered only during the wait, so none is lost between test and wait */
+    sigprocmask(SIG_BLOCK, &stops, &before);
     struct sigaction action = {.sa_handler = end};
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
@@ -136,7 +138,8 @@ static int run(struct node *node, const char *folder)
     return 0;
 }
 
-/* Two descriptors a folder: a shell's 1024 are not enough for all. */
+/* Raises the limit of open files: every allocation folder needs two descriptors, and a shell's limit of 1024 is too
+ * low. */
 static void raise_descriptors(void)
 {
     struct rlimit limit;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The service manager's protocol: a datagram to the socket that it names in the environment. */
+/* The service manager's protocol: a datagram to the socket whose name is in the environment. */
 #include "tenants.h"
 
 #include <stddef.h>

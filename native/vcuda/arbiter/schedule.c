@@ -7,27 +7,33 @@
 #define US 1000ull
 #define MS 1000000ull
 
-#define ACTIVE_NS (60 * MS)       /* a tenant counts as busy so long after its last launch */
-#define WAITING_NS (25 * MS)      /* who waits says so every 10 ms; silence means that it was killed */
+#define ACTIVE_NS (60 * MS)       /* A tenant counts as busy for this time after its last launch. */
+/* A waiting tenant writes its page every 10 ms; after this silence it counts as killed. */
+#define WAITING_NS (25 * MS)
 #define CYCLE_NS (50 * MS)        /* every busy tenant has one turn in about this time */
 #define TURN_MIN_NS (2 * MS)
 #define TURN_MAX_NS (30 * MS)
-#define IDLE_NS (300 * US)        /* a holder with nothing to run gives its turn up after this */
-#define LOOK_NS (250 * US)        /* how often the holder is looked at */
-#define LATE_NS (400 * US)        /* who is late says so within this, or is dead */
+#define IDLE_NS (300 * US)        /* A turn ends early if its holder has had nothing to run for this time. */
+#define LOOK_NS (250 * US)        /* Interval at which the holder's page is read. */
+/* A tenant whose work is overdue updates its page within this time; otherwise it counts as killed. */
+#define LATE_NS (400 * US)
 #define DRAIN_NS VGPU_ARBITER_DRAIN_NS
-#define LOW_OUTSTANDING_US 1000u  /* what low priority may queue where a tenant of high priority may come */
-#define CREDIT_NS (250 * (int64_t)MS) /* in time: nobody is owed more than this at its rate */
-#define DEBT_NS (2000 * (int64_t)MS)  /* nor owes more device time than this: of a longer kernel the rest is forgiven */
-#define HELD_NS (65 * MS)         /* who has waited for so long is next, */
-#define HELD_MOST_NS (78 * MS)    /* and cuts a turn short after so long, */
-#define OVERDUE_DEBT_NS (30 * (int64_t)MS) /* if it owes no more device time than this: one launch, then it pays */
-#define SPARSE_LEAST_NS (150 * US) /* who comes for a burst of so much, and less than its turn, is sparse: */
-#define SPARSE_REST_NS (4 * MS)   /* so long after its last turn, */
-#define SPARSE_NS (1 * MS)        /* and the other's begin, it goes first if that burst is due to it; */
-#define SPARSE_OUTSTANDING_US 1000u /* its wait is what the others may queue, */
-#define SPARSE_IDLE_NS (200 * US) /* their loss what passes until it is seen that it has done */
-#define PREEMPT_NS (30 * (int64_t)MS) /* who waits and is owed so much more time than the holder cuts its turn short */
+#define LOW_OUTSTANDING_US 1000u  /* work that a tenant of low priority may queue while one of high priority may come */
+#define CREDIT_NS (250 * (int64_t)MS) /* Largest credit of a tenant, as time at its rate. */
+#define DEBT_NS (2000 * (int64_t)MS)  /* Largest debt of device time; the rest of a longer kernel is forgiven. */
+#define HELD_NS (65 * MS)         /* A tenant that has waited for this time is next. */
+#define HELD_MOST_NS (78 * MS)    /* A tenant that has waited for this time cuts the current turn short. */
+/* most device time that a tenant may owe for the two rules above: it gets one launch, then works off its debt. */
+#define OVERDUE_DEBT_NS (30 * (int64_t)MS)
+/* a tenant with bursts of at least this length, and shorter than its turn, is sparse */
+#define SPARSE_LEAST_NS (150 * US)
+#define SPARSE_REST_NS (4 * MS)   /* A sparse tenant goes first only after this time since its last turn. */
+/* A sparse tenant goes first only after this much of the current turn, and if its credit covers the burst. */
+#define SPARSE_NS (1 * MS)
+#define SPARSE_OUTSTANDING_US 1000u /* Work that others may queue while a sparse tenant is active. */
+#define SPARSE_IDLE_NS (200 * US) /* A sparse tenant's turn ends early if it has had nothing to run for this time. */
+/* A waiting tenant whose lag exceeds the holder's by this much cuts the turn short. */
+#define PREEMPT_NS (30 * (int64_t)MS)
 
 bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_others, bool all_high, bool unknown_others)
 {
@@ -41,11 +47,11 @@ bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_other
 struct sum {
     unsigned present, active, unlimited;
     bool all_high, any_high;
-    double shares;  /* of the active ones */
-    double credits; /* theirs together, where the shares fill the GPU: what counts is how one stands to the others */
+    double shares;  /* sum of the shares of active tenants. */
+    double credits; /* sum of their credits if the shares fill the GPU; then only the difference from the mean counts */
 };
 
-/* Shares that do not fill the GPU are limits. */
+/* Returns true if the active shares fill the GPU. Smaller shares are limits. */
 static bool fills(const struct sum *sum)
 {
     return sum->shares >= 0.9999;
@@ -56,8 +62,8 @@ static uint64_t past(uint64_t when, uint64_t now)
     return when <= now ? when : when - now < WAITING_NS ? now : 0;
 }
 
-/* Nothing is saved up by who is idle or alone. A debt is worked off at the share's rate, so that no pause is cheaper than
- * to wait for one's turn. */
+/* An idle or lone tenant saves up no credit. Its debt decreases at its share's rate, so that a pause is never
+ * cheaper than waiting for a turn. */
 static void rest(struct schedule_tenant *tenant, uint64_t passed)
 {
     int64_t credit = tenant->credit + (int64_t)((double)passed * tenant->in.share_ppm / PPM);
@@ -76,8 +82,8 @@ static struct sum look(struct schedule *schedule, uint64_t now, uint64_t passed)
         sum.all_high = sum.all_high && in->high;
         sum.any_high = sum.any_high || in->high;
         sum.unlimited += in->unlimited;
-        /* Times are what a tenant says: one from the future would keep it busy for good. Its page is read a little later
-         * than the clock. */
+        /* The tenant writes these times, and a time in the future would keep it busy for ever. The page is read
+         * slightly later than the clock. */
         in->active_ns = past(in->active_ns, now);
         in->waiting_ns = past(in->waiting_ns, now);
         if (in->busy_until_ns > now + 1000 * MS)
@@ -117,13 +123,13 @@ static double claim_of(const struct schedule_tenant *tenant, const struct sum *s
     return (double)tenant->credit - rate(tenant, sum) * sum->credits;
 }
 
-/* How long ago it should have had the GPU. */
+/* Returns the time since the tenant should have had the GPU. */
 static double lag(const struct schedule_tenant *tenant, const struct sum *sum)
 {
     return (double)tenant->credit / rate(tenant, sum);
 }
 
-/* Has it been throttled for so long that it goes before who has a better claim? */
+/* Returns true if the tenant has waited so long that it goes before tenants with a better claim. */
 static bool overdue(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now, uint64_t after)
 {
     return waiting(tenant) && now - tenant->waits_since >= after && claim_of(tenant, sum) > -(double)OVERDUE_DEBT_NS;
@@ -152,7 +158,8 @@ static void close_gate(struct schedule_tenant *tenant, bool by_priority)
     tenant->out.turn_start_ns = tenant->out.turn_end_ns = 0;
 }
 
-/* Nobody contends. Only who is alone may go at once; the others must ask, or their start would not be seen in time. */
+/* No contention. Only a lone tenant may run at once. Other tenants must ask first; otherwise their start would be
+ * seen too late. */
 static uint64_t all_free(struct schedule *schedule, const struct sum *sum, uint64_t now, uint64_t passed)
 {
     schedule->state = SCHEDULE_FREE;
@@ -188,13 +195,14 @@ static bool bursts(const struct schedule_tenant *tenant)
     return tenant->gave_up >= 3 && tenant->burst >= SPARSE_LEAST_NS;
 }
 
-/* It comes for less than a turn, and is owed that much: to let it go first costs the others a hand-over, no share. */
+/* Returns true if the tenant comes for less than a turn and its credit covers that. Letting it go first costs the
+ * others a hand-over, but no share. */
 static bool sparse(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now)
 {
     return bursts(tenant) && now - tenant->served >= SPARSE_REST_NS && claim_of(tenant, sum) >= (double)tenant->burst;
 }
 
-/* Higher is first. */
+/* Returns the rank of a tenant; the highest goes first. */
 static double order(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now)
 {
     double ahead = lag(tenant, sum);
@@ -212,7 +220,7 @@ static int choose(const struct schedule *schedule, const struct sum *sum, uint64
         const struct schedule_tenant *tenant = &schedule->tenant[i];
         if (!tenant->present || !waiting(tenant))
             continue;
-        /* Shares that do not fill the GPU are limits: nobody goes before it has saved up for a turn. */
+        /* Shares that do not fill the GPU are limits: a tenant must first save up for a turn. */
         if (!fills(sum) && tenant->credit < (int64_t)(rate(tenant, sum) * 15 * MS) && !sparse(tenant, sum, now) &&
             !overdue(tenant, sum, now, HELD_NS))
             continue;
@@ -223,8 +231,8 @@ static int choose(const struct schedule *schedule, const struct sum *sum, uint64
     return best;
 }
 
-/* What one took is owed to all by their shares. Nobody is lifted to the bound by it: how the others stand to each other
- * must not be lost by what one says of itself. */
+/* Charges the taker and credits all active tenants by their shares. The credit is reduced so that no tenant reaches
+ * the bound: one tenant's figures must not change the order of the others. */
 static void take(struct schedule *schedule, const struct sum *sum, struct schedule_tenant *taker, double ns)
 {
     double given = fills(sum) ? ns : 0;
@@ -239,14 +247,16 @@ static void take(struct schedule *schedule, const struct sum *sum, struct schedu
             add_credit(&schedule->tenant[i], given * rate(&schedule->tenant[i], sum), sum);
 }
 
-/* `late`: when its work will be done that is not waited for any longer, and runs on in the driver's time slices; 0: none. */
+/* Charges the holder for its turn. `late`: the end of its remaining work, which is not waited for and runs on in the
+ * driver's time slices; 0: none. */
 static void charge(struct schedule *schedule, const struct sum *sum, uint64_t now, uint64_t late)
 {
     if (schedule->holder < 0 || !schedule->tenant[schedule->holder].present)
         return;
     struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
     double held = (double)(now - schedule->turn_start), used = (double)(holder->in.used_ns - holder->used_at);
-    /* Its own word counts within what it held the GPU for: gaps of the hand-over are nobody's, lies do not pay. */
+    /* The tenant's own figure counts between 80 and 100 % of the turn: gaps of the hand-over are charged to no
+     * tenant, and false figures gain little. */
     used = used > held ? held : used < 0.8 * held ? 0.8 * held : used;
     holder->used_at = holder->in.used_ns;
     holder->late = late > now;
@@ -257,8 +267,8 @@ static void charge(struct schedule *schedule, const struct sum *sum, uint64_t no
     holder->served = now;
 }
 
-/* What became of the work that ran on after its tenant's turn. By its tenant's word alone: it gets back no more than it was
- * charged on that word. */
+/* Corrects the charge of work that ran on after its tenant's turn. The correction uses the tenant's own figure, so
+ * it returns at most what was charged for that work. */
 static void settle_late(struct schedule *schedule, const struct sum *sum)
 {
     for (int i = 0; i < SCHEDULE_TENANTS; i++) {
@@ -289,7 +299,7 @@ static bool given_up(const struct schedule_tenant *holder, const struct schedule
     return !holder->present || now > last + (bursts(holder) ? SPARSE_IDLE_NS : IDLE_NS);
 }
 
-/* Does somebody who waits come before the holder, so that the turn is cut short? */
+/* Returns true if a waiting tenant goes before the holder, so that the turn is cut short. */
 static bool preempted(const struct schedule *schedule, const struct sum *sum, uint64_t now)
 {
     const struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
@@ -308,7 +318,7 @@ static bool preempted(const struct schedule *schedule, const struct sum *sum, ui
            lag(other, sum) > lag(holder, sum) - so_far + (double)PREEMPT_NS + (double)CYCLE_NS;
 }
 
-/* What the holder may queue, for it is waited for when somebody goes before it; 0: as it likes. */
+/* Returns the work (us) that the holder may queue, because a tenant that goes first must wait for it; 0: no maximum. */
 static uint32_t outstanding(const struct schedule *schedule, const struct sum *sum, int holder)
 {
     uint32_t most = 0;
@@ -318,7 +328,8 @@ static uint32_t outstanding(const struct schedule *schedule, const struct sum *s
     return sum->any_high && !schedule->tenant[holder].in.high ? LOW_OUTSTANDING_US : most;
 }
 
-/* Does somebody's work of an earlier turn run on, in the driver's time slices, or somebody who has no share to keep? */
+/* Returns false if work of an earlier turn still runs in the driver's time slices, or if a tenant without a limit
+ * runs. */
 static bool exclusive(const struct schedule *schedule, const struct sum *sum, uint64_t now)
 {
     for (int i = 0; i < SCHEDULE_TENANTS; i++)
@@ -347,24 +358,27 @@ static uint64_t begin_turn(struct schedule *schedule, const struct sum *sum, int
     return now + LOOK_NS;
 }
 
-/* Answers when to look again; 0: it need not be waited for. *late: it is busy all the same, until then. */
+/* Waits for queued work. Returns when to look again; 0: stop waiting. *late: the predicted end of work that is still
+ * running. */
 static uint64_t drain(struct schedule *schedule, uint64_t now, uint64_t *late)
 {
     uint64_t latest = 0;
-    /* Of the holder alone, if there was one: who did not drain in time is not waited for twice. */
+    /* Wait for the holder only, if there was one: a tenant that did not drain in time is not waited for twice. */
     for (int i = 0; i < SCHEDULE_TENANTS; i++)
         if (schedule->tenant[i].present && (schedule->holder < 0 || schedule->holder == i) &&
             schedule->tenant[i].in.busy_until_ns > latest)
             latest = schedule->tenant[i].in.busy_until_ns;
-    /* 0: it says that it is done. A time that has passed was a prediction: its kernel may be late. */
+    /* 0: the tenant reports that it is done. A past time was a prediction, and its kernel may be late. */
     *late = latest && latest + LATE_NS > now ? (latest > now ? latest : now + 1) : 0;
     if (!latest || latest + LATE_NS <= now || now >= schedule->drain_until)
         return 0;
-    uint64_t next = latest < schedule->drain_until ? latest : schedule->drain_until; /* late: looked at every 50 us */
+    /* overdue work is checked every 50 us */
+    uint64_t next = latest < schedule->drain_until ? latest : schedule->drain_until;
     return next > now + 50 * US ? (next < now + 200 * US ? next : now + 200 * US) : now + 50 * US;
 }
 
-/* What the holder came for, if it gave its turn up. By its own word, within what it held the GPU for. */
+/* Records the length of the holder's burst if it gave up its turn. Uses the tenant's own figure, at most the length
+ * of the turn. */
 static void note_burst(struct schedule *schedule, uint64_t now)
 {
     struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
@@ -377,12 +391,12 @@ static void note_burst(struct schedule *schedule, uint64_t now)
 
 static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uint64_t now)
 {
-    if (schedule->state == SCHEDULE_FREE) { /* who ran alone pays for what it has queued from here on */
+    if (schedule->state == SCHEDULE_FREE) { /* a tenant that ran alone is charged from now on for its queued work */
         schedule->state = SCHEDULE_DRAIN;
         schedule->holder = (int)schedule->alone - 1;
         schedule->turn_start = now;
         schedule->drain_until = now + DRAIN_NS;
-        for (int i = 0; i < SCHEDULE_TENANTS; i++) /* nobody owes for what it used while nobody contended */
+        for (int i = 0; i < SCHEDULE_TENANTS; i++) /* work from the time without contention is not charged */
             schedule->tenant[i].late = false;
         if (schedule->holder >= 0)
             schedule->tenant[schedule->holder].used_at = schedule->tenant[schedule->holder].in.used_ns;
@@ -390,11 +404,11 @@ static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uin
     settle_late(schedule, sum);
     if (schedule->state == SCHEDULE_TURN) {
         struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
-        /* A holder that waits has nothing more that fits into its turn. */
+        /* A waiting holder has no more work that fits into its turn. */
         bool over = now >= schedule->turn_end || holder->in.waiting_ns > schedule->turn_start + 100 * US;
         if (over && holder->present && choose(schedule, sum, now) < 0 && fills(sum) &&
             !given_up(holder, schedule, now)) {
-            charge(schedule, sum, now, 0); /* nobody else waits: go on without a hand-over */
+            charge(schedule, sum, now, 0); /* no other tenant waits, so the turn continues without a hand-over */
             schedule->turn_end = holder->out.turn_end_ns = now + TURN_MIN_NS;
             over = false;
         }
@@ -427,11 +441,11 @@ uint64_t schedule_step(struct schedule *schedule, uint64_t now)
     uint64_t passed = schedule->stepped && now > schedule->stepped ? now - schedule->stepped : 0;
     struct sum sum = look(schedule, now, passed);
     schedule->stepped = now;
-    if (!fills(&sum)) /* shares are limits: they accrue by the clock */
+    if (!fills(&sum)) /* shares are limits, so credit accrues with time */
         for (int i = 0; i < SCHEDULE_TENANTS; i++)
             if (schedule->tenant[i].present && schedule->tenant[i].active)
                 add_credit(&schedule->tenant[i], (double)passed * rate(&schedule->tenant[i], &sum), &sum);
-    for (int i = 0; i < SCHEDULE_TENANTS; i++) /* no share to keep: it runs when it likes */
+    for (int i = 0; i < SCHEDULE_TENANTS; i++) /* a tenant without a share limit always runs */
         if (schedule->tenant[i].present && schedule->tenant[i].in.unlimited)
             schedule->tenant[i].out.rate_ppm = PPM;
     if (sum.active <= 1 || (sum.all_high && sum.present > 1))

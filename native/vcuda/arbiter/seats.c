@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which allocations of a GPU have a seat in its schedule, and what that says into their pages. There are fewer seats than
- * a node may have slices, and most of those may rest: who is at work takes the seat of one that rests.
+ * Assigns the allocations of a GPU to the seats of its schedule, and writes the schedule's result into their pages.
+ * There are fewer seats than a node may have slices, and most slices rest: a tenant that starts to work takes the seat
+ * of a resting tenant.
  */
 #include "tenants.h"
 
@@ -11,8 +12,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define AT_WORK_NS (100 * MS) /* a tenant without a seat is at work so long after its last launch */
-/* Nobody else's turn may wait for all waiters of a tenant, who may have thousands of threads; those that wake wake others. */
+#define AT_WORK_NS (100 * MS) /* A tenant without a seat counts as working for this time after its last launch. */
+/* A tenant may have thousands of waiting threads, and waking all of them would delay another tenant's turn; woken
+ * threads wake others. */
 #define WAKE_MOST 64
 
 /* --- seats ------------------------------------------------------------------------------------------------ */
@@ -67,8 +69,9 @@ static unsigned unlimited(const struct gpu *gpu)
 }
 
 /*
- * The seat of the one that has rested for longest; -1: none rests. Who owes keeps its seat until the debt is worked off,
- * for that is only known here. So does the last one without a limit: while it is there no elapsed time is anybody's own.
+ * Returns the seat of the tenant that has rested longest; -1: none rests. A tenant in debt keeps its seat until the
+ * debt is worked off, because only this schedule knows the debt. The last tenant without a limit also keeps its seat:
+ * while it exists, elapsed time belongs to no single tenant.
  */
 static int resting(const struct gpu *gpu)
 {
@@ -84,8 +87,8 @@ static int resting(const struct gpu *gpu)
     return best;
 }
 
-/* For the watcher, which holds who was alone to no share. What the page says was so since the last look, unless the
- * arbiter was away. */
+/* Counts the time with an open gate for the watcher, which does not compare a lone tenant with its share. The page's
+ * values applied since the last look, unless the arbiter was not running. */
 static void count_open(struct vgpu_gpu_page *page, uint64_t now)
 {
     uint64_t passed = now - page->heartbeat_ns;
@@ -96,7 +99,7 @@ static void count_open(struct vgpu_gpu_page *page, uint64_t now)
 static void write_output(struct vgpu_gpu_page *page, const struct schedule_output *out, uint64_t now)
 {
     count_open(page, now);
-    /* An arbiter of an earlier version counted the neighbours here. */
+    /* An arbiter of an earlier version stored the number of neighbours here. */
     __atomic_store_n(&page->unused[0], 0, __ATOMIC_RELAXED);
     __atomic_store_n(&page->unused[1], 0, __ATOMIC_RELAXED);
     if (page->gate == out->gate && page->flags == out->flags && page->rate_ppm == out->rate_ppm &&
@@ -105,7 +108,7 @@ static void write_output(struct vgpu_gpu_page *page, const struct schedule_outpu
         __atomic_store_n(&page->heartbeat_ns, now, __ATOMIC_RELEASE);
         return;
     }
-    uint32_t sequence = page->sequence | 1; /* odd already: an arbiter died here */
+    uint32_t sequence = page->sequence | 1; /* already odd: an arbiter died while writing */
     __atomic_store_n(&page->sequence, sequence, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     __atomic_store_n(&page->gate, out->gate, __ATOMIC_RELAXED);
@@ -144,7 +147,7 @@ void seat_leave(struct node *node, struct allocation *allocation, int device)
     g->tenant[slot] = NULL;
     memset(&g->schedule.tenant[slot], 0, sizeof g->schedule.tenant[slot]);
     if (g->schedule.holder == slot)
-        g->schedule.turn_end = 0; /* a tenant that waits comes at the next look */
+        g->schedule.turn_end = 0; /* a waiting tenant gets its turn at the next look */
     for (int i = 0; i < SCHEDULE_TENANTS; i++)
         any = any || g->tenant[i];
     if (!any)
@@ -166,7 +169,7 @@ bool seat_take(struct node *node, struct allocation *allocation, int device, uin
             slot = i;
     if (slot < 0) {
         if (!works && (!in.unlimited || unlimited(g)))
-            return true; /* it rests, and misses nothing */
+            return true; /* the tenant rests and needs no seat */
         slot = resting(g);
         if (slot < 0)
             return false;
@@ -178,12 +181,12 @@ bool seat_take(struct node *node, struct allocation *allocation, int device, uin
     g->tenant[slot] = allocation;
     g->index[slot] = device;
     g->schedule.tenant[slot].in = in;
-    g->schedule.tenant[slot].active = works; /* until the next look: nobody takes the seat again */
+    g->schedule.tenant[slot].active = works; /* keeps the seat from being taken again before the next look */
     g->next = 0;
     return true;
 }
 
-/* --- looking and writing ------------------------------------------------------------------------------------ */
+/* --- reading inputs and writing pages ------------------------------------------------------------------------ */
 
 uint64_t tenants_look(struct gpu *gpu, uint64_t now)
 {

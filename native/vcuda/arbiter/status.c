@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* --json-status: what the pages say, read from outside; it works whether an arbiter runs or not. */
+/* --json-status: prints the contents of the pages, whether an arbiter runs or not. */
 #include "tenants.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-/* Ids and UUIDs are names of files and checked text; anything else is shown as '?'. */
+/* Ids and UUIDs are file names and checked text; any other character is printed as '?'. */
 static void print_text(const char *text)
 {
     putchar('"');
@@ -34,7 +34,7 @@ int status_print(struct node *node)
         for (uint32_t d = 0; d < allocation->limits.device_count; d++) {
             const struct vgpu_gpu_page *page = allocation->device[d].page;
             const struct vgpu_tenant_device *said = &own.devices[d];
-            /* The clock after the page: one that is written meanwhile must not be from the future. */
+            /* Read the clock after the page, so that a page written meanwhile is not from the future. */
             uint64_t heartbeat = page ? __atomic_load_n(&page->heartbeat_ns, __ATOMIC_ACQUIRE) : 0;
             clock_gettime(CLOCK_MONOTONIC, &time);
             uint64_t now = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;

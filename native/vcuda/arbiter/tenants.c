@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Folders and their files. The device plugin lays the files of an allocation out and takes them away; the arbiter creates
- * nothing there. A file that is made again under its name (before a container starts again) is known by its inode.
+ * Scans allocation folders and their files. The device plugin creates and removes the files of an allocation; the
+ * arbiter creates none. A file that is created again under its name (before a container restarts) is detected by its
+ * inode.
  */
 #include "tenants.h"
 
@@ -24,7 +25,7 @@ static void complain(const struct node *node, struct allocation *allocation, con
     allocation->complained = true;
 }
 
-/* Also by number: libc's own fstat has a new version in new systems. */
+/* Uses the system call: libc's own fstat has a new version in new systems. */
 static bool regular(int descriptor, size_t size, ino_t *inode)
 {
     struct stat status;
@@ -113,7 +114,7 @@ static void read_limits(struct node *node, struct allocation *allocation)
     } else if (limits_parse(bytes, (size_t)length, &limits, reason, sizeof reason)) {
         allocation->limits = limits;
         allocation->limits_good = true;
-    } else if (!allocation->limits_good) { /* a file that is being written keeps its last content here */
+    } else if (!allocation->limits_good) { /* while the file is being written, its last contents stay valid here */
         complain(node, allocation, "limits", reason);
     }
 }
@@ -163,13 +164,13 @@ bool tenants_scan(struct node *node, uint64_t now)
                 continue;
             struct allocation *allocation = find(node, entry->d_name);
             if (!allocation)
-                continue; /* more than there is room for: it keeps its own share */
+                continue; /* no room for this allocation: its container keeps its own share */
             int descriptor = openat(dirfd(folder), entry->d_name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
             if (descriptor < 0)
                 continue;
             if (allocation->used && (syscall(SYS_fstat, descriptor, &there) != 0 || syscall(SYS_fstat, allocation->folder, &ours) != 0 ||
                                      there.st_ino != ours.st_ino))
-                forget(node, allocation); /* another folder of the same name */
+                forget(node, allocation); /* a new folder with the same name */
             if (!allocation->used) {
                 snprintf(allocation->id, sizeof allocation->id, "%s", entry->d_name);
                 allocation->used = true;
@@ -203,7 +204,8 @@ void tenants_limits(struct node *node, uint64_t now)
         if (!node->allocation[i].used)
             continue;
         read_limits(node, &node->allocation[i]);
-        for (int d = 0; d < VGPU_MAX_DEVICES; d++) /* who has begun meanwhile takes the seat of one that rests */
+        /* a tenant that has started to work takes the seat of a resting one */
+        for (int d = 0; d < VGPU_MAX_DEVICES; d++)
             take_seat(node, &node->allocation[i], d, now);
     }
 }

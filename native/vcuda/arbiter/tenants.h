@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The allocations of a node as the arbiter sees them: folders, their files, and the GPUs that they share. */
+/* The allocations of a node for the arbiter: folders, their files, and the GPUs that they share. */
 #ifndef VGPU_TENANTS_H
 #define VGPU_TENANTS_H
 
@@ -17,23 +17,24 @@
 struct allocation {
     char id[VGPU_ALLOCATION_SIZE];
     bool used, seen, complained;
-    int folder;       /* descriptor; it stays the same folder whatever happens to its name */
-    int tenant;       /* descriptor of rw/tenant: read by pread(), for its tenant may cut the file short under a mapping */
+    int folder;       /* descriptor; refers to the same folder even if its name changes. */
+    /* Descriptor of rw/tenant; read by pread(), because the tenant may truncate the file under a mapping. */
+    int tenant;
     struct vgpu_limits limits;
     bool limits_good;
     struct {
         struct vgpu_gpu_page *page;
         ino_t inode;
-        char uuid[VGPU_UUID_SIZE]; /* of the page */
-        int gpu, slot;             /* -1: no seat in the schedule of its GPU */
+        char uuid[VGPU_UUID_SIZE]; /* UUID of the page's GPU. */
+        int gpu, slot;             /* -1: no seat in the GPU's schedule. */
     } device[VGPU_MAX_DEVICES];
 };
 
 struct gpu {
-    char uuid[VGPU_UUID_SIZE]; /* empty: free */
+    char uuid[VGPU_UUID_SIZE]; /* empty: unused entry */
     struct schedule schedule;
     struct allocation *tenant[SCHEDULE_TENANTS];
-    int index[SCHEDULE_TENANTS]; /* of the GPU among the tenant's devices */
+    int index[SCHEDULE_TENANTS]; /* index of the GPU among the tenant's devices */
     uint64_t next;
 };
 
@@ -41,31 +42,34 @@ struct node {
     char root[512]; /* /run/vgpu/allocations */
     struct allocation allocation[ALLOCATIONS];
     struct gpu gpu[GPUS];
-    bool quiet; /* --json-status: opens pages for reading only and complains of nothing */
+    bool quiet; /* --json-status: opens pages read-only and reports no errors */
 };
 
-/* Looks at the folders again: new and gone allocations, files that were made again. false: the folder is not there. */
+/* Scans the folders: new and removed allocations, and files that were created again. Returns false if the folder
+ * does not exist. */
 bool tenants_scan(struct node *node, uint64_t now);
-/* Reads each limits file again, for limits change while containers run; and seats who has begun to work. */
+/* Reads each limits file again, because limits change while containers run, and gives seats to tenants that have
+ * started to work. */
 void tenants_limits(struct node *node, uint64_t now);
-/* The tenant's own page; false: it cannot be read. */
+/* Reads the tenant's page. Returns false if it cannot be read. */
 bool tenants_page(const struct allocation *allocation, struct vgpu_tenant_page *page);
 unsigned tenants_count(const struct node *node);
 
 /* seats.c */
-/* A seat for who has none; false: it is at work and there is none. true without a seat: it rests, and may ask again. */
+/* Gives a seat to a tenant without one. Returns false if it works and no seat is free. Returns true without a seat
+ * if it rests. */
 bool seat_take(struct node *node, struct allocation *allocation, int device, uint64_t now);
 void seat_leave(struct node *node, struct allocation *allocation, int device);
-/* Looks at one GPU, decides, writes the pages. Answers when to look again. */
+/* Reads one GPU's tenants, decides, and writes the pages. Returns when to look again. */
 uint64_t tenants_look(struct gpu *gpu, uint64_t now);
-/* Before the arbiter ends: from now on each tenant keeps its own share. */
+/* Called before the arbiter ends: from then on each tenant keeps its own share. */
 void tenants_release(struct node *node);
 
 /* status.c */
 int status_print(struct node *node);
 
-/* notify.c: reports to systemd; nothing where it did not ask */
+/* notify.c: reports to systemd; does nothing if systemd did not request it */
 void notify(const char *state);
-uint64_t notify_interval(void); /* ns between signs of life; 0: none are wanted */
+uint64_t notify_interval(void); /* ns between watchdog messages; 0: none requested */
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is active for an allocation: driver-limit in its folder (<id>.driver-limit where it has none), JSON. The plugin compares
- * it with what the driver says at each poll. A limit is one group's: an allocation whose group lives is not another container's.
+ * Records the active driver limit of an allocation as JSON: in driver-limit in its folder, or in <id>.driver-limit if
+ * it has no folder. The plugin compares it with the driver's state at each poll. A limit belongs to one control group:
+ * an allocation whose group is alive is refused to another container.
  */
 #include "hook.h"
 #include "json.h"
@@ -32,7 +33,7 @@ static char *text_of(const char *path)
     return text;
 }
 
-/* Whether that group is there and a process is in it. */
+/* Returns whether the group exists and contains a process. */
 static bool lives(const char *path, unsigned long long inode)
 {
     char events[PATH_MAX + 32];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which allocations a container has: those whose folder a source of its mounts lies in. Mounts are made by the runtime as
- * the node asked for them; environment and annotations are the tenant's, and are not read.
+ * Finds the allocations of a container: those whose folder contains a source of the container's mounts. The runtime
+ * creates mounts as the node requested. Environment and annotations come from the tenant and are not read.
  */
 #include "hook.h"
 #include "json.h"
@@ -25,7 +25,7 @@ bool bundle_state(struct container *container)
     return read || fail("standard input is no state of a container with id, pid and bundle; expected the hook at stage createRuntime");
 }
 
-/* What the name of a source leads to, as the runtime found it: links and dots resolved, where it is there. */
+/* Resolves the links and dots of a source's path, if it exists, as the runtime does. */
 static void resolve(const char *source, char out[PATH_MAX])
 {
     if (!realpath(source, out))
@@ -43,7 +43,8 @@ static bool add(struct grant *grant, const char *id)
     return true;
 }
 
-/* Takes the allocation of one source: the first part of its way below the folder of all, without the ending of a lone record. */
+/* Adds the allocation of one source: the first path component below the common folder, without the suffix of a
+ * single record. */
 static bool take(struct grant *grant, const char *folder, const char *source)
 {
     char path[PATH_MAX], id[256];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sets the limits by the host's own NVML and reads each back: a set that answers success may have done nothing. Soft limits
- * stay 0: with dmem they would leave a reservation in the groups above.
+ * Sets the limits by the host's own NVML and reads each back, because a successful call may have had no effect. Soft
+ * limits stay 0: with dmem they would leave a reservation in the parent groups.
  */
 #include "hook.h"
 
@@ -71,7 +71,8 @@ static bool limit(const struct nvml *nvml, struct gpu *gpu, const char *group)
     if ((code = nvml->memory(device, &memory)) != NVML_SUCCESS)
         return said(nvml, gpu, "nvmlDeviceGetMemoryInfo", code);
     if (gpu->hard != UNLIMITED && gpu->hard > memory.total)
-        gpu->hard = memory.total; /* more than the card has is refused; an oversold slice has the rest in host memory */
+        /* the driver refuses more than the card has; the rest of an oversold slice is host memory */
+        gpu->hard = memory.total;
     struct set_limits set = {.group = group, .soft = 0, .hard = gpu->hard};
     struct get_limits get = {.group = group};
     if ((code = nvml->set(device, &set)) != NVML_SUCCESS)

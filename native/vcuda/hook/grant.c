@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the node grants by an allocation: its limits file, in a folder that nobody but root may enter. */
+/* Reads what the node grants by an allocation: its limits file, in a folder that only root may enter. */
 #include "hook.h"
 
 #include "limits/limits_file.h"
@@ -58,7 +58,7 @@ bool grant_read(const struct options *options, struct grant *grant)
         const char *id = grant->ids[i];
         struct limits_file file = {0};
         struct vgpu_limits limits;
-        /* Of an allocation that the library does not limit there is no folder. */
+        /* An allocation without the library's limits has no folder. */
         snprintf(path, sizeof path, "%s/%s/limits", options->allocations, id);
         if (!limits_map(path, &file, reason, sizeof reason) && file.missing) {
             snprintf(path, sizeof path, "%s/%s.limits", options->allocations, id);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The control group of the container: of version 2, by the line 0:: among those that a hybrid host has. What the driver
- * charges by is a controller, dmem or misc, which must be on all the way down: runc turns on what there is, crun does not.
+ * Finds the control group of the container: its version 2 group, the line 0:: on a hybrid host. The driver charges by a
+ * controller, dmem or misc, which must be enabled in every parent group: runc enables all controllers, crun does not.
  */
 #include "hook.h"
 
@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Whether a file of a group names the controller; -1: it cannot be read. */
+/* Returns whether a file of a group names the controller; -1: the file cannot be read. */
 static int names(const char *folder, const char *file, const char *controller)
 {
     char path[2 * PATH_MAX + 32], text[1024];
@@ -48,11 +48,11 @@ static bool turn_on(const char *folder, const char *controller)
                         controller, folder, strerror(error));
 }
 
-/* From the root of the hierarchy down to the group above the container's. */
+/* Enables the controller from the root of the hierarchy down to the parent of the container's group. */
 static bool turn_on_down(const char *root, struct group *group, const char *controller)
 {
     if (names(root, "cgroup.controllers", controller) != 1)
-        return true; /* the kernel has none of that name here; whether limits bind the host's probe has shown */
+        return true; /* this kernel has no controller of that name; the host's probe has shown whether limits work */
     size_t start = strlen(root);
     for (size_t at = start; group->path[at]; at++) {
         if (group->path[at] != '/')
@@ -67,7 +67,7 @@ static bool turn_on_down(const char *root, struct group *group, const char *cont
            fail("the controller %s is not on in %s", controller, group->path);
 }
 
-/* By number: libc's own stat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Uses the system call: libc's own stat carries GLIBC_2.33 in the symbol tables of new systems. */
 static bool inode_of(const char *path, unsigned long long *inode)
 {
     struct stat status;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by the files of vgpu-limit-hook. What fails leaves one sentence in `hook_reason`, and the answer is false. */
+/* Shared by the files of vgpu-limit-hook. A function that fails returns false and stores one sentence in
+ * `hook_reason`. */
 #ifndef VGPU_HOOK_H
 #define VGPU_HOOK_H
 
@@ -16,10 +17,10 @@
 
 struct options {
     const char *allocations, *cgroup_root, *nvml, *backend;
-    bool driver; /* no container starts without the limit; else the library alone holds it */
+    bool driver; /* true: no container starts without the limit; false: the library alone may enforce it */
 };
 
-/* What the runtime says of the container that is being created. */
+/* The runtime's data about the container that is being created. */
 struct container {
     char id[256], bundle[PATH_MAX];
     unsigned long long pid;
@@ -27,10 +28,10 @@ struct container {
 
 struct gpu {
     char uuid[VGPU_UUID_SIZE];
-    uint64_t hard; /* bytes, UNLIMITED: none; the sum over all allocations of the container */
+    uint64_t hard; /* bytes, summed over all allocations of the container; UNLIMITED: no limit */
 };
 
-/* The allocations that the container has mounted, and what the node grants by them. */
+/* The allocations that the container has mounted, and the limits that the node grants by them. */
 struct grant {
     char ids[ALLOCATIONS][256];
     int id_count;
@@ -39,22 +40,22 @@ struct grant {
 };
 
 struct group {
-    char path[2 * PATH_MAX]; /* of the folder, below the root of the hierarchy */
-    char name[PATH_MAX + 8]; /* as the kernel has it, from that root on */
+    char path[2 * PATH_MAX]; /* Path of the folder, below the root of the hierarchy. */
+    char name[PATH_MAX + 8]; /* The kernel's name of the group, from that root on. */
     unsigned long long inode;
 };
 
 extern char hook_reason[1024];
 bool fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* bundle.c: standard input, and config.json of the bundle. */
+/* bundle.c: reads the state from standard input, and config.json of the bundle. */
 bool bundle_state(struct container *container);
 bool bundle_allocations(const struct options *options, const struct container *container, struct grant *grant);
-/* grant.c: the limits of each allocation, from the node's own file. */
+/* grant.c: reads the limits of each allocation from the node's own file. */
 bool grant_read(const struct options *options, struct grant *grant);
-/* group.c: the control group of the container's first process, with the controller on in it. */
+/* group.c: finds the control group of the container's first process and enables the controller in it. */
 bool group_find(const struct options *options, const struct container *container, struct group *group);
-/* enforce.c: sets, and reads back. */
+/* enforce.c: sets the limits and reads them back. */
 bool enforce(const struct options *options, struct grant *grant, const struct group *group);
 /* active.c: driver-limit, next to the limits of each allocation. */
 bool active_free(const struct options *options, const struct grant *grant, const struct group *group);

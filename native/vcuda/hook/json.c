@@ -58,7 +58,7 @@ static const char *skip_string(const char *at)
 
 static const char *skip(const char *at, int depth);
 
-/* Of an object (with names) or an array. */
+/* Skips an object (whose members have names) or an array. */
 static const char *skip_list(const char *at, char end, int depth)
 {
     at = space(at + 1);
@@ -154,7 +154,7 @@ static int hexadecimal(const char *at)
     return value;
 }
 
-/* A code point as UTF-8; a half of a pair stands for itself, which no path of ours has. */
+/* Writes a code point as UTF-8. Half of a surrogate pair is written as itself; no path of the node contains one. */
 static size_t put(char *out, int code)
 {
     if (code < 0x80) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads JSON text in place: a value is a pointer into the text, NULL where the text is no JSON or has no such value. */
+/* Reads JSON text in place. A value is a pointer into the text; NULL: the text is not JSON or has no such value. */
 #ifndef VGPU_HOOK_JSON_H
 #define VGPU_HOOK_JSON_H
 
@@ -7,16 +7,17 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* The whole of a file or descriptor, NUL-terminated, at most `most` bytes; NULL: errno says why. The caller frees it. */
+/* Reads a whole file or descriptor, NUL-terminated, at most `most` bytes. NULL: see errno. The caller frees the
+ * text. */
 char *json_read(int descriptor, size_t most);
-/* The whole text is one value, and nothing follows it. */
+/* Returns true if the whole text is one value. */
 bool json_whole(const char *text);
-const char *json_member(const char *object, const char *name); /* of two with one name the last */
-const char *json_first(const char *array);                     /* NULL also where it is empty */
+const char *json_member(const char *object, const char *name); /* If two members have the name, the last one. */
+const char *json_first(const char *array);                     /* NULL also for an empty array. */
 const char *json_next(const char *element);
-/* false: no string, one that does not fit, or one with a NUL inside. */
+/* Returns false if the value is no string, does not fit, or contains a NUL. */
 bool json_string(const char *value, char *out, size_t size);
-bool json_number(const char *value, unsigned long long *out); /* whole and not negative */
-void json_print(FILE *file, const char *text);                 /* as a string, in quotes */
+bool json_number(const char *value, unsigned long long *out); /* non-negative integers only. */
+void json_print(FILE *file, const char *text);                 /* Prints a quoted JSON string. */
 
 #endif

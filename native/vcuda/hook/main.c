@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vgpu-limit-hook: has the driver itself (branch 615 or newer) hold a container to the memory of its slices. A CDI hook at stage
- * createRuntime: root on the host, the container's first process waits in its control group, and nothing of the tenant's ran.
+ * vgpu-limit-hook: makes the driver itself (branch 615 or newer) limit a container to the memory of its slices. A CDI
+ * hook at stage createRuntime: it runs as root on the host, while the container's first process waits in its control
+ * group and before any program of the tenant has run.
  *
- *   vgpu-limit-hook --allocations DIR --cgroup-root DIR --nvml FILE --backend dmem|misc --enforce driver|auto  < state
+ * vgpu-limit-hook --allocations DIR --cgroup-root DIR --nvml FILE --backend dmem|misc --enforce driver|auto  < state
  *
- * With `driver` a container whose limit cannot be proved does not start. With `auto` it starts, the library alone holds it, and
- * driver-limit says so with the reason; a slice that another container has is refused in either case.
+ * With `driver`, a container whose limit cannot be verified does not start. With `auto` it starts, only the library
+ * enforces the limit, and driver-limit records that with the reason. A slice that another container uses is refused in
+ * both cases.
  */
 #include "hook.h"
 

@@ -2,14 +2,14 @@
 /*
  * The four files that a container receives: limits and gpu pages (read-only), ledger and tenant page (read-write).
  *
- * This header is the one C definition; plugins/module_utils/abi/fields.py is its Python twin, and
- * tests/native/vcuda/test_layouts.py compiles a program against this file and holds the two equal.
- * All numbers are little endian. All files begin with an 8-byte magic, a version and the oldest
- * version of a reader that still understands them.
+ * This header is the only C definition. plugins/module_utils/abi/fields.py is its Python twin, and
+ * tests/native/vcuda/test_layouts.py compiles a program against this file and checks that the two are equal. All
+ * numbers are little endian. All files begin with an 8-byte magic, a version, and the oldest version of a reader that
+ * still understands them.
  *
- * How version N meets N+1: a reader accepts a file whose min_reader is not above its own version, and
- * reads a field that lies past the end of the header or of an entry (the writer says how long those
- * are) as 0. So a writer may append fields, never move them, and gives 0 the meaning "as before".
+ * Compatibility: a reader accepts a file whose min_reader is not above its own version. It reads a field past the end
+ * of the header or of an entry (the writer records their sizes) as 0. So a writer may append fields but never move
+ * them, and 0 means "as before".
  */
 #ifndef VGPU_ABI_H
 #define VGPU_ABI_H
@@ -22,20 +22,21 @@
 #define VGPU_ALLOCATION_SIZE 64
 
 /*
- * Where they lie in a container. The root, and in it the library's folder and the share, are mounts, read-only; ledger and
- * tenant page are mounts inside the share, writable. A mount cannot be renamed from inside, and /dev is a mount of every
- * container's own, where no image has a link. Containers of an older version have single files below /etc/vgpu and /run/vgpu, and a library of their own.
+ * Paths of the files in a container. The root, the library's folder and the share's folder are read-only mounts. Ledger
+ * and tenant page are writable mounts inside the share. A mount cannot be renamed from inside the container, and /dev
+ * is a separate mount in every container, where no image has a link. Containers of an older version have single files
+ * below /etc/vgpu and /run/vgpu, and their own library.
  */
 #define VGPU_PATH_ROOT "/dev/vgpu"
 #define VGPU_PATH_LIBRARY VGPU_PATH_ROOT "/lib/libvgpu.so"
 #define VGPU_PATH_PRELOAD "/etc/ld.so.preload"
-#define VGPU_SHARE "0" /* a folder of the root: the share of a container that has one */
-#define VGPU_MAX_SHARES 8 /* of a container: each a folder of the root, named by a number, with files of its own */
+#define VGPU_SHARE "0" /* Folder below the root: the share of a container that has only one. */
+#define VGPU_MAX_SHARES 8 /* Of a container; each is a numbered folder of the root with its own files. */
 #define VGPU_PATH_SHARE VGPU_PATH_ROOT "/" VGPU_SHARE
 #define VGPU_PATH_LIMITS VGPU_PATH_SHARE "/limits"
 #define VGPU_PATH_LEDGER VGPU_PATH_SHARE "/ledger"
 #define VGPU_PATH_TENANT VGPU_PATH_SHARE "/tenant"
-#define VGPU_PATH_GPU_PREFIX VGPU_PATH_SHARE "/gpu-" /* + the UUID as the limits file spells it */
+#define VGPU_PATH_GPU_PREFIX VGPU_PATH_SHARE "/gpu-" /* followed by the UUID as in the limits file */
 
 /* --- limits ------------------------------------------------------------------------------------- */
 
@@ -45,11 +46,11 @@
 #define VGPU_LIMITS_FILE_SIZE 4096u
 
 enum vgpu_limits_flag {
-    VGPU_LIMITS_COUNT_CONTEXT = 1u << 0,         /* contexts (later: modules) count against the limit */
-    VGPU_LIMITS_DENY = 1u << 1,                  /* no context may be created: the allocation is not ready */
-    VGPU_LIMITS_OOM_KILLER = 1u << 2,            /* end a process that is found over its limit */
-    VGPU_LIMITS_ALLOW_DISABLE_CONTROL = 1u << 3, /* CUDA_DISABLE_CONTROL=true is honoured */
-    VGPU_LIMITS_OVERSUBSCRIBE = 1u << 4,         /* memory over the card's size goes to host memory */
+    VGPU_LIMITS_COUNT_CONTEXT = 1u << 0,         /* Contexts and their code count against the limit. */
+    VGPU_LIMITS_DENY = 1u << 1,                  /* No context may be created: the allocation is not ready. */
+    VGPU_LIMITS_OOM_KILLER = 1u << 2,            /* Kill a process that exceeds its limit. */
+    VGPU_LIMITS_ALLOW_DISABLE_CONTROL = 1u << 3, /* CUDA_DISABLE_CONTROL=true takes effect. */
+    VGPU_LIMITS_OVERSUBSCRIBE = 1u << 4,         /* Memory beyond the card's size comes from host memory. */
 };
 
 enum vgpu_core_policy {
@@ -63,38 +64,38 @@ enum vgpu_device_flag {
     VGPU_DEVICE_UNLIMITED_MEMORY = 1u << 0,
 };
 
-/* memory_bytes and sm_percent of a device; sm_percent 0 or 100: no limit. The order of the devices is
- * NVML's order in the container and stays the same for the life of an allocation. */
+/* memory_bytes and sm_percent of a device; sm_percent 0 or 100: no limit. The devices have NVML's order in the
+ * container, which stays the same for the life of an allocation. */
 struct vgpu_limits_device {
     char uuid[VGPU_UUID_SIZE]; /* as NVML spells it, "GPU-..." or "MIG-...", NUL padded */
     uint64_t memory_bytes;
     uint32_t sm_percent;
     uint32_t flags;
-    /* Where the driver itself holds the container's control group to a limit, and so shows it no more than that: the card's
-     * own bytes. 0: the driver shows the card, and nobody but this library refuses. */
+    /* The card's own bytes, if the driver itself limits the container's control group and therefore reports that
+     * limit as the card's size. 0: the driver reports the card's size, and only this library enforces the limit. */
     uint64_t card_bytes;
 };
 
 /*
- * A live change is made in place (a rename is invisible through a bind mount): the writer stores an odd
- * sequence, then everything else with the new crc32, then the next even sequence. A reader copies the
- * file between two loads of the same even sequence and checks the crc32 of the copy. An odd sequence
- * that stays is a torn file: its writer died.
+ * A live change is made in place, because a rename is invisible through a bind mount. The writer stores an odd
+ * sequence, then all other fields with the new crc32, then the next even sequence. A reader copies the file between two
+ * loads of the same even sequence and checks the crc32 of the copy. An odd sequence that stays means that the writer
+ * died.
  */
 struct vgpu_limits {
     char magic[8];
     uint32_t version;
     uint32_t min_reader;
-    uint32_t size;     /* bytes that crc32 covers; the file is at least as long and never shrinks */
-    uint32_t sequence; /* even: at rest */
-    uint32_t crc32;    /* zlib's crc32 of `size` bytes with sequence and crc32 taken as 0 */
-    uint32_t flags;    /* enum vgpu_limits_flag */
+    uint32_t size;     /* Bytes that crc32 covers; the file is at least as long and never shrinks. */
+    uint32_t sequence; /* even: no write in progress. */
+    uint32_t crc32;    /* zlib's crc32 of `size` bytes with sequence and crc32 taken as 0. */
+    uint32_t flags;    /* enum vgpu_limits_flag. */
     uint32_t core_policy;
-    uint32_t priority;  /* 0 high, 1 low */
-    uint32_t log_level; /* 0 error ... 5 trace */
+    uint32_t priority;  /* 0 high, 1 low. */
+    uint32_t log_level; /* 0 error ... 5 trace. */
     uint32_t device_count;
-    uint32_t device_offset; /* of the first device, from the start of the file */
-    uint32_t device_size;   /* from one device to the next */
+    uint32_t device_offset; /* Offset of the first device from the start of the file. */
+    uint32_t device_size;   /* Distance from one device to the next. */
     uint32_t reserved[2];
     char allocation[VGPU_ALLOCATION_SIZE];
     struct vgpu_limits_device devices[VGPU_MAX_DEVICES];
@@ -108,35 +109,38 @@ struct vgpu_limits {
 #define VGPU_LEDGER_SLOTS 1024u
 
 /*
- * A process owns one slot. It is alive as long as an open-file-description lock (F_OFD_SETLK, write) is
- * held on the byte VGPU_LEDGER_ALIVE_BASE + slot of the ledger file, far past its end. The kernel drops
- * that lock when the process is gone, however it went; pid is advice for people only. A slot whose byte
- * is not locked is dead: its figures count for nothing and the next writer clears them.
+ * A process owns one slot. It is alive while an open-file-description lock (F_OFD_SETLK, write) is held on the byte
+ * VGPU_LEDGER_ALIVE_BASE + slot of the ledger file, far past its end. The kernel drops that lock when the process ends
+ * in any way. pid is informative only. A slot whose byte is not locked is dead: its figures do not count and the next
+ * writer clears them.
  *
- * `used` and `context` of the live slots are the only truth. `total` in the header is derived: it is
- * changed under the lock word, and the one that takes that lock from a dead holder recounts it first.
+ * `used` and `context` of the live slots are the only truth. `total` in the header is derived: it is changed under the
+ * lock word, and a process that takes that lock over from a dead holder recounts it first.
  */
 #define VGPU_LEDGER_ALIVE_BASE 0x40000000u
-#define VGPU_LEDGER_INIT_BYTE 0x50000000u    /* locked while an empty file is being laid out */
-#define VGPU_LEDGER_CONTEXT_BASE 0x50000100u /* + device: locked while a first context is measured */
-#define VGPU_LEDGER_IMPORT_BASE 0x60000000u    /* + hash of an IPC handle: locked, shared, by each process that has it open */
+#define VGPU_LEDGER_INIT_BYTE 0x50000000u    /* Locked while an empty file is initialised. */
+#define VGPU_LEDGER_CONTEXT_BASE 0x50000100u /* + device: locked while a first context is measured. */
+/* + hash of an IPC handle: shared lock of each process that has the handle open. */
+#define VGPU_LEDGER_IMPORT_BASE 0x60000000u
 #define VGPU_LEDGER_IMPORT_SPAN 0x10000000u
 #define VGPU_LEDGER_EXPORTED_DEVICES 12
-/* + hash of an IPC handle: locked, shared, by the process that made it. So wide that no two hashes are alike by chance. */
+/* + hash of an IPC handle: shared lock of the exporting process. The range is wide, so that two hashes are
+ * practically never equal. */
 #define VGPU_LEDGER_MADE_BASE 0x1000000000000000u
 #define VGPU_LEDGER_MADE_SPAN 0x1000000000000000u
 
 struct vgpu_ledger_slot {
-    uint64_t used[VGPU_MAX_DEVICES];    /* bytes of allocations */
-    uint64_t context[VGPU_MAX_DEVICES]; /* bytes of contexts */
-    uint32_t generation;                /* grows with each claim of the slot */
-    uint32_t pid;                       /* in the owner's pid namespace */
-    uint64_t pid_namespace;             /* inode of that namespace; 0: unknown */
-    uint32_t exported_mib[12];              /* of used: memory that other processes may have open, in MiB, rounded up;
-                                         * kept charged when its maker dies, while any byte of IMPORT is locked */
+    uint64_t used[VGPU_MAX_DEVICES];    /* Bytes of allocations. */
+    uint64_t context[VGPU_MAX_DEVICES]; /* Bytes of contexts. */
+    uint32_t generation;                /* Incremented at each claim of the slot. */
+    uint32_t pid;                       /* In the owner's pid namespace. */
+    uint64_t pid_namespace;             /* Inode of that namespace; 0: unknown. */
+    /* Part of `used`: memory that other processes may have open, in MiB, rounded up. It stays charged after the
+     * exporting process dies, while any IMPORT byte is locked. */
+    uint32_t exported_mib[12];
 };
 
-/* Index of a device in every array here: the position of its UUID in devices[]. */
+/* In every array of this header a device's index is the position of its UUID in devices[]. */
 struct vgpu_ledger {
     char magic[8];
     uint32_t version;
@@ -146,18 +150,19 @@ struct vgpu_ledger {
     uint32_t slot_offset;
     uint32_t slot_size;
     uint32_t device_count;
-    uint32_t slot_high; /* slots from here on were never used */
-    uint64_t lock; /* 0: free; else (generation << 32) | (slot + 1) of the holder */
+    uint32_t slot_high; /* Slots from this index on were never used. */
+    uint64_t lock; /* 0: unlocked; else (generation << 32) | (slot + 1) of the holder. */
     uint64_t reserved1[2];
     char allocation[VGPU_ALLOCATION_SIZE];
-    uint64_t total[VGPU_MAX_DEVICES];         /* derived: sum of used + context over the slots */
-    uint64_t context_bytes[VGPU_MAX_DEVICES]; /* what one context costs, once measured; 0: not yet */
+    uint64_t total[VGPU_MAX_DEVICES];         /* derived: sum of used + context over the slots. */
+    uint64_t context_bytes[VGPU_MAX_DEVICES]; /* What one context costs, once measured; 0: not measured yet. */
     char devices[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
-    char shareable[240];        /* path of the file that all shareable handles are descriptors of; empty: none was made */
-    uint64_t shareable_file[2]; /* its device (top bit: it is a character device) and inode */
-    uint64_t shareable_unmarked; /* not 0: a process of this container made a handle that shows no mark */
-    /* Where the driver enforces a limit itself: what this account had room for and the driver did not, as it was last
-     * asked. Advice: it is shown as used, and charged to nobody. */
+    /* path of the file that all shareable handles are descriptors of; empty: no handle was created */
+    char shareable[240];
+    uint64_t shareable_file[2]; /* device (top bit: a character device) and inode of that file. */
+    uint64_t shareable_unmarked; /* Not 0: a process of this container created a handle without a mark. */
+    /* If the driver enforces a limit itself: bytes for which this account had room and the driver had none, at the
+     * last query. Informative: shown as used, but charged to no process. */
     uint64_t beyond_bytes[VGPU_MAX_DEVICES];
 };
 
@@ -168,28 +173,28 @@ struct vgpu_ledger {
 /* --- gpu page ----------------------------------------------------------------------------------- */
 
 /*
- * One for each allocation and GPU, on the node `gpu-<uuid>` in the allocation's folder, read-only in the container: how
- * the arbiter lets this tenant use this GPU. The arbiter alone writes it, in place. A tenant believes it while heartbeat_ns
- * is younger than VGPU_ARBITER_SILENT_NS; else, and where there is no page, it keeps its own share.
- * Times are CLOCK_MONOTONIC in nanoseconds, which host and containers share (but not time namespaces).
+ * One page for each allocation and GPU: the node's file `gpu-<uuid>` in the allocation's folder, read-only in the
+ * container. It tells how the arbiter lets this tenant use this GPU. Only the arbiter writes it, in place. A tenant
+ * follows it while heartbeat_ns is younger than VGPU_ARBITER_SILENT_NS. Otherwise, and without a page, it keeps its own
+ * share. Times are CLOCK_MONOTONIC in nanoseconds, which host and containers share (but not time namespaces).
  */
 #define VGPU_GPU_PAGE_MAGIC "VGPUGPU1"
 #define VGPU_GPU_PAGE_VERSION 1u
 #define VGPU_GPU_PAGE_MIN_READER 1u
 #define VGPU_GPU_PAGE_FILE_SIZE 4096u
 #define VGPU_ARBITER_SILENT_NS 200000000ull
-#define VGPU_ARBITER_DRAIN_NS 25000000ull /* a kernel that runs on after its turn is waited for no longer than this */
+#define VGPU_ARBITER_DRAIN_NS 25000000ull /* longest wait for a kernel that runs on after its turn */
 
 enum vgpu_gate {
-    VGPU_GATE_NONE = 0,   /* the arbiter has not said anything: as without one */
-    VGPU_GATE_OPEN = 1,   /* run at rate_ppm whenever you like */
-    VGPU_GATE_TURN = 2,   /* run only from turn_start_ns to turn_end_ns */
-    VGPU_GATE_CLOSED = 3, /* somebody else's turn, or a higher priority's: say that you want, and wait on `wake` */
+    VGPU_GATE_NONE = 0,   /* The arbiter has not written yet: as without an arbiter. */
+    VGPU_GATE_OPEN = 1,   /* Run at rate_ppm at any time. */
+    VGPU_GATE_TURN = 2,   /* Run only from turn_start_ns to turn_end_ns. */
+    VGPU_GATE_CLOSED = 3, /* Another tenant's turn, or a higher priority's: set waiting_ns, and wait on `wake`. */
 };
 
 enum vgpu_gpu_flag {
-    VGPU_GPU_EXCLUSIVE = 1u << 0, /* no other tenant that is known here runs meanwhile: elapsed time is your own */
-    VGPU_GPU_PRIORITY = 1u << 1,  /* closed because a tenant of high priority wants the GPU */
+    VGPU_GPU_EXCLUSIVE = 1u << 0, /* No other known tenant runs meanwhile: elapsed time is this tenant's own. */
+    VGPU_GPU_PRIORITY = 1u << 1,  /* Closed because a tenant of high priority wants the GPU. */
 };
 
 struct vgpu_gpu_page {
@@ -197,18 +202,18 @@ struct vgpu_gpu_page {
     uint32_t version;
     uint32_t min_reader;
     uint32_t size;
-    uint32_t sequence;           /* odd while being written */
-    uint64_t heartbeat_ns;       /* the arbiter's last look; not under the sequence */
-    uint32_t wake;               /* futex: changes with every change of what is below */
-    uint32_t gate;               /* enum vgpu_gate */
-    uint32_t flags;              /* enum vgpu_gpu_flag */
-    uint32_t rate_ppm;           /* device time per time that accrues; 1000000: all of the GPU */
+    uint32_t sequence;           /* Odd while being written. */
+    uint64_t heartbeat_ns;       /* When the arbiter last read the pages; not protected by the sequence. */
+    uint32_t wake;               /* futex: changes with every change of the fields below. */
+    uint32_t gate;               /* enum vgpu_gate. */
+    uint32_t flags;              /* enum vgpu_gpu_flag. */
+    uint32_t rate_ppm;           /* device time per elapsed time; 1000000: the whole GPU. */
     uint64_t turn_start_ns;
     uint64_t turn_end_ns;
-    uint32_t outstanding_max_us; /* predicted work that may be queued; 0: as you like */
-    uint32_t unused[2];          /* 0: no tenant learns how many neighbours it has */
-    uint32_t turns;              /* advice for people: turns that this tenant was given */
-    uint64_t open_ns; /* how long the gate was open at the rate of the whole GPU; not under the sequence */
+    uint32_t outstanding_max_us; /* Predicted work that may be queued; 0: no maximum. */
+    uint32_t unused[2];          /* 0: no tenant learns its number of neighbours. */
+    uint32_t turns;              /* informative: turns that this tenant has had. */
+    uint64_t open_ns; /* How long the gate was open at the rate of the whole GPU; not protected by the sequence. */
     uint64_t reserved[5];
     char uuid[VGPU_UUID_SIZE];
     char allocation[VGPU_ALLOCATION_SIZE];
@@ -217,9 +222,10 @@ struct vgpu_gpu_page {
 /* --- tenant page -------------------------------------------------------------------------------- */
 
 /*
- * The container's own: what all its processes together may still run and what they want. Every word changes by one
- * atomic step, so that no kill tears it; times expire, so that no kill keeps a gate shut. The tenant can
- * write nonsense here: the arbiter takes shares from the limits file alone and bounds whatever it reads here.
+ * The container's page: what all its processes together may still run and what they request. Every word changes by one
+ * atomic step, so that a kill leaves no half-written state. Times expire, so that a killed process cannot keep a gate
+ * shut. The tenant can write false values: the arbiter takes shares from the limits file only and bounds every value
+ * that it reads here.
  */
 #define VGPU_TENANT_MAGIC "VGPUTEN1"
 #define VGPU_TENANT_VERSION 1u
@@ -228,22 +234,23 @@ struct vgpu_gpu_page {
 #define VGPU_TENANT_LANES 16u
 
 enum vgpu_tenant_request {
-    VGPU_TENANT_LOW = 1u << 0, /* a process of a container of high priority asked for low */
+    VGPU_TENANT_LOW = 1u << 0, /* a process of a high-priority container requested low priority */
 };
 
 struct vgpu_tenant_device {
-    int64_t balance_ns;   /* device time that may be used at once; below 0: owed */
-    uint64_t accrued_ns;  /* time up to which the balance has been filled */
-    uint64_t used_ns;     /* device time charged since the page was made */
-    uint64_t active_ns;   /* when somebody last launched, or waited to launch */
-    uint64_t waiting_ns;  /* when somebody last waited for the gate (not for its own balance) */
-    uint64_t requests; /* enum vgpu_tenant_request: set by a process, kept until the container ends */
-    uint64_t throttled_ns; /* time that launches waited for the share or the turn, summed over all threads */
+    int64_t balance_ns;   /* device time that may be used at once; below 0: overdrawn. */
+    uint64_t accrued_ns;  /* Time up to which the balance has been filled. */
+    uint64_t used_ns;     /* device time charged since the page was made. */
+    uint64_t active_ns;   /* When a process last launched, or waited to launch. */
+    uint64_t waiting_ns;  /* When a process last waited for the gate (not for its own balance). */
+    uint64_t requests; /* enum vgpu_tenant_request: set by a process, kept until the container ends. */
+    uint64_t throttled_ns; /* Time that launches waited for the share or the turn, summed over all threads. */
     uint64_t reserved[1];
-    uint64_t busy_until_ns[VGPU_TENANT_LANES]; /* end of the work queued, as predicted; 0: none. Process n has lane n % LANES */
+    /* predicted end of the queued work; 0: none. Process n has lane n % LANES */
+    uint64_t busy_until_ns[VGPU_TENANT_LANES];
 };
 
-/* Index of a device: its position in the limits file. */
+/* A device's index is its position in the limits file. */
 struct vgpu_tenant_page {
     char magic[8];
     uint32_t version;
@@ -252,7 +259,7 @@ struct vgpu_tenant_page {
     uint32_t device_count;
     uint32_t device_offset;
     uint32_t device_size;
-    uint32_t wake; /* futex: grows when a tenant starts to want or has drained */
+    uint32_t wake; /* futex: incremented when the tenant starts to request the GPU or has drained */
     uint32_t reserved[7];
     char allocation[VGPU_ALLOCATION_SIZE];
     char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The limit by every way to allocate. Each way fills the slice in a process of its own; what counts is what was granted and
- * what was not free at first, or what NVML shows for that process where that is more. Inside a slice NVML is the library's
- * own word: the driver's is heard by who looks from outside (--hold).
+ * Tests the limit with every way to allocate. Each way fills the slice in its own process. The result is the memory
+ * that was granted plus the memory that was not free at the start, or NVML's figure for that process if that is higher.
+ * Inside a slice NVML shows the library's figure; an observer outside sees the driver's (--hold).
  *
- * No way may hold more than the limit, and each must come within one piece of its own of it: a way that is charged too
- * much, or refused while there is room, is a fault too.
+ * No way may get more than the limit, and each must come within one of its pieces of the limit: a way that is charged
+ * too much, or refused while there is room, also fails.
  */
 #include "probe.h"
 
@@ -16,16 +16,16 @@
 
 #include "loader.h"
 
-#define POOL_PIECE (64 * MIB) /* a driver's pool, and what it keeps for graphs, may grow in steps of up to 32 MiB */
+#define POOL_PIECE (64 * MIB) /* a driver's pool and its reserve for graphs may grow in steps of up to 32 MiB */
 
 struct way {
     const char *name;
-    /* One piece of about `bytes`; answers what it took of the slice, 0: refused. */
+    /* Allocates one piece of about `bytes`. Returns what the slice lost by it; 0: refused. */
     uint64_t (*take)(uint64_t bytes);
-    uint64_t smallest; /* piece; 0: VMM's granularity */
+    uint64_t smallest; /* smallest piece in bytes; 0: VMM's granularity */
 };
 
-/* Looked up at run time: a driver that lacks one has no such way. */
+/* Looked up at run time; a way whose functions the driver does not have is skipped. */
 #define FUNCTIONS(F) \
     F(alloc_async, cuMemAllocAsync, (CUdeviceptr *pointer, size_t bytes, CUstream stream)) \
     F(alloc_pool, cuMemAllocFromPoolAsync, (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)) \
@@ -52,7 +52,7 @@ static struct {
 } call;
 static CUdevice device;
 static CUmemoryPool pool;
-static CUresult refusal; /* of the last piece that was refused; NOT_FOUND: this driver has no such way */
+static CUresult refusal; /* error of the last refused piece; NOT_FOUND: this driver does not have the way */
 
 static uint64_t got(CUresult status, uint64_t bytes)
 {
@@ -121,7 +121,7 @@ static uint64_t by_array(uint64_t bytes)
     return got(call.array ? call.array(&array, &description) : CUDA_ERROR_NOT_FOUND, description.Height * 65536);
 }
 
-/* Memory of a graph comes when the graph is made executable or launched, and stays with it. */
+/* Launches a graph. Its memory is allocated at instantiation or launch, and stays with it. */
 static CUresult run_graph(CUgraph graph)
 {
     CUgraphExec exec;
@@ -197,7 +197,7 @@ static void look_up(void)
     FUNCTIONS(LOOK_UP)
 }
 
-/* In a process of its own. */
+/* Fills the slice by one way, in its own process. */
 static void fill_by(const struct fill *fill, const struct way *way)
 {
     struct board *board = fill->board;
@@ -222,8 +222,9 @@ static void fill_by(const struct fill *fill, const struct way *way)
             granted += taken;
     cuda->mem_info(&left, &total);
     if (nvml_figures(fill->uuid, &figures) && figures.total - figures.used > left)
-        left = figures.total - figures.used; /* of the slice; cuMemGetInfo shows no more than the card has */
-    /* Refused for want of memory it is judged like any other; no room for one piece shows nothing. */
+        /* free bytes of the slice; cuMemGetInfo shows at most the card's free bytes */
+        left = figures.total - figures.used;
+    /* A refusal for lack of memory is judged. If there was no room even for one piece, the refusal proves nothing. */
     if (granted == 0 && (refusal != CUDA_ERROR_OUT_OF_MEMORY || at_first < smallest)) {
         result_set(result, PASSED, fill->limit, 0, "bytes", "no %s", way->name);
         return;
@@ -232,7 +233,7 @@ static void fill_by(const struct fill *fill, const struct way *way)
     uint64_t found = nvml ? figures.own : granted + (contexts_count(fill) && total > at_first ? total - at_first : 0);
     bool near = found + 2 * smallest > fill->limit;
     if (!near && left > 2 * smallest)
-        board->card_full = 1; /* refused although the slice has room: it was the card that had none */
+        board->card_full = 1; /* refused although the slice has room: the card was full */
     result_set(result, found <= fill->limit && near ? PASSED : VIOLATED, fill->limit, found, "bytes",
                "%s: %s filled the slice to %llu bytes, context included%s", fill->uuid, way->name, (unsigned long long)found,
                nvml ? ", as NVML shows it" : "");
@@ -244,7 +245,8 @@ static void measure_ways(const struct fill *fill)
     char tried[160] = "";
     uint64_t most = 0;
     for (size_t i = 0; i < WAYS; i++) {
-        /* Never more unified memory than a real card has, which others may be filling: the driver can hang it. */
+        /* Never request more unified memory than a real card has while other containers may fill it: the driver can
+         * hang. */
         if (ways[i].take == by_managed && (fill->slice->flags & VGPU_LIMITS_OVERSUBSCRIBE))
             continue;
         result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: the process that filled by %s was ended", fill->uuid, ways[i].name);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that another container made. Two probes in two slices of a GPU meet at a socket in a folder that both were given, which
- * is what a volume of two pods is. One makes memory in each way that can be handed over, fills its slice and hands over; the
- * other has filled its own, takes what it gets and keeps it. Then the maker lets go of all, and asks for as much again.
+ * Tests memory shared between two containers. Two probes in two slices of a GPU connect by a socket in a common folder,
+ * as two pods do with a volume. The first probe allocates memory of each kind that can be exported, fills its slice and
+ * exports the memory. The second has filled its own slice, imports what it gets and keeps it. Then the first frees
+ * everything and allocates again.
  *
- * What was taken is used beyond the taker's limit. What the maker is granted again although the taker keeps it on the card is
- * held by both together beyond both limits, and charged to neither.
+ * Imported memory is use beyond the second probe's limit. Memory that the first probe gets again while the second keeps
+ * the old memory on the card is use beyond both limits together, and charged to neither container.
  */
 #include "bypass.h"
 #include "loader.h"
@@ -23,15 +24,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PATIENCE_S 40 /* for the other; an engine takes seconds to start a container */
+#define PATIENCE_S 40 /* seconds to wait for the other probe; an engine takes seconds to start a container */
 #define SLACK (32 * MIB)
 #define SMALLEST (2 * MIB)
-/* Of a slice that is sold larger than the card has room for no more than this is taken: enough for contexts of a large card. */
+/* The most to allocate in a slice that is sold larger than the card has room for; enough for the contexts of a large
+ * card. */
 #define LOWERED "2147483648"
 
 const char *beside_socket;
 
-/* The last is the first's descriptor, taken as another interface's. */
+/* AS_EXTERNAL imports the descriptor of BY_DESCRIPTOR by another interface. */
 enum kind { BY_DESCRIPTOR, BY_POOL, BY_IPC, AS_EXTERNAL, KINDS };
 static const char *const kinds[KINDS] = {"cuMemCreate", "a pool", "cuIpcGetMemHandle", "cuImportExternalMemory"};
 
@@ -43,10 +45,10 @@ struct access {
     int flags;
 };
 
-/* A status of the driver for each kind. */
+/* The message of the exporting probe, with a driver status for each kind. */
 struct offer {
-    uint64_t piece; /* bytes of each */
-    uint64_t full;  /* 0: the card had no room to fill the maker's slice, and has perhaps later */
+    uint64_t piece; /* Bytes of each piece. */
+    uint64_t full;  /* 0: the card had no room to fill the exporting probe's slice, but may have later. */
     CUresult made[KINDS];
     CUipcMemHandle ipc;
     pool_pointer pointer;
@@ -55,7 +57,7 @@ struct taken {
     CUresult status[KINDS];
 };
 struct rest {
-    uint64_t again; /* bytes that the maker was granted after it had let go */
+    uint64_t again; /* bytes that the exporting probe was granted after it had freed everything */
 };
 
 #define FUNCTIONS(F) \
@@ -111,8 +113,8 @@ static int socket_with_patience(void)
     return made;
 }
 
-/* The user of the other container may be another one, so the socket is made open to all. Not opened afterwards: others may
- * write into that folder too, and what they have put there by then is not ours to open. */
+/* The other container may run as another user, so the socket is created open to all. Its mode is not changed later
+ * by path: other containers can write to that folder and may have replaced the file. */
 static int wait_for_the_other(void)
 {
     struct sockaddr_un address;
@@ -186,7 +188,7 @@ static bool get(int line, struct offer *offer, int descriptors[2])
     return true;
 }
 
-/* --- the one who makes --------------------------------------------------------------------------------------- */
+/* --- the exporting probe ------------------------------------------------------------------------------------- */
 
 struct own {
     CUmemGenericAllocationHandle handle;
@@ -210,7 +212,7 @@ static void make(const struct fill *fill, const struct cuda *cuda, struct own *o
         (made[BY_POOL] = TRY(pool_alloc, &own->of_pool, offer->piece, own->pool, NULL)) == CUDA_SUCCESS &&
         (made[BY_POOL] = TRY(wait)) == CUDA_SUCCESS)
         made[BY_POOL] = TRY(pool_export, &own->descriptors[1], own->pool, type, 0);
-    if (made[BY_POOL] == CUDA_SUCCESS) /* without it the pool itself is tried all the same */
+    if (made[BY_POOL] == CUDA_SUCCESS) /* without pool memory the pool itself is still tried */
         TRY(pointer_export, &offer->pointer, own->of_pool);
     if ((made[BY_IPC] = cuda->mem_alloc(&own->exported, offer->piece)) == CUDA_SUCCESS)
         made[BY_IPC] = TRY(ipc_get, &offer->ipc, own->exported);
@@ -232,7 +234,7 @@ static void let_go(const struct cuda *cuda, const struct own *own)
     TRY(wait);
 }
 
-/* With a context, and the functions looked up; NULL: the result says why not. */
+/* Creates a context and looks up the functions. NULL: the result contains the reason. */
 static const struct cuda *begin(const struct fill *fill, size_t *free_bytes)
 {
     char reason[200] = "";
@@ -283,13 +285,14 @@ static void lend(const struct fill *fill)
     while (rest.again < (KINDS + 1) * offer.piece && cuda->mem_alloc(&pointer, MIB) == CUDA_SUCCESS)
         rest.again += MIB;
     if (send(line, &rest, sizeof rest, MSG_NOSIGNAL) == (ssize_t)sizeof rest)
-        recv(line, &taken, sizeof taken, 0); /* until the other has judged */
+        recv(line, &taken, sizeof taken, 0); /* wait until the importing probe has judged */
     result_set(result, PASSED, 0, rest.again, "bytes", "%s: granted again after all was let go", fill->uuid);
 }
 
-/* --- the one who takes --------------------------------------------------------------------------------------- */
+/* --- the importing probe ------------------------------------------------------------------------------------- */
 
-/* Closes a descriptor of what it got: the memory is kept by that, and a maker that looks for descriptors finds none. */
+/* Imports what it got and closes the descriptors: the import keeps the memory, and an exporting process that looks
+ * for open descriptors finds none. */
 static void take(const struct fill *fill, const struct offer *offer, const int descriptors[2], struct taken *taken)
 {
     const struct access both = {{CU_MEM_LOCATION_TYPE_DEVICE, fill->device}, 3};
@@ -301,7 +304,7 @@ static void take(const struct fill *fill, const struct offer *offer, const int d
     for (int kind = 0; kind < KINDS; kind++)
         taken->status[kind] = CUDA_ERROR_NOT_FOUND;
     if (descriptors[0] >= 0) {
-        /* The driver keeps the descriptor that it imports. */
+        /* The driver takes ownership of an imported descriptor. */
         CUDA_EXTERNAL_MEMORY_HANDLE_DESC description = {.type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .size = offer->piece};
         CUexternalMemory memory;
         description.handle.fd = dup(descriptors[0]);
@@ -345,7 +348,7 @@ static void judge(const struct fill *fill, const struct offer *offer, const stru
         result_set(result, NOT_RUN, 0, 0, "bytes", "%s: nothing could be handed over: %s", fill->uuid, tried);
         return;
     }
-    /* What a descriptor or an import keeps on the card is still its maker's to account for. */
+    /* Memory that a descriptor or an import keeps on the card stays charged to the exporting container. */
     uint64_t beyond = again + kept > exported + SLACK ? again + kept - exported : 0;
     result_set(result, had || beyond ? VIOLATED : PASSED, 0, had > beyond ? had : beyond, "bytes",
                "%.12s: %s; of %llu MiB let go %llu were granted again", fill->uuid, tried, (unsigned long long)(exported / MIB),
@@ -390,7 +393,7 @@ static void import(const struct fill *fill)
     judge(fill, &offer, &taken, rest.again);
 }
 
-/* On the first GPU of the slice: the other has its own idea of what comes next. */
+/* Runs the test on the first GPU of the slice only, because the other probe may use another order. */
 static void with_the_other(const struct slice *slice, struct board *board, void (*part)(const struct fill *fill))
 {
     static struct report report;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tries the bypasses of docs/threat-model.md. One process takes all of the slice but what another's context costs and a
- * little more; the other takes a bypass and asks for more than that. What it is granted is some MiB beyond the limit,
- * and is given back at once: neighbours are short of no more than that, for a moment.
+ * Tries the bypasses of docs/threat-model.md. One process fills the slice except for the cost of a second context and
+ * ROOM. Another process tries a bypass and requests more than is left. If granted, it is some MiB beyond the limit and
+ * freed at once, so other containers lose that memory only for a moment.
  *
- * The tenant of the threat model is root without CAP_SYS_ADMIN and CAP_SYS_PTRACE; who runs the probe may have them.
+ * The tenant of the threat model is root without CAP_SYS_ADMIN and CAP_SYS_PTRACE; the probe itself may run with both.
  */
 #include "bypass.h"
 
@@ -20,18 +20,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ROOM (32 * MIB) /* like BEYOND, on the other side */
+#define ROOM (32 * MIB) /* headroom that the holder leaves; BEYOND exceeds it */
 #define HOLD_MOST_MS 20000
-#define TIDY_S 5 /* of it, to put back what was changed for a program that had to be ended */
+#define TIDY_S 5 /* seconds of the attempt's time that are left to restore files after a program had to be killed */
 #define CAP_SYS_PTRACE 19
 #define CAP_SYS_ADMIN 21
-#define EXIT_GRANTED 40 /* of a new program */
+#define EXIT_GRANTED 40 /* exit status of a new program */
 #define EXIT_REFUSED 41
 #define EXIT_UNABLE 42
 
 struct bypass {
-    way_round attempt;                       /* NULL: an honest program asks */
-    void (*holder)(const struct fill *fill); /* what the holder of the slice does when it has all; NULL: nothing */
+    way_round attempt;                       /* NULL: an ordinary program requests the memory. */
+    /* what the holder of the slice does once it has filled it; NULL: nothing. */
+    void (*holder)(const struct fill *fill);
     enum verdict if_granted;                 /* OPEN: as the threat model says */
 };
 
@@ -41,12 +42,12 @@ enum attempt ask_beyond(const struct cuda *cuda, CUdevice device)
 {
     CUcontext context;
     CUdeviceptr pointer;
-    /* Any refusal holds the limit: a library that fails closed need not say why. But an empty slice has room, so that it was
-     * perhaps the card that had none, and nothing is shown by that. */
+    /* Any refusal proves the limit, because a library that fails closed need not give a reason. In an empty slice
+     * there is room, so a refusal may come from a full card and proves nothing. */
     if (cuda->ctx_create(&context, 0, device) != CUDA_SUCCESS || cuda->mem_alloc(&pointer, BEYOND) != CUDA_SUCCESS)
         return slice_is_empty ? UNABLE : REFUSED;
     if (slice_is_empty && ledger_own_bytes() >= (int64_t)BEYOND)
-        return REFUSED; /* charged like any other */
+        return REFUSED; /* charged like any other memory */
     hold_what_was_got();
     cuda->mem_free(pointer);
     return GRANTED;
@@ -76,7 +77,8 @@ int asked_as_program(const char *device, const char *name)
 }
 
 #define VARIABLES 256
-/* What names the library's files, and how the library comes. LD_LIBRARY_PATH stays: the driver may be found by it. */
+/* Returns true for a variable that names the library's files or how the library is loaded. LD_LIBRARY_PATH stays,
+ * because the driver may be found by it. */
 static bool is_ours(const char *variable)
 {
     static const char *const names[] = {"LD_PRELOAD=", "LD_BIND_NOW=", "CUDA_", "NVIDIA_VISIBLE", "VGPU_", "GPU_CORE_", "ACTIVE_"};
@@ -86,13 +88,14 @@ static bool is_ours(const char *variable)
     return false;
 }
 
-/* Runs the program of the first argument with our variables taken away and these added; the list ends with NULL. */
+/* Runs the program of the first argument, with the library's variables removed and the given ones added. The list
+ * ends with NULL. */
 static enum attempt run_program(const char *const arguments[], const char *const added[])
 {
     const char *environment[VARIABLES + 1];
     size_t count = 0;
     int status = 0;
-    /* The first of two that say the same counts. */
+    /* If a variable is given twice, the first one counts. */
     for (; *added && count < VARIABLES; added++)
         environment[count++] = *added;
     for (char **one = environ; *one && count < VARIABLES; one++)
@@ -113,7 +116,7 @@ static enum attempt run_program(const char *const arguments[], const char *const
     return WEXITSTATUS(status) == EXIT_GRANTED ? GRANTED : WEXITSTATUS(status) == EXIT_REFUSED ? REFUSED : UNABLE;
 }
 
-/* What the new program gets: the device, how long it holds, and the name that this process has, which exec would change. */
+/* Arguments of the new program: the device, the holding time, and this process's name, which exec would change. */
 struct arguments {
     char device[16], held[16], name[17];
     const char *empty;
@@ -182,14 +185,16 @@ const char *scratch_file(const char *name)
     return NULL;
 }
 
-/* A set bounding set keeps them from a setuid program too. Fails where they are not there, which is as good. */
+/* A reduced bounding set also removes the capabilities from a setuid program. Failure means that they are missing
+ * already, which is sufficient. */
 void become_the_tenant(void)
 {
     prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0);
     prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0);
 }
 
-/* Ends only when the other process says so, or after a minute: what it holds must be there while the other asks. */
+/* Fills the slice and waits for the other process, at most a minute: the memory must stay allocated while the other
+ * process requests more. */
 static void hold_all(const struct fill *fill, const struct bypass *bypass)
 {
     struct board *board = fill->board;
@@ -204,7 +209,7 @@ static void hold_all(const struct fill *fill, const struct bypass *bypass)
     if (status == CUDA_SUCCESS) {
         uint64_t left = ROOM + (contexts_count(fill) && total > free_bytes ? total - free_bytes : 0);
         CUdeviceptr pointer;
-        /* A slice with no room for two contexts is taken whole. */
+        /* A slice without room for two contexts is filled completely. */
         if (left < free_bytes && cuda->mem_alloc(&pointer, free_bytes - left) == CUDA_SUCCESS)
             board->granted[0] = free_bytes - left;
         else
@@ -226,13 +231,14 @@ static enum attempt attempted(const struct fill *fill, const struct bypass *bypa
         _exit((int)(bypass->attempt ? bypass->attempt : ask_honestly)(fill));
     }
     if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status))
-        return UNABLE; /* ended by a signal: nothing was had by this */
+        return UNABLE; /* killed by a signal: the bypass got nothing */
     return (enum attempt)WEXITSTATUS(status);
 }
 
-static const struct bypass *current; /* on_every_device hands nothing on */
+static const struct bypass *current; /* global because on_every_device passes no argument */
 
-/* Others that have it mapped would be ended by the kernel, or be charged wrongly. */
+/* Returns true for a bypass that damages the ledger: processes that have it mapped would be killed by the kernel or
+ * charged wrongly. */
 static bool spoils_the_ledger(const struct bypass *bypass)
 {
     return bypass->attempt == empty_the_ledger || bypass->attempt == spoil_the_ledger ||
@@ -259,7 +265,7 @@ static void measure_bypass(const struct fill *fill)
     }
     bool filled = wait_for(&board->ready, 1) && board->status[0] == CUDA_SUCCESS;
     bool holder_able = board->status[1] >= 0;
-    /* Where the card has no room left the driver refuses everybody, and nothing is shown by that. */
+    /* If the card is full the driver refuses every process, and a refusal proves nothing. */
     bool full_card = atomic_load(&board->card_full) != 0;
     board->card_full = 0;
     enum attempt attempt = filled && !full_card && holder_able ? attempted(fill, current) : UNABLE;

@@ -1,37 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bypasses of docs/threat-model.md, each tried by a process while another one has filled the slice. */
+/* The bypasses of docs/threat-model.md. Each is tried by one process while another process has filled the slice. */
 #ifndef BYPASS_H
 #define BYPASS_H
 
 #include "probe.h"
 
-/* More than what contexts differ by from each other. */
+/* bytes of an attempt: more than the differences between contexts */
 #define BEYOND (64 * MIB)
 #define ATTEMPT_S 30
 
-/* CLOSED: the kernel or the runtime gives a tenant nothing of what this way needs. */
+/* CLOSED: the kernel or the runtime does not give a tenant what this bypass needs. */
 enum attempt { REFUSED, GRANTED, UNABLE, CLOSED };
-/* Asks for memory beyond the limit, in a process of its own. */
+/* Requests memory beyond the limit, in its own process. */
 typedef enum attempt (*way_round)(const struct fill *fill);
 
-/* Found functions ask for more than is left of a full slice. */
+/* Requests more than is left of a full slice by the given functions. */
 enum attempt ask_beyond(const struct cuda *cuda, CUdevice device);
 /* The same by the functions that every program finds. */
 enum attempt ask_honestly(const struct fill *fill);
-/* The same in a new program, this file or a copy of it: without what sets a library up, with these variables. */
+/* The same in a new program (this file or a copy), without the variables that load the library and with the given
+ * ones. */
 enum attempt ask_as_program(const char *program, const char *const added[], CUdevice device);
-/* The same by a loader that is given this program. */
+/* The same by a dynamic loader that is started with this program. */
 enum attempt ask_by_loader(const char *loader, const char *program, CUdevice device);
-int asked_as_program(const char *device, const char *name); /* what main does there; the process gets that name */
-/* In a slice that nothing fills, what is granted bypasses the library only if nothing charges it: ask_beyond looks. */
+/* what main does in the new program; the process gets that name */
+int asked_as_program(const char *device, const char *name);
+/* In an empty slice a grant is a bypass only if it is charged to no process; ask_beyond checks that. */
 extern bool slice_is_empty;
-/* For the node's watcher to see what was got; ATTEMPT_S is not reached. */
+/* Keeps the memory so that the node's watcher can see it; shorter than ATTEMPT_S. */
 void hold_what_was_got(void);
-/* Drops the capabilities that the threat model says a tenant has not. */
+/* Drops the capabilities that a tenant of the threat model does not have. */
 void become_the_tenant(void);
-/* Copies a file; false: it cannot be. */
+/* Copies a file. Returns false if that fails. */
 bool copy_file(const char *from, const char *to, int mode);
-/* A name for a file of ours in a folder that can be written; NULL: there is none. */
+/* Returns a path for a temporary file in a writable folder; NULL: there is none. */
 const char *scratch_file(const char *name);
 
 /* bypass_load.c */
@@ -42,7 +44,7 @@ enum attempt by_namespace(const struct fill *fill);
 enum attempt by_symbol_table(const struct fill *fill);
 enum attempt by_own_loader(const struct fill *fill);
 enum attempt without_leader(const struct fill *fill);
-/* The driver's own functions; false: they were not found. Not init's answer: that is the caller's to ask. */
+/* Finds the driver's own functions. Returns false if they were not found. The caller must call init itself. */
 bool driver_by_symbol_table(struct cuda *cuda);
 
 /* bypass_program.c */
@@ -65,12 +67,13 @@ enum attempt spoil_the_ledger(const struct fill *fill);
 enum attempt remove_the_ledger(const struct fill *fill);
 enum attempt grow_the_ledger(const struct fill *fill);
 enum attempt boast_in_the_ledger(const struct fill *fill);
-void lie_in_the_ledger(const struct fill *fill); /* by the process that holds the slice */
+void lie_in_the_ledger(const struct fill *fill); /* called by the process that holds the slice */
 void close_descriptors(const struct fill *fill);
 
 /*
- * Every way: its check's name, what is tried (NULL: an honest program asks), what the holder of the slice does when it has
- * all (NULL: nothing), and what it means when the attempt is granted. The last six spoil the ledger, and come last.
+ * All bypasses. Columns: the check's name, the attempt (NULL: an ordinary program), what the holder of the slice does
+ * once it has filled it (NULL: nothing), and the verdict if the attempt is granted. The last six damage the ledger, so
+ * they run last.
  */
 #define BYPASSES(WAY) \
     WAY(path, "bypass-path", by_path, NULL, VIOLATED) \
@@ -102,7 +105,7 @@ void close_descriptors(const struct fill *fill);
     void check_bypass_##way(const struct slice *slice, struct board *board);
 BYPASSES(BYPASS_CHECK)
 
-/* bypass_kept.c: two processes of the slice, and memory that outlives its release */
+/* bypass_kept.c: two processes of the slice, and memory that exists after its release */
 void check_bypass_by_ipc(const struct slice *slice, struct board *board);
 void check_bypass_by_handle(const struct slice *slice, struct board *board);
 void check_bypass_by_pool(const struct slice *slice, struct board *board);
@@ -110,11 +113,12 @@ void check_bypass_by_array(const struct slice *slice, struct board *board);
 
 /* bypass_together.c */
 
-/* Whether a check is a bypass that may be open: only such are tried together. */
+/* Returns true for a check of a bypass that may be open: only these are tried together. */
 bool may_be_open(const char *name);
 /*
- * Tries bypasses at once, in a slice that is empty otherwise, and holds what they get: for the node's watcher to name, so each
- * process has the name of its check after `bypass-`, cut to 15 bytes. Open is what nothing charges. On the first GPU of the slice.
+ * Tries bypasses concurrently in an otherwise empty slice, on its first GPU, and holds what they get, so that the
+ * node's watcher can name them. Each process is named `bypass-` and the check's name, cut to 15 bytes. Memory that is
+ * charged to no process is reported as open.
  */
 #define MOST_TOGETHER 8
 void go_together(const struct slice *slice, struct board *board, const char *const names[], int count,

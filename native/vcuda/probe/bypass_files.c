@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files of the slice in the tenant's hands. What is spoilt here is put back: the slice is used after this. */
+/* Bypasses by the slice's files inside the container. Damaged files are restored, because later checks use the
+ * slice. */
 #include "bypass.h"
 
 #include <fcntl.h>
@@ -18,7 +19,7 @@
 
 #define SELF "/proc/self/exe"
 
-/* Opened for writing is enough: nothing is written. */
+/* Tries to open the files for writing; writes nothing. */
 enum attempt write_own_files(const struct fill *fill)
 {
     const char *const files[] = {slice_limits(), VGPU_PATH_PRELOAD, VGPU_PATH_LIBRARY};
@@ -43,7 +44,8 @@ struct copy {
     char *bytes;
 };
 
-/* From here on no signal ends this process before it has put the ledger back; what it starts has an alarm of its own. */
+/* Copies the ledger. From here on no signal ends this process before it has restored the ledger. Programs that it
+ * starts have their own alarm. */
 static bool ledger_copy(struct copy *copy)
 {
     struct stat found;
@@ -51,7 +53,7 @@ static bool ledger_copy(struct copy *copy)
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, NULL);
     copy->file = open(slice_ledger(), O_RDWR | O_CLOEXEC);
-    /* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+    /* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
     if (copy->file < 0 || syscall(SYS_fstat, copy->file, &found) != 0 || found.st_size <= 0)
         return false;
     copy->size = (size_t)found.st_size;
@@ -65,7 +67,7 @@ static void ledger_restore(const struct copy *copy)
         _exit(UNABLE);
 }
 
-/* As many bytes of noise as the ledger has, from there on; whether any were taken. */
+/* Writes as many random bytes as the ledger has, from an offset on. Returns whether any were written. */
 static bool write_noise(const struct copy *copy, off_t from)
 {
     char noise[4096];
@@ -107,7 +109,7 @@ enum attempt spoil_the_ledger(const struct fill *fill)
     return attempt;
 }
 
-/* Out of its place: the next program finds none. A file that is mounted cannot be moved, nor removed. */
+/* Renames the ledger so that the next program finds none. A mounted file can be neither renamed nor removed. */
 enum attempt remove_the_ledger(const struct fill *fill)
 {
     char aside[128];
@@ -120,11 +122,11 @@ enum attempt remove_the_ledger(const struct fill *fill)
     if (rename(slice_ledger(), aside) != 0)
         return REFUSED;
     enum attempt attempt = ask_beside(fill);
-    unlink(slice_ledger()); /* a new one, where somebody made it */
+    unlink(slice_ledger()); /* removes a new ledger that another process created */
     return rename(aside, slice_ledger()) == 0 ? attempt : UNABLE;
 }
 
-/* By more slots than a reader knows, all of them noise. */
+/* Adds random slots beyond the number that a reader knows. */
 enum attempt grow_the_ledger(const struct fill *fill)
 {
     struct copy copy;
@@ -147,7 +149,7 @@ static char *ledger_mapped(int file)
 #define LAST (VGPU_LEDGER_SLOTS - 1)
 #define PIECE (256 * MIB)
 
-/* Says that the own slot has that much, and that a process does which has the last slot of all and lives. */
+/* Writes that figure into this process's slot, and into the last slot with a live process. */
 static void boast(int file, char *ledger, uint64_t figure)
 {
     struct vgpu_ledger_slot *slots = (struct vgpu_ledger_slot *)(ledger + VGPU_LEDGER_SLOT_OFFSET);
@@ -163,15 +165,16 @@ static void boast(int file, char *ledger, uint64_t figure)
 }
 
 /*
- * Enough for a watcher to name in an empty slice: more than the limit by what it tolerates of one process, a sixteenth of what that
- * holds and, where contexts do not count, a context.
+ * Returns bytes that a watcher must report in an empty slice: the limit plus the watcher's tolerance for a process,
+ * which is one sixteenth and, if contexts do not count, a context.
  */
 static uint64_t beyond_the_limit(const struct fill *fill)
 {
     return slice_is_empty ? fill->limit + fill->limit / 15 + BEYOND + (contexts_count(fill) ? 0 : 1024 * MIB) : BEYOND;
 }
 
-/* Upwards, so that what the driver says is never more than the ledger: the memory is had by another way. */
+/* Raises the ledger's figures, so that the driver's figure never exceeds the ledger's; the memory is taken by a
+ * bypass. */
 enum attempt boast_in_the_ledger(const struct fill *fill)
 {
     struct cuda driver;
@@ -189,7 +192,7 @@ enum attempt boast_in_the_ledger(const struct fill *fill)
     for (uint64_t piece; got < wanted && count < 1024; got += piece, count++) {
         piece = wanted - got < PIECE ? wanted - got : PIECE;
         if (driver.mem_alloc(&pointers[count], piece) != CUDA_SUCCESS)
-            break; /* the card has no more */
+            break; /* the card is full */
     }
     if (got == wanted)
         hold_what_was_got();
@@ -199,12 +202,12 @@ enum attempt boast_in_the_ledger(const struct fill *fill)
     return got == wanted ? GRANTED : UNABLE;
 }
 
-/* As a tenant would who has read our header: all that is charged becomes nothing, and the ledger stays whole. */
+/* Sets all charges to zero but keeps the ledger valid, as a tenant would who has read the header. */
 void lie_in_the_ledger(const struct fill *fill)
 {
     (void)fill;
     int file = open(slice_ledger(), O_RDWR | O_CLOEXEC);
-    fill->board->status[1] = file; /* below 0: there was nothing to lie in */
+    fill->board->status[1] = file; /* below 0: there was no ledger to change */
     if (file < 0)
         return;
     char *start = ledger_mapped(file);
@@ -220,7 +223,7 @@ void lie_in_the_ledger(const struct fill *fill)
     }
 }
 
-/* A program that closes all that it did not open itself must stay charged. */
+/* A program that closes all descriptors that it did not open must stay charged. */
 void close_descriptors(const struct fill *fill)
 {
     (void)fill;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files of one's own where the library looks for the node's: the folders are moved away from inside, or covered in a mount
- * namespace of the tenant's own. What is moved is put back: the slice is used after this.
+ * Bypasses by forged files in the place of the node's files: folders are renamed from inside, or covered in the
+ * tenant's own mount namespace. Renamed folders are restored, because later checks use the slice.
  */
 #include "bypass.h"
 
@@ -21,9 +21,9 @@
 #include <unistd.h>
 
 #define SELF "/proc/self/exe"
-#define PLACE 512 /* of a path */
+#define PLACE 512 /* longest path */
 
-/* zlib's, as the limits file has it. */
+/* Computes zlib's CRC, as used in the limits file. */
 static uint32_t crc_of(const unsigned char *bytes, size_t size)
 {
     uint32_t crc = 0xffffffffu;
@@ -35,7 +35,8 @@ static uint32_t crc_of(const unsigned char *bytes, size_t size)
     return ~crc;
 }
 
-/* The slice's own limits with twice its memory and all SMs; false: they could not be written there. `from`: open limits. */
+/* Writes the slice's own limits with twice the memory and all SMs to `to`. Returns false if that fails. `from`:
+ * descriptor of the real limits. */
 static bool forge(int from, const char *to)
 {
     union {
@@ -62,7 +63,7 @@ static bool forge(int from, const char *to)
     return whole;
 }
 
-/* The folder that a path is in. */
+/* Returns the folder that contains a path. */
 static void above(const char *path, char folder[PLACE])
 {
     snprintf(folder, PLACE, "%s", path);
@@ -70,9 +71,9 @@ static void above(const char *path, char folder[PLACE])
     *(end && end != folder ? end : folder + 1) = 0;
 }
 
-/* --- folders that are moved ------------------------------------------------------------------------- */
+/* --- renamed folders -------------------------------------------------------------------------------- */
 
-/* By number, as fstat is in bypass_files.c. */
+/* Uses the system call, as fstat in bypass_files.c. */
 static bool device_of(const char *path, dev_t *device)
 {
     struct stat found;
@@ -81,8 +82,8 @@ static bool device_of(const char *path, dev_t *device)
     return there;
 }
 
-/* Whether a folder may be tried: one that lies on the root's own file system may be the host's, where the probe runs without a
- * container. */
+/* Returns whether a folder may be renamed. A folder on the root's own file system may belong to the host if the
+ * probe runs without a container. */
 static bool may_be_moved(const char *folder)
 {
     char parent[PLACE];
@@ -91,7 +92,8 @@ static bool may_be_moved(const char *folder)
     return device_of("/", &root) && device_of(folder, &own) && device_of(parent, &holds) && (holds != root || own != holds);
 }
 
-/* The limits forged, and links to all else that was moved, in the place of what was moved. `rest`: from there to the limits. */
+/* Puts forged limits, and links to all other renamed files, in the place of the renamed folder. `rest`: the path
+ * from there to the limits. */
 static bool rebuild(const char *moved, const char *place, const char *rest, int limits)
 {
     char name[NAME_MAX + 1], from[PLACE], to[PLACE];
@@ -116,7 +118,7 @@ static bool rebuild(const char *moved, const char *place, const char *rest, int 
     return done;
 }
 
-/* Links, files and folders that rebuild made. */
+/* Removes the links, files and folders that rebuild created. */
 static void take_down(const char *place)
 {
     char path[PLACE];
@@ -133,7 +135,7 @@ static void take_down(const char *place)
     rmdir(place);
 }
 
-/* With the library and limits of one's own, and with no library at all where that was moved. */
+/* Requests memory with a copied library and forged limits, and without a library if its folder was renamed. */
 static enum attempt ask_moved(const struct fill *fill, const char *folder, const char *moved, int limits)
 {
     const char *const added[] = {NULL};
@@ -177,7 +179,7 @@ enum attempt move_own_folders(const struct fill *fill)
     return worst;
 }
 
-/* --- a mount namespace of one's own ------------------------------------------------------------------- */
+/* --- own mount namespace ------------------------------------------------------------------------------ */
 
 static bool write_once(const char *path, const char *text)
 {
@@ -189,8 +191,8 @@ static bool write_once(const char *path, const char *text)
 }
 
 /*
- * With all rights in a namespace of users that is one's own; false: the kernel gives none. There one is who one was; root without
- * CAP_SETFCAP is nobody and can make no file, but can mount.
+ * Enters a new user namespace with all capabilities and a new mount namespace. Returns false if the kernel refuses. The
+ * user keeps its id there; root without CAP_SETFCAP is unmapped and can create no file, but can mount.
  */
 static bool own_mounts(void)
 {
@@ -217,7 +219,7 @@ static bool is_other(const struct dirent *entry, const char *name)
     return entry->d_name[0] != '.' && strcmp(entry->d_name, name) != 0;
 }
 
-/* Forged limits in a folder, and an empty file for each other one of the node's. */
+/* Writes forged limits into a folder, and an empty file for each other file of the node. */
 static bool lay_out(const char *place, DIR *node, const char *name, int limits)
 {
     char path[PLACE + NAME_MAX + 1];
@@ -234,7 +236,7 @@ static bool lay_out(const char *place, DIR *node, const char *name, int limits)
     return done;
 }
 
-/* The node's files on the empty ones. */
+/* Bind-mounts the node's files over the empty files. */
 static bool bind_others(const char *place, DIR *node, const char *name)
 {
     char source[40], target[PLACE + NAME_MAX + 1];
@@ -258,15 +260,16 @@ static bool bind_read_only(const char *from, const char *to)
     struct statvfs found;
     if (mount(from, to, NULL, MS_BIND | MS_REC, NULL) != 0 || statvfs(to, &found) != 0)
         return false;
-    /* What the mount beneath forbids must stay forbidden, else the kernel refuses. Its words for that are mount's own. */
+    /* Restrictions of the mount below must stay, otherwise the kernel refuses. statvfs reports them by mount's flag
+     * values, except RELATIME. */
     unsigned long kept = found.f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME);
     kept |= found.f_flag & ST_RELATIME ? MS_RELATIME : 0;
     return mount("none", to, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | kept, NULL) == 0;
 }
 
 /*
- * A folder over the one of the limits: read-only, a mount of its own, and with all the node's files but one, so that who looks
- * from inside finds it as it should be. In memory where that is to be had: nothing stays of it.
+ * Covers the folder of the limits with a read-only mount that contains all of the node's files except the limits, so
+ * that a check from inside finds the expected state. It is on tmpfs if possible, so that no files remain.
  */
 static enum attempt cover_limits(const char *path)
 {
@@ -283,7 +286,8 @@ static enum attempt cover_limits(const char *path)
     bool ready = in_memory || (mkdir(place, 0755) == 0 && lay_out(place, node, name, limits));
     bool own = ready && own_mounts();
     closedir(node);
-    node = own ? opendir(folder) : NULL; /* of the own namespace: nothing can be bound from another */
+    /* opened in the new namespace: nothing can be bind-mounted from another namespace */
+    node = own ? opendir(folder) : NULL;
     if (node && in_memory)
         own = mount("none", place, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755") == 0 && lay_out(place, node, name, limits);
     own = node && own && bind_others(place, node, name) && bind_read_only(place, folder);
@@ -295,7 +299,7 @@ static enum attempt cover_limits(const char *path)
     return !ready ? UNABLE : own ? GRANTED : CLOSED;
 }
 
-/* An empty slice grants and charges all that it has: there the way is open where the forged limits are believed. */
+/* An empty slice grants and charges all its memory: the bypass is open if the forged limits are accepted. */
 static enum attempt ask_with_forged(const struct fill *fill)
 {
     char reason[200];

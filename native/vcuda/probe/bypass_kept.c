@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that lives on after it was given back, because something has it still (kept_ways.c). One process makes it, the other
- * takes it, fills the slice, and asks for more once the first has released a piece, and once more when the first has ended. Who
- * is granted that bypasses the limit only while the card still has the piece, so the taker reads a word that it wrote into it.
- * Where a driver gives no address to read by, the handle itself keeps the memory: that is what it is for.
+ * Tests memory that exists after its release because another process keeps it (kept_ways.c). The first process creates
+ * it. The second imports it, fills the slice, and requests more twice: after the first process has released a piece,
+ * and after it has ended. A grant is a bypass only while the card still has the piece, so the second process reads a
+ * word that it wrote there. If a driver gives no address, the handle is assumed to keep the memory.
  */
 #include "bypass.h"
 #include "kept.h"
@@ -17,11 +17,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ROOM (32 * MIB) /* that is left of a full slice: for what a driver rounds up */
-#define STEP (32 * MIB) /* a driver's pool grows by no more */
-#define DEAD_NS 150000000 /* in which the library looks for the dead at least once */
+#define ROOM (32 * MIB) /* left of a full slice for rounding by the driver. */
+#define STEP (32 * MIB) /* A driver's pool grows by at most this. */
+#define DEAD_NS 150000000 /* Time in which the library looks for dead processes at least once. */
 
-/* When the taker asks: a piece was released, or its maker ended. One piece for each. */
+/* When the second process requests memory: a piece was released, or the exporting process has ended. There is one
+ * piece for each. */
 enum { RELEASED, LEFT, STAGES };
 
 static int first_stage(const struct kept *way)
@@ -36,7 +37,7 @@ static int last_stage(const struct kept *way)
 
 static const struct cuda *cuda;
 
-/* --- who makes it ------------------------------------------------------------------------------------------- */
+/* --- the exporting process ----------------------------------------------------------------------------------- */
 
 static bool tell(int channel, const struct note *note, int descriptor)
 {
@@ -94,7 +95,7 @@ static void make(const struct fill *fill, const struct kept *way, int channel)
     wait_for(&fill->board->go, 2);
 }
 
-/* --- who takes it, and asks ------------------------------------------------------------------------------------ */
+/* --- the importing process -------------------------------------------------------------------------------------- */
 
 static bool hear(int channel, struct note *note, int *descriptor)
 {
@@ -112,7 +113,7 @@ static bool hear(int channel, struct note *note, int *descriptor)
     return true;
 }
 
-/* All but ROOM; false: the card has less than the slice, and nothing is shown by its refusals. */
+/* Fills the slice except ROOM. Returns false if the card has less than the slice: then refusals prove nothing. */
 static bool fill_up(const struct fill *fill)
 {
     struct nvml_figures figures;
@@ -125,7 +126,8 @@ static bool fill_up(const struct fill *fill)
     return free_bytes <= ROOM || cuda->mem_alloc(&pointer, free_bytes - ROOM) == CUDA_SUCCESS;
 }
 
-/* Whether more is granted than the slice has: what is granted for a piece that the card has no more is none. */
+/* Returns whether more is granted than the slice has. A grant in place of a piece that has left the card does not
+ * count. */
 static bool ask(uint64_t bytes, const struct piece *piece, bool *given_back)
 {
     CUdeviceptr pointer;
@@ -191,7 +193,7 @@ static void take_and_ask(const struct fill *fill, const struct kept *way, int ch
     else if (beyond)
         result_set(result, VIOLATED, 0, asked, "bytes", "%s: %s %s: with the slice taken, %llu bytes more were granted", fill->uuid,
                    way->what, how, (unsigned long long)asked);
-    else if (total > fill->limit) /* a full card grants nothing more: that is no answer of the library's */
+    else if (total > fill->limit) /* a full card refuses every request, which proves nothing about the library */
         result_set(result, VIOLATED, fill->limit, total, "bytes", "%s: nothing is limited at all", fill->uuid);
     else
         result_set(result, PASSED, 0, 0, "bytes", "%s: %s stayed charged when %s%s%s%s", fill->uuid, way->what,
@@ -199,7 +201,7 @@ static void take_and_ask(const struct fill *fill, const struct kept *way, int ch
                    way->take ? "its maker ended" : "", given_back ? ", or was given back by the driver" : "");
 }
 
-static const struct kept *current; /* on_every_device hands nothing on */
+static const struct kept *current; /* global because on_every_device passes no argument */
 
 static void measure(const struct fill *fill)
 {
@@ -220,7 +222,7 @@ static void measure(const struct fill *fill)
     pid_t taker = maker < 0 ? -1 : fork();
     if (taker == 0) {
         take_and_ask(fill, current, ends[1]);
-        atomic_store(&board->go, 2); /* whatever became of it */
+        atomic_store(&board->go, 2); /* tells the other process to end, whatever the result */
         _exit(0);
     }
     close(ends[1]);

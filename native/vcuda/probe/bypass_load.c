@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ways to the driver's own functions: other names of its file, other ways of the loader, its symbol table, another loader,
- * a process that hides. */
+/* Bypasses that reach the driver's own functions: other names of its file, other loader calls, its symbol table,
+ * another loader, a process that hides. */
 #include "bypass.h"
 #include "loader.h"
 
@@ -30,7 +30,7 @@ static void *by_name(void *where, const char *symbol)
     return dlsym(where, symbol);
 }
 
-/* What an attempt calls; false: not all of it was found. */
+/* Looks up the functions of an attempt. Returns false if one is missing. */
 static bool found_by(lookup look, void *where, struct cuda *cuda)
 {
     memset(cuda, 0, sizeof *cuda);
@@ -63,7 +63,8 @@ enum attempt by_path(const struct fill *fill)
     return handle ? beyond_by(by_name, handle, fill->device) : UNABLE;
 }
 
-/* Changes the last character of a word wherever a file has it; false: it has it nowhere. `size`: with the NUL. */
+/* Replaces the last character of a word wherever a file contains it. Returns false if the file does not contain it.
+ * `size`: includes the NUL. */
 static bool replace_in(const char *path, const char *word, size_t size, char last)
 {
     bool done = false;
@@ -80,7 +81,7 @@ static bool replace_in(const char *path, const char *word, size_t size, char las
     return done;
 }
 
-/* A copy of the driver's library. Where `last` is not 0, that is the last character of the name that it gives itself. */
+/* Uses a copy of the driver's library. `last`: if not 0, the new last character of the library's soname. */
 static enum attempt by_copy_named(const struct fill *fill, char last)
 {
     static const char soname[] = "libcuda.so.1";
@@ -110,8 +111,8 @@ enum attempt by_namespace(const struct fill *fill)
     return handle ? beyond_by(by_name, handle, fill->device) : UNABLE;
 }
 
-/* Reads the table as a loader of one's own would. The strings follow the symbols in every object that a linker writes,
- * but other tables may lie between, whose words are no names. */
+/* Reads the symbol table as a separate loader would. In every linked object the strings follow the symbols, but
+ * tables with other contents may lie between. */
 static void *in_symbol_table(void *where, const char *wanted)
 {
     const struct link_map *map = where;
@@ -146,7 +147,7 @@ bool driver_by_symbol_table(struct cuda *cuda)
     return map && found_by(in_symbol_table, map, cuda);
 }
 
-/* As /proc says of the first thread. */
+/* Returns whether /proc shows that the first thread has ended. */
 static bool leader_has_ended(void)
 {
     char line[512];
@@ -171,8 +172,8 @@ static int go_on(void *fill)
 }
 
 /*
- * Who looks by a process's own folder in /proc finds a process that has ended. The thread has all that was the first one's, the
- * place of its variables too: there is nobody to share them with.
+ * Runs without the first thread: a watcher that reads the process's own folder in /proc sees an ended process. The new
+ * thread uses all resources of the first, also its variables, which is safe because no other thread runs.
  */
 enum attempt without_leader(const struct fill *fill)
 {
@@ -185,7 +186,7 @@ enum attempt without_leader(const struct fill *fill)
         syscall(SYS_exit, 0);
 }
 
-/* The file that is mapped at an address; false: none is found. */
+/* Finds the file that is mapped at an address. Returns false if there is none. */
 static bool file_at(unsigned long address, char *path, size_t room)
 {
     char line[512], format[40];
@@ -201,15 +202,16 @@ static bool file_at(unsigned long address, char *path, size_t room)
     return found;
 }
 
-/* So that a loader looks for its list of libraries where there is none: what a program with a loader of its own, or one that is
- * linked statically, has from the start. */
+/* Makes a copy of the loader look for its preload list under another name. A program with its own loader, or a
+ * static program, has this from the start. */
 static bool forget_the_preload(const char *loader)
 {
     static const char list[] = VGPU_PATH_PRELOAD;
     return replace_in(loader, list, sizeof list, '-');
 }
 
-/* Run without a name: who watches may end all of us while what was got is held, and no file is to stay behind then. */
+/* Runs the copied loader from a deleted file: the watcher may kill all processes while the memory is held, and no
+ * file must remain. */
 enum attempt by_own_loader(const struct fill *fill)
 {
     char loader[400], program[400], nameless[40];
@@ -218,7 +220,8 @@ enum attempt by_own_loader(const struct fill *fill)
     if (length <= 0 || !copy || !file_at(getauxval(AT_BASE), loader, sizeof loader) || !copy_file(loader, copy, 0700))
         return UNABLE;
     program[length] = 0;
-    int file = forget_the_preload(copy) ? open(copy, O_RDONLY) : -1; /* for the new program to be run by */
+    /* for the new program, which is executed by descriptor */
+    int file = forget_the_preload(copy) ? open(copy, O_RDONLY) : -1;
     unlink(copy);
     if (file < 0)
         return UNABLE;

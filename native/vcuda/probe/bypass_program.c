@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* New programs with an environment, an owner or a libcuda of their own choice. */
+/* Bypasses by new programs with another environment, owner or libcuda. */
 #include "bypass.h"
 #include "loader.h"
 
@@ -46,7 +46,7 @@ enum attempt with_setuid(const struct fill *fill)
     return attempt;
 }
 
-/* A folder that comes first, with the driver's library under its own name. */
+/* Puts a folder with a copy of the driver's library under its own name first in the search path. */
 enum attempt with_other_libcuda(const struct fill *fill)
 {
     struct link_map *map = NULL;
@@ -64,7 +64,7 @@ enum attempt with_other_libcuda(const struct fill *fill)
     return attempt;
 }
 
-/* The device after the last of the slice: there must be none. */
+/* Requests the device after the last device of the slice, which must not exist. */
 enum attempt with_more_devices(const struct fill *fill)
 {
     const char *const added[] = {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bypasses that cannot be stopped, tried at once for the node's watcher to name each. Nothing fills the slice meanwhile: who has
- * no slot, or more than its slot says, is seen in an empty slice too, and neighbours on a full card are short of less.
+ * Tries the bypasses that cannot be prevented concurrently, so that the node's watcher must name each. The slice is not
+ * filled meanwhile: a process without a slot, or with more than its slot says, is visible in an empty slice too, and
+ * other containers on a full card lose less memory.
  */
 #include "bypass.h"
 
@@ -37,7 +38,8 @@ bool may_be_open(const char *name)
     return way && way->if_granted == OPEN;
 }
 
-/* Takes memory honestly and then does what a holder does. More than any watcher lets pass, also one that does not count contexts. */
+/* Allocates memory honestly and then does what a holder does. Allocates more than any watcher tolerates, also one
+ * that does not count contexts. */
 static enum attempt hold_and(const struct way *way, const struct fill *fill)
 {
     char reason[200];
@@ -48,7 +50,7 @@ static enum attempt hold_and(const struct way *way, const struct fill *fill)
     if (!cuda)
         return cuda_handle() ? REFUSED : UNABLE;
     if (cuda->ctx_create(&context, 0, fill->device) != CUDA_SUCCESS || cuda->mem_info(&free_bytes, &total) != CUDA_SUCCESS)
-        return UNABLE; /* here as in ask_beyond */
+        return UNABLE; /* as in ask_beyond */
     size_t bytes = contexts_count(fill) && free_bytes > 8 * BEYOND ? 4 * BEYOND : free_bytes / 2;
     if (cuda->mem_alloc(&pointer, bytes) != CUDA_SUCCESS)
         return UNABLE;
@@ -80,14 +82,16 @@ void go_together(const struct slice *slice, struct board *board, const char *con
     fflush(stdout);
     for (int i = 0; i < count; i++) {
         const struct way *way = way_of(names[i]);
-        bool spoils = way->holder != NULL || way->attempt == boast_in_the_ledger; /* what is charged to others becomes nothing too */
+        /* the charges of other processes become zero too */
+        bool spoils = way->holder != NULL || way->attempt == boast_in_the_ledger;
         pids[i] = limit && !(spoils && in_use) ? fork() : -1;
         if (pids[i] == 0)
             begin(way, &fill);
     }
     for (int i = 0; i < count; i++) {
         int status = 0;
-        enum attempt attempt = UNABLE; /* also for one that was ended by a signal: the policy of the node may be to end it */
+        /* also for a process that was killed by a signal: the node's policy may be to kill it */
+        enum attempt attempt = UNABLE;
         if (pids[i] > 0 && waitpid(pids[i], &status, 0) == pids[i] && WIFEXITED(status))
             attempt = (enum attempt)WEXITSTATUS(status);
         result_set(&results[i], attempt == GRANTED ? OPEN : attempt == UNABLE ? NOT_RUN : PASSED, 0, attempt == GRANTED ? BEYOND : 0,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks that take all there is: one process alone, and four at once. Together they get the limit, to the byte.
+ * Checks that fill the slice: one process alone, and four processes at once. Together they get the limit, to the byte.
  *
  * A slice that is sold larger than the card has room for (oversubscription) cannot be filled. There the fill must stay
- * below the limit, and is then done again with the limit lowered by CUDA_DEVICE_MEMORY_LIMIT to what the card has.
+ * below the limit, and is repeated with the limit lowered by CUDA_DEVICE_MEMORY_LIMIT to what the card has.
  */
 #include "probe.h"
 
@@ -35,7 +35,7 @@ bool contexts_count(const struct fill *fill)
     return (fill->slice->flags & VGPU_LIMITS_COUNT_CONTEXT) != 0;
 }
 
-/* Halves the piece on each refusal. */
+/* Allocates until nothing is granted; halves the piece at each refusal. */
 uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t first)
 {
     uint64_t granted = 0;
@@ -45,8 +45,8 @@ uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t fir
         for (int times = 0; times < 128 && cuda->mem_alloc(&pointer, piece) == CUDA_SUCCESS; times++)
             granted += piece;
     }
-    /* Refused one byte, and yet bytes of the slice are free: it was the card that had none. NVML shows the slice's free
-     * bytes, cuMemGetInfo no more than the card has. */
+    /* If one byte is refused while the slice has free bytes, the card was full. NVML shows the slice's free bytes,
+     * cuMemGetInfo at most the card's. */
     struct nvml_figures figures;
     bool unfilled = nvml_figures(fill->uuid, &figures) && figures.used < figures.total;
     if (unfilled || (cuda->mem_info(&left, &total) == CUDA_SUCCESS && left > 0))
@@ -74,7 +74,7 @@ static void fill_alone(const struct fill *fill)
     }
     uint64_t granted = take_all(fill, cuda, free_bytes ? free_bytes : 1);
     CUresult past = cuda->mem_alloc(&pointer, 1);
-    /* Context included. Inside a slice this is the library's own word; who looks from outside hears the driver's. */
+    /* Includes the context. Inside a slice this is the library's figure; an observer outside sees the driver's. */
     bool nvml = contexts_count(fill) && nvml_figures(fill->uuid, &figures) && figures.own >= granted;
     uint64_t found = nvml ? figures.own : granted + (contexts_count(fill) && total > free_bytes ? total - free_bytes : 0);
     result_set(result, found == fill->limit && past == CUDA_ERROR_OUT_OF_MEMORY ? PASSED : VIOLATED, fill->limit, found, "bytes",
@@ -98,7 +98,7 @@ static void measure_alone(const struct fill *fill)
 #define ROUNDS 200
 #define PAIRS 500
 
-/* All members at once, to the microsecond; false: one has not come for a minute. */
+/* Makes all members start at the same microsecond. Returns false if one is missing for a minute. */
 static bool meet(struct board *board, int *meeting)
 {
     int wanted = ++*meeting * atomic_load(&board->members);
@@ -114,8 +114,8 @@ static bool meet(struct board *board, int *meeting)
 }
 
 /*
- * In each round all ask at once for what only one of them can have. Then each allocates and frees on its own: an account
- * that is changed without a lock loses some of it, and what is granted afterwards is no longer the limit.
+ * In each round all processes request memory that only one of them can get. Then each allocates and frees on its own:
+ * an account that is changed without a lock loses updates, and later grants no longer match the limit.
  */
 static void rounds(const struct fill *fill, const struct cuda *cuda)
 {
@@ -164,7 +164,7 @@ static void race(const struct fill *fill, int racer)
             board->full[racer] = figures.own;
     }
     atomic_fetch_add(&board->done, 1);
-    wait_for(&board->go, 2); /* the others must meet what this one holds */
+    wait_for(&board->go, 2); /* the other processes must request while this one holds its memory */
     _exit(0);
 }
 
@@ -198,14 +198,14 @@ static void measure_four(const struct fill *fill)
         granted += board->granted[i];
         contexts += board->own[i];
         full += board->full[i];
-        /* In a small slice the last context may not fit next to the others: that is the limit too. */
+        /* In a small slice the last context may not fit, which also shows the limit. */
         failed += board->status[i] != CUDA_SUCCESS && board->status[i] != CUDA_ERROR_OUT_OF_MEMORY;
         contextless += board->status[i] == CUDA_ERROR_OUT_OF_MEMORY;
     }
     uint64_t found = granted + (contexts_count(fill) ? contexts : 0);
-    bool known = !contexts_count(fill) || contexts; /* without NVML the contexts' bytes are not known here */
+    bool known = !contexts_count(fill) || contexts; /* without NVML the bytes of the contexts are unknown */
     bool beaten = atomic_load(&board->beaten) != 0;
-    /* Real drivers round up what they are asked for. That is charged too, and so much less is granted. */
+    /* Real drivers round up requests. The rounding is charged too, so less is granted. */
     bool rounded = found < fill->limit && full == fill->limit && fill->limit - found < fill->limit / 8;
     bool exact = found == fill->limit || rounded;
     bool held = all && !failed && !beaten && contextless < RACERS && (known ? exact : found <= fill->limit);
@@ -240,13 +240,13 @@ static void lowered(struct fill *fill, void (*measure)(const struct fill *fill))
              result->detail, (unsigned long long)whole, (unsigned long long)sold);
     memcpy(result->detail, detail, sizeof detail);
     if (result->verdict != PASSED && board->card_full)
-        result->verdict = NOT_RUN; /* neighbours took the rest meanwhile: nothing is shown by this */
+        result->verdict = NOT_RUN; /* other containers took the remaining memory, so nothing is proved */
 }
 
 void on_every_device(const struct slice *slice, struct board *board, void (*measure)(const struct fill *fill))
 {
     static struct report report;
-    /* The devices are listed by a child: a process that has called cuInit must not fork users of CUDA. */
+    /* A child lists the devices, because a process that has called cuInit must not fork users of CUDA. */
     pid_t lister = fork();
     if (lister == 0) {
         list_devices(slice, board);

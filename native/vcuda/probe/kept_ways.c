@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What keeps memory of a card that was given back: a process that opened an IPC handle of it, a shareable handle of physical
- * memory or of a pool, wherever it lies, and a tile of a sparse array. A multicast object does too, and is not tried: it
- * joins several GPUs.
+ * The ways to keep memory of a card that was freed: an open IPC handle, a shareable handle of physical memory or of a
+ * pool (in a process or a socket message), and a tile of a sparse array. A multicast object also keeps memory but is
+ * not tried, because it needs several GPUs.
  */
 #include "kept.h"
 
@@ -101,7 +101,7 @@ static CUresult release(struct piece *piece)
     return call.release(piece->handle);
 }
 
-/* The descriptor alone keeps the memory; the import is for the word. */
+/* The descriptor keeps the memory; the import is needed only to write the word. */
 static CUresult import(struct piece *piece, const struct note *note)
 {
     CUdeviceptr pointer = 0;
@@ -149,7 +149,7 @@ static CUresult import_pool(struct piece *piece, const struct note *note)
     return piece->descriptor >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* One tile of an array without memory of its own: it keeps all of the memory that it lies in. */
+/* Maps one tile of an array without memory of its own: the tile keeps the whole allocation. */
 static CUresult map_tile(struct piece *piece, struct note *note)
 {
     const CUmemAllocationProp properties = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device},
@@ -170,7 +170,7 @@ static CUresult map_tile(struct piece *piece, struct note *note)
     if (status != CUDA_SUCCESS)
         return status;
     memset(&extent, 0, sizeof extent);
-    if (call.tiles(&extent, array) != CUDA_SUCCESS) /* of 64 KiB, as with every driver so far */
+    if (call.tiles(&extent, array) != CUDA_SUCCESS) /* tiles of 64 KiB, as with every driver so far */
         extent.width = extent.height = 128;
     CUarrayMapInfo tile = {.resource = array, .memOperationType = CU_MEM_OPERATION_TYPE_MAP, .memHandle.memHandle = piece->handle};
     tile.subresource.sparseLevel.extentWidth = extent.width;
@@ -191,7 +191,7 @@ const struct kept kept_by_handle = {"memory of which another process had a handl
 const struct kept kept_by_pool = {"a pool of which another process had a handle", export_pool, NULL, import_pool};
 const struct kept kept_by_array = {"memory that a sparse array had", map_tile, release_tile, NULL};
 
-/* --- whether it is there ------------------------------------------------------------------------------------- */
+/* --- checks whether the memory exists ------------------------------------------------------------------------- */
 
 bool kept_write(struct piece *piece)
 {

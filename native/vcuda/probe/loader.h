@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loader's functions in their oldest version: since glibc 2.34 they would be bound to libc's new ones. */
+/* The loader's functions in their oldest symbol versions; otherwise they would be bound to libc's new versions since
+ * glibc 2.34. */
 #ifndef LOADER_H
 #define LOADER_H
 
@@ -21,7 +22,8 @@ __asm__(".symver dlerror, dlerror@" OLDEST);
 __asm__(".symver dlinfo, dlinfo@" OLDEST_DLINFO);
 __asm__(".symver dlmopen, dlmopen@" OLDEST_DLMOPEN);
 
-/* For a list of F(field, symbol, (parameters)): the fields of `call`, and their look-up. NULL: this driver has no such function. */
+/* For a list of F(field, symbol, (parameters)): declares the fields of `call` and their look-up. NULL: this driver
+ * does not have the function. */
 #define FIELD(field, symbol, parameters) CUresult(*field) parameters;
 #define LOOK_UP(field, symbol, parameters) *(void **)&call.field = dlsym(cuda_handle(), #symbol);
 

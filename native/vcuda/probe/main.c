@@ -43,11 +43,11 @@ static const struct {
     {"export-beside", check_export_beside},
 };
 #define CHECKS (sizeof checks / sizeof *checks)
-#define ALONE (CHECKS - 2) /* the others need a probe in another slice, and run only where they are named */
+#define ALONE (CHECKS - 2) /* the last two checks need a probe in another slice, and run only if they are named */
 
 static const char *const words[] = {"passed", "violated", "not-run", "open"};
 
-/* A process of its own, so that a check that crashes is a verdict and not the end. */
+/* Runs a check in its own process, so that a crash becomes a verdict. */
 static void run(check what, const struct slice *slice, struct board *board)
 {
     int status = 0;
@@ -148,7 +148,7 @@ static int usage(FILE *out, int status)
     return status;
 }
 
-/* Which checks a list of names asks for; false: one of them is no check. */
+/* Parses a list of check names. Returns false if one is unknown. */
 static bool choose(char *list, bool chosen[CHECKS])
 {
     memset(chosen, 0, CHECKS * sizeof *chosen);
@@ -165,7 +165,7 @@ static bool choose(char *list, bool chosen[CHECKS])
     return true;
 }
 
-static unsigned limit_s; /* 0: none */
+static unsigned limit_s; /* time limit in seconds; 0: none */
 
 static bool limited_to(const char *text)
 {
@@ -184,7 +184,7 @@ static bool is_late(const struct timespec *begun)
     return limit_s && (now.tv_sec - begun->tv_sec) * 1000 + (now.tv_nsec - begun->tv_nsec) / 1000000 >= 1000L * (long)limit_s;
 }
 
-/* False: one of the chosen is no bypass that may be open, or there are too many. */
+/* Runs the chosen bypasses together. Returns false if one is no bypass that may be open, or there are too many. */
 static bool run_together(const struct slice *slice, struct board *board, const bool chosen[CHECKS])
 {
     const char *names[MOST_TOGETHER];
@@ -239,7 +239,8 @@ int main(int argc, char **argv)
         else if (!choose(argv[++i], chosen))
             return usage(stderr, 64);
     }
-    /* Never ask a real card, which others may be filling, for more unified memory than it has: the driver can hang it. */
+    /* Never request more unified memory than a real card has while other containers may fill it: the driver can
+     * hang. */
     setenv("CUDA_OVERSUBSCRIBE", "false", 1);
     struct timespec begun;
     clock_gettime(CLOCK_MONOTONIC, &begun);

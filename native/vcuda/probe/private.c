@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * private-context: a context that no function of the driver's exports made, as NVIDIA's runtime gets its own by a private table.
- * It counts like any: with it a process gets the limit, to the byte. Only the simulated driver has a table whose functions are
- * known (native/gpusim/cuda/private.h); on another driver a program of the runtime's shows the same, and this says not-run.
+ * private-context: a context that no exported function of the driver created; NVIDIA's runtime gets its context from a
+ * private table in this way. The check passes if the context counts like any other: a process that has it gets the
+ * limit, to the byte. Only the simulated driver has a table with known functions (native/gpusim/cuda/private.h). On
+ * another driver the check reports not-run; a program that uses the runtime shows the same.
  */
 #include "loader.h"
 #include "probe.h"
@@ -20,7 +21,7 @@ struct table {
     CUresult (*set_current)(CUcontext context);
 };
 
-/* NULL: another driver. NVIDIA's answers an id that it does not know with an error. */
+/* Returns the table; NULL: another driver. NVIDIA's driver returns an error for an unknown id. */
 static const struct table *table_of(void)
 {
     const void *found = NULL;

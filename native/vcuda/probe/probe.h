@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vgpu-probe: measures from inside a slice whether its limits hold.
+ * vgpu-probe: measures from inside a slice whether its limits are enforced.
  *
- * It asks for memory the way programs do and believes what the driver then does, not what the library says. Every check
- * runs in a process of its own, so that none begins with what another has left.
+ * It allocates as programs do and judges by the driver's behaviour, not by what the library reports. Every check runs
+ * in its own process, so that no check is affected by an earlier one.
  */
 #ifndef PROBE_H
 #define PROBE_H
@@ -30,17 +30,17 @@ struct cuda {
     CUresult (*mem_free)(CUdeviceptr pointer);
     CUresult (*mem_info)(size_t *free_bytes, size_t *total_bytes);
 };
-/* Opens libcuda.so.1 and fills the table by dlsym on its handle; NULL with a reason when that fails. */
+/* Opens libcuda.so.1 and fills the table by dlsym on its handle. NULL: failed, see `reason`. */
 const struct cuda *cuda_open(char *reason, size_t room);
 void *cuda_handle(void);
 
 struct nvml_figures {
     uint64_t total, used, total_v2;
-    uint64_t own; /* bytes that NVML shows for this process, 0: it shows none */
+    uint64_t own; /* bytes that NVML shows for this process; 0: none */
 };
 bool nvml_figures(const char *uuid, struct nvml_figures *figures);
 
-/* --- slice.c: what the slice should be ------------------------------------------------------------------- */
+/* --- slice.c: the expected limits of the slice ------------------------------------------------------------ */
 
 struct slice {
     bool found;
@@ -49,33 +49,35 @@ struct slice {
     struct vgpu_limits_device devices[VGPU_MAX_DEVICES];
     uint32_t flags, core_policy;
 };
-/* All shares of this container together. */
+/* Reads all shares of this container and adds them. */
 void slice_read(struct slice *slice);
-/* The files of its first share. */
+/* The paths of the first share's files. */
 const char *slice_limits(void);
 const char *slice_ledger(void);
 const struct vgpu_limits_device *slice_device(const struct slice *slice, const char *uuid);
 void uuid_spell(const CUuuid *uuid, char out[VGPU_UUID_SIZE]);
 bool uuid_same(const char *left, const char *right);
-/* Bytes that the ledger's live processes hold; -1: no ledger. */
+/* Returns the bytes of the ledger's live processes; -1: no ledger. */
 int64_t ledger_live_bytes(void);
-/* And those of them that are charged to the calling process. */
+/* Returns the bytes charged to the calling process. */
 int64_t ledger_own_bytes(void);
-/* And those of all slots: what the dead had exported is charged too. */
+/* Returns the bytes of all slots, including exported memory of dead processes. */
 int64_t ledger_all_bytes(void);
-/* Is that pid one of the ledger's live processes? As each sees itself. */
+/* Returns whether that pid is one of the ledger's live processes; the pid is in the namespace of its process. */
 bool ledger_has(uint32_t pid);
-/* Has a process other than the probe's own a slot of the container's ledger? Asked while none of those has. */
+/* Returns whether a process other than the probe's has a slot of the container's ledger. Call this while no process
+ * of the probe has a slot. */
 bool ledger_in_use(void);
 
 /* --- checks ------------------------------------------------------------------------------------------------ */
 
-/* OPEN: a bypass that docs/threat-model.md says cannot be stopped from here. */
+/* OPEN: a bypass that docs/threat-model.md lists as not preventable inside the container. */
 enum verdict { PASSED, VIOLATED, NOT_RUN, OPEN };
 
 struct result {
     enum verdict verdict;
-    bool left_out; /* not-run for want of time; a caller that fits a slice's checks into its time asks for it by this, not by words */
+    /* not-run for lack of time; a caller that must fit all checks of a slice into its time detects that by this flag */
+    bool left_out;
     uint64_t expected, found;
     char unit[16];
     char detail[256];
@@ -88,27 +90,29 @@ struct device_row {
 struct report {
     int device_count;
     struct device_row devices[VGPU_MAX_DEVICES];
-    uint64_t launch_ns[VGPU_MAX_DEVICES]; /* the shortest call of cuLaunchKernel that was seen; 0: not measured */
-    uint64_t kernel_ns[VGPU_MAX_DEVICES]; /* what the share's kernel of 100000 rounds takes alone; 0: not measured */
+    uint64_t launch_ns[VGPU_MAX_DEVICES]; /* Shortest call of cuLaunchKernel that was measured; 0: not measured. */
+    /* Time that the share check's kernel of 100000 rounds takes alone; 0: not measured. */
+    uint64_t kernel_ns[VGPU_MAX_DEVICES];
 };
-/* Shared memory between the probe and the processes that run its checks. */
+/* Memory shared between the probe and the processes that run its checks. */
 struct board {
     struct result result;
     struct report report;
     _Atomic int ready, done, go;
-    _Atomic int members, arrived, winners, beaten; /* of the four processes' rounds */
-    _Atomic int card_full; /* the driver refused although the limit had room */
-    uint64_t granted[8], own[8], full[8]; /* granted; NVML's figure of the process before and after that */
+    _Atomic int members, arrived, winners, beaten; /* Of the rounds with four processes. */
+    _Atomic int card_full; /* The driver refused although the limit had room. */
+    uint64_t granted[8], own[8], full[8]; /* granted bytes; NVML's figure of the process before and after the grant. */
     int status[8];
 };
 
 void result_set(struct result *result, enum verdict verdict, uint64_t expected, uint64_t found, const char *unit,
                 const char *format, ...) __attribute__((format(printf, 6, 7)));
 
-/* main.c: how long limit-exact holds the full slice, and an open bypass what it got, so that somebody outside can look at it. */
+/* main.c: time in ms for which limit-exact holds the full slice and an open bypass its memory, so that an observer
+ * outside can see it. */
 extern unsigned hold_ms;
 
-/* fill.c: for checks that take all there is of one device. */
+/* fill.c: state of checks that fill one device. */
 struct fill {
     const struct slice *slice;
     struct board *board;
@@ -116,14 +120,16 @@ struct fill {
     const char *uuid;
     uint64_t limit;
 };
-/* Calls `measure` for each device of the slice until one is not held; again with less where the card is smaller. */
+/* Calls `measure` for each device of the slice until a device fails. Repeats with a lower limit if the card is
+ * smaller. */
 void on_every_device(const struct slice *slice, struct board *board, void (*measure)(const struct fill *fill));
 bool contexts_count(const struct fill *fill);
-/* Takes all that is granted, down to one byte, beginning with pieces of `first` bytes. Answers the bytes. */
+/* Allocates all that is granted, down to one byte, beginning with pieces of `first` bytes. Returns the number of
+ * bytes. */
 uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t first);
 bool wait_for(_Atomic int *counter, int wanted); /* false: not within a minute */
 
-/* Two probes in two slices meet at this socket. */
+/* Path of the socket where two probes in two slices connect. */
 extern const char *beside_socket;
 void check_import_beside(const struct slice *slice, struct board *board);
 void check_export_beside(const struct slice *slice, struct board *board);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of the routes: each way to the driver must show the limit and refuse more than the limit. */
+/* Checks of the routes: each way to reach the driver must show the limit and refuse more than the limit. */
 #include "loader.h"
 #include "probe.h"
 
@@ -16,10 +16,10 @@ typedef CUresult (*mem_alloc_async)(CUdeviceptr *pointer, size_t bytes, CUstream
 struct score {
     struct result *result;
     uint64_t limit, routes, held;
-    char first[160]; /* the first route that was found open */
+    char first[160]; /* the first open route */
 };
 
-/* NULL functions: this driver has no such thing, so there is no way through it. */
+/* Judges one route. NULL functions: this driver does not have the route, so it cannot be open. */
 static void judge(struct score *score, const char *route, total_mem total, mem_alloc alloc, mem_alloc_async async)
 {
     size_t shown = score->limit;
@@ -82,7 +82,7 @@ static void by_lookup(struct score *score, const char *route, void *handle, look
         judge(score, route, (total_mem)look(handle, "cuDeviceTotalMem_v2"), (mem_alloc)look(handle, "cuMemAlloc_v2"), NULL);
 }
 
-/* The loader's functions fetched by dlvsym, and by a dlvsym that was itself looked up. */
+/* Tests the loader's functions found by dlvsym, and by a dlvsym that was itself looked up. */
 static void by_version(struct score *score, const char *name, void *library)
 {
     typedef void *(*versioned)(void *handle, const char *name, const char *version);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The share of the GPU's time that a busy program really gets, in windows of a second.
+ * Measures the share of the GPU's time that a busy program really gets, in windows of a second.
  *
- * A kernel of arithmetic alone is timed with the GPU's own events, then launched as fast as the driver takes it; the share
- * is what the kernels that ended in a window take by themselves, over the window. The policy is tightened to `force` for
- * this process, for a tenant that is alone may otherwise take all there is. Neighbours can make the share smaller, never
- * larger, so only a larger one is a fault.
+ * An arithmetic kernel is timed with the GPU's own events and then launched as fast as the driver accepts it. The share
+ * is the time of the kernels that ended in a window, as measured alone, divided by the window. The policy is tightened
+ * to `force` for this process, because a lone tenant may otherwise use the whole GPU. Other containers can only reduce
+ * the share, so only a larger share is a fault.
  */
 #include "probe.h"
 
@@ -25,12 +25,12 @@
 #define TIMED 15
 #define SPIN_ROUNDS 100000
 #define MOST_ROUNDS 100000000
-#define WANTED_US 500.0f /* of one kernel */
+#define WANTED_US 500.0f /* microseconds of one kernel */
 #define TRIES 3
 
 typedef struct CUfunc_st *CUfunction;
 
-/* The line of the comment is for the simulated driver, which runs no code: what the kernel costs there. */
+/* The comment line in the kernel is for the simulated driver, which runs no code: it sets the kernel's cost there. */
 static const char image[] = ".version 6.0\n"
                             ".target sm_50\n"
                             ".address_size 64\n"
@@ -49,7 +49,8 @@ static const char image[] = ".version 6.0\n"
                             "    add.u32 %r2, %r2, 1;\n"
                             "    setp.lt.u32 %p1, %r2, %r1;\n"
                             "    @%p1 bra again;\n"
-                            "    setp.eq.u64 %p2, %d1, 0;\n" /* always: the store only keeps the arithmetic alive */
+                            /* always true: the store only keeps the arithmetic from being removed */
+                            "    setp.eq.u64 %p2, %d1, 0;\n"
                             "    @%p2 bra done;\n"
                             "    st.global.u32 [%d1], %r3;\n"
                             "done:\n"
@@ -97,7 +98,7 @@ struct spin {
     CUstream stream;
     CUevent events[IN_FLIGHT];
     unsigned rounds;
-    float us; /* that one kernel takes alone */
+    float us; /* microseconds that one kernel takes alone */
 };
 
 static CUresult launch(struct spin *spin)
@@ -107,7 +108,7 @@ static CUresult launch(struct spin *spin)
     return call.launch(spin->function, 1, 1, 1, 1, 1, 1, 0, spin->stream, parameters, NULL);
 }
 
-/* The shortest: a neighbour's kernels in between make others look longer, and nothing makes one look shorter. */
+/* Returns the shortest time: kernels of other containers in between can only lengthen a measurement. */
 static CUresult time_one(struct spin *spin)
 {
     CUresult status = CUDA_SUCCESS;
@@ -118,7 +119,7 @@ static CUresult time_one(struct spin *spin)
             (status = call.wait(spin->events[1])) == CUDA_SUCCESS)
             status = call.elapsed(&took[i], spin->events[0], spin->events[1]);
     if (status == CUDA_SUCCESS) {
-        /* Without the first, which includes what the driver does once for each kernel. */
+        /* Omit the first, which includes work that the driver does once per kernel. */
         float least = took[1];
         for (int i = 2; i <= TIMED; i++)
             least = took[i] < least ? took[i] : least;
@@ -140,7 +141,8 @@ static CUresult prepare(struct spin *spin)
     spin->rounds = SPIN_ROUNDS;
     for (int tries = 1; status == CUDA_SUCCESS; tries++) {
         status = time_one(spin);
-        /* The last try keeps the rounds that it timed: next to a busy neighbour none may come near. */
+        /* The last try keeps the rounds that it timed: next to a busy container no try may come near the wanted
+         * time. */
         if (tries == TRIES || spin->us <= 0 || (spin->us > WANTED_US / 2 && spin->us < WANTED_US * 2))
             break;
         float rounds = (float)spin->rounds * WANTED_US / spin->us;
@@ -151,7 +153,7 @@ static CUresult prepare(struct spin *spin)
 
 struct window {
     uint64_t permille[WINDOWS];
-    uint64_t launch_ns; /* the least that one call took in any window, as the mean over its launches */
+    uint64_t launch_ns; /* shortest mean time of a launch call in any window */
 };
 
 static CUresult measure(struct spin *spin, struct window *window)
@@ -159,7 +161,7 @@ static CUresult measure(struct spin *spin, struct window *window)
     uint64_t launched = 0, ended = 0;
     CUresult status = CUDA_SUCCESS;
     window->launch_ns = UINT64_MAX;
-    for (int w = -1; w < WINDOWS && status == CUDA_SUCCESS; w++) { /* the first settles */
+    for (int w = -1; w < WINDOWS && status == CUDA_SUCCESS; w++) { /* window -1 lets the limiter settle */
         uint64_t start = now_ns(), before = ended, now = start;
         for (; now - start < WINDOW_NS && status == CUDA_SUCCESS; now = now_ns()) {
             if (launched - ended == IN_FLIGHT) {
@@ -179,7 +181,8 @@ static CUresult measure(struct spin *spin, struct window *window)
     return status;
 }
 
-/* What a tenant may say, and which must not help: a slice's environment can only tighten. */
+/* Sets what a tenant may set in its environment; it must have no effect, because the environment can only tighten
+ * limits. */
 static void ask_for_more(const struct slice *slice)
 {
     setenv("CUDA_DEVICE_SM_LIMIT", "100", 1);
@@ -227,7 +230,7 @@ static void measure_share(const struct fill *fill)
 {
     const struct vgpu_limits_device *limit = slice_device(fill->slice, fill->uuid);
     if (limit->sm_percent == 0 || limit->sm_percent >= 100 || fill->slice->core_policy == VGPU_CORE_DISABLE) {
-        /* Nothing to hold, and nothing measured: no figure of percent. */
+        /* Without a share there is nothing to check, so no percentage is reported. */
         result_set(&fill->board->result, PASSED, 0, 0, "shares", "%s: no share is set", fill->uuid);
         return;
     }

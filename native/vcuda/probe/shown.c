@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a slice is shown and handed apart from its memory: processes of others by NVML, and libraries of graphics and video. */
+/* Checks what a slice shows apart from its memory: other containers' processes in NVML, and libraries of graphics
+ * and video. */
 #include "probe.h"
 
 #include <fcntl.h>
@@ -12,10 +13,11 @@
 
 #include "loader.h"
 
-/* --- whose processes NVML shows -------------------------------------------------------------------------------- */
+/* --- foreign processes in NVML ----------------------------------------------------------------------------------- */
 
-#define MOST 1024  /* processes of a list */
-#define LOOKS 3    /* who begins or ends between a list and the look into the ledger is not seen in each */
+#define MOST 1024  /* processes of a list. */
+/* A process that starts or ends between reading a list and the ledger is not foreign in every look. */
+#define LOOKS 3
 #define NAP_NS 100000000
 
 typedef nvmlReturn_t (*by_uuid)(const char *uuid, nvmlDevice_t *device);
@@ -24,12 +26,13 @@ typedef nvmlReturn_t (*samples_of)(nvmlDevice_t device, nvmlProcessUtilizationSa
                                    unsigned long long since);
 
 struct seen {
-    unsigned lists, processes, stranger; /* a pid; 0: there is none */
+    unsigned lists, processes, stranger; /* stranger: a pid that is foreign; 0: none */
     const char *where;
-    uint64_t bytes; /* in use, that nobody here is charged */
+    uint64_t bytes; /* bytes in use that are charged to no process of this container */
 };
 
-/* By any of the names that it has in the namespaces below ours: who is in one writes that one into the ledger. */
+/* Returns whether a process belongs to the container, by any of its pids in nested namespaces: the ledger has the
+ * pid of the process's own namespace. */
 static bool is_ours(unsigned pid)
 {
     char path[40], line[400];
@@ -64,7 +67,7 @@ static void look(void *library, nvmlDevice_t device, const char *uuid, struct se
 {
     static const struct {
         const char *function;
-        size_t entry; /* each begins with the pid */
+        size_t entry; /* size of an entry, which begins with the pid */
     } lists[] = {
         {"nvmlDeviceGetComputeRunningProcesses", sizeof(nvmlProcessInfo_v1_t)},
         {"nvmlDeviceGetComputeRunningProcesses_v2", sizeof(nvmlProcessInfo_t)},
@@ -103,7 +106,7 @@ static void look(void *library, nvmlDevice_t device, const char *uuid, struct se
         seen->bytes = figures.used - (uint64_t)charged;
 }
 
-/* With a context of its own, so that a list has somebody to show. */
+/* Reads the lists with a context of its own, so that each list has an entry. */
 static void look_at(const struct fill *fill)
 {
     struct result *result = &fill->board->result;
@@ -153,11 +156,13 @@ void check_neighbours(const struct slice *slice, struct board *board)
     on_every_device(slice, board, measure_neighbours);
 }
 
-/* --- libraries that nothing here limits ------------------------------------------------------------------------- */
+/* --- libraries that nothing in the slice limits
+ * ---------------------------------------------------------------------- */
 
 #define LOAD_S 10
 
-/* In a process of its own, which says nothing: what a library does as it is loaded is its own matter. */
+/* Returns whether a library can be loaded. Tried in a silent process of its own, because loading a library runs its
+ * code. */
 static bool can_be_loaded(const char *name)
 {
     int status = 0;
@@ -171,7 +176,7 @@ static bool can_be_loaded(const char *name)
         }
         _exit(dlopen(name, RTLD_LAZY | RTLD_LOCAL) ? 0 : 1);
     }
-    /* Ended by a signal, it was found at least. */
+    /* A process killed by a signal did find the library. */
     return child > 0 && waitpid(child, &status, 0) == child && !(WIFEXITED(status) && WEXITSTATUS(status) != 0);
 }
 

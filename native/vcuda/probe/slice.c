@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files of the slice, read without the library. */
+/* Reads the files of the slice without the library. */
 #include "probe.h"
 
 #include <dirent.h>
@@ -17,13 +17,13 @@
 
 #define PLACE 256
 
-/* The shares of this container: numbered folders, or what the variables of a library that is preloaded by hand name. */
+/* The shares of this container: numbered folders, or the paths in the variables of a hand-preloaded library. */
 struct places {
     int count;
     char limits[VGPU_MAX_SHARES][PLACE], ledger[VGPU_MAX_SHARES][PLACE];
 };
 
-/* The paths of a list, with a colon between them. */
+/* Splits a list of paths at the colons. */
 static int listed(const char *list, char paths[VGPU_MAX_SHARES][PLACE])
 {
     int count = 0;
@@ -82,14 +82,14 @@ const char *slice_ledger(void)
     return find()->ledger[0];
 }
 
-/* Two shares of one device have the sum. */
+/* Adds the limits of two shares of one device. */
 static bool add_device(struct slice *slice, const struct vgpu_limits_device *one)
 {
     for (int i = 0; i < slice->count; i++) {
         struct vgpu_limits_device *all = &slice->devices[i];
         if (!uuid_same(all->uuid, one->uuid))
             continue;
-        bool unlimited = all->memory_bytes == 0 || one->memory_bytes == 0; /* 0 is no limit, or no memory at all */
+        bool unlimited = all->memory_bytes == 0 || one->memory_bytes == 0; /* 0 means no limit or no memory */
         all->memory_bytes = unlimited ? 0 : all->memory_bytes + one->memory_bytes;
         all->sm_percent = all->sm_percent && one->sm_percent ? all->sm_percent + one->sm_percent : 0;
         return true;
@@ -173,7 +173,7 @@ static bool slot_lives(int descriptor, uint32_t index)
     return fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* The next slot, of somebody who lives or of anybody; false: there is none. */
+/* Finds the next slot with a live owner, or any slot. Returns false if there is none. */
 static bool slot_next(int descriptor, uint32_t *index, bool living, struct vgpu_ledger_slot *slot)
 {
     while (*index < VGPU_LEDGER_SLOTS) {
@@ -187,7 +187,7 @@ static bool slot_next(int descriptor, uint32_t *index, bool living, struct vgpu_
     return false;
 }
 
-/* -1: there is no ledger. */
+/* Opens a ledger; -1: there is none. */
 static int ledger_open(const char *path)
 {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
@@ -200,7 +200,7 @@ static int ledger_open(const char *path)
     return descriptor;
 }
 
-/* Of the slots of those who live, or of all; of one process alone, or of all (0). */
+/* Returns the bytes of live or of all slots, and of one process or of all (pid 0). */
 static int64_t bytes_of(bool living, uint32_t pid)
 {
     struct vgpu_ledger_slot slot;
@@ -236,7 +236,7 @@ int64_t ledger_all_bytes(void)
 bool ledger_has(uint32_t pid)
 {
     struct vgpu_ledger_slot slot;
-    int descriptor = ledger_open(slice_ledger()); /* each process has a slot in every ledger */
+    int descriptor = ledger_open(slice_ledger()); /* one ledger suffices: each process has a slot in every ledger */
     bool found = false;
     for (uint32_t index = 0; descriptor >= 0 && !found && slot_next(descriptor, &index, true, &slot);)
         found = slot.pid == pid;
@@ -250,7 +250,7 @@ bool ledger_in_use(void)
     const struct timespec nap = {.tv_nsec = 10000000};
     int descriptor = open(slice_ledger(), O_RDONLY | O_CLOEXEC);
     bool used = descriptor >= 0;
-    /* The kernel may still be taking apart a process of the last check. */
+    /* The kernel may still be removing a process of the last check. */
     for (int tries = 0; used && tries < 100; tries++) {
         struct flock lock = {.l_type = F_WRLCK, .l_start = (off_t)VGPU_LEDGER_ALIVE_BASE, .l_len = VGPU_LEDGER_SLOTS};
         used = fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;

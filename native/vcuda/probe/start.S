@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The program's entry. The one that a new glibc's crt1.o brings calls __libc_start_main of GLIBC_2.34, and the probe is
- * mounted into images of any age; this one calls the oldest.
+ * The program's entry. The entry of a new glibc's crt1.o calls __libc_start_main of GLIBC_2.34, but the probe is
+ * mounted into images of any age. This entry calls the oldest version.
  */
-    /* Else aarch64's symbol table names the assembler's temporary file, and no two builds are the same. */
+    /* Without this line aarch64's symbol table names the assembler's temporary file, and two builds differ. */
     .file "start.S"
     .section .note.GNU-stack, "", %progbits
     .text

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Our dlsym in a build with a sanitizer: what the sanitizer's runtime asks goes straight to the real one.
+ * dlsym in a build with a sanitizer: look-ups by the sanitizer's runtime go directly to the real dlsym.
  *
- * The runtime looks up what it stands before while it starts, through our dlsym. At that moment instrumented code and every
- * function that it intercepts (strcmp, dl_iterate_phdr) would crash. So the Makefile has route_entry.S call this instead
- * of vgpu_decide, and builds it without instrumentation; it calls nothing of libc. All others get vgpu_decide.
+ * While it starts, the runtime looks up the functions that it intercepts, through this library's dlsym. At that moment
+ * instrumented code and every intercepted function (strcmp, dl_iterate_phdr) would crash. So the Makefile makes
+ * route_entry.S call this code instead of vgpu_decide, and builds it without instrumentation; it calls nothing of libc.
+ * All other callers get vgpu_decide.
  */
 #include <link.h>
 #include <stdint.h>
@@ -16,7 +17,7 @@ static int early_compare(const char *a, const char *b)
     return *a - *b;
 }
 
-/* From the loader's own list: the ELF header is where an object begins, in all but a program at a fixed address. */
+/* Iterates over the loader's own list. An object begins with its ELF header, except a program at a fixed address. */
 static int early_iterate(int (*visit)(struct dl_phdr_info *info, size_t size, void *data), void *data)
 {
     for (const struct link_map *map = _r_debug.r_map; map; map = map->l_next) {
@@ -33,7 +34,7 @@ static int early_iterate(int (*visit)(struct dl_phdr_info *info, size_t size, vo
     return 0;
 }
 
-/* The library's own reader of objects, with these two and under names of its own. */
+/* Includes the library's own reader of objects, with the two functions above and renamed. */
 #define strcmp early_compare
 #define dl_iterate_phdr early_iterate
 #define object_each early_object_each

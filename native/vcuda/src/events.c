@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who is called when a lower package reports something, in the order in which it must run. */
+/* The functions that are called when a lower package reports an event, in their required order. */
 #include "events.h"
 
 #include "account/account.h"
@@ -8,28 +8,29 @@
 #include "memory/memory.h"
 
 const struct events vgpu_events = {
-    /* Pools first: what they give back may be what graphs, and handles that others have open, wait for. */
+    /* Pools first: the memory that they release may be what graphs, and handles open in other processes, depend on. */
     .reclaim = {pools_settle, graph_memory_settle, ipc_settle, vmm_settle},
     .charge_moved = {unaccounted_settle},
     .context_changed = {limiter_forget_thread},
     .context_leaving =
         {
-            fence_context_leaving,  /* needs the context still to be entered */
-            context_leaving,        /* out of the table of contexts: is it one of ours? */
-            green_context_leaving,  /* of a primary context its green ones, whose memory becomes its own */
-            memory_context_leaving, /* out of the tables: another thread may get the same addresses at once */
+            fence_context_leaving,  /* Needs a context that can still be entered. */
+            context_leaving,        /* Removes the context from its table if this library charged it. */
+            green_context_leaving,  /* Moves the memory of a primary context's green contexts to the primary. */
+            /* Removes its blocks from the tables, because another thread may get the same addresses at once. */
+            memory_context_leaving,
         },
     .context_left =
         {
             devices_context_left,
             limiter_context_left,
-            memory_context_left, /* uncharged, or back in the tables */
+            memory_context_left, /* uncharges the blocks, or puts them back into the tables */
             green_context_left,
-            context_left,         /* reclaims, then uncharges the context itself or puts it back */
-            unaccounted_context_left, /* compares what is left of the charge, so it comes last */
+            context_left,         /* reclaims, then uncharges the context itself or puts it back. */
+            unaccounted_context_left, /* Compares the rest with the charge, so it comes last. */
         },
     .waited = {pools_waited, fence_waited, unaccounted_waited},
-    /* From the ground up; none of them asks another. */
+    /* In the order of the packages, lowest first; no function depends on another. */
     .reset =
         {
             driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, host_memory_reset,

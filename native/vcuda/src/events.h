@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The calls that go upwards: what a lower package has to report, and the tables of who is called then. The tables stand in
- * events.c, each in the order in which it must run. They are constants: nothing is registered while the library runs, and none
- * of them is on the path of an allocation that fits or of a launch that may go.
+ * Calls from lower to higher packages: the events that a lower package reports, with tables of the functions that are
+ * called. events.c defines the tables, each in its required order. They are constants: nothing is registered at run
+ * time. No event is on the path of an allocation that fits or of a launch that may go.
  */
 #ifndef VGPU_EVENTS_H
 #define VGPU_EVENTS_H
@@ -18,23 +18,24 @@ struct device;
 struct leaving;
 
 extern const struct events {
-    /* An allocation does not fit, or the account is read together with NVML's figures: what is kept for later is given back.
-     * trim: also what the driver keeps for the next allocation. */
+    /* An allocation does not fit, or the account is read together with NVML's figures: cached memory is released.
+     * trim: also memory that the driver keeps for later allocations. */
     void (*reclaim[8])(bool trim);
-    /* The last flight on a device has ended, and what is charged there has moved by a step. */
+    /* The last thread in flight on a device has finished, and the charge there has moved by a step. */
     void (*charge_moved[4])(int device);
-    /* The thread's current context is another one, or may be. */
+    /* The thread's current context has changed, or may have changed. */
     void (*context_changed[4])(void);
-    /* The driver is about to free a context. Device locked. */
+    /* The driver is about to free a context. The device is locked. */
     void (*context_leaving[8])(struct leaving *leaving);
-    /* It has, or (gone is false) it has refused. Device locked. */
+    /* The driver has freed the context or, if `gone` is false, has refused to. The device is locked. */
     void (*context_left[8])(struct leaving *leaving);
-    /* The program has waited for the GPU; done: the driver says that it is so. */
+    /* The program has waited for the GPU. done: the driver reports that the work is finished. */
     void (*waited[4])(bool done);
-    /* This process is a forked child: it has none of its parent's device memory, and perhaps locks that nobody will drop. */
+    /* This process is a forked child: it has none of its parent's device memory, and may have inherited locks that
+     * no thread will release. */
     void (*reset[24])(void);
-    /* The current context of a thread that has not used it yet. An error: nothing may be allocated in it; *known false: it could
-     * not be looked at now. */
+    /* A thread meets a current context that it has not used before. An error: the context may allocate nothing.
+     * *known false: the context could not be checked now. */
     CUresult (*context_met)(const struct device *device, CUcontext context, CUdevice ordinal, bool *known);
 } vgpu_events;
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The library's life in a process: it begins with the first hook, and again in a forked child.
+ * The start of the library in a process: at the first hook, and again in a forked child.
  *
- * A child has none of its parent's device memory, no mapping of the ledger (it is not passed on) and perhaps locks that
- * another thread held. fork() is met by a handler; a child made by a raw clone() is known by a page that the kernel
- * hands over empty.
+ * A child has none of its parent's device memory and no mapping of the ledger, and may have inherited locks that
+ * another thread held. A handler detects fork(). A child of a raw clone() is detected by a page that the kernel clears
+ * in a child.
  */
 #include "process.h"
 
@@ -20,7 +20,8 @@
 #endif
 
 static struct lock start_lock;
-static struct process_state plain_state; /* before the start, and where the kernel cannot empty a page: only fork() is noticed */
+/* used before the start, and where the kernel cannot clear a page at fork: then only fork() is detected */
+static struct process_state plain_state;
 _Atomic(struct process_state *) vgpu_process = &plain_state;
 
 static void reset(void)
@@ -31,7 +32,7 @@ static void reset(void)
 
 static void before_fork(void)
 {
-    /* No child may get the descriptor through which the parent takes its slot. */
+    /* No child may inherit the descriptor through which the parent takes its slot. */
     ledger_hold();
 }
 
@@ -54,7 +55,7 @@ static void after_fork_child(void)
 
 static __attribute__((noinline)) void start(void)
 {
-    static bool everywhere; /* started in this process or one that it was forked from */
+    static bool everywhere; /* started in this process or in one of its ancestors */
     lock_take(&start_lock);
     struct process_state *here = atomic_load_explicit(&vgpu_process, memory_order_relaxed);
     if (!everywhere) {
@@ -65,10 +66,10 @@ static __attribute__((noinline)) void start(void)
         pthread_atfork(before_fork, after_fork_parent, after_fork_child);
         everywhere = true;
     } else if (!atomic_load_explicit(&here->started, memory_order_relaxed)) {
-        reset(); /* also drops start_lock: nobody else can be here in a child of clone() */
+        reset(); /* also clears start_lock: a child of clone() has only this thread */
         lock_take(&start_lock);
     } else {
-        lock_drop(&start_lock); /* another thread was first */
+        lock_drop(&start_lock); /* another thread has started the library */
         return;
     }
     begin(here);
@@ -86,10 +87,11 @@ static enum control enter(bool driver)
     bool ready = driver ? driver_ready() : nvml_ready();
     enum control control = limits_control();
     struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
-    /* A container with several shares comes here with each call: nothing is over limits that it was not over before. */
+    /* A container with several shares gets here at each call; then no new check against the limits is needed. */
     bool known = cached && atomic_load_explicit(&here->limits, memory_order_acquire) == cached;
     bool over = ready && !known && control == CONTROL_ON && limits_oom_killer() && oom_check();
-    if (driver && ready && !over && driver_settled()) /* from now on the short way in, until the limits change */
+    /* from now on hooks use the fast entry, until the limits change */
+    if (driver && ready && !over && driver_settled())
         atomic_store_explicit(&here->limits, cached, memory_order_release);
     return control;
 }

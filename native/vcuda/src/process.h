@@ -9,8 +9,8 @@
 #pragma GCC visibility push(hidden)
 
 /*
- * What is true of this process only: that it started the library, and then what rules in it, once the driver was found.
- * It lies in a page that the kernel hands to a child empty.
+ * State of this process only: that the library was started and, once the driver was found, the limits that apply. It is
+ * in a page that the kernel clears in a forked child.
  */
 struct process_state {
     _Atomic bool started;
@@ -18,7 +18,7 @@ struct process_state {
 };
 extern _Atomic(struct process_state *) vgpu_process; /* never NULL */
 enum control vgpu_enter_again(void);
-/* What rules now, if the short way in is open and nothing has changed; else NULL: ask vgpu_enter(). */
+/* Returns the current limits if the fast entry is open and nothing has changed. NULL: call vgpu_enter(). */
 static inline struct cached_limits *vgpu_limits_now(void)
 {
     struct process_state *process = atomic_load_explicit(&vgpu_process, memory_order_acquire);
@@ -26,7 +26,7 @@ static inline struct cached_limits *vgpu_limits_now(void)
     bool same = cached && __atomic_load_n(cached->sequence_at, __ATOMIC_ACQUIRE) == cached->sequence;
     return __builtin_expect(same, 1) ? cached : NULL;
 }
-/* First line of every hook; CONTROL_OFF: call the driver and nothing else. */
+/* The first line of every hook. CONTROL_OFF: call the driver and do nothing else. */
 static inline enum control vgpu_enter(void)
 {
     const struct cached_limits *cached = vgpu_limits_now();
@@ -34,7 +34,7 @@ static inline enum control vgpu_enter(void)
 }
 enum control vgpu_enter_nvml(void);
 
-/* The frame of a hook: leaves where the driver lacks the function or the library has nothing to say. */
+/* The first line of a plain hook: returns at once if the driver does not have the function or no limits apply. */
 #define ENTER(symbol, arguments) \
     enum control control = vgpu_enter(); \
     if (!REAL_HAS(symbol)) \

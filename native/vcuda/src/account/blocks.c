@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hash maps from pointer or handle to what was charged for it: open addressing with linear probing and backward-shift
- * deletion, in 64 independently locked parts. Finding and removing a block takes the same time among ten and a million.
+ * Hash maps from a pointer or handle to its charge: open addressing with linear probing and backward-shift deletion, in
+ * 64 independently locked parts. Finding and removing a block takes the same time with ten and with a million blocks.
  */
 #include "blocks.h"
 
@@ -18,13 +18,14 @@ struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, vgpu_map
 static __attribute__((noinline)) void part_take(struct part *part)
 {
     for (unsigned tries = 0; !part_try(part); tries++)
-        if (tries > 100) /* its holder does not run: yielding alone would keep it from running where priorities are strict */
+        /* The lock holder is not running. Under strict priorities sched_yield alone would keep it from running. */
+        if (tries > 100)
             nanosleep(&(struct timespec){0, 20000}, NULL);
         else
             sched_yield();
 }
 
-/* The key's place, or the free one that it would get. */
+/* Returns the position of the key, or the free position where the key would be stored. */
 static inline size_t find(const struct part *part, uint64_t key, uint64_t mixed)
 {
     size_t place = home_of(part, mixed);
@@ -112,7 +113,7 @@ void block_sweep(struct block_map *map, bool (*match)(const struct block *block,
         part_take(part);
         for (size_t place = 0; part->blocks && place <= part->mask;) {
             if (block_at(part, place)->kind && match(block_at(part, place), data))
-                erase(part, place); /* another block may have moved here: look at this place again */
+                erase(part, place); /* backward shift may have moved another block here: check this position again */
             else
                 place += sizeof(struct block);
         }
@@ -124,7 +125,8 @@ void blocks_reset(void)
 {
     struct block_map *maps[] = {&vgpu_memory, &vgpu_arrays, &vgpu_contexts, &vgpu_handles, &vgpu_mappings,
                                 &vgpu_graphs, &vgpu_exported, &vgpu_imported, &vgpu_greens};
-    /* The parent's blocks are not this child's. The tables are left: a thread that was changing one is gone. */
+    /* The parent's blocks do not belong to this child. The tables are leaked, not freed: a thread of the parent may
+     * have been changing one at the fork. */
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++)
         memset(maps[i], 0, sizeof *maps[i]);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private to blocks.c and to the two hooks that every allocation and every free goes through: one part of a table, and the
- * usual way into and out of it, laid into those hooks.
+ * Private to blocks.c and to the two hooks that every allocation and every free passes. Defines one part of a table,
+ * and the common path for storing and removing a block, inline in these hooks.
  */
 #ifndef VGPU_BLOCKS_H
 #define VGPU_BLOCKS_H
@@ -14,16 +14,16 @@
 #define PART_BITS 6
 
 /*
- * A lock of its own kind: a part is held for some twenty instructions, so a thread that finds it held comes again soon, and
- * dropping it is a plain store that wakes nobody.
+ * A part has its own lock type: it is held for about twenty instructions, so a waiting thread retries soon, and
+ * unlocking is a plain store that wakes no thread.
  *
- * Places are counted in bytes from the first, which spares the path of every free its shifts.
+ * Positions are byte offsets from the first block, which saves shifts on the path of every free.
  */
 struct part {
     _Atomic uint32_t held;
-    uint32_t room;        /* so many more before it grows */
-    size_t mask;          /* offset of the last place; their number is a power of two */
-    struct block *blocks; /* kind 0: free, and a quarter of them is. NULL: none yet */
+    uint32_t room;        /* blocks that can still be added before the table grows. */
+    size_t mask;          /* Byte offset of the last position; the number of positions is a power of two. */
+    struct block *blocks; /* kind 0: free position; at least a quarter stays free. NULL: no table yet. */
     size_t unused;
 };
 struct block_map {
@@ -42,7 +42,7 @@ static inline void part_drop(struct part *part)
     atomic_store_explicit(&part->held, 0, memory_order_release);
 }
 
-/* The high bits are the good ones: addresses are multiples of 512 or of 2 MiB. The highest say which part. */
+/* The high bits are well mixed; addresses are multiples of 512 or of 2 MiB. The highest bits select the part. */
 static inline uint64_t mix(uint64_t key)
 {
     return key * 0x9e3779b97f4a7c15ull;
@@ -51,7 +51,7 @@ static inline uint64_t mix(uint64_t key)
 static inline struct part *part_of(struct block_map *map, uint64_t mixed)
 {
     struct part *part = &map->parts[mixed >> (64 - PART_BITS)];
-    __asm__("" : "+r"(part)); /* as counters_of */
+    __asm__("" : "+r"(part)); /* forces one address computation, as in counters_of */
     return part;
 }
 
@@ -70,7 +70,7 @@ static inline struct block *block_at(const struct part *part, size_t place)
     return (struct block *)((char *)part->blocks + place);
 }
 
-/* Moves back what would no longer be found behind a free place. */
+/* Moves back the blocks after a freed position that a search would no longer find. */
 void part_close_gap(struct part *part, size_t hole);
 
 static inline void erase(struct part *part, size_t place)
@@ -82,7 +82,7 @@ static inline void erase(struct part *part, size_t place)
     part->room++;
 }
 
-/* Lock held. */
+/* The caller holds the part's lock. */
 static inline __attribute__((always_inline)) bool look(struct part *part, uint64_t key, uint64_t mixed, struct block *block,
                                                        bool take)
 {
@@ -100,7 +100,8 @@ static inline __attribute__((always_inline)) bool look(struct part *part, uint64
     return true;
 }
 
-/* block_put and block_take where nobody is in the way and the table need not grow; else false, and nothing has happened. */
+/* block_put and block_take for an unlocked part and a table that need not grow. Otherwise they return false without
+ * effect. */
 static inline __attribute__((always_inline)) bool block_put_now(struct block_map *map, const struct block *block)
 {
     uint64_t mixed = mix(block->key);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The front door of the account: what is charged before the driver is asked for memory, and kept or given back once it has
- * answered.
+ * Charges memory before the driver allocates it, and keeps or removes the charge after the driver has returned.
  */
 #include "account.h"
 
@@ -36,7 +35,8 @@ CUresult memory_meet(void)
     CUresult status;
     bool refused = !device_to_allocate(&context, &status) &&
                    (status == CUDA_ERROR_NOT_PERMITTED || status == CUDA_ERROR_OUT_OF_MEMORY);
-    return refused ? status : CUDA_SUCCESS; /* else there is no context, or the driver says what is wrong */
+    /* otherwise no context is current, or the driver itself reports the error */
+    return refused ? status : CUDA_SUCCESS;
 }
 
 void memory_refused(const struct device *device, CUresult status)
@@ -51,7 +51,7 @@ void memory_beyond(const struct device *device, uint64_t unused)
 {
     bool known;
     uint64_t charged = 0, limit;
-    /* An oversold slice may have the rest from host memory. */
+    /* An oversubscribed slice can get the difference from host memory. */
     if (!limits_card(device->uuid) || limits_oversubscribe() || (limit = device_limit(device, &known)) == UINT64_MAX || !known ||
         !ledger_total(device->uuid, &charged))
         return;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an allocation and a free touch of a device: the gate in front of it, this process's part of the container's account,
- * and the marks at which to look for what the driver took unasked. All of it is one cache line, and the path of those that
- * fit is inline, for it is laid into the hooks: every instruction of it is paid by every allocation of every tenant.
+ * The data that an allocation and a free use of a device: the gate, this process's part of the container's account, and
+ * the range beyond which unrequested driver memory is looked up. All of it is one cache line. The common path is inline
+ * in the hooks, because every allocation of every tenant pays for each instruction.
  *
- * ledger.c says what an account is and does all that is not the common case; gate.c is the gate; context/unaccounted.c sets the
- * marks.
+ * ledger.c documents the account and handles all uncommon cases, gate.c is the gate, and context/unaccounted.c sets the
+ * range.
  */
 #ifndef VGPU_COUNTERS_H
 #define VGPU_COUNTERS_H
@@ -23,23 +23,24 @@ enum account { ACCOUNT_USED, ACCOUNT_CONTEXT };
 #define FREEING 0x10000u
 
 struct counters {
-    /* Between a charge and the driver's answer, or that and the uncharge, the account and the card differ. A thread that
-     * does such a thing is in flight; both figures are read together while nobody is. A free counts FREEING: nobody waits for
-     * one, for the driver may hold it up until the GPU has done its work. */
+    /* The account and the card differ between a charge and the driver's return, and between a free and its uncharge.
+     * A thread in such a section is in flight. Both figures are read together only while no thread is. A free counts
+     * FREEING: readers do not wait for it, because the driver may delay it until the GPU has finished its work. */
     _Atomic uint32_t closed, flying;
-    _Atomic uint32_t due; /* flight_moved, when this flight has ended */
-    int32_t device;       /* its index in the ledger */
-    /* In the ledger: this process's figures, the second VGPU_MAX_DEVICES after the first, and the container's total. NULL
-     * before this process has a slot, and for a card that is not of the first share alone; set last. */
+    _Atomic uint32_t due; /* Call flight_moved at the end of this flight. */
+    int32_t device;       /* The device's index in the ledger. */
+    /* Pointers into the ledger: this process's figures (contexts VGPU_MAX_DEVICES after allocations) and the
+     * container's total. NULL before this process has a slot, and for a card that not only the first share names.
+     * `slot` is set last. */
     uint64_t *slot, *total;
-    /* The truth about this process that no other process can write, by account; the slot is its copy. */
+    /* This process's charges by account, in memory that no other process can write. The slot holds a copy. */
     uint64_t own[2];
-    /* Nothing is looked up while what is in use is within [low, low + span]; the counters is marked due beyond. */
+    /* While usage is within [low, low + span] nothing is looked up. Outside that range `due` is set. */
     _Atomic uint64_t low, span;
 } __attribute__((aligned(64)));
 extern struct counters vgpu_counters[VGPU_MAX_DEVICES];
 _Static_assert(sizeof(struct counters) == 64, "a cache line");
-/* The address is made once: a compiler that knows where it comes from adds up that of each field again. */
+/* The empty asm makes the compiler compute the address once; otherwise it recomputes the address of each field. */
 static inline struct counters *counters_of(int device)
 {
     struct counters *counters = &vgpu_counters[device];
@@ -50,12 +51,12 @@ static inline struct counters *counters_of(int device)
 /* --- flights ----------------------------------------------------------------------------------------- */
 
 void flight_wait(struct counters *counters);
-void flight_moved(int device); /* the charge has moved by a step, and the flight has ended */
-/* True: no thread is in flight but such as free, and none begins until gate_open. False: one has been for milliseconds; the gate
- * is open. */
+void flight_moved(int device); /* The charge has left its range, and the flight has ended. */
+/* Returns true if no thread is in flight (except frees); then none begins until gate_open. Returns false, with the
+ * gate open, if a thread stayed in flight for 10 ms. */
 bool gate_shut(int device);
-bool gate_frees(int device); /* a thread frees: the card may have less than the account by that much */
-bool gate_forced(int device); /* a thread has waited too long for it, and went on: the figures do not belong together */
+bool gate_frees(int device); /* A thread is freeing: the card may use less than the account by that amount. */
+bool gate_forced(int device); /* A thread waited too long and passed the shut gate: the two figures do not match. */
 void gate_open(int device);
 
 static inline void counters_enter(struct counters *counters)
@@ -101,12 +102,12 @@ static inline void flight_end(const int *device)
 
 /* --- the lock of the ledger ---------------------------------------------------------------------------- */
 
-/* By the place of the share among those of the container; the first of them has the short way. */
+/* Index: the position of the share among the container's shares. Only the first share has the fast path. */
 extern struct ledger_key {
-    uint64_t *lock; /* in the ledger */
-    uint64_t word;  /* what this process writes there */
+    uint64_t *lock; /* In the ledger. */
+    uint64_t word;  /* The word by which this process locks. */
 } ledger_keys[VGPU_MAX_SHARES];
-extern _Atomic bool ledger_owes; /* uncharges that found the lock held too long are written down */
+extern _Atomic bool ledger_owes; /* some uncharges found the lock held too long and are recorded as pending */
 
 static inline bool key_try(const struct ledger_key *key)
 {
@@ -120,15 +121,16 @@ static inline bool key_try(const struct ledger_key *key)
 static inline void key_drop(const struct ledger_key *key)
 {
     watch_lock(key, false);
-    /* Looked at first: if the tenant has overwritten the word, the next holder is not robbed. Nobody else writes it while
-     * this process lives, so no locked instruction is needed. */
+    /* Checked first: if the tenant has overwritten the word, the lock may belong to another holder. No other process
+     * writes the word while this process lives, so no locked instruction is needed. */
     if (__builtin_expect(__atomic_load_n(key->lock, __ATOMIC_RELAXED) == key->word, 1))
         __atomic_store_n(key->lock, 0, __ATOMIC_RELEASE);
 }
 
 /* --- charging ------------------------------------------------------------------------------------------- */
 
-/* All of these: lock held. One 8-byte store changes the truth; the total follows and is recounted by an heir. */
+/* These functions need the lock. One 8-byte store changes the truth. The total follows, and a process that takes
+ * over the lock from a dead holder recounts it. */
 static inline void counters_post(struct counters *counters, enum account account, uint64_t own, uint64_t total)
 {
     __atomic_store_n(&counters->own[account], own, __ATOMIC_RELAXED);
@@ -148,7 +150,7 @@ static inline bool counters_charge(struct counters *counters, enum account accou
     return fits;
 }
 
-/* The total is clamped: it lies where the tenant can write. */
+/* The total is clamped because the tenant can write it. */
 static inline void counters_give_back(struct counters *counters, enum account account, uint64_t bytes)
 {
     uint64_t own = counters->own[account], total = __atomic_load_n(counters->total, __ATOMIC_RELAXED);
@@ -162,7 +164,8 @@ static inline bool counters_lock(struct counters *counters)
     return __builtin_expect(__atomic_load_n(&counters->slot, __ATOMIC_ACQUIRE) && key_try(ledger_keys), 1);
 }
 
-/* Charged, if that fits and nothing is in the way; else nothing has happened, and ledger_charge says why. */
+/* Charges if the bytes fit and the lock is free. Otherwise returns false without effect, and ledger_charge finds the
+ * reason. */
 static inline bool counters_charged(struct counters *counters, enum account account, uint64_t bytes, uint64_t limit)
 {
     if (!counters_lock(counters))

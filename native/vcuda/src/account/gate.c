@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gate in front of a device's account. Between a charge and the driver's answer the account and the card differ: a thread
- * that is there is in flight. Who reads both figures together shuts the gate and waits until no thread is, for milliseconds:
- * the driver may hold an allocation up for as long as it likes, and the figures can be read another time. Nor does an allocation
- * wait for longer than milliseconds: NVML may take as long as it likes. Who goes on through the shut gate says so. Who shuts it
- * again first lets those through who wait: they look at it now and then only, and may find it shut each time.
+ * The gate in front of a device's account. A thread is "in flight" between a charge and the return of the driver's
+ * call: the account and the card differ in that time. A reader that needs both figures at the same moment shuts the
+ * gate and waits up to 10 ms until no thread is in flight. It gives up then, because the driver may delay an allocation
+ * for any time and the figures can be read later. An allocation waits at the shut gate for at most 50 ms, because NVML
+ * may be slow, and then passes and sets `forced`. Before a reader shuts the gate again it lets the waiting threads
+ * pass: they poll the gate and could otherwise find it shut each time.
  */
 #include "account.h"
 #include "events.h"
@@ -12,10 +13,11 @@
 #include <time.h>
 
 #define PATIENCE_MS 10
-#define FLIGHT_PATIENCE_MS 50 /* longer than some questions to NVML take, or those figures were never read */
+/* longer than slow NVML calls; with a shorter time the figures would never be read together */
+#define FLIGHT_PATIENCE_MS 50
 
-static _Atomic bool forced[VGPU_MAX_DEVICES]; /* somebody has gone through since the gate was shut */
-static _Atomic int waiting[VGPU_MAX_DEVICES]; /* threads in flight_wait */
+static _Atomic bool forced[VGPU_MAX_DEVICES]; /* A thread has passed the gate since it was shut. */
+static _Atomic int waiting[VGPU_MAX_DEVICES]; /* Threads in flight_wait. */
 
 static void nap(void)
 {
@@ -29,7 +31,7 @@ static uint64_t now_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* Found shut: steps back and comes again. */
+/* The caller found the gate shut: leaves the count of threads in flight, waits, and enters again. */
 void flight_wait(struct counters *counters)
 {
     uint64_t until = now_ms() + FLIGHT_PATIENCE_MS;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that was sold and is not on the card. Where a card is sold more than once (S above 1) it can be full while a
- * slice is not: then device memory is made of unified memory that lives in host memory and is read over the bus. The
- * program sees an ordinary device pointer; the limit is charged as ever; any legal call frees it.
+ * Host memory for slices of an oversubscribed card. Where a card is sold more than once (S above 1) it can be full
+ * while a slice is not. Then device memory is allocated as unified memory that stays in host memory and is read over
+ * the bus. The program gets an ordinary device pointer, the limit is charged as usual, and any legal call frees it.
  *
- * Some of the card is left to others even so: a context and code can only lie on the card, and a neighbour without a
- * context could not use one byte of what it was sold.
+ * A reserve on the card is left for other containers: a context and code can only be on the card, and a container
+ * without a context could not use any of its memory.
  *
- * Hazard: unified memory is taken with the host as its place and never migrates, for a real driver that must evict from a
- * card that others fill can hang it. Every byte of it needs a byte of the host's memory once it is written.
+ * Hazard: the unified memory is placed on the host and never migrates, because a real driver that must evict from a
+ * full card can hang. Every byte that is written needs a byte of host memory.
  */
 #include "account.h"
 
@@ -17,10 +17,10 @@
 #define CU_MEM_ADVISE_SET_ACCESSED_BY 5
 #define CU_DEVICE_CPU ((CUdevice)-1)
 #define CONTEXT_UNMEASURED (512 * MIB)
-#define LARGEST_SCALING 2 /* S that the reserve is made for */
+#define LARGEST_SCALING 2 /* the reserve assumes at most this S */
 
 static _Atomic uint64_t held[VGPU_MAX_DEVICES];
-static _Atomic int complete; /* does the driver make physical memory there? 0 not tried, 1 yes, 2 no */
+static _Atomic int complete; /* whether this driver can create physical host memory: 0 not tried, 1 yes, 2 no */
 
 uint64_t host_memory_held(int device)
 {
@@ -39,7 +39,8 @@ void host_memory_reset(void)
     atomic_store_explicit(&complete, 0, memory_order_relaxed);
 }
 
-/* A context for each slice of this size that the card may have been sold in, at most a quarter of the card. */
+/* Returns the reserve in bytes: two contexts for each slice of this size that fits on the card, at most a quarter of
+ * the card. */
 static uint64_t reserve(const struct device *device, uint64_t card)
 {
     bool known;
@@ -49,7 +50,8 @@ static uint64_t reserve(const struct device *device, uint64_t card)
     return bytes < card / 4 ? bytes : card / 4;
 }
 
-/* What is free of the whole card, where the driver shows this container less: by NVML, if that shows the card itself. */
+/* Reads the free bytes of the whole card from NVML, for a driver that shows this container only its own limit.
+ * Returns false if NVML does not show the whole card. */
 static bool free_of_card(const struct device *device, uint64_t card, uint64_t *unused)
 {
     nvmlDevice_t handle;
@@ -76,13 +78,15 @@ bool host_memory_wanted(const struct device *device, uint64_t bytes)
     uint64_t card = limits_card(device->uuid), kept = reserve(device, card ? card : shown);
     if (fits(bytes, unused, kept))
         return false;
-    /* The driver's own limit has room to its last byte; the reserve is the card's. Unknown: as if that were the card. */
+    /* The driver enforces its own limit to the last byte, so the reserve applies to the card only. If the card's
+     * free memory is unknown, the driver's figure is used for the card. */
     return !card || bytes > unused || !free_of_card(device, card, &of_card) || !fits(bytes, of_card, kept);
 }
 
 /* --- for cuMemCreate --------------------------------------------------------------------------------------- */
 
-/* A driver of CUDA 12.2 or later makes such memory; the GPU reads it over the bus once the program has set its access. */
+/* Creates physical host memory. Needs a driver of CUDA 12.2 or later. The GPU reads it over the bus once the program
+ * has set its access. */
 static CUresult create(CUmemGenericAllocationHandle *handle, uint64_t bytes, const CUmemAllocationProp *properties)
 {
     CUmemAllocationProp host = {.type = properties->type, .location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0}};
@@ -110,7 +114,7 @@ bool host_memory_complete(void)
 
 bool host_memory_physical_wanted(const struct device *device, const CUmemAllocationProp *properties, uint64_t bytes)
 {
-    CUdevice current; /* the card that can be asked for its room */
+    CUdevice current; /* cuMemGetInfo reports free memory only for the device of the current context */
     return limits_oversubscribe() && !properties->requestedHandleTypes &&
            properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && REAL(cuCtxGetDevice)(&current) == CUDA_SUCCESS &&
            current == properties->location.id && host_memory_wanted(device, bytes);
@@ -133,7 +137,8 @@ CUresult host_memory_take(const struct device *device, CUdeviceptr *pointer, uin
     CUresult status = REAL(cuMemAllocManaged)(pointer, bytes, CU_MEM_ATTACH_GLOBAL);
     if (status != CUDA_SUCCESS)
         return status;
-    /* Without this advice pages would come to the card when a kernel touches them, and push out others'. */
+    /* Without this advice pages would migrate to the card when a kernel touches them, and evict other containers'
+     * memory. */
     status = REAL(cuMemAdvise)(*pointer, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_DEVICE_CPU);
     if (status == CUDA_SUCCESS)
         status = REAL(cuMemAdvise)(*pointer, bytes, CU_MEM_ADVISE_SET_ACCESSED_BY, ordinal);

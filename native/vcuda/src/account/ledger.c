@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The container's account of device memory. A process owns a slot for as long as it has the ledger mapped, and one in the
- * ledger of each share where the container has several (seats.c).
+ * The container's account of device memory. A process owns a slot for as long as it has the ledger mapped. In a
+ * container with several shares it owns a slot in the ledger of each share (seats.c).
  *
- * Being alive is a lock on one byte of the file, held by the open file description that the mapping was made from. The
- * descriptor itself is closed at once and the mapping is not passed on at fork. So the slot ends when this process's
- * memory ends: a program that closes all its descriptors stays charged, a child does not keep its parent's slot, and a
- * new image after exec starts without one.
+ * A process is alive while its lock on one byte of the file is held. The lock belongs to the open file description
+ * behind the mapping. The descriptor is closed at once and the mapping is not inherited at fork, so the slot ends when
+ * this process's memory ends: a program that closes all its descriptors stays charged, a child does not keep its
+ * parent's slot, and a new image after exec starts without a slot.
  */
 #include "ledger.h"
 
@@ -24,7 +24,8 @@ struct counters vgpu_counters[VGPU_MAX_DEVICES];
 struct ledger_key ledger_keys[VGPU_MAX_SHARES];
 _Atomic bool ledger_owes;
 static struct lock join_lock, export_lock;
-static _Atomic int measuring[VGPU_MAX_DEVICES]; /* descriptor + 1 through which this process holds that lock */
+/* descriptor + 1 through which this process holds the measuring lock of the device; 0: not held */
+static _Atomic int measuring[VGPU_MAX_DEVICES];
 
 static bool is_member(void)
 {
@@ -44,7 +45,7 @@ static bool claim(struct membership *member, int descriptor, struct vgpu_ledger 
             continue;
         }
         uint32_t generation = slot->generation + 1;
-        /* From here on a lock word of the slot's last owner is known to be dead. */
+        /* From here on a lock word of the slot's previous owner is known to be dead. */
         __atomic_store_n(&slot->generation, generation, __ATOMIC_RELEASE);
         member->mine = slot;
         member->slot = i;
@@ -109,7 +110,7 @@ static bool join_one(struct membership *member)
     return joined;
 }
 
-/* All ledgers or none. */
+/* Joins the ledgers of all shares, or none. Returns false if one cannot be joined. */
 static bool join(void)
 {
     unsigned shares = limits_shares(), joined = 0;
@@ -121,7 +122,7 @@ static bool join(void)
     }
     if (joined < shares) {
         while (joined-- > 0)
-            munmap(ledger_members[joined].map, VGPU_LEDGER_FILE_SIZE); /* with it the slot is given back */
+            munmap(ledger_members[joined].map, VGPU_LEDGER_FILE_SIZE); /* unmapping the ledger frees the slot */
         return false;
     }
     seats_begin(shares);
@@ -175,7 +176,8 @@ int ledger_device(const char *uuid)
 
 _Static_assert(offsetof(struct vgpu_ledger_slot, context) == VGPU_MAX_DEVICES * sizeof(uint64_t), "one array after the other");
 
-/* Lock held. The mark falls before the debts are read: one that is written down meanwhile raises it again. */
+/* Books pending uncharges; the caller holds the lock. The flag is cleared before the amounts are read, so an
+ * uncharge that arrives meanwhile sets the flag again. */
 static __attribute__((noinline)) void pay_owed(void)
 {
     atomic_store(&ledger_owes, false);
@@ -221,7 +223,8 @@ enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint
     return charge_slowly(device, account, bytes, limit);
 }
 
-/* The lock is held by another: the debt is written down first, so that the next holder of the lock may pay it. */
+/* Uncharges while another thread or process holds the lock. The amount is recorded first, so that the next lock
+ * holder can book it. */
 static __attribute__((noinline)) void uncharge_slowly(int device, enum account account, uint64_t bytes)
 {
     if (!is_member() || device < 0 || bytes == 0)
@@ -233,7 +236,7 @@ static __attribute__((noinline)) void uncharge_slowly(int device, enum account a
     atomic_fetch_add(&ledger_members[0].owed[account][device], bytes);
     atomic_store(&ledger_owes, true);
     if (!ledger_lock_take(&ledger_members[0]))
-        return; /* paid by the next charge */
+        return; /* the next charge books the recorded amount */
     pay_owed();
     ledger_lock_drop(&ledger_members[0]);
 }
@@ -249,7 +252,7 @@ uint64_t ledger_own(int device, enum account account)
     return device < 0 ? 0 : __atomic_load_n(&vgpu_counters[device].own[account], __ATOMIC_RELAXED);
 }
 
-/* Others hold something: looks now and then whether they still live. */
+/* Other processes hold memory of the device: clears the slots of dead processes, at most every REAP_EVERY_NS. */
 static __attribute__((noinline)) void look_who_lives(int device)
 {
     unsigned count;
@@ -319,7 +322,7 @@ void ledger_learn_context(int device, uint64_t bytes)
         __atomic_store_n(context_bytes(device), bytes, __ATOMIC_RELAXED);
 }
 
-/* --- memory that others have open ---------------------------------------------------------------------- */
+/* --- memory that other processes have open --------------------------------------------------------------- */
 
 void ledger_export(int device, uint64_t bytes, bool more)
 {
@@ -328,7 +331,8 @@ void ledger_export(int device, uint64_t bytes, bool more)
         return;
     const struct seat *seats = seats_of(device, &count);
     lock_take(&export_lock);
-    /* In each ledger, for nobody keeps in which of them a block was charged: no more than all of it stays charged in any. */
+    /* Record the export in each ledger, because no record says in which ledger a block was charged. In each ledger
+     * at most the memory charged there stays charged. */
     for (unsigned i = 0; i < count; i++) {
         if (seats[i].at >= VGPU_LEDGER_EXPORTED_DEVICES)
             continue;
@@ -341,8 +345,8 @@ void ledger_export(int device, uint64_t bytes, bool more)
     lock_drop(&export_lock);
 }
 
-/* 1 where a process holds the byte (0: any of those that stand for open handles) in any ledger, 0 where none does, -1 where
- * that cannot be known. */
+/* Returns 1 if a process holds the byte in any ledger, 0 if none does, -1 if that is unknown. Byte 0 means any byte
+ * of the open handles. */
 static int held_anywhere(uint64_t byte)
 {
     int held = 0;
@@ -383,7 +387,7 @@ static void *import_from(const struct membership *member, uint64_t byte)
     return import == MAP_FAILED ? NULL : import;
 }
 
-/* In the ledger of each share: any of them may be the one that its maker is charged in. */
+/* An import locks its byte in the ledger of each share, because the exporting process may be charged in any of them. */
 struct import {
     unsigned count;
     void *map[VGPU_MAX_SHARES];
@@ -392,7 +396,8 @@ struct import {
 void *ledger_import(uint64_t byte)
 {
     struct import *import = calloc(1, sizeof *import);
-    lock_take(&join_lock); /* no child may get the descriptor: it would hold the lock after us */
+    /* no forked child may inherit the descriptor: it would hold the lock after this process has ended */
+    lock_take(&join_lock);
     for (unsigned share = 0; import && is_member() && share < limits_shares(); share++)
         if ((import->map[import->count] = import_from(&ledger_members[share], byte)) != NULL)
             import->count++;
@@ -421,7 +426,7 @@ static void measure_close(int descriptor, int device)
 int ledger_measure_begin(int device)
 {
     struct seat home = seats_home(device);
-    lock_take(&join_lock); /* no fork between the two lines */
+    lock_take(&join_lock); /* no fork may happen between opening the descriptor and recording it */
     int descriptor = ledger_file_again(home.member, true);
     atomic_store_explicit(&measuring[device], descriptor + 1, memory_order_relaxed);
     lock_drop(&join_lock);
@@ -441,7 +446,8 @@ void ledger_measure_end(int handle, int device)
 {
     if (handle < 0)
         return;
-    /* Dropped by name: a child that was forked meanwhile has the descriptor too. */
+    /* Unlock explicitly: a child forked meanwhile has the descriptor too, so closing it here would not release the
+     * lock. */
     ledger_byte_drop(handle, VGPU_LEDGER_CONTEXT_BASE + (uint64_t)seats_home(device).at);
     measure_close(handle, device);
 }
@@ -466,7 +472,7 @@ void ledger_reset(void)
             memcmp(file, seats_home(device).member->file, sizeof file) == 0)
             close(descriptor);
     }
-    /* The mapping was not passed on to this child, nor was the parent's slot. */
+    /* This child inherited neither the mapping nor the parent's slot. */
     memset(ledger_members, 0, sizeof ledger_members);
     seats_reset();
     memset(vgpu_counters, 0, sizeof vgpu_counters);

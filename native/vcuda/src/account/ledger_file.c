@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ledger as a file: opening, laying out an empty one, and the byte locks that say who is alive.
+ * The ledger as a file: opening it, initialising an empty one, and the byte locks that show which processes are alive.
  *
- * The tenant can write, truncate or replace this file. Whatever it does, the answer here is either a ledger that is whole
- * or no context for this container.
+ * The tenant can write, truncate or replace this file. In every case the result is either an intact ledger or no
+ * context for this container.
  */
 #include "ledger.h"
 
@@ -23,7 +23,7 @@
 
 #define LAYOUT_PATIENCE_MS 2000
 
-/* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
 static bool status_of(int descriptor, struct stat *status)
 {
     return syscall(SYS_fstat, descriptor, status) == 0;
@@ -88,20 +88,21 @@ static bool blank(const struct vgpu_ledger *header)
     return memcmp(header->magic, none, sizeof none) == 0;
 }
 
-/* 0, or the error. A store into a hole would end the process where the file system is full. */
+/* Returns 0 or the error number. Without allocated blocks, a store into a hole would kill the process when the file
+ * system is full. */
 static int fill_holes(int descriptor)
 {
     struct stat status;
     int error;
     if (status_of(descriptor, &status) && (uint64_t)status.st_blocks * 512 >= VGPU_LEDGER_FILE_SIZE)
         return 0;
-    do /* a program with a running timer interrupts it on tmpfs */
+    do /* on tmpfs posix_fallocate fails with EINTR in a program with a running timer */
         error = posix_fallocate(descriptor, 0, VGPU_LEDGER_FILE_SIZE);
     while (error == EINTR);
     return error;
 }
 
-/* The magic goes last: a process that dies on the way leaves a file that the next one lays out again. */
+/* Writes the magic last: if this process dies before that, the next process initialises the file again. */
 static bool lay_out(const char *path, int descriptor)
 {
     struct vgpu_ledger header = {
@@ -133,11 +134,11 @@ static bool check(const char *path, unsigned share, int descriptor)
     ssize_t length = pread(descriptor, &header, sizeof header, 0);
     if (length < 0)
         return complain(path, strerror(errno));
-    /* Its owner may cut it short, and a mapping would end this process. */
+    /* The owner of the file can truncate it, and an access to the mapping would then kill this process. */
     if (limits_ledger_is_own() && status.st_uid != geteuid())
         return complain(path, "it belongs to another user; remove it, or name a ledger by CUDA_DEVICE_MEMORY_SHARED_CACHE");
     if (status.st_size == 0 || (blank(&header) && status.st_size <= (off_t)VGPU_LEDGER_FILE_SIZE)) {
-        /* Or a tenant would empty it, and be granted its limit once more on top of what it holds. */
+        /* Otherwise a tenant could empty the ledger and get its limit again in addition to the memory in use. */
         if (limits_of_an_allocation())
             return complain(path, "it is empty, and was not when the container began");
         bool taken = false;
@@ -207,7 +208,7 @@ int ledger_file_open(const char *path, unsigned share, bool write)
         close(descriptor);
         return -1;
     }
-    int error = fill_holes(descriptor); /* the tenant may have punched some */
+    int error = fill_holes(descriptor); /* the tenant may have punched holes */
     if (error) {
         complain(path, strerror(error));
         close(descriptor);

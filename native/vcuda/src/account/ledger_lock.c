@@ -2,10 +2,10 @@
 /*
  * The lock of the ledger: one word that names its holder by slot and generation.
  *
- * Taken and dropped with one atomic instruction each while nobody competes. A holder that was killed is found by the one
- * who waits: the kernel has dropped the dead one's byte lock (or the slot has been claimed again, which changes its
- * generation). Its word is then replaced by compare-and-swap, so that only one of several waiters becomes the heir, and
- * the heir recounts the totals, the only thing that the dead one may have left half done.
+ * Without competition, taking and dropping the lock costs one atomic instruction each. A waiting process detects a
+ * killed holder: the kernel has dropped the holder's byte lock, or the slot was claimed again and has a new generation.
+ * The waiter replaces the word by compare-and-swap, so only one of several waiters takes over, and that waiter recounts
+ * the totals. Only the totals can be half written by a dead holder.
  */
 #include "ledger.h"
 
@@ -68,7 +68,7 @@ bool ledger_lock_wait(struct membership *member)
         uint64_t now = ledger_clock();
         if (!began)
             began = probed = now;
-        /* The own word is another thread of this process: alive by definition. */
+        /* The word of this process belongs to another of its threads, which is alive by definition. */
         if (word != key->word && now - probed >= PROBE_NS) {
             probed = now;
             if (holder_dead(member, word) && swap(key, word)) {
@@ -120,7 +120,8 @@ uint64_t ledger_slot_exported_bytes(const struct vgpu_ledger_slot *slot, int dev
     return exported < slot->used[device] ? exported : slot->used[device];
 }
 
-/* A dead process's slot: nothing is left of it but what others have open. True if that is less than there was. */
+/* Clears the slot of a dead process except for memory that other processes have open. Returns true if the slot
+ * changed. */
 static bool strip(int descriptor, const struct vgpu_ledger *ledger, struct vgpu_ledger_slot *slot)
 {
     bool exported = ledger_slot_exported(descriptor, ledger, slot), changed = !exported;
@@ -140,7 +141,7 @@ void ledger_reap(struct membership *member)
     struct vgpu_ledger *ledger = member->map;
     int descriptor = ledger_file_again(member, false);
     if (descriptor < 0)
-        return; /* a process that cannot be asked about counts as alive */
+        return; /* the liveness of other processes is unknown, so all count as alive */
     uint32_t high = ledger_high(ledger);
     bool found = false;
     for (uint32_t i = 0; i < high; i++) {

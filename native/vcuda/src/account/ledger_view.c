@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ledger as it is looked at, not written: who lives in the container, under which pid, and what each holds. Works for
- * a process that never joined (nvidia-smi) and repairs nothing.
+ * Reads the ledger without writing it: the live processes of the container, their pids, and the bytes of each. Works
+ * for a process that never joined (nvidia-smi) and repairs nothing.
  *
- * The pid in a slot is the one that its owner sees of itself. A viewer in another pid namespace of the same container
- * (unshare, a shared process namespace) knows that process by another number, or not at all.
+ * The pid in a slot is the pid that its owner sees for itself. A reader in another pid namespace of the same container
+ * (unshare, a shared process namespace) sees that process under another pid, or not at all.
  */
 #include "ledger.h"
 
@@ -31,7 +31,7 @@ static void view_close(struct view *view)
         close(view->descriptor);
 }
 
-/* device is -1 where the ledger is whole and does not have it. */
+/* Opens the ledger of a share for reading. Sets view->device to -1 if the ledger does not list the device. */
 static bool view_open(struct view *view, unsigned share, const char *uuid)
 {
     *view = (struct view){.descriptor = ledger_file_open(limits_ledger_path(share), share, false), .device = -1};
@@ -49,7 +49,7 @@ static bool view_open(struct view *view, unsigned share, const char *uuid)
     return true;
 }
 
-/* The next slot from *at on whose owner lives and holds something of the device. */
+/* Returns the next slot, from *at on, whose owner is alive and uses memory of the device. NULL: no more. */
 static const struct vgpu_ledger_slot *view_next(const struct view *view, uint32_t *at, uint64_t *bytes)
 {
     for (uint32_t high = view->device < 0 ? 0 : ledger_high(view->ledger); *at < high;) {
@@ -61,7 +61,8 @@ static const struct vgpu_ledger_slot *view_next(const struct view *view, uint32_
     return NULL;
 }
 
-/* What dead processes had exported is charged as long as any process has it: to none that could be named. */
+/* Returns the bytes that dead processes exported and another process still has open. They are charged to no listed
+ * process. */
 static uint64_t view_of_the_dead(const struct view *view)
 {
     uint64_t sum = 0, bytes;
@@ -91,7 +92,7 @@ bool ledger_view_total(const char *uuid, uint64_t *bytes)
     return true;
 }
 
-/* Kept in the first ledger that has the card. */
+/* The value is stored in the first ledger that lists the card. */
 uint64_t ledger_view_beyond(const char *uuid)
 {
     struct view view;
@@ -131,7 +132,7 @@ bool ledger_shares(unsigned share, const char *uuid, uint64_t *own, uint64_t *to
 
 /* --- pids ------------------------------------------------------------------------------------------------ */
 
-/* By number: libc's own stat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Uses the system call: libc's own stat carries GLIBC_2.33 in the symbol tables of new systems. */
 static uint64_t namespace_at(const char *path)
 {
     struct stat status;
@@ -151,7 +152,7 @@ bool ledger_proc_is_ours(void)
     return strtol(text, NULL, 10) == (long)getpid();
 }
 
-/* The last figure of its NSpid line: the process's pid in its own namespace. */
+/* Returns the last figure of the NSpid line: the process's pid in its own namespace. */
 static uint32_t innermost_pid(uint32_t process)
 {
     char path[40], line[256];
@@ -169,14 +170,15 @@ static uint32_t innermost_pid(uint32_t process)
     return pid;
 }
 
-/* The process by that pid of that namespace, as it is called here; 0: it is not visible from here. */
+/* Translates a pid of another pid namespace into this process's namespace. Returns 0 if the process is not visible
+ * here. */
 static uint32_t pid_from(uint64_t pid_namespace, uint32_t pid)
 {
     uint32_t found = 0;
     DIR *processes = ledger_proc_is_ours() ? opendir("/proc") : NULL;
     for (struct dirent *entry; processes && !found && (entry = readdir(processes));) {
         char path[40];
-        uint32_t process = (uint32_t)strtoul(entry->d_name, NULL, 10); /* 0 for what is no process */
+        uint32_t process = (uint32_t)strtoul(entry->d_name, NULL, 10); /* 0 for an entry that is not a process */
         snprintf(path, sizeof path, "/proc/%u/ns/pid", process);
         if (process && namespace_at(path) == pid_namespace && innermost_pid(process) == pid)
             found = process;
@@ -186,7 +188,8 @@ static uint32_t pid_from(uint64_t pid_namespace, uint32_t pid)
     return found;
 }
 
-/* A process that has a slot in the ledgers of two shares is one. */
+/* Adds the bytes to an entry with the same pid: a process with slots in two ledgers is listed once. Returns false if
+ * there is none. */
 static bool add_to(struct ledger_process *list, int count, uint32_t pid, uint64_t bytes)
 {
     for (int i = 0; i < count; i++)

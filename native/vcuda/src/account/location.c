@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose memory a location is. On a machine whose CPU and GPU share addresses (Grace) a GPU's memory is a node of the host, and
- * who asks for memory on that node gets the card's. NVML says which node is which GPU's; it lists those of this container alone.
- * A node that has no processors and is none of them may be another container's GPU: what would lie there is refused.
+ * Maps a memory location to the GPU that has the memory. On a machine whose CPU and GPU share addresses (Grace) a GPU's
+ * memory is a NUMA node of the host, so a program that asks for memory on that node gets GPU memory. NVML tells which
+ * node belongs to which GPU, but lists only the GPUs of this container. A node without processors that belongs to none
+ * of these GPUs may be another container's GPU, so an allocation there is refused.
  */
 #include "account.h"
 
@@ -10,7 +11,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-/* The GPU whose memory is this node; false: none that NVML knows. */
+/* Finds the GPU whose memory is this node. Returns false if NVML knows no such GPU. */
 static bool gpu_of(unsigned node, char uuid[VGPU_UUID_SIZE])
 {
     unsigned count = 0, other;
@@ -26,7 +27,8 @@ static bool gpu_of(unsigned node, char uuid[VGPU_UUID_SIZE])
     return false;
 }
 
-/* Known to have none, that is: where the kernel does not say, it is the host's. */
+/* Returns true only if the kernel says that the node has no processors. A node about which the kernel says nothing
+ * counts as host memory. */
 static bool without_processors(int node)
 {
     char path[64], text[8];
@@ -44,7 +46,7 @@ bool location_on_card(const CUmemLocation *location, CUdevice *ordinal)
     if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
         *ordinal = location->id;
     else if (location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
-        *ordinal = location->id & 0xff; /* its first byte; the domain is the second */
+        *ordinal = location->id & 0xff; /* the first byte is the device, the second byte the locality domain */
     else
         return false;
     return true;
@@ -59,7 +61,7 @@ const struct device *device_at(const CUmemLocation *location, CUresult *status)
     if (location_on_card(location, &place))
         return device_of(place, status);
     if (location->type != CU_MEM_LOCATION_TYPE_HOST_NUMA || location->id <= 0)
-        return NULL; /* the node of the calling thread's processor, which has one */
+        return NULL; /* host memory: the node of the calling thread's processor always has processors */
     if (gpu_of((unsigned)location->id, uuid)) {
         if (REAL_HAS(cuDeviceGetCount))
             REAL(cuDeviceGetCount)(&count);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ACTIVE_OOM_KILLER: what happens to a container that is found over its limit, because the limit was lowered under it.
- * Without it new allocations are refused until enough was freed. With it the process that holds the most of the device
- * kills itself at its next call of the driver, then the next one, until the rest fits.
+ * ACTIVE_OOM_KILLER: decides what happens to a container that exceeds its limit because the limit was lowered. When it
+ * is off, new allocations are refused until enough memory is freed. When it is on, the process that uses most of the
+ * device kills itself at its next driver call, then the next largest process, until usage fits the limit.
  *
- * No process kills another: a pid may have come to mean another process, and the one that holds the most finds the same
- * by the same figures. It sums up the living alone; a dying process still counts, so that not two die where one is enough.
+ * No process kills another process: its pid may have been reused, and the largest process computes the same result from
+ * the same figures. The sum covers live processes only. A dying process still counts, so that a second process does not
+ * die where one is enough.
  */
 #include "account.h"
 
@@ -20,11 +21,12 @@ static void end_self(const char *uuid, uint64_t own, uint64_t total, uint64_t li
     vgpu_log_line(LOG_ERROR, "this process is killed: the container holds %llu bytes of %s, over its limit of %llu, and this process %llu of them, the most",
                   (unsigned long long)total, uuid, (unsigned long long)limit, (unsigned long long)own);
     kill(getpid(), SIGKILL);
-    /* Pid 1 of a container is still here: the kernel drops what it sends to itself. */
+    /* Only pid 1 of a container gets here: the kernel drops a SIGKILL that pid 1 sends to itself. */
     syscall(SYS_exit_group, 128 + SIGKILL);
 }
 
-/* Of one share's part of a device. */
+/* Returns true if the container exceeds the limit of one share on a device. Does not return if this process must
+ * die. */
 static bool over(unsigned share, const char *uuid)
 {
     bool known, largest;
@@ -32,7 +34,7 @@ static bool over(unsigned share, const char *uuid)
     uint64_t limit = limits_shares() == 1 ? limits_memory(uuid, -1, &known) : limits_share_memory(share, uuid, &known);
     if (!known || limit == UINT64_MAX || !ledger_shares(share, uuid, &own, &total, &largest) || total <= limit)
         return false;
-    EVENT(reclaim, true); /* what pools keep for later is given back first */
+    EVENT(reclaim, true); /* first return the memory that pools keep for later */
     if (!ledger_shares(share, uuid, &own, &total, &largest) || total <= limit)
         return false;
     if (largest)
@@ -44,7 +46,8 @@ bool oom_check(void)
 {
     char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
     bool any = false;
-    /* The environment's limits do not change while a process runs: only a file's can fall below what is held. */
+    /* Limits from the environment do not change while a process runs. Only a limits file can fall below current
+     * usage. */
     for (int i = limits_devices(uuids) - 1; i >= 0; i--)
         for (unsigned share = 0; share < limits_shares(); share++)
             any = over(share, uuids[i]) || any;

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Containers with several shares: each share has a ledger of its own, for others may have the same share (one claim in two
- * containers, or in two pods), and what they hold of it together is what counts. So a process has a slot in each ledger.
+ * Containers with several shares. Each share has its own ledger, because other containers may use the same share (one
+ * claim in two containers or pods) and their common usage counts. So a process has a slot in each ledger.
  *
- * A card has a seat in the ledger of each share that names it. Of most cards that is one. Of a card that several shares name,
- * what is charged goes to the first of these as far as that one has room, then to the next; what is given back comes from the
- * last. Bytes are alike, so nobody keeps which block was charged where. The locks of all of them are held meanwhile, taken in
- * the order of the files, which is the same in every container.
+ * A card has a seat in the ledger of each share that names it; most cards have one seat. If several shares name a card,
+ * a charge fills the first share, then the next, and a free uncharges the last share first. No record says in which
+ * share a block was charged. The locks of all these ledgers are held meanwhile. They are taken in the order of device
+ * and inode, which is the same in every container.
  *
- * A card of the first share alone is charged as in a container that has one share; with others the short way is closed.
+ * A card that only the first share names is charged as in a container with one share. Other cards do not use the fast
+ * path.
  */
 #include "ledger.h"
 
@@ -24,7 +25,7 @@ static _Atomic int known;
 bool ledger_several;
 static _Atomic uint64_t owed[2][VGPU_MAX_DEVICES];
 
-/* The device's place in one ledger, entered if it is new; -1: there is no room. */
+/* Returns the device's index in one ledger and adds a new device. -1: the ledger is full. */
 static int enter(struct membership *member, const char *uuid)
 {
     struct vgpu_ledger *ledger = member->map;
@@ -77,7 +78,7 @@ int seats_add(const char *uuid)
         if (named)
             card->seat[card->count++] = (struct seat){&ledger_members[share], enter(&ledger_members[share], uuid)};
     }
-    if (card->count == 0) /* of no share: it will be refused, but for that it must have a place */
+    if (card->count == 0) /* no share names the card: its use is refused, but the refusal needs an index */
         card->seat[card->count++] = (struct seat){ledger_members, enter(ledger_members, uuid)};
     for (unsigned i = 0; i < card->count; i++)
         if (card->seat[i].at < 0)
@@ -120,7 +121,7 @@ static void unlock(const struct seat *seats, unsigned count)
         ledger_lock_drop(seats[i].member);
 }
 
-/* All or none; false: one is held by a process that does not run. */
+/* Takes the locks of all seats, or none. Returns false if a process that does not run holds one. */
 static bool lock(const struct card *card, struct seat locked[VGPU_MAX_SHARES])
 {
     for (unsigned i = 0, at; i < card->count; i++) {
@@ -137,7 +138,8 @@ static bool lock(const struct card *card, struct seat locked[VGPU_MAX_SHARES])
     return true;
 }
 
-/* What this process holds of a seat, and all do: one store is the truth, as in counters_post. */
+/* Changes what this process is charged at a seat, and the total of all processes. As in counters_post, one store
+ * changes the truth. */
 static void post(const struct seat *seat, enum account account, uint64_t bytes, bool more)
 {
     uint64_t *own = &seat->member->own[account][seat->at], *total = &seat->member->map->total[seat->at];
@@ -148,7 +150,8 @@ static void post(const struct seat *seat, enum account account, uint64_t bytes, 
     __atomic_store_n(total, more ? all + bytes : all - (all < bytes ? all : bytes), __ATOMIC_RELAXED);
 }
 
-/* Of the process over all seats; the mark at which what the driver took unasked is looked up, as in counters_post. */
+/* Stores the process's sum over all seats. Sets `due` if it left the range in which no check for unrequested driver
+ * memory is needed, as in counters_post. */
 static void moved(int device, enum account account, uint64_t own)
 {
     struct counters *counters = counters_of(device);
@@ -158,7 +161,7 @@ static void moved(int device, enum account account, uint64_t own)
         atomic_store_explicit(&counters->due, 1, memory_order_relaxed);
 }
 
-/* The locks held. */
+/* Books pending uncharges; the caller holds the locks of all seats. */
 static void pay(int device)
 {
     const struct card *card = &cards[device];
@@ -192,7 +195,7 @@ static bool charge(int device, enum account account, uint64_t bytes, uint64_t li
         part = room_of(card, i);
         room = room + part < part ? UINT64_MAX : room + part;
     }
-    /* The environment may allow less than the shares do. */
+    /* A limit from the environment may be lower than the sum of the shares. */
     if (bytes > room || total > limit || bytes > limit - total)
         return false;
     uint64_t rest = bytes;
@@ -226,7 +229,7 @@ void seats_uncharge(int device, enum account account, uint64_t bytes)
     struct seat locked[VGPU_MAX_SHARES];
     atomic_fetch_add(&owed[account][device], bytes);
     if (!lock(&cards[device], locked))
-        return; /* paid by the next charge */
+        return; /* the next charge books the recorded amount */
     pay(device);
     unlock(locked, cards[device].count);
 }

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Descriptors that stand for device memory (cuMemExportToShareableHandle). The memory lives as long as any process has
- * one, or a message in a socket carries it, and nobody counts them but the kernel. So each is marked when it is made: a
- * lock on one byte, far past the end of its file, that belongs to its open file description. Any other description of
- * the file shows whether that lock is still held, which is whether the handle is open anywhere, its maker dead or alive.
+ * Descriptors that refer to device memory (cuMemExportToShareableHandle). The memory lives as long as any process has
+ * such a descriptor open or a message in a socket carries one, and only the kernel counts them. So each descriptor is
+ * marked when it is created: with a lock on one byte, far past the end of its file, that belongs to its open file
+ * description. Any other description of the file shows whether the lock is still held, that is whether the handle is
+ * open in any process, even after the exporting process has died.
  *
- * All handles of a driver are descriptions of one file (/dev/nvidiactl), which may be the same in other containers. A byte
- * is 2^62, 30 bits that stand for the container's ledger, 24 for the object, 8 for the handle. Where a mark cannot be set, or
- * does not show, nothing is concluded from it: the memory stays charged until exit, the ledger says that there is such a
- * handle, and from then on an import that cannot be identified is charged once more. Before, it is another container's.
+ * All handles of a driver are descriptions of one file (/dev/nvidiactl), which other containers may share. The byte
+ * number is 2^62 plus 30 bits for the container's ledger, 24 for the object and 8 for the handle. If a mark cannot be
+ * set or read, the memory stays charged until exit and the ledger records that an unmarked handle exists. From then on
+ * an import that cannot be identified is charged again. Before that, such an import counts as another container's
+ * memory.
  */
 #include "ledger.h"
 
@@ -25,8 +27,8 @@
 #endif
 
 #define BASE (1ull << 62)
-#define HANDLES 256ull /* of one object */
-#define OBJECT_BITS 14 /* of one process, next to the bits of its slot */
+#define HANDLES 256ull /* Handles of one object. */
+#define OBJECT_BITS 14 /* Objects of one process; the bits of its slot come next. */
 #define SPAN (1ull << 32)
 
 static _Atomic uint32_t next_object;
@@ -38,14 +40,15 @@ static uint64_t container(const uint64_t ledger[2])
     return BASE | (hash >> 34) << 32;
 }
 
-/* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
 static bool identity(int descriptor, uint64_t file[2])
 {
     struct stat status;
     if (descriptor < 0 || syscall(SYS_fstat, descriptor, &status) != 0)
         return false;
-    /* By inode, of a device node too, for there the kernel keeps the locks: another node of the same device has none of
-     * these. The bit tells a reader of the ledger which kind it is. */
+    /* Identify the file by inode, also for a device node, because the kernel keeps locks per inode: another node of
+     * the same device has none of these locks. The top bit tells a reader of the ledger that the file is a character
+     * device. */
     file[0] = S_ISCHR(status.st_mode) ? 1ull << 63 | (uint64_t)status.st_dev : (uint64_t)status.st_dev;
     file[1] = (uint64_t)status.st_ino;
     return true;
@@ -56,12 +59,12 @@ static bool same(const uint64_t one[2], const uint64_t other[2])
     return one[0] == other[0] && one[1] == other[1];
 }
 
-/* Of a lock, within what was asked for. */
+/* The part of a lock that lies within the requested range. */
 struct span {
     uint64_t first, end;
 };
 
-/* 1 and *found, where another description holds a lock in the range; 0 none; -1 cannot be known. */
+/* Returns 1 and sets *found if another description holds a lock in the range, 0 if none does, -1 if that is unknown. */
 static int locked_at(int descriptor, uint64_t first, uint64_t count, struct span *found)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)first, .l_len = (off_t)count};
@@ -69,7 +72,8 @@ static int locked_at(int descriptor, uint64_t first, uint64_t count, struct span
         return 0;
     if (fcntl(descriptor, F_OFD_GETLK, &lock) != 0)
         return -1;
-    /* Another's lock may begin before the range and end behind it; no length is: however far. */
+    /* The lock of another description may begin before the range and end after it. A length of 0 means that the lock
+     * is unbounded. */
     uint64_t begin = (uint64_t)lock.l_start, length = (uint64_t)lock.l_len, end = first + count;
     *found = (struct span){begin > first ? begin : first, length && begin + length < end ? begin + length : end};
     return lock.l_type != F_UNLCK;
@@ -81,7 +85,8 @@ static int locked(int descriptor, uint64_t first, uint64_t count)
     return locked_at(descriptor, first, count, &unused);
 }
 
-/* The file of all handles, as the ledger has it; -1: none was marked in this container, or another file has its name. */
+/* Opens the file of all handles that the ledger records. Returns -1 if no handle was marked in this container, or if
+ * another file now has that name. */
 static int open_file(const struct vgpu_ledger *ledger, bool *marked)
 {
     char path[sizeof ledger->shareable];
@@ -97,7 +102,8 @@ static int open_file(const struct vgpu_ledger *ledger, bool *marked)
     return -1;
 }
 
-/* Writes down where handles lie, the first time. A process that finds another file there marks nothing. */
+/* Records the path of the handles' file in the ledger, the first time. Returns false if the ledger records another
+ * file; then this process marks no handle. */
 static bool note_file(int descriptor)
 {
     struct vgpu_ledger *ledger = ledger_members[0].map;
@@ -111,7 +117,8 @@ static bool note_file(int descriptor)
     if (!ledger->shareable[0]) {
         memcpy(ledger->shareable_file, file, sizeof file);
         memcpy(ledger->shareable + 1, path + 1, sizeof path - 1);
-        /* The first letter says that all is there. No fence: the thread sanitizer knows none. */
+        /* Store the first letter last: it shows that the entry is complete. No fence is used because the thread
+         * sanitizer does not support fences. */
         __atomic_store_n(&ledger->shareable[0], path[0], __ATOMIC_RELEASE);
     }
     bool noted = memcmp(ledger->shareable, path, sizeof path) == 0 && same(ledger->shareable_file, file);
@@ -119,7 +126,7 @@ static bool note_file(int descriptor)
     return noted;
 }
 
-/* An object that no handle stands for; 0: none. */
+/* Returns an object number that no handle uses; 0: none is free. */
 static uint64_t new_object(int file)
 {
     for (uint32_t tries = 0; tries < 1u << OBJECT_BITS; tries++) {
@@ -139,7 +146,7 @@ void shareable_unmarked(void)
 static bool mark(int descriptor, uint64_t *object)
 {
     bool marked, done = false;
-    /* A mark tells of one ledger, and what it stands for may be charged in that of another share. */
+    /* A mark names one ledger, but the memory may be charged in the ledger of another share. */
     if (limits_shares() > 1 || !note_file(descriptor))
         return false;
     int file = open_file(ledger_members[0].map, &marked);
@@ -151,7 +158,7 @@ static bool mark(int descriptor, uint64_t *object)
         byte++;
     if (mine && byte < end) {
         struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
-        /* Asked again: perhaps this file keeps no locks. */
+        /* Check again: this file may not keep locks. */
         done = fcntl(descriptor, F_OFD_SETLK, &lock) == 0 && locked(file, byte, 1) == 1;
     }
     close(file);
@@ -188,7 +195,8 @@ bool shareable_any(const struct vgpu_ledger *ledger, const uint64_t identity[2])
     return any;
 }
 
-/* The byte that this description holds, among the locks that the kernel lists for it: there no lock of another's hides it. */
+/* Returns the byte that this description holds, from the locks that the kernel lists in fdinfo. There a lock of
+ * another description cannot hide it. */
 static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
 {
     char path[40], text[2048];
@@ -215,7 +223,8 @@ static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
     return 0;
 }
 
-/* The same where the kernel lists none: others see that byte locked, it does not. */
+/* Returns the byte that this description holds where the kernel lists no locks: other descriptions see that byte
+ * locked, this one does not. */
 static uint64_t scanned_byte(int file, int descriptor, uint64_t first, uint64_t count)
 {
     struct span found;
@@ -223,7 +232,7 @@ static uint64_t scanned_byte(int file, int descriptor, uint64_t first, uint64_t 
         return 0;
     if (locked(descriptor, found.first, 1) == 0)
         return found.first;
-    /* Which of several is named first says nothing. */
+    /* The kernel may report any of several locks first, so search both sides of this one. */
     uint64_t byte = scanned_byte(file, descriptor, first, found.first - first);
     return byte ? byte : scanned_byte(file, descriptor, found.end, first + count - found.end);
 }
@@ -239,7 +248,8 @@ bool shareable_marked(int descriptor)
     char link[32];
     struct stat status;
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-    /* A handle of another container lies in its own node of the device: that one is opened again, not ours. */
+    /* A handle of another container belongs to that container's own device node, so reopen that node and not this
+     * container's. */
     bool may_be = descriptor >= 0 && syscall(SYS_fstat, descriptor, &status) == 0 &&
                   (S_ISCHR(status.st_mode) || S_ISREG(status.st_mode));
     int file = may_be ? open(link, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK) : -1;

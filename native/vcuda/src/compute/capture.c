@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture: a captured launch runs nothing, so it is neither charged nor throttled, and an event recorded into the
- * stream would become part of the graph. The driver is asked each time: nobody else knows of a capture that was begun by a
- * function that this library does not have.
+ * Stream capture. A captured launch runs nothing, so it is neither charged nor throttled, and an event recorded into
+ * the stream would become part of the graph. The driver is asked each time, because a capture may have been started by
+ * a function that this library does not hook.
  */
 #include "limiter.h"
 
@@ -16,7 +16,7 @@ bool capture_of(CUstream stream, bool per_thread)
         result = REAL(cuStreamIsCapturing_ptsz)(stream, &status);
     else if (REAL_HAS(cuStreamIsCapturing))
         result = REAL(cuStreamIsCapturing)(stream, &status);
-    /* An error: the legacy stream during a capture, where the launch itself is the program's mistake. */
+    /* An error means the legacy stream during a capture, where the launch itself is the program's error. */
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -26,7 +26,7 @@ bool capture_relax(int *mode)
     if (REAL_HAS(cuThreadExchangeStreamCaptureMode) && REAL(cuThreadExchangeStreamCaptureMode)(mode) == CUDA_SUCCESS)
         return true;
     *mode = -1;
-    return !REAL_HAS(cuThreadExchangeStreamCaptureMode); /* a driver that has no modes */
+    return !REAL_HAS(cuThreadExchangeStreamCaptureMode); /* true: this driver has no capture modes */
 }
 
 void capture_restore(int mode)
@@ -35,7 +35,7 @@ void capture_restore(int mode)
         REAL(cuThreadExchangeStreamCaptureMode)(&mode);
 }
 
-/* The next launch asks again: what is launched into the stream from now on runs nothing. */
+/* Makes the next launch of each thread check for capture: launches into this stream now run nothing. */
 #define BEGIN(symbol, parameters, arguments) \
     EXPORT CUresult symbol parameters \
     { \

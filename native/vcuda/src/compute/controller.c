@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread that settles what launches took. It goes from context to context, sleeps until what is open should be done, and
- * wakes no more than about a hundred times a second: where the moment matters, a thread that waits anyway looks. Inside the
- * driver it may have to wait for a context that another thread keeps locked: a further thread then takes over, and leaves
- * that context to it. Before the process's exit reaches the driver, none of them calls it any more.
+ * The thread that settles fences. It visits all contexts, sleeps until the open work should be done, and wakes at most
+ * about a hundred times a second; where timing matters, threads that wait anyway also settle. If the thread waits
+ * inside the driver for a context that another thread has locked, a further thread takes over and leaves that context
+ * to the first. At process exit all of them stop before the driver's teardown.
  */
 #include "limiter.h"
 
@@ -16,15 +16,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LONGEST_NS (20 * MS)      /* a sleep while something is open: what was put meanwhile may be shorter */
-#define STUCK_NS (50 * MS)        /* inside the driver */
-#define EXIT_PATIENCE_NS (2000 * MS) /* for a thread inside the driver: an exit must not hang where the driver does */
+/* longest sleep while a fence is open, because a fence added meanwhile may be due earlier */
+#define LONGEST_NS (20 * MS)
+#define STUCK_NS (50 * MS)        /* Time inside the driver after which another thread takes over. */
+#define EXIT_PATIENCE_NS (2000 * MS) /* Wait for a thread inside the driver; an exit must not hang with the driver. */
 
 enum { AWAKE, IDLE };
 static _Atomic uint32_t asleep;
-static _Atomic uint32_t leader;    /* number of the thread that looks */
-static _Atomic uint64_t looking;   /* since when; 0: it does not */
-static _Atomic uint64_t helped;    /* when the program last settled after a wait of its own */
+static _Atomic uint32_t leader;    /* Number of the thread that settles. */
+static _Atomic uint64_t looking;   /* start of its current pass; 0: it is not in a pass. */
+static _Atomic uint64_t helped;    /* When a waiting thread of the program last settled. */
 static _Atomic unsigned fences_put;
 static _Atomic enum { NOT_TRIED, RUNS, CANNOT } state;
 static _Atomic bool at_exit_known;
@@ -39,7 +40,7 @@ static bool leads(uint32_t number)
     return atomic_load_explicit(&leader, memory_order_acquire) == number;
 }
 
-/* Once through all contexts. Answers when to look again; UINT64_MAX: nothing is open. */
+/* Settles all contexts once. Returns when to look again; UINT64_MAX: no fence is open. */
 static uint64_t look(uint32_t number, uint64_t now)
 {
     uint64_t again = UINT64_MAX, mine = now;
@@ -51,7 +52,7 @@ static uint64_t look(uint32_t number, uint64_t now)
         if (did)
             fence_wake_waiters();
     }
-    /* Not over the word of one that has taken over. */
+    /* Do not overwrite the value of a thread that has taken over. */
     atomic_compare_exchange_strong_explicit(&looking, &mine, 0, memory_order_relaxed, memory_order_relaxed);
     return again;
 }
@@ -94,12 +95,12 @@ static void *control(void *data)
             now = limiter_now();
             again = now + SEGMENT_NS;
         } else if (again == UINT64_MAX) {
-            again = now + FENCE_LOOK_NS; /* a program that waits for each of its launches is soon back */
+            again = now + FENCE_LOOK_NS; /* a program that waits for each launch will soon launch again */
         }
         seen = put;
         sleep_until(wakes_take(&wakes, again < now + LONGEST_NS ? again : now + LONGEST_NS));
     }
-    /* It may have slept while another thread took over, and written over that one's word. */
+    /* This thread may have slept while another took over, and may have overwritten that thread's `asleep`. */
     atomic_store_explicit(&asleep, AWAKE, memory_order_seq_cst);
     futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
     return NULL;
@@ -116,10 +117,11 @@ static bool start(uint32_t number)
     pthread_t thread;
     if (!vgpu_threads.create)
         return false;
-    /* What was registered later runs earlier: the driver's own part at exit is older than this. */
+    /* Exit handlers run in reverse order, so this one runs before the driver's, which was registered earlier. */
     if (!atomic_exchange_explicit(&at_exit_known, true, memory_order_relaxed))
         atexit(at_exit);
-    /* The program's signals are not for this thread. By number: pthread_sigmask has a new version in new libraries. */
+    /* Block all signals in this thread, because they belong to the program. Uses the system call: pthread_sigmask
+     * has a new version in new libraries. */
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof all);
     bool started = vgpu_threads.create(&thread, NULL, control, (void *)(uintptr_t)number) == 0;
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
@@ -144,7 +146,7 @@ static void take_over(void)
     atomic_store_explicit(&looking, 0, memory_order_relaxed);
     if (start(stuck + 1))
         return;
-    /* The former one may have ended meanwhile: from now on each thread looks after its own context too. */
+    /* The former leader may have ended meanwhile, so from now on each thread settles its own context too. */
     atomic_store_explicit(&leader, stuck, memory_order_release);
     atomic_store_explicit(&state, CANNOT, memory_order_relaxed);
 }
@@ -153,7 +155,8 @@ void controller_tell(uint64_t now)
 {
     unsigned before = atomic_fetch_add_explicit(&fences_put, 1, memory_order_relaxed);
     if (atomic_load_explicit(&state, memory_order_relaxed) == NOT_TRIED) {
-        /* Only with the second fence: some programs must have one thread for what they do after a first look at the GPU. */
+        /* Start with the second fence only: some programs must be single-threaded for a step after a first look at
+         * the GPU. */
         if (before == 1) {
             atomic_store_explicit(&state, RUNS, memory_order_relaxed);
             start_first();
@@ -167,7 +170,8 @@ void controller_tell(uint64_t now)
         take_over();
 }
 
-/* In no other context than its own: who keeps that one locked may be waiting for this very thread. */
+/* Settles only in the caller's own current context: a thread that has another context locked may be waiting for this
+ * thread. */
 void controller_help(bool waits)
 {
     CUcontext context;

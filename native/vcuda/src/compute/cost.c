@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kernels take, and what a finished segment is charged. Pure: see pace.h. */
+/* Costs of kernels, and the charge of a finished segment. Pure functions: see pace.h. */
 #include "pace.h"
 
 #define LEAST_NS 200u
 #define UNSTEADY_NS (20 * US)
-#define TRUSTED 7u /* launches that are measured before several are taken together, ever more of them under way */
-#define FORGET 8192u /* launches that are measured until the longest one counts for a third of what it took */
-#define MOST_PART 8u /* a launch of an unsteady kernel is taken for this part of its longest one at the least: so few are queued */
-#define PAUSE_NS (20 * US) /* no launch keeps the host for so long, unless it is interrupted or loads a module */
+/* the first launches are measured one by one before several are measured together; until then the number in flight
+ * grows */
+#define TRUSTED 7u
+#define FORGET 8192u /* Decay of the longest time: after so many measured launches it counts for a third. */
+/* A launch of an unsteady kernel costs at least this part of its longest time, so that few are queued. */
+#define MOST_PART 8u
+#define PAUSE_NS (20 * US) /* no launch call takes the host so long, unless it is interrupted or loads a module */
 #define CARRY_NS (10 * (int64_t)MS)
 
 static uint32_t load(const _Atomic uint32_t *word)
@@ -15,13 +18,14 @@ static uint32_t load(const _Atomic uint32_t *word)
     return atomic_load_explicit(word, memory_order_relaxed);
 }
 
-/* Some launches of it took far longer than it takes as a rule: any of them may. */
+/* Returns true if some launches took far longer than usual, so that any launch may. */
 static bool unsteady(uint64_t most, uint64_t ns)
 {
     return most > 2 * (ns + UNSTEADY_NS);
 }
 
-/* A kernel that has to be measured at each launch is longer than any segment for who only adds up (COST_APART). */
+/* Builds an entry. COST_APART makes a kernel that must be measured at each launch exceed any segment in the sum of
+ * the fast path. */
 static uint64_t entry_of(uint32_t key, double ns, uint64_t most)
 {
     uint64_t whole = ns < LEAST_NS ? LEAST_NS : ns < COST_MOST_NS ? (uint64_t)(ns + 0.5) : COST_MOST_NS;
@@ -38,8 +42,8 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
     unsigned index = (unsigned)cost_index(key);
     uint64_t entry = atomic_load_explicit(&costs->entry[index], memory_order_relaxed);
     if ((uint32_t)entry != key) {
-        /* Where another kernel was, the program has more of them than there are entries, and this one may have been here
-         * before: to take it for a long one would make it wait again and again. */
+        /* If the entry belonged to another kernel, the program has more kernels than entries, and this kernel may
+         * have been measured before. Assuming a long cost would make it wait again and again. */
         uint64_t guess = entry && ns_of(entry) < COST_UNKNOWN_NS ? ns_of(entry) : COST_UNKNOWN_NS;
         atomic_store_explicit(&costs->seen[index], entry ? TRUSTED - 1 : 0, memory_order_relaxed);
         atomic_store_explicit(&costs->most[index], 0, memory_order_relaxed);
@@ -53,7 +57,7 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
     return index;
 }
 
-/* A key that came between keeps its place. */
+/* Updates an entry, unless another key has replaced it meanwhile. */
 static void teach(struct costs *costs, unsigned item, uint64_t old, double ns, uint64_t most)
 {
     atomic_store_explicit(&costs->most[item], (uint32_t)(most < COST_MOST_NS ? most : COST_MOST_NS), memory_order_relaxed);
@@ -62,8 +66,9 @@ static void teach(struct costs *costs, unsigned item, uint64_t old, double ns, u
 }
 
 /*
- * What it takes follows slowly both ways; what it took at the most goes up at once, and down over thousands of launches. The
- * first launch is of no account for either once there is another: the driver loads code in it, and the GPU's caches are cold.
+ * Learns from a single launch. The cost follows slowly in both directions. The longest time rises at once and falls
+ * over thousands of launches. The first launch is ignored for both once there is a second: in the first the driver
+ * loads code and the GPU's caches are cold.
  */
 static void learn_one(struct costs *costs, unsigned item, uint64_t took)
 {
@@ -74,7 +79,7 @@ static void learn_one(struct costs *costs, unsigned item, uint64_t took)
     most -= (most + FORGET - 1) / FORGET;
     ns += ((double)took - ns) / (seen ? seen : 1);
     atomic_store_explicit(&costs->seen[item], seen < TRUSTED ? seen + 1 : seen, memory_order_relaxed);
-    /* By steps: one launch of a short kernel that was held up by whatever makes it no long one. */
+    /* Limit the increase: one delayed launch of a short kernel does not make it a long kernel. */
     uint64_t longest = !seen ? 0 : took < step ? took : step;
     teach(costs, item, old, ns, most > longest ? most : longest);
 }
@@ -85,9 +90,10 @@ static void learn(struct costs *costs, const struct segment *segment, uint64_t t
         learn_one(costs, segment->items[0], took);
         return;
     }
-    /* Of several launches only the sum is known: each is corrected by the same ratio. The costs of now count, not those of
-     * the launch: segments that were under way together would correct the same error again and again. Where the sum is far
-     * from what was expected no ratio says which of them it was: each will be measured. */
+    /* Of several launches only the sum is known, so each cost is corrected by the same ratio. Use the current costs,
+     * not those at launch time: segments in flight together would otherwise correct the same error repeatedly. If
+     * the sum is far above the expectation, the ratio does not show which kernel was slow, so each will be measured
+     * alone. */
     double sum = 0, count = (double)segment->count;
     for (uint64_t i = 0; i < segment->count; i++)
         sum += (double)ns_of(atomic_load_explicit(&costs->entry[segment->items[i]], memory_order_relaxed));
@@ -105,8 +111,9 @@ static void learn(struct costs *costs, const struct segment *segment, uint64_t t
 }
 
 /*
- * Somebody runs all the time, so that a good third of what passed was its own in the long run, but not of each segment: one
- * lies within a slice of the GPU, the next waits for the other's.
+ * Returns the least charge for a segment during which another tenant may have run all the time. In the long run a good
+ * third (3/8) of the elapsed time was the container's own, but not in each segment: one segment lies within the
+ * container's time slice, the next waits for another tenant's.
  */
 static uint64_t shared_least(struct settler *settler, const struct segment *segment, uint64_t passed)
 {
@@ -123,17 +130,17 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
     bool overlapped = from != begin;
     if (end > settler->frontier)
         settler->frontier = end;
-    /* From then on another tenant's turns take every second slice, but for what they leave between them. */
+    /* After exclusive_ns another tenant's turns take every second time slice, except for gaps between them. */
     if (segment->exclusive_ns && took > segment->exclusive_ns)
         took = segment->exclusive_ns + (took - segment->exclusive_ns) / 8 * 5;
-    /* Its stream may have been dry while the host was between its launches. */
+    /* The stream may have been idle while the host was between launches. */
     uint64_t dry = segment->begun ? segment->host_ns : took, least = took > dry ? took - dry : 0, ran = took;
     bool near = segment->known && took <= segment->predicted + segment->predicted / 4 + 100 * US;
     bool sure = (segment->exclusive_ns || near) && 2 * dry <= took;
     if (!segment->exclusive_ns && !near)
         least = shared_least(settler, segment, least);
     if (!sure && segment->exclusive_ns && !segment->known)
-        ran = dry > PAUSE_NS ? least : took; /* nothing is expected of it yet */
+        ran = dry > PAUSE_NS ? least : took; /* no cost is known yet */
     else if (!sure && segment->predicted < took)
         ran = segment->predicted > least ? segment->predicted : least;
     if (!overlapped && (sure || !segment->known || (segment->exclusive_ns && ran != segment->predicted)))

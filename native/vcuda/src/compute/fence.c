@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fences: timing events that say what a segment really took. They are recorded inside the program's own launch calls and
- * on the very stream handle of the launch (never later: the stream may be gone). Of a context they are settled in settle.c.
+ * Fences: timing events that measure how long a segment really took. They are recorded inside the program's own launch
+ * calls and on the stream handle of that launch, never later, because the stream may be gone. settle.c settles them per
+ * context.
  */
 #include "place.h"
 
@@ -70,11 +71,11 @@ void fence_drop_mark(struct mark *mark)
         place->pooled++;
     }
     lock_drop(&vgpu_place_lock);
-    if (!alive) /* its event went with the context */
+    if (!alive) /* the event was destroyed with the context */
         free(mark);
 }
 
-/* One at rest, or a new one without an event. NULL: the context has no place. */
+/* Takes an unused mark from the pool, or creates one without an event. NULL: the context has no place. */
 static struct mark *take_mark(CUcontext context)
 {
     lock_take(&vgpu_place_lock);
@@ -135,7 +136,7 @@ void place_trim(struct place *place, unsigned keep)
     }
 }
 
-/* --- a launch's part ------------------------------------------------------------------------------------------ */
+/* --- handing over a segment ----------------------------------------------------------------------------------- */
 
 void fence_put(struct limited *limited, struct flow *flow, struct mark *end)
 {
@@ -168,7 +169,7 @@ void fence_put(struct limited *limited, struct flow *flow, struct mark *end)
     fence_drop_mark(end);
 }
 
-/* --- who waits ------------------------------------------------------------------------------------------------- */
+/* --- waiting threads ------------------------------------------------------------------------------------------- */
 
 void fence_wake_waiters(void)
 {
@@ -195,7 +196,7 @@ void fence_wait(uint32_t seen, uint64_t now, uint64_t until)
 
 void fence_reset(void)
 {
-    /* A child has no driver, no thread and none of the parent's events. */
+    /* A forked child has no driver, no settling thread and none of the parent's events. */
     memset(vgpu_places, 0, sizeof vgpu_places);
     atomic_store_explicit(&vgpu_place_lock.word, 0, memory_order_relaxed);
     atomic_store_explicit(&vgpu_open_fences, 0, memory_order_relaxed);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every way to give the GPU a kernel, and the fast path in front of it. Without a limit a launch costs two loads and a
- * comparison more than the driver's own; with one a table look-up and a sum. Neither makes a system call nor writes a word
- * that another thread reads.
+ * Hooks of all launch functions, and their fast path. Without a limit a launch costs two loads and a comparison more
+ * than the driver's own call. With a limit it costs a table look-up and a sum. Neither makes a system call or writes a
+ * word that another thread reads.
  */
 #include "limiter.h"
 
@@ -10,13 +10,14 @@
 
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 
-/* The thread's device has no limit, and the limits file has not changed since that was seen. */
+/* Returns true if the thread's device has no compute limit and the limits file has not changed since that was
+ * checked. */
 static inline bool off(void)
 {
     return LIKELY((__atomic_load_n(vgpu_limits_sequence, __ATOMIC_RELAXED) | 1) == vgpu_thread.off);
 }
 
-/* True: the launch is counted and may go. In the order that keeps the least at hand at any time. */
+/* Returns true if the launch is counted and may go. The order of the steps keeps the fewest values in registers. */
 static inline bool fast(uint32_t key, uintptr_t stream)
 {
     struct thread_state *thread = &vgpu_thread;
@@ -29,17 +30,18 @@ static inline bool fast(uint32_t key, uintptr_t stream)
     if ((uint32_t)cost != key)
         return false;
     uint64_t count = flow->segment.count, ns = cost >> 32;
-    flow->segment.items[count] = (uint16_t)item; /* of no account until `count` says so */
+    flow->segment.items[count] = (uint16_t)item; /* ignored until `count` includes it */
     if (!segment_looks(count, ns))
         limiter_unlooked(thread);
-    else if (flow->segment.predicted + ns >= SEGMENT_NS || count >= SEGMENT_LAUNCHES || !limiter_looked(thread, limiter_ticks())) /* a flow at rest is full */
+    /* an idle flow counts as full */
+    else if (flow->segment.predicted + ns >= SEGMENT_NS || count >= SEGMENT_LAUNCHES || !limiter_looked(thread, limiter_ticks()))
         return false;
     flow->segment.predicted += ns;
     flow->segment.count++;
     return true;
 }
 
-/* The same for a thread that goes from one of its streams to another. */
+/* The same for a thread that switches between its streams. */
 static bool fast_other(uint32_t key, uintptr_t stream)
 {
     struct thread_state *thread = &vgpu_thread;
@@ -57,8 +59,8 @@ static bool there(enum function function, CUresult *status)
     return *status == CUDA_SUCCESS;
 }
 
-/* `off` and `fast` may be true by another way to launch, which says nothing of this one: an old driver may lack it. The
- * hot ones below are in every driver that this library runs on. */
+/* `off` and `fast` may be true because of another launch function, so check that an old driver has this one. The
+ * functions defined by KERNEL are in every driver that this library supports. */
 #define SLOW(symbol, parameters, arguments, key, stream, per_thread) \
     static __attribute__((noinline, used)) CUresult slow_##symbol parameters \
     { \
@@ -86,11 +88,11 @@ static bool there(enum function function, CUresult *status)
 #define KERNEL_KEY cost_key(function, gx, gy, gz, bx)
 
 /*
- * The hot ones. A compiler that knows of all eleven parameters moves those on the stack to the same place again before it
- * jumps to the driver. On x86-64 the entry declares the six that come in registers, finds the stream where the ABI puts it
- * (third on the stack), and leaves the stack as it is. That is right only where the last call is a jump: by musttail where
- * the compiler has it, else by the optimisation that is asked for here; a build without optimisation or with a sanitizer
- * takes the plain way. tests/native/vcuda/test_compilers.py launches through each such build.
+ * The most frequent launches. A compiler that sees all eleven parameters copies those on the stack before it jumps to
+ * the driver. On x86-64 the entry declares only the six in registers, reads the stream from its ABI position (third on
+ * the stack) and leaves the stack unchanged. That is correct only if the last call is a jump: by musttail where the
+ * compiler has it, else by the optimisation requested here. A build without optimisation or with a sanitizer uses plain
+ * C. tests/native/vcuda/test_compilers.py launches through each such build.
  */
 #if defined(__has_attribute)
 #if __has_attribute(musttail)
@@ -144,7 +146,7 @@ KERNEL(cuLaunchCooperativeKernel, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, 
 KERNEL(cuLaunchCooperativeKernel_ptsz, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, bz, shared, stream, parameters), true)
 
 #define CONFIG_KEY cost_key(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX)
-/* The driver's own error for a call without a configuration. */
+/* Replaces a missing configuration for the key; the driver itself reports the error. */
 static const CUlaunchConfig no_config;
 #define EX(symbol, per_thread) \
     static __attribute__((noinline)) CUresult slow_##symbol(const CUlaunchConfig *config, CUfunction function, \
@@ -171,7 +173,7 @@ static const CUlaunchConfig no_config;
 EX(cuLaunchKernelEx, false)
 EX(cuLaunchKernelEx_ptsz, true)
 
-/* A graph is one piece of work, known by its executable handle. */
+/* A graph is charged as one unit, identified by its executable handle. */
 #define GRAPH(symbol, per_thread) \
     EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) \
     { \
@@ -190,14 +192,16 @@ EX(cuLaunchKernelEx_ptsz, true)
 GRAPH(cuGraphLaunch, false)
 GRAPH(cuGraphLaunch_ptsz, true)
 
-/* The calls of before CUDA 4. The shape is kept in the function, so the function and the grid are all that is known. */
+/* Launch calls from before CUDA 4. The block shape is stored in the function, so only the function and the grid are
+ * known here. */
 LAUNCH(cuLaunch, (CUfunction function), (function), cost_key(function, 1, 1, 1, 1), CU_STREAM_LEGACY, false)
 LAUNCH(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height),
        cost_key(function, (unsigned)width, (unsigned)height, 1, 1), CU_STREAM_LEGACY, false)
 LAUNCH(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream), (function, width, height, stream),
        cost_key(function, (unsigned)width, (unsigned)height, 1, 1), stream, false)
 
-/* One kernel on several devices: the current device's part stands for all of them; every part waits for it. */
+/* One kernel on several devices: the current device's launch is charged for all of them, and every part waits for
+ * it. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
 {
     struct ticket ticket = {.flow = NULL};
@@ -207,7 +211,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, u
     CUcontext before = NULL, context = NULL;
     bool moved = false;
     if (list && count && REAL_HAS(cuStreamGetCtx) && REAL_HAS(cuCtxGetCurrent) && REAL_HAS(cuCtxSetCurrent)) {
-        /* Its streams belong to their own contexts, whichever is current. */
+        /* The list's streams belong to their own contexts, not to the current one. */
         moved = REAL(cuCtxGetCurrent)(&before) == CUDA_SUCCESS &&
                 REAL(cuStreamGetCtx)(list[0].hStream, &context) == CUDA_SUCCESS && context != before &&
                 REAL(cuCtxSetCurrent)(context) == CUDA_SUCCESS;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The slow path of a launch: charge what was launched since the last fence, see whether this launch may go, wait if not.
- * A launch comes here after 250 microseconds of predicted work, after 64 launches, after a pause of the host, or when its
- * kernel has never been measured.
+ * The slow path of a launch: charges the launches since the last fence, decides whether this launch may go, and waits
+ * if not. A launch takes this path after 250 microseconds of predicted work, after 64 launches, after a pause of the
+ * host, or if its kernel was never measured.
  */
 #include "limiter.h"
 
@@ -17,16 +17,16 @@
 #include <unistd.h>
 
 #define GAP_US 20u
-#define SAMPLE 8u /* of so many segments one is a single launch: the sum of a longer one may be mostly the host's time */
+#define SAMPLE 8u /* one of so many segments is a single launch: the time of a longer one may be mostly host time */
 #define STALL_NS (500 * MS)
 #define STALL_AGAIN_NS (10 * MS)
-#define WAKE_ON 2 /* waiters of the gate, by each that was woken */
+#define WAKE_ON 2 /* waiters of the gate that each woken thread wakes */
 
 __thread struct thread_state vgpu_thread;
 _Atomic uint32_t vgpu_launch_epoch = 1;
 struct costs vgpu_costs;
 
-static _Atomic uint32_t gap_ticks = GAP_US * 2000; /* until the counter's speed is known */
+static _Atomic uint32_t gap_ticks = GAP_US * 2000; /* initial value until the counter's speed is measured */
 static _Atomic bool calibrated;
 
 static _Atomic uint64_t thread_count;
@@ -39,7 +39,7 @@ uint64_t limiter_now(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* The counter's speed, from two looks of one thread that lie 10 to 500 ms apart. */
+/* Measures the counter's speed from two readings of one thread, 10 to 500 ms apart. */
 static void calibrate(struct thread_state *thread, uint32_t ticks, uint64_t now)
 {
     if (!atomic_load_explicit(&calibrated, memory_order_relaxed)) {
@@ -67,7 +67,7 @@ static void charge(struct limited *limited, struct segment *segment, uint64_t no
     __atomic_store_n(limited->busy_lane, until, __ATOMIC_RELAXED);
 }
 
-/* Nothing is open: the next launch goes the slow way. */
+/* Makes the flow empty; its next launch takes the slow path. */
 static void rest(struct flow *flow)
 {
     segment_start(&flow->segment);
@@ -79,7 +79,7 @@ static struct mark *mark(const struct thread_state *thread, const struct flow *f
     return fence_mark(thread->context, (CUstream)(flow->stream & ~FLOW_PER_THREAD), (flow->stream & FLOW_PER_THREAD) != 0);
 }
 
-/* Outside a launch into its stream a segment only counts as predicted: its stream may not be there any more. */
+/* Charges a segment as predicted, without a fence: outside a launch into its stream the stream may no longer exist. */
 static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
 {
     if (flow->segment.count && thread->limited)
@@ -89,8 +89,8 @@ static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
     rest(flow);
 }
 
-/* What the fast path counted since the capture began ran nothing, and nobody knows how much that is. It is little, and from
- * now on each launch into the stream comes here. */
+/* Launches that the fast path counted since the capture began ran nothing, but their number is unknown. It is small,
+ * and from now on each launch into the stream takes the slow path. */
 static void captured(struct thread_state *thread, uintptr_t stream)
 {
     struct flow *flow = &thread->flow[flow_index(stream)];
@@ -104,7 +104,7 @@ static void close_segment(struct thread_state *thread, struct flow *flow, uint64
         return;
     charge(thread->limited, &flow->segment, now);
     struct mark *end = mark(thread, flow);
-    /* Until here, not until its launch: whatever kept the host before the mark is no work of the GPU. */
+    /* Measured up to here, not up to the launch: host time before the end mark is not GPU work. */
     flow->segment.host_ns = limiter_now() - flow->began;
     fence_put(thread->limited, flow, end);
     rest(flow);
@@ -115,7 +115,8 @@ void limiter_forget_thread(void)
     struct thread_state *thread = &vgpu_thread;
     if (!thread->ready && !thread->off)
         return;
-    /* Programs set the context that they have already: what is open is kept until the next launch shows another. */
+    /* Programs often set the context that is already current, so open segments are kept until the next launch shows
+     * a different context. */
     if (thread->ready)
         thread->seen = thread->ready;
     thread->ready = 0;
@@ -136,7 +137,8 @@ void limiter_forget_all(void)
 
 /* --- who launches, and where ----------------------------------------------------------------------------- */
 
-/* A thread ends: what it launched since its last fence is charged as predicted, or a program of short threads ran free. */
+/* At thread exit: charges the launches since the last fence as predicted. Otherwise a program of short threads would
+ * not be charged. */
 static void at_end(void *state)
 {
     struct thread_state *thread = state;
@@ -145,11 +147,11 @@ static void at_end(void *state)
         drop(thread, &thread->flow[i], now);
 }
 
-/* A program without these functions has no threads. */
+/* Registers at_end. A program without these pthread functions has no threads. */
 static void watch_end(struct thread_state *thread)
 {
     static pthread_key_t key;
-    static thread_set_type set; /* a child has its parent's key */
+    static thread_set_type set; /* inherited by a forked child together with the key */
     static bool tried;
     lock_take(&end_lock);
     if (!tried && vgpu_threads.key_create && vgpu_threads.key_create(&key, at_end) == 0)
@@ -204,16 +206,16 @@ static struct flow *flow_of(struct thread_state *thread, uintptr_t stream)
 }
 
 /*
- * The arbiter wakes a few waiters, for it has other tenants; each of them wakes some more. Only after a change of the page:
- * who is woken by another thread and waits on for the same change would wake that one again, and so on for ever. Where a
- * chain breaks, since a process in it was stopped or killed, the others look when their time is over (LOOK_AGAIN_NS).
+ * Waits at the gate. The arbiter wakes a few waiters, and each of them wakes some more. A waiter does that only after a
+ * change of the page: otherwise two waiters would wake each other for ever. If the chain breaks because a process in it
+ * was stopped or killed, the others wake at their timeout (LOOK_AGAIN_NS).
  */
 static void wait_gate(const struct limited *limited, uint32_t wake, uint64_t now, uint64_t until)
 {
     const struct vgpu_gpu_page *page = atomic_load_explicit(&limited->page, memory_order_acquire);
     struct timespec timeout = {.tv_nsec = (long)(until - now)};
     int saved = errno;
-    /* Shared with the arbiter: not _PRIVATE. */
+    /* The futex is shared with the arbiter, so not _PRIVATE. */
     if (page && syscall(SYS_futex, &page->wake, FUTEX_WAIT, wake, &timeout, NULL, 0) == 0 &&
         __atomic_load_n(&page->wake, __ATOMIC_ACQUIRE) != wake)
         syscall(SYS_futex, &page->wake, FUTEX_WAKE, WAKE_ON, NULL, NULL, 0);
@@ -221,8 +223,9 @@ static void wait_gate(const struct limited *limited, uint32_t wake, uint64_t now
 }
 
 /*
- * Has nothing been done since then, for much longer than what is queued should take? Then it may be waiting for what this
- * thread is about to launch, or to do afterwards (a callback, another stream's event): to throttle on would be for ever.
+ * Returns true if no work has finished for much longer than the queued work should take. The queued work may be waiting
+ * for what this thread launches or does next (a callback, another stream's event), so throttling on could last for
+ * ever.
  */
 static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t waited)
 {
@@ -230,7 +233,7 @@ static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t
     return queued && waited > (thread->stalled == passed + 1 ? STALL_AGAIN_NS : STALL_NS + 2 * queued);
 }
 
-/* Waits until a launch of this cost may go. Answers for how long nobody else runs then. */
+/* Waits until a launch of this cost may go. Returns for how long no other tenant runs then. */
 static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now)
 {
     struct limited *limited = thread->limited;
@@ -238,7 +241,7 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
     uint64_t began = *now, since = *now;
     uint32_t before = atomic_load_explicit(&limited->passed, memory_order_relaxed);
     for (;;) {
-        /* One of many that wait: each would look as often. */
+        /* Only one of many waiting launches polls. */
         bool watches = !atomic_exchange_explicit(&limited->watched, true, memory_order_relaxed);
         controller_help(waited);
         uint32_t passed = atomic_load_explicit(&limited->passed, memory_order_relaxed);
@@ -254,7 +257,7 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         bool lowered = limits_sm_lowered(limited->device->uuid, limited->device->nvml_index);
         uint32_t rate = pace_rate(share, limits_core_policy() == VGPU_CORE_FORCE, lowered, arbiter, &page);
         uint64_t busy = atomic_load_explicit(&limited->busy_until, memory_order_relaxed), until;
-        /* Who waits loses nothing by waking late: what an idle one may save up does not bind it. */
+        /* A waiting container loses nothing by waking late: the cap of an idle container does not apply to it. */
         bool working = waited || bucket_busy_until(limited->tenant) > *now;
         struct pace_view view = {
             .now = *now, .waited = *now - began, .gate = arbiter ? page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
@@ -276,7 +279,8 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
             return pace_exclusive(&view, page.flags);
         }
         waited = true;
-        close_segment(thread, flow, *now); /* what was launched has an exact end now, and others see it drain */
+        /* gives the launched work an exact end, and lets other containers see it drain */
+        close_segment(thread, flow, *now);
         if (!arbiter)
             tenant_look_again(limited, *now);
         if (pace == PACE_WAIT_GATE) {
@@ -288,10 +292,10 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         }
         if (watches)
             atomic_store_explicit(&limited->watched, false, memory_order_relaxed);
-        limits_control(); /* a live change counts for who waits, too */
+        limits_control(); /* applies a live change of the limits to a waiting launch too */
         uint64_t then = *now;
         *now = limiter_now();
-        /* At each look, so that a kill in a long wait loses little of it. */
+        /* Add at each poll, so that a kill during a long wait loses little of it. */
         __atomic_fetch_add(&limited->tenant->throttled_ns, *now - then, __ATOMIC_RELAXED);
     }
 }

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bucket of a container, and the rule by which a launch goes or waits. Pure: see pace.h. */
+/* The bucket of a container, and the rule by which a launch goes or waits. Pure functions: see pace.h. */
 #include "pace.h"
 
-/* A throttled container gets going again with so much in hand: bursts, not single kernels, for a burst's begin and end
- * are where the error is. Bounded by time, so that no small share is throttled for long. */
+/* A throttled container restarts only with this balance, so that it runs in bursts instead of single kernels: the
+ * errors are at a burst's begin and end. The time limit keeps a small share from waiting long. */
 #define BURST_NS (2 * MS)
 #define BURST_WAIT_NS (40 * MS)
 
-#define WOKEN_NS (500 * US) /* from the begin of a turn to its first launch, on a busy machine */
-#define DRAINED_NS (100 * US) /* the least between two looks whether the GPU has done what was launched before the gate closed */
-#define LOOK_AGAIN_NS (10 * MS) /* the longest wait without a look at limits and page */
+#define WOKEN_NS (500 * US) /* Time from the begin of a turn to its first launch on a busy machine. */
+/* Shortest time between two polls whether the GPU has finished the work launched before the gate closed. */
+#define DRAINED_NS (100 * US)
+#define LOOK_AGAIN_NS (10 * MS) /* longest wait without reading limits and page again */
 
 static int64_t load(const int64_t *word)
 {
@@ -19,7 +20,7 @@ static int64_t load(const int64_t *word)
 void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rate_ppm, bool busy)
 {
     uint64_t last = __atomic_load_n(&device->accrued_ns, __ATOMIC_RELAXED);
-    /* Who moves the time forward adds the tokens; a process that dies between the two loses this one step. */
+    /* The process that advances the time adds the tokens. If it dies between the two steps, this one step is lost. */
     if (now <= last && last - now < 1000 * MS)
         return;
     if (!__atomic_compare_exchange_n(&device->accrued_ns, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
@@ -30,7 +31,7 @@ void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rat
         passed = passed && last ? 10000 * MS : 0;
     int64_t due = (int64_t)((double)passed * rate_ppm / PPM + 0.5), room = cap - balance;
     if (due > room)
-        due = room > 0 ? room : 0; /* accrual stops at the cap; a credit from settling may lie above it */
+        due = room > 0 ? room : 0; /* accrual stops at the cap; a credit from settling may exceed the cap */
     if (due)
         __atomic_fetch_add(&device->balance_ns, due, __ATOMIC_RELAXED);
 }
@@ -76,7 +77,8 @@ static enum pace later(const struct pace_view *view, uint64_t when, enum pace an
     return answer;
 }
 
-/* The next turn begins when this process says that its own work is done: one looks after half of what that should take. */
+/* The next turn begins when this process reports that its work is done, so one thread polls after half of the
+ * predicted time. */
 static enum pace at_gate(const struct pace_view *view, uint64_t *until)
 {
     uint64_t left = view->watches && view->busy_until > view->now ? view->busy_until - view->now : 0;
@@ -103,8 +105,8 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
             return later(view, view->turn_start, PACE_WAIT, until);
         if (start >= view->turn_end)
             return at_gate(view, until);
-        /* What does not fit goes if it is the first of its turn (it would never fit), or nearer to in than to out. Who is
-         * woken late is first all the same: a short turn must not pass it by. */
+        /* A launch that does not fit goes if it is the first of its turn (it would never fit) or if more than half
+         * of it fits. A launch that was woken late still counts as first, so that it does not miss a short turn. */
         uint64_t first = (view->turn_end - view->turn_start) / 8;
         if (start + cost > view->turn_end + cost / 2 && start > view->turn_start + (first > WOKEN_NS ? first : WOKEN_NS))
             return at_gate(view, until);
@@ -114,9 +116,11 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
     if (view->rate_ppm < PPM && view->balance <= 0) {
         uint64_t rate = view->rate_ppm ? view->rate_ppm : 1;
         uint64_t burst = BURST_WAIT_NS * rate / PPM < BURST_NS ? BURST_WAIT_NS * rate / PPM : BURST_NS;
-        /* A long kernel is a burst of its own; and a tenant that has paid for one has waited for long enough. */
+        /* A long kernel is a burst by itself, and a tenant that has a positive balance for it has waited long
+         * enough. */
         burst = cost < burst && view->waited < BURST_WAIT_NS ? burst : 0;
-        /* Past nothing, and to the next nanosecond: who woke with exactly nothing would be sent to sleep once more. */
+        /* Wait until the balance is above 0, rounded up to the next nanosecond: with a balance of exactly 0 the
+         * launch would have to wait again. */
         uint64_t owed = (uint64_t)-view->balance + 1 + burst;
         return later(view, view->now + (uint64_t)((double)owed * PPM / (double)rate) + 1, PACE_WAIT, until);
     }

@@ -4,11 +4,15 @@
  * object code runs in the library and in the model of the tests (tests/native/vcuda/model). Times and device times are
  * nanoseconds.
  *
- *   bucket   what a container may still use: filled by time at a rate, emptied by device time
- *   pace     may this launch go now, and if not, when to ask again
- *   cost     what a kernel takes, learned from segments
- *   segment  launches between two fences of one stream; settled by what they really took
- *   wakes    how often the thread that settles may wake
+ * bucket: what a container may still use; time fills it at a rate, device time empties it.
+ *
+ * pace: whether a launch may go now, and if not, when to ask again.
+ *
+ * cost: the device time of a kernel, learned from segments.
+ *
+ * segment: the launches between two fences of one stream, corrected by their measured time.
+ *
+ * wakes: how often the settling thread may wake.
  */
 #ifndef VGPU_PACE_H
 #define VGPU_PACE_H
@@ -26,47 +30,50 @@
 
 /* --- bucket ------------------------------------------------------------------------------------------ */
 
-#define BUCKET_CAP_NS (5 * MS)       /* what an idle container may save up */
-#define BUCKET_BUSY_CAP_NS (50 * MS) /* the same while work is queued: time that it was waiting for must not be lost */
+#define BUCKET_CAP_NS (5 * MS)       /* The most that an idle container may save up. */
+#define BUCKET_BUSY_CAP_NS (50 * MS) /* The same while work is queued: time spent waiting must not be lost. */
 
-/* Adds what came due since the last call, up to the cap. Any number of processes may call it at once. */
+/* Adds the time that accrued since the last call, up to the cap. Any number of processes may call it at once. */
 void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rate_ppm, bool busy);
 void bucket_charge(struct vgpu_tenant_device *device, uint64_t ns);
-/* The `predicted` that was charged was really `real`. */
+/* Replaces the charged `predicted` by the measured `real`. */
 void bucket_correct(struct vgpu_tenant_device *device, uint64_t predicted, uint64_t real);
 int64_t bucket_balance(const struct vgpu_tenant_device *device);
-/* The end of all queued work of the container, as predicted. */
+/* Returns the predicted end of all queued work of the container. */
 uint64_t bucket_busy_until(const struct vgpu_tenant_device *device);
 
 /* --- pace -------------------------------------------------------------------------------------------- */
 
-#define PACE_OUTSTANDING_NS (4 * MS) /* so much predicted work may be queued where nobody says less */
+#define PACE_OUTSTANDING_NS (4 * MS) /* predicted work that may be queued unless the arbiter sets a lower maximum */
 
-/* What is known at the moment of a launch. */
+/* The inputs of the decision about one launch. */
 struct pace_view {
     uint64_t now;
-    uint64_t waited; /* by this launch */
-    uint32_t gate; /* enum vgpu_gate; NONE: no arbiter */
+    uint64_t waited; /* Time that this launch has waited. */
+    uint32_t gate; /* enum vgpu_gate; NONE: no arbiter. */
     uint32_t rate_ppm;
     uint64_t turn_start, turn_end;
     uint64_t outstanding_max; /* ns */
-    uint64_t busy_until;      /* of this process */
-    bool watches;             /* it is this launch that looks when the GPU has done what the process had queued */
+    uint64_t busy_until;      /* predicted end of this process's work. */
+    bool watches;             /* This launch polls whether the GPU has finished the process's queued work. */
     int64_t balance;
 };
 
 enum pace { PACE_GO, PACE_WAIT, PACE_WAIT_GATE };
-/* *until: when to ask again. WAIT_GATE: or when the gpu page's `wake` changes. */
+/* Decides whether a launch may go. *until: when to ask again. PACE_WAIT_GATE: ask again also when the gpu page's
+ * `wake` changes. */
 enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until);
 /*
- * How long nobody else runs from the begin of what is launched now; 0: somebody runs all the time. Without an arbiter nobody
- * knows, and what was measured is charged: a container never gets more than its share for it, and less next to a busy one.
+ * Returns for how long after the start of this launch no other tenant runs; 0: another tenant may run at any time.
+ * Without an arbiter this is unknown and the measured time is charged, so a container never gets more than its share,
+ * and less if another one is busy.
  */
 uint64_t pace_exclusive(const struct pace_view *view, uint32_t flags);
 
 /*
- * The rate that rules: the arbiter's if it speaks, never less than the own share; `force` keeps to the share. So does a share
- * that the environment has `lowered`, unless the tenant is alone: the arbiter counts by the limits file.
+ * Returns the rate that applies: the arbiter's rate if there is one, but never less than the container's share. With
+ * `force` it is the share. It is also the share if the environment has `lowered` the share, unless the tenant is alone,
+ * because the arbiter uses the limits file.
  */
 uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, const struct vgpu_gpu_page *page);
 
@@ -74,27 +81,29 @@ uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, c
 
 #define COST_BITS 14u
 #define COST_ENTRIES (1u << COST_BITS)
-#define COST_UNKNOWN_NS (2 * MS) /* what a kernel is taken for that was never measured: few of them are queued at once */
-#define COST_APART 0x80000000ull /* in an entry's nanoseconds: each of its launches is to be measured */
+/* the assumed cost of a kernel that was never measured; so few of them are queued at once */
+#define COST_UNKNOWN_NS (2 * MS)
+#define COST_APART 0x80000000ull /* bit in an entry's nanoseconds: measure each launch of this kernel */
 #define COST_MOST_NS (COST_APART - 1)
 
 struct costs {
-    _Atomic uint64_t entry[COST_ENTRIES]; /* the key below, the nanoseconds above: a launch reads both at once */
+    _Atomic uint64_t entry[COST_ENTRIES]; /* low half: the key; high half: nanoseconds; a launch reads both at once */
     _Atomic uint32_t seen[COST_ENTRIES];
-    _Atomic uint32_t most[COST_ENTRIES]; /* ns that the longest launch took, less with each one since */
+    _Atomic uint32_t most[COST_ENTRIES]; /* ns of the longest launch, reduced a little at each later launch */
 };
-/* The key of a kernel's cost: its function and the parts of its shape that vary most (every instruction counts here: three
- * additions with a shift). Two that collide are taken for one, and settled by what they took all the same. */
+/* The key of a kernel's cost: its function and the dimensions that vary most, with few instructions (three additions
+ * with a shift). Two kernels with the same key share a cost, but are still settled by their measured time. */
 static inline uint32_t cost_key(const void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx)
 {
     return (uint32_t)(uintptr_t)function ^ (((gx * 8 + gy) * 8 + gz) * 8 + bx) * 0x2c1b3c6du;
 }
-/* Drivers give functions that lie near each other: keys that differ in a few low bits must not meet. */
+/* Drivers place functions at near addresses, so keys that differ only in a few low bits must get different indices. */
 static inline uint64_t cost_index(uint32_t key)
 {
     return key * 0xc2b2ae35u >> (32 - COST_BITS);
 }
-/* The entry of a key, made new if another key had it. *known: it has been measured, and takes about as long each time. */
+/* Returns the entry of a key; replaces an entry of another key. *known: the kernel was measured, and its launches
+ * take about equally long. */
 unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known);
 
 /* --- segments ---------------------------------------------------------------------------------------- */
@@ -105,16 +114,17 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
 struct segment {
     uint64_t predicted;
     uint64_t count;
-    bool known;     /* all its launches had been measured before */
-    bool begun;     /* it has a begin event of its own: no time of the host before it is in it */
-    uint64_t host_ns; /* from its begin event to its last launch: so long its stream may have had nothing to run */
-    uint64_t exclusive_ns; /* from its begin on nobody else runs for so long; 0: somebody runs all the time */
-    uint16_t items[SEGMENT_LAUNCHES + 1]; /* one more, for the launch that finds it full */
+    bool known;     /* All its launches were measured before. */
+    bool begun;     /* The segment has its own begin event, so earlier host time is not included. */
+    uint64_t host_ns; /* From the begin event to the last launch: at most so long its stream may have been idle. */
+    /* For so long from the segment's begin no other tenant runs; 0: another tenant may run at any time. */
+    uint64_t exclusive_ns;
+    uint16_t items[SEGMENT_LAUNCHES + 1]; /* one extra item, for the launch that finds the segment full */
 };
 /*
- * Is the clock to be looked at before this launch? A reading costs several times as much as all else of a launch, so one of
- * four launches of short kernels pays for it: after a pause that nobody has seen, no more than 15 microseconds of work go
- * unasked. What looks also bounds the segment.
+ * Returns true if the clock must be read before this launch. Reading it costs several times the rest of a launch, so
+ * only one in four launches of short kernels does. After an unnoticed pause at most 15 microseconds of work go
+ * unchecked. This check also bounds the segment.
  */
 #define SEGMENT_LOOK_NS (5 * US)
 #define SEGMENT_LOOK_LAUNCHES 4u
@@ -137,34 +147,35 @@ static inline void segment_add(struct segment *segment, unsigned item, uint64_t 
     segment->predicted += ns;
 }
 
-/* Per context: streams of one context overlap, and what runs at once is counted once. */
+/* One per context: the streams of one context overlap, and time when several run is counted once. */
 struct settler {
-    uint64_t frontier; /* up to here device time has been counted */
-    int64_t carry;     /* of segments while somebody else ran all the time: what was charged over the least (never above 0) */
+    uint64_t frontier; /* device time up to this point has been counted. */
+    /* For segments while another tenant ran: the charge above the minimum, as a value of at most 0. */
+    int64_t carry;
 };
-/* What a finished segment is charged; teaches `costs`. begin and end are on one time base. */
+/* Returns the charge of a finished segment and updates `costs`. begin and end are on one time base. */
 uint64_t segment_settle(struct costs *costs, struct settler *settler, const struct segment *segment, uint64_t begin,
                         uint64_t end);
 
-/* --- wake-ups of the thread that settles --------------------------------------------------------------- */
+/* --- wake-ups of the settling thread ------------------------------------------------------------------- */
 
 #define FENCE_SOON_NS (50 * US)
-#define FENCE_POLL_NS (2 * MS) /* the longest between two looks at what should be done */
-#define FENCE_LOOK_NS (4 * MS) /* between two looks at a queue that is filled again and again */
-#define FENCE_HELP_NS (1 * MS) /* between two looks of a program that waits for what it launched, again and again */
+#define FENCE_POLL_NS (2 * MS) /* Longest time between two polls of overdue work. */
+#define FENCE_LOOK_NS (4 * MS) /* Time between two polls of a queue that is refilled repeatedly. */
+#define FENCE_HELP_NS (1 * MS) /* Time between two polls by a program that repeatedly waits for its launches. */
 
-/* So far apart on average, and so many at once. */
+/* Average time between wake-ups, and the number allowed in a burst. */
 #define WAKE_EVERY_NS (10 * MS)
 #define WAKE_BURST 8u
 struct wakes {
-    uint64_t paid; /* up to then wake-ups have been used */
+    uint64_t paid; /* the time up to which wake-ups have been used */
 };
-/* An earlier one is not allowed. */
+/* Returns the earliest time of the next wake-up. */
 static inline uint64_t wakes_from(const struct wakes *wakes)
 {
     return wakes->paid > WAKE_BURST * WAKE_EVERY_NS ? wakes->paid - WAKE_BURST * WAKE_EVERY_NS : 0;
 }
-/* When the thread may wake that wants to at `wanted`; that wake-up is taken for used. */
+/* Returns when a thread may wake that wants to wake at `wanted`, and counts that wake-up as used. */
 static inline uint64_t wakes_take(struct wakes *wakes, uint64_t wanted)
 {
     uint64_t at = wanted > wakes_from(wakes) ? wanted : wakes_from(wakes);

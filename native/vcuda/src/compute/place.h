@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The contexts whose launches are measured. Two locks, and neither is ever waited for by a launch while the driver is called
- * under it: `vgpu_place_lock` is held for a few instructions and never across a call; a place's `settling` belongs to who
- * calls the driver for that one context, and only who ends the context waits for it.
+ * The contexts whose launches are measured. There are two locks, and no launch waits for either during a driver call.
+ * `vgpu_place_lock` is held for a few instructions and never across a call. A place's `settling` is held by the thread
+ * that calls the driver for that context; only a thread that ends the context waits for it.
  */
 #ifndef VGPU_PLACE_H
 #define VGPU_PLACE_H
@@ -12,9 +12,9 @@
 #define FENCE_CHAINS 256u
 
 struct mark {
-    struct mark *next; /* at rest */
+    struct mark *next; /* the next unused mark in the pool */
     struct place *place;
-    uint64_t serial; /* of the place, when this was made */
+    uint64_t serial; /* serial of the place when this mark was created */
     CUevent event;
 };
 
@@ -25,33 +25,34 @@ struct fence {
     struct segment segment;
 };
 
-/* A context: its base of time, its events, and what has been counted of it. */
+/* A context with its time base, its events and its counted device time. */
 struct place {
     CUcontext context;
-    uint64_t serial;           /* another context, another serial: the handle may be the same */
+    uint64_t serial;           /* differs for each context, because a new context may get the same handle */
     struct limited *_Atomic limited;
-    struct mark *pool;         /* events at rest */
+    struct mark *pool;         /* unused events */
     unsigned pooled;
-    struct fence *put, **last; /* by launches, since the last look */
+    struct fence *put, **last; /* fences that launches added since the last settling */
 
-    struct lock settling;      /* for all that follows */
-    struct fence *open, **open_last; /* in the order of the records */
+    struct lock settling;      /* Protects the fields below. */
+    struct fence *open, **open_last; /* In the order in which they were recorded. */
     struct mark *anchor;
     double anchor_ns;
-    uint64_t due, soon; /* when the oldest should be done; how long to wait with the next look if it is not */
+    uint64_t due, soon; /* due: when the oldest fence should be done; soon: the interval of polls after that */
     struct settler settler;
-    struct chain { /* where the last segment of a flow ended. One that lost its place counts as it was predicted. */
+    /* where the last segment of a flow ended; a segment whose entry was overwritten is charged as predicted */
+    struct chain {
         uint64_t id, end;
     } chains[FENCE_CHAINS];
 };
 extern struct place vgpu_places[FENCE_PLACES];
-extern struct lock vgpu_place_lock; /* of the table, the pools and what was put; a leaf */
+extern struct lock vgpu_place_lock; /* protects the table, the pools and `put`; no other lock is taken under it */
 extern _Atomic unsigned vgpu_open_fences;
 extern _Atomic bool vgpu_fences_parked;
 
-/* The lock held. NULL: it has none, or there are no more. */
+/* Finds the place of a context; needs vgpu_place_lock. NULL: the context has none, or the table is full. */
 struct place *place_of(CUcontext context, bool make);
-/* Marks at rest beyond `keep` are destroyed. The context is current, `settling` held. */
+/* Destroys unused marks beyond `keep`. Needs the context as current context, and `settling`. */
 void place_trim(struct place *place, unsigned keep);
 
 #endif

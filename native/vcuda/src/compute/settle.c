@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is charged once a fence is passed: the times of its events, on the one base of its context, so that overlap between
- * streams is counted once. All here hold the place's `settling`.
+ * Settles fences: reads the times of finished events, on one time base per context so that overlap between streams is
+ * counted once, and corrects the charge. All functions here need the place's `settling` lock.
  */
 #include "place.h"
 
@@ -14,9 +14,10 @@
 #define BLOCKED 16
 #define POOLED 64
 #define UNREADABLE CUDA_ERROR_NOT_FOUND
-#define ANCHOR_MS 4000.0f /* a float of milliseconds is exact to a quarter of a microsecond up to here */
+#define ANCHOR_MS 4000.0f /* up to here a float of milliseconds is exact to a quarter of a microsecond */
 
-/* When the event was passed, in nanoseconds of the context's base. An error: not yet, or it cannot be read. */
+/* Reads when the event was passed, in nanoseconds of the context's time base. Returns an error if it was not passed
+ * or cannot be read. */
 static CUresult time_of(const struct place *place, const struct mark *mark, double *when)
 {
     float ms;
@@ -25,14 +26,14 @@ static CUresult time_of(const struct place *place, const struct mark *mark, doub
     return status;
 }
 
-/* Is it passed? One call says both that and when, where the context has a base. */
+/* Returns whether the fence was passed. If the context has a time base, one call returns both that and the time. */
 static CUresult ask(const struct place *place, const struct fence *fence, double *end)
 {
     CUresult status = time_of(place, fence->end, end);
     return status == CUDA_SUCCESS || status == CUDA_ERROR_NOT_READY ? status : REAL(cuEventQuery)(fence->end->event);
 }
 
-/* From its first event on a context has a base; a later one takes over before floats grow coarse. */
+/* The first event becomes the time base of a context. A later event replaces it before floats become inexact. */
 static void move_anchor(struct place *place, struct mark *mark, double when)
 {
     if (place->anchor && when - place->anchor_ns < (double)ANCHOR_MS * 1e6) {
@@ -77,7 +78,7 @@ static void finish(struct place *place, struct fence *fence, double end)
         move_anchor(place, fence->end, end);
 }
 
-/* Nobody waits for it any longer, whatever became of it. */
+/* Removes a fence from the list of open fences, whether it was settled or not. */
 static void take_off(struct place *place, struct fence **link)
 {
     struct fence *fence = *link;
@@ -104,7 +105,7 @@ static void take_in(struct place *place)
     lock_drop(&vgpu_place_lock);
 }
 
-/* All that is open stays charged as it was predicted. */
+/* Removes all open fences; their segments stay charged as predicted. */
 static void take_off_all(struct place *place)
 {
     take_in(place);
@@ -115,7 +116,8 @@ static void take_off_all(struct place *place)
     }
 }
 
-/* Its events are gone, or going: another context may get the same handle, and must not meet them. */
+/* Frees the place of a context that has ended or is ending. Another context may get the same handle and must not
+ * find the old events. */
 static void leave_place(struct place *place)
 {
     struct mark *anchor = place->anchor;
@@ -125,7 +127,7 @@ static void leave_place(struct place *place)
         lock_take(&vgpu_place_lock);
         if (!place->put)
             break;
-        lock_drop(&vgpu_place_lock); /* another thread has launched meanwhile: the next context would not know of it */
+        lock_drop(&vgpu_place_lock); /* another thread has launched meanwhile, and its fence must be removed too */
     }
     struct mark *pool = place->pool;
     place->pool = NULL;
@@ -141,8 +143,9 @@ static void leave_place(struct place *place)
     memset(place->chains, 0, sizeof place->chains);
 }
 
-/* How long this process is still busy on the device, now that more is known, and when to look again. The oldest open fence
- * may be overdue; those behind it are not done for that, or a program could queue slow kernels without end. */
+/* Updates the predicted end of this process's work on the device, and returns when to look again. If the oldest
+ * fence is overdue, the fences behind it still count as open; otherwise a program could queue slow kernels without
+ * limit. */
 static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t now)
 {
     struct limited *limited = place->limited;
@@ -168,8 +171,8 @@ static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t
     return again > now + FENCE_SOON_NS ? again : now + FENCE_SOON_NS;
 }
 
-/* In the order of the records; a flow whose fence is not passed yet keeps its later ones waiting. Answers how many are
- * settled. The context is current; `safe`: the driver may be asked although something is being captured. */
+/* Settles the open fences in the order of their records. An unpassed fence keeps later fences of its flow waiting.
+ * Returns the number of settled fences. The context is current. `safe`: the driver may be asked during a capture. */
 static unsigned settle_open(struct place *place, bool safe)
 {
     uint64_t blocked[BLOCKED];
@@ -188,7 +191,7 @@ static unsigned settle_open(struct place *place, bool safe)
         }
         if (status == CUDA_SUCCESS) {
             finish(place, fence, end);
-        } else { /* the context is in error: what was charged stays charged */
+        } else { /* the context is in error, so the predicted charge stays */
             fence_drop_mark(fence->begin);
             fence_drop_mark(fence->end);
         }
@@ -208,7 +211,7 @@ static uint64_t settle(struct place *place, uint64_t now, bool *did)
         return UINT64_MAX;
     unsigned finished = 0;
     bool safe = capture_relax(&mode);
-    /* A context that cannot be entered is gone, and its events with it: their handles must not be used. */
+    /* A context that cannot be entered is gone with its events; their handles must not be used. */
     bool entered = REAL(cuCtxPushCurrent_v2)(green_enters(place->context)) == CUDA_SUCCESS;
     if (entered) {
         finished = settle_open(place, safe);
@@ -228,7 +231,7 @@ uint64_t fence_settle_place(unsigned index, uint64_t now, bool *did)
     *did = false;
     if (!place->limited || !lock_try(&place->settling))
         return UINT64_MAX;
-    /* Looked at with the lock held: who parks waits for the lock after it has said so. */
+    /* Checked under the lock, because fence_park waits for the lock after setting the flag. */
     uint64_t again = atomic_load_explicit(&vgpu_fences_parked, memory_order_seq_cst) ? UINT64_MAX : settle(place, now, did);
     lock_drop(&place->settling);
     return again;
@@ -247,7 +250,7 @@ void fence_settle_context(CUcontext context, uint64_t now)
 bool fence_park(uint64_t patience_ns)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
-    uint64_t waited = 0; /* for all of them together */
+    uint64_t waited = 0; /* total for all places */
     bool quiet = true;
     atomic_store_explicit(&vgpu_fences_parked, true, memory_order_seq_cst);
     for (int i = 0; i < FENCE_PLACES; i++) {
@@ -261,7 +264,8 @@ bool fence_park(uint64_t patience_ns)
     return quiet;
 }
 
-/* The driver frees the events with the context; but it may refuse to end it, and they would be there for good. */
+/* Destroys the events of a context before it ends. The driver would free them with the context, but it may refuse to
+ * end the context, and then they would remain. */
 static void destroy_events(struct place *place)
 {
     CUcontext unused;
@@ -274,7 +278,8 @@ static void destroy_events(struct place *place)
     REAL(cuCtxPopCurrent_v2)(&unused);
 }
 
-/* Is it still the place of this context? A thread may have found that one gone, and another one be there. */
+/* Returns true if the place still belongs to the same context. Another thread may have removed that context, and a
+ * new one may use the place. */
 static bool still(const struct place *place, uint64_t serial)
 {
     lock_take(&vgpu_place_lock);

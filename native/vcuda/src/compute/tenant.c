@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pages through which the processes of a container share one bucket, and the arbiter says whose turn it is. Both lie
- * in the ledger's folder, of a card that several shares name in that of the first which does. A page that is missing or not ours is no error: without a tenant page a process keeps the share on
- * its own, without a gpu page (or with a silent arbiter) the container keeps its own share.
+ * The pages that the processes of a container share with the arbiter: the tenant page with the common bucket, and the
+ * gpu page with the arbiter's turns. Both are in the ledger's folder; for a card that several shares name, in the
+ * folder of the first of these shares. A missing or unknown page is no error: without a tenant page each process keeps
+ * the share on its own, and without a gpu page (or with a silent arbiter) the container keeps its share.
  */
 #include "limiter.h"
 
@@ -35,11 +36,12 @@ static void *map(const char *path, int flags, int protection, size_t size)
     close(descriptor);
     if (page == MAP_FAILED)
         return NULL;
-    madvise(page, size, MADV_DONTFORK); /* a child opens its own */
+    madvise(page, size, MADV_DONTFORK); /* a forked child maps its own */
     return page;
 }
 
-/* `name` in the ledger's folder. A ledger of another name (a library preloaded by hand) has no neighbours. */
+/* Builds the path of `name` in the ledger's folder. Returns false if the ledger has another file name (a library
+ * preloaded by hand): then there are no pages. */
 static bool neighbour(char *path, size_t room, unsigned share, const char *name, const char *uuid)
 {
     const char *ledger = limits_ledger_path(share), *slash = strrchr(ledger, '/');
@@ -48,7 +50,7 @@ static bool neighbour(char *path, size_t room, unsigned share, const char *name,
     return snprintf(path, room, "%.*s/%s%s", (int)(slash - ledger), ledger, name, uuid) < (int)room;
 }
 
-/* Whose pages count for a card. */
+/* Returns the share whose pages are used for a card. */
 static unsigned share_of(const char *uuid)
 {
     bool named = false;
@@ -133,7 +135,8 @@ void tenant_look_again(struct limited *limited, uint64_t now)
     lock_drop(&lock);
 }
 
-/* The arbiter may have looked after this thread read the clock: a page from a moment ahead is no silence. */
+/* Absolute difference: the arbiter may have written after this thread read the clock, so a page slightly in the
+ * future is not silence. */
 static uint64_t age(uint64_t now, uint64_t heartbeat)
 {
     return now > heartbeat ? now - heartbeat : heartbeat - now;
@@ -146,7 +149,8 @@ bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_pa
         return false;
     for (int attempt = 0; attempt < 8; attempt++) {
         uint32_t before = __atomic_load_n(&page->sequence, __ATOMIC_ACQUIRE);
-        /* Each before the next: the second look at the sequence comes last. No fence, the thread sanitizer knows none. */
+        /* Acquire loads keep the order, so that the second load of the sequence comes last. No fence is used because
+         * the thread sanitizer does not support fences. */
         copy->wake = __atomic_load_n(&page->wake, __ATOMIC_ACQUIRE);
         copy->gate = __atomic_load_n(&page->gate, __ATOMIC_ACQUIRE);
         copy->flags = __atomic_load_n(&page->flags, __ATOMIC_ACQUIRE);
@@ -158,7 +162,7 @@ bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_pa
         if (!(before & 1) && __atomic_load_n(&page->sequence, __ATOMIC_RELAXED) == before)
             return copy->gate != VGPU_GATE_NONE && copy->heartbeat_ns && age(now, copy->heartbeat_ns) < VGPU_ARBITER_SILENT_NS;
     }
-    return false; /* its writer died in the middle, or is writing faster than can be read */
+    return false; /* the writer died during a write, or writes faster than this can read */
 }
 
 void tenant_charge(struct limited *limited, uint64_t ns)
@@ -183,7 +187,7 @@ int64_t tenant_balance(struct limited *limited, uint64_t now, uint32_t rate_ppm,
 
 void tenant_reset(void)
 {
-    /* The mappings were not passed on. */
+    /* A forked child does not inherit the mappings. */
     memset(limits_of, 0, sizeof limits_of);
     memset(alone, 0, sizeof alone);
     memset(opened, 0, sizeof opened);

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Code: modules, libraries, and what of them the driver brings to the card late; the stacks and heaps that cuCtxSetLimit sizes.
- * What they take is known to the driver alone. After a load one question to NVML says what this process holds beyond its
- * charge (unaccounted.c); a load after which that has no room in the limit is undone. A part that is asked for later is only
- * marked: the next allocation, free or load looks.
+ * Charges code (modules, libraries and their parts that the driver loads late) and the stacks and heaps that
+ * cuCtxSetLimit sizes. Only the driver knows how much memory they need. After a load one NVML query shows what this
+ * process uses beyond its charge (unaccounted.c). If that exceeds the limit, the load is undone. A part that is
+ * requested later only sets a flag: the next allocation, free or load checks it.
  *
- * No lock is held in the driver's call: it may wait for the GPU, or call a tool back that loads code of its own.
+ * No lock is held during the driver's call: the driver may wait for the GPU, or call back a tool that loads its own
+ * code.
  */
 #include "context.h"
 
 #include "process.h"
 
-/* The device whose code, stacks and heaps are charged; NULL: there is nothing to look at. */
+/* Returns the device whose code, stacks and heaps are charged. NULL: nothing is checked. */
 static const struct device *charged_device(enum control control)
 {
     CUcontext context;
@@ -29,8 +30,8 @@ static void mark(enum control control)
 /* --- loading ------------------------------------------------------------------------------------------------ */
 
 struct coming {
-    const struct device *device; /* NULL: nothing is looked at */
-    uint64_t before;             /* what had no room then */
+    const struct device *device; /* NULL: nothing is checked. */
+    uint64_t before;             /* Bytes over the limit before the load. */
     bool passes, locked;
 };
 
@@ -43,8 +44,9 @@ static void coming_begin(struct coming *coming, const struct device *device)
     coming->passes = context_pass(device->ledger);
 }
 
-/* Has what came no room? Where that cannot be seen now, a later step does. Of several that have none together one after the other
- * is undone, until the rest has room: the next one's turn is after coming_undone. */
+/* Returns true if the loaded code exceeds the limit. If that cannot be seen now, a later step charges it. Of several
+ * loads that exceed the limit together, one at a time is undone until the rest fits; the next load is checked after
+ * coming_undone. */
 static bool coming_too_much(struct coming *coming, bool came)
 {
     const struct device *device = coming->device;
@@ -72,7 +74,7 @@ static void coming_undone(const struct coming *coming)
         unaccounted_look(device);
 }
 
-/* An error: nothing is loaded. */
+/* Prepares a load. On an error nothing is loaded. */
 static CUresult load_begin(enum control control, struct coming *coming)
 {
     if (control == CONTROL_BROKEN)
@@ -116,7 +118,7 @@ LOAD(cuLibraryLoadFromFile, library, cuLibraryUnload,
       unsigned int count),
      (library, file, jit, jit_values, jit_count, options, values, count))
 
-/* --- unloading: a library from all contexts, on whatever devices ------------------------------------------------- */
+/* --- unloading: removes a library from all contexts on all devices ----------------------------------------------- */
 
 #define UNLOAD(symbol, parameters, arguments) \
     EXPORT CUresult symbol parameters \

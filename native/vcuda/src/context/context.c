@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts that are made, met, used by several, and end. */
+/* Creation, first sight, shared use and end of contexts. */
 #include "context.h"
 
 #include "events.h"
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-static CUcontext _Atomic primary[VGPU_MAX_DEVICES]; /* written without the lock, too, where that could not be had */
+static CUcontext _Atomic primary[VGPU_MAX_DEVICES]; /* also written without the lock, by calls that could not get it */
 
 /* --- a context that the driver frees; device locked ---------------------------------------------------- */
 
@@ -41,7 +41,7 @@ void context_left(struct leaving *leaving)
     ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);
 }
 
-/* What went is looked at when nobody waits for the lock any more. */
+/* Looks up how much memory the context freed, after the lock is dropped, so that no other thread waits meanwhile. */
 static void unlock_left(int device, bool locked)
 {
     context_unlock(device, locked);
@@ -91,7 +91,7 @@ CREATE(cuVDPAUCtxCreate_v2,
        (CUcontext *context, unsigned int flags, CUdevice device, unsigned int vdp_device, void *vdp_get_proc_address),
        (context, flags, device, vdp_device, vdp_get_proc_address))
 
-/* Locks the context's device and answers it; -1: not a context that was charged. */
+/* Locks the context's device and returns the device; -1: the context was never charged. */
 static int lock_of(CUcontext context, bool *locked)
 {
     struct block block;
@@ -101,19 +101,20 @@ static int lock_of(CUcontext context, bool *locked)
     return block.device;
 }
 
-/* A context lives until it is detached as often as it was created and attached; its block counts that. */
+/* Changes the number of users of a context and returns it. A context lives until it is detached as often as it was
+ * created and attached. `kind` of its block is the count. */
 static int count_users(CUcontext context, int step)
 {
     struct block block;
     if (!block_take(&vgpu_contexts, (uintptr_t)context, &block))
         return -1;
     int users = block.kind + step;
-    block.kind = users > 0 ? users : 1; /* kind 0 would be a free place */
+    block.kind = users > 0 ? users : 1; /* kind 0 would mark a free position in the table */
     block_put(&vgpu_contexts, &block);
     return users;
 }
 
-/* `last`: the call frees the context whatever its users. */
+/* Ends a use of the context by the call `end`. `last`: the call frees the context even if it has other users. */
 static CUresult end_context(CUcontext context, CUresult (*end)(CUcontext context), bool last)
 {
     struct block block;
@@ -180,7 +181,7 @@ static bool is_primary(CUcontext context, CUdevice ordinal)
     return found == context;
 }
 
-/* What a context costs where NVML does not show this process, as opening.c has it. */
+/* Returns the size of a context where NVML does not show this process, by the rules of opening.c. */
 static uint64_t cost_of(const struct device *device, CUcontext context, CUdevice ordinal)
 {
     uint64_t bytes = ledger_context_bytes(device->ledger);
@@ -194,14 +195,15 @@ static uint64_t cost_of(const struct device *device, CUcontext context, CUdevice
     return bytes;
 }
 
-/* Device locked. It is there already, so it is charged with what else the driver took without being asked. */
+/* Charges a context that no hook saw, with the other unrequested driver memory, because it exists already. The
+ * device is locked. */
 static bool adopt(const struct device *device, CUcontext context, CUdevice ordinal)
 {
     struct block block = {.key = (uintptr_t)context, .device = device->ledger, .kind = 1};
     unaccounted_begin(device);
     enum looked looked = unaccounted_look_locked(device);
     if (looked == LOOKED_NOT)
-        return false; /* another time */
+        return false; /* the next call tries again */
     if (looked == LOOKED_HIDDEN && limits_count_context()) {
         block.owner = cost_of(device, context, ordinal);
         unaccounted_unseen(device->ledger, block.owner, true);
@@ -220,10 +222,11 @@ CUresult context_met(const struct device *device, CUcontext context, CUdevice or
     uint64_t over = unaccounted_over(device->ledger);
     *known = block_get(&vgpu_contexts, (uintptr_t)context, &block);
     if (*known && over)
-        over = unaccounted_look(device); /* there may be room by now */
+        over = unaccounted_look(device); /* the limit may have room by now */
     if (!*known && !context_permitted(device))
         return CUDA_ERROR_NOT_PERMITTED;
-    /* The holder of the lock is making a context, or is this thread, called back by the driver: another time. */
+    /* Otherwise the lock holder is creating a context, or is this thread called back by the driver; the next call
+     * tries again. */
     if (!*known && context_try(device->ledger)) {
         *known = block_get(&vgpu_contexts, (uintptr_t)context, &block) || adopt(device, context, ordinal);
         context_unlock(device->ledger, true);
@@ -258,7 +261,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
     const struct device *device = context_admit(control, ordinal, &status);
     if (!device)
         return primary_active(ordinal) ? REAL(cuDevicePrimaryCtxRetain)(context, ordinal) : status;
-    /* Whether it is there, the driver's call and the charge are one step: another thread may be releasing it. */
+    /* Check, driver call and charge are one step, because another thread may be releasing the primary context. */
     bool locked = context_lock(device->ledger);
     if (primary_active(ordinal)) {
         status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
@@ -299,7 +302,7 @@ CUresult context_end_use(int device, CUdevice ordinal, CUresult (*end)(void *dat
     if (leaving.ours) {
         leave_end(&leaving, gone);
     } else if (known && gone) {
-        leave_begin(&leaving, context); /* released more often than it was retained through us */
+        leave_begin(&leaving, context); /* the program released it more often than it retained it through the hooks */
         leave_end(&leaving, true);
     } else if (known && status == CUDA_SUCCESS) {
         count_users(context, -1);

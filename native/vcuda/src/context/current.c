@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread's current context. One that no hook saw made (NVIDIA's runtime has a private table for that) is charged when a
- * hook first meets it: here, with the first launch of a thread in it, or with the first allocation or load.
+ * Hooks of the thread's current context. A context that no hook saw being created (NVIDIA's runtime has a private table
+ * for that) is charged when a hook first meets it: here, at the first launch of a thread in it, or at the first
+ * allocation or load.
  */
 #include "context.h"
 

@@ -1,21 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Green contexts: a part of a device's SMs over its primary context, which they keep alive. The primary context is charged as
- * any; what a green one takes on top of it is measured, or charged as a whole context where that cannot be seen. Launches are
- * held to the slice's share whatever SMs they run on: a share is time, and a part of the SMs is never more than all.
+ * Green contexts: a part of a device's SMs on top of its primary context, which they keep alive. The primary context is
+ * charged like any context. The additional memory of a green context is measured, or charged as a whole context if it
+ * cannot be measured. Launches are limited to the slice's share on whatever SMs they run: a share is time, and a part
+ * of the SMs is never more than all.
  *
- * What is allocated while a green context is current belongs to its primary one, and outlives it. The driver lets a green
- * context be current to one thread at a time, so nothing here, and no thread of ours, ever makes it so.
+ * Memory allocated while a green context is current belongs to its primary context and outlives the green context. The
+ * driver lets a green context be current to one thread at a time, so neither this code nor a thread of the library
+ * makes it current.
  */
 #include "context.h"
 
 #include "events.h"
 #include "process.h"
 
-/* vgpu_greens: key the CUgreenCtx; owner its CUcontext; kind its device's ordinal + 1; bytes what it is charged. */
+/* Fields of a block in vgpu_greens: key is the CUgreenCtx, owner its CUcontext, kind its device's ordinal + 1, bytes
+ * its charge. */
 
 struct same {
-    CUcontext context; /* to find */
+    CUcontext context; /* the context to find */
     struct block block;
     bool found;
 };
@@ -66,7 +69,7 @@ bool green_ordinal(CUstream stream, CUdevice *ordinal)
     return true;
 }
 
-/* --- what belongs to a green context that goes ------------------------------------------------------------- */
+/* --- what belongs to a green context that ends ------------------------------------------------------------- */
 
 _Atomic bool vgpu_green_any;
 
@@ -102,7 +105,7 @@ void green_context_leaving(struct leaving *leaving)
     unsigned passed = 0;
     if (!leaving->primary)
         return;
-    do { /* of this device none comes or goes meanwhile: its lock is held */
+    do { /* the device's lock is held, so none of its green contexts appears or ends meanwhile */
         found.count = 0;
         found.skip = passed;
         if (atomic_load_explicit(&vgpu_green_any, memory_order_relaxed))
@@ -135,8 +138,8 @@ static CUresult destroy(CUgreenCtx green)
     return REAL_HAS(cuGreenCtxDestroy) ? REAL(cuGreenCtxDestroy)(green) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* What it took on top of its primary context, looked at, or as much as a whole context. It is there already: one that does not
- * fit goes again. */
+/* Charges the measured additional memory of a green context, or the size of a whole context. The green context
+ * exists already; if it does not fit it is destroyed. */
 static CUresult charge(const struct device *device, uint64_t before, bool locked, uint64_t *bytes)
 {
     *bytes = 0;
@@ -155,7 +158,7 @@ static CUresult charge(const struct device *device, uint64_t before, bool locked
     return status;
 }
 
-/* Its primary context is there. The device's lock is held where that was possible. */
+/* Creates a green context on an existing primary context. The device's lock is held if that was possible. */
 static CUresult make(const struct device *device, bool locked, CUgreenCtx *green, CUdevResourceDesc description,
                      CUdevice ordinal, unsigned flags)
 {
@@ -186,9 +189,11 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc descriptio
     CUresult status;
     if (!REAL_HAS(cuCtxFromGreenCtx) || !REAL_HAS(cuGreenCtxDestroy))
         return memory_refuse("cuGreenCtxCreate");
-    if (control == CONTROL_BROKEN || limits_denied()) /* a primary context that is there already would be given to anybody */
+    /* the driver would return an existing primary context to any caller */
+    if (control == CONTROL_BROKEN || limits_denied())
         return memory_broken();
-    /* Its primary context, charged as any; once for the time of this call, once for the life of the green one. */
+    /* Retain the primary context twice: for this call, and for the life of the green context. The hook charges it
+     * like any context. */
     status = cuDevicePrimaryCtxRetain(&primary, ordinal);
     if (status != CUDA_SUCCESS)
         return status;
@@ -227,7 +232,8 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
         return REAL(cuGreenCtxDestroy)(green);
     }
     CUcontext context = (CUcontext)(uintptr_t)block.owner, primary = context_primary(block.device);
-    leave(context, primary); /* as long as it is known: its fences are settled in its primary context */
+    /* call this while the green context is still known: its fences are settled in its primary context */
+    leave(context, primary);
     block_take(&vgpu_greens, (uintptr_t)green, &block);
     CUresult status = context_end_use(block.device, block.kind - 1, end, green, false);
     if (status == CUDA_SUCCESS) {

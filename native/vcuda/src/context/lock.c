@@ -1,28 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contexts of a device are made and ended one at a time, for they are measured. That is all that this lock is for: nobody needs
- * it to be right, so nobody waits for it without end. A tool that the driver calls back inside a call of ours may make contexts
- * of its own, and a driver may hold a call up until another thread has done something: such a call goes on unmeasured. What the
- * holder measures meanwhile may have that call's bytes in it, so both are counted.
+ * Serialises creation and destruction of contexts of a device, because they are measured. The lock serves only the
+ * measurement, so no thread waits for it without end. A tool that the driver calls back inside a hooked call may create
+ * its own contexts, and a driver may delay a call until another thread has acted: such a call goes on unmeasured. The
+ * lock holder's measurement may then include that call's bytes, so unlocked calls are counted.
  */
 #include "context.h"
 
 #include <string.h>
 #include <time.h>
 
-#define PATIENCE_MS 1000 /* others make contexts meanwhile, which takes hundreds of milliseconds */
+#define PATIENCE_MS 1000 /* other threads create contexts meanwhile, which takes hundreds of milliseconds */
 
 static struct lock locks[VGPU_MAX_DEVICES];
-static _Atomic bool stuck[VGPU_MAX_DEVICES]; /* its holder has been waited for in vain: once is enough */
-static _Atomic uint64_t passing[VGPU_MAX_DEVICES]; /* calls without the lock: under way, and above that all so far */
+/* a thread has waited for the holder in vain; no other thread waits for it again */
+static _Atomic bool stuck[VGPU_MAX_DEVICES];
+/* low half: unlocked calls that are active; high half: all unlocked calls so far */
+static _Atomic uint64_t passing[VGPU_MAX_DEVICES];
 #define PASSED (1ull << 32)
-static __thread uint32_t held __attribute__((tls_model("initial-exec"))); /* by this thread, a bit each */
+/* bit n: this thread holds the lock of device n */
+static __thread uint32_t held __attribute__((tls_model("initial-exec")));
 _Static_assert(VGPU_MAX_DEVICES <= 32, "a bit each");
 
 bool context_try(int device)
 {
     if (limits_count_context())
-        nvml_load(); /* not under the lock: the loader has one of its own, and runs constructors */
+        nvml_load(); /* load NVML before taking the lock: the loader has its own lock, and runs constructors */
     if (held >> device & 1 || !lock_try(&locks[device]))
         return false;
     held |= 1u << device;

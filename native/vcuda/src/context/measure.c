@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a context costs is known to the driver alone. It is measured, never guessed: the difference of the
- * bytes that NVML shows for this very process before and after. Where NVML does not show this process (containers of
- * some drivers see no process at all), the difference of the card's used bytes stands in, checked against what further,
- * short-lived contexts take: neighbours on the card allocate and free meanwhile. Such a figure is kept as long as no
- * lower one is found.
+ * Measures what a context costs, because only the driver knows. The cost is the difference of the bytes that NVML shows
+ * for this process before and after. Where NVML does not show this process (containers of some drivers see no process),
+ * the difference of the card's used bytes is used. It is checked against the size of further, short-lived contexts,
+ * because other containers allocate and free meanwhile. Such a figure is kept until a lower one is found.
  */
 #include "context.h"
 
@@ -14,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Bytes of this process on the card, 0 if it is not in the list. */
+/* Returns the bytes of this process on the card; 0 if NVML does not list it. */
 static uint64_t own_bytes(nvmlDevice_t handle)
 {
     __typeof__(&nvmlDeviceGetComputeRunningProcesses_v3) list = REAL(nvmlDeviceGetComputeRunningProcesses_v3);
@@ -59,14 +58,14 @@ static uint64_t on_card(int device)
     return ledger_own(device, ACCOUNT_USED) - host_memory_held(device);
 }
 
-/* Reads what NVML shows and what is charged in a moment when no thread is between the two: nothing, where one stays there. */
+/* Reads NVML's figures and the charge while no thread is in flight. Reads nothing if a thread stays in flight. */
 static void read_both(struct measure *measure, bool card)
 {
     int device = measure->device->ledger;
     measure->quiet = gate_shut(device);
     if (!measure->quiet)
         return;
-    /* Pools shrink while streams are waited for, and nobody keeps a free from ending: again, if so. */
+    /* Pools shrink while a stream is synchronised, and a free can end at any time: read again if the charge changed. */
     for (int again = 0; again < 8; again++) {
         EVENT(reclaim, false);
         measure->frees = gate_frees(device);
@@ -113,10 +112,10 @@ enum measured measure_end(const struct measure *measure, uint64_t *bytes)
     if (!measure->quiet || !now.quiet || measure->frees || now.frees ||
         !context_alone(measure->device->ledger, measure->passing))
         return MEASURED_NOT;
-    /* Other threads of this process may have allocated meanwhile: that is charged already. */
+    /* Other threads of this process may have allocated meanwhile; those bytes are charged already. */
     int64_t elsewhere = (int64_t)(now.charged - measure->charged);
     int64_t grown = (int64_t)(now.own - measure->own) - elsewhere;
-    /* Not having grown at all: the list shows another pid namespace, or this process is not in it. */
+    /* No growth means that the list shows another pid namespace, or that this process is not listed. */
     if (now.own > 0 && grown > 0) {
         *bytes = (uint64_t)grown;
         return MEASURED_OWN;
@@ -129,7 +128,7 @@ enum measured measure_end(const struct measure *measure, uint64_t *bytes)
     return MEASURED_NOT;
 }
 
-/* What a second, short-lived context takes from the free memory that the driver shows inside the first. */
+/* Measures what a second, short-lived context takes from the free memory that the driver shows inside the first. */
 static bool second_context(CUcontext context, CUdevice ordinal, int64_t *bytes)
 {
     size_t before = 0, after = 0, total;
@@ -149,7 +148,7 @@ static bool second_context(CUcontext context, CUdevice ordinal, int64_t *bytes)
 #define AGREEING 3
 #define SAMPLES 15
 
-/* A neighbour adds to some samples and takes from others: the middle one is the size. */
+/* Other containers increase some samples and decrease others, so the median is the size. */
 static bool middle(CUcontext context, CUdevice ordinal, int64_t *size, bool *unanimous)
 {
     int64_t sample[SAMPLES];
@@ -177,6 +176,7 @@ uint64_t measure_by_second(CUcontext context, CUdevice ordinal, uint64_t card)
     if (!REAL_HAS(cuMemGetInfo_v2) || !REAL_HAS(cuCtxCreate_v2) || !REAL_HAS(cuCtxDestroy_v2) ||
         !REAL_HAS(cuCtxPushCurrent_v2) || !REAL_HAS(cuCtxPopCurrent_v2) || !middle(context, ordinal, &size, &unanimous))
         return card;
-    /* A process's first context may cost more than its second, but not a multiple of it: that was a neighbour. */
+    /* A process's first context may cost more than its second, but not a multiple of it: then another container's
+     * bytes are included. */
     return unanimous && card >= (uint64_t)size && card <= 2 * (uint64_t)size ? card : (uint64_t)size;
 }

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A context that is made: whether it may be, what it is charged before, and what it turns out to cost.
+ * Creation of a context: the permission, the charge before the call, and the measured cost.
  *
- * The first context of a container on a device is created while no other process of the container creates one there; its
- * measured size is kept in the ledger. Every later one is charged that size before it is created, by any number of
- * processes at once, and corrected to its own figure afterwards. Where the device's lock cannot be had it is charged that
- * size, or, as one that no hook saw, when it is met.
+ * The first context of a container on a device is created while no other process of the container creates one there,
+ * and its measured size is stored in the ledger. Every later context is charged that size before its creation, by any
+ * number of processes at once, and corrected to its own figure afterwards. Without the device's lock a context is
+ * charged that size, or charged at first use like a context that no hook saw.
  */
 #include "context.h"
 
 #include "events.h"
 
-/* Whether a context may be on the device. Asked when there is a slot: the node that withdraws the allocation writes that
- * first, then looks for slots. One of the two sees the other. */
+/* Returns whether the device may have a context. Called when this process has a slot: a node that withdraws the
+ * allocation first writes `deny` and then looks for slots, so one of the two sees the other. */
 bool context_permitted(const struct device *device)
 {
     bool known;
@@ -40,7 +40,7 @@ const struct device *context_admit(enum control control, CUdevice ordinal, CUres
     return NULL;
 }
 
-/* Device locked, here and in open_end, if that was possible. */
+/* The device is locked here and in opening_end, if that was possible. */
 CUresult opening_begin(struct opening *opening, const struct device *device, bool locked)
 {
     *opening = (struct opening){.device = device, .measuring = -1, .counted = limits_count_context(), .locked = locked};
@@ -67,7 +67,8 @@ CUresult opening_begin(struct opening *opening, const struct device *device, boo
     return CUDA_SUCCESS;
 }
 
-/* Of one that two threads made at once, for one of them waited in vain for the other, the driver made one. */
+/* Stores the charge of a context. If two threads created the same context at once, because one waited for the lock
+ * in vain, there is only one context to charge. */
 static void keep(struct opening *opening, CUcontext context, uint64_t bytes)
 {
     int device = opening->device->ledger;
@@ -81,7 +82,7 @@ static void keep(struct opening *opening, CUcontext context, uint64_t bytes)
     unaccounted_unseen(device, former.owner, false);
 }
 
-/* What the new context costs, and whether that is better than what the ledger has. */
+/* Returns the cost of the new context. *learn: the figure is better than the ledger's. */
 static uint64_t size_of(const struct opening *opening, CUcontext context, CUdevice ordinal, bool *learn)
 {
     uint64_t bytes = 0, known = opening->charged;
@@ -95,7 +96,8 @@ static uint64_t size_of(const struct opening *opening, CUcontext context, CUdevi
         *learn = bytes > 0;
         return bytes;
     }
-    /* Of the first context of each process the card's figure is looked at again: the one in the ledger may be too high. */
+    /* For the first context of each process the card's figure is measured again: the ledger's figure may be too
+     * high. */
     *learn = false;
     if (how == MEASURED_CARD && bytes < known && ledger_own(opening->device->ledger, ACCOUNT_CONTEXT) == known) {
         bytes = measure_by_second(context, ordinal, bytes);
@@ -122,7 +124,8 @@ CUresult opening_end(struct opening *opening, CUresult status, CUcontext context
                 status = more;
             }
         }
-        /* Not of a context that did not fit: the figure may be a neighbour's, and nobody would ever get to correct it. */
+        /* Do not learn from a context that did not fit: the figure may include another container's bytes, and no
+         * later context would correct it. */
         if (learn && status == CUDA_SUCCESS)
             ledger_learn_context(device->ledger, bytes);
         if (first && !bytes)
@@ -137,7 +140,7 @@ CUresult opening_end(struct opening *opening, CUresult status, CUcontext context
             keep(opening, context, bytes);
         if (!opening->locked)
             unaccounted_due(device->ledger);
-        EVENT(context_changed); /* it is the current one now */
+        EVENT(context_changed); /* the new context is the current one */
         vgpu_log(LOG_INFO, "a context on %s costs %llu bytes", device->uuid, (unsigned long long)bytes);
     }
     if (opening->measuring >= 0)

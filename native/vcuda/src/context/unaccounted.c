@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the driver takes without being asked: code, stacks and heaps; contexts that no hook saw made; sizes rounded up to its unit
- * (a tenant that asks for many pieces just above it would hold twice what it is charged), blocks of small pieces that are half
- * empty, and what reaches the card by other ways than CUDA.
+ * Charges memory that the driver uses without a request: code, stacks and heaps; contexts that no hook saw; sizes
+ * rounded up to the driver's unit (many allocations just above it would use twice their charge), half-empty blocks of
+ * small allocations, and memory used by other APIs than CUDA.
  *
- * Nobody can say when it comes. So the bytes that NVML shows for this very process are compared with what it is charged: after
- * each load, and whenever its allocations have grown or shrunk by a step since the last time. What is on the card beyond the
- * charge is charged with the contexts, as far as the limit has room. More would only be a figure, for it is there already; but as
- * long as there is more nothing is granted. Within a step nothing is asked, so an allocation that fits makes no system call but
- * once in a step.
+ * Such memory can appear at any time. So the bytes that NVML shows for this process are compared with its charge after
+ * each load, and whenever its allocations have grown or shrunk by a step since the last comparison. Memory beyond the
+ * charge is charged with the contexts, as far as the limit has room. Memory beyond the limit exists already and is not
+ * charged, but while there is any, no allocation is granted. Within a step nothing is queried, so an allocation that
+ * fits makes a system call only once per step.
  *
- * Where a thread stays inside an allocation the figures cannot be read together: nobody waits for that, and a later step looks.
- * Until then a charge that is too high stays, for a free that was under way may have been in the figure: of such a look it is
- * only raised.
+ * While a thread is inside an allocation the figures cannot be read together; then a later step looks. While a thread
+ * is freeing, the charge is only raised, because the free may be in the figure already.
  *
- * Where NVML does not show this process, the addresses tell of its plain memory: the driver backs it in units of its own, and
- * a unit is held as long as a block lies in it. That is what the card holds for them however full it is of neighbours. A
- * context that no hook saw counts as much as one costs there. Of the rest (code, padding of arrays, graphics) nothing is known.
+ * Where NVML does not show this process, the addresses of its plain memory are used: the driver backs it in units, and
+ * keeps a unit while a block lies in it. Other containers do not affect that figure. A context that no hook saw counts
+ * as one context. Other memory (code, padding of arrays, graphics) stays unknown there.
  */
 #include "context.h"
 
@@ -24,39 +23,39 @@
 #include <string.h>
 #include <time.h>
 
-#define AGAIN_NS 50000000ull /* after a look that saw nothing, for a thread stayed inside an allocation */
-#define LATE_NS 2000000000ull /* between two looks for code that a launch brought */
+#define AGAIN_NS 50000000ull /* Wait after a look that failed because a thread stayed in flight. */
+#define LATE_NS 2000000000ull /* Interval between looks for code that a launch loaded. */
 #define STEP_LEAST (32 * MIB)
-#define UNIT (2 * MIB) /* in which the driver backs plain memory; smaller blocks share one */
-#define STEP_PART 32 /* of what is in use: filling a slice costs some two hundred looks, however large it is */
+#define UNIT (2 * MIB) /* The unit in which the driver backs plain memory; smaller blocks share one. */
+#define STEP_PART 32 /* This part of usage is a step: filling a slice costs about two hundred looks at any size. */
 
 static struct unaccounted {
-    const struct device *_Atomic device; /* NULL: no context of this process there yet, or no limit */
-    uint64_t charged;                    /* context lock held */
-    _Atomic uint64_t over;               /* what else is there, and had no room */
-    _Atomic uint64_t unseen;             /* of contexts that no hook saw, where NVML hides this process */
-    _Atomic uint64_t again;              /* no look before that time */
+    const struct device *_Atomic device; /* NULL: this process has no context there yet, or no limit. */
+    uint64_t charged;                    /* Needs the context lock. */
+    _Atomic uint64_t over;               /* Further bytes that exceed the limit. */
+    _Atomic uint64_t unseen;             /* Bytes of contexts that no hook saw, where NVML hides this process. */
+    _Atomic uint64_t again;              /* Earliest time of the next look. */
 } unaccounted_of[VGPU_MAX_DEVICES];
 
-static _Atomic uint64_t late; /* the time to look for what launches brought; 0: no code was loaded */
+static _Atomic uint64_t late; /* next time to look for code that launches loaded; 0: no code was loaded */
 
 static void set_marks(const struct unaccounted *unaccounted, int device, bool looked)
 {
     uint64_t used = ledger_own(device, ACCOUNT_USED), step = used / STEP_PART > STEP_LEAST ? used / STEP_PART : STEP_LEAST;
     if (atomic_load_explicit(&vgpu_forms_linked, memory_order_relaxed))
-        step = 0; /* nobody sees when such a form is called */
+        step = 0; /* no hook sees calls of such a form, so look at every change */
     uint64_t low = used > step ? used - step : 0;
     if (!low && unaccounted->charged && used)
-        low = 1; /* with the last allocation it goes, most likely */
+        low = 1; /* the context probably ends after its last allocation, so look then */
     if (atomic_load_explicit(&unaccounted->over, memory_order_relaxed)) {
-        low = used; /* with the first byte that is given back there is room for some of it */
+        low = used; /* look at the first freed byte: some of the excess then fits */
         step = 0;
     }
     atomic_store_explicit(&vgpu_counters[device].low, looked ? low : 0, memory_order_relaxed);
     atomic_store_explicit(&vgpu_counters[device].span, looked ? used - low + step : UINT64_MAX, memory_order_relaxed);
 }
 
-/* What of `bytes` the limit has room for, charged. */
+/* Charges as many of `bytes` as the limit has room for and returns that number. */
 static uint64_t charge(const struct device *device, uint64_t bytes)
 {
     bool known;
@@ -71,10 +70,10 @@ static uint64_t charge(const struct device *device, uint64_t bytes)
 
 /* --- where NVML does not show this process ------------------------------------------------------------ */
 
-/* The units at the two ends of every block, each once: what lies between is the block's alone. */
+/* The units at the two ends of every block, each counted once. Units between the ends belong to that block alone. */
 struct units {
     int device;
-    size_t blocks, capacity; /* capacity: a power of two above two units for each block */
+    size_t blocks, capacity; /* capacity: a power of two, more than two units per block */
     uint64_t *ends;
     uint64_t count, bytes;
 };
@@ -91,7 +90,7 @@ static bool count_block(const struct block *block, void *data)
     return false;
 }
 
-/* Blocks that came since they were counted may find no place: each of their ends then counts for itself. */
+/* Blocks stored after the count may find the table full; each of their ends then counts as a unit. */
 static void add_end(struct units *units, uint64_t unit)
 {
     size_t at = (unit * 0x9e3779b97f4a7c15ull) & (units->capacity - 1);
@@ -120,7 +119,8 @@ static bool add_block(const struct block *block, void *data)
     return false;
 }
 
-/* What the units of this process's plain memory hold beyond the bytes that it was charged; false: no host memory to tell. */
+/* Computes what the units of this process's plain memory exceed its charge by. Returns false without memory for the
+ * table. */
 static bool beyond_by_address(int device, uint64_t *beyond)
 {
     struct units units = {.device = device, .capacity = 64};
@@ -132,7 +132,8 @@ static bool beyond_by_address(int device, uint64_t *beyond)
         return false;
     block_sweep(&vgpu_memory, add_block, &units);
     free(units.ends);
-    /* The parts are looked at one after the other: what was freed and taken again meanwhile may have counted twice. */
+    /* The parts of the map are read one after the other, so a block that was freed and allocated again may count
+     * twice. */
     uint64_t held = units.count * UNIT;
     *beyond = held > units.bytes ? held - units.bytes : 0;
     return true;
@@ -158,7 +159,7 @@ static void raise_to(struct unaccounted *unaccounted, const struct device *devic
     }
     uint64_t over = beyond > unaccounted->charged ? beyond - unaccounted->charged : 0;
     if (atomic_exchange_explicit(&unaccounted->over, over, memory_order_relaxed) == 0 && over)
-        device_forget_contexts(); /* the next allocation of each thread asks context_met */
+        device_forget_contexts(); /* makes the next allocation of each thread call context_met */
 }
 
 enum looked unaccounted_look_locked(const struct device *device)
@@ -168,8 +169,8 @@ enum looked unaccounted_look_locked(const struct device *device)
     struct measure now = {.nvml = false};
     uint64_t beyond = 0;
     if (!atomic_load_explicit(&unaccounted->device, memory_order_relaxed))
-        return LOOKED_HIDDEN; /* without a limit */
-    /* Where contexts do not count, nobody can tell them from the rest of NVML's figure, and NVML is not opened for it. */
+        return LOOKED_HIDDEN; /* No limit applies. */
+    /* If contexts do not count, they cannot be separated from NVML's figure, so NVML is not opened. */
     if (limits_count_context())
         measure_now(&now, device);
     if (now.nvml && !now.quiet) {
@@ -186,7 +187,7 @@ enum looked unaccounted_look_locked(const struct device *device)
         raise_to(unaccounted, device, beyond + atomic_load_explicit(&unaccounted->unseen, memory_order_relaxed), true);
     }
     set_marks(unaccounted, index, true);
-    /* Raised by the lines above, where it is not to be looked at again for a free that is under way. */
+    /* The lines above may have set `due`; clear it, so that a free in progress does not cause another look. */
     atomic_store_explicit(&vgpu_counters[index].due, 0, memory_order_relaxed);
     return seen ? LOOKED_AT : LOOKED_HIDDEN;
 }
@@ -223,7 +224,7 @@ void unaccounted_due(int index)
         atomic_store_explicit(&vgpu_counters[index].due, 1, memory_order_relaxed);
 }
 
-/* A library's kernel comes with its first launch, and the data of the library with it. */
+/* Called when code was loaded: a library's kernel and its data are loaded at the kernel's first launch. */
 void unaccounted_late(void)
 {
     atomic_store_explicit(&late, now_ns() + LATE_NS, memory_order_relaxed);
@@ -275,7 +276,7 @@ void unaccounted_context_left(struct leaving *leaving)
     if (!leaving->ours || !leaving->gone)
         return;
     unaccounted_unseen(device, leaving->block.owner, false);
-    unaccounted_due(device); /* who ended it looks how much of it is gone, with the lock */
+    unaccounted_due(device); /* the call that ended the context holds the lock and looks how much memory it freed */
 }
 
 void unaccounted_reset(void)

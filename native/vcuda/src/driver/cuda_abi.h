@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of the CUDA driver API that this library touches (NVML: nvml_abi.h), declared here so that building needs no
- * headers of CUDA. Names and numbers are those of cuda.h; a _v1 in a type's name is the 32-bit form of before CUDA 3.2.
+ * The part of the CUDA driver API that this library uses (NVML: nvml_abi.h), declared here so that the build needs no
+ * CUDA headers. Names and numbers are those of cuda.h. A _v1 in a type's name marks the 32-bit form from before CUDA
+ * 3.2.
  */
 #ifndef VGPU_CUDA_ABI_H
 #define VGPU_CUDA_ABI_H
@@ -111,7 +112,7 @@ typedef struct {
 } CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
 _Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104, "CUDA_EXTERNAL_MEMORY_HANDLE_DESC");
 enum { CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD = 1 };
-/* Opaque: they are handed on. */
+/* Opaque: hooks only pass it to the driver. */
 typedef struct CUDA_EXTERNAL_MEMORY_BUFFER_DESC_st CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
 typedef struct CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC_st CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver's own functions. They are looked up once, when the first hook runs, in the libraries that the program has
- * loaded itself: a program without CUDA never gets CUDA from us.
+ * Finds the driver's own functions once, when the first hook runs, in the libraries that the program has loaded itself.
+ * This library never loads CUDA into a program.
  */
 #include "real.h"
 
@@ -32,7 +32,7 @@ static const char *soname_of(bool nvml)
     return nvml ? "libnvidia-ml.so.1" : "libcuda.so.1";
 }
 
-/* A copy of the driver may give itself any name. What it is used by is cuInit, which this library does not have. */
+/* A copy of the driver may have any name. It is recognised by cuInit, which this library does not export. */
 bool is_driver(const struct object *object, bool nvml)
 {
     return strcmp(object->soname, soname_of(nvml)) == 0 || (!nvml && object_symbol(object, "cuInit") != NULL);
@@ -52,30 +52,33 @@ bool driver_object(bool nvml, struct object *found)
 }
 
 /*
- * No call of the loader under a lock of ours: a thread inside dlopen holds the loader's lock while a constructor of the
- * library that it opens waits for ours. So the functions are looked for without a lock, and published under one.
+ * Never call the loader while holding a lock of this library: a thread inside dlopen holds the loader's lock while a
+ * constructor of the opened library may wait for that lock. So functions are looked up without a lock and published
+ * under a lock.
  */
 static struct lock resolve_lock;
 static _Atomic bool driver_found, nvml_found;
-static _Atomic uintptr_t taken[2]; /* where the object lies whose functions vgpu_real has, of driver and NVML */
+static _Atomic uintptr_t taken[2]; /* address of the object whose functions vgpu_real has: driver, NVML */
 
 static void take(const struct object *object, bool nvml, _Atomic bool *found)
 {
     void *functions[FUNCTION_COUNT];
-    /* The functions are kept for good, so the library must stay although its opener may close it. */
+    /* Keep the library loaded, although the program that opened it may close it: the function pointers are never
+     * cleared. */
     real_dlopen(object->path, RTLD_LAZY | RTLD_NOLOAD);
     for (int i = 0; i < FUNCTION_COUNT; i++)
         functions[i] = names[i].nvml == nvml ? object_symbol(object, names[i].symbol) : NULL;
     if (!nvml)
         forms_look();
     lock_take(&resolve_lock);
-    /* Another thread may have found the driver of the true name meanwhile. */
+    /* Another thread may meanwhile have found the driver under its standard name. */
     for (int i = 0; i < FUNCTION_COUNT && !atomic_load_explicit(found, memory_order_relaxed); i++)
         if (names[i].nvml == nvml)
             __atomic_store_n(&vgpu_real[i], functions[i], __ATOMIC_RELAXED);
     atomic_store_explicit(&taken[nvml], object->low, memory_order_release);
-    /* One of another name may be a library that opens the driver later and hands calls on to it, by way of these hooks:
-     * its functions must not be theirs then, or both call each other for ever. So it is looked for at each call. */
+    /* A library with another name may open the driver later and forward calls to it through these hooks. If its
+     * functions were stored, it and the hooks would call each other for ever. So the driver is searched again at
+     * each call. */
     if (strcmp(object->soname, soname_of(nvml)) == 0)
         atomic_store_explicit(found, true, memory_order_release);
     lock_drop(&resolve_lock);
@@ -109,9 +112,9 @@ bool nvml_ready(void)
     return resolve(true, &nvml_found);
 }
 
-static _Atomic int nvml_state; /* 0 not tried, 1 works, 2 there is none */
+static _Atomic int nvml_state; /* 0 not tried, 1 works, 2 not available */
 
-/* Several threads may be here at once: NVML counts who initialises it. */
+/* Several threads may be here at once; NVML counts its initialisations. */
 bool nvml_load(void)
 {
     int state = atomic_load_explicit(&nvml_state, memory_order_acquire);
@@ -126,5 +129,6 @@ bool nvml_load(void)
 void driver_reset(void)
 {
     atomic_store_explicit(&resolve_lock.word, 0, memory_order_relaxed);
-    atomic_store_explicit(&nvml_state, 0, memory_order_relaxed); /* what a parent initialised serves no child */
+    /* the parent's initialisation is not valid in a child */
+    atomic_store_explicit(&nvml_state, 0, memory_order_relaxed);
 }

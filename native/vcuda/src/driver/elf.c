@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loaded objects and their symbols, read from memory.
+ * Reads loaded objects and their symbols from memory.
  *
- * The library cannot ask dlsym for dlsym: it replaces it. And a reference to dlsym in its own import table would carry a
- * version of the glibc that it was built with. So it reads the dynamic section of libc itself.
+ * The library cannot find dlsym by dlsym, because it replaces dlsym. A reference to dlsym in its import table would
+ * need the glibc version of the build machine. So it reads the dynamic section of libc itself.
  */
 #include "real.h"
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A driver that is newer than this library has forms of hooked functions that it does not know: cuMemAlloc_v3 next to
- * cuMemAlloc_v2. Their parameters are unknown too, so no older form may stand in for them, and a program that asks for one
- * would fail for no gain if it were refused. They are the driver's own, and what they take is looked for (routes/newer.c).
+ * Names of a driver that is newer than this library. Such a driver has unknown versions of hooked functions, for
+ * example cuMemAlloc_v3 next to cuMemAlloc_v2. Their parameters are unknown, so no older version can replace them, and
+ * refusing them would only make programs fail. Programs get the driver's own function, and the memory that it uses is
+ * looked up (routes/newer.c).
  */
 #include "real.h"
 
@@ -22,7 +23,7 @@ static const struct {
 };
 #define HOOKED (sizeof hooked / sizeof *hooked)
 
-/* These take no memory: what such a form gives back stays charged until the next look, and that is all. */
+/* These functions allocate nothing. If a new version frees memory, the memory stays charged until the next look. */
 static bool harmless(const char *name, size_t length)
 {
     static const char *const names[] = {
@@ -37,7 +38,7 @@ static bool harmless(const char *name, size_t length)
     return false;
 }
 
-/* Without what tells forms apart: _v and a number, then _ptds or _ptsz. */
+/* Returns the length of the name without the suffixes of its versions: _v and a number, then _ptds or _ptsz. */
 static size_t base_length(const char *symbol)
 {
     size_t length = strlen(symbol);

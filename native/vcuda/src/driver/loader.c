@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libc's own dlsym, dlvsym and dlopen, read from its symbol table: what a program calls by these names is routes/route.c.
- * No lock of ours is held in a call of these (see driver.c).
+ * Finds libc's own dlsym, dlvsym and dlopen in its symbol table; programs that call these names reach routes/route.c.
+ * No lock of this library is held while they are called (see driver.c).
  */
 #include "real.h"
 
@@ -12,7 +12,7 @@ static dlopen_type found_dlopen;
 
 void loader_ready(void)
 {
-    /* Since glibc 2.34 libc has them, before that libdl; every thread that gets here stores the same values. */
+    /* Since glibc 2.34 they are in libc, before that in libdl. All threads store the same values here. */
     static const char *const homes[] = {"libc.so.6", "libdl.so.2"};
     if (__atomic_load_n(&vgpu_real_dlsym, __ATOMIC_ACQUIRE))
         return;
@@ -26,8 +26,8 @@ void loader_ready(void)
     }
 }
 
-/* What a thread needs of the program's libraries: a version of these symbols that this library is linked with may be newer
- * than the image's libc. The first object that has a name, as the loader would bind it. */
+/* Thread functions from the program's libraries. Linking against them could require a newer symbol version than the
+ * image's libc has. Takes the first object that has a name, as the loader would. */
 struct thread_calls vgpu_threads;
 
 struct named {
@@ -51,7 +51,7 @@ static void *symbol_of_process(const char *name)
 
 void threads_ready(void)
 {
-    static _Atomic bool ready; /* every thread that gets here stores the same values */
+    static _Atomic bool ready; /* all threads store the same values here */
     if (atomic_load_explicit(&ready, memory_order_acquire))
         return;
     __atomic_store_n(&vgpu_threads.create, (thread_create_type)symbol_of_process("pthread_create"), __ATOMIC_RELAXED);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of NVML that this library touches. Names and numbers are those of nvml.h. */
+/* The part of NVML that this library uses. Names and numbers are those of nvml.h. */
 #ifndef VGPU_NVML_ABI_H
 #define VGPU_NVML_ABI_H
 
@@ -21,7 +21,7 @@ typedef struct nvmlDevice_st *nvmlDevice_t;
 
 #define NVML_STRUCT_VERSION(type, version) ((unsigned)(sizeof(type) | (version) << 24))
 #define NVML_VALUE_NOT_AVAILABLE (~0ull)
-#define NVML_INSTANCE_NONE (~0u) /* gpuInstanceId and computeInstanceId of a process that is in no MIG instance */
+#define NVML_INSTANCE_NONE (~0u) /* gpuInstanceId and computeInstanceId of a process outside MIG instances */
 
 typedef struct {
     unsigned long long total, free, used;
@@ -39,7 +39,7 @@ typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
     unsigned int gpuInstanceId, computeInstanceId;
-} nvmlProcessInfo_t; /* of _v2 and _v3 */
+} nvmlProcessInfo_t; /* entry of the _v2 and _v3 calls */
 typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;

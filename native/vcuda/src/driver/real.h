@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is loaded in this process, and the real functions of driver and loader. */
+/* The objects loaded in this process, and the real functions of the driver and the loader. */
 #ifndef VGPU_REAL_H
 #define VGPU_REAL_H
 
@@ -11,35 +11,36 @@
 
 #pragma GCC visibility push(hidden)
 
-/* --- elf.c: what is loaded, read from memory -------------------------------------------------------- */
+/* --- elf.c: loaded objects, read from memory -------------------------------------------------------- */
 
 struct object {
     uintptr_t base, low, high;
-    const char *soname; /* or "" */
+    const char *soname; /* empty if the object has none */
     const char *path;
     const void *dynamic, *symbols, *hash, *gnu_hash;
     const char *strings;
 };
-/* Calls `visit` for every object in load order until it answers non-zero, and answers that. */
+/* Calls `visit` for every object in load order until it returns non-zero, and returns that value. */
 int object_each(int (*visit)(const struct object *object, void *data), void *data);
 bool object_with_soname(const char *soname, struct object *found);
 bool object_at(const void *address, struct object *found);
 void *object_symbol(const struct object *object, const char *name);
-bool object_exports(const struct object *object, const void *address); /* as a function, under any name */
-/* Whether it is linked against that library and uses a symbol of others whose name is `wanted`. */
+/* the address is a function that the object exports under any name */
+bool object_exports(const struct object *object, const void *address);
+/* Returns true if the object is linked against `soname` and imports a symbol whose name `wanted` accepts. */
 bool object_links(const struct object *object, const char *soname, bool (*wanted)(const char *name));
 
 /* --- forms.c: names of a driver that is newer than this library ------------------------------------------ */
 
 enum form {
-    FORM_KNOWN,   /* a hook's name, or nothing that concerns us */
-    FORM_NEWER,   /* of a function that is hooked, and unknown: what it takes is looked for */
-    FORM_REFUSED, /* of one that hands out functions: behind it no hook would be seen */
+    FORM_KNOWN,   /* The name of a hook, or of a function that this library need not see. */
+    FORM_NEWER,   /* An unknown version of a hooked function: the memory that it uses is looked up. */
+    FORM_REFUSED, /* A version of a function that returns function pointers: hooks would not see calls of those. */
 };
 enum form form_of(const char *symbol);
-/* The same of a name by which cuGetProcAddress was asked, whose answer is none of the hooked functions. */
+/* The same for a name passed to cuGetProcAddress, whose result is not a hooked function. */
 enum form form_of_name(const char *name);
-/* A library or the program was linked to such a form when the driver was found; no hook sees its calls. */
+/* A library or the program was linked against such a version when the driver was found; no hook sees its calls. */
 extern _Atomic bool vgpu_forms_linked;
 void forms_look(void);
 
@@ -72,25 +73,27 @@ enum function {
 #undef CALL_NVML
 
 extern void *vgpu_real[FUNCTION_COUNT];
-/* The driver's own function; only after driver_ready() or nvml_ready(), and only where REAL_HAS. */
+/* The driver's own function. Use only after driver_ready() or nvml_ready(), and only if REAL_HAS is true. */
 #define REAL(symbol) ((__typeof__(&symbol))vgpu_real[F_##symbol])
 #define REAL_HAS(symbol) (vgpu_real[F_##symbol] != NULL)
 
-bool is_driver(const struct object *object, bool nvml); /* libcuda, under any path and name; libnvidia-ml.so.1, under any path */
-bool driver_object(bool nvml, struct object *found);    /* the driver that is loaded, one of its own name first */
-bool driver_ready(void);   /* libcuda is loaded; never loads it */
-bool driver_settled(void); /* and under its own name: no other one will take its place */
-bool nvml_ready(void);   /* libnvidia-ml.so.1 is loaded; never loads it */
+/* libcuda under any path and name; libnvidia-ml.so.1 under any path */
+bool is_driver(const struct object *object, bool nvml);
+/* finds the loaded driver; prefers one with the standard name */
+bool driver_object(bool nvml, struct object *found);
+bool driver_ready(void);   /* libcuda is loaded; this never loads it. */
+bool driver_settled(void); /* libcuda is loaded under its standard name, so no other driver will replace it. */
+bool nvml_ready(void);   /* libnvidia-ml.so.1 is loaded; this never loads it. */
 void driver_reset(void);
-bool nvml_load(void);    /* loads and initialises NVML for the library's own questions */
+bool nvml_load(void);    /* loads and initialises NVML for this library's own queries */
 
-/* --- loader.c: libc's own functions, past those of ours and of other libraries --------------------------- */
+/* --- loader.c: libc's own functions, not the hooks of this or other libraries ----------------------------- */
 
 typedef void *(*dlsym_type)(void *, const char *);
 typedef void *(*dlvsym_type)(void *, const char *, const char *);
 extern dlsym_type vgpu_real_dlsym; /* NULL before loader_ready() */
 extern dlvsym_type vgpu_real_dlvsym;
-void loader_ready(void); /* looks for them, the first time */
+void loader_ready(void); /* finds them at the first call */
 void *real_dlsym(void *handle, const char *name);
 void *real_dlopen(const char *path, int flags);
 
@@ -98,7 +101,8 @@ typedef int (*thread_create_type)(pthread_t *, const pthread_attr_t *, void *(*)
 typedef int (*thread_detach_type)(pthread_t);
 typedef int (*thread_key_type)(pthread_key_t *, void (*)(void *));
 typedef int (*thread_set_type)(pthread_key_t, const void *);
-/* The functions of that name; NULL: a program without threads. Found with the driver, so that no lock is held meanwhile. */
+/* The program's functions of these names; NULL: a program without threads. Found together with the driver, so that
+ * no lock is held meanwhile. */
 extern struct thread_calls {
     thread_create_type create;
     thread_detach_type detach;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The variables of this process. A parser answers false for what it does not understand in full. */
+/* Reads the environment variables of this process. A parser returns false for any value that it does not understand
+ * completely. */
 #include "env.h"
 
 #include <stdio.h>
@@ -26,7 +27,7 @@ bool env_bytes(const char *text, uint64_t *bytes)
     case 'g': case 'G': shift = 30; c++; break;
     default: break;
     }
-    /* 0 would be "no limit" to some and "nothing" to others: no limit can be meant by it here. */
+    /* Refuse 0: some readers take it for "no limit", others for "nothing". */
     if (*c || value == 0 || value > UINT64_MAX >> shift)
         return false;
     *bytes = value << shift;
@@ -84,7 +85,8 @@ void env_keep_path(const char *text, char *kept, size_t room)
         length = strlen(kept);
         kept[length++] = '/';
     }
-    snprintf(kept + length, room - length, "%s", text); /* one that is cut is too long for the ledger and refused there */
+    /* a truncated path is too long for the ledger, which refuses it */
+    snprintf(kept + length, room - length, "%s", text);
 }
 
 /* --- one variable --------------------------------------------------------------------------------------- */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What rules in this process: the limits file, tightened by the environment, or the environment alone.
+ * The limits that apply in this process: the limits file tightened by the environment, or the environment alone.
  *
- * A snapshot is made whenever the sequence of a file has changed. Snapshots are never freed: a thread may still read the
- * old one, and a live change is rare and costs some 1.5 KiB.
+ * A new snapshot is built whenever the sequence of a file has changed. Snapshots are never freed, because a thread may
+ * still read the old one. A live change is rare and costs about 1.5 KiB.
  */
 #include "env.h"
 #include "limits_file.h"
@@ -21,34 +21,35 @@ extern char *secure_getenv(const char *name);
 #define TORN_PATIENCE_MS 200u
 
 struct snapshot {
-    struct cached_limits cached; /* what every hook looks at */
+    struct cached_limits cached; /* the part that every hook reads */
     bool from_file, denied;
-    /* the file's values after the environment has tightened it, or the environment's own */
+    /* The file's values tightened by the environment, or the environment's values. */
     enum vgpu_core_policy policy;
     int priority;
     bool oom_killer;
-    struct vgpu_limits limits; /* of all shares together */
+    struct vgpu_limits limits; /* the sum of all shares */
     uint32_t sequence[VGPU_MAX_SHARES];
-    struct vgpu_limits share[]; /* each, where there are several */
+    struct vgpu_limits share[]; /* each share, if there are several */
 };
 
 static struct environment env;
 static const uint32_t never_changes;
-static uint32_t changes; /* where there are several files: even, and another one after each change of any */
+static uint32_t changes; /* with several files: an even number that changes whenever any file changes */
 const uint32_t *vgpu_limits_sequence = &never_changes;
 static struct lock lock;
 _Atomic(struct cached_limits *) vgpu_cached_limits;
 static _Atomic(struct snapshot *) current;
-static _Atomic int control = -1; /* not looked at yet */
-static _Atomic bool torn;        /* the file could not be read after a change; the last good snapshot holds */
+static _Atomic int control = -1; /* Not read yet. */
+static _Atomic bool torn;        /* The file could not be read after a change; the last good snapshot applies. */
 static struct shares shares = {.count = 1, .of = {{.limits = VGPU_PATH_LIMITS, .ledger = VGPU_PATH_LEDGER}}};
 static bool in_force;
-static const char *path = VGPU_PATH_LIMITS; /* of the file that reason is about */
+static const char *path = VGPU_PATH_LIMITS; /* path of the file that `reason` is about */
 static char reason[256];
 
 /*
- * Our own ld.so.preload rules where it names the library, whatever the environment of this process says. A file that is
- * there and cannot be read (a process without descriptors, say) may be ours: *known is false, and it counts as ours.
+ * Returns true if ld.so.preload names this library; the environment cannot change that. A file that exists but cannot
+ * be read (by a process without free descriptors, for example) may name it: then *known is false and it counts as
+ * naming it.
  */
 static bool preload_in_force(bool *known)
 {
@@ -76,7 +77,7 @@ static void merge(struct snapshot *snapshot)
     snapshot->policy = alone ? VGPU_CORE_DEFAULT : (enum vgpu_core_policy)limits->core_policy;
     if (env.policy != ENV_UNSET && (alone || policy_tightness(asked) > policy_tightness(snapshot->policy)))
         snapshot->policy = asked;
-    snapshot->priority = alone || limits->priority != 0; /* 0 high, 1 low: a container that says nothing is low */
+    snapshot->priority = alone || limits->priority != 0; /* 0 high, 1 low; a container without a setting is low */
     if (env.priority != ENV_UNSET)
         snapshot->priority = alone ? env.priority : snapshot->priority | env.priority;
     snapshot->oom_killer = (limits->flags & VGPU_LIMITS_OOM_KILLER) || env.oom_killer == true;
@@ -98,8 +99,8 @@ static void publish(struct snapshot *snapshot)
     bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.limits);
     struct cached_limits *cached = &snapshot->cached;
     cached->control = off ? CONTROL_OFF : CONTROL_ON;
-    cached->plain = !off && !cached->oversubscribe && level < LOG_CALLS; /* the short way tells nothing */
-    /* Of several files none tells of all: each hook looks at each. */
+    cached->plain = !off && !cached->oversubscribe && level < LOG_CALLS; /* The fast path logs nothing. */
+    /* With several files no single sequence shows all changes, so each hook checks each file. */
     static const uint32_t never_the_same = 1;
     cached->sequence_at = !snapshot->from_file ? &cached->sequence : several() ? &never_the_same : vgpu_limits_sequence;
     atomic_store_explicit(&current, snapshot, memory_order_release);
@@ -126,7 +127,7 @@ static bool map_files(void)
     return !fault;
 }
 
-/* All files as they are now. */
+/* Reads all files. */
 static struct snapshot *read_files(void)
 {
     struct snapshot *snapshot = calloc(1, sizeof *snapshot + (several() ? shares.count * sizeof *snapshot->share : 0));
@@ -150,7 +151,7 @@ static struct snapshot *read_files(void)
     return snapshot;
 }
 
-/* Has no file changed since? */
+/* Returns true if no file has changed since the snapshot. */
 static bool unchanged(const struct snapshot *snapshot)
 {
     for (unsigned i = 0; snapshot->from_file && i < shares.count; i++)
@@ -166,7 +167,7 @@ static enum control load(void)
     if (!started)
         env_read(&env);
     started = true;
-    /* Asked again until it could be read; limits that were read meanwhile stay those of a container. */
+    /* Repeat until the preload file could be read. If limits were read meanwhile, they remain a container's. */
     if (!settled && !atomic_load_explicit(&current, memory_order_relaxed)) {
         in_force = preload_in_force(&settled);
         const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");
@@ -190,7 +191,7 @@ static enum control load(void)
     struct snapshot *snapshot = read_files();
     if (!snapshot) {
         if (!atomic_load_explicit(&current, memory_order_relaxed))
-            shares_unmap(&shares); /* a file of another length may take its place */
+            shares_unmap(&shares); /* another file of a different length may replace it */
         return broken();
     }
     snapshot->from_file = true;
@@ -248,7 +249,8 @@ bool limits_need_index(void)
     return snapshot && !snapshot->from_file && env.by_device;
 }
 
-/* Where the device stands in the limits file, or in NVML's order where the environment rules; -1: nowhere. */
+/* Returns the device's position in the limits file, or in NVML's order if only the environment sets limits; -1:
+ * none. */
 static int place(const struct snapshot *snapshot, const char *uuid, int nvml_index)
 {
     if (!snapshot->from_file)
@@ -386,7 +388,7 @@ const char *limits_ledger_path(unsigned share)
 {
     static char fallback[64];
     if (limits_ledger_is_own()) {
-        /* A library preloaded by hand: one account for all processes of this user. */
+        /* A library preloaded by hand uses one ledger for all processes of this user. */
         snprintf(fallback, sizeof fallback, "/tmp/vgpu-ledger-%u", (unsigned)geteuid());
         return fallback;
     }
@@ -401,8 +403,8 @@ bool limits_ledger_create(void)
 void limits_reset(void)
 {
     struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_relaxed);
-    if (cached) /* the child's ledger may count its devices in another order */
+    if (cached) /* the child's ledger may list its devices in another order */
         memset(cached->memory, 0, sizeof cached->memory);
-    /* A forked child inherits map and snapshot; only a lock that another thread held must go. */
+    /* A forked child inherits the mapping and the snapshot. Only a lock that another thread held must be cleared. */
     atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
 }

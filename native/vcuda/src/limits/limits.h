@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ground: lines on stderr, the lock of threads, and what limits this process.
+ * The lowest package: lines on stderr, the lock for threads, and the limits of this process.
  *
- * Rules of the library: nothing runs before the first CUDA or NVML call of the process (no constructors); the host
- * program's umask, signals, descriptors and exit are left alone; a failure of ours is an error code of the driver and
- * one line on stderr, never an abort.
+ * Rules of the library: nothing runs before the first CUDA or NVML call of the process (no constructors). The host
+ * program's umask, signals, descriptors and exit stay unchanged. A failure of the library is an error code of the
+ * driver and one line on stderr, never an abort.
  */
 #ifndef VGPU_LIMITS_H
 #define VGPU_LIMITS_H
@@ -16,14 +16,14 @@
 
 #include "vgpu_abi.h"
 
-/* All that is not EXPORT is this library's alone: calls and variables without the detour through which another library could
- * replace them. Every header begins so. */
+/* Symbols without EXPORT are hidden, so that calls and variables are direct and no other library can replace them.
+ * Every header begins with this pragma. */
 #pragma GCC visibility push(hidden)
 
 #define EXPORT __attribute__((visibility("default")))
 #define MIB (1024ull * 1024ull)
 
-/* --- log.c: lines on stderr, and the lock of threads ------------------------------------------------ */
+/* --- log.c: lines on stderr, and the lock for threads ----------------------------------------------- */
 
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_CALLS, LOG_DEBUG, LOG_TRACE };
 extern _Atomic int vgpu_log_level;
@@ -32,14 +32,15 @@ extern _Atomic int vgpu_log_level;
         if ((int)(level) <= atomic_load_explicit(&vgpu_log_level, memory_order_relaxed)) \
             vgpu_log_line(level, __VA_ARGS__); \
     } while (0)
-void log_begin(void); /* lines go to what descriptor 2 is now; the first line calls it too */
+void log_begin(void); /* fixes the file for the lines as what descriptor 2 is now; the first line also calls this */
 void vgpu_log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* True once for each place (and once more each time `count` doubles): a loop must not flood stderr. */
+/* Returns true at the first call and each time `count` doubles, so that a loop does not flood stderr. */
 bool vgpu_log_again(_Atomic unsigned *count);
 
 /*
- * A build with -DVGPU_WATCH (make WATCH=1) reports its locks, and its calls of the dynamic loader, to a library of the tests
- * that is preloaded: no lock of ours may be held in such a call (tests/native/vcuda/programs/loader_watch.c).
+ * A build with -DVGPU_WATCH (make WATCH=1) reports its locks and its calls of the dynamic loader to a preloaded test
+ * library. That library checks that no lock of libvgpu is held during such a call
+ * (tests/native/vcuda/programs/loader_watch.c).
  */
 #ifdef VGPU_WATCH
 EXPORT void vgpu_watch_lock(const void *lock, bool held);
@@ -51,13 +52,13 @@ EXPORT void vgpu_watch_loader(const char *function);
 #define watch_loader(function) ((void)0)
 #endif
 
-/* A futex lock: no pthread symbols of a new glibc, and a forked child may simply zero it. */
+/* A futex lock: it needs no pthread symbols of a new glibc, and a forked child may simply set it to 0. */
 struct lock {
     _Atomic uint32_t word;
 };
 void lock_wait(struct lock *lock);
 void lock_wake(struct lock *lock);
-/* 0 free, 1 held, 2 held and somebody sleeps. */
+/* The word is 0: free, 1: locked, 2: locked and a thread sleeps. */
 static inline bool lock_try(struct lock *lock)
 {
     uint32_t expected = 0;
@@ -83,34 +84,35 @@ static inline void lock_drop(struct lock *lock)
 /* --- limits.c: limits file and environment ---------------------------------------------------------- */
 
 enum control {
-    CONTROL_OFF,   /* no limits file and no variable: the library is not there */
-    CONTROL_ON,    /* limits hold */
-    CONTROL_BROKEN /* limits should hold and cannot be read: no context */
+    CONTROL_OFF,   /* No limits file and no variable: the library does nothing. */
+    CONTROL_ON,    /* Limits apply. */
+    CONTROL_BROKEN /* Limits should apply but cannot be read: no context may be created. */
 };
-/* The last limits that were read. While *sequence_at holds that sequence nothing has changed. */
+/* The limits that were read last. They are current while *sequence_at equals the stored sequence. */
 struct cached_limits {
     enum control control;
     uint32_t sequence;
     const uint32_t *sequence_at;
     bool oversubscribe;
-    bool driver_limited; /* a device of the limits file has card_bytes */
+    bool driver_limited; /* A device of the limits file has card_bytes. */
     bool plain; /* limits hold, memory comes from the card alone, call logging is off: allocations may use the fast path */
-    /* What limits_memory answers, kept by the device's index in the ledger once it was asked; 0: ask. */
+    /* Cached results of limits_memory by the device's index in the ledger; 0: not cached. */
     uint64_t memory[VGPU_MAX_DEVICES];
 };
-extern _Atomic(struct cached_limits *) vgpu_cached_limits; /* NULL: none could be read yet */
-/* The state now: looks at the file's sequence, reads it again when it changed. No system call while it did not. */
+extern _Atomic(struct cached_limits *) vgpu_cached_limits; /* NULL: no limits could be read yet. */
+/* Returns the current state. Reads the file again if its sequence changed; without a change there is no system call. */
 enum control limits_control(void);
-/* The sequence word of the mapped limits file; a word that stays 0 where there is none. */
+/* The sequence word of the mapped limits file; without a file a word that stays 0. */
 extern const uint32_t *vgpu_limits_sequence;
-/* Why contexts fail: one line naming the file. */
+/* Writes one line that names the file and why contexts fail. */
 void limits_complain(void);
-bool limits_denied(void); /* looks at the file again */
+bool limits_denied(void); /* reads the file again */
 bool limits_count_context(void);
-/* Bytes that the container may use of this device; UINT64_MAX: no limit; *known false: not among its devices.
- * nvml_index is asked only where the environment rules; -1: not known. */
+/* Returns the bytes that the container may use of this device; UINT64_MAX: no limit. *known false: the limits do not
+ * name it. nvml_index is used only if the environment alone sets limits; -1: unknown. */
 uint64_t limits_memory(const char *uuid, int nvml_index, bool *known);
-/* Bytes of the card where the driver itself enforces the container's limit, and shows that limit as its card; else 0. */
+/* Returns the card's bytes if the driver itself enforces the container's limit and reports that limit as the card's
+ * size; else 0. */
 uint64_t limits_card_asked(const char *uuid);
 static inline uint64_t limits_card(const char *uuid)
 {
@@ -118,11 +120,12 @@ static inline uint64_t limits_card(const char *uuid)
     return cached && cached->driver_limited ? limits_card_asked(uuid) : 0;
 }
 /*
- * Percent of SM time, 1 to 99; 0: no limit. This and the four below are two loads and answer from the last look at the
- * file: every hook takes one on its way in, a thread of our own must call limits_control() to see a live change.
+ * Returns the percentage of SM time, 1 to 99; 0: no limit. This and the next four functions cost two loads and return
+ * values of the last read of the file. Every hook reads the file on entry; a thread of the library must call
+ * limits_control() to see a live change.
  */
 unsigned limits_sm_percent(const char *uuid, int nvml_index);
-bool limits_sm_lowered(const char *uuid, int nvml_index); /* by the environment, below the limits file */
+bool limits_sm_lowered(const char *uuid, int nvml_index); /* the environment sets it lower than the limits file */
 enum vgpu_core_policy limits_core_policy(void);
 int limits_priority(void); /* 0 high, 1 low */
 bool limits_oom_killer(void);
@@ -131,23 +134,25 @@ static inline bool limits_oversubscribe(void)
     const struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
     return cached && cached->oversubscribe;
 }
-/* UUIDs of the limits file in its order; 0 where there is none. */
+/* Lists the UUIDs of the limits file in its order. Returns 0 without a file. */
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE]);
 bool limits_need_index(void);
-/* Whether this is a slice that the device plugin made: its ledger was laid out before the container began. */
+/* Returns true for a slice of the device plugin, whose ledger was initialised before the container began. */
 bool limits_of_an_allocation(void);
 /*
- * The shares of this container, which have a ledger each, by their place among them; most containers have one. All other
- * functions answer for all shares together.
+ * The shares of this container, by index. Each has its own ledger; most containers have one. All other functions return
+ * values for all shares together.
  */
 unsigned limits_shares(void);
-/* Bytes that a share has of a device, UINT64_MAX: no limit, *named false: none; whatever the environment says. */
+/* Returns the bytes of a device in one share, regardless of the environment; UINT64_MAX: no limit. *named false: the
+ * share does not name it. */
 uint64_t limits_share_memory(unsigned share, const char *uuid, bool *named);
-/* Where our preload is in force: whether these are limits of that allocation; elsewhere always. */
+/* Returns true if the limits are of that allocation. Always true unless the node's ld.so.preload loads this library. */
 bool limits_same_allocation(unsigned share, const char allocation[VGPU_ALLOCATION_SIZE]);
 const char *limits_ledger_path(unsigned share);
-bool limits_ledger_is_own(void); /* of this user, in a folder that all users write */
-bool limits_ledger_create(void); /* may it be made? Where our preload is in force the node has made it */
+bool limits_ledger_is_own(void); /* It belongs to this user, in a folder that all users can write. */
+/* May the ledger be created? Not if the node's ld.so.preload loads this library: then the node has created it. */
+bool limits_ledger_create(void);
 bool uuid_same(const char *left, const char *right);
 void limits_reset(void);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading the limits file: what makes it valid, and how a copy is taken while the node may be writing it. */
+/* Reads the limits file: checks that it is valid, and copies it while the node may be writing. */
 #include "limits_file.h"
 
 #include <errno.h>
@@ -36,7 +36,8 @@ static bool why(char *reason, size_t size, const char *what, unsigned long long 
     return false;
 }
 
-/* Bytes of the fields that an entry of this size holds whole; one that it cuts counts as left out. */
+/* Returns the bytes of the fields that an entry of this size contains completely; a truncated field counts as
+ * missing. */
 static size_t whole_fields(size_t stride)
 {
     static const size_t ends[] = {sizeof(struct vgpu_limits_device), offsetof(struct vgpu_limits_device, card_bytes),
@@ -119,7 +120,7 @@ bool limits_map_open(int descriptor, struct limits_file *file, char *reason, siz
 {
     struct stat status;
     file->missing = false;
-    /* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+    /* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
     if (syscall(SYS_fstat, descriptor, &status) != 0) {
         snprintf(reason, room, "its length cannot be read: %s", strerror(errno));
         close(descriptor);
@@ -147,8 +148,8 @@ uint32_t limits_sequence(const struct limits_file *file)
     return __atomic_load_n(&limits->sequence, __ATOMIC_ACQUIRE);
 }
 
-/* Each load before the next ones, so that the second look at the sequence comes last: without a fence, which the thread
- * sanitizer does not know. A mapping begins at a page. */
+/* Copies with acquire loads, so that the second load of the sequence comes last. No fence is used because the thread
+ * sanitizer does not support fences. A mapping is page-aligned. */
 static void load(unsigned char *to, const unsigned char *from, size_t length)
 {
     size_t i = 0;

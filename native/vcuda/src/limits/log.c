@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lines on stderr, and the lock of threads.
+ * Lines on stderr, and the lock for threads.
  *
- * A line goes to the file that descriptor 2 was when this process first used the library. A daemon closes its descriptors, and
- * what it opens next gets number 2: a database must not get our text.
+ * A line goes to the file that descriptor 2 was when this process first used the library. A daemon closes its
+ * descriptors, and the next file that it opens gets number 2: the lines must not go into a database.
  */
 #include "limits.h"
 
@@ -19,10 +19,10 @@
 
 _Atomic int vgpu_log_level = LOG_WARN;
 
-static _Atomic int begun;                /* 1: the two below are read; 2: there is no such descriptor */
-static _Atomic uint64_t on_device, inode; /* of descriptor 2 */
+static _Atomic int begun;                /* 1: the two values below are set; 2: descriptor 2 is closed. */
+static _Atomic uint64_t on_device, inode; /* Device and inode of descriptor 2. */
 
-/* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
 static bool look(struct stat *status)
 {
     return syscall(SYS_fstat, STDERR_FILENO, status) == 0;
@@ -68,7 +68,7 @@ void vgpu_log_line(enum log_level level, const char *format, ...)
     if (more > (int)sizeof line - used - 2)
         more = (int)sizeof line - used - 2;
     line[used + more] = '\n';
-    /* One write: lines of several processes do not mix, and the host's stdio buffers are not touched. */
+    /* One write call: lines of several processes do not mix, and the program's stdio buffers are not used. */
     ssize_t written = write(STDERR_FILENO, line, (size_t)(used + more + 1));
     (void)written;
     errno = saved;
@@ -80,7 +80,7 @@ bool vgpu_log_again(_Atomic unsigned *count)
     return (n & (n - 1)) == 0;
 }
 
-/* A rare thing: kept off the way of those who find the lock free. */
+/* Rarely called: kept out of the code for a free lock. */
 __attribute__((cold)) void lock_wait(struct lock *lock)
 {
     while (atomic_exchange_explicit(&lock->word, 2, memory_order_acquire) != 0)

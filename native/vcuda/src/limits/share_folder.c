@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether the limits of a container are those that its node mounted. A tenant may write in the folders around the mounts,
- * and may be root there; a file under the right name says nothing. What only a mount has does: the node mounts the share as
- * a folder, read-only, which cannot be renamed nor written, and nothing on the files in it.
+ * Checks that the limits of a container are those that its node mounted. A tenant may write in the folders around the
+ * mounts and may be root, so the right file name proves nothing. The mounts do: the node mounts the share as a
+ * read-only folder, which can be neither renamed nor written, and mounts nothing on its files.
  *
- * A tenant with a user namespace mounts what it likes and passes here: that is found by the node's watcher.
+ * A tenant with a user namespace can mount anything and passes this check. The node's watcher detects that.
  */
 #include "limits_file.h"
 
@@ -21,9 +21,9 @@
 #include <unistd.h>
 
 #define FOLDER (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
-#define MOUNT_ROOT 0x2000u /* STATX_ATTR_MOUNT_ROOT, which older headers lack */
+#define MOUNT_ROOT 0x2000u /* STATX_ATTR_MOUNT_ROOT, missing in older headers */
 
-/* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
 static bool device_of(int descriptor, dev_t *device)
 {
     struct stat status;
@@ -33,8 +33,9 @@ static bool device_of(int descriptor, dev_t *device)
 }
 
 /*
- * Whether something is mounted there: 1 or 0, -1 where it is not known. A kernel since 5.8 tells; an older one does not, nor a
- * profile that refuses the call. Two devices differ at a mount too, but those of one host folder need not.
+ * Returns 1 if the descriptor is a mount point, 0 if not, -1 if unknown. Kernels since 5.8 report it, except under a
+ * profile that refuses the call. Comparing device numbers is not enough: a mount of a folder of the same host file
+ * system has the same device.
  */
 static int is_mount(int descriptor)
 {
@@ -74,7 +75,7 @@ static int differ_in(char *reason, size_t room, int number, const char *what)
     return differ(reason, room, all);
 }
 
-/* Whether the node mounted the root: what lies in it, read-only, cannot be renamed either. */
+/* Returns whether the node mounted the root read-only, so that its entries cannot be renamed either. */
 static bool root_is_mounted(int root)
 {
     dev_t above, here;
@@ -86,13 +87,13 @@ static bool root_is_mounted(int root)
     return mounted && is_read_only(root);
 }
 
-/* A descriptor of the limits in an open folder, which lies in `root`. */
+/* Opens the limits in an open share folder, which is in `root`. Returns a descriptor. */
 static int limits_in(int root, int folder, int number, char *reason, size_t room)
 {
     dev_t here, inside;
     if (!root_is_mounted(root))
         return differ(reason, room, "its folder " VGPU_PATH_ROOT " is none that the node mounted, expected a read-only mount");
-    /* In a read-only volume at the root, into which another container writes, somebody may move it. */
+    /* Another container may write to the read-only root volume and move its folders. */
     if (is_mount(folder) == 0)
         return differ_in(reason, room, number, "is a plain folder, expected the node's mount");
     if (!is_read_only(folder))
@@ -122,19 +123,19 @@ int share_limits_open(int number, char *reason, size_t room)
     return limits;
 }
 
-/* The number that a folder of the root is named by; -1: it has another name. */
+/* Returns the number in a folder's name; -1: the name is not a number. */
 static int number_of(const char *name)
 {
     size_t digits = strspn(name, "0123456789");
     return digits && digits <= 4 && !name[digits] && (name[0] != '0' || digits == 1) ? atoi(name) : -1;
 }
 
-/* Is a share there? A place on which the node mounted nothing is an empty folder. */
+/* Returns whether the folder is a share. If the node mounted nothing on it, it is an empty folder. */
 static bool is_share(int root, const char *name)
 {
     int folder = openat(root, name, FOLDER);
     int mounted = folder < 0 ? 0 : is_mount(folder);
-    /* Where the kernel does not tell: what is in it does. */
+    /* If the kernel does not report mounts, the folder's contents decide. */
     int limits = mounted < 0 ? openat(folder, "limits", O_PATH | O_NOFOLLOW | O_CLOEXEC) : -1;
     if (folder >= 0)
         close(folder);
@@ -163,7 +164,7 @@ int shares_find(int numbers[VGPU_MAX_SHARES], char *reason, size_t room)
     }
     if (root)
         closedir(root);
-    if (count == 0) /* who opens it says what is missing */
+    if (count == 0) /* opening this share reports what is missing */
         numbers[count++] = number_of(VGPU_SHARE);
     return count;
 }

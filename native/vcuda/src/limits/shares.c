@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shares of this container: limits files, each with a ledger next to it. Most containers have one. One that has several
- * (of several claims) may use the cards of all; of a card that two of them name it has the sum, and each share is
- * strict in what it says of the whole process.
+ * The shares of this container: limits files, each with a ledger in the same folder. Most containers have one share. A
+ * container with several (from several claims) may use the cards of all. For a card that two shares name it gets the
+ * sum. For settings of the whole process the strictest share applies.
  */
 #include "env.h"
 #include "limits_file.h"
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* The next path of a list; false: there is none, or it is too long. */
+/* Copies the next path of a list. Returns false if there is none or it is too long. */
 static bool next_path(const char **list, char *kept, size_t room)
 {
     char path[256];
@@ -90,7 +90,7 @@ void shares_unmap(struct shares *shares)
 
 /* --- several limits as one -------------------------------------------------------------------------------- */
 
-/* CUDA and NVML name a MIG device differently only before the first dash. */
+/* Compares UUIDs. CUDA and NVML spell a MIG device's UUID differently before the first dash only. */
 bool uuid_same(const char *left, const char *right)
 {
     const char *l = strchr(left, '-'), *r = strchr(right, '-');
@@ -102,7 +102,7 @@ static bool is_unlimited(const struct vgpu_limits_device *device)
     return !device->memory_bytes && (device->flags & VGPU_DEVICE_UNLIMITED_MEMORY);
 }
 
-/* 0 and 100 percent are no limit. */
+/* Adds two percentages; 0 and 100 mean no limit. */
 static uint32_t percent_of_both(uint32_t one, uint32_t other)
 {
     return !one || !other || one + other >= 100 ? 0 : one + other;

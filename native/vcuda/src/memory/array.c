@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arrays are charged for their elements in full, mipmapped ones for all their levels. Sparse arrays and those with
- * deferred mapping hold no memory of their own: what is mapped into them was charged by cuMemCreate.
+ * Hooks of arrays. An array is charged for all its elements, a mipmapped array for all its levels. Sparse arrays and
+ * arrays with deferred mapping hold no memory of their own: memory that is mapped into them was charged by cuMemCreate.
  */
 #include "memory.h"
 
 #include "process.h"
 
-/* Bytes of `width` x `height` elements in one slice of a format; 0: a format that this library does not know. */
+/* Computes the bytes of `width` x `height` elements in one slice of a format. Returns false for a format that this
+ * library does not know. */
 static bool slice_bytes(int format, unsigned channels, uint64_t width, uint64_t height, uint64_t *bytes)
 {
     uint64_t element = 0, block = 0;
     switch (format) {
-    case 0x01: case 0x08: element = channels; break;                 /* 8 bits */
-    case 0x02: case 0x09: case 0x10: element = 2ull * channels; break; /* 16 bits, half */
-    case 0x03: case 0x0a: case 0x20: element = 4ull * channels; break; /* 32 bits, float */
-    case 0xb0: /* NV12: a plane of luma and one of half the height */
+    case 0x01: case 0x08: element = channels; break;                 /* 8-bit formats. */
+    case 0x02: case 0x09: case 0x10: element = 2ull * channels; break; /* 16-bit and half formats. */
+    case 0x03: case 0x0a: case 0x20: element = 4ull * channels; break; /* 32-bit and float formats. */
+    case 0xb0: /* NV12: a luma plane and a chroma plane of half the height. */
         return !__builtin_mul_overflow(width, height + height / 2 + height % 2, bytes);
     case 0xc0: case 0xc6: element = 1; break;
     case 0xc1: case 0xc7: case 0xc3: case 0xc9: element = 2; break;
@@ -53,7 +54,8 @@ static bool array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels, u
     return true;
 }
 
-/* *unknown: a format that this library cannot charge: the driver says whether it is one. */
+/* Begins the allocation of an array. *unknown: this library cannot charge the format; the driver decides whether it
+ * is valid. */
 static CUresult make_begin(enum control control, struct allocation *making, const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels,
                            bool *unknown)
 {
@@ -133,7 +135,7 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY
     ENTER(cuMipmappedArrayCreate, (array, description, levels));
     struct allocation making;
     bool unknown;
-    /* The driver makes no more levels than the largest side has halvings, and at least one. */
+    /* The driver creates at most as many levels as the largest side can be halved, and at least one. */
     unsigned possible = 1;
     if (description)
         for (uint64_t side = description->Width | description->Height | description->Depth; side > 1; side >>= 1)

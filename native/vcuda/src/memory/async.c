@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory in the order of a stream: from which pool it comes, what is charged for it before, and how it is freed. */
+/* Stream-ordered allocation: the pool that serves a request, the charge before the call, and the free. */
 #include "pool.h"
 
 #include "context/context.h"
 #include "process.h"
 
-/* --- which pool, on which device ---------------------------------------------------------------------- */
+/* --- the pool and the device of a request ------------------------------------------------------------- */
 
 static CUresult stream_ordinal(CUstream stream, CUdevice *ordinal)
 {
@@ -42,7 +42,7 @@ static struct pool *pool_of_stream(CUstream stream, CUresult *status)
     return pool;
 }
 
-/* A pool that this process did not create through us is the default pool of a device. */
+/* A pool that was not created through a hook is the default pool of a device. */
 static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
 {
     struct pool *pool = pool_known((uintptr_t)handle);
@@ -57,7 +57,7 @@ static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
         const struct device *device = device_of(ordinal, status);
         return device ? pool_add((uintptr_t)handle, device) : NULL;
     }
-    /* Nobody knows whose memory it would be; what is no pool at all is the driver's to refuse. */
+    /* The owner of this pool's memory is unknown. If the handle is no pool at all, the driver reports the error. */
     cuuint64_t value;
     if (REAL_HAS(cuMemPoolGetAttribute) &&
         REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value) == CUDA_SUCCESS)
@@ -104,7 +104,7 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
     FLIGHT(device->ledger);
     lock_take(&pool->lock);
     pool_settle_down(pool);
-    /* A whole number of units, so that the pool cannot grow by more than was charged before. */
+    /* Charge a whole number of units, so that the pool cannot grow by more than the charge. */
     uint64_t charged = round_up(request->bytes);
     CUresult status = memory_charge(device, ACCOUNT_USED, charged);
     for (int trim = 0; status == CUDA_ERROR_OUT_OF_MEMORY && trim < 2; trim++) {
@@ -112,8 +112,8 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
             REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
             pool_settle_down(pool);
         }
-        /* It may fit into what the pool holds already and nobody uses. If the pool grows all the same, because its free
-         * space is in pieces, the check after the call sees it. */
+        /* The request may fit into memory that the pool has and does not use. If the pool grows anyway, because its
+         * free memory is fragmented, the check after the call charges the growth. */
         uint64_t used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, pool->charged);
         uint64_t needed = request->bytes > UINT64_MAX - used ? UINT64_MAX : round_up(used + request->bytes);
         charged = needed > pool->charged ? needed - pool->charged : 0;
@@ -123,7 +123,8 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
         lock_drop(&pool->lock);
         return status;
     }
-    pool_hold(pool, pool->charged + charged); /* before it is there: a process that is killed in between has exported it */
+    /* record before the call: a process that is killed during the call has exported the memory */
+    pool_hold(pool, pool->charged + charged);
     status = call(request);
     if (status == CUDA_SUCCESS) {
         uint64_t held = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->outstanding + request->bytes);
@@ -145,7 +146,7 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
     return status;
 }
 
-/* Memory in host memory has no order of its own: it is there at once, which every order allows. */
+/* Allocates from host memory. That memory is available at once instead of in stream order, which every order allows. */
 static CUresult host_alloc(const struct device *device, const struct request *request)
 {
     CUcontext context;
@@ -180,7 +181,8 @@ static CUresult admit(enum control control, const struct request *request, bool 
         return memory_broken();
     if ((status = memory_meet()) != CUDA_SUCCESS)
         return status;
-    if (capturing(request->stream, per_thread)) /* no pool: it becomes a node of the graph */
+    /* during a capture no pool is used: the allocation becomes a node of the graph */
+    if (capturing(request->stream, per_thread))
         return graph_memory_captured(control);
     *pool = request->handle ? pool_of_handle(request->handle, &status) : pool_of_stream(request->stream, &status);
     return status;
@@ -224,7 +226,7 @@ static CUresult release(CUdeviceptr pointer, void *data)
     if (!ordered->plain)
         return ordered->per_thread ? REAL(cuMemFreeAsync_ptsz)(pointer, ordered->stream)
                                    : REAL(cuMemFreeAsync)(pointer, ordered->stream);
-    /* When plain memory would be gone nobody can be asked: wait for the stream and free it now. */
+    /* Nothing reports when a stream-ordered free of plain memory is done, so wait for the stream and free it now. */
     CUresult status = ordered->per_thread && REAL_HAS(cuStreamSynchronize_ptsz)
                           ? REAL(cuStreamSynchronize_ptsz)(ordered->stream)
                           : REAL(cuStreamSynchronize)(ordered->stream);

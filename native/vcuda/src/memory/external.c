@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of another interface (cuImportExternalMemory). Its descriptors are of the same kind as those of cuMemCreate memory, so
- * such a one can be imported here too, and then lives until the import is destroyed and every buffer that was mapped from it is
- * freed, in whatever order. One that was made in this container stays charged to its maker until then (shareable.c); one of
- * another container is refused; what carries no mark, as memory of Vulkan, nobody is charged for yet: the importer is.
+ * Memory of another interface (cuImportExternalMemory). Its descriptors are of the same kind as those of cuMemCreate
+ * memory, so exported CUDA memory can also be imported here. It then lives until the import is destroyed and every
+ * buffer mapped from it is freed, in any order. Memory exported by this container stays charged to the exporting
+ * process until then (shareable.c). Memory of another container is refused. Memory without a mark, such as Vulkan's, is
+ * charged to no process yet, so the importing process is charged.
  */
 #include "memory.h"
 
@@ -13,12 +14,12 @@
 
 struct external {
     struct external *next;
-    CUexternalMemory memory; /* NULL: destroyed */
-    const struct device *device; /* NULL: charged to its maker */
+    CUexternalMemory memory; /* NULL: the import was destroyed. */
+    const struct device *device; /* NULL: the exporting process is charged. */
     uint64_t bytes;
-    void *import; /* the byte of the ledger that says that it is imported */
+    void *import; /* the ledger byte that shows that the memory is imported */
     unsigned buffers;
-    bool kept; /* by something that nobody counts: as long as this process lives */
+    bool kept; /* kept by something that is not counted, so for the life of this process */
 };
 
 struct external_buffer {
@@ -40,7 +41,7 @@ static void end(struct external *one)
     free(one);
 }
 
-/* Lock held. */
+/* Frees the import if nothing uses it. The caller holds the lock. */
 static void let_go(struct external *one)
 {
     if (one->memory || one->buffers || one->kept)
@@ -60,7 +61,8 @@ static struct external *of(CUexternalMemory memory)
     return one;
 }
 
-/* Charged, or the import noted, before the driver has it: a descriptor is the driver's afterwards. */
+/* Charges the import, or records it in the ledger. Done before the driver's call, because a descriptor belongs to
+ * the driver afterwards. */
 static CUresult begin(struct external *one, struct allocation *allocation, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
     int descriptor = description->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD ? description->handle.fd : -1;
@@ -134,7 +136,7 @@ EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternal
         one->buffers++;
     } else {
         if (status == CUDA_SUCCESS && one)
-            one->kept = true; /* no memory to remember it */
+            one->kept = true; /* without memory to record the buffer, keep the import for the life of this process */
         free(buffer);
     }
     lock_drop(&external_lock);
@@ -155,7 +157,8 @@ EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *array,
     return status;
 }
 
-/* Before the driver frees it, as blocks of ours are taken: afterwards its address may be another buffer's already. */
+/* Takes the buffer from the list before the driver frees it, as for blocks: afterwards another buffer may get its
+ * address. */
 struct external_buffer *external_take(CUdeviceptr pointer)
 {
     lock_take(&external_lock);
@@ -185,7 +188,7 @@ void external_settle(struct external_buffer *taken, bool freed)
 
 void external_reset(void)
 {
-    /* A child has none of its parent's memory; what its parent had imported is not mapped here. */
+    /* A forked child has none of its parent's memory, and the parent's imports are not mapped in it. */
     atomic_store_explicit(&external_lock.word, 0, memory_order_relaxed);
     atomic_store(&vgpu_external_any, false);
     externals = NULL;

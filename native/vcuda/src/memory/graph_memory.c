@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory nodes of graphs. A node is an address; the card's memory comes when the graph is instantiated, uploaded or
- * launched, out of what the device keeps for graphs, and stays with the device until it is trimmed. So what counts is what
- * the driver says that it has reserved for graphs of this process, looked up around every call that can make it grow.
+ * Memory nodes of graphs. A node only reserves an address. Memory of the card is allocated when the graph is
+ * instantiated, uploaded or launched. It comes from a reserve that the device keeps for graphs until it is trimmed. So
+ * the charge is what the driver reports as reserved for this process's graphs, read around every call that can increase
+ * it.
  *
- * What a launch may take at most is known from the nodes of its graph; it is charged before the call, and what the driver
- * did not take is given back after it. A process without a memory node pays one load.
+ * The nodes of a graph show how much a launch can need at most. That amount is charged before the call, and the unused
+ * part is uncharged after it. A process without a memory node only executes one load.
  */
 #include "memory.h"
 
@@ -14,21 +15,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GRAPH_UNIT (2 * MIB) /* physical memory comes in multiples of this */
+#define GRAPH_UNIT (2 * MIB) /* physical memory is allocated in multiples of this */
 
-/* Bytes that an executable graph's nodes ask for, by index of the ledger. */
+/* Bytes that an executable graph's nodes request, by the device's index in the ledger. */
 struct need {
     uint64_t bytes[VGPU_MAX_DEVICES];
 };
 
 static struct reserve {
     struct lock lock;
-    const struct device *device; /* NULL: no graph of this process has asked for memory here */
+    const struct device *device; /* NULL: no graph of this process has requested memory of this device */
     CUdevice ordinal;
     uint64_t charged;
 } reserves[VGPU_MAX_DEVICES];
 
-/* Set by the first memory node, never cleared: until then nothing here has anything to do. */
+/* Set by the first memory node, never cleared. While it is false the functions here do nothing. */
 static _Atomic bool used;
 
 static uint64_t round_up(uint64_t bytes)
@@ -50,7 +51,7 @@ static uint64_t attribute(const struct reserve *reserve, int which, uint64_t oth
     return value;
 }
 
-/* Lock held, here and below. */
+/* The functions from here on need the reserve's lock. */
 static void settle_down(struct reserve *reserve)
 {
     uint64_t held = attribute(reserve, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, reserve->charged);
@@ -74,7 +75,7 @@ void graph_memory_settle(bool trimmed)
     for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
         struct reserve *reserve = &reserves[i];
         if (!lock_try(&reserve->lock))
-            continue; /* its holder settles it: waiting could wait for ourselves */
+            continue; /* the lock holder settles it; waiting could be a wait for this thread itself */
         if (reserve->device && trimmed)
             trim(reserve);
         else if (reserve->device)
@@ -83,7 +84,7 @@ void graph_memory_settle(bool trimmed)
     }
 }
 
-/* --- what a graph asks for ------------------------------------------------------------------------------ */
+/* --- the memory that a graph requests ------------------------------------------------------------------- */
 
 static CUresult count_nodes(CUgraph graph, struct need *need);
 
@@ -141,7 +142,7 @@ static bool nothing(const struct need *need)
 
 /* --- around a call --------------------------------------------------------------------------------------- */
 
-/* Charges what the call may take of one device at most. It leaves the device locked; grow_end drops the lock. */
+/* Charges the most that the call can need of one device. Leaves the reserve locked; grow_end drops the lock. */
 static CUresult grow_begin(struct reserve *reserve, uint64_t bytes)
 {
     lock_take(&reserve->lock);
@@ -150,7 +151,7 @@ static CUresult grow_begin(struct reserve *reserve, uint64_t bytes)
     for (int trimmed = 0; status == CUDA_ERROR_OUT_OF_MEMORY && trimmed < 2; trimmed++) {
         if (trimmed)
             trim(reserve);
-        /* It may fit into what the device keeps for graphs already, and no graph uses. */
+        /* The memory may fit into the device's reserve that no graph uses. */
         uint64_t in_use = attribute(reserve, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, reserve->charged);
         uint64_t needed = add(round_up(in_use), bytes);
         bytes = needed > reserve->charged ? needed - reserve->charged : 0;
@@ -167,8 +168,8 @@ static void grow_end(struct reserve *reserve)
 {
     uint64_t held = attribute(reserve, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, reserve->charged);
     if (held > reserve->charged) {
-        /* More than all nodes together: nothing can be taken back from a launched graph, so the account tells the truth
-         * and the next allocation meets it. */
+        /* The driver reserved more than all nodes request. A launched graph cannot be undone, so the ledger is
+         * charged above the limit and the next allocation is refused. */
         ledger_charge(reserve->device->ledger, ACCOUNT_USED, held - reserve->charged, UINT64_MAX);
         reserve->charged = held;
     }
@@ -182,7 +183,7 @@ static CUresult grow(const struct need *need, growing call, void *data)
 {
     CUresult status = CUDA_SUCCESS;
     int reached = 0;
-    /* In the order of the index: two threads that need two devices do not wait for each other. */
+    /* Lock in the order of the index, so that two threads that need two devices do not deadlock. */
     for (; reached < VGPU_MAX_DEVICES && status == CUDA_SUCCESS; reached++)
         if (need->bytes[reached]) {
             flight_begin(reached);
@@ -202,7 +203,7 @@ static CUresult grow(const struct need *need, growing call, void *data)
     return status;
 }
 
-/* --- making a graph ready ---------------------------------------------------------------------------------- */
+/* --- instantiation ----------------------------------------------------------------------------------------- */
 
 struct instantiation {
     CUgraphExec *exec;
@@ -236,7 +237,7 @@ static CUresult instantiate(const struct instantiation *request, growing call)
         block.owner = (uintptr_t)need;
         if (block_put(&vgpu_graphs, &block))
             return status;
-        REAL(cuGraphExecDestroy)(*request->exec); /* a graph that is not known could be launched past the limit */
+        REAL(cuGraphExecDestroy)(*request->exec); /* an unrecorded graph could be launched and exceed the limit */
         graph_memory_settle(false);
         status = CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -272,7 +273,7 @@ INSTANTIATE(cuGraphInstantiateWithParams, NEW_PARAMETERS, (exec, graph, paramete
 INSTANTIATE(cuGraphInstantiateWithParams_ptsz, NEW_PARAMETERS, (exec, graph, parameters), REQUEST(.parameters = parameters),
             (to->exec, to->graph, to->parameters))
 
-/* --- running it ---------------------------------------------------------------------------------------------- */
+/* --- launch and upload --------------------------------------------------------------------------------------- */
 
 struct run {
     CUgraphExec exec;
@@ -306,7 +307,7 @@ CUresult graph_memory_run(CUgraphExec exec, CUstream stream, CUresult (*call)(CU
 RUN(cuGraphUpload)
 RUN(cuGraphUpload_ptsz)
 
-/* --- ending it ----------------------------------------------------------------------------------------------- */
+/* --- destruction --------------------------------------------------------------------------------------------- */
 
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
@@ -349,7 +350,7 @@ static void mark_used(void)
     atomic_store_explicit(&used, true, memory_order_relaxed);
 }
 
-/* Without these a graph's memory cannot be known; drivers with memory nodes (11.4) have all of them. */
+/* Without these functions a graph's memory cannot be determined; all drivers with memory nodes (11.4) have them. */
 static bool known(void)
 {
     return REAL_HAS(cuDeviceGetGraphMemAttribute) && REAL_HAS(cuGraphGetNodes) && REAL_HAS(cuGraphNodeGetType) &&

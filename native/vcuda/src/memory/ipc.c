@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that other processes have open by cuIpcGetMemHandle. It is charged once, to the process that made it; but when
- * that process frees it, or dies, the card keeps it as long as anybody has it open. So it stays charged until then.
+ * Memory that other processes open by cuIpcGetMemHandle. It is charged once, to the exporting process. When that
+ * process frees it or dies, the card keeps it while any process has it open, so it stays charged until then.
  *
- * Who has it open is known from the kernel: a process that opens a handle holds a lock on one byte of the ledger file that the
- * handle stands for, as long as its mapping of the file lives. A process that dies closes what it had open. What of a dead
- * process's memory is open stands in its slot (exported_mib), which nobody clears or takes while anything is open.
+ * The kernel knows which process has it open: a process that opens a handle holds a lock on the handle's byte of the
+ * ledger file while its mapping of the file exists. A process that dies releases its locks. For a dead process the slot
+ * records how much of its memory is open (exported_mib), and no process clears or takes that slot while anything is
+ * open.
  *
- * A maker in another container knows nothing of locks on our ledger, and we are not charged for what it frees. So a maker
- * holds a byte too, of another range, that says that a handle was made in this container; one without it is refused.
+ * A process of another container does not see locks on this ledger, and this container is not charged for what it
+ * exports. So an exporting process also holds a byte of another range, which shows that the handle was created in this
+ * container. A handle without such a byte is refused.
  */
 #include "memory.h"
 
@@ -20,7 +22,7 @@
 _Atomic bool vgpu_exported_any;
 static struct lock ipc_lock;
 
-/* What says that a handle was made here. */
+/* The ledger byte that shows that a handle was created in this container. */
 struct mark {
     struct mark *next;
     uint64_t byte;
@@ -28,14 +30,14 @@ struct mark {
 };
 
 struct exported {
-    struct exported *next; /* freed here, open elsewhere */
+    struct exported *next; /* next block that this process has freed and another process has open */
     uint64_t bytes;
     int32_t device;
-    uint64_t byte; /* that stands for the handle; 0: there are several, any byte counts */
+    uint64_t byte; /* the handle's ledger byte; 0: there are several handles, so any import byte counts */
     struct mark *marks;
 };
 static struct exported *waiting;
-static struct exported nobodys; /* of memory that is in no table of ours: for as long as this process lives */
+static struct exported nobodys; /* for memory that is in no table of this process; exists as long as this process */
 
 static uint64_t hash_of(const CUipcMemHandle *handle)
 {
@@ -55,7 +57,7 @@ static uint64_t made_byte_of(uint64_t hash)
     return VGPU_LEDGER_MADE_BASE + hash % VGPU_LEDGER_MADE_SPAN;
 }
 
-/* --- the process that made the memory --------------------------------------------------------------------- */
+/* --- the exporting process -------------------------------------------------------------------------------- */
 
 static CUdeviceptr start_of(CUdeviceptr pointer, struct block *block)
 {
@@ -73,7 +75,7 @@ static struct exported *exported_of(const struct block *entry)
     return (struct exported *)(uintptr_t)entry->owner;
 }
 
-/* Lock held. NULL: no memory for it. */
+/* Records an export; needs the lock. NULL: no memory to record it. */
 static struct exported *begin_export(CUdeviceptr start, const struct block *block)
 {
     struct block whole;
@@ -131,7 +133,9 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
     } else if (start && (exported = begin_export(start, &block))) {
         exported->byte = byte;
     }
-    if (exported) /* one without a mark, for want of a ledger, is the program's all the same; nobody can open it here */
+    /* without a ledger the handle gets no mark: the program still gets it, but no process can open it in this
+     * container */
+    if (exported)
         add_mark(exported, made_byte_of(hash));
     lock_drop(&ipc_lock);
     return exported ? status : CUDA_ERROR_OUT_OF_MEMORY;
@@ -168,7 +172,7 @@ void ipc_settle(bool trim)
     (void)trim;
     if (!atomic_load_explicit(&vgpu_exported_any, memory_order_relaxed))
         return;
-    if (!lock_try(&ipc_lock)) { /* another time: nobody else would come back to it */
+    if (!lock_try(&ipc_lock)) { /* another thread holds the lock: try again later, because no other event would do it */
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
         return;
     }
@@ -181,14 +185,14 @@ void ipc_settle(bool trim)
         *link = one->next;
         end_export(one);
     }
-    if (waiting) /* to be looked at again */
+    if (waiting) /* check these again later */
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
     lock_drop(&ipc_lock);
 }
 
-/* --- the process that opens it ------------------------------------------------------------------------------- */
+/* --- the importing process ----------------------------------------------------------------------------------- */
 
-/* The lock is there before the driver's call: the maker finds it whenever it frees. */
+/* Lock the byte before the driver's call, so that the exporting process finds the lock whenever it frees. */
 #define OPEN(symbol) \
     EXPORT CUresult symbol(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags) \
     { \
@@ -199,7 +203,7 @@ void ipc_settle(bool trim)
         void *import = ledger_import(byte_of(hash)); \
         CUcontext context; \
         CUresult status; \
-        /* Without a context the driver refuses it, and says why. */ \
+        /* Without a context the driver refuses the call and returns its own error. */ \
         if (!import && device_current(&context, &status)) \
             return CUDA_ERROR_NOT_PERMITTED; \
         bool ours = import && ledger_made_here(made_byte_of(hash)); \
@@ -207,7 +211,8 @@ void ipc_settle(bool trim)
         return ours ? opened(pointer, import, status) : foreign(pointer, import, status); \
     }
 
-/* The driver is asked all the same: what is no handle at all is its own to refuse. */
+/* Refuses a handle of another container. The driver is asked first: if it is not a valid handle, the driver's error
+ * is returned. */
 static CUresult foreign(const CUdeviceptr *pointer, void *import, CUresult status)
 {
     if (status == CUDA_SUCCESS) {
@@ -226,7 +231,7 @@ static CUresult opened(const CUdeviceptr *pointer, void *import, CUresult status
         return status;
     }
     lock_take(&ipc_lock);
-    if (block_take(&vgpu_imported, *pointer, &block)) { /* opened again: the first lock is enough */
+    if (block_take(&vgpu_imported, *pointer, &block)) { /* opened a second time: one lock is enough */
         ledger_import_end(import);
         block.kind++;
     } else {
@@ -259,7 +264,7 @@ EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 
 void ipc_reset(void)
 {
-    /* A child has no mapping of what its parent opened, and none of its parent's memory. */
+    /* A forked child has neither its parent's imports mapped nor any of its memory. */
     atomic_store_explicit(&ipc_lock.word, 0, memory_order_relaxed);
     atomic_store(&vgpu_exported_any, false);
     waiting = NULL;

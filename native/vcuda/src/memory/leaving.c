@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory and arrays of a context that is about to go: taken out of their tables before the driver frees them, for
- * another thread may get the same addresses at once. Afterwards uncharged, or put back if the context stayed. Those of a green
- * context outlive it: they become its primary context's.
+ * Memory and arrays of a context that is about to end. They are removed from their tables before the driver frees them,
+ * because another thread may get the same addresses at once. Afterwards they are uncharged, or restored if the context
+ * stayed. Those of a green context outlive it and move to its primary context.
  */
 #include "context/context.h"
 #include "memory.h"
@@ -20,7 +20,7 @@ static bool collect(const struct block *block, void *data)
         size_t room = collected->room ? collected->room * 2 : 64;
         struct block *blocks = realloc(collected->blocks, room * sizeof *blocks);
         if (!blocks)
-            return false; /* it stays in its table, charged */
+            return false; /* the block stays in its table and charged */
         collected->blocks = blocks;
         collected->room = room;
     }
@@ -28,7 +28,8 @@ static bool collect(const struct block *block, void *data)
     return true;
 }
 
-/* The owner is no part of a block's place in its table. */
+/* Gives a block to the heir. The block stays in place, because a block's position in its table does not depend on
+ * its owner. */
 static bool bequeath(const struct block *block, void *data)
 {
     const struct leaving *leaving = data;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plain device memory: charge, call the driver, keep what was charged under the pointer. Freeing goes the other way
- * round: the block leaves the table first (another thread may get the same address at once) and is uncharged last, so
- * the account is never below what is really held.
+ * Plain device memory. An allocation charges, calls the driver and stores the charge under the pointer. A free works in
+ * reverse: the block first leaves the table (another thread may get the same address at once) and is uncharged last, so
+ * that the account is never below the real usage.
  */
 #include "memory.h"
 
@@ -16,7 +16,7 @@
 
 /* --- allocation ------------------------------------------------------------------------------------ */
 
-/* On the card, or, where the card was sold more than once and is full, in host memory; *kind says which. */
+/* Allocates on the card, or in host memory if the card is oversubscribed and full. *kind: which of the two. */
 static CUresult take(const struct device *device, CUdeviceptr *pointer, size_t bytes, int *kind)
 {
     *kind = BLOCK_PLAIN;
@@ -43,7 +43,7 @@ static __attribute__((noinline)) CUresult alloc_slowly(CUdeviceptr *pointer, siz
     return allocation_end(&allocation, status, &vgpu_memory, status ? 0 : *pointer);
 }
 
-/* The common case alone, and no more of it than it needs: whatever else there is takes the way above, with nothing done. */
+/* Handles the common case only. Every other case calls the function above before anything has changed. */
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     const struct cached_limits *cached = vgpu_limits_now();
@@ -97,8 +97,8 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned i
 }
 
 /*
- * The driver chooses the pitch, so the size is known only afterwards. Rows of up to 512 bytes of padding are charged
- * before; a driver that pads more is charged the rest, and if that does not fit the memory goes back.
+ * The driver chooses the pitch, so the size is known only afterwards. Padding of up to 512 bytes per row is charged
+ * before the call. If a driver pads more, the rest is charged afterwards, and if that does not fit the memory is freed.
  */
 #define PITCH_ALIGNMENT 512ull
 
@@ -206,7 +206,7 @@ static __attribute__((noinline)) CUresult free_slowly(CUdeviceptr pointer)
     return memory_free(pointer, release_v2, NULL);
 }
 
-/* Here too what is not the common case takes the ways above. */
+/* As for cuMemAlloc_v2, uncommon cases call the functions above. */
 EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     const struct cached_limits *cached = vgpu_limits_now();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream-ordered memory. What counts is what a pool holds of the card, not what the program has asked of the pool: a
- * freed block stays in the pool until its stream has been waited for, or longer. So a pool is charged what the driver
- * says it has reserved, looked up around every allocation and after everything that lets a pool shrink.
+ * Pools of stream-ordered memory. The charge is the card memory that a pool holds, not what the program has requested
+ * from it, because a freed block stays in the pool until its stream was synchronised, or longer. So a pool is charged
+ * what the driver reports as reserved, read around every allocation and after everything that lets a pool shrink.
  */
 #include "pool.h"
 
@@ -11,7 +11,7 @@
 
 #include <stdlib.h>
 
-static struct pool *_Atomic pools; /* pushed at the head, never removed: a process has few */
+static struct pool *_Atomic pools; /* added at the head, never removed: a process has few pools */
 static struct lock pools_lock;
 _Atomic uint32_t vgpu_pools_dirty;
 
@@ -65,7 +65,7 @@ void pool_settle_down(struct pool *pool)
     }
 }
 
-/* Pool locked and settled. May the next wait for a stream make it smaller? */
+/* Returns true if the next synchronisation may make the pool smaller. Needs the locked and settled pool. */
 static bool may_shrink(const struct pool *pool)
 {
     if (pool->destroyed || !pool->device || pool->charged < POOL_UNIT + pool->outstanding)
@@ -77,7 +77,7 @@ void pools_settle(bool trim)
 {
     atomic_store_explicit(&vgpu_pools_dirty, 0, memory_order_relaxed);
     for (struct pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
-        /* Its holder settles it: waiting could wait for ourselves. */
+        /* The lock holder settles it; waiting could be a wait for this thread itself. */
         if (!lock_try(&pool->lock))
             continue;
         if (trim && !pool->destroyed && pool->device && REAL_HAS(cuMemPoolTrimTo))
@@ -105,11 +105,11 @@ void pool_freed(uint64_t key, uint64_t bytes)
     lock_drop(&pool->lock);
 }
 
-/* --- pools themselves, and what lets them shrink ---------------------------------------------------------- */
+/* --- creation of pools, and calls that let them shrink ------------------------------------------------------ */
 
 /*
- * The device that a pool's memory is on, NULL for memory of the host. Managed memory without a device of its own may come to
- * any card, and is refused.
+ * Finds the device of a pool's memory; NULL for host memory. Managed memory without a device may migrate to any card,
+ * so it is refused.
  */
 static CUresult place_of(const CUmemLocation *location, int type, const struct device **device)
 {
@@ -139,7 +139,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
     return status;
 }
 
-/* Pools that the driver has, found by place and kind of memory (CUDA 13). */
+/* Pools of the driver, found by location and type of memory (CUDA 13). */
 #define FIND(symbol) \
     EXPORT CUresult symbol(CUmemoryPool *pool, CUmemLocation *location, int type) \
     { \
@@ -183,8 +183,8 @@ EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool h
 }
 
 /*
- * Another process's pool: the driver allocates from it for its owner only, who is charged. Pointers of it may outlive the
- * pool here, so its owner's charge is kept for as long as this process lives.
+ * Imports the pool of another process. The driver allocates from it for its owner only, and the owner is charged.
+ * Pointers may outlive the imported pool, so the owner's charge is kept as long as this process lives.
  */
 EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags)
 {
@@ -199,7 +199,7 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *sha
     void *import = foreign ? NULL : ledger_import(shareable_import_byte(object));
     if (!foreign && !import)
         return CUDA_ERROR_NOT_PERMITTED;
-    /* The driver is asked in any case: what is no handle at all is its own to refuse. */
+    /* Call the driver in any case: if the handle is invalid, the driver reports the error. */
     CUresult status = REAL(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
     if (status != CUDA_SUCCESS) {
         ledger_import_end(import);

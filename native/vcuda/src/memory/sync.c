@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program waits for the GPU: afterwards pools may have shrunk, and launches have an end. */
+/* Hooks of calls that wait for the GPU: afterwards pools may have shrunk, and launches have finished. */
 #include "memory.h"
 
 #include "events.h"

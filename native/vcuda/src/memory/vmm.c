@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Virtual memory management. Physical memory made by cuMemCreate lives until its last handle is released and its last
- * mapping is gone, in whatever order; only then is it uncharged. Memory that was bound to a multicast object or a sparse
- * array, which keep it as long as they please, stays charged until exit. It is charged to the device of its location, which
- * need not be the current one. What is shared with other processes is vmm_shared.c.
+ * Virtual memory management. Physical memory of cuMemCreate lives until its last handle is released and its last
+ * mapping is removed, in any order, and is uncharged only then. Memory bound to a multicast object or a sparse array
+ * stays charged until exit, because these keep it for an unknown time. The memory is charged to the device of its
+ * location, which need not be the current device. vmm_shared.c handles sharing with other processes.
  *
- * No lock is held while the driver works: one GPU's call must not wait for another's. A call holds the object that it uses, so it
- * is not uncharged meanwhile, and what ends is booked after the driver has ended it. The driver may hand the same handle or
- * address out again before that: who is given it books for the other.
+ * No lock is held during a driver call, because a call for one GPU must not wait for another GPU's. A call holds a
+ * reference to its object, so that the object is not uncharged meanwhile, and a release is recorded after the driver's
+ * call. Before that, the driver may return the same handle or address to another caller, which then records the release
+ * itself.
  */
 #include "vmm.h"
 
@@ -15,9 +16,9 @@
 
 #include <stdlib.h>
 
-struct lock vmm_lock; /* of these structures and the two tables; never held in the driver */
-static struct physical *waiting; /* let go here, open elsewhere */
-static uint32_t mapping_number;  /* of the last mapping: the kind of its block, never 0 */
+struct lock vmm_lock; /* Protects the structures here and the two tables; never held during a driver call. */
+static struct physical *waiting; /* Objects that this process released and another process has open. */
+static uint32_t mapping_number;  /* Number of the last mapping, stored as the kind of its block; never 0. */
 
 static bool open_elsewhere(const struct physical *object)
 {
@@ -55,7 +56,7 @@ void vmm_settle(bool trim)
     (void)trim;
     if (!__atomic_load_n(&waiting, __ATOMIC_RELAXED))
         return;
-    if (!lock_try(&vmm_lock)) { /* another time: nobody else would come back to it */
+    if (!lock_try(&vmm_lock)) { /* another thread holds the lock: try again later, because no other event would do it */
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
         return;
     }
@@ -68,7 +69,7 @@ void vmm_settle(bool trim)
         *link = object->next;
         end(object);
     }
-    if (waiting) /* to be looked at again */
+    if (waiting) /* check these again later */
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
     lock_drop(&vmm_lock);
 }
@@ -99,15 +100,16 @@ static int charged_at(const struct physical *object)
     return object && object->device ? object->device->ledger : -1;
 }
 
-/* The block of a handle counts in `kind` how often that value was handed out. `fresh`: no other handle of that value is open in
- * the driver. Lock held; false: no host memory. */
+/* Records a handle. `kind` of its block counts how often the driver returned that value. `fresh`: the driver has no
+ * other open handle of that value. Needs the lock. Returns false without host memory. */
 static bool add_handle(struct physical *object, uint64_t handle, bool fresh)
 {
     struct block block;
     if (!block_get(&vgpu_handles, handle, &block))
         block = (struct block){.key = handle, .owner = (uintptr_t)object};
     struct physical *former = physical_of(block.owner);
-    if (former != object && fresh) { /* the driver has released that one, and its caller has not booked it yet */
+    /* the driver has released the former handle, but its caller has not recorded that yet */
+    if (former != object && fresh) {
         former->handles -= (unsigned)block.kind;
         let_go(former);
         block = (struct block){.key = handle, .owner = (uintptr_t)object};
@@ -131,19 +133,19 @@ CUresult vmm_remember(struct physical *object, CUmemGenericAllocationHandle hand
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Lock held. */
+/* Records the release of a handle. Needs the lock. */
 static void drop_handle(const struct physical *object, uint64_t handle)
 {
     struct block block;
     if (!block_get(&vgpu_handles, handle, &block) || physical_of(block.owner) != object)
-        return; /* booked by who was given the same value */
+        return; /* already recorded by the caller that got the same handle value */
     physical_of(block.owner)->handles--;
-    block_take(&vgpu_handles, handle, &block); /* makes the room for what is put back */
+    block_take(&vgpu_handles, handle, &block); /* makes room for the block that is put back */
     if (--block.kind > 0)
         block_put(&vgpu_handles, &block);
 }
 
-/* On the card, or, where the card was sold more than once and is full, in host memory. */
+/* Creates the memory on the card, or in host memory if the card is oversubscribed and full. */
 static CUresult create(struct physical *object, CUmemGenericAllocationHandle *handle, const CUmemAllocationProp *properties,
                        unsigned long long flags)
 {
@@ -171,7 +173,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     const struct device *device = device_at(&properties->location, &status);
     if (!device)
         return status == CUDA_SUCCESS ? REAL(cuMemCreate)(handle, bytes, properties, flags) : status;
-    if (limits_denied()) /* the one allocation that needs no context */
+    if (limits_denied()) /* cuMemCreate is the one allocation that needs no context */
         return memory_broken();
     if ((status = memory_meet()) != CUDA_SUCCESS)
         return status;
@@ -209,13 +211,13 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     return status;
 }
 
-/* What an import of unknown origin is charged before it is mapped up to `end`. */
+/* Returns the additional bytes to charge for an import of unknown origin when it is mapped up to `end`. */
 static uint64_t grows(const struct physical *object, uint64_t end)
 {
     return object && object->import && object->device && end > object->bytes ? end - object->bytes : 0;
 }
 
-/* Lock held. */
+/* Records the removal of a mapping. Needs the lock. */
 static void drop_mapping(const struct block *mapping)
 {
     struct block block;
@@ -227,8 +229,8 @@ static void drop_mapping(const struct block *mapping)
     }
 }
 
-/* The driver has unmapped a range, in a call that began when `number` was the last mapping. What was mapped there since has
- * been booked by who did it. Lock held. */
+/* Records that the driver has unmapped a range, in a call that began when `number` was the last mapping. A newer
+ * mapping in the range belongs to another call, which has recorded the removal already. Needs the lock. */
 static void drop_mappings(CUdeviceptr pointer, size_t bytes, uint32_t number)
 {
     struct block mapping;
@@ -243,7 +245,8 @@ static void drop_mappings(CUdeviceptr pointer, size_t bytes, uint32_t number)
 static bool add_mapping(struct physical *object, CUdeviceptr pointer, size_t bytes)
 {
     lock_take(&vmm_lock);
-    drop_mappings(pointer, bytes, mapping_number); /* of calls that have unmapped them and not booked it yet */
+    /* removes mappings that the driver has unmapped for calls that have not recorded that yet */
+    drop_mappings(pointer, bytes, mapping_number);
     mapping_number += mapping_number == UINT32_MAX ? 2 : 1;
     struct block mapping = {.key = pointer, .bytes = bytes, .owner = (uintptr_t)object, .kind = (int32_t)mapping_number};
     bool added = block_put(&vgpu_mappings, &mapping);
@@ -273,7 +276,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
     if (more) {
         lock_take(&vmm_lock);
         if (status == CUDA_SUCCESS)
-            needed = grows(object, offset + bytes); /* less where another thread has mapped it too */
+            needed = grows(object, offset + bytes); /* less if another thread has mapped it meanwhile */
         object->bytes += needed;
         lock_drop(&vmm_lock);
         ledger_uncharge(object->device->ledger, ACCOUNT_USED, more - needed);
@@ -336,7 +339,7 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     return status;
 }
 
-/* --- kept by other things than handles and mappings ------------------------------------------------------- */
+/* --- memory kept by other objects than handles and mappings ----------------------------------------------- */
 
 static void keep_handle(CUmemGenericAllocationHandle handle)
 {
@@ -347,7 +350,7 @@ static void keep_handle(CUmemGenericAllocationHandle handle)
     lock_drop(&vmm_lock);
 }
 
-/* Several mappings may lie behind one another. */
+/* The range may contain several mappings. */
 static void keep_range(uintptr_t start, size_t bytes)
 {
     lock_take(&vmm_lock);
@@ -411,5 +414,5 @@ MAP_TILES(cuMemMapArrayAsync_ptsz)
 void vmm_reset(void)
 {
     atomic_store_explicit(&vmm_lock.word, 0, memory_order_relaxed);
-    waiting = NULL; /* the parent's */
+    waiting = NULL; /* the waiting objects belong to the parent process */
 }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Virtual memory that other processes may have.
+ * Virtual memory that is shared with other processes.
  *
- * Memory that was exported lives until its last shareable handle is closed and its last import is gone, in whatever
- * process. Its maker stays charged until then, once for the container: handles are marked (shareable.c), and who imports one
- * holds a byte of the ledger that stands for it, as with IPC handles (ipc.c). If the maker dies, its slot keeps what it had
- * exported as long as any of both is left. A handle from elsewhere than this container is refused; only where the container has
- * made handles that show no mark, and this may be one of them, its memory is charged to the importer too, once it is mapped.
+ * Exported memory lives until its last shareable handle is closed and its last import is released, in any process. The
+ * exporting process stays charged until then, so the container is charged once. Handles are marked (shareable.c), and
+ * an importing process holds a ledger byte for the object, as for IPC handles (ipc.c). If the exporting process dies,
+ * its slot keeps the charge while any handle or import exists. A handle from another container is refused. Only if this
+ * container has created unmarked handles, so that the import may be one of them, is the memory also charged to the
+ * importing process when it is mapped.
  */
 #include "vmm.h"
 
@@ -14,8 +15,8 @@
 
 #include <stdlib.h>
 
-/* Before the handle is there: a maker that is killed in between has exported it. Not undone while another call may have
- * made one. */
+/* Set before the handle exists: a process that is killed during the call has exported the memory. Not cleared while
+ * another call may have created a handle. */
 static void set_exporting(struct physical *object, int calls)
 {
     lock_take(&vmm_lock);
@@ -39,7 +40,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
     CUresult status = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
     if (status == CUDA_SUCCESS && object) {
         bool descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        lock_take(&vmm_lock); /* of two calls the second takes the first one's mark */
+        lock_take(&vmm_lock); /* serialises two calls: the second reuses the mark's object of the first */
         if (!descriptor || !shareable_mark(*(const int *)shareable, &object->shared))
             object->kept = true;
         lock_drop(&vmm_lock);
@@ -54,7 +55,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
 
 /* --- imports ------------------------------------------------------------------------------------------------- */
 
-/* The device that memory is on which came by a handle; NULL: the driver does not say. */
+/* Returns the device of imported memory. NULL: the driver does not report it. */
 static const struct device *place_of(CUmemGenericAllocationHandle handle)
 {
     CUmemAllocationProp properties;
@@ -67,7 +68,7 @@ static const struct device *place_of(CUmemGenericAllocationHandle handle)
     return device_of(ordinal, &status);
 }
 
-/* The driver is asked all the same: what is no handle at all is its own to refuse. */
+/* Refuses an import. The driver is asked first: if it is not a valid handle, the driver's error is returned. */
 static CUresult refuse_import(CUmemGenericAllocationHandle *handle, void *shareable, int type)
 {
     CUresult status = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
@@ -100,7 +101,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     *object = (struct physical){.shared = shared, .import = import, .calls = 1};
     CUresult status = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
     if (status == CUDA_SUCCESS) {
-        struct physical *same = vmm_begin(&vgpu_handles, *handle); /* the same value again */
+        struct physical *same = vmm_begin(&vgpu_handles, *handle); /* the driver returned a known value again */
         if (!same && origin == SHAREABLE_UNKNOWN)
             object->device = place_of(*handle);
         status = vmm_remember(same ? same : object, *handle, !same);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every function that is replaced, and what replaces it. */
+/* All replaced functions and their replacements. */
 #ifndef VGPU_HOOKS_H
 #define VGPU_HOOKS_H
 
@@ -15,7 +15,7 @@ struct hook {
 };
 extern const struct hook vgpu_hooks[HOOK_COUNT];
 const struct hook *hook_find(const char *symbol);
-/* newer.c: what a program gets for this function of the driver, of a form that is newer than this library. */
+/* newer.c: returns the pointer that a program gets for a driver function whose version is newer than this library. */
 void *newer_form(const char *name, void *function);
 
 #pragma GCC visibility pop

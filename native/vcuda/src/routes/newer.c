@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a program gets for a form of a function that is newer than this library (driver/forms.c): an entry that marks every
- * device due and jumps to the driver's function, with all that it was called with in place. A device that is due is looked
- * at when the next allocation or free ends: what NVML shows beyond the charge is charged then (context/unaccounted.c).
+ * Entries for functions whose version is newer than this library (driver/forms.c). An entry sets `due` for every device
+ * and jumps to the driver's function with all parameters unchanged. When the next allocation or free on such a device
+ * ends, the memory that NVML shows beyond the charge is charged (context/unaccounted.c).
  */
 #include "hooks.h"
 
@@ -10,7 +10,7 @@
 
 #include <stddef.h>
 
-/* newer_entry.S knows these numbers. */
+/* newer_entry.S uses these numbers. */
 #define ENTRIES 64
 #define ENTRY_BYTES 32
 _Static_assert(offsetof(struct counters, due) == 8 && sizeof(struct counters) == 64 && VGPU_MAX_DEVICES == 16, "newer_entry.S");
@@ -28,5 +28,5 @@ void *newer_form(const char *name, void *function)
             continue;
         return (void *)(vgpu_newer_entries + i * ENTRY_BYTES);
     }
-    return function; /* more than any driver has */
+    return function; /* without an entry: more such functions than any driver has */
 }

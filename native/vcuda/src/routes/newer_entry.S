@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Entries for functions whose parameters nobody here knows: entry i stores 1 in `due` of every device's counters, and jumps to
- * vgpu_newer_functions[i]. No register that may carry a parameter, and nothing on the stack, is touched.
+ * Entries for functions with unknown parameters: entry i stores 1 in `due` of every device's counters and jumps to
+ * vgpu_newer_functions[i]. It changes no register that may carry a parameter, and nothing on the stack.
  */
     .section .note.GNU-stack, "", %progbits
     .text

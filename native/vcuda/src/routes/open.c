@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dlopen without RTLD_DEEPBIND. A library that is opened with it (taichi opens its own so) finds libc's dlsym and the
- * driver's functions before those of this library, and nothing that it takes would be charged. It is opened as any other:
- * programs that need the flag to keep two copies of a symbol apart find the first one in a slice.
+ * dlopen without RTLD_DEEPBIND. A library opened with that flag (taichi opens its own so) would find libc's dlsym and
+ * the driver's functions before those of this library, so its memory would not be charged. Without the flag, a program
+ * that needs it to separate two copies of a symbol finds the first copy.
  *
- * Nothing else happens here, for a library's constructor may call this with the loader's lock held. open_entry.S jumps to
- * the real function, which looks at its caller's run path.
+ * This code does nothing else, because a library's constructor may call it with the loader's lock held. open_entry.S
+ * jumps to the real function, which reads its caller's run path.
  */
 #include "driver/real.h"
 
@@ -19,7 +19,7 @@ struct opening vgpu_opening(const char *path, int flags);
 
 struct opening vgpu_opening(const char *path, int flags)
 {
-    static void *real; /* every thread that gets here stores the same value */
+    static void *real; /* all threads store the same value here */
     static const char *const homes[] = {"libc.so.6", "libdl.so.2"};
     struct object libc;
     (void)path;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dlopen. vgpu_opening(path, flags) answers in two registers: libc's own function, and the flags for it. Control goes there by
- * a jump, so that it sees the true caller.
+ * dlopen. vgpu_opening(path, flags) returns two registers: libc's own function, and the flags for it. Control passes to
+ * that function by a jump, so that it sees the true caller.
  */
     .section .note.GNU-stack, "", %progbits
     .text

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every way in which a program gets at a driver function, other than by linking against it.
+ * All ways by which a program finds a driver function except linking: dlsym, dlvsym and cuGetProcAddress.
  *
- * The driver is always asked first, and its answer is replaced only if it is its own function: a name that this driver
- * does not have stays unknown, and another interposer's function stays that interposer's.
+ * The driver is always asked first, and its result is replaced only if it is the driver's own function. So a name that
+ * this driver does not have stays unknown, and a function of another interposer stays in place.
  *
- * dlsym and dlvsym themselves are in route_entry.S: what the library does not want must be a jump to the real one with
- * the caller's return address in place, for RTLD_NEXT and RTLD_DEFAULT depend on who calls.
+ * dlsym and dlvsym themselves are in route_entry.S: calls that this library does not handle must jump to the real
+ * function with the caller's return address in place, because RTLD_NEXT and RTLD_DEFAULT depend on the caller.
  */
 #include "hooks.h"
 
@@ -15,7 +15,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-/* What route_entry.S does: with `decided`, return the function; else jump to the real dlsym. */
+/* What route_entry.S does: if `decided`, return the function; else jump to the real dlsym. */
 struct decision {
     void *function;
     uintptr_t decided;
@@ -39,7 +39,7 @@ static int look_after(const struct object *object, void *data)
         next->passed = next->after >= object->low && next->after < object->high;
         return 0;
     }
-    /* The next one after the main program is this library: what counts is what it stands before. */
+    /* The next object after the main program is this library, so check whether it precedes the driver. */
     uintptr_t self = (uintptr_t)&vgpu_decide;
     if (self >= object->low && self < object->high)
         return 0;
@@ -48,7 +48,7 @@ static int look_after(const struct object *object, void *data)
     return next->function != NULL;
 }
 
-/* Which of our functions stands for this one of the driver's, NULL if it is not the driver's. */
+/* Returns the hook for a function pointer, or NULL if the function is not the driver's. */
 static void *replacement(const struct hook *hook, void *function)
 {
     struct object object;
@@ -57,13 +57,13 @@ static void *replacement(const struct hook *hook, void *function)
     return is_driver(&object, hook->nvml) ? hook->ours : NULL;
 }
 
-/* A name of a form that is newer than this library. */
+/* Handles a name whose version is newer than this library. */
 static struct decision decide_newer(void *handle, const char *name, const char *version, void *caller)
 {
     struct object object;
     void *found = NULL;
     if (form_of(name) == FORM_REFUSED) {
-        real_dlsym(handle, "cuGetProcAddress of a later driver"); /* finds nothing, and leaves its message for dlerror */
+        real_dlsym(handle, "cuGetProcAddress of a later driver"); /* finds nothing, and sets the message for dlerror */
         return (struct decision){NULL, 1};
     }
     if (handle == RTLD_NEXT) {
@@ -77,15 +77,16 @@ static struct decision decide_newer(void *handle, const char *name, const char *
     }
     if (found && object_at(found, &object) && is_driver(&object, false))
         return (struct decision){newer_form(name, found), 1};
-    return (struct decision){NULL, 0}; /* asked again by the jump: another library's, or nobody's */
+    /* the jump looks the name up again: it belongs to another library or is unknown */
+    return (struct decision){NULL, 0};
 }
 
 struct decision vgpu_decide(void *handle, const char *name, const char *version, void *caller)
 {
     struct decision forward = {NULL, 0};
-    watch_loader("dlsym"); /* by whom ever: the driver, too, under a lock of ours */
+    watch_loader("dlsym"); /* report every call, also the driver's, which may come while this library holds a lock */
     loader_ready();
-    /* An old glibc in a program without libdl: there is nothing to jump to, and nobody to look a name up. */
+    /* An old glibc in a program without libdl: there is no real function to jump to. */
     if (version ? !vgpu_real_dlvsym : !vgpu_real_dlsym)
         return (struct decision){NULL, 1};
     if (!name)
@@ -100,7 +101,7 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
     if (loader) {
         void *found = version ? vgpu_real_dlvsym(handle, name, version) : real_dlsym(handle, name);
         struct object object;
-        /* Only libc's own: another tool's dlsym found by a handle is that tool's. */
+        /* Replace only libc's own dlsym: another tool's dlsym that is found by a handle stays. */
         if (!found || !object_at(found, &object) ||
             (strcmp(object.soname, "libc.so.6") != 0 && strcmp(object.soname, "libdl.so.2") != 0))
             return forward;
@@ -113,14 +114,14 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
         struct next next = {.name = name, .after = (uintptr_t)caller, .nvml = hook->nvml};
         object_each(look_after, &next);
         if (!next.function) {
-            real_dlsym(RTLD_NEXT, name); /* finds nothing either, and leaves its message for dlerror */
+            real_dlsym(RTLD_NEXT, name); /* finds nothing either, and sets the message for dlerror */
             return (struct decision){NULL, 1};
         }
         return (struct decision){next.driver ? hook->ours : next.function, 1};
     }
     if (handle == RTLD_DEFAULT) {
-        /* The true caller's scope finds this library's export, or an interposer's before it. That is the answer where a
-         * driver stands behind the name; where none does, what comes after us is. */
+        /* The caller's scope finds this library's export, or an interposer's before it. Return it if a driver has
+         * that name. Otherwise return what the objects after this library have. */
         struct object driver;
         if (driver_object(hook->nvml, &driver) && object_symbol(&driver, name))
             return forward;
@@ -131,7 +132,8 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
         return (struct decision){NULL, 1};
     void *ours = replacement(hook, found);
     if (!ours) {
-        /* A handle of the whole program (dlopen(NULL)) finds our own export: true only if a driver stands behind it. */
+        /* A handle of the whole program (dlopen(NULL)) finds this library's export. Return it only if a driver has
+         * that name. */
         struct object object;
         if (found == hook->ours && !driver_object(hook->nvml, &object))
             found = real_dlsym(RTLD_NEXT, name);
@@ -149,10 +151,10 @@ static bool hooked_name(const char *name)
 }
 
 /*
- * cuGetProcAddress: the pointer that the driver returned says which variant it chose. One of its exports that is not
- * replaced is a form newer than this library: nothing older may stand in for it, its parameters are others. Where the
- * driver returns a pointer that is none of its exported symbols, the rule of cuda.h decides: the newest symbol that is
- * not newer than the version asked for, in the stream variant asked for. NULL: the caller gets no such function.
+ * cuGetProcAddress: returns the hook for the version that the driver chose, which its pointer identifies. A driver
+ * export without a hook is newer than this library; no older version can replace it, because its parameters differ. If
+ * the pointer is no exported symbol of the driver, the rule of cuda.h applies: the newest symbol that is not newer than
+ * the requested version, in the requested stream variant. NULL: the caller gets no function.
  */
 static void *variant(const char *name, void *function, int version, cuuint64_t flags)
 {
@@ -182,7 +184,7 @@ static void *variant(const char *name, void *function, int version, cuuint64_t f
         if (hook->nvml || !vgpu_real[i])
             continue;
         if (strcmp(hook->symbol, name) == 0 && strcmp(hook->name, name) != 0)
-            return hook->ours; /* asked for by its full name, which some drivers answer */
+            return hook->ours; /* requested by its full name, which some drivers accept */
         if (strcmp(hook->name, name) != 0 || hook->since > version)
             continue;
         if (hook->stream != (per_thread && has_per_thread))
@@ -205,7 +207,8 @@ static CUresult answer(enum control control, const char *name, void **function, 
         return CUDA_SUCCESS;
     if (result)
         *result = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    return CUDA_ERROR_NOT_FOUND; /* of the first form; the second one tells by its pointer and *result alone */
+    /* only the first version of cuGetProcAddress returns this; the second reports through the pointer and *result */
+    return CUDA_ERROR_NOT_FOUND;
 }
 
 EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dlsym and dlvsym. vgpu_decide(handle, name, version or NULL, caller) answers in two registers: the function, and
- * whether that is the answer. If not, control goes to the real one by a jump, so that it sees the true caller.
+ * dlsym and dlvsym. vgpu_decide(handle, name, version or NULL, caller) returns two registers: the function, and whether
+ * it is the result. If it is not, control passes to the real function by a jump, so that it sees the true caller.
  */
     .section .note.GNU-stack, "", %progbits
     .text

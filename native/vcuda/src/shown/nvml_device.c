@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an NVML handle stands for in this container: one device of the slice, the MIG devices of the slice that lie on
- * this GPU, or nothing that the container may use.
+ * Maps an NVML handle to the container's devices: one device of the slice, the slice's MIG devices on that GPU, or
+ * nothing that the container may use.
  */
 #include "nvml_shown.h"
 
@@ -29,7 +29,7 @@ static void fill(struct part *part, nvmlDevice_t handle, const char uuid[VGPU_UU
         REAL(nvmlDeviceGetComputeInstanceId)(handle, &part->ci);
 }
 
-/* The MIG devices of the limits file whose GPU has this UUID. */
+/* Lists the MIG devices of the limits file that belong to the GPU with this UUID. */
 static int children(const char *parent, struct part parts[VGPU_MAX_DEVICES])
 {
     char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE], above[VGPU_UUID_SIZE];

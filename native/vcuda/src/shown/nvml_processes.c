@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Processes on a GPU: the container's own, under the pids that the caller's namespace has for them, each with what it is
- * charged. The ledger says who they are, not the driver: in a container some drivers show nobody, some the host's pids.
+ * The processes on a GPU: those of the container, with their pids in the caller's namespace and with their charges.
+ * They come from the ledger, because some drivers list no processes in a container, and others list the host's pids.
  *
- * The driver is asked all the same, with no room, for its errors. All processes of a slice compute; the lists of graphics
- * and MPS processes are empty.
+ * The driver is still called, with a count of 0, so that its errors are returned. All processes of a slice are compute
+ * processes; the lists of graphics and MPS processes are empty.
  */
 #include "nvml_shown.h"
 
@@ -35,8 +35,8 @@ int nvml_own_processes(enum control control, nvmlDevice_t handle, struct own_pro
     return total;
 }
 
-/* What every one of these lists does: *count is the room on the way in, the number on the way out; what does not fit is
- * not written at all. */
+/* Common to these lists: *count is the capacity on entry and the number of processes on return. A list that does not
+ * fit is not written at all. */
 static nvmlReturn_t fits(unsigned *count, unsigned found, const void *room)
 {
     unsigned had = *count;
@@ -46,7 +46,7 @@ static nvmlReturn_t fits(unsigned *count, unsigned found, const void *room)
     return found == 0 || room ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* The driver's answer to a question without room; whatever is no fault of the caller's is a success. */
+/* Returns the driver's result for a count of 0; errors that the caller did not cause become success. */
 #define ASK_DRIVER(call) \
     do { \
         nvmlReturn_t driver = call; \

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The private table through which NVIDIA's nvidia-smi asks for its box of processes. Word 0 is the table's size in bytes,
- * functions follow. The program gets a copy in which the three slots of processes are ours.
+ * The private table from which NVIDIA's nvidia-smi reads its list of processes. Word 0 is the table's size in bytes,
+ * functions follow. The program gets a copy in which the three functions for processes are replaced.
  *
- * Which slots those are, and what an entry looks like, was measured on the builds below (native/gpusim/nvml/export_table.c
- * has the story). A table that nobody measured is handed on as it is: what lies in its slots is not known, and a refusal
- * there would refuse something else. Every other slot is the driver's own.
+ * The positions of these functions and the layout of an entry were measured on the builds below
+ * (native/gpusim/nvml/export_table.c documents how). An unmeasured table is returned unchanged: its functions are
+ * unknown, and replacing one could break another feature. All other entries remain the driver's own.
  */
 #include "nvml_shown.h"
 
@@ -22,8 +22,9 @@
 
 static const unsigned char process_table[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                                 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
-/* By branch: NVIDIA's nvidia-smi of that build was run on a library that logs each call by its slot. size: of the table in
- * the driver's own library of that build, so that a build of the branch with another table is not taken for it; 0: not seen. */
+/* By branch: NVIDIA's nvidia-smi of that build was run with a library that logs each call by its position. size:
+ * bytes of the table in the driver's own library of that build, so that a build of the branch with another table is
+ * not matched; 0: not measured. */
 static const struct {
     const char *branch;
     size_t size;
@@ -44,7 +45,7 @@ _Static_assert(sizeof(struct entry) == 4128 && offsetof(struct entry, name) == 3
 
 static void *_Atomic copy;
 
-/* The program of a process: the first of its arguments. */
+/* Reads the program name of a process: its first argument. */
 static void name_of(unsigned pid, char *name, size_t room)
 {
     char path[48];
@@ -119,7 +120,7 @@ static void *copy_of(void *const *table)
     return ours;
 }
 
-/* A table that is not understood has no slots of processes as far as anybody knows: it is handed on. */
+/* Returns unknown tables unchanged, because their functions for processes are unknown. */
 EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
 {
     ENTER_NVML(nvmlInternalGetExportTable, (table, id));

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Utilisation of the slice: what the container's own processes kept the GPU busy, relative to its share of SM time. 100 %
- * is the whole share; a container that was given more because nobody else wanted it shows no more than 100.
+ * Utilisation of the slice: the GPU use of the container's own processes, relative to its share of SM time. 100 % is
+ * the whole share. A container that got more because no other container needed the GPU also shows 100.
  *
- * The driver samples processes by pid. Its figures are used where its own list of processes has the container's pids in
- * it; where it speaks of others (the host's, or nobody's) the slice's utilisation is not known and the answer is
- * NOT_SUPPORTED, never a neighbour's load.
+ * The driver samples processes by pid. Its figures are used if its own list of processes contains the container's pids.
+ * If it lists other pids (the host's) or none, the slice's utilisation is unknown and the functions return
+ * NOT_SUPPORTED, never the load of other containers.
  */
 #include "nvml_shown.h"
 
@@ -13,8 +13,8 @@
 #include <string.h>
 #include <time.h>
 
-#define LOOK_BACK_US 1000000ull /* NVML's own rates are of the last second at most */
-#define RING 256u               /* samples that a driver keeps are fewer */
+#define LOOK_BACK_US 1000000ull /* NVML's own rates cover at most the last second. */
+#define RING 256u               /* More than the samples that a driver keeps. */
 
 struct account_of {
     struct own_process *processes;
@@ -41,7 +41,8 @@ static unsigned relative(const struct account_of *account, unsigned percent)
     return scaled < 100 ? (unsigned)scaled : 100;
 }
 
-/* Whether one of the container's processes is in the driver's own list, as the driver must see it if it knows our pids. */
+/* Returns true if the driver's own list contains one of the container's processes, so that the driver knows the
+ * container's pids. */
 static bool driver_knows_us(const struct account_of *account, nvmlDevice_t device)
 {
     __typeof__(&nvmlDeviceGetComputeRunningProcesses_v3) list = REAL(nvmlDeviceGetComputeRunningProcesses_v3);
@@ -63,7 +64,7 @@ static bool driver_knows_us(const struct account_of *account, nvmlDevice_t devic
     return known;
 }
 
-/* account->processes is the caller's to forget(), whatever the answer. */
+/* Reads the container's processes. The caller must call forget() for account->processes in every case. */
 static nvmlReturn_t open_account(enum control control, nvmlDevice_t device, struct account_of *account)
 {
     struct part parts[VGPU_MAX_DEVICES];
@@ -73,7 +74,7 @@ static nvmlReturn_t open_account(enum control control, nvmlDevice_t device, stru
         return NVML_ERROR_NO_PERMISSION;
     account->count = nvml_own_processes(control, device, &account->processes);
     if (count < 0 || account->count < 0)
-        account->count = 0; /* without a ledger nobody has a context */
+        account->count = 0; /* without a ledger no process has a context */
     unsigned share = count == 1 && limits_core_policy() != VGPU_CORE_DISABLE
                          ? limits_sm_percent(parts[0].uuid, parts[0].nvml_index)
                          : 0;
@@ -82,7 +83,8 @@ static nvmlReturn_t open_account(enum control control, nvmlDevice_t device, stru
     return driver_knows_us(account, device) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* The driver's samples of every process since then, *list to be freed. NOT_FOUND where nobody was sampled. */
+/* Reads the driver's samples of every process since then; the caller frees *list. Returns NOT_FOUND if no process
+ * was sampled. */
 static nvmlReturn_t driver_samples(nvmlDevice_t device, unsigned long long since, nvmlProcessUtilizationSample_t **list,
                                    unsigned *count)
 {
@@ -98,11 +100,11 @@ static nvmlReturn_t driver_samples(nvmlDevice_t device, unsigned long long since
         status = *list ? REAL(nvmlDeviceGetProcessUtilization)(device, *list, count, since) : NVML_ERROR_MEMORY;
     }
     if (!*list)
-        *count = 0; /* a driver that answers a question without room with a success has written nothing */
+        *count = 0; /* a driver that succeeds for a count of 0 has written nothing */
     return status;
 }
 
-/* The container's own samples, relative to its share; the others are taken out. */
+/* Reads the container's own samples, scaled by its share; removes other processes. */
 static nvmlReturn_t own_samples(const struct account_of *account, nvmlDevice_t device, unsigned long long since,
                                 nvmlProcessUtilizationSample_t **list, unsigned *count)
 {
@@ -121,7 +123,8 @@ static nvmlReturn_t own_samples(const struct account_of *account, nvmlDevice_t d
     return kept ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-/* All of the container's processes together. Each is scaled before they are added: the sum may pass 100 by rounding. */
+/* Returns the sum over all of the container's processes. Each is scaled before the addition, so the sum may exceed
+ * 100 by rounding. */
 static nvmlReturn_t together(const struct account_of *account, nvmlDevice_t device, unsigned long long since,
                              nvmlUtilization_t *sum)
 {
@@ -139,7 +142,8 @@ static nvmlReturn_t together(const struct account_of *account, nvmlDevice_t devi
     return status == NVML_ERROR_NOT_FOUND ? NVML_SUCCESS : status;
 }
 
-/* By the driver's clock: the time of its newest sample of the card, which it takes whether anybody computes or not. */
+/* Returns the current time of the driver's clock: the time of the card's newest sample, which the driver takes even
+ * without load. */
 static unsigned long long driver_now(nvmlDevice_t device)
 {
     unsigned type, count = RING;
@@ -203,7 +207,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, n
     if (!info)
         return REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
     if (info->version != NVML_STRUCT_VERSION(nvmlProcessesUtilizationInfo_t, 1))
-        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH; /* a later one has entries of another size */
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH; /* a later version has entries of another size */
     nvmlProcessesUtilizationInfo_t all = *info;
     all.processSamplesCount = 0;
     all.procUtilArray = NULL;
@@ -239,8 +243,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, n
 }
 
 /*
- * A sample of the card names no process: in each of the driver's samples stands the container's mean since then. Power,
- * clocks and the rest are the card's and stay so.
+ * A sample of the card names no process, so each of the driver's samples is replaced by the container's mean since
+ * then. Power, clocks and other values remain the card's.
  */
 EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned int type, unsigned long long since,
                                          unsigned int *value_type, unsigned int *count, nvmlSample_t *samples)
@@ -263,7 +267,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned int type,
     return status;
 }
 
-/* --- accounting: the container's living processes; the driver forgets whose the ended ones were ------------- */
+/* --- accounting: the container's live processes only; the driver does not report to which container ended processes
+ * belonged --- */
 
 EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
 {
@@ -317,7 +322,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned i
 
 static unsigned long long relative_sum(const struct account_of *account, unsigned long long sum, unsigned samples)
 {
-    unsigned long long most = samples * 10000ull, scaled = sum * 100 / account->share; /* of hundredths of a percent */
+    unsigned long long most = samples * 10000ull, scaled = sum * 100 / account->share; /* in hundredths of a percent */
     return scaled < most ? scaled : most;
 }
 
@@ -327,7 +332,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, nvmlAcc
     struct account_of account;
     nvmlAccountingStats_v2_t found = {0};
     if (stats)
-        found = *stats; /* it names the process */
+        found = *stats; /* `pid` in *stats names the process */
     nvmlReturn_t status = REAL(nvmlDeviceGetAccountingStats_v2)(device, stats ? &found : NULL);
     if (status != NVML_SUCCESS)
         return status;

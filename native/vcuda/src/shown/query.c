@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a program is shown: the limit as the total, what the container has charged as used, the rest as free. The driver
- * is asked first, so that its errors stay its errors, and a device without a limit keeps the driver's figures.
+ * Memory that a program is shown: the limit as total, the container's charge as used, the rest as free. The driver is
+ * called first, so that its errors are returned. A device without a limit keeps the driver's figures.
  */
 #include "nvml_shown.h"
 
@@ -16,13 +16,13 @@ struct shown {
 
 static void settle(struct shown *shown)
 {
-    /* After a limit was lowered more may be in use than there is: then nothing is free. */
+    /* After a limit was lowered the usage may exceed it; then nothing is free. */
     if (shown->used > shown->total)
         shown->used = shown->total;
     shown->free = shown->total - shown->used;
 }
 
-/* false: no limit, the driver's figures stand. */
+/* Returns false if there is no limit, so that the driver's figures apply. */
 static bool show(const char *uuid, int nvml_index, struct shown *shown)
 {
     bool known;
@@ -31,7 +31,7 @@ static bool show(const char *uuid, int nvml_index, struct shown *shown)
     if (!known || shown->total == UINT64_MAX)
         return false;
     if (!ledger_total(uuid, &shown->used))
-        shown->used = 0; /* without a ledger nobody gets a context */
+        shown->used = 0; /* without a ledger no process gets a context */
     else if (limits_card(uuid) && (beyond = ledger_beyond(uuid)) != 0)
         shown->used = beyond < shown->total ? shown->used + beyond : shown->total;
     settle(shown);
@@ -51,7 +51,7 @@ static bool show_current(enum control control, uint64_t card_free, struct shown 
         memory_beyond(device, card_free);
     if (!show(device->uuid, device->nvml_index, shown))
         return false;
-    /* What the card does not have cannot be taken, unless it may come from host memory by whatever call. */
+    /* Memory that the card does not have cannot be allocated, unless every call can use host memory instead. */
     if (shown->free > card_free && !(limits_oversubscribe() && host_memory_complete()))
         shown->free = card_free;
     return true;
@@ -90,7 +90,7 @@ EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes
     return status;
 }
 
-/* A device that this container may not use has 0 bytes: no context can be created there. */
+/* A device that this container may not use has 0 bytes, because no context can be created on it. */
 static bool limit_of(enum control control, CUdevice ordinal, uint64_t *bytes)
 {
     CUresult status;
@@ -122,7 +122,8 @@ EXPORT CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
     return status;
 }
 
-/* What the driver said of a device becomes what the slice has of it; NO_PERMISSION: nothing. */
+/* Replaces the driver's figures of a device by the slice's. Returns NO_PERMISSION if the container may not use the
+ * device. */
 static nvmlReturn_t show_nvml(enum control control, nvmlDevice_t handle, bool *limited, struct shown *shown)
 {
     struct part parts[VGPU_MAX_DEVICES];
@@ -162,7 +163,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
     if (status != NVML_SUCCESS || !memory)
         return status;
     status = show_nvml(control, device, &limited, &shown);
-    /* Nothing is reserved: the driver's own reserve is the card's, not the slice's. */
+    /* Nothing is reserved: the driver's reserve belongs to the card, not to the slice. */
     if (limited || status != NVML_SUCCESS)
         *memory = (nvmlMemory_v2_t){
             .version = memory->version, .total = shown.total, .used = shown.used, .free = shown.free};
