@@ -21,7 +21,7 @@ from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
 from vgpu_plugin._shared.pods.requests import Config
 from vgpu_plugin._shared.pods.resources import MAX_GPUS, MAX_MIB
 
-# What becomes of a pod that asks for more different GPUs than any node has.
+# Values of ``tooManyGpus``: what happens to a pod that requests more distinct GPUs than any node has.
 REFUSE, WAIT = "refuse", "wait"
 NAMES = {
     "count": "gpu",
@@ -53,14 +53,14 @@ SCHEMA = Record(
         "tooManyGpus": Choice(REFUSE, WAIT),
         "claims": Bool(),
         "runtimeClass": Text("a name of a RuntimeClass", r"^([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)?\Z"),
-        # As the API server takes a handler.
+        # The pattern that the API server accepts for a handler.
         "runtimeHandlers": ListOf(Text("a handler of a RuntimeClass", r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")),
     }
 )
 
 
 class SettingsError(ValueError):
-    """A file that cannot be used; the text names each key that is wrong."""
+    """An invalid file; the text names each invalid key."""
 
 
 class SchedulerSettings(NamedTuple):
@@ -74,7 +74,7 @@ class SchedulerSettings(NamedTuple):
 
 
 def load(path: Path) -> SchedulerSettings:
-    """Raises SettingsError."""
+    """Reads the configuration file. Raises SettingsError."""
     try:
         document = yaml.safe_load(path.read_text()) or {}
     except (OSError, yaml.YAMLError) as fault:
