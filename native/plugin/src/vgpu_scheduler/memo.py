@@ -1,13 +1,9 @@
-# Caches results of a request for each node until the node changes: pods of one job have equal requests, one after the
-# other, and each bind changes one node of thousands.
+# SPDX-License-Identifier: Apache-2.0
+"""Caches results of a request for each node until the node changes: pods of one job have equal requests, one after the
+other, and each bind changes one node of thousands.
 
-# No change needs to be announced: the table counts the changes of each row, and a cached result is valid while the
-# count of its row is unchanged.
-"""What was found of a node for an ask stands until the node changes: pods of one job ask for the same, one after the
-other, and a pod that is bound changes one node of thousands.
-
-No reader is notified of a change, so none can be forgotten: the table counts each change of a row, and an answer
-holds for the count at which it was found.
+No change needs to be announced: the table counts the changes of each row, and a cached result is valid while the count
+of its row is unchanged.
 """
 
 from __future__ import annotations
