@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 M_ARENA_MAX = -8
 CHECK_PERIOD, QUIET_S = "_DEALLOCATED_SERVER_CHECK_PERIOD_S", 60.0
-# Threads of gRPC's core, as it names them; and their slack, which is 50 µs otherwise.
+# Names of threads of gRPC's core, and the timer slack that they get, in ns; the default is 50 µs.
 CORE, COARSE_NS = ("event_engine", "grpc_global_tim"), 500_000_000
 PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30
 

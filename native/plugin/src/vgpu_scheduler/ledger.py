@@ -86,8 +86,9 @@ class Ledger:
         self._pods_of: dict[str, set[str]] = {}
         # Namespace → MiB and percent that its pods hold.
         self._spaces: dict[str, list[int]] = {}
-        # Kinds of GPUs, and of nodes as (GPUs, MiB of the largest), with how many there are.
+        # Kind of GPU → number of such GPUs.
         self._cards: Counter[Card] = Counter()
+        # (number of GPUs, MiB of the largest) → number of such nodes.
         self._shapes: Counter[tuple[int, int]] = Counter()
 
     # --- facts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus metrics of the scheduler; bytes, seconds and ratios, and no label that grows with pods."""
+"""Prometheus metrics of the scheduler; in bytes, seconds and ratios. No label has one value per pod."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Quotas:
         return Demand(*self._ledger.held_in(namespace))
 
     def rows(self) -> Iterable[tuple[str, Limit, int]]:
-        """(namespace, limit, used) for metrics."""
+        """Yields (namespace, limit, used) for metrics."""
         for space, quotas in self._limits.items():
             used = self.held(space)
             for limits in quotas.values():

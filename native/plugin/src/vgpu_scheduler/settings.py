@@ -2,11 +2,11 @@
 """The scheduler's configuration file: names of resources, defaults, policies. JSON or YAML; any key may be left out.
 
 resourceNames: {count: nvidia.com/gpu, memory: nvidia.com/gpumem}
-defaultMemoryMiB: 5000        # 0: the whole card
-tooManyGpus: refuse          # what becomes of a pod with more GPUs than any node has: refuse | wait
-runtimeHandlers: [kata-qemu]  # of RuntimeClasses whose pods may have slices, besides runc, crun and nvidia
-claims: false                 # whether pods that a label says so for get claims
-plain: whole                  # what the count alone asks for: whole | slice | default
+defaultMemoryMiB: 5000        # 0: all memory of the GPU
+tooManyGpus: refuse          # for a pod with more GPUs than any node has: refuse | wait
+runtimeHandlers: [kata-qemu]  # handlers whose pods may have slices, in addition to runc, crun and nvidia
+claims: false                 # whether pods with the label vgpu.fleet/allocation get claims
+plain: whole                  # meaning of a GPU count without a size: whole | slice | default
 """
 
 from __future__ import annotations

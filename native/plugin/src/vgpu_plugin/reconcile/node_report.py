@@ -18,7 +18,7 @@ class NodeReport:
     def __init__(
         self, label: NodeLabel, changes: Reconfiguration, pool: Pool, topology: KubeletTopology, taint: str
     ) -> None:
-        """``taint``: a policy of node_health."""
+        """``taint``: policy for the taint, as in node_health."""
         self._label = label
         self._changes = changes
         self._pool = pool
