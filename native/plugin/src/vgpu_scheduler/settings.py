@@ -5,7 +5,7 @@ resourceNames: {count: nvidia.com/gpu, memory: nvidia.com/gpumem}
 defaultMemoryMiB: 5000        # 0: all memory of the GPU
 tooManyGpus: refuse          # for a pod with more GPUs than any node has: refuse | wait
 runtimeHandlers: [kata-qemu]  # handlers whose pods may have slices, in addition to runc, crun and nvidia
-claims: false                 # whether pods with the label vgpu.fleet/allocation get claims
+claims: false                 # whether pods with the label vgpu.fleet/allocation: dra get claims
 plain: whole                  # meaning of a GPU count without a size: whole | slice | default
 """
 

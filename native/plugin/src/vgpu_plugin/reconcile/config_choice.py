@@ -59,7 +59,7 @@ class ConfigChoice:
         return node_settings.load(self.path(name), self.chosen, self.follows)
 
     def first_settings(self) -> Settings:
-        """Returns the settings of the last active named configuration if valid, otherwise of node.yaml. Raises Fatal."""
+        """Returns settings of the last active named configuration if valid, otherwise of node.yaml. Raises Fatal."""
         if name := self.wanted:
             try:
                 return self.load(name)
