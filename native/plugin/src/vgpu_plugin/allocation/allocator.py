@@ -76,7 +76,7 @@ class Allocator:
         self.sizer = sizer
         self._answers = Answers(paths, pool, files)
         self.hand_over = settings.hand_over(paths.host_root, can_cdi=False)
-        # Prevents that a container in Kubernetes and one outside use the same slice (static_slices.py).
+        # Prevents containers inside and outside Kubernetes from using the same slice (static_slices.py).
         self.outside: OutsideUse = NoOutsideUse()
         # Whether the kubelet has called GetPreferredAllocation; a kubelet before 1.19 has no such call.
         self.kubelet_asks = False
@@ -99,7 +99,7 @@ class Allocator:
                 log.info("hand-over: %s (%s)", ", ".join(self.hand_over.strategies), self.hand_over.reason)
 
     def allocate(self, requests: Iterable[Iterable[str]]) -> list[Answer]:
-        """Returns one answer for each container. If one allocation fails, all allocations of this call are ended."""
+        """Returns one response for each container. If one allocation fails, all allocations of this call are ended."""
         made: list[Answer] = []
         with self.lock:
             try:

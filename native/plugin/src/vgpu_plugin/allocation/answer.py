@@ -46,7 +46,7 @@ class Answers:
         annotations: dict[str, str] = {}
         mounts: list[tuple[str, str, bool]] = []
         if record.limits:
-            # Memory of the video engines is not counted in any ledger, so the driver capability that uses it is withheld.
+            # The driver capability ``video`` is withheld, because no ledger counts the memory of video engines.
             envs["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
             # The reader of the checkpoint needs the UUIDs here, because no mount contains them.
             annotations[DEVICES_ANNOTATION] = ",".join(device["uuid"] for device in record.limits["devices"])
