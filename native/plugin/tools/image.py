@@ -128,7 +128,7 @@ def save(engine: str, tag: str, out: Path, *options: str) -> None:
 
 def digest(file: Path) -> str:
     found = hashlib.sha256()
-    with file.open("rb") as stream:  # an image is large
+    with file.open("rb") as stream:  # in blocks, because an image is large
         for block in iter(lambda: stream.read(1 << 20), b""):
             found.update(block)
     return found.hexdigest()

@@ -159,7 +159,7 @@ class Leadership:
                 if self._lease is not None and self._lease["spec"].get("holderIdentity") == self.identity:
                     await self._write(self._lease, "")
 
-    # --- inside
+    # --- internal
 
     async def _read(self) -> None:
         try:

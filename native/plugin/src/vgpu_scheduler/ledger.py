@@ -91,7 +91,7 @@ class Ledger:
         # (number of GPUs, MiB of the largest) → number of such nodes.
         self._shapes: Counter[tuple[int, int]] = Counter()
 
-    # --- facts
+    # --- updates
 
     def set_node(
         self, name: str, gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY, labels: NodeLabels = NO_LABELS
@@ -146,7 +146,7 @@ class Ledger:
             del self._pods_of[held.node]
         return True
 
-    # --- questions
+    # --- queries
 
     def filter(self, ask: PodAsk, names: Sequence[str], without: Mapping[str, Iterable[str]] | None = None) -> Answer:
         """Returns which of the nodes have room. ``without``: node → uids of pods that are treated as gone."""
@@ -292,7 +292,7 @@ class Ledger:
         found += [Drift(uid, held.pod, held.uses, ()) for uid, held in self._held.items() if uid not in truth]
         return found
 
-    # --- inside
+    # --- internal
 
     def _spend(self, held: Held, sign: int) -> None:
         space = held.pod.partition("/")[0]

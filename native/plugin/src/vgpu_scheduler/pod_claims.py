@@ -63,7 +63,7 @@ class PodClaims:
         kind = Kind("/api/v1/pods", wire.ClaimingPod, wire.ClaimingPodList, labelled)
         self.pods = Reflector(api, kind, self.all_pods, self.pod, resync)
 
-    # --- facts
+    # --- updates
 
     def pod(self, gone: bool, pod: wire.ClaimingPod) -> None:
         meta = pod.metadata

@@ -44,7 +44,7 @@ class Preemption:
         self._ending: set[str] = set()
         self._nominated: dict[str, Nominated] = {}
 
-    # --- facts
+    # --- updates
 
     def bound(self, pod: wire.Pod) -> None:
         uid = pod.metadata.uid
@@ -78,7 +78,7 @@ class Preemption:
         else:
             self._nominated[uid] = one
 
-    # --- questions
+    # --- queries
 
     @property
     def lowest(self) -> float:
@@ -192,7 +192,7 @@ class Preemption:
             for other in held:
                 self._ledger.release(other)
 
-    # --- inside
+    # --- internal
 
     def _against(self, uid: str, priority: int) -> list[tuple[str, Nominated]]:
         """Returns nominated pods of this priority or a higher one, the highest first, without those whose bind is under

@@ -84,7 +84,7 @@ class Quotas:
         # Stored pods without a node: namespace → uid → demand.
         self._waiting: dict[str, dict[str, Demand]] = {}
 
-    # --- facts
+    # --- updates
 
     def enter(self, gone: bool, quota: wire.Quota) -> None:
         """Enters one ResourceQuota of the API server."""
@@ -121,7 +121,7 @@ class Quotas:
             for uid in [uid for uid in pods if uid not in there]:
                 self.forget(space, uid)
 
-    # --- questions
+    # --- queries
 
     @property
     def namespaces(self) -> Iterable[str]:
@@ -157,7 +157,7 @@ class Quotas:
                 for limit in limits:
                     yield space, limit, limit.of(used)
 
-    # --- inside
+    # --- internal
 
     def _read(self, name: str, hard: dict[str, object]) -> list[Limit]:
         factor = self._config.memory_factor

@@ -68,7 +68,7 @@ class Resizing:
         self._events = 0
         self.counts = {"granted": 0, "refused": 0}
 
-    # --- facts
+    # --- updates
 
     def counts_for(self, pod: wire.Pod) -> tuple[Part, ...] | None:
         """Returns the parts that a bound pod counts for. Raises PlanError."""

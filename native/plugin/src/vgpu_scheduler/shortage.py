@@ -117,7 +117,7 @@ class Shortages:
         except ApiError as fault:
             log.warning("pod %s: no preemption: %s", short.key, fault)
 
-    # --- inside
+    # --- internal
 
     async def _preempt(self, uid: str, short: Short) -> bool:
         """Whether room will be free for the pod: by pods that are already ending, or by victims that may be evicted."""

@@ -70,7 +70,7 @@ class QuotaSpec(msgspec.Struct):
 
 
 class Quota(msgspec.Struct):
-    """A ResourceQuota."""
+    """A ResourceQuota of the API server."""
 
     metadata: Meta
     spec: QuotaSpec = msgspec.field(default_factory=QuotaSpec)

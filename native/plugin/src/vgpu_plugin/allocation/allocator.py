@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class OutsideUse(Protocol):
-    """The containers that Kubernetes did not start."""
+    """The slices that containers outside Kubernetes use (static_slices.py)."""
 
     def poll_slice(self, slice_id: str) -> bool:
         """Whether a container outside Kubernetes uses the slice now."""

@@ -68,7 +68,7 @@ def mig_nodes(gpu: Gpu, mig: MigDevice, proc: Path, dev_root: Path) -> list[dict
     folder = proc / "driver/nvidia/capabilities" / f"gpu{gpu.minor}" / "mig"
     nodes = gpu_nodes(gpu, dev_root)
     if not nodes and not folder.is_dir():
-        return []  # a simulated host
+        return []  # a simulated host has no device nodes
     instance = folder / f"gi{mig.gpu_instance}"
     for access in (instance / "access", instance / f"ci{mig.compute_instance}" / "access"):
         minor = re.search(r"^DeviceFileMinor:\s*(\d+)\s*$", access.read_text(), re.MULTILINE)
