@@ -72,8 +72,8 @@ class Fit(NamedTuple):
 
 
 def fit(view: View, ask: Ask, allowed: np.ndarray) -> Fit:
-    """Tests which GPUs fit. A container with 100 cores needs an empty GPU and excludes others. A container without cores
-    does not fit on a GPU whose cores are all taken. ``alone``: the GPU must be empty, but other containers may join it.
+    """Tests which GPUs fit. A container with 100 cores needs an empty GPU and excludes others. A container without
+    cores does not fit on a GPU whose cores are all taken. ``alone``: the GPU must be empty, but others may join it.
     """
     need, cores = memory_of(view, ask), cores_of(view, ask)
     large = need != IMPOSSIBLE
