@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds to the wheel what the source tree keeps once: generated gRPC code, the shared core, and the version."""
+"""Adds files to the wheel that the source tree has only once: generated gRPC code, the shared core, and the version."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "plugins" / "module_utils"
-# The version as folders and Status name it, e.g. 0.1.0-1f2e3d4c5b6a; a wheel spells it 0.1.0+1f2e3d4c5b6a.
+# The version as in folder names and Status, e.g. 0.1.0-1f2e3d4c5b6a; in the wheel's name it is 0.1.0+1f2e3d4c5b6a.
 VERSION = os.environ.get("VGPU_PLUGIN_VERSION", "0.0.0-source")
 
-# A program is left out where it would end with an ImportError: nodes lack what vgpu_scheduler needs, and the image of
-# the scheduler lacks gRPC.
+# Leaves out programs that would fail with an ImportError: nodes do not have the packages of vgpu_scheduler, and the
+# scheduler's image does not have gRPC.
 PARTS = os.environ.get("VGPU_PLUGIN_PARTS", "all")
 if PARTS not in ("node", "scheduler", "all"):
     raise SystemExit(f'VGPU_PLUGIN_PARTS is "{PARTS}"; expected node, scheduler or all')
@@ -36,13 +36,13 @@ if PARTS != "node":
     PACKAGES.append("vgpu_scheduler")
     PROGRAMS.append("vgpu-scheduler = vgpu_scheduler.main:main")
 
-# A build folder in the tree would keep files that the sources no longer have, and pack them.
+# A temporary build folder: one in the tree would keep deleted source files, and pack them.
 SCRATCH = tempfile.mkdtemp(prefix="vgpu-plugin-build-")
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 
 
 def shared() -> list[str]:
-    """What our packages import of the core."""
+    """Returns the modules of the core that our packages import."""
     found = set()
     for path in (HERE / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -54,7 +54,7 @@ def shared() -> list[str]:
 
 
 def closure(names: list[str]) -> list[str]:
-    """The modules and all that they import of the core, by their relative imports."""
+    """Returns the modules and all modules of the core that they import, by their relative imports."""
     found: list[str] = []
     open_names = list(names)
     while open_names:
@@ -66,7 +66,7 @@ def closure(names: list[str]) -> list[str]:
             if not isinstance(node, ast.ImportFrom):
                 continue
             if node.level:
-                # One dot is the module's own package, two dots are the core itself.
+                # One dot is the module's own package, two dots are the core.
                 parts = name.split(".")[: -node.level] + (node.module.split(".") if node.module else [])
                 base = ".".join(parts)
                 open_names += [base] if source(base).exists() else [f"{base}.{alias.name}" for alias in node.names]
@@ -76,7 +76,7 @@ def closure(names: list[str]) -> list[str]:
 
 
 def source(name: str) -> Path:
-    """The file of a module of the core: ``host.files`` is host/files.py."""
+    """Returns the file of a module of the core: host/files.py for ``host.files``."""
     return CORE / (name.replace(".", "/") + ".py")
 
 

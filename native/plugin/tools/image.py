@@ -4,10 +4,10 @@
     python3 tools/image.py --archive .build/wheelhouse/vgpu-plugin-….pyz --tag localhost/vgpu-device-plugin:V \
         --out vgpu-device-plugin-V.tar [--engine podman|docker] [--base IMAGE] [--library vcuda-….tar.gz] [--oci FILE]
 
---library puts the library's archive into the image of the device plugin, for nodes that no playbook prepares; --oci
-writes a second file in OCI's format, which skopeo, podman and ctr push to a registry.
-Without --base the root is Debian's, made by mmdebstrap out of the distribution's packages: its Python is the one that
-the archive must be for. With it, an image that the engine can pull and that has python3 and python3-venv.
+--library adds the library's archive to the device plugin's image, for nodes that no playbook prepares. --oci writes a
+second file in OCI's format, which skopeo, podman and ctr can push to a registry.
+Without --base the image starts from a Debian root that mmdebstrap makes from the distribution's packages; the archive
+must be for its Python. --base names another image that the engine can pull and that has python3 and python3-venv.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parents[1] / "image"
-# By the name of the archive that goes into it.
+# Containerfile by the name of the archive that it installs.
 CONTAINERFILES = {"vgpu-plugin": FOLDER / "Containerfile", "vgpu-scheduler": FOLDER / "scheduler.Containerfile"}
 SUITE = "bookworm"
 PACKAGES = "python3-minimal,python3-venv"
@@ -33,11 +33,11 @@ ROOT_IMAGE = f"localhost/vgpu-debian-root:{SUITE}"
 
 
 class ImageError(Exception):
-    """A step failed; the text says which, and its output."""
+    """A step failed; the text names the step and contains its output."""
 
 
 class Extras(NamedTuple):
-    """What not every image has: the library's archive in it, a file of it in OCI's format next to the other."""
+    """Optional parts: the library's archive inside the image, and a second image file in OCI's format."""
 
     library: Path | None = None
     oci: Path | None = None
@@ -66,13 +66,15 @@ def main() -> int:
 
 
 def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Extras = NO_EXTRAS) -> bool:
-    """Builds the image unless its files are there, made of the same. A file is complete or not there."""
+    """Builds the image unless its files exist and were built from the same inputs. An image file is either complete or
+    missing. Returns whether it was built.
+    """
     with zipfile.ZipFile(archive) as content:
         about = json.loads(content.read("about.json"))
     if about["name"] not in CONTAINERFILES:
         raise ImageError(f"{archive}: no image is made of {about['name']}, only of {' and '.join(CONTAINERFILES)}")
     recipe = CONTAINERFILES[about["name"]]
-    # A file of another version or under another tag lies at the same path where a person names the path.
+    # The inputs are recorded, because a path chosen by a person may contain the image of another version or tag.
     note = out.with_name(out.name + ".of")
     parts = {"archive": digest(archive), "recipe": digest(recipe), "tag": tag, "base": base}
     if extras.library is not None:
@@ -96,7 +98,7 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
         if extras.library is not None:
             shutil.copy2(extras.library, Path(scratch) / "library")
         options = ["--build-arg", f"BASE={base}", "--build-arg", f"VERSION={about['version']}", "--network", "none"]
-        # podman keeps an image of each step for the next build, which has another archive and can use none.
+        # podman would store an image of each step for the next build, which has another archive and cannot use them.
         options += ["--layers=false"] if Path(engine).name.startswith("podman") else []
         former = image_id(engine, tag)
         call(
@@ -104,8 +106,8 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
             [engine, "build", "-q", *options, "-t", tag, "-f", f"{scratch}/Containerfile", scratch],
         )
     if former and former != image_id(engine, tag) and shown(engine, former, "{{len .RepoTags}}") == "0":
-        # The new image took its only name. An engine removes an image with its last name; a container keeps its image,
-        # and the container's owner may remove both.
+        # The new image took the only name of the old one. An engine removes an image without a name; an image of a
+        # container stays, and the container's owner may remove both.
         subprocess.run([engine, "image", "rm", former], capture_output=True, check=False)
     note.unlink(missing_ok=True)
     save(engine, tag, out)
@@ -116,7 +118,7 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
 
 
 def save(engine: str, tag: str, out: Path, *options: str) -> None:
-    """Writes the image to a file, which appears by a rename."""
+    """Writes the image to a file, by a rename."""
     part = out.with_name(out.name + ".part")
     part.unlink(missing_ok=True)
     call("writing the image's file", [engine, "save", *options, "-o", str(part), tag])
@@ -126,19 +128,19 @@ def save(engine: str, tag: str, out: Path, *options: str) -> None:
 
 def digest(file: Path) -> str:
     found = hashlib.sha256()
-    with file.open("rb") as stream:  # an image is large
+    with file.open("rb") as stream:  # in blocks, because an image is large
         for block in iter(lambda: stream.read(1 << 20), b""):
             found.update(block)
     return found.hexdigest()
 
 
 def image_id(engine: str, name: str) -> str:
-    """The engine's id of an image, empty where there is none of that name."""
+    """Returns the engine's id of an image; empty if there is no image of that name."""
     return shown(engine, name, "{{.Id}}")
 
 
 def shown(engine: str, name: str, what: str) -> str:
-    """What the engine shows of an image by a template, empty where there is none of that name."""
+    """Returns a field of an image by a template; empty if there is no image of that name."""
     command = [engine, "image", "inspect", "--format", what, name]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""

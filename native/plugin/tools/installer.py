@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs the wheels of this archive into <root>/<version>, a virtual environment. Runs on a host, without network.
 
-An installation that was cut off has no file .complete and is made again. The symlink <root>/current is not touched, and
-neither is the version that it names; versions that are neither that one nor this one are removed.
+An interrupted installation has no file .complete and is repeated. The symlink <root>/current and the version that it
+points to stay unchanged; all other versions are removed, except the installed one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import tempfile
 import zipfile
 
 OLDEST_PYTHON = (3, 11)
-# Of vgpuctl, below the version; the role links it to where bash looks.
+# Path of vgpuctl's completion, below the version's folder; the role links to it from bash's folder.
 COMPLETION = "share/bash-completion/completions/vgpuctl"
-# With less free space than this a step that failed is taken to have failed for want of it: ensurepip does not say why.
+# If a step fails with less free space than this, the full disk is reported as the reason: ensurepip does not report it.
 FULL_BYTES = 1 << 20
 
 
 class StepFailed(Exception):
-    """A step of the installation failed; the text holds its output."""
+    """A step of the installation failed; the text contains its output."""
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def main() -> int:
                 archive.extractall(scratch)
                 install(target, scratch)
         except (StepFailed, OSError) as fault:
-            # A half installation is of no use, and must not be what fills the disk.
+            # A partial installation is useless, and must not fill the disk.
             reason = full(given.root)
             shutil.rmtree(target, ignore_errors=True)
             print(f"{target} was not installed: {reason}{fault}", file=sys.stderr)
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def install(target: str, scratch: str) -> None:
-    # -I and --isolated: root installs, and stands in a folder that may be another user's.
+    # -I and --isolated: root runs this, perhaps in another user's folder.
     run([sys.executable, "-I", "-m", "venv", target], "python3 -m venv (package python3-venv)")
     pip = [os.path.join(target, "bin", "python"), "-I", "-m", "pip", "--isolated", "install", "--quiet"]
     pip += ["--disable-pip-version-check"]
@@ -72,7 +72,9 @@ def install(target: str, scratch: str) -> None:
 
 
 def isolate(programs: str) -> None:
-    """Lets the programs import nothing by variables of their caller: root calls them, also by sudo -E."""
+    """Adds -I to the programs, so that they import nothing by their caller's environment: root calls them, also by sudo
+    -E.
+    """
     first = f"#!{programs}/python".encode()
     for name in os.listdir(programs):
         path = os.path.join(programs, name)
@@ -86,7 +88,7 @@ def isolate(programs: str) -> None:
 
 
 def complete(target: str) -> None:
-    """Writes the shell completion of vgpuctl, where this archive has it."""
+    """Writes the shell completion of vgpuctl, if this archive contains vgpuctl."""
     program = os.path.join(target, "bin", "vgpuctl")
     if not os.path.exists(program):
         return
@@ -98,7 +100,7 @@ def complete(target: str) -> None:
 
 
 def full(root: str) -> str:
-    """Names the disk of the versions where it has no room left; else empty."""
+    """Returns a message if the disk of the versions is full; otherwise empty."""
     try:
         free = shutil.disk_usage(root).free
     except OSError:
@@ -107,7 +109,7 @@ def full(root: str) -> str:
 
 
 def run(command: list[str], what: str) -> str:
-    """The output of a command. Raises StepFailed."""
+    """Returns the output of a command. Raises StepFailed."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         raise StepFailed(f"{what} failed:\n{done.stdout}")

@@ -6,10 +6,11 @@
     python3 tools/wheelhouse.py --collect FOLDER --python 3.11 --arch x86_64 [--version V] [--scheduler]
     python3 vgpu-plugin-….pyz --root /opt/vgpu/plugin     (on the host)
 
-The file is a zip that Python runs: installer.py, the wheels, and their versions with hashes. Wheels of others come by
-hash from requirements/plugin.txt, the scheduler's from scheduler.txt; ours are built here. The same sources give the
-same bytes. What exists is kept. A folder of wheels is asked first: where it has them all, neither pip nor a network is
-needed. `make artefact` makes such folders with --collect, one for each program: our wheel has one name for all.
+The file is a zip that Python runs: installer.py, the wheels, and their versions with hashes. Third-party wheels are
+downloaded by the hashes in requirements/plugin.txt, for the scheduler in scheduler.txt; our wheels are built here.
+Equal sources give equal bytes. An existing file is not built again. Folders of wheels are searched first: if they
+contain all wheels, neither pip nor a network is needed. `make artefact` makes such folders with --collect, a separate
+one for each program, because our wheel has the same name in all of them.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from typing import NamedTuple
 PLUGIN = Path(__file__).resolve().parents[1]
 ROOT = PLUGIN.parents[1]
 REQUIREMENTS = ROOT / "requirements" / "plugin.txt"
-# What the scheduler's program needs; its wheel is the whole one.
+# Requirements of the scheduler.
 OF_SCHEDULER = ROOT / "requirements" / "scheduler.txt"
 DOUBLE, SCHEDULER = "vgpu-kubelet-double", "vgpu-scheduler"
 LOCK = ROOT / "requirements" / "test.txt"
 BUILD_NEEDS = ("grpcio", "grpcio-tools", "packaging", "protobuf", "setuptools", "typing-extensions", "wheel")
-# Zip cannot hold an earlier time; a fixed one makes equal contents equal bytes.
+# The earliest time that a zip file can contain; a fixed time makes equal contents equal bytes.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 SOURCES = ("native/plugin", "plugins/module_utils", "requirements/plugin.txt", "requirements/scheduler.txt")
 
 
 class WheelhouseError(Exception):
-    """The file could not be made; the text says which step failed and its output."""
+    """The archive could not be built; the text names the failed step and contains its output."""
 
 
 def main() -> int:
@@ -63,7 +64,7 @@ def main() -> int:
     parser.add_argument("--wheels", type=Path, action="append", default=[], help="folder of wheels, asked first")
     parser.add_argument("--collect", type=Path, help="put the wheels into this folder, and make no archive")
     given = parser.parse_args()
-    # An empty word of a role is no folder.
+    # A role passes an empty word if there is no folder.
     wheels = [one for one in given.wheels if str(one) != "."]
     wanted = Wanted(given.name or "vgpu-plugin", given.version or own_version(), given.python, given.arch)
     try:
@@ -78,7 +79,9 @@ def main() -> int:
 
 
 class Wanted(NamedTuple):
-    """One archive: ``name`` of the program, ``version`` as 0.1.0-1f2e3d, ``python`` as 3.11, ``arch`` as uname -m."""
+    """One archive: ``name`` of the program, ``version`` such as 0.1.0-1f2e3d, ``python`` such as 3.11, ``arch`` as in
+    uname -m.
+    """
 
     name: str
     version: str
@@ -95,7 +98,7 @@ class Wanted(NamedTuple):
 
 
 def make(out: Path, wanted: Wanted, wheels: list[Path]) -> dict[str, object]:
-    """Makes the file unless it is there; one process at a time."""
+    """Builds the archive unless it exists; one process at a time."""
     version = checked_version(wanted)
     archive = out / f"{wanted.name}-{version}-{wanted.tag}-{wanted.arch}.pyz"
     with locked(out):
@@ -110,7 +113,7 @@ def make(out: Path, wanted: Wanted, wheels: list[Path]) -> dict[str, object]:
 
 
 def collect(folder: Path, out: Path, wanted: Wanted) -> list[str]:
-    """Puts the wheels of one platform, and ours, into a folder that ``--wheels`` reads. Returns their names."""
+    """Copies the wheels of one platform, and ours, into a folder for ``--wheels``. Returns their names."""
     version = checked_version(wanted)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(out), tempfile.TemporaryDirectory(dir=out) as scratch:
@@ -129,7 +132,9 @@ def checked_version(wanted: Wanted) -> str:
 
 
 def found_ours(folders: list[Path], wanted: Wanted) -> list[Path]:
-    """Our wheel of this version out of the folders, which are those of this program. The double has two of them."""
+    """Returns our wheel of this version from the folders of this program; empty for the double, which needs two wheels
+    of ours.
+    """
     if wanted.name == DOUBLE:
         return []
     name = f"vgpu_fleet_plugin-{wanted.version.replace('-', '+', 1)}-py3-none-any.whl"
@@ -137,7 +142,7 @@ def found_ours(folders: list[Path], wanted: Wanted) -> list[Path]:
 
 
 def found_foreign(folders: list[Path], wanted: Wanted) -> list[Path]:
-    """The wheels of others out of the folders, each with a digest of the lock; empty where one is missing."""
+    """Returns the third-party wheels from the folders, each with a digest of the lock file; empty if one is missing."""
     chosen = []
     for name, block in needed_blocks(wanted):
         start = f"{name.replace('-', '_')}-{block.split('==')[1].split()[0]}-"
@@ -156,7 +161,7 @@ def found_foreign(folders: list[Path], wanted: Wanted) -> list[Path]:
 
 
 def fits(wheel: str, wanted: Wanted) -> bool:
-    """Whether a wheel's name says that it is for the host's Python and architecture."""
+    """Whether a wheel's name matches the host's Python and architecture."""
     python, abi, platforms = wheel[: -len(".whl")].split("-")[-3:]
     minor = re.fullmatch(r"cp3([0-9]+)", python)
     ours = int(wanted.python.split(".")[1])
@@ -174,7 +179,7 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def own_version() -> str:
-    """For use by hand; the roles give the version that the lookup vgpu.fleet.source_version makes."""
+    """Returns a version for manual use; the roles pass the version of the lookup vgpu.fleet.source_version."""
     digest = hashlib.sha256()
     for name in SOURCES:
         start = ROOT / name
@@ -199,20 +204,20 @@ def call(what: str, command: list[str], **environment: str) -> None:
 
 
 def download(out: Path, wanted: Wanted) -> list[Path]:
-    """The wheels of others for the host's Python, each by its hash; kept for the next version of ours."""
+    """Returns the third-party wheels for the host's Python, downloaded by hash; cached for our next version."""
     arch = wanted.arch
     key = hashlib.sha256(wanted.requirements.read_bytes()).hexdigest()[:12]
     folder = out / f"wheels-{key}-{wanted.tag}-{arch}"
     if not folder.exists():
         fresh = folder.with_name(folder.name + ".part")
         shutil.rmtree(fresh, ignore_errors=True)
-        # pip holds the markers of the lock against the Python that it runs on, not against --python-version.
+        # pip evaluates the markers of the lock file for the Python that runs it, not for --python-version.
         requirements = folder.with_name(folder.name + ".txt")
         requirements.write_text("\n".join(block for _name, block in needed_blocks(wanted)) + "\n")
         command = [pip_python(out), "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--require-hashes", "--only-binary=:all:", "--implementation", "cp"]
         command += ["--python-version", wanted.python]
-        # Tags that every glibc since 2.17 takes, and the two newer ones that wheels are commonly built for.
+        # Tags for every glibc since 2.17, and the newer ones that are common for wheels.
         for tag in (
             f"manylinux2014_{arch}",
             f"manylinux_2_17_{arch}",
@@ -227,7 +232,7 @@ def download(out: Path, wanted: Wanted) -> list[Path]:
 
 
 def pip_python(out: Path) -> str:
-    """A Python with pip: the one that runs this, else a virtual environment, which brings the pip of the Python."""
+    """Returns a Python with pip: the running one, or a virtual environment with Python's bundled pip."""
     if importlib.util.find_spec("pip"):
         return sys.executable
     folder = out / f"pip-{hashlib.sha256(sys.version.encode()).hexdigest()[:12]}"
@@ -242,13 +247,13 @@ def pip_python(out: Path) -> str:
 
 
 def build_wheels(scratch: Path, out: Path, version: str, name: str) -> list[Path]:
-    """Our wheels: the plugin, and the double on request (it uses the plugin's gRPC code)."""
+    """Builds our wheels: the plugin, and for the double also the double, which uses the plugin's gRPC code."""
     wheels = scratch / "wheels"
     command = [build_python(out), "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-build-isolation", "-w", str(wheels)]
     sources = [PLUGIN]
     if name == DOUBLE:
-        # Built from a copy, for setuptools leaves its scratch files in the tree that it builds.
+        # Built from a copy, because setuptools writes scratch files into the source tree.
         sources.append(Path(shutil.copytree(PLUGIN / "kubelet_double", scratch / "kubelet_double")))
     for source in sources:
         call(
@@ -262,7 +267,7 @@ def build_wheels(scratch: Path, out: Path, version: str, name: str) -> list[Path
 
 
 def build_python(out: Path) -> str:
-    """A Python with what our wheels are built with: the one that runs this, else a virtual environment for it."""
+    """Returns a Python with the build tools: the running one, or a virtual environment for them."""
     if all(importlib.util.find_spec(name) for name in ("grpc_tools", "setuptools", "wheel", "pip")):
         return sys.executable
     wanted = "\n".join(block for name, block in locked_blocks(LOCK) if name in BUILD_NEEDS) + "\n"
@@ -279,14 +284,14 @@ def build_python(out: Path) -> str:
 
 
 def locked_blocks(path: Path) -> Iterator[tuple[str, str]]:
-    """(name, lines) of each requirement of a file with hashes."""
+    """Yields (name, lines) of each requirement of a file with hashes."""
     for found in re.finditer(r"^([A-Za-z0-9._-]+)==.*(?:\n[ \t]+--hash=.*)+", path.read_text(), re.MULTILINE):
-        # The last line ends in no backslash once the comments behind it are gone.
+        # Without the comments after it, the last line must not end with a backslash.
         yield found.group(1).lower(), found.group(0).rstrip("\\ ")
 
 
 def needed_blocks(wanted: Wanted) -> list[tuple[str, str]]:
-    """(name, lines without a marker) of each requirement that the host's Python needs, a CPython on Linux."""
+    """Returns (name, lines without a marker) of each requirement for the host's Python, a CPython on Linux."""
     blocks = []
     for name, block in locked_blocks(wanted.requirements):
         head, lines, hashes = block.partition("\n")
@@ -297,7 +302,7 @@ def needed_blocks(wanted: Wanted) -> list[tuple[str, str]]:
 
 
 def holds(clause: str, python: str) -> bool:
-    """One clause of a marker, for a CPython such as 3.11."""
+    """Evaluates one clause of a marker for a CPython such as 3.11."""
     found = re.fullmatch(r"(\w+) (<|>=|!=) '([^']+)'", clause)
     name, sign, value = found.groups() if found else ("", "", "")
     if sign == "!=" and name in ("platform_python_implementation", "implementation_name"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``kubectl vgpu`` writes: another size for a pod that runs, and a GPU that gets no more pods. Pure.
+"""The changes that ``kubectl vgpu`` writes: a new size for a running pod, and a GPU that gets no more pods. Pure.
 
-Both are annotations. The size is a request of the pod's owner, which the scheduler grants; the device plugin of a node
-reads which of its GPUs are drained.
+Both are annotations. The size is a request of the pod's owner, which the scheduler grants; the device plugin reads
+which GPUs of its node are drained.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Object = Mapping[str, Any]
 
 
 class Refused(Exception):
-    """What was asked for cannot be; the text names it, what was expected, and the next step."""
+    """Raised if a request is impossible; the text names the request, what was expected, and the next step."""
 
 
 def memory_mib(text: str) -> int:
-    """MiB of a size such as 8Gi; a number alone is MiB. Raises ValueError."""
+    """Returns the MiB of a size such as 8Gi; a plain number is MiB. Raises ValueError."""
     found = MEMORY.match(text)
     value = int(found[1]) * UNITS_MIB[found[2]] if found else 0
     if not 1 <= value <= pod_annotations.MAX_MIB:
@@ -39,7 +39,9 @@ def memory_mib(text: str) -> int:
 
 
 def request(pod: Object, container: str, memory: int | None, cores: int | None) -> str:
-    """The text of the pod's annotation: this container's new size, and what was asked for others. Raises Refused."""
+    """Returns the text of the pod's annotation: this container's new size, and earlier requests for other containers.
+    Raises Refused.
+    """
     notes = (pod.get("metadata") or {}).get("annotations") or {}
     name = rows.key_of(pod)
     try:
@@ -71,7 +73,7 @@ def request(pod: Object, container: str, memory: int | None, cores: int | None) 
 
 
 def outcome(pod: Object, asked: str) -> str:
-    """Where a request stands: granted, on its way, or neither (empty)."""
+    """Returns the state of a request: granted, granted but not applied by the node yet, or empty."""
     notes = (pod.get("metadata") or {}).get("annotations") or {}
     if notes.get(resizes.RESIZED) != asked:
         return ""
@@ -82,8 +84,9 @@ def outcome(pod: Object, asked: str) -> str:
 
 
 def the_gpu(node: Object, named: str, exported: Mapping[str, int]) -> str:
-    """The UUID of a GPU that is named by index, UUID, or the beginning of one. ``exported``: UUID → index as the node's
-    exporter has it, where it was read. Raises Refused."""
+    """Returns the UUID of a GPU given by index, UUID, or the beginning of a UUID. ``exported``: UUID → index from the
+    node's exporter, if it was read. Raises Refused.
+    """
     listed = {gpu.uuid: number for number, gpu in enumerate(rows.gpus_of(node))}
     known = listed or dict(exported)
     if named.isdigit():
@@ -100,15 +103,16 @@ def the_gpu(node: Object, named: str, exported: Mapping[str, int]) -> str:
 
 
 def drained(node: Object, uuid: str, away: bool) -> str | None:
-    """The annotation of the node with this GPU in it, or out of it; None: the node needs none."""
+    """Returns the node's annotation with this GPU added or removed; None: the node needs no annotation."""
     notes = (node.get("metadata") or {}).get("annotations") or {}
     before = pod_annotations.read_drained(notes.get(DRAINED) or "")
     return ",".join(sorted(before | {uuid} if away else before - {uuid})) or None
 
 
 def pods_on(node: str, uuid: str, pods: Iterable[Object], used: Sequence[Mapping[str, Any]]) -> list[Object]:
-    """Pods that hold a part of the GPU, by their plans and by what the node's exporter says. ``used``: rows of
-    exporters.containers."""
+    """Returns the pods that hold a part of the GPU, by their plans and by the node's exporter. ``used``: rows of
+    exporters.containers.
+    """
     named = {(one["namespace"], one["pod"]) for one in used if one["node"] == node and one["uuid"] == uuid}
     found = []
     for pod in pods:
@@ -119,13 +123,13 @@ def pods_on(node: str, uuid: str, pods: Iterable[Object], used: Sequence[Mapping
 
 
 def unmanaged(pods: Iterable[Object]) -> list[str]:
-    """Those that nobody makes again."""
+    """Returns the pods that no controller would create again."""
     return [rows.key_of(one) for one in pods if not (one.get("metadata") or {}).get("ownerReferences")]
 
 
 def eviction(pod: Object) -> dict[str, Any]:
     metadata = pod.get("metadata") or {}
     named = {key: metadata.get(key) for key in ("name", "namespace")}
-    # Not a pod of the same name that came meanwhile.
+    # With the uid, so that a newer pod of the same name is not evicted.
     options = {"preconditions": {"uid": metadata.get("uid")}}
     return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": named, "deleteOptions": options}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs of nodes whose pods ask by claims, and what each claim has of them: of ResourceSlices and ResourceClaims. Pure.
+"""GPUs of nodes whose pods use claims, and the shares of each claim, from ResourceSlices and ResourceClaims. Pure.
 
-Pods with one claim share what it has, so it is counted once.
+Pods with the same claim use the same share, so it is counted once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
 from vgpu_plugin._shared.pods.claim_requests import LABEL, WANTED
 
 DRIVER = "gpu.vgpu.fleet"
-# Names of the DeviceClasses that the collection makes.
+# Names of the DeviceClasses that the collection creates.
 CLASSES = ("vgpu", "vgpu-mig")
 MIB = 1 << 20
 UNHEALTHY = f"{DRIVER}/unhealthy"
@@ -25,7 +25,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Share:
-    """What a claim has of one GPU; ``pods``: ``namespace/name`` of those that have it."""
+    """A claim's share of one GPU; ``pods``: ``namespace/name`` of the pods that use the claim."""
 
     claim: str
     node: str
@@ -36,7 +36,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Claims:
-    """``gpus``: by node. ``there``: ``namespace/name`` of all claims; ``waiting``: of ours without a device."""
+    """``gpus``: by node. ``there``: ``namespace/name`` of all claims; ``waiting``: our claims without a device."""
 
     gpus: Mapping[str, tuple[NodeGpu, ...]] = field(default_factory=dict)
     shares: tuple[Share, ...] = ()
@@ -50,8 +50,9 @@ class Claims:
         return [one for one in self.shares if key in one.pods]
 
     def waits(self, pod: Object) -> bool:
-        """Whether the pod names a claim that has no device yet, itself or by a template, or one that our scheduler is
-        to make."""
+        """Whether a claim of the pod has no device yet: a claim that it names, directly or by a template, or one that
+        our scheduler will create.
+        """
         meta = pod.get("metadata") or {}
         place, ours = meta.get("namespace") or "default", (meta.get("labels") or {}).get(LABEL) == WANTED
         named = [*((pod.get("spec") or {}).get("resourceClaims") or ())]
@@ -64,7 +65,7 @@ NONE = Claims()
 
 
 def read(slices: Iterable[Object], claims: Iterable[Object]) -> Claims:
-    """``slices``: of all drivers; those of ours count, of the newest generation of a node."""
+    """Reads the objects. ``slices``: of all drivers; only our slices of a node's newest generation count."""
     devices: dict[str, dict[str, NodeGpu]] = {}
     newest: dict[str, int] = {}
     for one in sorted(slices, key=_generation):
@@ -88,7 +89,7 @@ def _key(claim: Object) -> str:
 
 
 def _ours(claim: Object) -> bool:
-    """Whether any request of the claim, or any of its alternatives, is for a class of ours."""
+    """Whether a request of the claim, or an alternative of a request, uses one of our classes."""
     requests = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ()
     kinds = [kind for one in requests for kind in (one.get("exactly") or {}, *(one.get("firstAvailable") or ()))]
     return any(kind.get("deviceClassName") in CLASSES for kind in kinds)

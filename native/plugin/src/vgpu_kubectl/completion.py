@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion of ``kubectl vgpu``: kubectl runs the program ``kubectl_complete-vgpu`` with the words of the line.
+"""Completion of ``kubectl vgpu``: kubectl runs the program ``kubectl_complete-vgpu`` with the words of the command
+line.
 
-Each answer is a line, a tab before its description. The last line is a number for cobra, kubectl's library. 4 means
-that no names of files are offered.
+Each candidate is printed on a line, with a tab before its description. The last line is a number for cobra, kubectl's
+library; 4 means: do not complete file names.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ NO_FILES = ":4"
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """``words``: those behind ``kubectl vgpu``, the last one unfinished and maybe empty."""
+    """Returns the candidates. ``words``: the words after ``kubectl vgpu``; the last is unfinished and may be empty."""
     last = words[-1] if words else ""
     before = words[-2] if len(words) > 1 else ""
     command = next((one for one in words[:-1] if one in COMMANDS), "")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the exporters of nodes say of slices and of the containers that hold them, as rows. Pure.
+"""Rows about slices and their containers from the exporters of nodes. Pure.
 
-An exporter knows what no object of the API does: on which GPU a container is where slices are equal, and how much
-memory it uses.
+An exporter knows what no API object contains: a container's GPU if slices are equal, and how much memory the container
+uses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Sample(NamedTuple):
 
 
 def samples(text: str) -> Iterator[Sample]:
-    """Lines of Prometheus' text format that have labels; the others are left out."""
+    """Yields the lines of Prometheus' text format that have labels."""
     for line in text.splitlines():
         found = LINE.match(line)
         if found is None:
@@ -40,7 +40,7 @@ def samples(text: str) -> Iterator[Sample]:
 
 
 def gpus(text: str) -> dict[str, int]:
-    """UUID → index of each GPU of a node."""
+    """Returns UUID → index of each GPU of a node."""
     return {
         one.labels["uuid"]: int(one.labels["gpu"])
         for one in samples(text)
@@ -49,7 +49,7 @@ def gpus(text: str) -> dict[str, int]:
 
 
 def slices(texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A row of each slice of each node. ``texts``: node → what its exporter says."""
+    """Returns a row for each slice of each node. ``texts``: node → its exporter's output."""
     rows = []
     for node, text in sorted(texts.items()):
         index = gpus(text)
@@ -83,7 +83,7 @@ def _number(name: str) -> tuple[str, int]:
 
 
 def containers(texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A row of each container and GPU that the exporters name: what it may hold and what it holds."""
+    """Returns a row for each container and GPU in the exporters' output: memory limit and memory in use."""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for node, text in sorted(texts.items()):
         index = gpus(text)

@@ -19,12 +19,12 @@ from .source import Cluster, NoAnswer
 
 FAILED, USAGE = 1, 2
 EXPORTER = 9410
-# The scheduler judges within seconds, and a node follows within some more.
+# The scheduler checks a request within seconds, and the node applies it some seconds later.
 WAIT_S, PAUSE_S = 30.0, 1.0
 FORMATS = ("table", "wide", "json", "yaml")
-# Options of kubectl that are handed on as they are.
+# Options of kubectl that are passed on unchanged.
 HANDED_ON = ("kubeconfig", "context", "cluster", "user", "server", "request-timeout", "as")
-# Command → (what it does, examples). In the order of --help.
+# Command → (description, examples), in the order of --help.
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "nodes": (
         "nodes with GPUs: how they are shared, what is given out, what somebody should look at",
@@ -59,7 +59,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 OUTPUT, NAMESPACE, PORT = "--output", "--namespace", "--port"
-# What each command takes of its own.
+# Options of each command.
 OPTIONS = {
     "nodes": (OUTPUT,),
     "cards": (OUTPUT,),
@@ -73,7 +73,7 @@ OPTIONS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 1 where kubectl fails, with its words; 2 for a wrong command line."""
+    """Returns the exit status: 0; 1 if kubectl fails, with its message; 2 for an invalid command line."""
     try:
         given = parser().parse_args(arguments)
     except SystemExit as end:
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(lines, flush=True)
     except BrokenPipeError:
-        # Nobody takes it any more, and Python would try once more at its end.
+        # The reader of the output is gone, and Python would try to write again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -114,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_own(one: argparse.ArgumentParser, name: str) -> None:
-    """What one command takes."""
+    """Adds the arguments of one command."""
     if name in ("why", "resize"):
         one.add_argument("pod", help="its name; NAMESPACE/NAME does without --namespace")
     if name in ("drain", "undrain"):
@@ -164,7 +164,7 @@ def _cards(cluster: Cluster, given: argparse.Namespace) -> str:
 
 
 def _claims(cluster: Cluster, namespace: str = "") -> claims.Claims:
-    """None where the cluster has no slices of ours, or they may not be read: most clusters have none."""
+    """Returns the claims; empty if the cluster has no slices of ours or they may not be read, as in most clusters."""
     try:
         slices = cluster.resource_slices()
         ours = any((one.get("spec") or {}).get("driver") == claims.DRIVER for one in slices)
@@ -177,7 +177,7 @@ def _pods(cluster: Cluster, given: argparse.Namespace) -> str:
     try:
         resources = {name for node in cluster.nodes() for name in rows.resources_of(node)}
     except NoAnswer:
-        # Who may read one namespace alone may read no nodes: pods by the usual names then.
+        # A user with access to one namespace cannot read nodes; pods are then found by the default resource names.
         resources = set()
     found = rows.pods(cluster.pods(given.namespace), resources, _claims(cluster, given.namespace))
     return shown("pods", found, text.pods, given.output)
@@ -206,7 +206,7 @@ def _slices(cluster: Cluster, given: argparse.Namespace) -> str:
 
 
 def _exported(cluster: Cluster, nodes: Sequence[str], port: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Node → what its exporter says; and node → why nothing came."""
+    """Returns node → its exporter's output, and node → why it could not be read."""
     texts, silent = {}, {}
     for node in nodes:
         try:
@@ -270,7 +270,7 @@ def _undrain(cluster: Cluster, given: argparse.Namespace) -> str:
 
 
 def _found_gpu(cluster: Cluster, given: argparse.Namespace) -> tuple[dict[str, Any], str, dict[str, str]]:
-    """The node, the UUID of its GPU, and what its exporter says."""
+    """Returns the node, the UUID of the GPU, and the output of the node's exporter."""
     node = cluster.node(given.node)
     texts, _silent = _exported(cluster, [given.node], given.port)
     return node, changes.the_gpu(node, given.gpu, exporters.gpus(texts.get(given.node, ""))), texts
@@ -291,7 +291,7 @@ RUN: dict[str, Callable[[Cluster, argparse.Namespace], str]] = {
 def shown(
     name: str, found: list[dict[str, Any]], lines: Callable[[Sequence[dict[str, Any]], bool], list[str]], output: str
 ) -> str:
-    """The rows in the format that was asked for."""
+    """Returns the rows in the requested format."""
     if output in ("json", "yaml"):
         return written({name: found}, output)
     return "\n".join(lines(found, output == "wide"))

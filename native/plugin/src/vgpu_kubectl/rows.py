@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API's objects say of nodes, GPUs and pods, as rows. Pure.
+"""Rows about nodes, GPUs and pods from API objects. Pure.
 
-Memory is in MiB, cores in percent of a GPU. Where pods ask for parts, the device plugin writes its GPUs on the node and
-the scheduler a plan on each pod, so that GPU by GPU is known what was given away. Where slices are equal, the kubelet
-chooses the GPU: then only the sums of a node are known here, and ``vgpuctl`` on the node knows more.
+Memory is in MiB, cores in percent of a GPU. With requested sizes, the device plugin publishes its GPUs on the node and
+the scheduler writes a plan on each pod, so the use of each GPU is known. With equal slices the kubelet chooses the GPU:
+then only the sums of a node are known here, and ``vgpuctl`` on the node shows more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vgpu_plugin._shared.pods.requests import DialectError, asked, read_pod
 
 from .claims import NONE, Claims
 
-# Names that the device plugin writes into the node's capacity and no kubelet counts.
+# Annotation with resource names that the device plugin adds to the node's capacity and the kubelet does not count.
 ADDED = "vgpu.fleet/capacity"
 CONDITION, HEALTH = "VgpuConfiguration", "VgpuGpusHealthy"
 PREFIX = "nvidia.com/"
@@ -36,14 +36,14 @@ def key_of(pod: Object) -> str:
 
 
 def resources_of(node: Object) -> list[str]:
-    """The resources whose pieces a kubelet gives out on this node."""
+    """Returns the resources whose slices the kubelet allocates on this node."""
     capacity = (node.get("status") or {}).get("capacity") or {}
     added = set(str(_annotations(node).get(ADDED) or "").split(","))
     return sorted(name for name in capacity if name.startswith(PREFIX) and name not in added)
 
 
 def gpus_of(node: Object) -> tuple[NodeGpu, ...]:
-    """The GPUs that pods may ask parts of; none where slices are equal, or the text cannot be read."""
+    """Returns the GPUs of which pods may request parts; empty if slices are equal or the annotation is unreadable."""
     text = _annotations(node).get(pod_annotations.GPUS)
     try:
         return pod_annotations.read_gpus(text) if text is not None else ()
@@ -52,12 +52,12 @@ def gpus_of(node: Object) -> tuple[NodeGpu, ...]:
 
 
 def drained_of(node: Object) -> frozenset[str]:
-    """UUIDs of the GPUs that an administrator drains."""
+    """Returns the UUIDs of the GPUs that an administrator drains."""
     return pod_annotations.read_drained(str(_annotations(node).get(pod_annotations.DRAINED) or ""))
 
 
 def held(pod: Object) -> dict[str, Use]:
-    """What a pod that is bound and has not ended was given of each GPU, by UUID. Raises PlanError."""
+    """Returns UUID → what a bound pod that has not ended got of each GPU. Raises PlanError."""
     if not node_of(pod) or _phase(pod) in cluster.ENDED:
         return {}
     plan = resizes.counted(_annotations(pod))
@@ -65,13 +65,13 @@ def held(pod: Object) -> dict[str, Use]:
 
 
 def limits_of(pod: Object) -> dict[str, int]:
-    """MiB of each GPU that a pod may use at most, by UUID: with what it may burst into. Raises PlanError."""
+    """Returns UUID → maximum MiB of a pod on each GPU, including burst memory. Raises PlanError."""
     plan = resizes.counted(_annotations(pod))
     return pod_annotations.limit_of(plan) if plan is not None else {}
 
 
 def nodes(found: Iterable[Object], pods: Iterable[Object], claims: Claims = NONE) -> list[dict[str, Any]]:
-    """A row of each node with GPUs, by name."""
+    """Returns a row for each node with GPUs, by name."""
     by_node: dict[str, list[dict[str, Any]]] = {}
     for pod in pods:
         by_node.setdefault(node_of(pod), []).append(dict(pod))
@@ -109,7 +109,7 @@ def nodes(found: Iterable[Object], pods: Iterable[Object], claims: Claims = NONE
 
 
 def cards(found: Iterable[Object], pods: Iterable[Object], claims: Claims = NONE) -> list[dict[str, Any]]:
-    """A row of each GPU that pods may ask parts of: what it has, what was planned of it, and for whom."""
+    """Returns a row for each GPU of which pods may request parts: its size, the planned amounts, and the pods."""
     uses: dict[str, list[tuple[str, Use]]] = {}
     for pod in pods:
         for uuid, use in held_or_none(pod).items():
@@ -144,7 +144,9 @@ def cards(found: Iterable[Object], pods: Iterable[Object], claims: Claims = NONE
 
 
 def pods(found: Iterable[Object], resources: Iterable[str] = (), claims: Claims = NONE) -> list[dict[str, Any]]:
-    """A row of each pod that has a GPU or waits for one, by namespace and name. ``resources``: of all nodes."""
+    """Returns a row for each pod that has a GPU or waits for one, by namespace and name. ``resources``: of
+    all nodes.
+    """
     names = sorted({*resources, PREFIX + "gpu"})
     rows = []
     for pod in sorted(found, key=key_of):
@@ -186,7 +188,7 @@ def pods(found: Iterable[Object], resources: Iterable[str] = (), claims: Claims 
 
 
 def why(pod: Object, events: Iterable[Object], most: int = 5) -> list[str]:
-    """Lines for a person: what the pod asks for, has or waits for, and its last events, the newest first."""
+    """Returns lines for a person: what the pod requests, holds or waits for, and its last events, the newest first."""
     where = f" on {node_of(pod)}" if node_of(pod) else ", without a node"
     lines = [f"{key_of(pod)}: {_phase(pod) or 'unknown'}{where}"]
     try:
@@ -252,7 +254,7 @@ def _wants_gpu(pod: Object) -> bool:
 
 
 def _chosen_by(pod: Object) -> str | None:
-    """Who chose the GPUs of a pod; None: nobody yet."""
+    """Returns who chose the GPUs of a pod; None: not chosen yet."""
     if resizes.RESIZED in _annotations(pod):
         return "scheduler, resized"
     if pod_annotations.GIVEN in _annotations(pod):
@@ -263,7 +265,7 @@ def _chosen_by(pod: Object) -> str | None:
 
 
 def _waits_for(pod: Object) -> str:
-    """Why it has no node, as the API server has it; empty where it has one."""
+    """Returns why the pod has no node, from the API server; with a node, its status message."""
     if node_of(pod):
         return str((pod.get("status") or {}).get("message") or "")
     for one in (pod.get("status") or {}).get("conditions") or []:
@@ -273,7 +275,7 @@ def _waits_for(pod: Object) -> str:
 
 
 def _trouble(node: Object, gpus: tuple[NodeGpu, ...]) -> list[str]:
-    """What somebody should look at: unhealthy GPUs, text that cannot be read, a configuration that was refused."""
+    """Returns problems of a node: unhealthy GPUs, an unreadable annotation, a refused configuration."""
     away = drained_of(node)
     found = [
         f"GPU {number} {gpu.uuid} is {'drained' if gpu.uuid in away else 'unhealthy'}"
@@ -290,7 +292,7 @@ def _trouble(node: Object, gpus: tuple[NodeGpu, ...]) -> list[str]:
             found.append(f"{pod_annotations.GPUS} cannot be read: {fault}")
     for one in (node.get("status") or {}).get("conditions") or []:
         if one.get("type") == HEALTH and one.get("status") == "False" and not gpus:
-            # Of slices that are equal, whose GPUs no annotation names.
+            # With equal slices no annotation names the GPUs.
             found.append(str(one.get("message")))
         if one.get("type") == CONDITION and one.get("status") == "False":
             found.append(f"{CONDITION} {one.get('reason')}: {one.get('message')}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of the cluster, asked by kubectl itself: whatever it takes to log in, kubectl knows it already."""
+"""Reads objects of the cluster by calling kubectl, which knows the user's credentials."""
 
 from __future__ import annotations
 
@@ -9,63 +9,63 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-# Set by a caller whose kubectl has another name, as k3s.
+# Set by users whose kubectl has another name, such as k3s kubectl.
 KUBECTL = "VGPU_KUBECTL"
-# A list of 100 000 pods takes its time.
+# A list of 100 000 pods takes long.
 TIMEOUT_S = 120.0
 
 
 class NoAnswer(Exception):
-    """kubectl is not there or failed; the text says which, in its own words."""
+    """kubectl is missing or failed; the text contains its own error message."""
 
 
 class Cluster:
     def __init__(self, options: Sequence[str] = ()) -> None:
-        """``options``: of kubectl, such as --context; they come before its command."""
+        """``options``: global options of kubectl, such as --context."""
         self._command = [*os.environ.get(KUBECTL, "kubectl").split(), *options]
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Raises NoAnswer."""
+        """Returns all nodes. Raises NoAnswer."""
         return self._items("get", "nodes")
 
     def pods(self, namespace: str = "") -> list[dict[str, Any]]:
-        """Of one namespace; empty: of all. Raises NoAnswer."""
+        """Returns the pods of one namespace; empty: of all. Raises NoAnswer."""
         return self._items("get", "pods", *_where(namespace))
 
     def resource_slices(self) -> list[dict[str, Any]]:
-        """Raises NoAnswer, also where Kubernetes has none (before 1.34)."""
+        """Returns all ResourceSlices. Raises NoAnswer, also if Kubernetes has no such resource (before 1.34)."""
         return self._items("get", "resourceslices.v1.resource.k8s.io")
 
     def resource_claims(self, namespace: str = "") -> list[dict[str, Any]]:
-        """Of one namespace; empty: of all. Raises NoAnswer."""
+        """Returns the ResourceClaims of one namespace; empty: of all. Raises NoAnswer."""
         return self._items("get", "resourceclaims.v1.resource.k8s.io", *_where(namespace))
 
     def pod(self, namespace: str, name: str) -> dict[str, Any]:
-        """Raises NoAnswer."""
+        """Returns a pod. Raises NoAnswer."""
         where = ("--namespace", namespace) if namespace else ()
         found: dict[str, Any] = self._asked("get", "pod", name, *where)
         return found
 
     def events(self, namespace: str, uid: str) -> list[dict[str, Any]]:
-        """Of one object. Raises NoAnswer."""
+        """Returns the events about one object. Raises NoAnswer."""
         return self._items("get", "events", "--namespace", namespace, "--field-selector", f"involvedObject.uid={uid}")
 
     def metrics(self, node: str, port: int) -> str:
-        """What the exporter of a node says, by the API server's own way to the node. Raises NoAnswer."""
+        """Returns the output of a node's exporter, through the API server's proxy. Raises NoAnswer."""
         return self._said("get", "--raw", f"/api/v1/nodes/{node}:{port}/proxy/metrics")
 
     def node(self, name: str) -> dict[str, Any]:
-        """Raises NoAnswer."""
+        """Returns a node. Raises NoAnswer."""
         return self._asked("get", "node", name)
 
     def annotate(self, kind: str, name: str, namespace: str, note: str, value: str | None) -> None:
-        """Writes an annotation; None takes it away. Raises NoAnswer."""
+        """Writes an annotation; None removes it. Raises NoAnswer."""
         where = ("--namespace", namespace) if namespace else ()
         words = [f"{note}={value}", "--overwrite"] if value is not None else [f"{note}-"]
         self._said("annotate", kind, name, *where, *words)
 
     def evict(self, namespace: str, name: str, body: dict[str, Any]) -> None:
-        """Asks for the pod's end, which its disruption budget may refuse. Raises NoAnswer."""
+        """Evicts a pod, which its PodDisruptionBudget may refuse. Raises NoAnswer."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
         self._said("create", "--raw", path, "--filename", "-", text=json.dumps(body))
 

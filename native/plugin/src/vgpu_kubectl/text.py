@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as tables for people. Pure."""
+"""Formats rows as tables for people. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from vgpu_plugin.ctl.tables import Row, table
 
 Values = Mapping[str, Any]
-# So many characters of a GPU's UUID differ from those of others in a cluster.
+# This many characters distinguish the UUIDs of a cluster's GPUs.
 SHORT_UUID = len("GPU-12345678")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the parts of the program and ties them together. Starts nothing: that is the daemon's."""
+"""Creates the parts of the program and connects them. Starts no thread: daemon.py does that."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ if TYPE_CHECKING:
     from .reconcile.node_label import NodeLabel
     from .reconcile.pod_resizes import PodResizes
 
-# The kubelet waits 30 s for PreStartContainer; two questions about its pod must fit.
+# The kubelet waits 30 s for PreStartContainer; two requests about its pod must fit in that time.
 POD_ANSWER_S = 8.0
 # The kubelet waits 45 s for NodePrepareResources.
 CLAIM_ANSWER_S = 10.0
-# A container starts without the check of its mounts where the server does not connect, or answer, within this time.
+# Without a response within this time, a container starts without the check of its mounts.
 MOUNTS_ANSWER_S = 1.5
 
 
 class Extras(NamedTuple):
-    """What is served in addition to the kubelet: metrics on an address, labels in a file; ``kubeconfig`` and the node's
-    name: how the node's label is followed, empty: it is not. ``watch_s``: between two polls of the watcher; 0: none.
+    """Optional services: metrics on an address, labels in a file. ``kubeconfig`` and the node's name are needed to
+    follow the node's label; empty: not followed. ``watch_s``: seconds between two polls of the watcher; 0: no watcher.
     """
 
     metrics: str = ""
@@ -77,11 +77,11 @@ class Extras(NamedTuple):
     kubeconfig: str = ""
     node_name: str = ""
     watch_s: float = INTERVAL_S
-    # Called now and then while the kubelet listens: a program may tune threads that it did not start.
+    # Called regularly after the kubelet has registered the plugin; tunes threads that gRPC has started by then.
     rest: Callable[[], object] = lambda: None
-    # Whether the labels are set on the node's object too, where there is a kubeconfig.
+    # Whether labels are also set on the Node object, if there is a kubeconfig.
     features: bool = False
-    # When the node gets a taint for GPUs that are unhealthy: none, any, all.
+    # Policy for the node's taint while GPUs are unhealthy: none, any, all.
     taint: str = "none"
 
     @property
@@ -92,7 +92,7 @@ class Extras(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """What the command line says. ``clean_s``: without a fault for so long a GPU is healthy again."""
+    """Options of the command line. ``clean_s``: seconds without an error after which a GPU is healthy again."""
 
     paths: Paths
     choice: ConfigChoice
@@ -103,8 +103,8 @@ class Setup:
 
 @dataclass(frozen=True)
 class Parts:
-    """The objects that the daemon starts, asks and stops. ``label``, ``pod_resizes``, ``labeller`` and ``claims``: None
-    where not asked for.
+    """The objects that the daemon starts, polls and stops. ``label``, ``pod_resizes``, ``labeller`` and ``claims`` are
+    None if not configured.
     """
 
     pool: Pool
@@ -133,8 +133,8 @@ class Parts:
 
 
 def resources(pool: Pool, settings: Settings) -> list[str]:
-    """The resources to register: those of the pieces; a node without any registers its plain one, with no device. Where
-    pods get GPUs by claims, none.
+    """Returns the resources to register: those of the slices; a node without slices registers its plain resource, with
+    no device. With claims, none.
     """
     if settings.claims:
         return []
@@ -142,8 +142,8 @@ def resources(pool: Pool, settings: Settings) -> list[str]:
 
 
 def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSource, gpus: list[Gpu]) -> Parts:
-    """``pieces``: those of the settings; a GPU whose former pieces are held keeps them. ``gpus``: also those that are
-    lost. Raises Fatal.
+    """Creates all parts. ``pieces``: the slices of the settings; a GPU with allocated slices of an older split keeps
+    these. ``gpus``: includes lost GPUs. Raises Fatal.
     """
     paths, extras = setup.paths, setup.extras
     last_offer = LastOffer(paths.last_offer)
@@ -204,7 +204,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
 
 
 def _kept(setup: Setup) -> tuple[RecordStore, AllocationFiles]:
-    """What the former program gave out."""
+    """Loads records and files of earlier allocations."""
     records = RecordStore(setup.paths.records)
     records.load()
     files = AllocationFiles(setup.paths.allocations, setup.mounter)
@@ -213,7 +213,7 @@ def _kept(setup: Setup) -> tuple[RecordStore, AllocationFiles]:
 
 
 def _burst(records: RecordStore, pool: Pool, files: AllocationFiles, sizer: Sizer, resizer: Resizer) -> Burst:
-    """Asked by both for the room of what they were promised."""
+    """Creates the burst manager; sizer and resizer ask it for promised memory."""
     sizer.lender = resizer.lender = out = Burst(records, pool, files, sizer, resizer)
     return out
 
@@ -221,7 +221,7 @@ def _burst(records: RecordStore, pool: Pool, files: AllocationFiles, sizer: Size
 def _driver_limits(
     paths: Paths, source: GpuSource, allocator: Allocator, say: Callable[[str, str], None]
 ) -> DriverLimits:
-    """Before the allocator is configured, which decides who enforces memory."""
+    """Must run before the allocator is configured, which decides who enforces memory."""
     allocator.enforcement = Enforcement(paths, source)
     out = DriverLimits(paths.allocations, paths.cgroup_root, source, allocator.enforcement)
     out.tell, allocator.clear_limits = say, out.clear
@@ -229,7 +229,7 @@ def _driver_limits(
 
 
 def _health(setup: Setup, source: GpuSource, changes: Reconfiguration, pool: Pool) -> HealthWatch:
-    """Knows before anything is offered which GPUs are lost."""
+    """Finds lost GPUs before slices are offered."""
     health = HealthWatch(source, pool, health_rules(os.environ), changes.poll, setup.clean_s)
     changes.on_lost, changes.poll_soon = health.lost, health.ask
     changes.find_gpus()
@@ -254,7 +254,7 @@ def _claims(
     changes: Reconfiguration,
     driver: DriverFiles,
 ) -> ClaimDriver | None:
-    """Decided once: a node that changes its way restarts this program."""
+    """Returns the driver for claims, if configured; a change between slices and claims restarts this program."""
     if not changes.settings.claims:
         return None
     from .dra.driver import ClaimDriver, Connections
@@ -270,7 +270,7 @@ def _claims(
 
 
 def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:
-    """``answer_s``: how long the API server may take for one step of an answer."""
+    """``answer_s``: maximum seconds for one request to the API server."""
     if not setup.extras.kubeconfig:
         return None
     from .allocation.pod_sizes import PodSizes
@@ -284,7 +284,7 @@ def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:
 def _pod_resizes(
     setup: Setup, pods: PodSizes | None, records: RecordStore, resizer: Resizer, sizer: Sizer, changes: Reconfiguration
 ) -> PodResizes | None:
-    """Follows the pods of this node with a connection of its own."""
+    """Watches the pods of this node on a separate connection."""
     if pods is None:
         return None
     from .node import kube_access, kube_api
@@ -304,7 +304,7 @@ def _labeller(
     label: NodeLabel | None,
     allocator: Allocator,
 ) -> Labeller | None:
-    """None where nobody wants labels; then those of a former program are taken from the node."""
+    """Returns None if no labels are configured; labels of an earlier run are then removed from the node."""
     publish = label.set_features if label is not None and extras.features else None
     if label is not None and publish is None:
         label.set_features({})
@@ -317,7 +317,7 @@ def _labeller(
 
 
 def _label(setup: Setup, changes: Reconfiguration, health: HealthWatch, pool: Pool) -> NodeLabel | None:
-    """Follows the node's label, and reports on the node's object after each poll."""
+    """Follows the node's label, and reports on the Node object after each poll."""
     if not setup.extras.kubeconfig:
         return None
     from .node import kube_access, kube_api

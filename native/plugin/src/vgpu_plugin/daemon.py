@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of the program: wait for the driver, start the parts, housekeeping, signals, stop."""
+"""Life cycle of the program: waits for the driver, starts the parts, runs periodic tasks, handles signals, stops."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Daemon:
         self._stopping.set()
 
     def stop_on_signals(self) -> None:
-        """SIGTERM and SIGINT stop; SIGHUP reads the configuration at once."""
+        """SIGTERM and SIGINT stop the program; SIGHUP reads the configuration at once."""
 
         def handle(number: int, _frame: FrameType | None) -> None:
             log.info("signal %s: stopping", signal.Signals(number).name)
@@ -57,7 +57,7 @@ class Daemon:
         signal.signal(signal.SIGHUP, poll)
 
     def run(self) -> None:
-        """Runs until stopped. Raises Fatal where the program cannot run."""
+        """Runs until stopped. Raises Fatal if the program cannot run."""
         settings = self._setup.choice.first_settings()
         with claimed(self._setup.paths):
             source, gpus = self._driver(settings)
@@ -71,8 +71,8 @@ class Daemon:
                 source.close()
 
     def _driver(self, settings: Settings) -> tuple[GpuSource | None, list[Gpu]]:
-        """The driver with at least one GPU, or with none that can be read where this node had some: they are lost then,
-        and must be seen to be. Waits for it where failOnInitError is false.
+        """Returns the driver with at least one GPU. Also returns it without a readable GPU if this node had GPUs
+        before, so that they are reported as lost. Waits for the driver if failOnInitError is false.
         """
         reported = ""
         had = LastOffer(self._setup.paths.last_offer).with_lost([])
@@ -111,14 +111,14 @@ class Daemon:
         parts.static_slices.refresh()
         parts.leases.restore()
         parts.resizer.restore()
-        # After a boot a container that an engine starts again must find its files.
+        # After a boot, a container that an engine restarts must find its files.
         self._attempt(parts.repair.poll)
         servers = self._servers(parts)
         if parts.labeller is not None:
             parts.labeller.write(settings)
         for warning in settings.warnings:
             log.warning("%s", warning)
-        # Before the first registration: what is offered is settled by then.
+        # Before the first registration, so that the kubelet gets the final slices.
         parts.changes.begin(pieces, parts.driver)
         parts.registrations.bring_in_line(parts.resources())
         health = self._start_threads(parts)
@@ -143,11 +143,11 @@ class Daemon:
                 parts.claims.stop()
             for server in reversed(servers):
                 server.stop()
-            # The health thread sits in the driver's wait; it ends within a second and holds nothing that matters.
+            # The health thread may be waiting in the driver; it ends within a second and holds no lock.
             health.join(STREAM_JOIN_S)
 
     def _start_threads(self, parts: Parts) -> threading.Thread:
-        """Returns the thread of the health watch, which asks the driver."""
+        """Returns the thread of the health watch, which waits in the driver."""
 
         def start(task: Callable[[], object], name: str) -> threading.Thread:
             thread = threading.Thread(target=task, name=name, daemon=True)
@@ -178,12 +178,12 @@ class Daemon:
         tasks += [static.refresh_if_changed, static.poll, parts.driver_limits.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)
-            if parts.registrations.any_registered():  # so the kubelet has called
+            if parts.registrations.any_registered():  # the kubelet has called the plugin by then
                 self._attempt(self._setup.extras.rest)
 
     @staticmethod
     def _attempt(*tasks: Callable[[], object]) -> None:
-        """No fault in a task is worth ending the program for: slices of running containers depend on its records."""
+        """Runs tasks; an exception must not end the program, because running containers depend on it."""
         for task in tasks:
             try:
                 task()
@@ -191,7 +191,7 @@ class Daemon:
                 log.exception("housekeeping failed; it is tried again in %.0f s", HOUSEKEEPING_S)
 
     def _servers(self, parts: Parts) -> list[admin_socket.Server | metrics_server.Server]:
-        """The admin socket, and metrics where an address is given. Raises Fatal."""
+        """Returns the admin socket's server, and the metrics server if an address is given. Raises Fatal."""
         paths, address, service = self._setup.paths, self._setup.extras.metrics, parts.admin
         servers: list[admin_socket.Server | metrics_server.Server] = []
         try:
@@ -201,7 +201,7 @@ class Daemon:
         if address:
 
             def make() -> str:
-                # Half a megabyte that most nodes never need.
+                # Imported late: half a megabyte that most nodes never need.
                 from .admin.plain import plain
 
                 status = plain(service.status())

@@ -1,35 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that are answered to a caller. Each maps to one gRPC status; the kubelet shows the text on the pod."""
+"""Errors that are returned to a caller. Each maps to one gRPC status; the kubelet shows the text on the pod."""
 
 from __future__ import annotations
 
 
 class PluginError(Exception):
-    """Root of what is answered to a caller; anything else is a defect and answered as INTERNAL."""
+    """Base class of errors that are returned to a caller; any other exception is a bug and returned as INTERNAL."""
 
 
 class BadRequest(PluginError):
-    """The request itself is wrong: an id that was never offered, the same id twice."""
+    """The request is invalid: an id that was never offered, or the same id twice."""
 
 
 class Refused(PluginError):
-    """Understood, and not possible under this node's configuration or state; asking again will not help."""
+    """The request is valid, but impossible under this node's configuration or state; a retry will not help."""
 
 
 class NotNow(PluginError):
-    """Not possible at present; the same request may succeed later."""
+    """The request is impossible at present; a retry may succeed."""
 
 
 class Taken(NotNow):
-    """The slice is held already."""
+    """The slice is already allocated."""
 
 
 class NoFreeSlice(PluginError):
-    """Every slice that would do is in use or unhealthy."""
+    """Every suitable slice is in use or unhealthy."""
 
 
 class Unknown(PluginError):
-    """Names an object that does not exist."""
+    """The request names an object that does not exist."""
 
 
 class Fatal(Exception):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the programs small and still: the memory of the allocator's arenas, and how often gRPC's threads wake an idle
-host.
+"""Reduces memory and wakeups of the programs: the allocator's arenas, and the timers of gRPC's threads on
+an idle host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 M_ARENA_MAX = -8
 CHECK_PERIOD, QUIET_S = "_DEALLOCATED_SERVER_CHECK_PERIOD_S", 60.0
-# Threads of gRPC's core, as it names them; and their slack, which is 50 µs otherwise.
+# Names of threads of gRPC's core, and the timer slack that they get, in ns; the default is 50 µs.
 CORE, COARSE_NS = ("event_engine", "grpc_global_tim"), 500_000_000
 PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30
 
@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 
 def with_quiet_servers() -> None:
-    """The thread of each gRPC server wakes every second to see whether its server object is gone, which never happens
-    before it was stopped: a third of what an idle node program costs.
+    """Slows down a check in each gRPC server's thread, which wakes every second to test whether its server object was
+    deleted. Here that never happens before the server is stopped, and the check was a third of an idle node program's
+    cost.
     """
     server = importlib.import_module("grpc._server")
     if hasattr(server, CHECK_PERIOD):
@@ -32,21 +33,22 @@ def with_quiet_servers() -> None:
 
 
 def with_few_arenas() -> None:
-    """An arena of malloc for each of gRPC's threads keeps memory that nobody uses."""
+    """Limits malloc to one arena: an arena for each of gRPC's threads would keep unused memory."""
     try:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     except AttributeError:
-        return  # another libc
+        return  # not glibc
 
 
 def own_timers() -> Callable[[], None]:
-    """What gives a thread the slack of the one that calls this. A thread begins with that of the one that made it: a
-    server makes its workers, and once CoarseTimers took it over they would sleep half a second longer than they ask.
+    """Returns a function that gives a thread the timer slack of this function's caller. A thread inherits the slack of
+    its creator: workers are created by a server's thread, and after CoarseTimers has changed that thread they would
+    sleep up to half a second too long.
     """
     try:
         prctl = ctypes.CDLL(None).prctl
     except AttributeError:
-        return lambda: None  # another libc
+        return lambda: None  # not glibc
     own = prctl(PR_GET_TIMERSLACK)
 
     def take() -> None:
@@ -57,12 +59,12 @@ def own_timers() -> Callable[[], None]:
 
 
 class CoarseTimers:
-    """Lets gRPC's threads wait up to half a second longer than they ask for, so that the kernel ends many of their
-    waits by one interrupt. They wake some 900 times a minute on an idle node: the thread of a server every 200 ms, to
-    look for signals, those of the core with growing pauses after each tick of its clock. An event wakes them at once.
+    """Lets gRPC's threads wait up to half a second longer than they ask for, so that the kernel combines many of their
+    wakeups. They wake some 900 times a minute on an idle node: a server's thread every 200 ms, to check for signals,
+    and those of the core with growing pauses after each tick of its clock. An event still wakes them at once.
 
-    Not before the first call: until then gRPC misses events now and then, and finds them only when a wait is over. Not
-    the core's lifeguard, which starts threads where all are busy.
+    Only after the first call of a client: before that, gRPC sometimes misses an event and notices it only at the end of
+    a wait. Not for the core's lifeguard thread, which starts more threads when all are busy.
     """
 
     def __init__(self, proc: str = "/proc") -> None:
@@ -70,8 +72,8 @@ class CoarseTimers:
         self._known: frozenset[str] = frozenset()
 
     def look(self) -> None:
-        """Takes over threads that were started since the last look, by their names. Where the system forbids it, which
-        asks for CAP_SYS_NICE, all stays as it is.
+        """Changes the timers of threads that were started since the last call, selected by name. Without CAP_SYS_NICE
+        nothing changes.
         """
         try:
             tasks = frozenset(os.listdir(f"{self._proc}/self/task"))
@@ -79,7 +81,7 @@ class CoarseTimers:
                 return
             servers = {str(one.native_id) for one in threading.enumerate() if one.name.endswith("(_serve)")}
             for task in tasks - self._known:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
                     with open(f"{self._proc}/self/task/{task}/comm") as stream:
                         name = stream.read().strip()
                     if task in servers or name in CORE:

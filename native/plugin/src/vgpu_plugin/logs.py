@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs of the device plugin and of ``vgpu_scheduler``: lines for people, or one JSON object a line for collectors."""
+"""Logging of the device plugin and of ``vgpu_scheduler``: text lines for people, or one JSON object per line for
+collectors.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class JsonFormatter(logging.Formatter):
-    """``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``; ``exception`` where there is one."""
+    """Writes ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, and ``exception`` if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC)
@@ -37,14 +39,14 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def configure(given: argparse.Namespace, text: str) -> None:
-    """Logs on standard error. ``text``: a line for people, as logging.Formatter takes it."""
+    """Logs to standard error. ``text``: format of a text line, as in logging.Formatter."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if given.log_format == JSON else logging.Formatter(text))
     logging.basicConfig(level=given.log_level.upper(), handlers=[handler])
 
 
 def end(given: argparse.Namespace, program: str, fault: Exception) -> None:
-    """Says why the program ends."""
+    """Reports why the program ends."""
     if given.log_format == JSON:
         logging.getLogger(program).critical("%s", fault)
     else:

@@ -18,7 +18,7 @@ from .watch.rule import INTERVAL_S
 
 
 def seconds(text: str) -> float:
-    """A time of a command line. Raises ArgumentTypeError."""
+    """Parses a number of seconds. Raises ArgumentTypeError."""
     try:
         value = float(text)
     except ValueError:
@@ -143,7 +143,7 @@ def _paths(given: argparse.Namespace) -> Paths:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     logs.configure(given, "%(levelname)s %(message)s")
-    # Sockets are root's alone from the moment they exist.
+    # New files and sockets are accessible to root only, from their creation on.
     os.umask(0o077)
     lean.with_quiet_servers()
     lean.with_few_arenas()
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     choice = ConfigChoice(paths, chosen, bool(given.kubeconfig))
     setup = Setup(paths, choice, clean_s=given.health_clean_period, extras=extras)
     daemon = Daemon(setup, open_gpus)
-    # Also before a purge: a signal must not cut it short.
+    # Before a purge too: a signal must not interrupt it.
     daemon.stop_on_signals()
     try:
         if given.purge:

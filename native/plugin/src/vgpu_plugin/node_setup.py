@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command line of vgpu-node-setup: what a node needs that no playbook prepares, and its inverse.
 
-``install`` puts the library of the image into a folder of its own on the host and writes node.yaml from the variables
-of the chart; ``remove`` takes from the host what ``vgpu-device-plugin --purge`` leaves: the library and empty folders.
+``install`` copies the library from the image into a folder on the host, and writes node.yaml from the variables of the
+chart; ``remove`` deletes what ``vgpu-device-plugin --purge`` leaves on the host: the library and empty folders.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ._shared.host.host import Host
 from ._shared.library import store, versions
 from .node.paths import Paths
 
-# Folders of ours; each goes where nothing of others is in it.
+# Our folders; each is removed if it contains no files of others.
 FOLDERS = ("/run/vgpu", "/var/lib/vgpu", "/etc/vgpu", "/var/run/cdi")
 ARBITER_LOCK = "/run/vgpu/arbiter.lock"
 
 
 class SetupFault(Exception):
-    """The node cannot be set up; each line says what was expected, what was found, and the next step."""
+    """The node cannot be set up; each line gives the expected state, the actual state, and the next step."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,11 +60,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def install(given: argparse.Namespace) -> list[str]:
-    """Returns what was changed, in sentences. A fault in the settings is found before any change."""
+    """Installs library and configuration. Returns sentences about the changes. Errors in the settings are detected
+    before any change.
+    """
     files = configurations(given.variables, given.library_root)
     archive, version = the_archive(given.archives)
     done = store.deploy(given.library_root, version, str(archive))
-    # A container that runs, or starts again with the mounts of its first answer, keeps its version.
+    # A running container, or one that restarts with its first mounts, keeps its library version.
     done += store.collect(given.library_root, version)
     for name, text in files.items():
         path = given.config if name is None else Path(node_config.config_file(str(given.config), name))
@@ -73,7 +75,7 @@ def install(given: argparse.Namespace) -> list[str]:
 
 
 def configurations(variables: Path, library_root: str) -> dict[str | None, str]:
-    """Text of node.yaml, under None, and of each named configuration. Raises SetupFault or ConfigError."""
+    """Returns the text of node.yaml, under None, and of each named configuration. Raises SetupFault or ConfigError."""
     try:
         found = json.loads(variables.read_text(encoding="utf-8"), parse_float=str)
     except ValueError as fault:
@@ -93,7 +95,7 @@ def configurations(variables: Path, library_root: str) -> dict[str | None, str]:
 
 
 def not_by_a_pod(variables: dict[str, Any]) -> dict[str, str]:
-    """Variable → why a pod cannot do what it says: such settings need the host."""
+    """Returns variable → why a pod cannot apply it, for settings that need the host."""
     host = {schema.PREFIX + name: "a playbook sets it, no pod does; leave it out" for name in schema.ONLY_FOR_THE_HOST}
     found = {name: why for name, why in host.items() if name in variables}
     sharing = variables.get("vgpu_sharing", "vcuda")
@@ -103,7 +105,7 @@ def not_by_a_pod(variables: dict[str, Any]) -> dict[str, str]:
 
 
 def the_archive(folder: Path) -> tuple[Path, str]:
-    """The library's archive for this machine, and its version."""
+    """Returns the library's archive for this machine, and its version."""
     end = f"-{platform.machine()}.tar.gz"
     found = sorted(folder.glob(f"vcuda-*{end}"))
     if len(found) != 1:
@@ -113,7 +115,7 @@ def the_archive(folder: Path) -> tuple[Path, str]:
 
 
 def written(path: Path, text: str) -> list[str]:
-    """Writes a file by a rename, where it says something else."""
+    """Writes a file by a rename, if its content differs."""
     with contextlib.suppress(FileNotFoundError):
         if path.read_text(encoding="utf-8") == text:
             return []
@@ -125,8 +127,9 @@ def written(path: Path, text: str) -> list[str]:
 
 
 def remove(given: argparse.Namespace) -> list[str]:
-    """Works inside the host's root: a link such as /var/run leads where the host means it, and no folder is a mount
-    point there that could not be removed."""
+    """Removes library and folders inside the host's root: there a link such as /var/run points to the host's path, and
+    no folder is a mount point, which could not be removed.
+    """
     if given.host_root != "/":
         os.chroot(given.host_root)
         os.chdir("/")
@@ -137,7 +140,7 @@ def remove(given: argparse.Namespace) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(ARBITER_LOCK)
     for folder in FOLDERS:
-        with contextlib.suppress(OSError):  # not empty, or not there
+        with contextlib.suppress(OSError):  # not empty, or missing
             os.rmdir(folder)
             done.append(f"removed {folder}")
     return done

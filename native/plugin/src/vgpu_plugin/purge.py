@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes everything that this program left on the node."""
+"""Removes all files of this program from the node."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def purge(setup: Setup) -> None:
-    """Ends every allocation and removes our files; a folder goes where nothing of others is in it. With a kubeconfig,
-    our traces on the node's object too. Raises Fatal.
+    """Ends every allocation and removes our files, and our folders if they contain no files of others. With a
+    kubeconfig, also removes our data on the Node object. Raises Fatal.
     """
     paths, extras = setup.paths, setup.extras
     with claimed(paths):
@@ -38,7 +38,7 @@ def purge(setup: Setup) -> None:
             given = [text for option, text, _where in setup.choice.chosen if option.flag == "output-file"]
             labels.leave(Path(given[-1]) if given else labels.FILE)
         _remove_files(paths)
-    # Last: everything on the host goes whether or not the API answers.
+    # Last, so that the host is cleaned even if the API server does not respond.
     if extras.kubeconfig:
         from .node import kube_access, kube_api
         from .reconcile import node_trace
@@ -49,14 +49,14 @@ def purge(setup: Setup) -> None:
 
 
 def _withdraw(api: Server, node: str) -> None:
-    """Slices of claims. A kubelet that runs deletes them too, once their driver is gone."""
+    """Deletes the ResourceSlices. A running kubelet would also delete them, once their driver is gone."""
     from .dra.publish import Publisher
     from .node.kube_api import ApiError
 
     try:
         Publisher(api, api, node, list).withdraw()
     except ApiError as fault:
-        # A cluster without claims, or a user who has nothing to do with them.
+        # The cluster has no ResourceSlices, or the user may not read them.
         log.info("node %s: whether slices of claims are left is not known: %s", node, fault)
 
 
@@ -74,5 +74,5 @@ def _remove_files(paths: Paths) -> None:
     ):
         path.unlink(missing_ok=True)
     for folder in (paths.allocations, paths.run_dir, paths.state_dir, paths.config.parent):
-        with contextlib.suppress(OSError):  # not empty, or not there
+        with contextlib.suppress(OSError):  # not empty, or missing
             folder.rmdir()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API server, by thin REST: the few calls that this program makes, each with an answer within its time.
+"""A minimal REST client for the API server, with a timeout for each call.
 
-The general client for Python holds every object as a tree of its own classes; a list of a hundred thousand pods has no
-place for that in 300 MB. Here a list comes in pages and is parsed into the fields that are needed.
+The general Python client builds a tree of objects for every API object; a list of a hundred thousand pods would not fit
+in 300 MB. This client reads lists in pages and parses only the fields that are needed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from . import wire
 
 PAGE = 500
 TIMEOUT = 4.0
-# How a PATCH is merged: lists as a whole, or by their keys. Conditions of a status are others' too.
+# MERGE replaces lists as a whole. STRATEGIC merges lists by key, which keeps the conditions that others wrote.
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 MAX_LINE = 8 << 20  # an object of a watch; etcd holds 1.5 MiB
 T = TypeVar("T")
 
 
 class ApiError(Exception):
-    """A call that the API server refused; ``status`` is its HTTP status."""
+    """An error response of the API server; ``status`` is its HTTP status."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -36,7 +36,9 @@ class ApiError(Exception):
 
 
 class Unknown(ApiError):
-    """A call whose outcome is not known: no answer, or one that does not say that nothing was done."""
+    """The outcome of a call is unknown: there was no response, or a server error, so the request may have
+    been applied.
+    """
 
 
 class Api:
@@ -44,7 +46,7 @@ class Api:
 
     def __init__(self, access: Access, timeout: float = TIMEOUT) -> None:
         self._access, self._timeout = access, timeout
-        # Once: the certificates of the system alone take 20 ms to read.
+        # Created once, because reading the system's certificates alone takes 20 ms.
         self._tls: ssl.SSLContext | bool = access.context() if access.server.startswith("https:") else True
         self._session: aiohttp.ClientSession | None = None
         self.calls: dict[tuple[str, str], int] = {}
@@ -58,7 +60,7 @@ class Api:
             await self._session.close()
 
     async def call(self, method: str, path: str, body: Any = None, **query: str | int) -> bytes:
-        """The body of a successful answer. Raises ApiError with the server's own sentence, or Unknown."""
+        """Returns the body of a successful response. Raises ApiError with the server's message, or Unknown."""
         assert self._session is not None
         kind = path.rstrip("/").split("/")[-1] if method in ("POST", "LIST") else path.split("/")[-2]
         self.calls[method, kind] = self.calls.get((method, kind), 0) + 1
@@ -98,7 +100,9 @@ class Api:
         return found if isinstance(found, dict) else {}
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: dict[str, str]) -> None:
-        """The annotations of a Binding become the pod's, in the same write. 409 where it is bound already."""
+        """Binds a pod; the annotations of the Binding become the pod's in the same write. Raises ApiError, with status
+        409 if the pod is already bound.
+        """
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -113,19 +117,22 @@ class Api:
     async def annotate(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str], version: str = ""
     ) -> None:
-        """Only of that very pod, and of that version where one is given: another is a conflict. By its status, for the
-        right to patch pods is one to run any image in them."""
+        """Writes annotations of the pod with this uid, and of this version if given; another pod or version is a
+        conflict. Patches the status, because the right to patch pods would allow running any image in them.
+        """
         metadata = {"uid": uid, "annotations": annotations, **({"resourceVersion": version} if version else {})}
         body = {"metadata": metadata}
         await self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", body)
 
     async def nominate(self, namespace: str, name: str, uid: str, node: str) -> None:
-        """As the kube-scheduler does it for a pod whose victims are leaving."""
+        """Nominates a node for a pod whose victims are leaving, as the kube-scheduler does."""
         body = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node}}
         await self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", body)
 
     async def evict(self, namespace: str, name: str, uid: str, dry_run: bool) -> None:
-        """429 where a PodDisruptionBudget keeps the pod; 409 where it is another one by now."""
+        """Evicts a pod. Raises ApiError, with status 429 if a PodDisruptionBudget protects the pod, 409 if the name
+        belongs to another pod now.
+        """
         options: dict[str, Any] = {"preconditions": {"uid": uid}, **({"dryRun": ["All"]} if dry_run else {})}
         body = {
             "apiVersion": "policy/v1",
@@ -136,8 +143,9 @@ class Api:
         await self.call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
 
     async def preempted(self, namespace: str, name: str, uid: str, message: str) -> None:
-        """The condition by which a kube-scheduler knows that a pod leaves for another, and waits for its end. After
-        the eviction, which writes a reason of its own."""
+        """Sets the condition that makes a kube-scheduler wait for the end of a preempted pod. Must follow the eviction,
+        which writes its own reason.
+        """
         condition = {
             "type": "DisruptionTarget",
             "status": "True",
@@ -168,7 +176,7 @@ class Api:
     async def list(
         self, path: str, kind: type[T], query: Mapping[str, str] | None = None, size: int = PAGE
     ) -> AsyncIterator[T]:
-        """The pages of a list, of at most so many items, the first as new as the server is."""
+        """Yields the pages of a list, of at most ``size`` items each. The first page is as recent as the server."""
         more = ""
         while True:
             page = await self.call("LIST", path, limit=size, **(query or {}), **({"continue": more} if more else {}))
@@ -182,7 +190,9 @@ class Api:
                 return
 
     async def watch(self, path: str, version: str, seconds: int, **query: str) -> AsyncIterator[wire.Event]:
-        """The events after a version, until the server ends the stream. Raises ApiError; 410: list again."""
+        """Yields the events after a version, until the server ends the stream. Raises ApiError; status 410 means: list
+        again.
+        """
         assert self._session is not None
         self.calls["WATCH", path.rsplit("/", 1)[-1]] = self.calls.get(("WATCH", path.rsplit("/", 1)[-1]), 0) + 1
         params = {
@@ -217,7 +227,7 @@ class Api:
 
 
 def _message(text: bytes) -> str:
-    """The sentence of a Status, else what was sent."""
+    """Returns the message of a Status object, otherwise the beginning of the response."""
     try:
         found = msgspec.json.decode(text)
         return str(found["message"])[:500]

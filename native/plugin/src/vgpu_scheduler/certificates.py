@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificates of the webhook: an authority of its own and what it signs, made and renewed here.
+"""The certificates of the webhook: creates and renews its own authority and the certificates that the authority signs.
 
-They lie in one Secret that all replicas share. The authority outlives its certificates by far, so a renewal changes
-nothing for the API server; its own renewal puts the new one next to the old one in the bundle first.
+One Secret holds them for all replicas. The authority is valid much longer than its certificates, so renewing a
+certificate changes nothing for the API server. When the authority is renewed, the bundle contains both the new and the
+old one.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 90
-# A clock that is behind ours must not find a certificate of the future.
+# Certificates begin one hour in the past, so that a clock that is behind accepts them.
 SKEW = timedelta(hours=1)
 
 
 class Certificates(NamedTuple):
-    """PEM texts. ``bundle`` is what the API server trusts: the authority, and for a while the one before."""
+    """PEM texts. ``bundle`` is trusted by the API server: the authority, and for some time its predecessor."""
 
     authority: bytes
     authority_key: bytes
@@ -33,7 +34,7 @@ class Certificates(NamedTuple):
 
 
 def renewed(old: Certificates | None, names: Sequence[str], now: datetime | None = None) -> Certificates:
-    """The same certificates where a third of their time is left and they are for these names; else new ones."""
+    """Returns the old certificates if a third of their time is left and they match these names; otherwise new ones."""
     now = now or datetime.now(UTC)
     authority, authority_key, bundle = _authority(old, now)
     if old is not None and authority == old.authority and _good(old, names, now):
@@ -52,7 +53,7 @@ def renewed(old: Certificates | None, names: Sequence[str], now: datetime | None
 
 
 def refuse_broken(found: Certificates) -> None:
-    """Raises ValueError or TypeError where a field is no certificate or no key without a password."""
+    """Raises ValueError or TypeError if a field is not a certificate or not a key without a password."""
     for pem in (found.authority, found.certificate):
         _load(pem)
     for pem in (found.authority_key, found.key):
@@ -84,7 +85,7 @@ def _good(old: Certificates, names: Sequence[str], now: datetime) -> bool:
 
 
 def _fresh(pem: bytes, now: datetime) -> bool:
-    """Whether a third of its time is left at least."""
+    """Whether at least a third of the certificate's time is left."""
     certificate = _load(pem)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return begin <= now and end - now > (end - begin) / 3

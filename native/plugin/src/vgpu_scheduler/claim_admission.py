@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod is given that gets claims for what it asks for: each asking container the name of a claim of its own,
-which ``pod_claims`` makes once the pod is stored; the names by which it asked go. Pure.
+"""Changes a pod that gets claims for its requests: each requesting container gets the name of its own claim, which
+``pod_claims`` creates once the pod is stored; the requested resource names are removed. Pure.
 
-Nothing is left by which it asks, so a second look finds a pod without GPUs.
+No request is left in the pod, so a second review finds a pod without GPUs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VARIABLE = "scheduler_claims"
 
 
 def unavailable(wanted: bool, first: bool) -> list[Finding]:
-    """Why this pod gets no claims, whatever it asks for. ``first``: it may still be changed."""
+    """Returns why this pod cannot get claims, whatever it requests. ``first``: whether the pod may still be changed."""
     where = f'metadata.labels["{ALLOCATION}"]'
     if not wanted:
         text = f"this scheduler makes no claims; set {VARIABLE}: true, or label the pod {EXTENDER}"
@@ -45,7 +45,7 @@ def unavailable(wanted: bool, first: bool) -> list[Finding]:
 
 
 def changes(review: str, pod: dict[str, Any], claims: Claims, config: Config, ours: str) -> list[dict[str, Any]]:
-    """The JSON patch. ``review``: the uid of the admission review; ``ours``: the name of our scheduler."""
+    """Returns the JSON patch. ``review``: the uid of the admission review; ``ours``: the name of our scheduler."""
     metadata, spec = pod.get("metadata") or {}, pod["spec"]
     patch: list[dict[str, Any]] = []
     if spec.get("schedulerName") == ours:

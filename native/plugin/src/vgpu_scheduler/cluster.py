@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the ledger in line with the cluster: nodes and pods as the API server tells them, and what differs repaired.
+"""Keeps the ledger equal to the cluster: reads nodes and pods from the API server and repairs differences.
 
-The rules, for a pod of this scheduler: bound and with a plan, it holds what the plan said when it was first seen bound,
-or what the kubelet gave; ended or gone, it holds nothing; its plan changed or deleted later, the ledger's entry stands
-and the plan is written again. A pod that is not bound yet is none of this file's business: its bind may be on the way.
+The rules for a pod of this scheduler: a bound pod with a plan holds the plan as first seen, or the devices that the
+kubelet gave it. A pod that ended or is gone holds nothing. If the plan is changed or deleted later, the ledger's entry
+stays and the plan is written again. Pods that are not bound yet are ignored here, because their bind may be under way.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .resizing import Resizing
 
 log = logging.getLogger(__name__)
 
-# A bind that got no answer is looked after once a second, and given up when it is not there after so long: no request
+# A bind without a response is checked once a second and given up if the pod is unbound after this time: no request
 # lives longer at the API server.
 GIVE_UP = 70.0
-# What is found other than expected, by kind, for metrics.
+# Kinds of differences from the expected state, for metrics.
 DRIFT = (
     *("missing", "surplus", "different"),
     *("plan_deleted", "plan_changed", "plan_unreadable"),
@@ -43,22 +43,22 @@ class Cluster:
     def __init__(self, api: Api, extender: Extender, scheduler_name: str, resync: float = 300.0) -> None:
         self._api, self._extender, self._ledger = api, extender, extender.ledger
         self.writes: Callable[[], bool] = lambda: True
-        # Since when this replica writes: pods must have been listed since.
+        # Time at which this replica became the writer; pods must have been listed after it.
         self.writes_since: Callable[[], float] = lambda: -1.0
         self.drift: dict[str, int] = dict.fromkeys(DRIFT, 0)
-        # Pods that were bound without a plan: the device plugin refuses them. By uid: namespace/name.
+        # Pods that were bound without a plan, by uid: namespace/name. The device plugin refuses them.
         self.unplanned: dict[str, str] = {}
         self._repairs: dict[str, wire.Pod] = {}
         self.resizing = Resizing(extender, api)
-        # Pods that were seen bound with their plan: from then on a plan that differs is somebody else's text. By uid.
+        # Uids of pods that were seen bound with their plan. A plan that differs later was written by somebody else.
         self.confirmed: set[str] = set()
-        # Nodes whose annotation is gone or cannot be read, with its text: said once, not with each of their heartbeats.
+        # Nodes whose annotation is missing or unreadable, with its text. Logged once, and not with each heartbeat.
         self._faulty: dict[str, str | None] = {}
-        # What is wrong with labels of nodes that tell GPUs.
+        # Errors in node labels about GPUs.
         self._label_faults: dict[str, list[Finding]] = {}
         nodes = Kind("/api/v1/nodes", wire.Node, wire.NodeList)
         self.nodes = Reflector(api, nodes, self.all_nodes, self.node, resync)
-        # A pod cannot change its scheduler's name, as it could a label.
+        # Selects by scheduler name, because a pod could change a label.
         ours = {"fieldSelector": f"spec.schedulerName={scheduler_name}"}
         pods = Kind("/api/v1/pods", wire.Pod, wire.PodList, ours, wire.lean)
         self.pods = Reflector(api, pods, self.all_pods, self.pod, resync)
@@ -97,7 +97,7 @@ class Cluster:
             return
         if text is None:
             if name in self._ledger.nodes:
-                # Somebody deleted it; the device plugin writes it again. What runs there runs on.
+                # The annotation was deleted; the device plugin writes it again. Running pods keep their GPUs.
                 self._faulty[name] = text
                 self.drift["gpus_deleted"] += 1
                 log.warning("node %s: %s is gone; its GPUs stay as they were", name, pod_annotations.GPUS)
@@ -105,7 +105,7 @@ class Cluster:
         faults: list[Finding] = []
         labels = read_labels(node.metadata.labels, faults)
         if faults != self._label_faults.get(name, []):
-            # Once, and not with each heartbeat of the node.
+            # Log once, and not with each heartbeat of the node.
             self._label_faults[name] = faults
             for fault in faults:
                 log.warning("node %s: %s", name, fault)
@@ -129,7 +129,7 @@ class Cluster:
     # --- pods
 
     def pod(self, gone: bool, pod: wire.Pod) -> str:
-        """Enter one pod. Returns what was found different, for lists: "" where the ledger had it so."""
+        """Enters one pod. Returns the kind of difference that was found, or "" if the ledger agreed."""
         uid, key = pod.metadata.uid, f"{pod.metadata.namespace}/{pod.metadata.name}"
         if gone or pod.status.phase in wire.ENDED or pod.spec.nodeName:
             self._extender.forget(pod.metadata.namespace, uid)
@@ -145,7 +145,7 @@ class Cluster:
             self._wait(pod)
             return ""
         self._extender.preemption.bound(pod)
-        # The outcome of its bind is known now.
+        # The outcome of the pod's bind is known now.
         self._extender.uncertain.pop(uid, None)
         held = self._ledger.held(uid)
         annotations = pod.metadata.annotations or {}
@@ -174,11 +174,11 @@ class Cluster:
         return ""
 
     def _wait(self, pod: wire.Pod) -> None:
-        """A pod without a node counts for the quota of its namespace, and on the node that it is nominated for."""
+        """Counts a pod without a node for the quota of its namespace, and on its nominated node."""
         try:
             ask = read_pod(wire.plain(pod), self._extender.config)
         except (DialectError, msgspec.DecodeError):
-            # It never gets a node, or not before its annotations are others.
+            # Such a pod never gets a node until its annotations are corrected.
             self._extender.preemption.gone(pod.metadata.uid)
             return
         if ask.wants_gpus:
@@ -186,7 +186,7 @@ class Cluster:
             self._extender.preemption.waits(pod, ask)
 
     def all_pods(self, pods: list[wire.Pod], began: float) -> None:
-        """A list is the truth, but for binds that were made since it was begun and those that are on the way."""
+        """Replaces the state by a list, except for binds that were made after the list began or are under way."""
         there = set()
         first = self.pods.listed_at < 0
         for pod in pods:
@@ -208,10 +208,10 @@ class Cluster:
         for uid in [uid for uid, when in bound_at.items() if when < began]:
             del bound_at[uid]
 
-    # --- now and then
+    # --- regular work
 
     async def repair(self) -> None:
-        """Write plans that were deleted or changed again, where this is the replica that writes."""
+        """Writes deleted or changed plans again, if this replica is the writer."""
         if not self.writes():
             return
         for uid, pod in list(self._repairs.items()):
@@ -230,12 +230,12 @@ class Cluster:
                 )
 
     async def resize(self) -> None:
-        """Other sizes for pods that run, where this is the replica that writes and it knows what others hold."""
+        """Resizes running pods, if this replica is the writer and has listed all pods."""
         if self.writes() and self.synced and self.pods.listed_at >= self.writes_since():
             await self.resizing.round()
 
     async def clear_up(self) -> None:
-        """Binds that got no answer: done, or not and given up."""
+        """Resolves binds without a response: either the pod is bound, or the bind is given up."""
         for uid, entry in list(self._extender.uncertain.items()):
             args, when = entry
             key = f"{args.PodNamespace}/{args.PodName}"
@@ -250,7 +250,7 @@ class Cluster:
                     continue
                 pod = {}
             if uid in self._extender.posting or self._extender.uncertain.get(uid) is not entry:
-                continue  # it was tried again meanwhile, and the answer is older than that
+                continue  # the bind was tried again meanwhile, so this response is outdated
             meta = pod.get("metadata") or {}
             if meta.get("uid") == uid and (pod.get("spec") or {}).get("nodeName"):
                 self._extender.uncertain.pop(uid, None)

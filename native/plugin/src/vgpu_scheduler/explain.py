@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a pod waits, in words: which nodes, which limit, and what would help."""
+"""Explains why a pod waits: which nodes, which limit, and what would help."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .ledger import Answer, Ledger
 from .quota import Quotas
 
 SHOWN = 5
-# Pods that are thought away one by one to see whose end would help.
+# Maximum number of pods that are left out one by one to find a pod whose end would help.
 MAX_TRIED = 500
 
 
 def explain(
     pod: dict[str, Any], ledger: Ledger, config: Config, quotas: Quotas | None = None, untried: str = ""
 ) -> list[str]:
-    """Lines for a person. ``untried``: why its runtime has no slices."""
+    """Returns lines for a person. ``untried``: why the pod's runtime has no slices."""
     metadata = pod.get("metadata") or {}
     key = f"{metadata.get('namespace', 'default')}/{metadata.get('name', '?')}"
     held = ledger.held(str(metadata.get("uid") or ""))
@@ -56,8 +56,9 @@ def explain(
 
 
 def sentence(ledger: Ledger, ask: PodAsk, names: list[str], space: str, tried: int) -> tuple[str, str]:
-    """(the reasons, all of it with what would help) for an event on a pod of the namespace ``space``: what a person may
-    read there names no pod of another namespace."""
+    """Returns (the reasons, the reasons with what would help) for an event on a pod of the namespace ``space``. Names
+    no pod of another namespace.
+    """
     answer = ledger.filter(ask, names)
     found = _reasons(answer, names)
     reasons = "; ".join(f"{count} {text}" for count, text, _nodes in found)
@@ -69,7 +70,7 @@ def sentence(ledger: Ledger, ask: PodAsk, names: list[str], space: str, tried: i
 
 
 def _reasons(answer: Answer, names: list[str]) -> list[tuple[int, str, str]]:
-    """(how many nodes, why not, some of them), the most frequent first."""
+    """Returns (number of nodes, reason, some of the nodes), the most frequent reason first."""
     by_text: dict[str, list[str]] = {}
     for name in names:
         text = answer.failed.get(name) or answer.never.get(name)
@@ -80,7 +81,7 @@ def _reasons(answer: Answer, names: list[str]) -> list[tuple[int, str, str]]:
 
 
 def _help(ledger: Ledger, ask: PodAsk, answer: Answer, most: int = MAX_TRIED, space: str = "") -> list[str]:
-    """The node that comes nearest, and who would have to leave; else what no end of a pod changes."""
+    """Returns the nearest node and the pod that would have to end, or the reasons that no pod's end changes."""
     failed, never = answer.failed, answer.never
     if not failed:
         return [

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of the extender, as the stock kube-scheduler calls them: filter, prioritize, bind, preempt.
+"""The extender's verbs that the stock kube-scheduler calls: filter, prioritize, bind, preempt.
 
-A bind is the one place where room is given out. The pod holds in the ledger before the API server is asked, and the
-plan is written in the request that binds the pod: at no moment is a pod bound without a plan, and a program that is
-killed at any instruction leaves either both or none.
+Only a bind allocates room. The ledger counts the pod before the API server is asked, and the plan is written in the
+same request that binds the pod. So a pod is never bound without a plan, even if the program is killed at any
+instruction.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from .waits import WaitingPods, Waits
 
 log = logging.getLogger(__name__)
 
-# Pods between their filter and their bind; what falls out is read from the API again.
+# Pods between their filter and their bind; a pod that is dropped from this cache is read from the API again.
 MAX_WAITING = 20_000
 KEPT = "what becomes free is kept for a pod whose victims are leaving"
 
 
 class Binder(Evicts, Protocol):
-    """The API server, as a bind needs it."""
+    """The API calls that a bind needs."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: dict[str, str]) -> None: ...
 
@@ -44,7 +44,7 @@ class Binder(Evicts, Protocol):
 
 
 class Asks(NamedTuple):
-    """What was read of a pod, in which version of it."""
+    """The parsed requests of a pod, and the version of the pod that they were read from."""
 
     version: str
     ask: PodAsk
@@ -61,7 +61,7 @@ class Extender:
         may_bind: Callable[[], Awaitable[str]] | None = None,
         handlers: Sequence[str] = (),
     ) -> None:
-        """``may_bind`` answers "" or why this replica must not bind now. ``handlers``: see RuntimeClasses."""
+        """``may_bind`` returns "" or why this replica must not bind now. ``handlers``: see RuntimeClasses."""
         self.ledger, self.api, self.config = ledger, api, config or Config()
         self.may_bind = may_bind
         self.quotas = Quotas(self.config, ledger)
@@ -69,13 +69,13 @@ class Extender:
         self.waiting = WaitingPods(api, ledger)
         self.preemption = Preemption(ledger)
         self.shortages = Shortages(api, self.preemption, self.quotas, self._may_write)
-        # By uid.
+        # Parsed requests of waiting pods, by uid.
         self._waiting: OrderedDict[str, Asks] = OrderedDict()
-        # When a pod was bound here, for lists of pods that were begun before.
+        # Uid → time of the bind here. A list of pods that began earlier may not show the bind.
         self.bound_at: dict[str, float] = {}
-        # Binds whose outcome is not known, by uid, with when that was; the reconciler clears them up.
+        # Binds with unknown outcome, by uid, with their time; Cluster.clear_up resolves them.
         self.uncertain: dict[str, tuple[wire.BindArgs, float]] = {}
-        # Binds that are at the API server now: what it said of their pods a moment ago is worth nothing.
+        # Uids of pods whose bind request is under way. A response about such a pod that was read before is outdated.
         self.posting: set[str] = set()
         outcomes = ("bound", "refused", "failed", "uncertain", "lost_race", "over_quota")
         self.counts: dict[str, int] = dict.fromkeys(outcomes, 0)
@@ -87,7 +87,7 @@ class Extender:
         try:
             ask = self._read(args.Pod)
         except DialectError as fault:
-            # No node can be right for it, and an Error would be retried for ever.
+            # No node can ever fit this pod, and the kube-scheduler would retry an Error for ever.
             return wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, str(fault)))
         if not ask.wants_gpus:
             return wire.FilterResult(args.NodeNames)
@@ -100,7 +100,7 @@ class Extender:
         fits = [name for name in answer.fits if name not in kept] if kept else answer.fits
         failed = {**answer.failed, **dict.fromkeys(kept - answer.never.keys(), KEPT)} if kept else answer.failed
         if not fits:
-            # Where room was found and none is left, what is asked later would say that there is some.
+            # If room exists but is kept for a preemption, say so: the later explanation would find room.
             self._waits(args, ask, KEPT if answer.fits else "")
             self._short(args, ask, [name for name in answer.failed if name not in kept])
         return wire.FilterResult(fits, failed, answer.never)
@@ -115,8 +115,9 @@ class Extender:
         return [wire.HostPriority(name, score) for name, score in zip(names, scores, strict=True)]
 
     def preempt(self, args: wire.PreemptArgs) -> wire.PreemptResult:
-        """The nodes on which the pod has room once the victims are gone, with those that the kube-scheduler could not
-        know of added."""
+        """Returns the nodes on which the pod has room once the victims are gone, with the victims that the
+        kube-scheduler could not know of.
+        """
         victims = dict(args.NodeNameToMetaVictims or {})
         for name, full in (args.NodeNameToVictims or {}).items():
             pods = [wire.MetaPod(pod.metadata.uid) for pod in full.Pods or []]
@@ -126,7 +127,8 @@ class Extender:
         except DialectError:
             return wire.PreemptResult({})
         if ask.wants_gpus:
-            # Where slots are short everywhere, no filter call comes before; its answer would be that nothing helps.
+            # If all nodes are short of slots, the kube-scheduler calls preempt without a filter before, so the quota is
+            # checked here too.
             if self.quotas.fits(namespace_of(args.Pod), ask):
                 return wire.PreemptResult({})
             victims = self.preemption.victims(ask, uid_of(args.Pod), priority_of(args.Pod), victims)
@@ -148,7 +150,7 @@ class Extender:
                 known = self._known(pod)
             except (ApiError, DialectError) as fault:
                 return self._refused(f"pod {key}: {fault}")
-            # The answer took its time: the lease that had enough left before may be about to end, or handed over.
+            # Reading the pod took time: the lease may have ended or been handed over meanwhile.
             refusal = await self.may_bind() if self.may_bind else ""
             if refusal:
                 return self._refused(f"pod {key} is not bound: {refusal}")
@@ -156,7 +158,7 @@ class Extender:
         untried = self.classes.refusal(key, known.runtime_class) if ask.wants_gpus else ""
         if untried:
             return self._refused(untried)
-        # From here to hold nothing waits: no other bind comes between the question and the entry.
+        # No await from here to hold, so no other bind can come between the check and the entry.
         before = self.ledger.held(args.PodUID)
         if before is not None:
             return await self._again(args, key, before.node, before.plan)
@@ -179,14 +181,14 @@ class Extender:
         return await self._post(args, key, pod_annotations.write_plan(plan) if plan else "")
 
     def _place(self, args: wire.BindArgs, ask: PodAsk, priority: int) -> tuple[pod_annotations.Part, ...]:
-        """Raises NoRoom."""
+        """Returns the plan of a pod on the node. Raises NoRoom."""
         with self.preemption.kept(args.PodUID, priority, [args.Node]) as kept:
             if kept:
                 raise NoRoom(f"node {args.Node}: {KEPT}")
             return self.ledger.place(ask, args.Node)
 
     async def _again(self, args: wire.BindArgs, key: str, node: str, plan: str) -> wire.BindResult:
-        """A bind whose outcome was not known, asked for once more: the first plan stands, on its node."""
+        """Repeats a bind whose outcome was unknown; the first plan stays valid on its node."""
         if node != args.Node:
             text = f"pod {key} holds GPUs of node {node} from a bind whose outcome is not known yet; it is cleared up"
             return self._refused(text)
@@ -198,14 +200,15 @@ class Extender:
         try:
             await self.api.bind(args.PodNamespace, args.PodName, args.PodUID, args.Node, annotations)
         except Unknown as fault:
-            # It may have been done. Until the watch or a list says so or not, the pod holds.
+            # The bind may have succeeded. The pod keeps its room until the watch or a list shows the outcome.
             self.counts["uncertain"] += 1
             self.uncertain[args.PodUID] = (args, time.monotonic())
             log.warning("bind of %s to %s: %s; its GPUs stay held until it is known", key, args.Node, fault)
             return wire.BindResult(f"pod {key}: {fault}")
         except ApiError as fault:
             if fault.status == 409:
-                # Bound already, perhaps by a try of ours that got no answer: only the pod of now says whether it holds.
+                # Already bound, perhaps by our earlier request without a response. Only the current pod shows whether
+                # it holds GPUs.
                 self.counts["uncertain"] += 1
                 self.uncertain[args.PodUID] = (args, -math.inf)
                 return wire.BindResult(f"pod {key}: {fault}")
@@ -233,7 +236,7 @@ class Extender:
             log.warning("no event on %s/%s: %s", args.PodNamespace, args.PodName, fault)
 
     def forget(self, namespace: str, uid: str) -> None:
-        """A pod that is bound, has ended or is gone asks for nothing more."""
+        """Drops the requests of a pod that is bound, has ended or is gone."""
         self._waiting.pop(uid, None)
         self.waiting.forget(uid)
         self.shortages.forget(uid)
@@ -253,7 +256,7 @@ class Extender:
         return await self.may_bind() if self.may_bind else ""
 
     def _read(self, pod: dict[str, Any]) -> PodAsk:
-        """Raises DialectError, also where the pod's runtime has no slices."""
+        """Returns the requests of a pod. Raises DialectError, also if the pod's runtime has no slices."""
         known = self._known(pod)
         untried = self.classes.refusal(key_of(pod), known.runtime_class) if known.ask.wants_gpus else ""
         if untried:
@@ -261,7 +264,7 @@ class Extender:
         return known.ask
 
     def _known(self, pod: dict[str, Any]) -> Asks:
-        """Read once for each version of a pod: filter, prioritize and bind come one after the other."""
+        """Parses a pod once for each version, because filter, prioritize and bind come one after the other."""
         uid, version = uid_of(pod), str((pod.get("metadata") or {}).get("resourceVersion") or "")
         known = self._waiting.get(uid) if uid else None
         if known is not None and known.version == version:
@@ -275,7 +278,7 @@ class Extender:
 
 
 def priority_of(pod: dict[str, Any]) -> int:
-    """The API server writes it from the pod's PriorityClass; 0 without one."""
+    """Returns the priority that the API server set from the pod's PriorityClass; 0 without one."""
     found = (pod.get("spec") or {}).get("priority") if isinstance(pod.get("spec"), dict) else None
     return found if isinstance(found, int) else 0
 

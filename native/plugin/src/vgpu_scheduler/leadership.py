@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which replica writes: an election of our own by a Lease (coordination.k8s.io). All replicas answer admission and
-filter; the holder alone binds and writes plans again.
+"""Elects the replica that writes, by a Lease (coordination.k8s.io). All replicas answer admission and filter; only the
+holder binds and restores plans.
 
-It is another Lease than that by which the kube-schedulers next to us elect, and the two must meet: only the replica
-next to the leading kube-scheduler is called. So a replica that is called and does not hold the Lease asks for it by an
-annotation, and a holder that is not called hands it over. A holder that is dead is waited for.
+This Lease differs from the Lease of the kube-schedulers, but both must end at the same replica: only the replica next
+to the leading kube-scheduler is called. So a replica that is called without holding the Lease requests it by an
+annotation, and a holder that is not called hands it over. The Lease of a dead holder must expire first.
 
-Clocks of two machines are never compared. A holder counts from before its request to renew; all others from when they
-saw the Lease change, so by every clock a Lease is over for its holder first. It ends its binds before: what is left
-must be longer than a call to the API server takes.
+Clocks of two machines are never compared. The holder counts from before its renewal request; the other replicas count
+from when they saw the Lease change. So the Lease always expires first for its holder. The holder stops binding before
+that: the remaining time must be longer than a call to the API server takes.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .cluster import Cluster
 log = logging.getLogger(__name__)
 
 RETRY = 2.0
-# However much is asked for: no more requests than one in so many seconds.
+# Minimum seconds between two requests, however often the Lease is wanted.
 LEAST = 0.25
-# Nobody called for so long: who asks gets the Lease.
+# A holder that was not called for this many seconds hands the Lease over on request.
 QUIET = 3.0
-# Called within so long: worth asking for it.
+# A replica that was called within this many seconds requests the Lease.
 RECENT = 10.0
 WANTED = "vgpu.fleet/wanted-by"
 
 
 @dataclass(frozen=True)
 class Candidacy:
-    """``lease`` is namespace/name, empty: this program is the only one. ``identity`` is of this process alone.
+    """``lease`` is namespace/name; empty if this program is the only replica. ``identity`` is unique to this process.
     ``duration``: of the Lease, in seconds.
     """
 
@@ -57,7 +57,7 @@ class Leadership:
         busy: Callable[[], bool] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``busy``: whether a bind is at the API server now; then nothing is handed over."""
+        """``busy``: whether a bind request is under way; then the Lease is not handed over."""
         self._api, self._cluster, self._busy, self._now = api, cluster, busy, now
         lease, self.identity, self._duration = candidacy.lease, candidacy.identity, candidacy.duration
         self._folder, self._name, self._path = "", "", ""
@@ -65,7 +65,7 @@ class Leadership:
             namespace, _slash, self._name = lease.partition("/")
             self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
             self._path = f"{self._folder}/{self._name}"
-        # What the API server had last, and when that was first seen.
+        # The Lease as last read from the API server, and the time at which this state was first seen.
         self._lease: dict[str, Any] | None = None
         self._seen: tuple[Any, ...] = ()
         self._seen_at = 0.0
@@ -77,13 +77,13 @@ class Leadership:
         self.why = "" if self.leads else "the lease has not been read yet"
 
     def called(self) -> None:
-        """The kube-scheduler next to us asks."""
+        """Notes a call of the kube-scheduler next to this replica."""
         self._called = self._now()
         if not self.leads:
             self._wake.set()
 
     async def may_bind(self) -> str:
-        """ "" or the reason."""
+        """Returns "" if this replica may bind, otherwise the reason."""
         if self._path:
             if not self.leads:
                 self.called()
@@ -95,15 +95,15 @@ class Leadership:
         return ""
 
     def writes(self) -> bool:
-        """Whether this replica may write plans again."""
+        """Whether this replica may restore plans."""
         return not self._path or (self.leads and self._now() + TIMEOUT <= self._until)
 
     def since(self) -> float:
-        """When this replica began to lead: what was listed before is too old to write by."""
+        """Returns when this replica became the holder; lists from before that are too old for writing."""
         return self._since
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Renews or requests the Lease until it is cancelled."""
         while self._path:
             try:
                 await self.round()
@@ -117,7 +117,9 @@ class Leadership:
             await self._pause()
 
     async def round(self) -> None:
-        """Renew, take, ask for or hand over the Lease: whichever is due. Raises ApiError; a conflict means: again."""
+        """Does the next step: renews, takes, requests or hands over the Lease. Raises ApiError; after a conflict the
+        caller tries again.
+        """
         if self._lease is None:
             await self._read()
         lease = self._lease
@@ -132,7 +134,7 @@ class Leadership:
                 self._set(False, f"{wanted} is called and has the lease now")
                 return await self._write(lease, "")
             return await self._write(lease, self.identity)
-        # Not ours: what is kept of it grows old.
+        # Another replica holds the Lease, so the cached copy must be read again next time.
         self._lease = None
         ended = self._now() - self._seen_at > float(spec.get("leaseDurationSeconds") or 0)
         recent = self._now() - self._called < RECENT
@@ -149,7 +151,7 @@ class Leadership:
         return None
 
     async def release(self) -> None:
-        """At the end: another need not wait until the lease is over."""
+        """Releases the Lease at shutdown, so that another replica need not wait until it expires."""
         if self._path and self.leads:
             self._set(False, "this replica ends")
             with contextlib.suppress(ApiError):
@@ -157,7 +159,7 @@ class Leadership:
                 if self._lease is not None and self._lease["spec"].get("holderIdentity") == self.identity:
                     await self._write(self._lease, "")
 
-    # --- inside
+    # --- internal
 
     async def _read(self) -> None:
         try:
@@ -175,7 +177,7 @@ class Leadership:
         self._lease = lease
 
     async def _write(self, lease: dict[str, Any] | None, holder: str) -> None:
-        """Make ``holder`` the holder; only where nobody wrote since."""
+        """Makes ``holder`` the holder, unless the Lease was changed since it was read."""
         before = (lease or {}).get("spec") or {}
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         changes = int(before.get("leaseTransitions") or 0)
@@ -190,7 +192,7 @@ class Leadership:
             spec.update(acquireTime=stamp, leaseTransitions=changes + bool(before))
         meta: dict[str, Any] = {"name": self._name}
         if lease is not None:
-            # Kept while it is handed over: who asked takes it, and not the next that comes along.
+            # Keep the annotation while handing over, so that the replica that requested the Lease gets it.
             kept = {} if holder else {WANTED: (lease["metadata"].get("annotations") or {}).get(WANTED, "")}
             meta.update(resourceVersion=self._version(lease), annotations=kept)
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
@@ -201,7 +203,7 @@ class Leadership:
         except ApiError as fault:
             if fault.status != 409:
                 raise
-            # Somebody was quicker, or asks for it: what is there now says it.
+            # Another replica wrote first; read the current state.
             self._wake.set()
             return
         self._look(made)
@@ -215,7 +217,7 @@ class Leadership:
 
     def _set(self, leads: bool, why: str) -> None:
         if leads and not self.leads:
-            # Binds of the former leader may be newer than what was seen here.
+            # Binds of the former holder may be newer than this replica's last list.
             self._since = time.monotonic()
             self._cluster.pods.list_again()
         if leads != self.leads:
@@ -223,8 +225,8 @@ class Leadership:
         self.leads, self.why = leads, why
 
     async def _pause(self) -> None:
-        # wait_for of Python 3.11 loses a cancellation that comes together with what it waits for: who is asked to end
-        # in the moment of a call would go on for ever.
+        # wait_for of Python 3.11 loses a cancellation that arrives together with the awaited event: a replica that is
+        # stopped at the moment of a call would run on for ever.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETRY):
                 await self._wake.wait()

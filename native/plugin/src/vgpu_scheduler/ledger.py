@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of requests: what every pod holds of every GPU, and the three questions of the kube-scheduler to it.
+"""The ledger: what every pod holds of every GPU, and the kube-scheduler's three questions to it.
 
-It is made of two facts alone, the GPUs that nodes tell and the plans that pods carry, so it can be rebuilt at any time
-and in any order with the same result. A pod holds from the moment its bind is tried until it is gone. One thread.
+It is built only from the GPUs that nodes publish and the plans on pods, so it can be rebuilt at any time and in any
+order with the same result. A pod holds GPUs from its first bind request until it is gone. Single-threaded.
 """
 
 from __future__ import annotations
@@ -36,17 +36,20 @@ from .reasons import Reason
 from .table import ORDERS, GpuTable, View
 
 MAX_SCORE = 10  # of an extender
-# Nodes on which a filter call tries all ways for a pod with several containers, once the greedy way found too few.
+# Nodes on which a filter call tries all combinations for a pod with several containers, if the greedy placement found
+# too few nodes.
 MAX_SEARCHED = 16
 ENOUGH = 1
 
 
 class NoRoom(Exception):
-    """A pod that does not fit on a node; the text says why."""
+    """Raised if a pod does not fit on a node; the text says why."""
 
 
 class Held(NamedTuple):
-    """``pod`` is namespace/name; ``uses`` by UUID: MiB, percent, slots; ``plan`` is the text of its annotation."""
+    """What one pod holds. ``pod`` is namespace/name; ``uses``: (UUID, MiB, percent, slots); ``plan`` is the text of its
+    annotation.
+    """
 
     pod: str
     node: str
@@ -55,7 +58,9 @@ class Held(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Of a filter call: names that fit, and why the others do not. What a preemption could not change is ``never``."""
+    """The result of a filter call: nodes that fit, and the reasons for the others. ``never``: reasons that a preemption
+    cannot change.
+    """
 
     fits: list[str]
     failed: dict[str, str]
@@ -63,7 +68,7 @@ class Answer(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """A pod whose holding differs from what it should be; empty: holds nothing."""
+    """A pod whose ledger entry differs from its plan; an empty side holds nothing."""
 
     uid: str
     pod: str
@@ -77,20 +82,21 @@ class Ledger:
         self._table = GpuTable()
         self._memo = Memo(self._table, self._judge)
         self._held: dict[str, Held] = {}
-        # Also of nodes that are gone: their pods hold again when the node comes back.
+        # Includes nodes that are gone: their pods hold GPUs again when the node returns.
         self._pods_of: dict[str, set[str]] = {}
-        # MiB and percent that the pods of a namespace hold.
+        # Namespace → MiB and percent that its pods hold.
         self._spaces: dict[str, list[int]] = {}
-        # Kinds of GPUs, and of nodes as (GPUs, MiB of the largest), with how many there are.
+        # Kind of GPU → number of such GPUs.
         self._cards: Counter[Card] = Counter()
+        # (number of GPUs, MiB of the largest) → number of such nodes.
         self._shapes: Counter[tuple[int, int]] = Counter()
 
-    # --- facts
+    # --- updates
 
     def set_node(
         self, name: str, gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY, labels: NodeLabels = NO_LABELS
     ) -> bool:
-        """A node's GPUs and topology manager as it tells them, and its labels. Returns whether anything changed."""
+        """Enters a node's published GPUs, its topology manager and its labels. Returns whether anything changed."""
         table = self._table
         if name in table and (table.gpus[name], table.topologies[name], table.labels[name]) == (
             tuple(gpus),
@@ -111,9 +117,9 @@ class Ledger:
             self._table.drop(name)
 
     def hold(self, uid: str, pod: str, node: str, plan: Iterable[Part]) -> bool:
-        """What a pod holds, as its plan says; replaces what was held before. Returns whether anything changed.
+        """Enters what a pod holds by its plan; replaces its former entry. Returns whether anything changed.
 
-        A fact is taken as it is, also where it is more than the GPU has.
+        The plan is entered as it is, even if it exceeds the GPU.
         """
         parts = tuple(plan)
         held = Held(pod, sys.intern(node), _tuple(use_of(parts)), write_plan(parts))
@@ -140,10 +146,10 @@ class Ledger:
             del self._pods_of[held.node]
         return True
 
-    # --- questions
+    # --- queries
 
     def filter(self, ask: PodAsk, names: Sequence[str], without: Mapping[str, Iterable[str]] | None = None) -> Answer:
-        """Which of the nodes have room. ``without``: by node, pods (uids) that are thought away."""
+        """Returns which of the nodes have room. ``without``: node → uids of pods that are treated as gone."""
         rows = self._table.rows(names)
         known = rows >= 0
         inside = rows[known]
@@ -166,8 +172,9 @@ class Ledger:
         return Answer(listed[known][fits].tolist(), failed, never)
 
     def prioritize(self, ask: PodAsk, names: Sequence[str]) -> list[int]:
-        """0 to 10 for each node: how full (binpack) or empty (spread) its GPUs would be, or how near the pod's GPUs can
-        be to each other (topology). A node without GPUs gets 0."""
+        """Returns 0 to 10 for each node: how full (binpack) or empty (spread) its GPUs would be, or how close the pod's
+        GPUs can be to each other (topology). A node without GPUs gets 0.
+        """
         rows = self._table.rows(names)
         known = rows >= 0
         scores = np.zeros(len(names), np.int64)
@@ -178,7 +185,7 @@ class Ledger:
         return scores.tolist()
 
     def place(self, ask: PodAsk, node: str) -> tuple[Part, ...]:
-        """Where the pod's GPUs are on a node: the plan, which nothing holds yet. Raises NoRoom."""
+        """Returns a plan of the pod's GPUs on a node, without reserving them. Raises NoRoom."""
         rows = self._table.rows([node])
         if rows[0] < 0:
             raise NoRoom(f"node {node}: {reasons.NO_GPUS}")
@@ -206,14 +213,14 @@ class Ledger:
             for column in chosen:
                 size = search.size_of(one, gpus[column])
                 assert size is not None
-                # A limit above what the card has is what the card has.
+                # A limit above the GPU's memory is reduced to the GPU's memory.
                 burst = min(one.burst_mib, gpus[column].capacity_mib - size.memory_mib)
                 devices.append(Device(gpus[column].uuid, size.memory_mib, size.cores, burst))
             kind = INIT if one.init else SIDECAR if one.sidecar else APP
             parts.append(Part(one.container, kind, tuple(devices)))
         return tuple(parts)
 
-    # --- what people and metrics see
+    # --- data for people and metrics
 
     @property
     def nodes(self) -> Mapping[str, tuple[NodeGpu, ...]]:
@@ -223,29 +230,31 @@ class Ledger:
         return self._held.get(uid)
 
     def pods_of(self, node: str) -> Collection[str]:
-        """Uids of those that hold GPUs of a node."""
+        """Returns the uids of pods that hold GPUs of a node."""
         return self._pods_of.get(node, ())
 
     def held_by(self) -> Iterable[tuple[str, Held]]:
         return self._held.items()
 
     def held_in(self, namespace: str) -> tuple[int, int]:
-        """MiB and percent of all GPUs together that the pods of a namespace hold."""
+        """Returns the MiB and percent, over all GPUs, that the pods of a namespace hold."""
         memory, cores = self._spaces.get(namespace, (0, 0))
         return memory, cores
 
     @property
     def cards(self) -> Collection[Card]:
-        """The kinds of GPUs that there are."""
+        """Returns the kinds of GPUs in the cluster."""
         return [card for card, count in self._cards.items() if count]
 
     @property
     def shapes(self) -> Collection[tuple[int, int]]:
-        """(GPUs, MiB of the largest) of each kind of node."""
+        """Returns (number of GPUs, MiB of the largest) for each kind of node."""
         return [shape for shape, count in self._shapes.items() if count]
 
     def most_gpus(self, preferences: Preferences) -> tuple[str, int]:
-        """The node with most GPUs that the preferences take, healthy or not, and how many; ("", 0) for none."""
+        """Returns the node with most GPUs that match the preferences, healthy or not, and their number; ("", 0) if
+        there is none.
+        """
         names = list(self._table.names)
         rows = self._table.rows(names)
         if not names:
@@ -259,8 +268,9 @@ class Ledger:
         return self._table.use(node)
 
     def oversold(self) -> list[tuple[str, str]]:
-        """(node, UUID) of GPUs of which pods hold more memory, cores or slots than there are: a fault, or the truth
-        after the kubelet took other GPUs than planned."""
+        """Returns (node, UUID) of GPUs whose pods hold more memory, cores or slots than the GPU has: an error, or the
+        effect of a kubelet that took other GPUs than planned.
+        """
         found = []
         for node, gpus in self._table.gpus.items():
             use = self._table.use(node)
@@ -271,7 +281,9 @@ class Ledger:
         return found
 
     def drift(self, truth: Mapping[str, tuple[str, str, tuple[Part, ...]]]) -> list[Drift]:
-        """Where this ledger differs from ``truth``: uid → (namespace/name, node, plan) of every pod that holds."""
+        """Returns the differences between this ledger and ``truth``: uid → (namespace/name, node, plan) of every pod
+        that holds GPUs.
+        """
         found = []
         for uid, (pod, node, plan) in truth.items():
             expected, held = _tuple(use_of(plan)), self._held.get(uid)
@@ -280,7 +292,7 @@ class Ledger:
         found += [Drift(uid, held.pod, held.uses, ()) for uid, held in self._held.items() if uid not in truth]
         return found
 
-    # --- inside
+    # --- internal
 
     def _spend(self, held: Held, sign: int) -> None:
         space = held.pod.partition("/")[0]
@@ -315,7 +327,7 @@ class Ledger:
     def _codes(
         self, ask: PodAsk, rows: np.ndarray, names: np.ndarray, without: Mapping[str, Iterable[str]] | None
     ) -> np.ndarray:
-        """FITS or a Reason for each row."""
+        """Returns FITS or a Reason for each row."""
         if without is None and len(ask.asks) == 1:
             return self._memo.ask(ask, rows).codes
         view = self._view(rows, names, without)
@@ -323,7 +335,9 @@ class Ledger:
         return _reasoned(self._fits(view, ask, allowed, names), view, ask, allowed)
 
     def _judge(self, ask: PodAsk, rows: np.ndarray) -> Judged:
-        """Of pods with one container alone: with several, whether a row is searched depends on the others."""
+        """Judges rows for a pod with one container. With several containers a row's result depends on the other rows,
+        because only some are searched.
+        """
         view = self._table.view(rows)
         allowed = placement.allowed_by(self._table, rows, view, ask)
         fits = placement.enough(view, ask.asks[0], allowed)
@@ -343,10 +357,10 @@ class Ledger:
         return fits
 
     def _pick(self, view: View, ask: PodAsk, allowed: np.ndarray) -> placement.Picked:
-        """By the policy; a row that has no room that way, as tightly as possible.
+        """Places the pod by its policy; on rows without room that way, as tightly as possible.
 
-        The filter and the bind both decide by it: a pod whose bind fails on a node that the filter named comes back to
-        that node without end.
+        Filter and bind use this same function: otherwise a pod whose bind fails on a node that the filter named would
+        return to that node without end.
         """
         own = ask.preferences.gpu_policy
         spread = np.full(len(allowed), SPREAD in words_of(own or self.gpu_policy))
@@ -405,7 +419,9 @@ class Ledger:
         return scores
 
     def _near(self, rows: np.ndarray, view: View, ask: PodAsk) -> np.ndarray:
-        """10 where the GPUs of every container fit on one NUMA node, else the part of the containers for which so."""
+        """Returns 10 for nodes where the GPUs of every container fit on one NUMA node, otherwise the fraction of such
+        containers times 10.
+        """
         allowed = placement.allowed_by(self._table, rows, view, ask)
         near = np.zeros(len(rows), np.float64)
         for one in ask.asks:

@@ -34,8 +34,8 @@ from .tls import Tls
 log = logging.getLogger(__name__)
 
 CERTIFICATE_LOOK = 60.0
-SHUTDOWN = 6.0  # a bind that is on the way gets its answer
-# A connection on which no request is going on; those of the API server come again.
+SHUTDOWN = 6.0  # long enough for a bind that is under way
+# Seconds after which an idle connection is closed; the API server connects again.
 IDLE_SECONDS = 75.0
 MOST_DESCRIPTORS = 1 << 16
 
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Runs until SIGTERM or SIGINT."""
     chosen = settings.load(given.config) if given.config else settings.SchedulerSettings()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -131,7 +131,8 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
             for task in tasks:
                 task.cancel()
             await leadership.release()
-            # The API server calls this replica until it sees that it leaves, and a call that is cut off refuses a pod.
+            # The API server calls this replica until it notices the shutdown; a call that is cut off would refuse a
+            # pod.
             if admits:
                 service.drain()
                 await asyncio.sleep(given.drain_seconds)
@@ -167,7 +168,7 @@ async def keep_certificates(tls: Tls) -> None:
 
 
 def ask(address: str, pod: str) -> int:
-    """Print what the program that listens there says of a pod."""
+    """Prints the explanation of a pod by the scheduler that listens on ``address``. Returns the exit status."""
     namespace, _slash, name = pod.rpartition("/")
     host, _colon, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host or "127.0.0.1", int(port), timeout=30)
@@ -189,7 +190,7 @@ def main() -> int:
     if given.explain:
         return ask(given.extender, given.explain)
     logs.configure(given, "%(levelname)s %(name)s: %(message)s")
-    # Each connection is one, and everybody who reaches the webhook may open some.
+    # Each connection needs a descriptor, and anybody who reaches the webhook may open some.
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found of a node for an ask stands until the node changes: pods of one job ask for the same, one after the
-other, and a pod that is bound changes one node of thousands.
+"""Caches results of a request for each node until the node changes: pods of one job have equal requests, one after the
+other, and each bind changes one node of thousands.
 
-No reader is notified of a change, so none can be forgotten: the table counts each change of a row, and an answer
-holds for the count at which it was found.
+No change needs to be announced: the table counts the changes of each row, and a cached result is valid while the count
+of its row is unchanged.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from vgpu_plugin._shared.pods.requests import PodAsk
 
 from .table import GpuTable
 
-# Kinds of pods that are scheduled at a time; an entry is ten bytes a node.
+# Number of different requests that are cached; an entry takes ten bytes a node.
 MAX_ASKS = 32
-# Of a code: the pod fits. All others are a Reason.
+# Code of a row on which the pod fits. All other codes are a Reason.
 FITS = -1
 
 
 class Judged(NamedTuple):
-    """Of each row: FITS or the reason why not, and its score."""
+    """For each row: FITS or the reason why not, and the score."""
 
     codes: np.ndarray
     scores: np.ndarray
@@ -35,10 +35,10 @@ Judge = Callable[[PodAsk, np.ndarray], Judged]
 
 class Memo:
     def __init__(self, table: GpuTable, judge: Judge) -> None:
-        """``judge`` looks at rows; what it says of a row depends on the ask and on that row alone."""
+        """``judge`` computes results for rows; the result of a row may depend only on the request and on that row."""
         self._table, self._judge = table, judge
         self._known: OrderedDict[PodAsk, tuple[np.ndarray, Judged]] = OrderedDict()
-        # Rows that were looked at, for metrics and tests.
+        # Number of computed rows, for metrics and tests.
         self.looked = 0
 
     def ask(self, ask: PodAsk, rows: np.ndarray) -> Judged:
@@ -55,7 +55,7 @@ class Memo:
     def _entry(self, ask: PodAsk, size: int) -> tuple[np.ndarray, Judged]:
         known = self._known.get(ask)
         if known is None or len(known[0]) != size:
-            # No row has version -1.
+            # -1 differs from every row's version, so all rows are computed.
             known = np.full(size, -1, np.int64), Judged(np.zeros(size, np.int8), np.zeros(size, np.int8))
             self._known[ask] = known
             if len(self._known) > MAX_ASKS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus metrics of the scheduler; bytes, seconds and ratios, and no label that grows with pods."""
+"""Prometheus metrics of the scheduler; in bytes, seconds and ratios. No label has one value per pod."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from vgpu_plugin.admin import process
 from vgpu_plugin.admin.exposition import Exposition
 
-if TYPE_CHECKING:  # the names are wanted without what these need
+if TYPE_CHECKING:  # imported for annotations only, because these modules need more packages
     from .cluster import Cluster
     from .extender import Extender
     from .leadership import Leadership
     from .pod_claims import PodClaims
 
 MIB = 1 << 20
-# Upper bounds, seconds; the last is what a kube-scheduler waits for an extender.
+# Upper bounds, in seconds; the last is the time that a kube-scheduler waits for an extender.
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0)
 TYPES = {
     "vgpu_scheduler_leader": ("gauge", "1 where this replica binds."),

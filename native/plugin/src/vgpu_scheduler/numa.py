@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs of one NUMA node, where the kubelet's topology manager admits nothing else (``single-numa-node``) or the pod
-wants it (``nvidia.com/numa-bind``).
+"""Restricts GPUs to one NUMA node, if the kubelet's topology manager requires it (``single-numa-node``) or the pod
+requests it (``nvidia.com/numa-bind``).
 
-It refuses a pod whose devices it cannot align, and such a pod has failed for good; so no plan goes over several NUMA
-nodes there. By its scope the devices of each container are on one, or those of the whole pod. It aligns by what devices
-tell: GPUs that tell no NUMA node count for none, and a node whose GPUs all tell none is as one without a policy.
+The topology manager refuses a pod whose devices it cannot align, and such a pod never recovers; so no plan uses several
+NUMA nodes there. Its scope decides whether the devices of each container or of the whole pod must be on one NUMA node.
+A GPU without a known NUMA node matches no NUMA node, and a node whose GPUs all have none is treated as if it had no
+policy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from vgpu_plugin._shared.pods.resources import Ask
 if TYPE_CHECKING:
     from .table import View
 
-# Of a row of the table: no alignment, of each container, of the whole pod.
+# Scopes of a row of the table: no alignment, per container, whole pod.
 NONE, OF_CONTAINER, OF_POD = 0, 1, 2
 SCOPES = {CONTAINER: OF_CONTAINER, POD: OF_POD}
 
@@ -29,21 +30,22 @@ def scope_of(topology: Topology) -> int:
 
 
 def aligns(view: View, least: int = OF_CONTAINER) -> np.ndarray:
-    """The rows whose GPUs must be of one NUMA node, in this scope at least."""
+    """Returns the rows whose GPUs must be on one NUMA node, with at least this scope."""
     rows: np.ndarray = view.aligned >= least
     return rows & (view.there & (view.numa >= 0)).any(axis=1) if rows.any() else rows
 
 
 def nodes_of(view: View, rows: np.ndarray) -> Iterator[int]:
-    """The NUMA nodes of the GPUs of these rows."""
+    """Returns the NUMA nodes of the GPUs of these rows."""
     some = view.numa[rows][view.there[rows]]
     return (int(one) for one in np.unique(some) if one >= 0)
 
 
 def one_node(view: View, ok: np.ndarray, ask: Ask, key: np.ndarray | None = None) -> np.ndarray:
-    """Of the mask ``ok`` (rows, columns), on rows that align, the GPUs of the one NUMA node that has as many of them as
-    a container asks for, where their ``key`` is the lowest in sum; none where no NUMA node has so many. All rows align
-    where the pod wants that."""
+    """Restricts the mask ``ok`` (rows, columns) to one NUMA node on rows that align: the NUMA node with enough GPUs for
+    the container, and the lowest sum of their ``key``. No GPU is left if no NUMA node has enough. All rows align if the
+    pod requests it.
+    """
     gpus = ask.gpus
     rows = aligns(view, NONE if ask.one_numa else OF_CONTAINER) if gpus > 1 else np.zeros(len(ok), bool)
     if not rows.any():

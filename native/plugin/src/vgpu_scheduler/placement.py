@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether and where the GPUs of a pod fit, asked of many nodes in one go; the same functions plan one node at its bind.
+"""Decides whether and where a pod's GPUs fit, for many nodes at once; the same functions plan one node at its bind.
 
-A container's GPUs are different ones. Containers are placed one after the other, the largest first, each on the GPUs
-that the policy likes best. Where that fails with several containers, ``search`` tries the other ways.
+The GPUs of one container are distinct. Containers are placed one after the other, the largest first, each on the GPUs
+that the policy ranks best. If that fails with several containers, ``search`` tries other combinations.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ IMPOSSIBLE = np.int32((1 << 31) - 1)
 
 
 class Picked(NamedTuple):
-    """``fits`` by row; ``columns`` by ask, each (rows, GPUs of the ask), of meaning where ``fits``."""
+    """``fits`` by row; ``columns`` by request, each of shape (rows, GPUs of the request), valid only on
+    rows that fit.
+    """
 
     fits: np.ndarray
     columns: tuple[np.ndarray, ...]
 
 
 def memory_of(view: View, ask: Ask) -> np.ndarray:
-    """MiB that one GPU of the ask comes to on each GPU; IMPOSSIBLE where the GPU has no such size.
+    """Returns the MiB that the request needs on each GPU; IMPOSSIBLE if the GPU has no such size.
 
-    The rule of ``pods.requests.size_on``, for arrays; a test holds the two equal.
+    The same rule as ``pods.requests.size_on``, for arrays; a test compares both.
     """
     kind, amount = ask.memory
     if kind == CARD:
@@ -45,7 +47,7 @@ def memory_of(view: View, ask: Ask) -> np.ndarray:
         need = view.capacity * amount // 100
     elif kind == UNITS:
         gib = view.card // 1024
-        # 2^24 MiB times as many units would not fit in 32 bits.
+        # Computed in 64 bits: 2^24 MiB times the number of units would overflow 32 bits.
         wide = view.card.astype(np.int64) * amount // np.maximum(gib, 1)
         need = np.where(gib > 0, np.minimum(wide, IMPOSSIBLE), 0).astype(np.int32)
     else:
@@ -60,7 +62,7 @@ def cores_of(view: View, ask: Ask) -> np.ndarray:
 
 
 class Fit(NamedTuple):
-    """Which GPUs pass each single test, for the reasons; ``all`` is what counts."""
+    """The GPUs that pass each single test, used for the reasons, and those that pass ``all`` tests."""
 
     large: np.ndarray
     memory: np.ndarray
@@ -70,8 +72,9 @@ class Fit(NamedTuple):
 
 
 def fit(view: View, ask: Ask, allowed: np.ndarray) -> Fit:
-    """100 cores own a GPU: it must be empty, and nothing joins it. No cores: not where all of them are spoken for.
-    ``alone``: it must be empty, and others may join it."""
+    """Tests which GPUs fit. A container with 100 cores needs an empty GPU and excludes others. A container without
+    cores does not fit on a GPU whose cores are all taken. ``alone``: the GPU must be empty, but others may join it.
+    """
     need, cores = memory_of(view, ask), cores_of(view, ask)
     large = need != IMPOSSIBLE
     memory = large & (need <= view.capacity - view.memory)
@@ -82,26 +85,26 @@ def fit(view: View, ask: Ask, allowed: np.ndarray) -> Fit:
 
 
 def enough(view: View, ask: Ask, allowed: np.ndarray) -> np.ndarray:
-    """The rows on which a container alone has its GPUs."""
+    """Returns the rows on which one container alone gets its GPUs."""
     rows: np.ndarray = numa.one_node(view, fit(view, ask, allowed).all, ask).sum(axis=1) >= ask.gpus
     return rows
 
 
 def allowed_by(table: GpuTable, rows: np.ndarray, view: View, ask: PodAsk) -> np.ndarray:
-    """Usable GPUs that the pod's selectors take, on nodes whose labels take the pod."""
+    """Returns the usable GPUs that match the pod's selectors, on nodes whose labels admit the pod."""
     usable = view.usable if not view.sharing.any() else view.usable & takes(view, ask)[:, None]
     return selected(table, rows, view, usable, ask.preferences)
 
 
 def takes(view: View, ask: PodAsk) -> np.ndarray:
-    """The rows whose labels let pods take whole GPUs, or parts of them, as this one does."""
+    """Returns the rows whose labels admit this pod, which takes either whole GPUs or parts."""
     whole = all(one.memory.kind == CARD for one in ask.asks)
     rows: np.ndarray = view.sharing != SHARINGS.index(SHARED if whole else EXCLUSIVE)
     return rows
 
 
 def selected(table: GpuTable, rows: np.ndarray, view: View, gpus: np.ndarray, preferences: Preferences) -> np.ndarray:
-    """Of the mask ``gpus`` (rows, columns) those that the selectors take."""
+    """Restricts the mask ``gpus`` (rows, columns) to the GPUs that match the selectors."""
     allowed = gpus
     if not preferences.selects or not len(rows):
         return allowed
@@ -117,10 +120,10 @@ def selected(table: GpuTable, rows: np.ndarray, view: View, gpus: np.ndarray, pr
 
 
 def in_order(asks: Sequence[Ask], view: View) -> np.ndarray:
-    """Of each row, the numbers of the asks (rows, asks): sidecars and others by size, largest first; init containers
-    last, for they use what the others leave unused.
+    """Returns for each row the order in which requests are placed, shape (rows, requests): sidecars and other
+    containers by size, largest first; init containers last, because they reuse the room of the others.
 
-    A row's order depends on its own GPUs alone: a node must get the same plan among others and alone.
+    A row's order depends only on its own GPUs: a node must get the same plan alone and among other nodes.
     """
     needs = [memory_of(view, ask) for ask in asks]
     sizes = np.stack([np.where(need != IMPOSSIBLE, need, 0).max(axis=1, initial=0) for need in needs], axis=1)
@@ -131,8 +134,10 @@ def in_order(asks: Sequence[Ask], view: View) -> np.ndarray:
 
 
 def pick(view: View, asks: Sequence[Ask], allowed: np.ndarray, spread: np.ndarray) -> Picked:
-    """Place every container on every row, greedily; where a pod's GPUs must be of one NUMA node, on the first that has
-    room for all of it. ``spread``: the rows on which the emptiest GPUs come first; on the others the fullest."""
+    """Places every container on every row, greedily. If a pod's GPUs must be on one NUMA node, uses the first NUMA node
+    with room for the whole pod. ``spread``: rows on which the emptiest GPUs come first; on the others the fullest come
+    first.
+    """
     whole = numa.aligns(view, numa.OF_POD) if len(asks) > 1 else np.zeros(len(allowed), bool)
     if not whole.any():
         return pick_any(view, asks, allowed, spread)
@@ -148,7 +153,7 @@ def pick(view: View, asks: Sequence[Ask], allowed: np.ndarray, spread: np.ndarra
 
 
 def pick_any(view: View, asks: Sequence[Ask], allowed: np.ndarray, spread: np.ndarray) -> Picked:
-    """The same of any NUMA nodes of a pod."""
+    """Places every container like ``pick``, without the restriction to one NUMA node."""
     orders = in_order(asks, view)
     height, width = view.capacity.shape
     fits = np.zeros(height, bool)
@@ -167,17 +172,17 @@ def pick_any(view: View, asks: Sequence[Ask], allowed: np.ndarray, spread: np.nd
 def pick_in_order(
     view: View, asks: Sequence[Ask], allowed: np.ndarray, spread: np.ndarray, order: Sequence[int]
 ) -> Picked:
-    """The same in one order of the asks for all rows."""
+    """Places every container like ``pick``, with the same order of requests for all rows."""
     rows = np.arange(len(view.capacity))[:, None]
     fits = np.ones(len(rows), bool)
     columns: list[np.ndarray] = [np.zeros((len(rows), 0), np.intp)] * len(asks)
-    # In use by others and by what of the pod runs all the time; and the sidecars' part of that.
+    # ``now``: used by other pods and by this pod's permanent containers. ``side``: the same with only its sidecars.
     now = view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
     side = view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
     for n in order:
         ask = asks[n]
         base = side if ask.init else now
-        # An init container likes the GPUs of its pod: the kubelet hands its devices on.
+        # An init container prefers the GPUs of its pod, because the kubelet reuses its devices.
         key = rank(base, spread, now.shares > view.shares if ask.init else None)
         ok = numa.one_node(base, fit(base, ask, allowed).all, ask, key)
         fits &= ok.sum(axis=1) >= ask.gpus
@@ -187,7 +192,7 @@ def pick_in_order(
             continue
         need, cores = memory_of(view, ask), cores_of(view, ask)
         for moment in (now, side) if ask.sidecar else (now,):
-            # What does not fit takes nothing: its row is lost already.
+            # A GPU that does not fit adds nothing; its row has failed already.
             moment.memory[rows, chosen] += np.where(ok, need, 0)[rows, chosen]
             moment.cores[rows, chosen] += np.where(ok, cores, 0)[rows, chosen]
             moment.shares[rows, chosen] += 1
@@ -195,7 +200,9 @@ def pick_in_order(
 
 
 def rank(view: View, spread: np.ndarray, liked: np.ndarray | None = None) -> np.ndarray:
-    """How well each GPU is liked, lower is better: the emptiest on the rows of ``spread``, the fullest on others."""
+    """Returns a rank for each GPU, lower is better: the emptiest first on rows of ``spread``, the fullest first on the
+    others.
+    """
     capacity = np.maximum(view.capacity, 1)
     used = np.maximum(view.memory / capacity, view.cores / 100)
     key: np.ndarray = np.where(spread[:, None], used, -used)
@@ -203,7 +210,7 @@ def rank(view: View, spread: np.ndarray, liked: np.ndarray | None = None) -> np.
 
 
 def best(key: np.ndarray, ok: np.ndarray, gpus: int) -> np.ndarray:
-    """The columns of as many GPUs as are wanted, by rank; the first of equals."""
+    """Returns the columns of the best ranked GPUs, as many as requested; among equal GPUs the first."""
     key = np.where(ok, key, np.inf)
     if gpus == 1:
         return key.argmin(axis=1)[:, None]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResourceClaims of pods that asked in dialects: the one replica that writes makes them, for pods that are stored.
+"""Creates the ResourceClaims of pods that requested GPUs by resource names. Only the replica that writes creates them,
+and only for stored pods.
 
-Admission writes on the pod what its claims are to ask for and under which names; nothing else comes of a review. A
-claim belongs to its pod, so Kubernetes deletes it with the pod. Until it is made the kube-scheduler lets the pod wait.
+Admission writes on the pod the names and contents of its claims, and creates nothing. A claim belongs to its pod, so
+Kubernetes deletes it with the pod. Until the claim exists, the kube-scheduler lets the pod wait.
 
-Tenants may write the same annotation. They get what a pod may ask for by dialects, in their own namespace.
+Tenants may write the same annotation. They only get what a pod may request by resource names, in their own namespace.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ from .reflector import Kind, Reflector
 log = logging.getLogger(__name__)
 
 REFUSED = "GpuClaimRefused"
-# Pods that are served in one round, calls that are on the way together, and events of a round.
+# Maximum number of pods served in one round, of parallel calls, and of events in one round.
 MAX_SERVED, AT_ONCE, MAX_EVENTS = 200, 16, 5
-# Seconds: until the next look; before a pod is tried again, each time twice as long; between two events of a pod.
+# Seconds between two rounds, first and last pause before a pod is tried again (doubled each time), and minimum seconds
+# between two events on one pod.
 LOOK, FIRST_PAUSE, LAST_PAUSE, BETWEEN_EVENTS = 1.0, 2.0, 300.0, 60.0
 
 
 class ClaimError(ValueError):
-    """A claim that cannot be made; the text says why and what to do."""
+    """A claim that cannot be created; the text says why and what to do."""
 
 
 @dataclass(eq=False)
 class Due:
-    """A pod without its claims: when it is tried, and how long it waits after another failure."""
+    """A pod without its claims: the time of the next attempt, and the pause after another failure."""
 
     pod: wire.ClaimingPod
     when: float
@@ -46,12 +48,12 @@ class Due:
 
 
 class PodClaims:
-    """``counts``: claims that were made, and failures that an event of their pod reported."""
+    """``counts``: claims created, and failures reported by an event."""
 
     def __init__(self, api: Api, resync: float = 300.0, now: Callable[[], float] = time.monotonic) -> None:
         self._api, self._now = api, now
         self._due: dict[str, Due] = {}
-        # By the pod's uid: the hash of the annotation whose claims were made.
+        # Uid of a pod → hash of the annotation whose claims were created.
         self._made: dict[str, int] = {}
         self._said: dict[str, tuple[str, float]] = {}
         self._events = 0
@@ -61,12 +63,12 @@ class PodClaims:
         kind = Kind("/api/v1/pods", wire.ClaimingPod, wire.ClaimingPodList, labelled)
         self.pods = Reflector(api, kind, self.all_pods, self.pod, resync)
 
-    # --- facts
+    # --- updates
 
     def pod(self, gone: bool, pod: wire.ClaimingPod) -> None:
         meta = pod.metadata
         text = (meta.annotations or {}).get(ANNOTATION, "")
-        # A pod that is bound, or ended, has had its claims.
+        # A pod that is bound or has ended needs no more claims.
         if gone or meta.deletionTimestamp or pod.spec.nodeName or pod.status.phase in wire.ENDED or not text:
             self._forget(meta.uid)
             return
@@ -80,7 +82,7 @@ class PodClaims:
         self._wake.set()
 
     def all_pods(self, pods: list[wire.ClaimingPod], _began: float) -> None:
-        # A pod that still waits is looked at again: its claim may have been deleted.
+        # Pods that still wait are checked again, because a claim may have been deleted.
         self._made.clear()
         there = {pod.metadata.uid for pod in pods}
         for uid in {*self._due, *self._said} - there:
@@ -92,10 +94,10 @@ class PodClaims:
         for known in (self._due, self._made, self._said):
             known.pop(uid, None)
 
-    # --- what is done
+    # --- actions
 
     async def run(self, writes: Callable[[], bool]) -> None:
-        """Until it is cancelled. ``writes``: whether this is the replica that writes."""
+        """Runs until it is cancelled. ``writes``: whether this replica is the writer."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.pods.run())
             while True:
@@ -109,7 +111,7 @@ class PodClaims:
                     await asyncio.sleep(LOOK)
 
     async def round(self) -> None:
-        """Makes the claims of pods whose time has come."""
+        """Creates the claims of the pods that are due."""
         self._events = 0
         now, calls = self._now(), asyncio.Semaphore(AT_ONCE)
         due = sorted((one for one in self._due.values() if one.when <= now), key=lambda one: one.when)
@@ -128,13 +130,13 @@ class PodClaims:
                 due.when, due.pause = self._now() + due.pause, min(2 * due.pause, LAST_PAUSE)
                 await self._tell(meta, str(fault))
                 return
-        # Meanwhile the pod may have gone, or another annotation come.
+        # The pod may be gone, or its annotation may have changed meanwhile.
         if self._due.get(meta.uid) is due:
             del self._due[meta.uid]
             self._made[meta.uid] = hash((meta.annotations or {})[ANNOTATION])
 
     async def _make(self, pod: wire.ClaimingPod) -> None:
-        """Raises ApiError, or ValueError for what the annotation says."""
+        """Creates the claims of a pod. Raises ApiError, or ValueError if the annotation is invalid."""
         meta = pod.metadata
         claims = read_annotation((meta.annotations or {})[ANNOTATION])
         named = {one.resourceClaimName for one in pod.spec.resourceClaims or []}
@@ -146,7 +148,7 @@ class PodClaims:
 
     async def _claim(self, meta: wire.Meta, name: str, spec: Mapping[str, Any]) -> None:
         folder = f"/apis/resource.k8s.io/v1/namespaces/{meta.namespace}/resourceclaims"
-        # As the controller: then Kubernetes deletes the claim also where the pod has ended and stays.
+        # With ``controller`` set, Kubernetes also deletes the claim of an ended pod that still exists.
         owner = {"apiVersion": "v1", "kind": "Pod", "name": meta.name, "uid": meta.uid, "controller": True}
         body = {
             "apiVersion": "resource.k8s.io/v1",
@@ -156,8 +158,8 @@ class PodClaims:
         }
         where = f"ResourceClaim {meta.namespace}/{name}"
         try:
-            # An API server without fields of shares would keep a claim that stands for more than the pod asked for, and
-            # the kube-scheduler may take one up at once: so nothing is made before it is known what would be kept.
+            # An API server without the fields of shares would store a claim for more than the pod requested, and the
+            # kube-scheduler might use it at once. So a dry run first shows what would be stored.
             for query in ({"dryRun": "All"}, {}):
                 found = await self._api.json("POST", folder, body, **query)
                 if found.get("spec") != spec:
@@ -181,7 +183,7 @@ class PodClaims:
             raise ClaimError(f"{where}: expected what the pod asks for, found another request; delete it")
 
     async def _tell(self, meta: wire.Meta, text: str) -> None:
-        """An event for each other reason, and no more than one a minute."""
+        """Writes an event if the reason changed, at most one a minute for a pod."""
         said, when = self._said.get(meta.uid, ("", -BETWEEN_EVENTS))
         if said == text or self._now() - when < BETWEEN_EVENTS or self._events >= MAX_EVENTS:
             return

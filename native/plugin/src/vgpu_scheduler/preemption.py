@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose slices a pod of higher priority needs, and the room that is kept for it until they have left.
+"""Finds the victims of a pod with higher priority, and reserves the freed room for that pod until it is bound.
 
-The kube-scheduler picks victims by what it counts itself, ``nvidia.com/gpu`` of the whole node. The ledger knows which
-GPU is short of what, so it adds the victims that are missing, and no pod that the other would do without. Then it
-deletes them and nominates the node; it keeps its own resources free there, and knows nothing of MiB and compute. Those
-are kept here, against pods of the same priority or a lower one.
+The kube-scheduler picks victims by its own count, ``nvidia.com/gpu`` of the whole node. The ledger knows what each GPU
+is short of, so it adds the missing victims, and removes those of its own that are not needed. The kube-scheduler then
+deletes the victims and nominates the node; it reserves its own resources there, but not MiB and compute. This module
+reserves these against pods of the same or a lower priority.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from vgpu_plugin._shared.pods.requests import PodAsk
 from . import search, wire
 from .ledger import Ledger, NoRoom
 
-# Nodes whose victims are completed in one call, less than twice as many; a kube-scheduler names a tenth of a large
-# cluster.
+# Nodes whose victims are completed in one call (less than twice as many in total); a kube-scheduler names a tenth of a
+# large cluster.
 MAX_COMPLETED = 64
-# Nominated pods that are placed within one filter call; beyond, nobody else is sent to their nodes.
+# Nominated pods that are placed within one filter call; beyond that, no other pod is sent to their nodes.
 MAX_KEPT = 32
 
 
@@ -38,13 +38,13 @@ class Nominated(NamedTuple):
 class Preemption:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        # Of bound pods, by uid; of a hundred thousand, so nothing but a number each.
+        # Priorities of bound pods by uid; only a number each, because there may be a hundred thousand.
         self._priorities: dict[str, int] = {}
         self._counts: Counter[int] = Counter()
         self._ending: set[str] = set()
         self._nominated: dict[str, Nominated] = {}
 
-    # --- facts
+    # --- updates
 
     def bound(self, pod: wire.Pod) -> None:
         uid = pod.metadata.uid
@@ -72,33 +72,35 @@ class Preemption:
             self.gone(uid)
 
     def nominate(self, uid: str, one: Nominated | None) -> None:
-        """Until the API server tells it; None takes it back."""
+        """Enters a nomination before the API server reports it; None withdraws it."""
         if one is None:
             self._nominated.pop(uid, None)
         else:
             self._nominated[uid] = one
 
-    # --- questions
+    # --- queries
 
     @property
     def lowest(self) -> float:
-        """The lowest priority of a bound pod; nobody has to go for a pod that has no higher one."""
+        """The lowest priority of a bound pod. A pod without a higher priority can preempt no pod."""
         return min(self._counts, default=math.inf)
 
     def key_of(self, uid: str) -> str:
-        """namespace/name of a pod that holds GPUs."""
+        """Returns namespace/name of a pod that holds GPUs; empty if it holds none."""
         held = self._ledger.held(uid)
         return held.pod if held is not None else ""
 
     def cost(self, victims: Iterable[str]) -> tuple[float, int, int]:
-        """What their end costs, as the kube-scheduler compares: the highest priority, how many, and their MiB."""
+        """Returns the cost of victims in the kube-scheduler's order: the highest priority, their number,
+        and their MiB.
+        """
         uids = list(victims)
         held = [self._ledger.held(uid) for uid in uids]
         memory = sum(use[1] for one in held if one is not None for use in one.uses)
         return max((self._priorities.get(uid, 0) for uid in uids), default=-math.inf), len(uids), memory
 
     def comes(self, uid: str) -> bool:
-        """Whether a nominated pod has room on its node once those have left that are ending now."""
+        """Whether a nominated pod has room on its node once the pods that are now ending have left."""
         one = self._nominated.get(uid)
         if one is None:
             return False
@@ -108,8 +110,9 @@ class Preemption:
     def begin(
         self, ask: PodAsk, uid: str, priority: int, names: Sequence[str], spared: Collection[str] = ()
     ) -> dict[str, list[str]]:
-        """By node, the uids of those that have to be asked to leave, where that makes room for the pod; those that are
-        ending need not be asked. ``spared`` stay."""
+        """Returns by node the uids of pods to evict to make room for the pod; pods that are already ending are left
+        out. ``spared`` are never evicted.
+        """
         ending = {name: [one for one in self._lower(name, priority, spared) if one in self._ending] for name in names}
         taken = self._taken(uid, priority, names)
         free = [name for name in names if name not in taken]
@@ -127,19 +130,19 @@ class Preemption:
         picked: Mapping[str, wire.MetaVictims],
         spared: Collection[str] = (),
     ) -> dict[str, wire.MetaVictims]:
-        """The nodes on which the pod has room once its victims are gone, with all of them: those that the
-        kube-scheduler picked, which it needs for resources that are not ours, and the fewest of ours that are missing.
+        """Returns the nodes on which the pod has room once its victims are gone, with all victims: those that the
+        kube-scheduler picked, which it needs for its own resources, and the fewest additional ones.
 
-        Those that are ending go first, then lower priorities. A node where pods of lower priority do not hold enough
-        is left out, and so is one where room is kept for another pod. ``spared`` are not added.
+        Pods that are ending come first, then lower priorities. A node is left out if pods of lower priority do not hold
+        enough, or if room is reserved for another pod. ``spared`` are not added.
         """
         taken = self._taken(uid, priority, picked)
         gone = {name: [pod.UID for pod in one.Pods or []] for name, one in picked.items() if name not in taken}
         found = {name: picked[name] for name in self._ledger.filter(ask, list(gone), gone).fits}
-        # A node that tells no GPUs, as one with the stock plugin, comes here when its own count of slots is short.
+        # Also nodes without published GPUs (with NVIDIA's own plugin) come here if they are short of slots.
         short = [name for name in gone if name not in found and name in self._ledger.nodes]
         lower: dict[str, list[str]] = {}
-        # They come by the alphabet, each time: those that cannot help must not stand before those that can.
+        # The nodes come in alphabetical order each time, so nodes that cannot help must not use up the limit.
         for n in range(0, len(short), MAX_COMPLETED):
             some = {name: self._lower(name, priority, {*gone[name], *spared}) for name in short[n : n + MAX_COMPLETED]}
             self._leave(ask, gone, some)
@@ -148,14 +151,14 @@ class Preemption:
                 break
         more = {name: self._cheapest(ask, name, uids, gone[name]) for name, uids in lower.items()}
         self._leave(ask, gone, more)
-        # Where that was not enough, all of them are tried.
+        # If the cheapest victims are not enough, try all pods of lower priority.
         more.update((name, list(uids)) for name, uids in lower.items() if name not in more)
-        # Each may stay without whom there is still room; asked of all nodes in one go.
+        # Spare each victim without which there is still room; one filter call checks all nodes.
         for n in range(max(map(len, more.values()), default=0)):
             tried = {name: uids[-1 - n] for name, uids in more.items() if n < len(uids)}
             without = {name: gone[name] + [uid for uid in more[name] if uid != one] for name, one in tried.items()}
             for name in self._ledger.filter(ask, list(without), without).fits:
-                # In its place, so that the numbers of the others stay.
+                # Emptied in place, so that the indexes of the other victims stay valid.
                 more[name][-1 - n] = ""
         for name, uids in more.items():
             pods = [*(picked[name].Pods or []), *(wire.MetaPod(uid) for uid in uids if uid)]
@@ -164,11 +167,11 @@ class Preemption:
 
     @contextmanager
     def kept(self, uid: str, priority: int, names: Iterable[str]) -> Iterator[set[str]]:
-        """While it lasts, nominated pods that this one must not overtake hold in the ledger. Yields the nodes that have
-        no room for them yet, since their victims are still there: nobody else may begin to fill what becomes free.
+        """Temporarily enters nominated pods that this pod must not overtake into the ledger. Yields the nodes that have
+        no room for them yet, because their victims are still there: no other pod may fill the freed room.
 
-        Nothing is kept where no victim's end makes room any more, as on a node whose GPU is unhealthy since: the
-        kube-scheduler takes a nomination back late or never, and others could use what is there.
+        Nothing is reserved if even the end of all victims makes no room, for example because a GPU became unhealthy:
+        the kube-scheduler withdraws a nomination late or never, and other pods could use the node.
         """
         wanted = set(names) if self._nominated else ()
         full: set[str] = set()
@@ -189,13 +192,14 @@ class Preemption:
             for other in held:
                 self._ledger.release(other)
 
-    # --- inside
+    # --- internal
 
     def _against(self, uid: str, priority: int) -> list[tuple[str, Nominated]]:
-        """Nominated pods of this priority or a higher one, the highest first. One whose bind is under way holds.
+        """Returns nominated pods of this priority or a higher one, the highest first, without those whose bind is under
+        way.
 
-        Of two of one priority on one node, which are nominated where the second asks before we hear of the first, one
-        goes before the other: each would wait for the other otherwise, and the node with them.
+        Two pods of equal priority may be nominated for one node, if the second asks before the first nomination is
+        known. They are ordered by uid; otherwise each would wait for the other for ever.
         """
         own = self._nominated.get(uid)
         found = [
@@ -209,7 +213,9 @@ class Preemption:
         return sorted(found, key=lambda each: (-each[1].priority, each[0]))
 
     def helps(self, uid: str, one: Nominated) -> bool:
-        """Whether a pod may be nominated there: room comes once lower ones are gone, and is kept for nobody else."""
+        """Whether a pod may be nominated for the node: the end of lower pods makes room there, and none is reserved for
+        another pod.
+        """
         return not self._taken(uid, one.priority, [one.node]) and self._helps(one)
 
     def _forget_priority(self, uid: str) -> None:
@@ -220,7 +226,7 @@ class Preemption:
                 del self._counts[found]
 
     def _taken(self, uid: str, priority: int, names: Collection[str]) -> set[str]:
-        """Of the nodes those on which room is kept for another pod."""
+        """Returns the nodes on which room is reserved for another pod."""
         waiting = [one for _other, one in self._against(uid, priority) if one.node in names]
         return {one.node for n, one in enumerate(waiting) if n >= MAX_KEPT or self._helps(one)}
 
@@ -230,20 +236,21 @@ class Preemption:
         return bool(self._ledger.filter(one.ask, [one.node], lower).fits)
 
     def _lower(self, node: str, priority: int, picked: Iterable[str]) -> list[str]:
-        """Pods of lower priority that hold GPUs of the node, in the order in which they go: those that are ending, then
-        by priority, then the largest, so that few have to go and not many."""
+        """Returns the pods of lower priority that hold GPUs of the node, in the order of eviction: pods that are
+        ending, then the lowest priority, then the largest, so that few pods must go.
+        """
         chosen = set(picked)
         ranked = []
         for uid in self._ledger.pods_of(node):
             held, found = self._ledger.held(uid), self._priorities.get(uid)
-            # The kube-scheduler may not know yet of one whose bind is on the way; it has no priority here.
+            # A pod whose bind is under way has no known priority here; the kube-scheduler may not know it yet.
             if held is not None and found is not None and found < priority and uid not in chosen:
                 memory = sum(use[1] for use in held.uses)
                 ranked.append((uid not in self._ending, found, -memory, uid))
         return [uid for *_rank, uid in sorted(ranked)]
 
     def _cheapest(self, ask: PodAsk, node: str, lower: Sequence[str], picked: Sequence[str]) -> list[str]:
-        """A guess for ``_leave`` to judge: pods of the few GPUs that are made free with the least."""
+        """Returns a guess that ``_leave`` checks: the pods of those few GPUs that can be freed at the lowest cost."""
         largest = max(ask.asks, key=lambda one: (one.gpus, one.memory.amount, one.cores))
         used = {uuid: list(use) for uuid, use in self._ledger.use(node).items()}
         for uid in picked:
@@ -265,7 +272,7 @@ class Preemption:
         return [uid for uid in lower if uid in wanted]
 
     def _take_off(self, used: dict[str, list[int]], uid: str, node: str) -> bool:
-        """Whether the pod held any of these GPUs."""
+        """Subtracts the pod's use. Returns whether the pod held any of these GPUs."""
         held, found = self._ledger.held(uid), False
         for uuid, *amounts in held.uses if held is not None and held.node == node else ():
             if uuid in used:
@@ -274,7 +281,7 @@ class Preemption:
         return found
 
     def _leave(self, ask: PodAsk, gone: Mapping[str, list[str]], more: dict[str, list[str]]) -> None:
-        """Drops from ``more`` the nodes on which the pod has no room without them."""
+        """Removes from ``more`` the nodes on which the pod has no room even without these pods."""
         all_gone = {name: gone[name] + uids for name, uids in more.items() if uids}
         fits = set(self._ledger.filter(ask, list(all_gone), all_gone).fits)
         for name in [name for name in more if name not in fits]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quotas of namespaces on GPU memory and compute: ``limits.nvidia.com/gpumem`` and ``limits.nvidia.com/gpucores`` under
-``spec.hard`` of a ResourceQuota.
+"""Quotas of namespaces for GPU memory and compute: ``limits.nvidia.com/gpumem`` and ``limits.nvidia.com/gpucores``
+under ``spec.hard`` of a ResourceQuota.
 
-Kubernetes stores these names and counts neither, for a pod names the memory of one GPU and may ask for several. Here a
-pod counts with what it gets of all of its GPUs together, in every dialect. Asked twice: at admission, where a pod that
-is over is refused with the numbers, and at its bind, by the one replica that binds, which alone decides. Admission
-reserves nothing, for a review may come from anybody: pods that are admitted in the same moment wait, and are never over
-together. What a quota was lowered to ends no pod.
+Kubernetes stores these limits and does not enforce them, because a pod names the memory of one GPU and may request
+several. Here a pod counts with its total over all its GPUs, whichever resource names it uses. The quota is checked
+twice: admission refuses a pod over the quota with the numbers, and the one replica that binds makes the final decision.
+Admission reserves nothing, because anybody may send a review: pods that are admitted at the same moment wait, and never
+exceed the quota together. Lowering a quota ends no pod.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Demand(NamedTuple):
-    """Over all GPUs together: MiB and percent of compute."""
+    """Memory (MiB) and percent of compute over all GPUs together."""
 
     memory_mib: int = 0
     cores: int = 0
@@ -36,7 +36,7 @@ NOTHING = Demand()
 
 
 class Limit(NamedTuple):
-    """One name of one quota; ``hard`` and the factor in its own unit."""
+    """One limit of one quota. ``hard`` is in the limit's own unit; ``of`` converts a demand to that unit."""
 
     quota: str
     name: str
@@ -45,8 +45,9 @@ class Limit(NamedTuple):
 
 
 def least(ask: PodAsk, cards: Iterable[Card]) -> Demand:
-    """The least that a pod can come to on any of the cards. A size that no card has counts nothing: such a pod is never
-    bound."""
+    """Returns the smallest demand that a pod can have on any of these GPUs. A size that fits on no GPU counts as
+    nothing, because such a pod is never bound.
+    """
     known = list(cards)
 
     def one(ask: Ask) -> Demand:
@@ -59,7 +60,9 @@ def least(ask: PodAsk, cards: Iterable[Card]) -> Demand:
 
 
 def _highest(parts: Iterable[tuple[bool, bool, Demand]]) -> Demand:
-    """The greatest moment of a pod: an init container next to the sidecars, or all others at once."""
+    """Returns the largest demand during a pod's life: an init container next to the sidecars, or all other containers
+    at once.
+    """
     parts = list(parts)
     sidecars = _sum(demand for _init, sidecar, demand in parts if sidecar)
     moments = [_sum(demand for init, _sidecar, demand in parts if not init)]
@@ -73,18 +76,18 @@ def _sum(demands: Iterable[Demand]) -> Demand:
 
 
 class Quotas:
-    """What namespaces may use, and what of that is spoken for. ``ledger`` says what pods hold."""
+    """Limits of namespaces and how much of them is used. ``ledger`` knows what pods hold."""
 
     def __init__(self, config: Config, ledger: Ledger) -> None:
         self._config, self._ledger = config, ledger
         self._limits: dict[str, dict[str, list[Limit]]] = {}
-        # Pods that are stored and have no node yet.
+        # Stored pods without a node: namespace → uid → demand.
         self._waiting: dict[str, dict[str, Demand]] = {}
 
-    # --- facts
+    # --- updates
 
     def enter(self, gone: bool, quota: wire.Quota) -> None:
-        """One ResourceQuota as the API server tells it."""
+        """Enters one ResourceQuota of the API server."""
         space, name = quota.metadata.namespace, quota.metadata.name
         limits = [] if gone else self._read(name, quota.spec.hard or {})
         here = self._limits.setdefault(space, {})
@@ -101,11 +104,11 @@ class Quotas:
             self.enter(False, quota)
 
     def waits(self, namespace: str, uid: str, ask: PodAsk) -> None:
-        """A pod that is stored and has no node."""
+        """Counts a stored pod that has no node yet."""
         self._waiting.setdefault(namespace, {})[uid] = least(ask, self._ledger.cards)
 
     def forget(self, namespace: str, uid: str) -> None:
-        """A pod that has a node now, or is gone."""
+        """Stops counting a pod as waiting: it has a node or is gone."""
         here = self._waiting.get(namespace)
         if here is not None:
             here.pop(uid, None)
@@ -113,31 +116,31 @@ class Quotas:
                 del self._waiting[namespace]
 
     def forget_others(self, there: set[str]) -> None:
-        """After a list: pods that are not ``there`` wait no more."""
+        """Removes waiting pods that are not in the new list."""
         for space, pods in list(self._waiting.items()):
             for uid in [uid for uid in pods if uid not in there]:
                 self.forget(space, uid)
 
-    # --- questions
+    # --- queries
 
     @property
     def namespaces(self) -> Iterable[str]:
         return self._limits.keys()
 
     def admit(self, namespace: str, uid: str, ask: PodAsk) -> str:
-        """ "" or why a new pod is over, next to those that hold or wait."""
+        """Returns "" or why a new pod exceeds the quota, counting pods that hold GPUs or wait."""
         if namespace not in self._limits:
             return ""
         return self._over(namespace, least(ask, self._ledger.cards), self._spoken_for(namespace, uid))
 
     def fits(self, namespace: str, ask: PodAsk) -> str:
-        """ "" or why a pod cannot be bound now, whatever GPUs it would get."""
+        """Returns "" or why a pod cannot be bound now, whichever GPUs it would get."""
         if namespace not in self._limits:
             return ""
         return self._over(namespace, least(ask, self._ledger.cards), self.held(namespace))
 
     def takes(self, namespace: str, demand: Demand, own: Demand = NOTHING) -> str:
-        """ "" or why a pod that would come to ``demand`` cannot have it now; ``own``: what it holds already."""
+        """Returns "" or why a pod with this demand cannot be bound now; ``own``: what it holds already."""
         if namespace not in self._limits:
             return ""
         held = self.held(namespace)
@@ -147,14 +150,14 @@ class Quotas:
         return Demand(*self._ledger.held_in(namespace))
 
     def rows(self) -> Iterable[tuple[str, Limit, int]]:
-        """(namespace, limit, used) for metrics."""
+        """Yields (namespace, limit, used) for metrics."""
         for space, quotas in self._limits.items():
             used = self.held(space)
             for limits in quotas.values():
                 for limit in limits:
                     yield space, limit, limit.of(used)
 
-    # --- inside
+    # --- internal
 
     def _read(self, name: str, hard: dict[str, object]) -> list[Limit]:
         factor = self._config.memory_factor
@@ -167,16 +170,16 @@ class Quotas:
                 continue
             value = exact(hard[resource])
             if value is None:
-                # The API server stores no such thing; closed, for nobody knows what it would say.
+                # The API server stores no such value; refuse everything, because the intended limit is unknown.
                 text = "ResourceQuota %s: %s: %r is no quantity; it lets nothing pass"
                 log.warning(text, name, resource, hard[resource])
             found.append(Limit(name, resource, math.floor(value or 0), of))
         return found
 
     def _spoken_for(self, namespace: str, uid: str) -> Demand:
-        """Held and waiting; without the pod itself."""
+        """Returns the demand of all other pods that hold GPUs or wait."""
         pods = self._waiting.get(namespace, {})
-        # Between its bind and the event of it a pod both holds and waits.
+        # Between its bind and the event about it, a pod both holds and waits.
         counted = (demand for one, demand in pods.items() if one != uid and self._ledger.held(one) is None)
         return _sum([self.held(namespace), *counted])
 
@@ -184,7 +187,7 @@ class Quotas:
         for limits in self._limits[namespace].values():
             for limit in limits:
                 asked, spent = limit.of(demand), limit.of(used)
-                # What asks for no more of it is not held up by a quota that is spent.
+                # A pod that needs no more of this resource is not refused by an exhausted quota.
                 if asked > limit.of(own) and spent + asked > limit.hard:
                     return (
                         f"quota {limit.quota} of namespace {namespace}: {limit.name}: {asked} asked for on all GPUs of "

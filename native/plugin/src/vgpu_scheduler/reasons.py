@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a pod does not fit on a node: one reason a node, the first that alone rules it out, and its sentence.
+"""Why a pod does not fit on a node: one Reason for each node, the first test that fails, and its text.
 
-The kube-scheduler counts equal sentences ("3 not a GPU with …"), so a sentence says what the pod needs and not what the
-node has; ``explain`` says that.
+The kube-scheduler counts equal texts ("3 not a GPU with …"), so a text names only what the pod needs. ``explain``
+reports what the node has.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Reason(IntEnum):
     LABELS = 10
 
 
-# No other pod's end changes these, so no preemption is tried for them.
+# No other pod's end changes these reasons, so no preemption is tried for them.
 LASTING = (
     *(Reason.NO_GPU, Reason.SELECTED, Reason.TOO_FEW, Reason.TOO_SMALL, Reason.UNHEALTHY),
     Reason.LABELS,
@@ -41,12 +41,12 @@ LASTING = (
 
 
 def of(view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
-    """A Reason for each row, all of which are known not to fit; the earliest test that too few GPUs pass."""
+    """Returns a Reason for each row on which the pod does not fit: the first test that too few GPUs pass."""
     codes = np.full(len(view.capacity), Reason.TOGETHER, np.int8)
     codes[numa.aligns(view, numa.OF_POD)] = Reason.NUMA
     for one in reversed(ask.asks):
         fit = placement.fit(view, one, allowed)
-        # From the last test to the first: an earlier one overwrites.
+        # From the last test to the first, so that an earlier test overwrites.
         for reason, passed in (
             (Reason.NUMA, numa.one_node(view, fit.all, one)),
             (Reason.CORES, allowed & fit.slots & fit.memory & fit.cores),
@@ -64,7 +64,7 @@ def of(view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
 
 
 def text(reason: Reason, ask: PodAsk) -> str:
-    """What the pod needs and the node has not."""
+    """Returns what the pod needs and the node is missing."""
     most = max(ask.asks, key=lambda one: one.gpus)
     many = f"{most.gpus} GPUs" if most.gpus > 1 else "a GPU"
     if reason == Reason.NO_GPU:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A list and the events after it, for ever: what the API server has of one kind, kept before a handler.
+"""Lists the objects of one kind and watches their changes, for ever; passes both to a handler.
 
-Events can be lost (a stream that breaks, a version that is too old), so a list comes again after each such loss and, as
-nobody can know that none was lost silently, every ``resync`` seconds.
+Events can be lost (a broken stream, a version that is too old), so objects are listed again after each such loss. They
+are also listed every ``resync`` seconds, because an event could be lost without notice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ PAUSE = 1.0
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object at the API server. ``lean`` takes off an item what need not be kept until its list is whole."""
+    """A kind of object at the API server. ``lean`` removes from an item what need not be kept until its list is
+    complete.
+    """
 
     path: str
     item: type
@@ -38,7 +40,9 @@ class Kind:
 
 
 class Reflector:
-    """``replace(items, began)`` gets every list whole and when it was begun; ``change(gone, item)`` each event."""
+    """``replace(items, began)`` receives every complete list and the time at which it began; ``change(gone, item)``
+    receives each event.
+    """
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class Reflector:
         self._decode_status = msgspec.json.Decoder(wire.Status).decode
         self._replace, self._change, self._resync = replace, change, resync
         self._again = asyncio.Event()
-        # When the newest list that the handler has was begun; -1 before the first.
+        # Start time of the newest list that the handler received; -1 before the first list.
         self.listed_at = -1.0
         self.fault = ""
 
@@ -68,9 +72,9 @@ class Reflector:
                 self.fault = ""
             except ApiError as fault:
                 self.fault = str(fault)
-                # An old version is no fault: that is how a server says "list again".
+                # Status 410 is no error: the server asks for a new list because the version is too old.
                 log.log(logging.INFO if fault.status == 410 else logging.WARNING, "%s; listed again", fault)
-                # Also then not at once again and again: the server may say so for long.
+                # Pause also after 410, if the last list is recent: the server may repeat that status for a long time.
                 if fault.status != 410 or time.monotonic() - self.listed_at < PAUSE:
                     await self._pause()
 
@@ -88,9 +92,9 @@ class Reflector:
             finally:
                 stream.cancel()
                 asked.cancel()
-                # Not one after the other with their ends suppressed: that would suppress our own end as well.
+                # Awaiting each task with its errors suppressed would also suppress our own cancellation.
                 await asyncio.gather(stream, asked, return_exceptions=True)
-            # Something between may end every stream at once.
+            # A proxy may end every stream at once.
             if time.monotonic() - opened < PAUSE:
                 await self._pause()
 
@@ -106,7 +110,7 @@ class Reflector:
         return began, version
 
     async def _watch(self, version: str, seconds: int) -> str:
-        """The version to go on with."""
+        """Passes events on and returns the version from which to continue."""
         async for event in self._api.watch(self._path, version, seconds, **self._query):
             try:
                 if event.type == "ERROR":
@@ -114,7 +118,7 @@ class Reflector:
                     raise ApiError(f"WATCH {self._path}: {status.message}", status.code or 0)
                 item = self._decode(event.object)
             except msgspec.DecodeError as fault:
-                # Nobody's object may end this program: it would end again after each start.
+                # An unreadable object must not end this program, because it would end again after each start.
                 raise ApiError(f"WATCH {self._path}: an event that cannot be read: {fault}") from None
             version = item.metadata.resourceVersion or version
             if event.type != "BOOKMARK":
@@ -122,7 +126,7 @@ class Reflector:
         return version
 
     async def _pause(self) -> None:
-        # wait_for of Python 3.11 loses a cancellation that comes together with what it waits for.
+        # wait_for of Python 3.11 loses a cancellation that arrives together with the awaited event.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PAUSE):
                 await self._again.wait()

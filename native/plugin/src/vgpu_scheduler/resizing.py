@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another size for a pod that runs: what its owner asks for by annotation is judged here and granted by the one replica
-that binds (the shared core's ``pods/resizes`` has the annotations).
+"""Resizes running pods: checks the request in a pod's annotation and grants it, on the one replica that binds (the
+shared core's ``pods/resizes`` defines the annotations).
 
-A request is level, not an event: while it stands and was not granted, it is judged again and again, so nothing is lost
-with a replica or an event, and a pod that asks for more gets it once there is room. What was granted is not asked for
-any more: a size that root changes on the node later is not undone.
+A request is a state, not an event: it is checked again until it is granted, so it survives the loss of a replica or an
+event, and a pod gets more once there is room. A granted request is not applied again: a size that root changes on the
+node later stays.
 
-A grant holds in the ledger before the API server is asked, as a bind does. Its room is claimed until the pod is seen
-with it, for an event that is older than the grant would take it away again.
+A grant is entered in the ledger before the API server is asked, as with a bind. Its room stays claimed until the pod is
+seen with the grant, because an older event would free it again.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from .quota import Demand
 log = logging.getLogger(__name__)
 
 REFUSED, WAITS = "GpuResizeRefused", "GpuResizeWaits"
-# Requests that are judged, granted and answered by an event in one round: a tenant may change all of his pods at once,
-# and each grant is a write at the API server and one of limits on a node.
+# Maximum number of requests checked, of grants, and of events in one round. A tenant may change all its pods at once,
+# and each grant is a write at the API server and a write of limits on a node.
 MAX_JUDGED, MAX_GRANTED, MAX_EVENTS = 200, 20, 5
-# Seconds: between two grants to one pod, two events of one pod; and after which a grant that was never seen was not
-# made: no request lives longer at the API server.
+# Minimum seconds between two grants to one pod, and between two events on one pod; seconds after which a grant that was
+# never seen counts as failed, because no request lives longer at the API server.
 BETWEEN_GRANTS, BETWEEN_EVENTS, GIVE_UP = 10.0, 60.0, 70.0
 
 
 class Writer(Protocol):
-    """The API server, as a grant needs it."""
+    """The API calls that a grant needs."""
 
     async def annotate(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str], version: str = ""
@@ -49,7 +49,7 @@ class Writer(Protocol):
 
 
 class Claim(NamedTuple):
-    """Of a grant that is on its way: the parts that count, the request, and since when."""
+    """A grant that the watch has not shown yet: the parts that count, the request, and the time of the grant."""
 
     parts: tuple[Part, ...]
     request: str
@@ -59,19 +59,19 @@ class Claim(NamedTuple):
 class Resizing:
     def __init__(self, extender: Extender, api: Writer, now: Callable[[], float] = time.monotonic) -> None:
         self._extender, self._ledger, self._api, self._now = extender, extender.ledger, api, now
-        # Pods with a request that was not granted, by uid, those that were judged longest ago first.
+        # Uid → pod with a request that is not granted; the pods checked longest ago come first.
         self._pending: dict[str, wire.Pod] = {}
         self._claims: dict[str, Claim] = {}
         self._granted_at: dict[str, float] = {}
-        # What was said of a pod, and when.
+        # Uid → text and time of the last event on a pod.
         self._said: dict[str, tuple[str, float]] = {}
         self._events = 0
         self.counts = {"granted": 0, "refused": 0}
 
-    # --- facts
+    # --- updates
 
     def counts_for(self, pod: wire.Pod) -> tuple[Part, ...] | None:
-        """What a bound pod counts for. Raises PlanError."""
+        """Returns the parts that a bound pod counts for. Raises PlanError."""
         uid, annotations = pod.metadata.uid, pod.metadata.annotations or {}
         counted = resizes.counted(annotations)
         claim = self._claims.get(uid)
@@ -105,7 +105,7 @@ class Resizing:
         return len(self._pending)
 
     def forget(self, uid: str) -> None:
-        """A pod that has ended or is gone."""
+        """Drops a pod that has ended or is gone."""
         for known in (self._pending, self._claims, self._granted_at, self._said):
             known.pop(uid, None)
 
@@ -113,10 +113,10 @@ class Resizing:
         for uid in {*self._pending, *self._claims, *self._granted_at, *self._said} - there:
             self.forget(uid)
 
-    # --- now and then
+    # --- regular work
 
     async def round(self) -> None:
-        """Judges what is pending, and grants what can be; by the replica that binds alone."""
+        """Checks pending requests and grants those that fit; runs only on the replica that binds."""
         for uid, claim in list(self._claims.items()):
             if self._now() - claim.when > GIVE_UP:
                 del self._claims[uid]
@@ -125,7 +125,7 @@ class Resizing:
             pod = self._pending.pop(uid, None)
             if pod is None:
                 continue
-            # Behind the others, whatever comes of it.
+            # Move the pod to the end of the order, whatever the result.
             self._pending[uid] = pod
             if uid in self._claims or self._now() - self._granted_at.get(uid, -BETWEEN_GRANTS) < BETWEEN_GRANTS:
                 continue
@@ -133,7 +133,7 @@ class Resizing:
                 granted += 1
 
     async def _answer(self, uid: str, pod: wire.Pod) -> bool:
-        """Whether something was granted."""
+        """Checks the request of a pod. Returns whether it was granted."""
         annotations, held = pod.metadata.annotations or {}, self._ledger.held(uid)
         if held is None or not pod.spec.nodeName:
             return False
@@ -145,7 +145,7 @@ class Resizing:
             after = resizes.applied(plan, request)
         except PlanError as fault:
             return await self._tell(pod, REFUSED, str(fault))
-        # From here to the hold nothing waits: no bind comes between the question and the entry.
+        # No await from here to hold, so no bind can come between the check and the entry.
         counted = resizes.greater(after, resizes.counted(annotations) or ())
         reason = self._fault(uid, pod, counted)
         if reason:
@@ -153,7 +153,7 @@ class Resizing:
         return await self._grant(uid, pod, Grant(request, plan, after, counted))
 
     def _fault(self, uid: str, pod: wire.Pod, parts: tuple[Part, ...]) -> str:
-        """ "" or why the pod cannot have more: its quota, what is kept for others, the GPU."""
+        """Returns "" or why the pod cannot grow: its quota, room reserved for other pods, or the GPU."""
         held = self._ledger.held(uid)
         assert held is not None
         had = {use[0]: Use(*use[1:]) for use in held.uses}
@@ -182,13 +182,13 @@ class Resizing:
         self._ledger.hold(uid, held.pod, held.node, grant.counted)
         self._granted_at[uid] = self._now()
         try:
-            # Of that version of the pod: what its node wrote meanwhile would be lost otherwise.
+            # On this version of the pod only: otherwise changes that its node wrote meanwhile would be lost.
             await self._api.annotate(meta.namespace, meta.name, uid, texts, meta.resourceVersion)
         except Unknown as fault:
             log.warning("pod %s: that it is resized could not be written: %s; its room stays claimed", held.pod, fault)
             return False
         except ApiError as fault:
-            # Another version, as a rule: the next event brings that.
+            # Usually a newer version of the pod exists; the next event contains it.
             log.info("pod %s: that it is resized was not written: %s", held.pod, fault)
             self._claims.pop(uid, None)
             self._granted_at.pop(uid, None)
@@ -201,7 +201,7 @@ class Resizing:
         return True
 
     async def _tell(self, pod: wire.Pod, reason: str, text: str) -> bool:
-        """An event for each other reason, and no more than one a minute; False: nothing was granted."""
+        """Writes an event if the reason changed, at most one a minute for a pod. Returns False: nothing was granted."""
         meta = pod.metadata
         said, when = self._said.get(meta.uid, ("", -BETWEEN_EVENTS))
         if said == text or self._now() - when < BETWEEN_EVENTS or self._events >= MAX_EVENTS:
@@ -217,7 +217,7 @@ class Resizing:
 
 
 class Grant(NamedTuple):
-    """``plan`` before and ``after``, and what counts until the node has done it."""
+    """``plan`` before and ``after`` the resize, and the parts counted until the node has applied it."""
 
     request: Mapping[str, resizes.Size]
     plan: tuple[Part, ...]
@@ -230,8 +230,8 @@ def _within(use: Use, had: Use | None) -> bool:
 
 
 def misfit(ledger: Ledger, node: str, had: Mapping[str, Use], parts: tuple[Part, ...]) -> str:
-    """ "" or which GPU has no room for a pod that holds ``had`` and would hold ``parts``. What does not grow fits. The
-    rule is that of placement: 100 % own a GPU.
+    """Returns "" or which GPU has no room for a pod that holds ``had`` and would hold ``parts``. A part that does not
+    grow always fits. The rule equals that of placement: a container with 100 % needs the GPU alone.
     """
     gpus = {gpu.uuid: gpu for gpu in ledger.nodes.get(node, ())}
     used: Mapping[str, Any] = ledger.use(node) if gpus else {}

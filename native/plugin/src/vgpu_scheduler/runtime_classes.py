@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runtime would start a pod's containers, by its RuntimeClass, and whether limits hold there.
+"""Checks by a pod's RuntimeClass whether the runtime of its containers applies our limits.
 
-libvgpu.so comes into a container by mounts and /etc/ld.so.preload. With runc and crun, and NVIDIA's runtime before
-them, that was tried; a virtual machine (Kata) or a kernel in user space (gVisor) may hand a GPU in without it.
+libvgpu.so gets into a container by mounts and /etc/ld.so.preload. This was tested with runc and crun, and with NVIDIA's
+runtime before them. A virtual machine (Kata) or a kernel in user space (gVisor) may pass a GPU through without the
+library.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ from collections.abc import Sequence
 
 from . import wire
 
-# Of a RuntimeClass. ``nvidia`` is runc with NVIDIA's hook, by the name that the role container_runtime gives it.
+# Handlers that were tested. ``nvidia`` is runc with NVIDIA's hook, under the name that the role container_runtime gives
+# it.
 TRIED = ("crun", "nvidia", "runc")
-# The role's variable; the key of the configuration file is runtimeHandlers.
+# The role's variable; the same setting in the configuration file is runtimeHandlers.
 VARIABLE = "scheduler_runtime_handlers"
 
 
 class RuntimeClasses:
-    """RuntimeClasses of the cluster, as a list and its watch tell them. ``more``: handlers that the inventory lists."""
+    """RuntimeClasses of the cluster, from a list and its watch. ``more``: additional handlers from the inventory."""
 
     def __init__(self, more: Sequence[str] = ()) -> None:
         self.allowed = frozenset((*TRIED, *more))
-        # By name; None before the first list.
+        # Name of a RuntimeClass → its handler; None before the first list.
         self.handlers: dict[str, str] | None = None
 
     def enter_all(self, classes: list[wire.RuntimeClass], _began: float) -> None:
@@ -37,7 +39,9 @@ class RuntimeClasses:
         self.handlers = handlers
 
     def refusal(self, pod: str, name: str) -> str:
-        """ "" or why ``pod`` (namespace/name) gets no slice. One that names no RuntimeClass has its node's runtime."""
+        """Returns "" or why ``pod`` (namespace/name) gets no slice. A pod without a RuntimeClass uses its node's
+        default runtime.
+        """
         if not name:
             return ""
         start = f'pod {pod}: RuntimeClass "{name}"'

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement on one node where the greedy way does not do: several containers that only fit in another order, and sets
-of GPUs that are near each other."""
+"""Placement on one node if the greedy placement fails: tries other orders of several containers, and chooses sets of
+GPUs that are close to each other.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
 from vgpu_plugin._shared.pods.preferences import NUMA, TOPOLOGY
 from vgpu_plugin._shared.pods.requests import Ask, Card, Size, size_on
 
-# Ways to place one container that are tried, and steps of a whole search: a bind must not take longer than a blink.
+# Maximum number of GPU sets tried for one container, and of steps of a whole search, so that a bind stays fast.
 MAX_WAYS = 500
 MAX_STEPS = 5000
 
@@ -23,9 +24,10 @@ def search(
     allowed: Sequence[bool],
     aligned: bool = False,
 ) -> list[tuple[int, ...]] | None:
-    """The columns of each ask, or None where no way was found among those tried. Init containers are placed by the
-    caller: they run before the others and do not compete with them. ``aligned``: the GPUs of an ask are of one NUMA
-    node."""
+    """Returns the columns of each request, or None if no combination was found within the limits. Init containers are
+    placed by the caller: they run before the others and do not compete with them. ``aligned``: the GPUs of a request
+    must be on one NUMA node.
+    """
     order = sorted(range(len(asks)), key=lambda n: (-asks[n].gpus, n))
     taken = [list(used.get(gpu.uuid, Use(0, 0, 0))) for gpu in gpus]
     found: list[tuple[int, ...]] = [()] * len(asks)
@@ -58,7 +60,7 @@ def ways(
     allowed: Sequence[bool],
     aligned: bool = False,
 ) -> Iterator[tuple[int, ...]]:
-    """Sets of GPUs that one container fits on; GPUs that are equal in all that counts are tried once."""
+    """Yields sets of GPUs on which one container fits; GPUs that are equal in all relevant values are tried once."""
     columns: list[int] = []
     seen: dict[tuple[NodeGpu, tuple[int, ...]], int] = {}
     for n, gpu in enumerate(gpus):
@@ -68,7 +70,7 @@ def ways(
         seen[kind] = seen.get(kind, 0) + 1
         if seen[kind] <= ask.gpus:
             columns.append(n)
-    # Fullest first: what is left over stays in large pieces.
+    # Fullest first, so that large free parts remain.
     columns.sort(key=lambda n: gpus[n].capacity_mib - taken[n][0])
     wanted = ask.one_numa and any(gpu.numa >= 0 for gpu in gpus)
     if not (aligned or wanted) or ask.gpus == 1:
@@ -79,7 +81,9 @@ def ways(
 
 
 def fits(ask: Ask, gpu: NodeGpu, taken: Sequence[int]) -> bool:
-    """``taken``: MiB, percent and containers on the GPU. The rule of ``placement.fit`` for one GPU."""
+    """Whether one container fits on the GPU: the rule of ``placement.fit`` for one GPU. ``taken``: used MiB, used
+    percent, and number of containers.
+    """
     size = size_of(ask, gpu)
     slots = 1 if ask.alone else gpu.slots
     if size is None or not gpu.healthy or taken[2] >= slots or size.memory_mib > gpu.capacity_mib - taken[0]:
@@ -106,10 +110,11 @@ def change(taken: Sequence[list[int]], way: Sequence[int], sizes: Sequence[Size 
 def best_set(
     gpus: Sequence[NodeGpu], columns: Sequence[int], count: int, words: Sequence[str], key: Sequence[float]
 ) -> tuple[int, ...]:
-    """The GPUs that the words of a policy like best together, the first word first: ``topology`` the best links among
-    each other, without links those of one NUMA node; ``numa`` the latter alone; others the lowest ``key`` in sum."""
+    """Returns the set of GPUs that a policy ranks best, comparing its words in order: ``topology`` prefers the best
+    links, without links one NUMA node; ``numa`` prefers one NUMA node; other words the lowest sum of ``key``.
+    """
     scores = [dict(gpu.links) for gpu in gpus]
-    # Whole numbers: a sum of them does not depend on their order.
+    # Integers, because their sum does not depend on the order.
     keys = [round(one * 1_000_000) for one in key]
 
     def liking(way: tuple[int, ...]) -> tuple[int, ...]:

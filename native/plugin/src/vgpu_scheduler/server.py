@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP: bodies to calls and answers back; it decides nothing. A body that cannot be read gets a status and a sentence.
+"""HTTP front end: decodes bodies, calls the other modules and encodes responses. An unreadable body gets an error
+status and a text.
 
-The extender listens on the loopback address, for the kube-scheduler next to it; the webhook on all, with TLS.
+The extender listens on the loopback address, for the kube-scheduler next to it; the webhook listens on all addresses,
+with TLS.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ from .pod_claims import PodClaims
 
 log = logging.getLogger(__name__)
 
-# 5 000 names of 253 letters are 1.3 MB, and a preemption names pods too.
+# 5 000 node names of 253 letters are 1.3 MB, and a preemption also names pods.
 MAX_BODY = 8 << 20
-# Of the webhook, which anybody in the cluster may reach: a review is some 10 KiB. Larger ones are read a few at a time,
-# so that who sends many has not the memory of the program; and nobody may take longer than the API server waits.
+# The webhook can be called by anybody in the cluster. A review is some 10 KiB; larger bodies are read only a few at a
+# time, so that a client with many of them cannot fill the program's memory.
 SMALL_BODY = 64 << 10
+# Maximum number of larger bodies read at a time.
 AT_ONCE = 4
+# Maximum time for a whole body: the API server does not wait longer for the response.
 BODY_SECONDS = 5.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -52,7 +56,9 @@ class Service:
         self._large = asyncio.Semaphore(AT_ONCE)
 
     def drain(self) -> None:
-        """From now on this replica is not ready, and each connection ends with the answer to its next call."""
+        """Starts the shutdown: this replica is no longer ready, and each connection is closed after its
+        next response.
+        """
         self._drains = True
 
     def extender_app(self) -> web.Application:
@@ -69,14 +75,14 @@ class Service:
     def webhook_app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         app.router.add_post("/mutate", self._mutate)
-        # Of namespaces whose label vgpu.fleet/allocation says something else than nothing or extender.
+        # For namespaces whose label vgpu.fleet/allocation is neither empty nor ``extender``.
         app.router.add_post("/mutate/{allocation}", self._mutate)
         app.router.add_post("/validate", self._validate)
         self._about(app)
         return app
 
     def metrics_app(self) -> web.Application:
-        """On a port of its own: who calls the webhook need not read whose quota is how full."""
+        """Serves metrics on a separate port, because callers of the webhook should not see other namespaces' quotas."""
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         app.router.add_get("/metrics", self._metrics)
         return app
@@ -112,7 +118,7 @@ class Service:
     async def _filter(self, request: web.Request) -> web.Response:
         self._leadership.called()
         if not self._cluster.synced:
-            # An error is tried again soon; "no node has GPUs" would keep the pod waiting until some node changes.
+            # The kube-scheduler retries an error soon; "no node has GPUs" would make the pod wait until a node changes.
             return answer(wire.FilterResult(Error="nodes and pods are being listed; it is tried again"))
         return answer(self._extender.filter(await body(request, wire.ExtenderArgs)))
 
@@ -124,7 +130,7 @@ class Service:
 
     async def _preempt(self, request: web.Request) -> web.Response:
         if not self._cluster.synced:
-            # Nodes without their pods would look free, and whom the kube-scheduler picked would be deleted for nothing.
+            # Nodes whose pods are not listed yet would look free, so the picked victims would be deleted needlessly.
             return say(503, "nodes and pods are being listed; it is tried again")
         return answer(self._extender.preempt(await body(request, wire.PreemptArgs)))
 
@@ -134,9 +140,9 @@ class Service:
         return answer(about(self._judge(review, None, way)))
 
     async def _validate(self, request: web.Request) -> web.Response:
-        """The same judgement once all other webhooks have changed the pod; nothing is changed any more."""
+        """Checks the pod again after all other webhooks have changed it; changes nothing."""
         review = await self._review(request)
-        # Here and not before: the pod is whole and has its uid.
+        # The quota is checked only here, because the pod is complete and has its uid.
         response = self._judge(review, self._extender.quotas.admit)
         response.pop("patch", None)
         response.pop("patchType", None)
@@ -180,7 +186,7 @@ class Service:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        """Ready once nodes and pods were listed. Who leads does not matter: all answer admission."""
+        """Ready once nodes and pods were listed, on every replica, because all replicas answer admission."""
         if self._drains:
             return say(503, "this replica ends")
         if self._cluster.synced:

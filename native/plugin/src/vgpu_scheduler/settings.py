@@ -2,11 +2,11 @@
 """The scheduler's configuration file: names of resources, defaults, policies. JSON or YAML; any key may be left out.
 
 resourceNames: {count: nvidia.com/gpu, memory: nvidia.com/gpumem}
-defaultMemoryMiB: 5000        # 0: the whole card
-tooManyGpus: refuse          # what becomes of a pod with more GPUs than any node has: refuse | wait
-runtimeHandlers: [kata-qemu]  # of RuntimeClasses whose pods may have slices, besides runc, crun and nvidia
-claims: false                 # whether pods that a label says so for get claims
-plain: whole                  # what the count alone asks for: whole | slice | default
+defaultMemoryMiB: 5000        # 0: all memory of the GPU
+tooManyGpus: refuse          # for a pod with more GPUs than any node has: refuse | wait
+runtimeHandlers: [kata-qemu]  # handlers whose pods may have slices, in addition to runc, crun and nvidia
+claims: false                 # whether pods with the label vgpu.fleet/allocation: dra get claims
+plain: whole                  # meaning of a GPU count without a size: whole | slice | default
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
 from vgpu_plugin._shared.pods.requests import Config
 from vgpu_plugin._shared.pods.resources import MAX_GPUS, MAX_MIB
 
-# What becomes of a pod that asks for more different GPUs than any node has.
+# Values of ``tooManyGpus``: what happens to a pod that requests more distinct GPUs than any node has.
 REFUSE, WAIT = "refuse", "wait"
 NAMES = {
     "count": "gpu",
@@ -53,14 +53,14 @@ SCHEMA = Record(
         "tooManyGpus": Choice(REFUSE, WAIT),
         "claims": Bool(),
         "runtimeClass": Text("a name of a RuntimeClass", r"^([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)?\Z"),
-        # As the API server takes a handler.
+        # The pattern that the API server accepts for a handler.
         "runtimeHandlers": ListOf(Text("a handler of a RuntimeClass", r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")),
     }
 )
 
 
 class SettingsError(ValueError):
-    """A file that cannot be used; the text names each key that is wrong."""
+    """An invalid file; the text names each invalid key."""
 
 
 class SchedulerSettings(NamedTuple):
@@ -74,7 +74,7 @@ class SchedulerSettings(NamedTuple):
 
 
 def load(path: Path) -> SchedulerSettings:
-    """Raises SettingsError."""
+    """Reads the configuration file. Raises SettingsError."""
     try:
         document = yaml.safe_load(path.read_text()) or {}
     except (OSError, yaml.YAMLError) as fault:

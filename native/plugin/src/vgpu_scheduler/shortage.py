@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preemption where slots are free and memory or compute alone is short.
+"""Preemption if slots are free and only memory or compute is short.
 
-The kube-scheduler begins a preemption where its own count is short, ``nvidia.com/gpu`` of a node, and asks the extender
-then (``preemption``). Where that count is free it knows nobody to pick and asks nobody. So a pod that a filter found no
-room for, and for which no such question came, is looked at here: the victims are chosen by the same rules, and what is
-written is what the kube-scheduler itself writes, a nomination and a condition on each victim, so that it treats the
-preemption as its own. Victims are evicted and not deleted: the API server holds an eviction against every
+The kube-scheduler starts a preemption only if its own count is short, ``nvidia.com/gpu`` of a node, and then asks the
+extender (``preemption``). If that count is free, it finds no victims and does not ask. So this module handles pods for
+which a filter found no room and no such call came. It chooses victims by the same rules, and writes what the
+kube-scheduler itself would write, a nomination and a condition on each victim, so that the kube-scheduler treats the
+preemption as its own. Victims are evicted and not deleted: the API server checks an eviction against every
 PodDisruptionBudget.
 """
 
@@ -26,16 +26,16 @@ from .quota import Quotas
 
 log = logging.getLogger(__name__)
 
-# Seconds: the kube-scheduler's own preemption comes within milliseconds after its filter; a pod that nothing helped is
-# looked at again; the part of the time that may be spent here.
+# Seconds after a filter (the kube-scheduler's own preemption comes within milliseconds), seconds before a pod without a
+# solution is tried again, and the maximum part of the program's time that is spent here.
 DELAY, AGAIN, PART = 1.0, 10.0, 0.2
-# Pods that are looked at later; nodes in one go, for a filter may wait meanwhile; times that a refused eviction is
-# answered with another choice.
+# Maximum number of pods entered, of nodes tested in one step (a filter may have to wait for the step), and of new
+# choices after a refused eviction.
 MAX_DUE, MAX_NODES, MAX_ROUNDS = 100, 64, 5
 
 
 class Evicts(Protocol):
-    """The API server, as a preemption needs it."""
+    """The API calls that a preemption needs."""
 
     async def nominate(self, namespace: str, name: str, uid: str, node: str) -> None: ...
 
@@ -47,7 +47,7 @@ class Evicts(Protocol):
 
 
 class Short(NamedTuple):
-    """A pod without room. ``names``: nodes on which the end of others may make some."""
+    """A pod without room. ``names``: nodes on which the end of other pods may make room."""
 
     key: str
     ask: PodAsk
@@ -65,16 +65,16 @@ class Shortages:
         may: Callable[[], Awaitable[str]],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``may`` answers "" or why this replica must not write now."""
+        """``may`` returns "" or why this replica must not write now."""
         self._api, self._preemption, self._quotas, self._may, self._now = api, preemption, quotas, may, now
         self._due: OrderedDict[str, Short] = OrderedDict()
-        # When a pod was looked at in vain, by uid.
+        # Uid → time of the last attempt without result.
         self._vain: OrderedDict[str, float] = OrderedDict()
         self._some = asyncio.Event()
         self.evicted = 0
 
     def add(self, uid: str, key: str, ask: PodAsk, priority: int, names: Sequence[str]) -> None:
-        """Called within a filter; does next to nothing. ``key``: namespace/name."""
+        """Enters a pod; called within a filter, so it must be fast. ``key``: namespace/name."""
         known = self._due.get(uid)
         if known is None:
             vain = self._vain.get(uid, -AGAIN)
@@ -82,12 +82,12 @@ class Shortages:
                 return
             if priority <= self._preemption.lowest or self._preemption.comes(uid):
                 return
-        # A kube-scheduler asks for the nominated node alone, and then for all.
+        # A kube-scheduler filters the nominated node alone, and then all nodes.
         self._due[uid] = Short(key, ask, priority, names, known.since if known else self._now())
         self._some.set()
 
     def forget(self, uid: str) -> None:
-        """It is helped, has a node, or is gone."""
+        """Drops a pod that was helped, has a node, or is gone."""
         self._due.pop(uid, None)
         self._vain.pop(uid, None)
 
@@ -103,7 +103,7 @@ class Shortages:
             self._some.clear()
 
     async def help(self) -> None:
-        """The pod that has waited longest for it."""
+        """Handles the pod that was entered first."""
         if not self._due:
             return
         uid, short = self._due.popitem(last=False)
@@ -117,10 +117,10 @@ class Shortages:
         except ApiError as fault:
             log.warning("pod %s: no preemption: %s", short.key, fault)
 
-    # --- inside
+    # --- internal
 
     async def _preempt(self, uid: str, short: Short) -> bool:
-        """Whether room comes for the pod: by those that end already, else by victims that may be evicted."""
+        """Whether room will be free for the pod: by pods that are already ending, or by victims that may be evicted."""
         space, _slash, name = short.key.partition("/")
         if self._quotas.fits(space, short.ask):
             return False
@@ -135,7 +135,7 @@ class Shortages:
             spared.update(refused)
         else:
             return False
-        # While the API server was asked the pod may have been bound, or another one nominated there.
+        # During the API calls the pod may have been bound, or another pod nominated for the node.
         nominated = Nominated(node, short.priority, short.ask)
         if await self._may() or self._preemption.key_of(uid) or not self._preemption.helps(uid, nominated):
             return False
@@ -143,7 +143,7 @@ class Shortages:
         try:
             await self._api.nominate(space, name, uid, node)
         except ApiError:
-            # It is gone, or nobody knows: then the API server tells.
+            # The pod is gone or the outcome is unknown; the watch will show the nomination if it was written.
             self._preemption.nominate(uid, None)
             raise
         for one in victims:
@@ -156,7 +156,7 @@ class Shortages:
         return True
 
     async def _choose(self, uid: str, short: Short, spared: set[str]) -> tuple[str, list[str]]:
-        """(node, uids that have to be evicted there); "" where no preemption helps."""
+        """Returns (node, uids to evict there); "" if no preemption helps."""
         best: tuple[tuple[float, int, int], str, list[str]] | None = None
         for n in range(0, len(short.names), MAX_NODES):
             found = self._preemption.begin(short.ask, uid, short.priority, short.names[n : n + MAX_NODES], spared)
@@ -170,7 +170,7 @@ class Shortages:
         return (best[1], best[2]) if best else ("", [])
 
     async def _evicts(self, uid: str, dry_run: bool) -> bool:
-        """Whether the pod may leave, or has left; False where a disruption budget keeps it."""
+        """Evicts a pod, or tests that with ``dry_run``. Returns False if a PodDisruptionBudget protects the pod."""
         key = self._preemption.key_of(uid)
         if not key:
             return True
@@ -180,7 +180,7 @@ class Shortages:
         except ApiError as fault:
             if fault.status == 429:
                 return False
-            # Gone, or another pod of that name.
+            # The pod is gone, or another pod has its name.
             if fault.status not in (404, 409):
                 raise
         return True
@@ -193,6 +193,6 @@ class Shortages:
             await self._api.preempted(space, name, victim, text)
             await self._api.event({"namespace": space, "name": name, "uid": victim}, "Preempted", text)
         except ApiError as fault:
-            # One without a time to end in is gone already.
+            # A pod without a grace period is gone already.
             if fault.status not in (404, 409):
                 log.warning("pod %s: it is not marked as preempted: %s", key, fault)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All GPUs of all nodes as arrays, a row for a node and a column for a GPU: one question is asked of all at once.
+"""All GPUs of all nodes as arrays, one row for each node and one column for each GPU, so that all nodes are tested at
+once.
 
-The table knows no pods; the ledger tells it what to add and to take off. Free is capacity minus use and may fall below
-zero, where the truth on a node is more than was planned: then nothing more fits there.
+The table has no pods; the ledger adds and subtracts their use. Free memory is capacity minus use, and is negative if a
+node's pods hold more than planned: then no more pods fit there.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
 from . import numa
 
 FIELDS = ("card", "capacity", "slice_mib", "slice_cores", "slots", "memory", "cores", "shares", "model", "numa")
-# Of a row, by its labels: the order in which GPUs are filled, and whose they are.
+# Values of a node's label for the order in which its GPUs are filled; "" without the label.
 ORDERS = ("", BINPACK, SPREAD, TOPOLOGY)
+# Values of a node's label for the pods that may use its GPUs; "" for all.
 SHARINGS = ("", EXCLUSIVE, SHARED)
 USE = slice(FIELDS.index("memory"), FIELDS.index("shares") + 1)
 
 
 class View(NamedTuple):
-    """Rows of the table. ``memory``, ``cores`` and ``shares`` are in use; ``usable`` is a healthy GPU that is there."""
+    """Rows of the table. ``memory``, ``cores`` and ``shares`` are the amounts in use; ``there`` marks existing GPUs,
+    ``usable`` the healthy ones.
+    """
 
     card: np.ndarray
     capacity: np.ndarray
@@ -39,28 +43,29 @@ class View(NamedTuple):
     numa: np.ndarray
     usable: np.ndarray
     there: np.ndarray
-    # Of each row, whether its GPUs must be of one NUMA node: see numa.
+    # For each row the NUMA scope of numa.py: whether its GPUs must be on one NUMA node.
     aligned: np.ndarray
-    # Of each row, by its labels: a number of ORDERS and one of SHARINGS.
+    # For each row its index in ORDERS.
     order: np.ndarray
+    # For each row its index in SHARINGS.
     sharing: np.ndarray
 
     def of(self, rows: np.ndarray) -> View:
-        """The rows of a mask or of numbers."""
+        """Returns the rows of a mask or of row numbers."""
         return View(*(array[rows] for array in self))
 
 
 class GpuTable:
     def __init__(self, rows: int = 64, columns: int = 8) -> None:
-        # MiB fit in 32 bits, and so does percent times MiB (2^24 * 100).
-        # One block, so that rows of all fields are taken in one go.
+        # 32 bits hold MiB and percent times MiB (2^24 * 100). One array for all fields, so that one index operation
+        # selects rows of all fields.
         self._block = np.zeros((len(FIELDS), rows, columns), np.int32)
         self._usable = np.zeros((rows, columns), bool)
         self._there = np.zeros((rows, columns), bool)
         self._aligned = np.zeros(rows, np.int8)
-        # ORDERS and SHARINGS.
+        # Row 0: index in ORDERS; row 1: index in SHARINGS.
         self._labels = np.zeros((2, rows), np.int8)
-        # Of each row, the number of the change that was its last.
+        # For each row the number of its last change.
         self.versions = np.zeros(rows, np.int64)
         self._changes = 0
         self._row: dict[str, int] = {}
@@ -89,7 +94,7 @@ class GpuTable:
     def put(
         self, name: str, gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY, labels: NodeLabels = NO_LABELS
     ) -> None:
-        """Set a node's GPUs; its use is zero afterwards."""
+        """Sets a node's GPUs; their use is reset to zero."""
         if name not in self._row:
             if not self._free:
                 self._grow_rows()
@@ -124,17 +129,16 @@ class GpuTable:
         self._changed(row)
 
     def add(self, name: str, uses: Mapping[str, Use], sign: int) -> None:
-        """Put on (+1) or take off (-1) what a pod takes; GPUs that the node has not are left out."""
+        """Adds (+1) or subtracts (-1) what a pod uses; ignores GPUs that the node does not have."""
         row = self._row[name]
         for uuid, use in uses.items():
             column = self._column[row].get(uuid)
             if column is not None:
-                # memory, cores, shares.
                 self._block[USE, row, column] += (sign * use.memory_mib, sign * use.cores, sign * use.slots)
         self._changed(row)
 
     def rows(self, names: Sequence[str]) -> np.ndarray:
-        """The row of each name, -1 where the table has no such node."""
+        """Returns the row of each name, -1 for unknown nodes."""
         row = self._row
         return np.fromiter([row.get(name, -1) for name in names], np.intp, len(names))
 
@@ -145,7 +149,7 @@ class GpuTable:
         return View(**fields, **masks, order=order, sharing=sharing)
 
     def columns_of(self, uuids: Iterable[str], rows: np.ndarray) -> np.ndarray:
-        """Where the GPUs of these UUIDs (in small letters) are, as a mask over ``rows``."""
+        """Returns a mask over ``rows`` of the GPUs with these UUIDs (in lower case)."""
         wanted = set(uuids)
         mask = np.zeros((len(rows), self._usable.shape[1]), bool)
         for n, row in enumerate(rows):
@@ -155,7 +159,7 @@ class GpuTable:
         return mask
 
     def use(self, name: str) -> dict[str, Use]:
-        """What is in use of each GPU of a node."""
+        """Returns the use of each GPU of a node, by UUID."""
         row = self._row[name]
         memory, cores, shares = self._block[USE, row]
         return {uuid: Use(int(memory[n]), int(cores[n]), int(shares[n])) for uuid, n in self._column[row].items()}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings the webhook's certificates to where they are used: the Secret, the webhook configurations, this program's
-socket. Checked once a minute by every replica; the second writer reads what the first wrote."""
+"""Installs the webhook's certificates in the Secret, the webhook configurations and this program's socket. Every
+replica checks them once a minute; the second writer uses what the first wrote.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 
 class Tls:
     def __init__(self, api: Api, secret: str, names: Sequence[str], configurations: Sequence[str]) -> None:
-        """``secret`` is namespace/name; ``configurations`` the names of webhook configurations that trust us."""
+        """``secret`` is namespace/name; ``configurations`` are the names of webhook configurations that
+        must trust us.
+        """
         self._api, self._names, self._configurations = api, list(names), list(configurations)
         self._namespace, _slash, self._secret = secret.partition("/")
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -37,7 +40,9 @@ class Tls:
         self._now: Certificates | None = None
 
     async def keep(self) -> None:
-        """Raises ApiError where the Secret can neither be read nor written."""
+        """Renews and installs the certificates where needed. Raises ApiError if the Secret can neither be read nor
+        written.
+        """
         found = await self._ensure()
         await self._trust(found.bundle)
         if found != self._now:
@@ -92,7 +97,7 @@ class Tls:
                 for one in webhooks:
                     one.setdefault("clientConfig", {})["caBundle"] = wanted
                 version = (found.get("metadata") or {}).get("resourceVersion")
-                # With the version: two replicas never mix their lists.
+                # With the resource version, so that two replicas never mix their lists.
                 await self._api.call("PATCH", path, {"metadata": {"resourceVersion": version}, "webhooks": webhooks})
                 log.info("%s trusts the certificates of now", path)
                 return
@@ -105,7 +110,7 @@ class Tls:
 
 
 def read(secret: dict[str, Any]) -> Certificates | None:
-    """None where a field of the Secret is missing or no certificate: then all are made again."""
+    """Returns the certificates of the Secret; None if a field is missing or invalid, so that all are created again."""
     data = secret.get("data") or {}
     try:
         found = Certificates(**{field: base64.b64decode(data[name]) for name, field in FIELDS.items()})
@@ -117,7 +122,7 @@ def read(secret: dict[str, Any]) -> Certificates | None:
 
 
 def load(context: ssl.SSLContext, found: Certificates) -> None:
-    """A socket that listens already shows the new certificate from its next handshake on."""
+    """Loads the certificate; a listening socket shows it from its next handshake on."""
     with tempfile.NamedTemporaryFile("wb", suffix=".pem") as both:
         both.write(found.certificate + found.key)
         both.flush()

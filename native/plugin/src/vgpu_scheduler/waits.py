@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events on pods that found no node: which limits, on which nodes, and what would help.
+"""Writes events on pods that found no node: which limits, on which nodes, and what would help.
 
-The kube-scheduler writes an event of its own that counts equal sentences; ours has what only the ledger knows. It is
-made after the answer, one pod at a time, and seldom: at once when a pod begins to wait, then when the reasons are other
-ones, and before the API server forgets the last.
+The kube-scheduler writes its own event that counts equal texts; this event adds what only the ledger knows. It is
+written after the filter's response, one pod at a time, and rarely: when a pod begins to wait, when the reasons change,
+and before the API server deletes the last event.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from .ledger import Ledger
 log = logging.getLogger(__name__)
 
 REASON = "GpusNotFree"
-# Seconds: between two events of all pods together, of one pod with other reasons, of one pod with the same.
+# Minimum seconds between two events of all pods together, of one pod with new reasons, of one pod with equal reasons.
 BETWEEN, CHANGED, AGAIN = 0.2, 60.0, 1800.0
-# Each that is due keeps the names of its nodes; the others come again with their next filter.
+# Maximum number of pods entered (each keeps the names of its nodes; the others come again with their next filter), and
+# of pods whose last event is remembered.
 MAX_DUE, MAX_REPORTED = 100, 20_000
-# Pods whose end is tried: a filter must not wait for an event for longer than a blink.
+# Number of pods whose end is tried, so that a filter does not wait long for an event.
 TRIED = 50
 
 
 class Waits(NamedTuple):
-    """A pod that fits nowhere; ``over`` is what else stops it, as its namespace's quota. ``names``: nodes that were
-    asked for."""
+    """A pod that fits nowhere. ``over``: another obstacle, such as its namespace's quota. ``names``: the
+    filtered nodes.
+    """
 
     pod: dict[str, str]
     ask: PodAsk
@@ -50,13 +52,13 @@ class WaitingPods:
     def __init__(self, api: Teller, ledger: Ledger, now: Callable[[], float] = time.monotonic) -> None:
         self._api, self._ledger, self._now = api, ledger, now
         self._due: OrderedDict[str, Waits] = OrderedDict()
-        # By uid: the reasons that were reported, and when.
+        # Uid → reported reasons and time of the report.
         self._reported: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._some = asyncio.Event()
         self.events = 0
 
     def add(self, waits: Waits) -> None:
-        """Called within a filter; does next to nothing."""
+        """Enters a pod; called within a filter, so it must be fast."""
         uid = waits.pod.get("uid") or ""
         reported = self._reported.get(uid)
         if not uid or uid in self._due or len(self._due) >= MAX_DUE:
@@ -67,7 +69,7 @@ class WaitingPods:
         self._some.set()
 
     def forget(self, uid: str) -> None:
-        """It has a node, or is gone."""
+        """Drops a pod that has a node or is gone."""
         self._due.pop(uid, None)
         self._reported.pop(uid, None)
 
@@ -80,7 +82,7 @@ class WaitingPods:
             self._some.clear()
 
     async def tell(self) -> None:
-        """About the pod that has waited longest for it."""
+        """Writes the event of the pod that was entered first."""
         uid, waits = self._due.popitem(last=False)
         space = waits.pod.get("namespace") or "default"
         reasons, text = explain.sentence(self._ledger, waits.ask, waits.names, space, TRIED)

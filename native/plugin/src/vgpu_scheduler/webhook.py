@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission of pods: what a pod that asks for GPUs is given before it is stored, or why it is refused.
+"""Admission of pods: completes a pod that requests GPUs before it is stored, or refuses it with reasons.
 
-Pure: a review's request in, the response out. Every replica answers, leader or not. A pod that asks for no GPU, names
-another scheduler or carries the label ``vgpu.fleet/webhook: ignore`` (or HAMi's) is left as it is, unless it forges a
-plan or mounts over our files (the shared core's ``pods/mounts``, for API servers without ValidatingAdmissionPolicy).
+Pure: a review's request in, the response out. Every replica answers, also one without the Lease. A pod stays unchanged
+if it requests no GPU, names another scheduler or has the label ``vgpu.fleet/webhook: ignore`` (or HAMi's), unless it
+forges a plan or mounts over our files (the shared core's ``pods/mounts``, for API servers without
+ValidatingAdmissionPolicy).
 """
 
 from __future__ import annotations
@@ -30,43 +31,45 @@ from .settings import REFUSE
 IGNORE = ("vgpu.fleet/webhook", "hami.io/webhook")
 DEFAULT_SCHEDULER = "default-scheduler"
 PRIORITY_VARIABLE = "CUDA_TASK_PRIORITY"
-# Annotations that are written by our programs alone.
+# Annotations that only our programs may write.
 OURS = (pod_annotations.PLAN, pod_annotations.GIVEN, resizes.RESIZED, resizes.FORMER)
 
 
-# (namespace, uid, ask) → "" or why the namespace has no quota left for it.
+# (namespace, uid, ask) → "" or why the namespace's quota is exceeded.
 Quota = Callable[[str, str, PodAsk], str]
 
 
 class Nodes(Protocol):
-    """The nodes of today; a ledger is one."""
+    """The current nodes; Ledger implements this."""
 
     @property
     def shapes(self) -> Collection[tuple[int, int]]:
-        """(GPUs, MiB of the largest) of each kind of node."""
+        """Returns (number of GPUs, MiB of the largest) for each kind of node."""
 
     def most_gpus(self, preferences: Preferences) -> tuple[str, int]:
-        """The node with most GPUs that the preferences take, and how many; ("", 0) where no node has any."""
+        """Returns the node with most GPUs that match the preferences, and their number; ("", 0) if there is none."""
 
 
 class Settings(NamedTuple):
-    """``may_write``: users that may change what the scheduler wrote, besides kubelets and their plugins. ``too_many``:
-    settings.REFUSE, or WAIT where nodes with more GPUs join when a pod asks for them."""
+    """Settings of admission. ``may_write``: users that may change the scheduler's annotations, besides kubelets and
+    their plugins. ``too_many``: settings.REFUSE, or WAIT if nodes with more GPUs join on demand.
+    """
 
     config: Config = Config()
     scheduler_name: str = "vgpu-scheduler"
     runtime_class: str = ""
     may_write: tuple[str, ...] = ()
-    # Accounts of device plugins, system:serviceaccount:<namespace>:<name>.
+    # Service accounts of device plugins, system:serviceaccount:<namespace>:<name>.
     may_give: tuple[str, ...] = ()
     too_many: str = REFUSE
-    # Whether pods may be turned into ones with claims.
+    # Whether pods may be converted to pods with claims.
     claims: bool = False
 
 
 class Way(NamedTuple):
-    """By which of its ways the cluster serves a pod. ``of_namespace``: its label vgpu.fleet/allocation, "" for none.
-    ``first``: the pod may still be changed."""
+    """Selects between extender and claims. ``of_namespace``: the namespace's label vgpu.fleet/allocation, "" if
+    missing. ``first``: the pod may still be changed.
+    """
 
     of_namespace: str = ""
     first: bool = False
@@ -80,10 +83,11 @@ def mutate(
     classes: RuntimeClasses | None = None,
     way: Way | None = None,
 ) -> dict[str, Any]:
-    """The response of a review. ``quota`` is asked last, of a pod that all else lets pass. ``nodes``: of today, None
-    where they are not known. A pod with more GPUs than any has is refused, for its owner sees that at once; of one that
-    asks for a larger GPU a warning is enough, for it waits with that reason. Without ``classes`` no pod that names a
-    RuntimeClass is admitted."""
+    """Returns the response to a review. ``quota`` is called last, for a pod that passes all other checks. ``nodes``:
+    the current nodes, None if unknown. A pod with more GPUs than any node has is refused, so that its owner notices at
+    once; a pod that requests a larger GPU than any gets a warning and waits. Without ``classes`` no pod with a
+    RuntimeClass is admitted.
+    """
     if request.operation == "UPDATE":
         return _update(request, settings)
     pod = request.object or {}
@@ -100,7 +104,7 @@ def mutate(
         return refuse(request, fault.findings)
     if not ask.wants_gpus:
         return _answer(request)
-    # By the scheduler's name neither, as with mounts.
+    # Checked whatever the scheduler's name, like mounts.
     pod_name = f"{request.namespace}/{metadata.get('name') or metadata.get('generateName') or '?'}"
     runtime_class = str(spec.get("runtimeClassName") or settings.runtime_class)
     untried = (classes or RuntimeClasses()).refusal(pod_name, runtime_class)
@@ -122,7 +126,7 @@ def mutate(
         return refuse(request, findings)
     over = quota(request.namespace, str(metadata.get("uid") or ""), ask) if quota else ""
     if over:
-        # As Kubernetes answers for its own quotas: controllers try again later.
+        # The same status as Kubernetes' own quotas, so that controllers retry.
         return {"uid": request.uid, "allowed": False, "status": {"code": 403, "reason": "Forbidden", "message": over}}
     warnings = [f"{one}; the pod waits" for one in many]
     warnings += [str(one) for one in ask.warnings] + (too_large(ask, nodes.shapes) if nodes else [])
@@ -130,8 +134,9 @@ def mutate(
 
 
 def whatever_the_labels_say(pod: dict[str, Any], settings: Settings) -> list[Finding]:
-    """What is wrong with a pod before it is known whether it is ours: ledger and device plugins believe annotations
-    of any pod, and a device plugin gives any pod the same files."""
+    """Returns the faults that matter for every pod, even a pod of another scheduler: ledger and device plugins trust
+    the annotations of any pod, and a device plugin gives any pod the same files.
+    """
     text = "is written by the scheduler alone; leave it out"
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     forged = [Finding("error", f'metadata.annotations["{name}"]', text) for name in OURS if name in annotations]
@@ -143,7 +148,7 @@ def whatever_the_labels_say(pod: dict[str, Any], settings: Settings) -> list[Fin
 
 
 def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[str, Any]]:
-    """The JSON patch. Applied to a pod that has all of it, it is empty."""
+    """Returns the JSON patch; empty for a pod that is already complete."""
     patch: list[dict[str, Any]] = []
     if spec.get("schedulerName") != settings.scheduler_name:
         patch.append({"op": "add", "path": "/spec/schedulerName", "value": settings.scheduler_name})
@@ -166,7 +171,7 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
                 added[settings.config.memory] = str(limit // settings.config.memory_factor)
             if added:
                 resources = dict(container.get("resources") or {}, limits={**limits, **added})
-                # The API server completes a limit without a request before it asks us, and perhaps not after.
+                # The API server sets a request equal to its limit before it calls us, and perhaps not afterwards.
                 resources["requests"] = {**requests, **added}
                 patch.append({"op": "add", "path": f"{where}/resources", "value": resources})
             variables = container.get("env") or []
@@ -177,7 +182,9 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
 
 
 def _claims(request: wire.AdmissionRequest, ask: PodAsk, settings: Settings, first: bool) -> dict[str, Any]:
-    """A pod that gets claims instead of what it asks for; nothing of it is planned here."""
+    """Returns the response for a pod that gets claims instead of its requests; the pod is not planned by
+    this scheduler.
+    """
     pod = request.object or {}
     findings = claim_admission.unavailable(settings.claims, first) or admission_findings(pod, ask)
     claims = claim_admission.read_claims(ask, findings)
@@ -188,8 +195,9 @@ def _claims(request: wire.AdmissionRequest, ask: PodAsk, settings: Settings, fir
 
 
 def too_many(ask: PodAsk, nodes: Nodes) -> list[Finding]:
-    """A finding for each container that asks for more different GPUs than any node has: its devices are of one node.
-    None where no node is known that has a GPU for the pod."""
+    """Returns a finding for each container that requests more distinct GPUs than any node has. Empty if no node with a
+    GPU for the pod is known.
+    """
     most = max(one.gpus for one in ask.asks)
     name, count = nodes.most_gpus(ask.preferences) if most > 1 else ("", 0)
     if not name or most <= count:
@@ -204,7 +212,9 @@ def too_many(ask: PodAsk, nodes: Nodes) -> list[Finding]:
 
 
 def too_large(ask: PodAsk, shapes: Collection[tuple[int, int]]) -> list[str]:
-    """A warning where today no GPU is so large: the pod waits until one joins."""
+    """Returns a warning for each request that is larger than every current GPU; the pod waits until a
+    larger GPU joins.
+    """
     largest = max((memory for _count, memory in shapes), default=0)
     if not largest:
         return []
@@ -217,7 +227,9 @@ def too_large(ask: PodAsk, shapes: Collection[tuple[int, int]]) -> list[str]:
 
 
 def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any]:
-    """What scheduler and device plugin wrote on a pod, nobody else changes: the GPUs of others hang on it."""
+    """Refuses changes of the scheduler's and device plugin's annotations by other users, because other pods' GPUs
+    depend on them.
+    """
     user = str((request.userInfo or {}).get("username") or "")
     both = (*settings.may_write, *settings.may_give)
     allowed = {pod_annotations.PLAN: settings.may_write, pod_annotations.GIVEN: both}
@@ -238,7 +250,7 @@ def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any
 
 
 def resize_findings(pod: dict[str, Any]) -> list[Finding]:
-    """What is wrong with a request for another size. Whether there is room, and quota, is judged when it is granted."""
+    """Returns faults of a resize request. Room and quota are checked later, when it is granted."""
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     text = (metadata.get("annotations") or {}).get(resizes.RESIZE)
     if text is None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kube-scheduler and the API server send and are answered, as far as it is read.
+"""The messages of the kube-scheduler and the API server, with the fields that are used.
 
-The extender's types have no JSON names in Go, so fields are written as Go spells them. Unknown fields are skipped while
-parsing, which is what keeps a list of a hundred thousand pods small.
+The extender's types have no JSON names in Go, so fields are spelled as in Go. Unknown fields are skipped while parsing,
+which keeps a list of a hundred thousand pods small.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Meta(msgspec.Struct):
 
 
 class PodSpec(msgspec.Struct):
-    """Containers stay text: of a hundred thousand pods only the few without a node are read."""
+    """Containers stay undecoded text: of a hundred thousand pods only the few without a node are decoded."""
 
     nodeName: str | None = None
     priority: int | None = None
@@ -46,7 +46,7 @@ class Pod(msgspec.Struct):
 
 
 def lean(pod: Pod) -> Pod:
-    """Lets the text of containers go where nobody will ask for it; it would keep the whole page of a list in memory."""
+    """Drops the text of containers that will not be decoded; it would keep the whole page of a list in memory."""
     if pod.spec.nodeName or pod.status.phase in ENDED:
         pod.spec.containers = pod.spec.initContainers = msgspec.Raw()
     else:
@@ -55,7 +55,7 @@ def lean(pod: Pod) -> Pod:
 
 
 def plain(pod: Pod) -> dict[str, Any]:
-    """A pod as dialects read it: labels, annotations, containers."""
+    """Returns labels, annotations and containers of a pod as a dict, the input of ``read_pod``."""
     meta = {"labels": pod.metadata.labels or {}, "annotations": pod.metadata.annotations or {}}
     kinds = {"containers": pod.spec.containers, "initContainers": pod.spec.initContainers}
     return {"metadata": meta, "spec": {name: msgspec.json.decode(text) for name, text in kinds.items() if bytes(text)}}
@@ -70,7 +70,7 @@ class QuotaSpec(msgspec.Struct):
 
 
 class Quota(msgspec.Struct):
-    """A ResourceQuota."""
+    """A ResourceQuota of the API server."""
 
     metadata: Meta
     spec: QuotaSpec = msgspec.field(default_factory=QuotaSpec)
@@ -78,7 +78,7 @@ class Quota(msgspec.Struct):
 
 class ListMeta(msgspec.Struct):
     resourceVersion: str = ""
-    # ``continue`` is a word of Python.
+    # ``continue`` is a Python keyword.
     more: str = msgspec.field(default="", name="continue")
 
 
@@ -97,7 +97,7 @@ class ClaimingSpec(msgspec.Struct):
 
 
 class ClaimingPod(msgspec.Struct):
-    """A pod, by its claims alone."""
+    """A pod with only the fields that concern claims."""
 
     metadata: Meta
     spec: ClaimingSpec = msgspec.field(default_factory=ClaimingSpec)
@@ -130,14 +130,14 @@ class RuntimeClassList(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """Of a watch; ``object`` is read by its type."""
+    """An event of a watch; ``object`` is decoded by its type."""
 
     type: str
     object: msgspec.Raw
 
 
 class Status(msgspec.Struct):
-    """Of an event with the type ERROR."""
+    """The object of an event with the type ERROR."""
 
     message: str | None = None
     code: int | None = None

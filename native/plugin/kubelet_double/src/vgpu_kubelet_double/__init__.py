@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A double of the kubelet's device manager."""
+"""A test double of the kubelet's device manager."""

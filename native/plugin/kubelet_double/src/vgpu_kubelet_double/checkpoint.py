@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's file kubelet_internal_checkpoint: who holds which devices, and which devices are advertised.
+"""The kubelet's file kubelet_internal_checkpoint: the containers that hold devices, and the advertised devices.
 
-The real checksum is FNV over Go's dump of the structure, which only Go can compute; here it is CRC-32.
+The real checksum is FNV over Go's dump of the structure, which only Go can compute; this double uses CRC-32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_NUMA = -1
 
 @dataclass
 class Held:
-    """The devices of one resource that one container holds, with the plugin's answer."""
+    """The devices of one resource that one container holds, with the plugin's response."""
 
     pod_uid: str
     pod: str
@@ -51,7 +51,7 @@ def write(path: Path, held: list[Held], registered: dict[str, list[str]]) -> Non
         "RegisteredDevices": registered,
     }
     text = json.dumps({"Data": data, "Checksum": zlib.crc32(json.dumps(data, sort_keys=True).encode())})
-    # The kubelet's file store writes aside and renames, as this does.
+    # The kubelet's file store also writes to a temporary file and renames it.
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text)
     os.chmod(fresh, 0o600)
@@ -59,7 +59,9 @@ def write(path: Path, held: list[Held], registered: dict[str, list[str]]) -> Non
 
 
 def read(path: Path, names: dict[str, tuple[str, str]]) -> list[Held]:
-    """What containers held; ``names`` gives (pod, namespace) by uid, which a kubelet gets from its API server."""
+    """Returns the devices of each container. ``names``: uid → (pod, namespace), which a real kubelet gets from the API
+    server.
+    """
     if not path.exists():
         return []
     entries: list[dict[str, Any]] = json.loads(path.read_text())["Data"]["PodDeviceEntries"] or []

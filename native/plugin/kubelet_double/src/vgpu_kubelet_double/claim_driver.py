@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One registered driver for claims: its connection, its calls, its stream of health."""
+"""One registered driver for claims: its connection, its calls, its health stream."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ VERSIONS: dict[str, tuple[ModuleType, Any]] = {
 
 
 class Refused(Exception):
-    """Why something is not done, in the kubelet's words."""
+    """Raised if a request fails; the text is the kubelet's."""
 
 
 @dataclass(frozen=True)
 class ClaimRef:
-    """``drivers``: of the devices that are allocated to it."""
+    """``drivers``: drivers of the devices that are allocated to the claim."""
 
     namespace: str
     name: str
@@ -48,7 +48,7 @@ class ClaimRef:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Tells a socket from a later one of its name."""
+    """Returns inode and change time of a socket, which differ for a later socket of the same name."""
     try:
         found = os.stat(path)
     except OSError:
@@ -60,7 +60,7 @@ class Driver:
     """``connected`` is called with each change of the connection."""
 
     def __init__(self, info: registration.PluginInfo, socket: Path, connected: Callable[[bool], None]) -> None:
-        """Raises Refused where this kubelet cannot use it."""
+        """Raises Refused if this kubelet cannot use the driver."""
         self.name, self.socket, self.identity = info.name, socket, identity(socket)
         self.version = _version(info, socket)
         self._messages, stub = VERSIONS[self.version]
@@ -77,7 +77,7 @@ class Driver:
     # ---- calls
 
     def prepare(self, claims: Sequence[ClaimRef]) -> dict[str, list[dict[str, Any]]]:
-        """Claim's uid → its devices, as the state file has them. Raises Refused."""
+        """Returns uid of a claim → its devices, in the form of the state file. Raises Refused."""
         answer = self._call("NodePrepareResources", claims)
         return {
             uid: [
@@ -94,11 +94,11 @@ class Driver:
         }
 
     def unprepare(self, claims: Sequence[ClaimRef]) -> None:
-        """Raises Refused."""
+        """Ends the claims. Raises Refused."""
         self._call("NodeUnprepareResources", claims)
 
     def _call(self, name: str, claims: Sequence[ClaimRef]) -> Any:
-        """The answers by the claims' uids: all of them, and none with an error."""
+        """Returns the responses by the claims' uids. Raises Refused if one is missing or contains an error."""
         api: Any = self._messages
         asked = [api.Claim(namespace=one.namespace, name=one.name, uid=one.uid) for one in claims]
         try:
@@ -115,7 +115,7 @@ class Driver:
             raise Refused(f"{name} skipped {len(claims) - len(answer.claims)} ResourceClaims")
         return answer.claims
 
-    # ---- health, and whether it is there
+    # ---- health and connection
 
     @property
     def health(self) -> dict[str, str]:
@@ -123,7 +123,7 @@ class Driver:
         return {device: one["health"].upper() for (_pool, device), one in self._health.items()}
 
     def health_of(self, device: dict[str, Any]) -> dict[str, str]:
-        """As the status of a pod has it."""
+        """Returns the health in the form of a pod's status."""
         known = self._health.get((device["PoolName"], device["DeviceName"]), {"health": "Unknown"})
         ids: Iterable[str] = device["CDIDeviceIDs"] or (f"{self.name}/{device['PoolName']}/{device['DeviceName']}",)
         return {**known, "resourceID": next(iter(ids))}
@@ -135,7 +135,7 @@ class Driver:
             self._report(ready)
 
     def _follow(self) -> None:
-        """Asks for the stream again where it ends, or is not served at all; that connects again, too."""
+        """Opens the stream again when it ends or is not served; that also reconnects."""
         stub = dra_health_pb2_grpc.DRAResourceHealthStub(self._channel)
         while not self._closed.is_set():
             try:
@@ -156,7 +156,7 @@ class Driver:
 
 
 def _version(info: registration.PluginInfo, socket: Path) -> str:
-    """The first of the plugin's list that is known here."""
+    """Returns the first version in the plugin's list that this double supports."""
     if info.type != TYPE:
         raise Refused(f"no handler registered for plugin type: {info.type} at socket {socket}")
     offered = list(info.supported_versions)

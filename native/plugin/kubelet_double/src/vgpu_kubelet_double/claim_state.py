@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's file of claims: who has which, and what drivers answered. It outlives the kubelet's process."""
+"""The kubelet's file of claims: which pods use which claim, and the devices in the drivers' responses. The file
+survives a restart of the kubelet.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ HEAD = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1
 
 
 class ClaimState:
-    """Reads the file each time. No method is for two threads at once."""
+    """Reads the file at each call. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / STATE
 
     def add(self, claim: ClaimRef, pod_uid: str) -> None:
-        """Raises Refused where a claim of that name and another uid is still there."""
+        """Adds a pod to a claim. Raises Refused if a claim with this name and another uid still exists."""
         entries = self._read()
         found = next(
             (one for one in entries if (one["Namespace"], one["ClaimName"]) == (claim.namespace, claim.name)), None
@@ -45,7 +47,7 @@ class ClaimState:
         self._write(entries)
 
     def add_devices(self, uid: str, driver: str, devices: list[dict[str, Any]]) -> None:
-        """To those that are there: up to 1.36 a later answer replaces none."""
+        """Appends to the known devices: up to 1.36 a later response replaces none."""
         entries = self._read()
         for one in entries:
             if one["ClaimUID"] == uid:
@@ -54,7 +56,9 @@ class ClaimState:
         self._write(entries)
 
     def without(self, uid: str, pod_uid: str) -> ClaimRef | None:
-        """Takes the pod from a claim that another has too. None then, and where the claim is unknown."""
+        """Removes the pod from a claim that other pods use too, and returns None. Returns the claim if this is its last
+        pod, None if the claim is unknown.
+        """
         entries = self._read()
         for one in entries:
             if one["ClaimUID"] != uid:
@@ -75,7 +79,7 @@ class ClaimState:
         return [one["ClaimUID"] for one in self._read() if pod_uid in one["PodUIDs"]]
 
     def devices(self, uid: str, request: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Driver and device, of one request or, where it is empty, of all."""
+        """Yields driver and device, for one request or, if it is empty, for all."""
         for one in self._read():
             for driver, state in one["DriverState"].items() if one["ClaimUID"] == uid else ():
                 for device in state["Devices"] or ():

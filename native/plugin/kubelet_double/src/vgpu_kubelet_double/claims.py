@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manager of claims (Dynamic Resource Allocation), as of kubelets up to 1.36.
+"""The manager of claims (Dynamic Resource Allocation), like in kubelets up to 1.36.
 
-It finds drivers by the sockets in ``plugins_registry``; deletes the node's slices when it starts, and those of a driver
-that is gone for 30 s; calls NodePrepareResources where a pod's sandbox is made, once for each claim in the life of its
-process, and adds what it is answered to what its state file has; never at a container's restart; and
-NodeUnprepareResources with the end of the last pod of a claim, also of one that never began.
+It finds drivers by the sockets in ``plugins_registry``. It deletes the node's slices when it starts, and the slices of
+a driver that has been gone for 30 s. It calls NodePrepareResources when a pod's sandbox is created, once for each claim
+while the process lives, never at a container's restart, and adds the response to its state file. It calls
+NodeUnprepareResources at the end of the last pod of a claim, even if that pod never started.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ CONNECT_S, WIPE_S = 10.0, 30.0
 
 @dataclass
 class Pod:
-    """``containers``: name → (claim's uid, request) of each that it names; an empty request: all of the claim."""
+    """``containers``: name → (claim's uid, request) of each request that the container uses; an empty request means all
+    of the claim.
+    """
 
     name: str
     claims: tuple[ClaimRef, ...]
@@ -42,9 +44,10 @@ class Pod:
 
 
 class ClaimManager:
-    """``wipe`` deletes the slices of the node, of all drivers (None) or of one. ``wipe_s``: after a driver is gone.
+    """``wipe`` deletes the slices of the node, of all drivers (None) or of one driver. ``wipe_s``: seconds after the
+    loss of a driver.
 
-    ``pods`` are those that the API server has on this node; one that could not be started is among them.
+    ``pods``: the pods that the API server has on this node, including pods that could not be started.
     """
 
     def __init__(self, kubelet_root: Path, wipe: Callable[[str | None], None], wipe_s: float = WIPE_S) -> None:
@@ -53,12 +56,12 @@ class ClaimManager:
         self._wipe_s = wipe_s
         self.drivers: dict[str, Driver] = {}
         self.pods: dict[str, Pod] = {}
-        self._prepared: set[str] = set()  # of this process alone
+        self._prepared: set[str] = set()  # forgotten at a restart
         self._state = ClaimState(kubelet_root)
         self._lock = threading.RLock()
         self._timers: dict[str, threading.Timer] = {}
 
-    # ---- life
+    # ---- life cycle
 
     def start(self) -> None:
         self._prepared = set()
@@ -77,13 +80,15 @@ class ClaimManager:
         self.start()
 
     def reconcile(self) -> None:
-        """What the real one does once a minute: ends the claims of pods that are no more."""
+        """Ends the claims of pods that no longer exist; the real kubelet does that once a minute."""
         known = {one.uid for one in self.pods.values()}
         for uid in sorted(self._state.pods() - known):
             self._unprepare(uid, self._state.claims_of(uid))
 
     def find_drivers(self) -> list[str]:
-        """Registers what has come to the folder and forgets what is gone; names that begin with a dot are none."""
+        """Registers new sockets in the folder and drops drivers whose socket is gone; ignores names that begin with a
+        dot.
+        """
         for name, driver in list(self.drivers.items()):
             if identity(driver.socket) != driver.identity:
                 del self.drivers[name]
@@ -99,7 +104,7 @@ class ClaimManager:
         return sorted(self.drivers)
 
     def _register(self, socket: Path, stub: registration_rpc.RegistrationStub) -> None:
-        """Raises RpcError where nobody listens (yet)."""
+        """Registers a driver. Raises RpcError if no process listens (yet)."""
         info = stub.GetInfo(registration.InfoRequest(), timeout=CONNECT_S)
         try:
             driver = Driver(info, socket, functools.partial(self._connected, info.name))
@@ -117,7 +122,7 @@ class ClaimManager:
         self._keep(name) if connected else self._lost(name)
 
     def _lost(self, name: str) -> None:
-        """A time that runs already goes on."""
+        """Starts the timer for deleting the driver's slices; a running timer continues."""
         with self._lock:
             if name not in self._timers:
                 timer = self._timers[name] = threading.Timer(self._wipe_s, self._wipe_of, (name,))
@@ -129,7 +134,7 @@ class ClaimManager:
         self._wipe(name)
 
     def _keep(self, name: str) -> None:
-        """The driver is back in time."""
+        """Cancels the timer, because the driver is connected again."""
         with self._lock:
             if (timer := self._timers.pop(name, None)) is not None:
                 timer.cancel()
@@ -137,7 +142,9 @@ class ClaimManager:
     # ---- pods
 
     def run_pod(self, pod: Pod) -> dict[str, list[str]]:
-        """Prepares the pod's claims as for a new sandbox; container → CDI ids. Again for a pod that was refused."""
+        """Prepares the pod's claims as for a new sandbox. Returns container → CDI ids. Called again for a
+        refused pod.
+        """
         self.pods[pod.name] = pod
         try:
             self._prepare(pod)
@@ -149,7 +156,7 @@ class ClaimManager:
         return pod.ids
 
     def start_again(self) -> None:
-        """After a reboot: every pod gets a new sandbox, all at once."""
+        """Gives every pod a new sandbox at the same time, as after a reboot."""
         threads = [threading.Thread(target=self.run_pod, args=(pod,)) for pod in list(self.pods.values())]
         for one in threads:
             one.start()
@@ -157,7 +164,7 @@ class ClaimManager:
             one.join()
 
     def restart_container(self, name: str, container: str) -> list[str]:
-        """No call: what is known of the claims by now."""
+        """Restarts a container without a call to the driver: uses the known devices of the claims."""
         pod = self.pods[name]
         pod.ids[container] = [
             one for uid, request in pod.containers[container] for one in self._state.ids(uid, request)
@@ -165,7 +172,7 @@ class ClaimManager:
         return pod.ids[container]
 
     def end_pod(self, name: str) -> None:
-        """Raises PodError where a driver does not let its claims go: the pod stays."""
+        """Ends a pod. Raises PodError if a driver does not release its claims; the pod then stays."""
         pod = self.pods[name]
         try:
             self._unprepare(pod.uid, [one.uid for one in pod.claims])
@@ -174,7 +181,7 @@ class ClaimManager:
         del self.pods[name]
 
     def health(self, name: str) -> dict[str, list[dict[str, str]]]:
-        """Container → what the status of the pod says of each of its devices."""
+        """Returns container → health of each of its devices, as in the pod's status."""
         pod = self.pods[name]
         return {
             container: [
@@ -191,7 +198,9 @@ class ClaimManager:
         return self.drivers[name]
 
     def _prepare(self, pod: Pod) -> None:
-        """All drivers must be there, also of claims that are prepared; else nothing is kept of the pod."""
+        """Prepares the claims. All drivers must be registered, even those of prepared claims; otherwise the pod's
+        claims are not stored.
+        """
         for driver in {driver for claim in pod.claims for driver in claim.drivers}:
             self._driver(driver)
         batches: dict[str, list[ClaimRef]] = {}
@@ -208,7 +217,7 @@ class ClaimManager:
         self._prepared.update(one.uid for claims in batches.values() for one in claims)
 
     def _unprepare(self, pod_uid: str, claims: Iterable[str]) -> None:
-        """Claims that another pod has too lose this one alone."""
+        """Ends the claims; from claims that other pods use too, only removes this pod."""
         batches: dict[str, list[ClaimRef]] = {}
         ended = []
         with self._lock:

@@ -15,7 +15,7 @@ from pathlib import Path
 from . import control, podresources
 from .manager import Manager
 
-# run-pod exits with this where the scheduler would leave the pod Pending.
+# Exit status of run-pod if the scheduler would leave the pod Pending.
 PENDING = 3
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control socket: one JSON object a line in, one out. The command line is its client."""
+"""The control socket: receives and returns one JSON object per line. The command line is its client."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Server(socketserver.ThreadingUnixStreamServer):
 
 
 def ask(path: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """Sends one request. Raises OSError where no double serves."""
+    """Sends one request. Raises OSError if no double listens on the socket."""
     with socket.socket(socket.AF_UNIX) as channel:
         channel.connect(str(path))
         channel.sendall(json.dumps(request).encode() + b"\n")

@@ -11,7 +11,7 @@ import grpc
 from vgpu_plugin._proto import deviceplugin_pb2 as api
 from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
 
-# What the kubelet waits for the connection back inside Register.
+# Maximum time that the kubelet waits for its connection to the plugin during Register.
 CONNECT_S = 10.0
 PRESTART_S = 30.0
 CALL_S = 60.0
@@ -29,8 +29,8 @@ class Endpoint:
         self._stream: grpc.Future | None = None
 
     def connect(self) -> None:
-        """Connects and asks for the options. Raises ConnectionError where nobody serves on the plugin's socket."""
-        # A kubelet dials again at each registration; gRPC would share the connection to the former plugin.
+        """Connects and asks for the options. Raises ConnectionError if no process listens on the plugin's socket."""
+        # A kubelet opens a new connection at each registration; gRPC would reuse the connection to the earlier plugin.
         channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])
         try:
             grpc.channel_ready_future(channel).result(timeout=CONNECT_S)
@@ -42,7 +42,7 @@ class Endpoint:
         self.options = self._stub.GetDevicePluginOptions(api.Empty(), timeout=CONNECT_S)
 
     def watch(self) -> None:
-        """Follows the stream of devices in a thread of its own until it ends."""
+        """Follows the stream of devices in a separate thread until it ends."""
         self._stream = self._stub.ListAndWatch(api.Empty())
         threading.Thread(target=self._follow, name=f"watch {self.resource}", daemon=True).start()
 
@@ -53,7 +53,7 @@ class Endpoint:
                 self.devices = {device.ID: device for device in answer.devices}
                 self._on_list(self)
         except grpc.RpcError:
-            pass  # the plugin ended or was replaced: from here on its devices are unhealthy
+            pass  # the plugin ended or was replaced, so its devices are unhealthy from now on
         self.stopped = True
 
     def stop(self) -> None:
@@ -64,7 +64,7 @@ class Endpoint:
             self._channel.close()
 
     def healthy(self) -> set[str]:
-        """None of a plugin whose stream has ended."""
+        """Returns the healthy devices; empty if the plugin's stream has ended."""
         return set() if self.stopped else {one.ID for one in self.devices.values() if one.health == "Healthy"}
 
     def preferred(self, available: list[str], size: int) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device manager: registers plugins, keeps the account of devices, admits and starts pods."""
+"""The device manager: registers plugins, tracks devices, admits and starts pods."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def quoted(text: str) -> str:
 
 
 def go_name(code: grpc.StatusCode) -> str:
-    """FAILED_PRECONDITION as Go writes it: FailedPrecondition."""
+    """Returns the Go name of a status code: FailedPrecondition for FAILED_PRECONDITION."""
     return code.name.title().replace("_", "")
 
 
 class PodError(Exception):
-    """Why a pod does not run, in the kubelet's or the scheduler's words; ``reason`` is the pod's reason."""
+    """Why a pod does not run, with the text of the kubelet or scheduler; ``reason`` is the pod's reason."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class PodError(Exception):
 
 
 class Manager(rpc.RegistrationServicer):
-    """``start`` and ``stop`` are the kubelet's; the checkpoint outlives both."""
+    """``start`` and ``stop`` start and stop the kubelet; the checkpoint survives both."""
 
     def __init__(self, folder: Path, asks: bool = True) -> None:
         """``asks``: false for a kubelet before 1.19, which has no GetPreferredAllocation and takes any free id."""
@@ -52,15 +52,15 @@ class Manager(rpc.RegistrationServicer):
         self.lock = threading.RLock()
         self.endpoints: dict[str, Endpoint] = {}
         self.held: list[Held] = []
-        # Of deleted pods: forgotten when the next pod is admitted or PodResources is asked, and in the checkpoint until
-        # that is written afterwards.
+        # Devices of deleted pods. Cleared when the next pod is admitted or PodResources is called; they stay in the
+        # checkpoint until it is written after that.
         self._ended: list[Held] = []
         self._server: grpc.Server | None = None
 
     # ---- life cycle
 
     def start(self) -> None:
-        """As the real one: empties the folder but for the checkpoint, then listens."""
+        """Empties the folder except the checkpoint, then listens, as the real kubelet does."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for entry in self.folder.iterdir():
             if entry.name not in (CHECKPOINT, "pods.json") and not entry.is_dir():
@@ -127,7 +127,7 @@ class Manager(rpc.RegistrationServicer):
         init_container: bool = False,
         uid: str = "",
     ) -> dict[str, Any]:
-        """Admits a pod of one container and starts it. ``ids`` overrides every preference, as the kubelet may.
+        """Admits a pod with one container and starts it. ``ids`` overrides every preference, as a kubelet may.
 
         With ``init_container`` an init container comes first and shares its devices with the container.
         """
@@ -155,7 +155,9 @@ class Manager(rpc.RegistrationServicer):
         return self._shown(admitted[-1])
 
     def _choose(self, endpoint: Endpoint, free: list[str], count: int) -> list[str]:
-        """The plugin's preference where it is usable; it is advice. It is asked also where there is no choice."""
+        """Returns the plugin's preference if it is valid, because it is only advice. The plugin is asked even if there
+        is no choice.
+        """
         if self._asks and endpoint.options.get_preferred_allocation_available:
             preferred = endpoint.preferred(free, count)
             if len(set(preferred)) == count and set(preferred) <= set(free):
@@ -187,7 +189,7 @@ class Manager(rpc.RegistrationServicer):
             raise PodError("CreateContainerConfigError", f"PreStartContainer failed: {fault.details()}") from fault
 
     def restart_container(self, name: str, namespace: str = "default") -> dict[str, Any]:
-        """A container that ended starts again: the same devices, PreStartContainer and no Allocate."""
+        """Restarts a container: the same devices, PreStartContainer and no Allocate."""
         held = self._find(name, namespace)[-1]
         endpoint = self.endpoints.get(held.resource)
         if endpoint is None or endpoint.stopped:
@@ -204,7 +206,7 @@ class Manager(rpc.RegistrationServicer):
         return {"deleted": f"{namespace}/{name}", "ids": sorted({one for held in gone for one in held.ids})}
 
     def notice(self) -> None:
-        """Forgets deleted pods; the checkpoint is not written by that."""
+        """Forgets deleted pods, without writing the checkpoint."""
         with self.lock:
             self._ended = []
 
@@ -214,7 +216,7 @@ class Manager(rpc.RegistrationServicer):
             raise PodError("NotFound", f"pod {namespace}/{name} does not exist")
         return found
 
-    # ---- what is known
+    # ---- state
 
     def state(self) -> dict[str, Any]:
         with self.lock:
@@ -253,7 +255,7 @@ class Manager(rpc.RegistrationServicer):
         (self.folder / "pods.json").write_text(json.dumps(names))
 
     def _names(self) -> dict[str, tuple[str, str]]:
-        """Pod names over a restart; the real kubelet asks the API server."""
+        """Returns the names of pods after a restart; the real kubelet asks the API server."""
         path = self.folder / "pods.json"
         return (
             {uid: (pod, space) for uid, (pod, space) in json.loads(path.read_text()).items()} if path.exists() else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's PodResources service, answered from the manager's account."""
+"""The kubelet's PodResources service, with the manager's data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PodResources(rpc.PodResourcesListerServicer):
                     pod = answer.pod_resources.add(name=held.pod, namespace=held.namespace)
                     pods[held.pod_uid] = pod
                 if held.container == "init":
-                    continue  # the real one lists containers that run, and init containers are over by then
+                    continue  # the real kubelet lists running containers, and init containers have ended by then
                 container = pod.containers.add(name=held.container)
                 for node, ids in held.by_numa.items():
                     devices = container.devices.add(resource_name=held.resource, device_ids=ids)

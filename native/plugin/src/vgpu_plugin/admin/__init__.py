@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device plugin answers to vgpuctl and Prometheus."""
+"""Serves the requests of vgpuctl and Prometheus."""

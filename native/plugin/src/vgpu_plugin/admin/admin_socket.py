@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How vgpuctl asks the plugin: one call for each connection to a socket that is root's alone.
+"""The socket between vgpuctl and the plugin, for root only: one call for each connection.
 
-Not gRPC: a second server of it would look every 200 ms whether there is a call, a quarter of what an idle plugin costs,
-and vgpuctl would load all of it for one question. The messages are those of admin.proto.
+Not gRPC: a second gRPC server would poll for calls every 200 ms, a quarter of an idle plugin's processor time, and
+vgpuctl would load all of gRPC for one request. The messages are those of admin.proto.
 
-A call is the method's name, a line end, four bytes of length (big endian) and a message. The answer is OK or the name
-of a gRPC status, a line end, the length, and a message or a sentence.
+A call is the method's name, a line end, four bytes of length (big endian) and a message. The response is OK or the name
+of a gRPC status, a line end, the length, and a message or an error text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CODES = (
     (Unknown, "NOT_FOUND"),
 )
 MOST_CALLS = 4
-# Of a caller that says nothing, and of what it may say.
+# Timeout for a silent caller, maximum bytes of a method's name, and maximum bytes of a message.
 SILENT_S, LONGEST_NAME, LONGEST_CALL = 10.0, 64, 1 << 16
 AGAIN_S = 1.0
 EARLY = "new.sock"
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class Fault(Exception):
-    """What the plugin answered instead, or that it did not; ``code`` is the name of a gRPC status."""
+    """The plugin's error response, or no response; ``code`` is the name of a gRPC status."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -60,7 +60,7 @@ class Fault(Exception):
 
 
 class Server:
-    """``service`` has a method for each of METHODS: a message in, a message out, or a PluginError."""
+    """``service`` has a method for each of METHODS: takes a message, returns a message or raises PluginError."""
 
     def __init__(self, path: Path, service: Any) -> None:
         self._path, self._service = path, service
@@ -71,22 +71,22 @@ class Server:
         self._thread.start()
 
     def renew(self) -> None:
-        """Listens again where the file is gone, or is another's. Raises OSError."""
+        """Listens again if the socket's file was deleted or replaced. Raises OSError."""
         if self._served == _identity(self._path):
             return
         log.warning("%s was gone; it is made again", self._path)
         former = self._socket
         self._socket, self._served = _listen(self._path)
         with contextlib.suppress(OSError):
-            former.shutdown(socket.SHUT_RDWR)  # ends the accept
+            former.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
 
     def stop(self) -> None:
-        """Takes no more calls, and waits for none that is under way: a lease may take most of a minute."""
+        """Accepts no more calls. Does not wait for calls in progress, because a lease may take most of a minute."""
         self._stopping.set()
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends the accept
-        self._free.release()  # ends the wait for a call's end
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
+        self._free.release()  # wakes the thread if it waits for a free call
         self._thread.join()
         self._socket.close()
 
@@ -106,7 +106,7 @@ class Server:
                     listening.close()
                     self._free.release()
                     continue
-                # No descriptor or thread is left just now. Who asks meanwhile is answered later.
+                # No descriptor or thread is free; waiting callers are served later.
                 log.warning("%s: a call cannot be taken: %s; the next is in %.0f s", self._path, fault, AGAIN_S)
                 self._free.release()
                 self._stopping.wait(AGAIN_S)
@@ -129,7 +129,9 @@ class Server:
             self._free.release()
 
     def _end_unheard(self, answer: bytes) -> None:
-        """Where the kubelet is slow a lease takes seconds. Who was ended meanwhile, or gave up, gives none back."""
+        """Ends a lease whose client is gone: a lease may take seconds, and a client that was killed or gave up cannot
+        release it.
+        """
         lease = api.LeaseResponse.FromString(answer).allocation
         log.warning("lease %s: its client is gone; it ends now", lease)
         self._call("Release", api.ReleaseRequest(allocation=lease).SerializeToString())
@@ -154,9 +156,9 @@ class Server:
 
 
 def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """A socket under a name, and which file that is. Raises OSError."""
-    # Listens before it has its name, so that a client that finds the file is answered. The name for the time until
-    # then is the shorter one: the path of a socket has an end (unix(7)).
+    """Returns a listening socket and the identity of its file. Raises OSError."""
+    # Listens before the rename, so that a client that finds the file is served. The temporary name is not longer than
+    # the final one, because the length of a socket's path is limited (unix(7)).
     early = path.with_name(EARLY)
     early.unlink(missing_ok=True)
     out = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -172,7 +174,7 @@ def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Tells a file from another of its name; zeros where there is none."""
+    """Returns device and inode of a file; zeros if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:
@@ -181,7 +183,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 class Client:
-    """The plugin as vgpuctl sees it. Every call may raise Fault."""
+    """Client of the plugin's socket. Every call may raise Fault."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:
         self._path, self._timeout_s = path, timeout_s
@@ -214,7 +216,7 @@ def _frame(word: str, body: bytes) -> bytes:
 
 
 def _line(channel: socket.socket) -> str:
-    """The word before the first line end. Raises OSError, and ValueError for what is no word."""
+    """Reads the text before the first line end. Raises OSError, and ValueError if it is too long or not ASCII."""
     out = b""
     while not out.endswith(b"\n"):
         out += _exactly(channel, 1)

@@ -24,21 +24,21 @@ from ..watch import setup as watch_setup
 from .containers import Containers
 from .resizing import Resizing
 
-# What a slice is to people. To the kubelet one in use may be Unhealthy, and its GPU is well.
+# States of a slice as shown to people. An allocated slice of a healthy GPU may be Unhealthy to the kubelet.
 FREE, IN_USE, UNHEALTHY = "free", "in use", "unhealthy"
-# Fields of Gauges that an answer leaves out where the driver says nothing.
+# Fields of Gauges that are left out if the driver does not report them.
 MAY_LACK = ("power_milliwatts", "sm_clock_mhz", "memory_clock_mhz", "ecc_corrected", "ecc_uncorrected")
 
 
 class Served(Protocol):
-    """By which the kubelet knows this program: the registrations of resources, or of the driver for claims."""
+    """The registrations of this program with the kubelet: for resources, or for the driver of claims."""
 
     def state(self) -> tuple[bool, str]:
-        """Whether the kubelet listens, and the last fault where it does not."""
+        """Returns whether the kubelet is registered, and otherwise the last error."""
 
 
 class Admin:
-    # Set where the parts are tied together.
+    # Set by assembly.py.
     resizing: Resizing
     driver_limits: DriverLimits
 
@@ -103,7 +103,7 @@ class Admin:
         )
 
     def _gpus(self) -> list[api.Gpu]:
-        """Every GPU of the pool, and those that the driver counts and nobody ever read."""
+        """Returns every GPU of the pool, and GPUs that the driver counts but could never read."""
         gpus = self._pool.gpus
         shown = self._containers.gauges([gpu.uuid for gpu in gpus])
         found = [self._gpu(gpu, shown[gpu.uuid]) for gpu in gpus]

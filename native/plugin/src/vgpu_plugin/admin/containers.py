@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage of the containers and findings of the watcher, for vgpuctl and for Prometheus."""
+"""Usage of containers and findings of the watcher, for vgpuctl and Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from ..watch.watcher import Watch
 
 
 class Containers:
-    """``gauges``: what each GPU shows now, by its UUID; ``xids``: what the driver reported of it."""
+    """``gauges`` returns the current values of GPUs by UUID; ``xids`` returns the Xid errors that the driver reported
+    for a GPU.
+    """
 
     def __init__(
         self,
@@ -38,11 +40,11 @@ class Containers:
         self._violations = usage.Violations()
 
     def usages(self) -> list[usage.Usage]:
-        """Every limited allocation, with the pods that the kubelet names."""
+        """Returns the usage of every limited allocation, with the pods from the kubelet's PodResources."""
         return self._seen(lambda: podresources.holders(self._pod_resources))
 
     def count_violations(self) -> None:
-        """As ``usages``, but asks no kubelet: between two readers a violation would not be counted."""
+        """Counts memory violations without asking the kubelet, so that violations between two readings are counted."""
         self._seen(lambda: None)
 
     def _seen(self, holders: Callable[[], dict[str, podresources.Holder] | None]) -> list[usage.Usage]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text format 0.0.4 of Prometheus, for the device plugin and ``vgpu_scheduler``.
 
-Not by ``prometheus-client``: a scrape of a node would take 3 to 4 times the processor time (45 instead of 13 ms with
-1600 slices) and keep 1.3 to 3.6 MB more, and the tables of metrics would be no shorter. The tests parse what is written
-here with that library.
+The library ``prometheus-client`` is not used: a scrape of a node would take 3 to 4 times the processor time (45 instead
+of 13 ms with 1600 slices) and 1.3 to 3.6 MB more memory, and the tables of metrics would not be shorter. The tests
+parse this output with that library.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 
 class Exposition:
-    """``types``: kind and help of each metric by its name, in the order in which they are written."""
+    """``types``: metric name → (kind, help text), in output order."""
 
     def __init__(self, types: Mapping[str, tuple[str, str]]) -> None:
         self._types = types
         self._samples: dict[str, list[tuple[str, dict[str, object], float]]] = {name: [] for name in types}
 
     def add(self, name: str, value: float, *, suffix: str = "", **labels: object) -> None:
-        """One sample. ``suffix``: of a histogram ``_bucket``, ``_sum`` or ``_count``."""
+        """Adds one sample. ``suffix``: ``_bucket``, ``_sum`` or ``_count`` of a histogram."""
         self._samples[name].append((name + suffix, labels, value))
 
     def samples(self) -> list[dict[str, Any]]:
-        """For JSON: name, type, labels and value of each sample."""
+        """Returns name, type, labels and value of each sample, for JSON."""
         return [
             {"name": name, "type": self._types[key][0], "labels": _texts(labels), "value": float(value)}
             for key, found in self._samples.items()

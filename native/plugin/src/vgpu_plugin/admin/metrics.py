@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prometheus metrics of a node, in the text format 0.0.4: per GPU, slice and container, in bytes, seconds and ratios.
 
-What is labelled is bounded by the GPUs and slices of the node; a container's labels end with its allocation.
+The number of label values is limited by the GPUs and slices of the node; a container's series end with its allocation.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def text(
 def collected(
     status: Mapping[str, Any], usages: Iterable[Mapping[str, Any]], watched: Mapping[str, Any] | None = None
 ) -> Exposition:
-    """``status``, ``usages`` and ``watched`` are the answers of Status, Usage and Watch as plain values."""
+    """Returns the metrics. ``status``, ``usages`` and ``watched`` are the responses of Status, Usage and Watch as plain
+    values.
+    """
     found = Exposition(TYPES)
     add = found.add
     for gpu in status["gpus"]:
@@ -145,7 +147,8 @@ def _driver_limits(found: Exposition, status: Mapping[str, Any]) -> None:
         found.add("vgpu_container_driver_limit_wrong", bool(one["fault"]), **labels)
 
 
-# Field of a GPU, metric, and what one of the field's units is in the metric's. NO_FIGURE or no field: it has none.
+# columns: field of a GPU, metric, factor from the field's unit to the metric's. A field that is missing or NO_FIGURE is
+# not reported.
 FIGURES = (
     ("memory_used_mib", "vgpu_gpu_memory_used_bytes", 1 << 20),
     ("utilisation", "vgpu_gpu_utilization_ratio", 0.01),
@@ -166,7 +169,7 @@ def _card(found: Exposition, gpu: Mapping[str, Any]) -> None:
     for kind in ECC_KINDS:
         if f"ecc_{kind}" in gpu:
             add("vgpu_gpu_ecc_errors_total", gpu[f"ecc_{kind}"], **labels, kind=kind)
-    # From the first scrape on: a counter that begins with 1 has not risen.
+    # Reported as 0 from the first scrape on: Prometheus would not notice an increase if the series began with 1.
     add("vgpu_gpu_xids_total", sum(one["count"] for one in gpu.get("xids", ())), **labels)
     for one in gpu.get("xids", ()):
         add("vgpu_gpu_xids_by_number_total", one["count"], **labels, xid=one["xid"])
@@ -183,7 +186,7 @@ def _findings(found: Exposition, watched: Mapping[str, Any]) -> None:
     for one in watched["old_mounts"]:
         labels = {key: one[key] for key in ("allocation", "namespace", "pod", "container")}
         add("vgpu_container_old_mounts", 1, **labels)
-    # Each is there from the first scrape on: what begins with 1 has not risen.
+    # Reported as 0 from the first scrape on: Prometheus would not notice an increase if a series began with 1.
     totals = dict.fromkeys(itertools.product(rule.REASONS, KINDS), 0)
     totals.update({(one["reason"], one["kind"]): one["count"] for one in watched["totals"]})
     for (reason, kind), count in totals.items():

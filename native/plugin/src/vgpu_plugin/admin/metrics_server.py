@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers GET /metrics on one address."""
+"""Serves GET /metrics on one address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# Another program has the address, or the host has not yet an interface of that name; both may end.
+# Errors that may go away: another program uses the address, or the host does not have the address yet.
 MAY_END = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 REQUEST_S = 10
 
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """``make`` gives the text. An address that another program has is tried again by ``renew``."""
+    """``make`` returns the text. If the address is in use, ``renew`` tries again."""
 
     def __init__(self, address: str, make: Callable[[], str]) -> None:
-        """``address``: host:port, [v6]:port or :port for all addresses. Raises OSError, ValueError."""
+        """``address``: host:port, [v6]:port, or :port for all addresses. Raises OSError, ValueError."""
         host, _colon, port = address.rpartition(":")
         if not port.isdigit() or int(port) > 65535:
             raise ValueError(f"{address}: expected host:port, such as 127.0.0.1:9410")
@@ -30,7 +30,7 @@ class Server:
         self._make = make
         host = host.strip("[]")
         found = socket.getaddrinfo(host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # Of a name with both, and of all addresses, the one that every scraper reaches.
+        # Prefer IPv4, which every scraper can reach.
         found.sort(key=lambda one: one[0] != socket.AF_INET)
         self._family, self._bound_to = found[0][0], found[0][4]
         self._socket: socket.socket | None = None
@@ -40,15 +40,15 @@ class Server:
 
     @property
     def port(self) -> int:
-        """0 while another program has it."""
+        """The port; 0 while the server does not listen."""
         return int(self._socket.getsockname()[1]) if self._socket is not None else 0
 
     def notes(self) -> list[str]:
-        """Why nobody is answered; empty while all is well."""
+        """Returns why metrics are not served; empty if they are."""
         return [self._fault] if self._fault else []
 
     def renew(self) -> None:
-        """Listens, where it could not before. Raises OSError for a fault that stays."""
+        """Starts listening if that failed before. Raises OSError for an error that will not go away."""
         if self._socket is not None:
             return
         try:
@@ -69,8 +69,8 @@ class Server:
         self._wake.close()
 
     def _run(self, listening: socket.socket) -> None:
-        """Until stopped. What answers is loaded with the first connection: it is a third of this program's own size,
-        and most nodes are asked by nobody.
+        """Serves until stopped. The HTTP server is imported with the first connection: it needs a third of this
+        program's memory, and most nodes are never scraped.
         """
         server = None
         with listening, self._waking:
@@ -112,6 +112,6 @@ def _http_server(listening: socket.socket, make: Callable[[], str]) -> Any:
     server.socket.close()
     server.socket = listening
     server.daemon_threads = True
-    # A connection that was given up before it was taken must not keep the thread.
+    # A connection that was closed before it was accepted must not block the thread.
     server.timeout = 1
     return server

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages as plain values, for JSON and for people."""
+"""Converts protobuf messages to plain values, for JSON and for text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """Every field, also the empty ones, under its own name; 64-bit numbers as numbers."""
+    """Returns every field, including empty ones, under its own name; 64-bit numbers as int."""
     out = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     return dict(_numbers(out, message.DESCRIPTOR))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Prometheus' client libraries say of the process that serves metrics, by their names."""
+"""Metrics of this process, under the names that Prometheus' client libraries use."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SELF = Path("/proc/self")
 
 
 def text() -> str:
-    """Of this process. What cannot be read is left out."""
+    """Returns the metrics of this process; unreadable values are left out."""
     found = Exposition(TYPES)
     try:
-        # The name is in parentheses and may have spaces.
+        # The second field of /proc/self/stat, the name in parentheses, may contain spaces.
         fields = (SELF / "stat").read_text().rpartition(")")[2].split()
         ticks, pages = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         boot = next(float(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl resize: which allocation is meant, and what its pod says of it afterwards."""
+"""Implements vgpuctl resize: finds the allocation, and writes the new size on its pod."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Resizing:
-    """``pods``: the pods at the API server, None where none is known. ``holders`` asks the kubelet."""
+    """``pods`` finds pods at the API server; None if no API server is configured. ``holders`` asks the kubelet."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Resizing:
         self._holders = holders
 
     def resize(self, request: api.ResizeRequest) -> api.ResizeResponse:
-        """Raises PluginError."""
+        """Resizes an allocation. Raises PluginError."""
         cores = request.sm_percent if request.HasField("sm_percent") else None
         if request.memory_mib < 0 or (not request.memory_mib and cores is None and not request.oom_killer):
             raise BadRequest(f"{request.what}: no size is asked for; expected memory of 1 MiB or more, cores, or both")
@@ -47,7 +47,7 @@ class Resizing:
             raise Unknown(f"allocation {record.id} has no GPU {request.uuid}; it has {', '.join(uuids) or 'none'}")
         wanted = Wanted(request.memory_mib or None, cores)
         chosen = [request.uuid] if request.uuid else uuids
-        # The sizes of a pod that the scheduler placed are on the pod, and that counts by them.
+        # The scheduler counts the sizes on the pod, so a planned pod's new size must be written there.
         planned = self._pods is not None and record.kind == KUBELET and sizing.SIZED in record.limits
         publish = self._publisher(record, uuids) if planned and self._resizer.promises(record) else None
         done = self._resizer.resize(record.id, dict.fromkeys(chosen, wanted), request.oom_killer, publish)
@@ -55,7 +55,7 @@ class Resizing:
         return _answer(done, "/".join(holder) if holder else record.holder)
 
     def _record(self, what: str, holders: dict[str, Holder]) -> Record:
-        """The allocation that a name means. Raises Unknown, BadRequest."""
+        """Finds the allocation by its name. Raises Unknown, BadRequest."""
         known = self._resizer.known()
         if "/" in what:
             found = [
@@ -77,13 +77,15 @@ class Resizing:
         return found[0]
 
     def _short(self, slice_id: str) -> str:
-        """A slice by the index of its GPU: 0::2."""
+        """Returns a slice id with the index of its GPU: 0::2."""
         uuid, _colons, number = slice_id.partition("::")
         index = next((gpu.index for gpu in self._pool.gpus if gpu.uuid == uuid), None)
         return f"{index}::{number}" if index is not None and number else slice_id
 
     def _publisher(self, record: Record, uuids: list[str]) -> Publish:
-        """Reads the pod of a record; what is written is written on that version of it. Raises PluginError."""
+        """Reads the pod of a record and returns a function that writes new sizes on that version of the pod. Raises
+        PluginError.
+        """
         assert self._pods is not None
         pods, owner = self._pods, self._pods.owner(record)
         plan = pods.plan(owner)
@@ -97,7 +99,7 @@ class Resizing:
             )
 
         def publish(devices: list[Device], leaving: bool) -> None:
-            # What it was promised stays; its limit of now is nobody else's business.
+            # For burst memory the plan stays; only the node needs the current limit.
             had = {one.uuid: one for one in planned.devices}
             kept = [had[one.uuid]._replace(cores=one.cores) if had[one.uuid].burst_mib else one for one in devices]
             after = sizing.with_part(plan, owner.container, kept)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From device ids to a container's files: admission, sizes, records, leases, and their end."""
+"""Turns device ids into a container's files: admission, sizes, records, leases, and the end of allocations."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a container does not get the slices that it requests. Each rule takes plain values or one look-up, and raises the
-fault that the kubelet shows on the pod. Pure.
+"""Rules that refuse slices to a container. Each rule takes plain values or one look-up function, and raises the fault
+that the kubelet shows on the pod. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .records import Record
 
 
 def refuse_leased(pieces: Iterable[Piece], lease_of: Callable[[str], str | None]) -> None:
-    """Raises NotNow for a slice of a lease. ``lease_of``: id of a slice → id of its lease."""
+    """Raises NotNow if one of the slices is leased. ``lease_of``: id of a slice → id of its lease."""
     for piece in pieces:
         if lease := lease_of(piece.id):
             raise NotNow(
@@ -28,7 +28,9 @@ def refuse_leased(pieces: Iterable[Piece], lease_of: Callable[[str], str | None]
 
 
 def refuse_held(pieces: Iterable[Piece], records: Iterable[Record]) -> None:
-    """Of a lease: an Allocate may have come between the lease's choice and the lock. Raises Taken."""
+    """Raises Taken if a slice that a lease chose is allocated: the kubelet may have called Allocate between the choice
+    and the lock.
+    """
     holders = {one: record.id for record in records for one in record.slice_ids}
     for piece in pieces:
         if piece.id in holders:
@@ -36,7 +38,7 @@ def refuse_held(pieces: Iterable[Piece], records: Iterable[Record]) -> None:
 
 
 def refuse_outside(pieces: Iterable[Piece], used_outside: Callable[[str], bool]) -> None:
-    """``used_outside``: whether a container that Kubernetes did not start uses a slice now. Raises NotNow."""
+    """Raises NotNow if a container outside Kubernetes uses one of the slices. ``used_outside`` checks one slice."""
     for piece in pieces:
         if used_outside(piece.id):
             raise NotNow(
@@ -46,7 +48,7 @@ def refuse_outside(pieces: Iterable[Piece], used_outside: Callable[[str], bool])
 
 
 def refuse_several(pieces: list[Piece], config: dict[str, Any]) -> None:
-    """NVIDIA's failRequestsGreaterThanOne, which is for shared resources alone. Raises Refused."""
+    """Raises Refused if a container requests several shared slices and NVIDIA's failRequestsGreaterThanOne is set."""
     if len(pieces) < 2:
         return
     for piece in pieces:
@@ -58,7 +60,9 @@ def refuse_several(pieces: list[Piece], config: dict[str, Any]) -> None:
 
 
 def has_sized_neighbours(devices: Iterable[dict[str, Any]], records: Iterable[Record]) -> bool:
-    """Whether containers of sizes of their own hold these GPUs: resized, or from before a change of sliceSizing."""
+    """Whether a container with its own size holds memory on these GPUs: one that was resized, or an older one with a
+    requested size.
+    """
     uuids = {one["uuid"] for one in devices}
     sized = (one.limits["devices"] for one in records if sizing.SIZED in one.limits)
     return any(device["uuid"] in uuids for held in sized for device in held)
@@ -70,8 +74,8 @@ def refuse_oversold(
     config: dict[str, Any],
     before: Mapping[str, sizing.Held],
 ) -> None:
-    """Of an equal slice: it may be more than pods of other sizes left of its GPU. ``before``: UUID → what containers
-    hold. Raises Taken.
+    """Raises Taken if an equal slice no longer fits, because pods with requested sizes hold too much of its GPU.
+    ``before``: UUID → the memory and cores that containers hold.
     """
     for one in devices:
         requested = Device(one["uuid"], one["memory_bytes"] // MIB, 0)
@@ -80,8 +84,8 @@ def refuse_oversold(
 
 
 def refuse_unnamed(gpus: Iterable[Gpu], uuids: Iterable[str], nodes: Callable[[Gpu, MigDevice], object]) -> None:
-    """A MIG device that no CDI file can name: its container would not start, and its fault would say less. ``nodes``
-    finds the device nodes of a MIG device or raises OSError. Raises Refused.
+    """Raises Refused for a MIG device that no CDI file can name. Without this check its container fails to start with a
+    less helpful error. ``nodes`` finds the device nodes of a MIG device or raises OSError.
     """
     for gpu in gpus:
         for mig in gpu.mig:

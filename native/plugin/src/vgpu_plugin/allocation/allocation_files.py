@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of an allocation: /run/vgpu/allocations/<id>/
 
-    record                     a copy of the allocation's record, for one that is lost (recovery.py); of an allocation
-                               that nothing limits, as of whole GPUs, <id>.record is all there is, without a folder
-    limits, gpu-<uuid>         the arbiter, the watcher and vgpuctl go by these; a live change is made in place
-    rw/ledger, rw/tenant       what the container writes; mounted into it
+    record                     a copy of the allocation's record, used if the file of all records is lost (recovery.py);
+                               an unlimited allocation (whole GPUs) has only the file <id>.record and no folder
+    limits, gpu-<uuid>         read by the arbiter, the watcher and vgpuctl; a live change is made in place
+    rw/ledger, rw/tenant       files that the container writes; mounted into it
     ro/                        mounted into the container as a whole, read-only: hard links to limits and gpu-<uuid>,
-                               ld.so.preload, and empty places on which ledger and tenant are mounted
-    root                       leads to /run/vgpu/root, one for all containers of the node, mounted read-only above ro
-                               and above the library: two empty places. In a folder of an older version, its own. Of a
-                               claim to /run/vgpu/claims, which has a place for each number: a container may have
-                               several claims, and mounts of one path replace each other
+                               ld.so.preload, and the empty mount points of ledger and tenant
+    root                       a link to /run/vgpu/root, which all containers of the node mount read-only; its two empty
+                               folders are the mount points of ro and of the library. An older version made a folder
+                               here. The link of a claim points to /run/vgpu/claims, which has a mount point for each
+                               number: a container may have several claims, and one path can have only one mount
     ld.so.preload              for containers that were admitted when single files were mounted (``old_mounts``)
 
 A container gets folders, not files: a mount point cannot be renamed from inside, but the folder of a mounted file can.
 
 vgpu-arbiter finds the folders here and writes the gpu pages in place; it creates nothing.
 
-An engine that starts a container before the files are there, as docker after a boot, makes a directory in the place of
-each. Every write here clears such a directory.
+An engine that starts a container before the files exist (docker after a boot) creates a directory in place of each
+file. Every write here removes such a directory.
 
-``rw`` is a tmpfs of 1 MiB, so that a tenant who fills its writable files fills nothing else. It is not below ``ro``,
-because runtimes bind a folder with what is mounted below it.
+``rw`` is a tmpfs of 1 MiB, so that a tenant who fills its writable files fills no other file system. It is not below
+``ro``, because runtimes bind a folder together with the mounts below it.
 """
 
 from __future__ import annotations
@@ -57,23 +57,25 @@ from ..node.paths import (
 from .records import Record
 
 RW_SIZE = 1 << 20
-# Where the copy of a record is, in an allocation's folder and without one.
+# The copy of a record is <id>/record in an allocation's folder, or <id>.record without a folder.
 IN_FOLDER, ALONE = "/record", ".record"
-# What the driver alone enforces, of an allocation without a folder.
+# The limits file of an allocation without a folder, which only the driver enforces: <id>.limits.
 LIMITS = ".limits"
 LIBRARY_FILE = "libvgpu.so"
-# Files of ``rw``, and places of ``ro``.
+# Files of ``rw``, and mount points in ``ro``.
 WRITABLE = ("ledger", "tenant")
-# The root of the node, in the folder that the allocations are in; and where ``root`` of each leads to.
+# The folder of mount points that all containers of the node share, next to the folder of all allocations.
 ROOT = "root"
+# Target of the link ``root`` in each allocation.
 TO_ROOT = f"../../{ROOT}"
-# The same of claims, with the preload of all of them next to it.
+# The folder of mount points for claims, the preload file for all claims, and the number of mount points.
 CLAIMS, CLAIMS_PRELOAD, MOST_CLAIMS = "claims", "claims.ld.so.preload", 256
-# Folders of ``root``.
+# Empty folders in ``root``: the mount points of the library and of ``ro``.
 PLACES = tuple(one.rpartition("/")[2] for one in (CONTAINER_LIBRARY_FOLDER, CONTAINER_SHARE))
-# Folders of slices for containers outside Kubernetes (static_slices.py); an allocation's name is hexadecimal.
+# Name prefix of the folders of slices for containers outside Kubernetes (static_slices.py); the name of any other
+# allocation is hexadecimal.
 STATIC = "slice-"
-# What makes an open file one that confined containers may use.
+# Sets the SELinux label of an open file, so that confined containers may use it.
 Label = Callable[[int], None]
 
 
@@ -87,8 +89,9 @@ class AllocationFiles:
         return self._root / allocation
 
     def prepare(self) -> None:
-        """Makes the root of the node and the folder of all allocations. What is as it must be stays, for containers
-        have it mounted; a root with anything else, or that others own or cannot enter, is made again. Raises OSError.
+        """Creates the root folder of the node and the folder of all allocations. A correct root stays, because
+        containers have it mounted. A root with other content, another owner or closed permissions is replaced. Raises
+        OSError.
         """
         folder = str(self._root)
         os.makedirs(folder, 0o700, exist_ok=True)
@@ -103,7 +106,7 @@ class AllocationFiles:
             self._open_folder(one)
 
     def _prepare_claims(self) -> None:
-        """Makes what the containers of claims have in common. Raises OSError."""
+        """Creates the folders and the preload file that all containers with claims share. Raises OSError."""
         root = f"{self._root.parent}/{CLAIMS}"
         self._open_folder(root)
         for name in (PLACES[0], *map(str, range(MOST_CLAIMS))):
@@ -121,36 +124,38 @@ class AllocationFiles:
         return f"{self._root.parent}/{ROOT}"
 
     def leave(self) -> None:
-        """Removes the root of the node, after the last allocation. Raises OSError."""
+        """Removes the root folders of the node, after the last allocation has ended. Raises OSError."""
         _removed(self._node_root())
         _removed(f"{self._root.parent}/{CLAIMS}")
         _removed(f"{self._root.parent}/{CLAIMS_PRELOAD}")
 
     def make(self, record: Record, new: bool = False) -> None:
-        """Makes every file again; safe to repeat. Only while no container of it runs. ``new``: nobody was answered with
-        this allocation yet, so none has the mounts of a former version. Raises OSError.
+        """Creates every file of an allocation again; may be repeated, but only while no container of the allocation
+        runs. ``new``: the kubelet has not yet received this allocation, so no container has the mounts of an older
+        version. Raises OSError.
         """
-        # As text: a dozen Paths would take a third of the time of an Allocate.
+        # Strings instead of Path objects: a dozen Paths would take a third of the time of an Allocate.
         root = str(self._root)
         folder = f"{root}/{record.id}"
         rw = f"{folder}/rw"
-        # None but root reaches the files by this path; containers get bind mounts. So the ledger can be writable
-        # for every user that a container may run as.
+        # Only root reaches the files by this path; containers get bind mounts. So the ledger can be writable for every
+        # user that a container may run as.
         try:
             fresh = _made(folder)
-        except FileNotFoundError:  # no folder of all, as where /run was emptied
+        except FileNotFoundError:  # the folder of all allocations is missing, for example because /run was emptied
             self.prepare()
             fresh = _made(folder)
         if _made(rw) or not self._mounter.is_mount(Path(rw)):
             self._mounter.mount_tmpfs(Path(rw), RW_SIZE)
         uuids = [device["uuid"] for device in record.limits["devices"]]
         if not fresh:
-            # The last container may have filled the tmpfs through its files; new ones need room next to them.
+            # The previous container may have filled the tmpfs through its files, so the old files are removed to make
+            # room.
             for name in WRITABLE:
                 _removed(f"{rw}/{name}")
             _removed(f"{folder}/ro")
-        # No process has a file of a new folder yet, so each is written where it belongs. A reader that comes before all
-        # are there, the arbiter or the watcher, reads the limits first: they come last, and all at once.
+        # No process has opened a file of a new folder, so the files are written in place. The arbiter and the watcher
+        # read the limits first, so the limits are written last and in one step.
         write, label = _write if fresh else _replace, self._label
         if not new:
             if not record.id.startswith(STATIC):
@@ -164,7 +169,7 @@ class AllocationFiles:
         self.make_share(record)
 
     def lacks(self, record: Record) -> bool:
-        """Whether a file is missing. Cheap: none is read."""
+        """Whether a file is missing. Cheap: reads no file."""
         folder = f"{self._root}/{record.id}"
         names = (*_shared(record), *(f"ro/{name}" for name in (*_shared(record), *WRITABLE)))
         files = (*names, *(f"rw/{name}" for name in WRITABLE), "ro/ld.so.preload")
@@ -172,10 +177,12 @@ class AllocationFiles:
         return not (there and (not record.claim or self._has_claims()))
 
     def mend(self, record: Record) -> None:
-        """Makes again what is missing; what is there stays, for a container may have it mounted. Raises OSError."""
+        """Creates the missing files again. Existing files stay, because a container may have them mounted. Raises
+        OSError.
+        """
         folder, label = f"{self._root}/{record.id}", self._label
         if not os.path.isfile(f"{folder}/rw/ledger"):
-            # Without its ledger a container has nothing here that could be kept.
+            # Without its ledger the allocation has no state worth keeping.
             self.make(record)
             return
         uuids = [device["uuid"] for device in record.limits["devices"]]
@@ -189,8 +196,8 @@ class AllocationFiles:
         self.make_share(record)
 
     def make_share(self, record: Record) -> None:
-        """Makes what is not there yet of ``ro`` and ``root``, as in a folder of an older version; also while a
-        container runs. Raises OSError.
+        """Creates the missing files of ``ro`` and ``root``, for example in a folder of an older version; works also
+        while a container runs. Raises OSError.
         """
         folder = f"{self._root}/{record.id}"
         share, label = f"{folder}/ro", self._label
@@ -209,12 +216,13 @@ class AllocationFiles:
         preload, text = f"{share}/ld.so.preload", _preload(CONTAINER_LIBRARY)
         if fresh:
             _write(preload, text, 0o444, label)
-        # One that is whole stays: a container may have it mounted. One of a program that was killed may be cut short.
+        # A complete preload file stays, because a container may have it mounted. A killed program may have left a
+        # truncated file.
         elif not _says(preload, text):
             _replace(preload, text, 0o444, label)
 
     def _open_folder(self, path: str) -> bool:
-        """A folder that every user of a container may enter; False where it was there."""
+        """Creates a folder that every user of a container may enter. Returns False if it existed."""
         made = _made(path)
         os.chmod(path, 0o755)
         if self._label is not None:
@@ -223,8 +231,8 @@ class AllocationFiles:
 
     @staticmethod
     def _lead_to_root(path: str, root: str) -> None:
-        """A link, by which the watcher and a former version find what a container has mounted. A folder of a former
-        version stays where it is whole, for a container may have that.
+        """Links the allocation to its root folder, so that the watcher and an older version find a container's mounts.
+        A complete folder of an older version stays, because a container may have it mounted.
         """
         try:
             os.symlink(root, path)
@@ -234,8 +242,8 @@ class AllocationFiles:
                 os.symlink(root, path)
 
     def keep_record(self, record: Record) -> None:
-        """Writes the copy of a record: in the folder of its allocation where that is there, or as a file of its own
-        where nothing limits it. Faults cost the copy alone: who reads it passes by one that is cut short.
+        """Writes the copy of a record into the folder of its allocation, or as a file of its own if nothing limits the
+        allocation. Errors are ignored: the copy is only a backup, and its reader skips a truncated file.
         """
         path, words = f"{self._root}/{record.id}{IN_FOLDER if record.limits else ALONE}", _words(record)
         with contextlib.suppress(OSError):
@@ -245,19 +253,21 @@ class AllocationFiles:
                 _replace(path, words, 0o600, None)
 
     def keep_limits(self, allocation: str, limits: Mapping[str, Any]) -> None:
-        """Writes what the driver alone enforces for an allocation without a folder; its record names it in a container.
-        Raises OSError.
+        """Writes the limits that only the driver enforces, for an allocation without a folder. The container finds them
+        by the record that it mounts. Raises OSError.
         """
         _replace(f"{self._root}/{allocation}{LIMITS}", abi_files.pack_limits(limits), 0o400, None)
 
     def lone_mount(self, record: Record) -> list[tuple[str, str, bool]]:
-        """What a container without a folder of ours mounts, so that the hook knows its allocation; none: no limits."""
+        """Returns the mount that lets the hook find the allocation of a container without a folder; empty if the
+        allocation has no limits.
+        """
         path = f"{self._root}/{record.id}"
         there = not record.limits and os.path.isfile(path + LIMITS)
         return [(CONTAINER_ALLOCATION, path + ALONE, True)] if there else []
 
     def record(self, allocation: str) -> Record | None:
-        """The copy of a record, with the limits of now; None where it cannot be read."""
+        """Returns the copy of a record, with the current limits; None if the copy cannot be read."""
         folder = f"{self._root}/{allocation}"
         try:
             with open(folder + (IN_FOLDER if os.path.isdir(folder) else ALONE), "rb") as stream:
@@ -273,8 +283,8 @@ class AllocationFiles:
         return found
 
     def expected_mounts(self, record: Record) -> list[tuple[str, str, bool]]:
-        """(container path, host path, read-only) of what the container gets, each folder before what lies in it;
-        contract 1 of the design.
+        """Returns (container path, host path, read-only) of each mount of the container, each folder before the mounts
+        inside it; contract 1 of the design.
         """
         folder = f"{self._root}/{record.id}"
         if record.claim:
@@ -287,7 +297,8 @@ class AllocationFiles:
                 (f"{share}/tenant", f"{folder}/rw/tenant", False),
                 (CONTAINER_PRELOAD, f"{self._root.parent}/{CLAIMS_PRELOAD}", True),
             ]
-        # The version's own folder: a bind mount of `current` would follow the next switch at a container restart.
+        # The mount names the version's own folder: a bind mount of `current` would change the version when the
+        # container restarts.
         return [
             (CONTAINER_ROOT, f"{folder}/root", True),
             (CONTAINER_LIBRARY_FOLDER, record.library, True),
@@ -298,7 +309,7 @@ class AllocationFiles:
         ]
 
     def old_mounts(self, record: Record) -> list[tuple[str, str, bool]]:
-        """As ``expected_mounts``, of a container that was admitted when single files were mounted."""
+        """Like ``expected_mounts``, for a container that was admitted when single files were mounted."""
         folder = f"{self._root}/{record.id}"
         return [
             (OLD_LIBRARY, f"{record.library}/{LIBRARY_FILE}", True),
@@ -313,11 +324,11 @@ class AllocationFiles:
         ]
 
     def has_copy(self, record: Record) -> bool:
-        """Whether the record of an allocation that nothing limits has its copy."""
+        """Whether the copy of an unlimited allocation's record exists."""
         return os.path.isfile(f"{self._root}/{record.id}{ALONE}")
 
     def remove(self, allocation: str) -> None:
-        """Ends the tmpfs and removes the folder, or the copy alone; nothing there is no fault."""
+        """Unmounts the tmpfs and removes the folder, or the copy of the record. A missing allocation is no error."""
         for ending in (ALONE, LIMITS):
             _removed(f"{self._root}/{allocation}{ending}")
         folder = self.folder(allocation)
@@ -326,7 +337,7 @@ class AllocationFiles:
             shutil.rmtree(folder)
 
     def is_whole(self, record: Record) -> bool:
-        """Whether every file is there, limits can be read, and the ledger is its own."""
+        """Whether every file exists, the limits can be read, and the ledger belongs to this allocation."""
         folder = f"{self._root}/{record.id}"
         try:
             with open(f"{folder}/limits", "rb") as stream:
@@ -339,8 +350,8 @@ class AllocationFiles:
         return ours and there and self.has_share(record)
 
     def has_share(self, record: Record) -> bool:
-        """Whether ``ro`` and ``root`` are as a container needs them: the files of the folder itself, and places for all
-        that is mounted there.
+        """Whether ``ro`` and ``root`` are complete: the hard links to the folder's files, and a mount point for each
+        mount of the container.
         """
         folder = f"{self._root}/{record.id}"
         return (
@@ -351,15 +362,15 @@ class AllocationFiles:
         )
 
     def present(self) -> list[str]:
-        """The allocations that have a folder, or the copy of a record alone."""
+        """Returns the allocations that have a folder, or only the copy of a record."""
         return [one for one in self._names() if not one.startswith(STATIC)]
 
     def static(self) -> list[str]:
-        """The folders of slices for containers outside Kubernetes."""
+        """Returns the names of the folders of slices for containers outside Kubernetes."""
         return [one for one in self._names() if one.startswith(STATIC)]
 
     def _names(self) -> list[str]:
-        # scandir has the kind of each entry from the folder itself; the watcher asks every two seconds.
+        # scandir returns the kind of each entry without a stat call; the watcher calls this function every two seconds.
         try:
             with os.scandir(self._root) as entries:
                 names = [entry.name for entry in entries if entry.is_dir() or entry.name.endswith(ALONE)]
@@ -369,12 +380,14 @@ class AllocationFiles:
 
     @staticmethod
     def static_name(slice_id: str) -> str:
-        """Without the colons of a slice id, which separate fields in the options of container tools."""
+        """Returns the folder name of a slice, without colons: colons separate fields in the options of
+        container tools.
+        """
         return STATIC + slice_id.replace("::", "-")
 
     @staticmethod
     def static_id(name: str, uuid: str) -> str:
-        """The slice of the GPU ``uuid`` whose folder is ``name``."""
+        """Returns the id of the slice of GPU ``uuid`` whose folder is ``name``."""
         return f"{uuid}::{name[len(STATIC) + len(uuid) + 1 :]}"
 
 
@@ -387,7 +400,7 @@ def _gpu_page(uuid: str) -> str:
 
 
 def _shared(record: Record) -> list[str]:
-    """Files of the folder that ``ro`` has too."""
+    """Returns the names of the files that ``ro`` has as hard links."""
     return ["limits", *(_gpu_page(device["uuid"]) for device in record.limits["devices"])]
 
 
@@ -400,7 +413,7 @@ def _has_places(root: str) -> bool:
 
 
 def _is_place(path: str, content: Iterable[str] = ()) -> bool:
-    """Whether a path is a folder of this program's user that all may enter, with nothing but ``content``."""
+    """Whether a path is a folder of this program's user that every user may enter, with exactly ``content``."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -413,7 +426,7 @@ def _is_place(path: str, content: Iterable[str] = ()) -> bool:
 
 
 def _removed(path: str) -> None:
-    """Removes a folder with all in it, a file or a link; nothing there is no fault."""
+    """Removes a folder with its content, a file or a link. A missing path is no error."""
     try:
         os.unlink(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -423,7 +436,7 @@ def _removed(path: str) -> None:
 
 
 def _linked(target: str, name: str) -> None:
-    """Gives a file another name, in place of any other file there."""
+    """Creates the hard link ``name`` to a file, and replaces any other file of that name."""
     try:
         os.link(target, name)
     except FileExistsError:
@@ -433,7 +446,7 @@ def _linked(target: str, name: str) -> None:
 
 
 def _empty(path: str, label: Label | None) -> None:
-    """A file to mount another on, whose own mode nobody sees. Raises FileExistsError."""
+    """Creates an empty file as a mount point; the mount hides its mode. Raises FileExistsError."""
     if label is None:
         os.mknod(path, stat.S_IFREG | 0o444)
     else:
@@ -464,7 +477,7 @@ def _label_folder(folder: str, label: Label) -> None:
 
 
 def _made(folder: str) -> bool:
-    """Makes a folder; False where it was there. The mode is 0700 from its first moment."""
+    """Creates a folder with mode 0700 from its first moment. Returns False if the folder existed."""
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -473,24 +486,24 @@ def _made(folder: str) -> bool:
 
 
 def _replace(path: str, data: bytes, mode: int, label: Label | None, size: int | None = None) -> None:
-    """A new file under the name: a container that still has the old one mapped keeps its own. ``size``: of the file,
-    all behind ``data`` being zero.
+    """Replaces the file with a new one: a container that still has the old file mapped keeps that. ``size``: size of
+    the file; the bytes after ``data`` are zero.
     """
     fresh = path + ".new"
     try:
         _write(fresh, data, mode, label, size)
-    except FileExistsError:  # of a program that was killed, or of a tenant
+    except FileExistsError:  # left by a killed program, or created by a tenant
         _removed(fresh)
         _write(fresh, data, mode, label, size)
     try:
         os.replace(fresh, path)
-    except IsADirectoryError:  # of an engine that started a container first
+    except IsADirectoryError:  # an engine created this folder when it started a container before the files existed
         _removed(path)
         os.replace(fresh, path)
 
 
 def _write(path: str, data: bytes, mode: int, label: Label | None, size: int | None = None) -> None:
-    """A file that is not there yet. Raises FileExistsError where it is."""
+    """Writes a new file. Raises FileExistsError if the file exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
     try:
@@ -499,7 +512,7 @@ def _write(path: str, data: bytes, mode: int, label: Label | None, size: int | N
             view = view[os.write(descriptor, view) :]
         if size is not None:
             os.ftruncate(descriptor, size)
-        # The process's umask takes bits of all but the owner.
+        # The process's umask may have cleared mode bits of group and others.
         if mode != 0o600:
             os.fchmod(descriptor, mode)
         if label is not None:

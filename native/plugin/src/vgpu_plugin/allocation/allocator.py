@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocate and PreStartContainer: from slice ids to the files, mounts and environment of a container.
+"""Allocate and PreStartContainer: turn slice ids into the files, mounts and environment of a container.
 
-Who is refused says admission.py; which size a pod gets, sizer.py; what its container sees, answer.py.
+admission.py decides what is refused, sizer.py the size that a pod gets, answer.py what its container sees.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 
 class OutsideUse(Protocol):
-    """The containers that Kubernetes did not start."""
+    """The slices that containers outside Kubernetes use (static_slices.py)."""
 
     def poll_slice(self, slice_id: str) -> bool:
-        """Whether such a container holds a slice now."""
+        """Whether a container outside Kubernetes uses the slice now."""
 
     def deny(self, slice_ids: tuple[str, ...], denied: bool) -> None:
-        """Denies them slices that are allocated, or allows them again."""
+        """Denies allocated slices to containers outside Kubernetes, or allows them again."""
 
 
 class NoOutsideUse:
@@ -54,7 +54,9 @@ class NoOutsideUse:
 
 
 class Allocator:
-    """Thread-safe: one lock over records and files, so that a slice is never allocated and collected at once."""
+    """Thread-safe: one lock covers records and files, so that a slice is never allocated and collected at
+    the same time.
+    """
 
     def __init__(
         self,
@@ -74,20 +76,20 @@ class Allocator:
         self.sizer = sizer
         self._answers = Answers(paths, pool, files)
         self.hand_over = settings.hand_over(paths.host_root, can_cdi=False)
-        # Keeps a slice from being used on two sides (static_slices.py).
+        # Prevents containers inside and outside Kubernetes from using the same slice (static_slices.py).
         self.outside: OutsideUse = NoOutsideUse()
-        # Whether the kubelet has called GetPreferredAllocation, which those before 1.19 do not know.
+        # Whether the kubelet has called GetPreferredAllocation; a kubelet before 1.19 has no such call.
         self.kubelet_asks = False
-        # Who enforces memory, and what a container gets for it.
+        # Decides whether the library or the driver enforces memory limits, and which hooks a container gets.
         self.enforcement = enforcement.none(paths)
-        # Ends what the driver enforces for an allocation.
+        # Clears the limits that the driver enforces for an allocation.
         self.clear_limits: Callable[[str], None] = lambda _allocation: None
         self._library = CurrentLibrary()
-        # UUID → flags in the limits of its slices, and of which settings and GPU they are.
+        # UUID → the settings and the GPU that the flags were computed from, and the flags for the limits of its slices.
         self._flags: dict[str, tuple[Settings, Gpu, dict[str, Any]]] = {}
 
     def configure(self, settings: Settings, driver: DriverFiles) -> None:
-        """From now on allocations are made by these settings; those that exist stay as they are."""
+        """Uses these settings for new allocations; existing allocations stay unchanged."""
         with self.lock:
             can_cdi = self._paths.cdi_dir is not None and driver.complete
             before, self.settings, self.sizer.settings = self.hand_over, settings, settings
@@ -97,7 +99,7 @@ class Allocator:
                 log.info("hand-over: %s (%s)", ", ".join(self.hand_over.strategies), self.hand_over.reason)
 
     def allocate(self, requests: Iterable[Iterable[str]]) -> list[Answer]:
-        """One answer for each container; where one cannot be made, none is kept."""
+        """Returns one response for each container. If one allocation fails, all allocations of this call are ended."""
         made: list[Answer] = []
         with self.lock:
             try:
@@ -110,8 +112,8 @@ class Allocator:
         return made
 
     def grant(self, ids: list[str], kind: str, at_most: AtMost | None = None, **lease: Any) -> Answer:
-        """Makes one allocation with its files. ``at_most``: less than its slices have. ``lease``: when a lease ends and
-        whose it is, as Record has it.
+        """Creates one allocation with its files. ``at_most``: upper bound for memory and SMs of each slice. ``lease``:
+        expiry and holder of a lease, as fields of Record.
         """
         with self.lock:
             pieces = self.pool.resolve(ids)
@@ -134,7 +136,9 @@ class Allocator:
                 raise
 
     def _given(self, ids: list[str], pieces: list[Piece]) -> tuple[list[str], list[Piece]]:
-        """The slices for ids of the kubelet: others where it cannot spread them itself (substitution.py)."""
+        """Returns the slices to allocate for the kubelet's ids: other slices if the kubelet cannot spread them itself
+        (substitution.py).
+        """
         if any(piece.mode != VCUDA for piece in pieces):
             return ids, pieces
         spread = self.settings.legacy_preferred and not self.kubelet_asks
@@ -155,7 +159,9 @@ class Allocator:
     def _record(
         self, kind: str, ids: list[str], given: list[str], pieces: list[Piece], at_most: AtMost | None
     ) -> Record:
-        """A record that is not written down yet. ``ids``: those of the request, ``given``: the slices for them."""
+        """Returns a record that is not saved yet. ``ids``: the ids of the request; ``given``: the slices allocated for
+        them.
+        """
         devices = limit_devices(pieces, self.settings, len(self.pool.gpus))
         if at_most is not None:
             devices = [at_most.of(device) for device in devices]
@@ -165,18 +171,18 @@ class Allocator:
             return record
         limits = self._limits(record.id, devices)
         if self.settings.requested and kind == KUBELET:
-            limits["deny"] = True  # its size is written when it starts, and not before
+            limits["deny"] = True  # the size is written when the container starts
         elif self.settings.requested or admission.has_sized_neighbours(devices, self.records.all()):
             admission.refuse_oversold(devices, self.pool.gpu, self.settings.config, self.sizer.held(ids))
         return replace(record, limits=limits, library=str(self.library()))
 
     def keep(self, record: Record, pieces: list[Piece]) -> None:
-        """Makes the files of a record that the caller has admitted, and writes it down. The caller holds the lock."""
+        """Creates the files of an admitted record and saves the record. The caller holds the lock."""
         self._persist(record)
         self._close_outside(record, pieces)
 
     def _persist(self, record: Record) -> None:
-        """Makes the files and writes the record down, or neither."""
+        """Creates the files and saves the record; if saving fails, removes the files again."""
         if record.limits:
             self._make_files(record, new=True)
         try:
@@ -186,8 +192,8 @@ class Allocator:
             raise
 
     def _close_outside(self, record: Record, pieces: list[Piece]) -> None:
-        """Denies the slices to containers outside Kubernetes. Asked again after that: one may have begun while the
-        files were made, before it was denied.
+        """Denies the slices to containers outside Kubernetes, then checks again: such a container may have started
+        while the files were created.
         """
         self.outside.deny(record.slice_ids, True)
         try:
@@ -197,7 +203,7 @@ class Allocator:
             raise
 
     def asked_for_preference(self) -> None:
-        """The kubelet of now asks, so its choice holds."""
+        """Notes that the current kubelet asks for a preferred allocation, so the kubelet's own choice is used."""
         if self.settings.legacy_preferred and not self.kubelet_asks:
             log.warning("legacyPreferred has no effect: this kubelet asks for a preference itself")
         self.kubelet_asks = True
@@ -208,7 +214,7 @@ class Allocator:
         return {"allocation": allocation, "devices": devices, **self._flags_of(gpus)}
 
     def _keep_limits(self, record: Record, pieces: list[Piece]) -> None:
-        """What the driver alone enforces, where no library limits the container."""
+        """Writes the limits that only the driver enforces, for a container that no library limits."""
         if record.limits or not self.enforcement.by_driver:
             return
         offered = [piece.uuid for piece in self.pool.slices]
@@ -223,7 +229,9 @@ class Allocator:
             raise NotNow(f"allocation {record.id}: its limits cannot be kept in {self._files.root}: {fault}") from fault
 
     def _flags_of(self, gpus: list[Gpu]) -> dict[str, Any]:
-        """The same for every slice of a GPU until settings or GPU change, and costly to work out."""
+        """Returns the flags of the limits file. Cached, because they are costly to compute and stay equal for all
+        slices of a GPU until settings or GPU change.
+        """
         if len(gpus) > 1:
             return self.settings.limit_flags(gpus)
         (gpu,) = gpus
@@ -233,7 +241,7 @@ class Allocator:
         return known[2]
 
     def library(self) -> Path:
-        """The version folder that ``current`` names now. Raises Refused where there is no library."""
+        """Returns the version folder that ``current`` points to now. Raises Refused if no library is installed."""
         return self._library.folder(self.settings.library_root)
 
     def _make_files(self, record: Record, new: bool = False) -> None:
@@ -244,14 +252,15 @@ class Allocator:
             raise NotNow(f"allocation {record.id}: its files cannot be made in {self._files.root}: {fault}") from fault
 
     def prestart(self, ids: list[str]) -> None:
-        """Makes the files again before a start: /run is empty after a reboot, and a restarted container starts at zero.
+        """Creates the files again before a start: /run is empty after a reboot, and a restarted container starts with
+        zero usage.
 
-        Several records may hold the same slices (an init container and a container of one pod); which of them starts is
-        not known, and only one of them runs at a time.
+        Several records may hold the same slices (an init container and a container of one pod). Only one of these
+        containers runs at a time, and it is not known which one starts.
         """
         with self.lock:
             self.pool.refuse_unhealthy(ids)
-            # A container that runs keeps what it was given, also where the node offers other slices by now.
+            # A running container keeps its slices, even if the node now offers other slices.
             records = self.records.with_ids(ids)
             if not records:
                 if all(piece.mode != VCUDA for piece in self.pool.resolve(ids)):
@@ -262,7 +271,7 @@ class Allocator:
                     f"slices {', '.join(ids)}: neither {self._paths.records} nor the kubelet's checkpoint knows an "
                     "allocation of them; delete the pod so that it is admitted again"
                 )
-        for record in records:  # asks the API server, so without the lock
+        for record in records:  # without the lock, because this asks the API server
             if record.limits.get("deny"):
                 self.sizer.size(record)
             elif record.limits:
@@ -277,7 +286,7 @@ class Allocator:
                     self.make_again(record)
 
     def make_again(self, record: Record) -> None:
-        """The files of an allocation before its container starts. Raises Refused, NotNow."""
+        """Creates the files of an allocation again before its container starts. Raises Refused, NotNow."""
         if not (Path(record.library) / LIBRARY_FILE).is_file():
             raise Refused(
                 f"allocation {record.id}: {record.library}/{LIBRARY_FILE} is gone, and the container mounts "
@@ -286,7 +295,7 @@ class Allocator:
         self._make_files(record)
 
     def _rebuild(self, ids: list[str]) -> list[Record]:
-        """Records that were lost, from the answers of Allocate that the kubelet keeps."""
+        """Rebuilds lost records from the Allocate responses in the kubelet's checkpoint."""
         found = checkpoint.read(self._paths.checkpoint)
         rebuilt = []
         for entry in found.entries if found else ():
@@ -305,7 +314,7 @@ class Allocator:
         return rebuilt
 
     def forget(self, allocation: str) -> None:
-        """Ends an allocation: its files and its record."""
+        """Ends an allocation: removes its files and its record."""
         with self.lock:
             self.clear_limits(allocation)
             self._remove_files(allocation)

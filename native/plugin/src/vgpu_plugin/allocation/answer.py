@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer of an allocation: mounts, environment and devices of its container."""
+"""The response for an allocation: mounts, environment and devices of its container."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .records import Record
 
 @dataclass(frozen=True)
 class Answer:
-    """What a container gets. ``mounts`` are (container path, host path, read-only), ``devices`` (container path, host
-    path, permissions).
+    """The mounts, devices and environment of one container. ``mounts`` are (container path, host path, read-only),
+    ``devices`` (container path, host path, permissions).
     """
 
     allocation: str
@@ -41,14 +41,14 @@ class Answers:
         self._files = files
 
     def of(self, record: Record, pieces: list[Piece], settings: Settings, hand_over: HandOver) -> Answer:
-        """Raises Refused where the devices cannot be named to the container's runtime."""
+        """Returns the response for a record. Raises Refused if the container's runtime has no name for the devices."""
         envs: dict[str, str] = {}
         annotations: dict[str, str] = {}
         mounts: list[tuple[str, str, bool]] = []
         if record.limits:
-            # Video memory is charged to nobody, so the capability that uses it is withheld.
+            # The driver capability ``video`` is withheld, because no ledger counts the memory of video engines.
             envs["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
-            # For the checkpoint's reader: no mount names them.
+            # The reader of the checkpoint needs the UUIDs here, because no mount contains them.
             annotations[DEVICES_ANNOTATION] = ",".join(device["uuid"] for device in record.limits["devices"])
             mounts += self._files.expected_mounts(record)
         mounts += self._files.lone_mount(record)

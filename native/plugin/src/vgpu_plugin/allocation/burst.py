@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory above what a container was promised: used while its card has it free and nobody was promised that.
+"""Burst memory: memory above a container's promised amount, used while it is free on the GPU and not promised to
+others.
 
-A pod may be promised less than its limit (the shared core's ``pods/burst``). Room is given out by promises; the limits
-of one card together never exceed it. So a burst limit lies between promise and limit, is set by a resize like any other
-(resizer.py), and is lowered before somebody else gets what was promised to him. What programs hold is not taken from
-them but by the OOM killer's rule of their own slice: else the newcomer waits.
+A pod may be promised less than its limit (the shared core's ``pods/burst``). Promises decide whether a new container
+fits; the current limits of one GPU together never exceed its memory. So a burst limit lies between the promise and the
+pod's limit, is set by a resize (resizer.py), and is lowered before another container gets its promised memory. Memory
+in use is taken back only if the slice has an OOM killer; otherwise the new container waits.
 """
 
 from __future__ import annotations
@@ -26,29 +27,30 @@ from .resizer import Resizer, Wanted
 from .sizer import Sizer
 from .sizing import Bounds
 
-# A newcomer whose room is in use is asked for again by the kubelet, about each ten seconds; one that is not any more
-# holds nothing back after this time.
+# The kubelet retries a container whose memory is still in use about every ten seconds. Without a retry within this time
+# the container no longer holds back memory.
 PATIENCE_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 class Holder(NamedTuple):
-    """Of one GPU, in MiB. ``used``: below which its limit does not go."""
+    """The bounds and usage of one container on one GPU, in MiB. Its limit is never set below ``used``."""
 
     bounds: Bounds
     used: int = 0
 
 
 def spread(room: int, holders: Sequence[Holder]) -> list[int]:
-    """What each may use now, in MiB: its promise and an equal part of ``room``, the MiB that nobody was promised, up to
-    its limit. One that uses more keeps that, and the others share what is left."""
+    """Returns the current limit of each holder, in MiB: its promise and an equal part of ``room``, the MiB that are not
+    promised, up to its own limit. A holder that uses more keeps its usage, and the others share the rest.
+    """
     kept: dict[int, int] = {}
     while True:
         free = max(0, room - sum(used - holders[n].bounds.promised for n, used in kept.items()))
         out = dict(kept)
         rest = [n for n in range(len(holders)) if n not in kept]
-        # Who wants least first: what it leaves is for the others.
+        # Holders that can use least come first, so that their unused part goes to the others.
         for count, n in enumerate(sorted(rest, key=lambda n: holders[n].bounds.above)):
             more = min(holders[n].bounds.above, free // (len(rest) - count))
             out[n] = holders[n].bounds.promised + more
@@ -60,7 +62,9 @@ def spread(room: int, holders: Sequence[Holder]) -> list[int]:
 
 
 class _Slice(NamedTuple):
-    """The records that share slices of one GPU: an init container and those after it. The greatest counts."""
+    """The records that share slices of one GPU: an init container and the containers after it. The largest
+    values count.
+    """
 
     records: tuple[Record, ...]
     bounds: Bounds
@@ -88,11 +92,14 @@ class Burst:
         self._resizer = resizer
         self._now = now
         self._one_at_a_time = threading.Lock()
-        # Who waits for what was promised to him: by allocation, what of each GPU, and until when that is believed.
+        # Allocations that wait for their promised memory: allocation → (UUID → its bounds, time at which the wait
+        # expires).
         self._waiting: dict[str, tuple[dict[str, Bounds], float]] = {}
 
     def waits_for(self, uuid: str, without: str = "") -> int:
-        """MiB that others wait for, which nobody may burst into."""
+        """Returns the MiB of a GPU that waiting containers were promised, which no container may use as
+        burst memory.
+        """
         with self._records.lock:
             return sum(
                 wanted[uuid].promised for one, (wanted, _until) in self._waits() if one != without and uuid in wanted
@@ -102,9 +109,10 @@ class Burst:
         return [entry for entry in self._waiting.items() if entry[1][1] > self._now()]
 
     def give_back(self, allocation: str, wanted: Mapping[str, Bounds], promised: bool = True) -> None:
-        """Has the burst memory given back that is in the way of what an allocation was promised, as far as it is free
-        or the OOM killer's rule of a slice takes it. What is not waits, and no burst grows meanwhile. For what nobody
-        was ``promised`` no process ends."""
+        """Lowers burst limits so that an allocation can get its promised memory. Only free memory is taken, or memory
+        that a slice's OOM killer frees. If that is not enough, the allocation waits and no burst limit grows meanwhile.
+        Without ``promised`` no process is killed.
+        """
         with self._records.lock:
             if not self._bursts():
                 return
@@ -114,12 +122,12 @@ class Burst:
             self._share_out(uuid, kills=(False, True) if promised else (False,))
 
     def done(self, allocation: str) -> None:
-        """It has what it was promised, or wants it no more."""
+        """Ends the wait: the allocation has its promised memory or no longer needs it."""
         with self._records.lock:
             self._waiting.pop(allocation, None)
 
     def poll(self) -> None:
-        """Each GPU's free memory is shared out again: pods come and go, programs take and free."""
+        """Distributes the free memory of each GPU again, because pods come and go and programs allocate and free."""
         with self._records.lock:
             self._waiting = dict(self._waits())
             bursts = self._bursts()
@@ -127,7 +135,7 @@ class Burst:
             self._share_out(gpu.uuid)
 
     def _bursts(self) -> bool:
-        """Whether anybody may; on most nodes nobody, and what the kubelet knows is not read then."""
+        """Whether any container may burst. On most nodes none may, and then the kubelet's checkpoint is not read."""
         return any(sizing.PROMISED in row for one in self._records.all() for row in one.limits.get("devices") or [])
 
     def _share_out(self, uuid: str, kills: Sequence[bool] = (False,)) -> None:
@@ -137,19 +145,22 @@ class Burst:
                     others = self._sizer.others(())
                     slices_of = self._slices(uuid, others)
                     targets = self._targets(uuid, others, slices_of, kill) if slices_of else []
-                # What becomes less first, for the others get that.
+                # Lower the shrinking limits first, because the growing ones use that memory.
                 for shrinks in (True, False):
                     for one, target in zip(slices_of, targets, strict=True):
                         if target != one.now and (target < one.now) == shrinks:
                             self._set(one, uuid, target)
 
     def _targets(self, uuid: str, others: Sequence[Record], slices_of: Sequence[_Slice], kill: bool) -> list[int]:
-        """``kill``: a slice with an OOM killer is lowered below what it uses, but only as far as others wait for it."""
+        """Returns the new limit of each slice. ``kill``: limits of slices with an OOM killer may drop below usage, but
+        only as far as other containers wait for memory.
+        """
         gpu = self._pool.gpu(uuid)
         promised = sizing.held(others, promised=True).get(uuid, sizing.Held()).memory_mib
         comers = [Holder(wanted[uuid]) for _one, (wanted, _until) in self._waits() if uuid in wanted]
         room = sizing.room_mib(gpu, self._sizer.settings.config) - promised - sum(one.bounds.promised for one in comers)
-        # Where nobody waits, no limit of theirs is lowered: one that is in use the moment after would end a process.
+        # While no container waits, limits of slices with an OOM killer stay: a lowered limit could kill a process a
+        # moment later.
         floors = [one.now if one.kills and not comers else one.used for one in slices_of]
         if kill and room < sum(max(0, used - one.bounds.promised) for one, used in zip(slices_of, floors, strict=True)):
             floors = [0 if one.kills else used for one, used in zip(slices_of, floors, strict=True)]
@@ -157,7 +168,9 @@ class Burst:
         return spread(room, [*holders, *comers])[: len(slices_of)]
 
     def _slices(self, uuid: str, others: Sequence[Record]) -> list[_Slice]:
-        """Those of a GPU that may burst; one whose ledger cannot be read keeps its limit."""
+        """Returns the slices of a GPU that may burst. A slice whose ledger cannot be read counts as using its whole
+        limit.
+        """
         together: dict[frozenset[str], list[Record]] = {}
         for record in others:
             if sizing.bounds_of(record, uuid) is not None:
@@ -190,5 +203,5 @@ class Burst:
             try:
                 self._resizer.resize(record.id, {uuid: Wanted(mine, burst=True)}, waits=False)
             except PluginError as fault:
-                # It took more meanwhile, or ends: the next poll or newcomer finds it as it is then.
+                # The container allocated more meanwhile, or is ending. The next poll uses its state at that time.
                 log.info("allocation %s: its burst limit of GPU %s is not %d MiB: %s", record.id, uuid, mine, fault)

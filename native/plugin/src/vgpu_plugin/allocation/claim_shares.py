@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of claims: records and files of each request, made once and kept until the claim is unprepared.
+"""Shares of claims: the record and files of each request, created once and kept until the claim is unprepared.
 
-The scheduler of the cluster gave out what is asked for here. It may be wrong (a pod that was deleted by force, two
-schedulers), so the node's own test for room has the last word, over all records: containers of the device plugin,
-leases and claims. Each share takes a free piece of its GPU, as a slice of the device plugin is one, so that none is
-used on two sides.
+The cluster's scheduler allocated the requested shares. It may be wrong (a pod that was deleted by force, two
+schedulers), so the node checks the room again, over all records: containers of the device plugin, leases and claims.
+Each share takes a free slice of its GPU, so that the device plugin cannot allocate the same slice.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """One request of a claim. ``parts``: (UUID of the device, MiB, percent of the SMs); None: all that the device has.
-    ``flags``: of the limits file.
+    """One request of a claim. ``parts``: (UUID of the device, MiB, percent of the SMs); None means all of the device.
+    ``flags``: flags of the limits file.
     """
 
     request: str
@@ -41,12 +40,12 @@ class Wanted:
 
 
 def allocation_id(uid: str, request: str) -> str:
-    """Of claim and request alone: after a reboot or a lost record it is the same again."""
+    """Returns an id that depends only on claim and request, so that it is equal after a reboot or a lost record."""
     return hashlib.sha256(f"{uid}/{request}".encode()).hexdigest()[:16]
 
 
 class ClaimShares:
-    """All under the allocator's lock, so two calls for one claim come one after the other."""
+    """Each method takes the allocator's lock, so two calls for one claim run one after the other."""
 
     def __init__(self, allocator: Allocator, files: AllocationFiles) -> None:
         self._allocator = allocator
@@ -58,9 +57,9 @@ class ClaimShares:
     def prepare(
         self, uid: str, holder: str, wanted: Sequence[Wanted], publish: Callable[[list[Record]], None]
     ) -> list[Record]:
-        """The record of each request, with its files; where one cannot be made, none of this call is kept. What is
-        there already stays as it is, for containers may have it mounted. ``publish`` hands the records to the runtime.
-        Raises PluginError.
+        """Returns the record of each request, with its files. If one request fails, all records created by this call
+        are ended. Existing files stay, because containers may have them mounted. ``publish`` passes the records to the
+        runtime. Raises PluginError.
         """
         made: list[Record] = []
         with self._allocator.lock:
@@ -75,7 +74,9 @@ class ClaimShares:
         return records
 
     def _end_others(self, uid: str, wanted: Sequence[Wanted]) -> None:
-        """Of an allocation that the claim had before: one that a person made lives on, and is allocated again."""
+        """Ends records of an earlier allocation of the claim: a claim that a person created outlives its pods and can
+        be allocated again.
+        """
         now = {one.request: one for one in wanted}
         for record in self.of(uid):
             if record.request in now and self._is_of(record, now[record.request]):
@@ -110,7 +111,7 @@ class ClaimShares:
         return record
 
     def _make_whole(self, record: Record) -> None:
-        """After a reboot nothing of it is there."""
+        """Creates missing files again; after a reboot all are missing."""
         if not (Path(record.library) / LIBRARY_FILE).is_file():
             raise Refused(
                 f"allocation {record.id}: {record.library}/{LIBRARY_FILE} is gone, and containers of the claim mount "
@@ -145,7 +146,7 @@ class ClaimShares:
         return replace(record, limits=limits, cores=promised, library=library, number=self._number())
 
     def _devices(self, wanted: Wanted) -> list[dict[str, Any]]:
-        """Of the limits file. Two parts of one device are its sum."""
+        """Returns the devices for the limits file. Two parts of one device are added up."""
         out: dict[str, dict[str, Any]] = {}
         for uuid, mib, cores in wanted.parts:
             device = out.setdefault(uuid, {"uuid": uuid, "memory_bytes": 0, "sm_percent": 0})
@@ -154,14 +155,14 @@ class ClaimShares:
         return list(out.values())
 
     def _promised(self, wanted: Wanted) -> dict[str, int]:
-        """UUID → percent of the SMs, of two parts of one device their sum; none with equal slices."""
+        """Returns UUID → percent of the SMs, with the parts of one device added up; empty with equal slices."""
         out: dict[str, int] = {}
         for uuid, _mib, percent in wanted.parts if self._allocator.settings.requested else ():
             out[uuid] = out.get(uuid, 0) + (percent or 0)
         return {uuid: percent for uuid, percent in out.items() if percent}
 
     def _pieces(self, wanted: Wanted) -> list[Piece]:
-        """A free piece for each part. Raises Taken where a device has no more, NotNow where it is unhealthy."""
+        """Returns a free slice for each part. Raises Taken if a device has no free slice, NotNow if it is unhealthy."""
         pool = self._allocator.pool
         held = {one for record in self._allocator.records.all() for one in record.slice_ids}
         chosen: list[Piece] = []
@@ -197,7 +198,7 @@ class ClaimShares:
         return number
 
     def end(self, uid: str) -> list[str]:
-        """Ends all of a claim; an unknown one is no fault. Returns the allocations."""
+        """Ends all allocations of a claim and returns them; an unknown claim is no error."""
         with self._allocator.lock:
             ended = [one.id for one in self.of(uid)]
             for allocation in ended:
@@ -205,7 +206,9 @@ class ClaimShares:
         return ended
 
     def restore(self) -> list[str]:
-        """Once at the start: the files of all claims. Returns what cannot be made, in words."""
+        """Restores the files of all claims, once at the start. Returns an error message for each share that cannot be
+        restored.
+        """
         faults = []
         with self._allocator.lock:
             for record in [one for one in self._allocator.records.all() if one.kind == CLAIM and one.limits]:

@@ -14,19 +14,19 @@ from .allocation_files import AllocationFiles
 from .allocator import Allocator
 from .records import KUBELET
 
-# Between the answer of Allocate and the kubelet's checkpoint lies the admission of the rest of the pod.
+# The kubelet writes its checkpoint only after it has admitted the rest of the pod.
 GRACE_S = 60.0
-# Between two requests to write the checkpoint again: doubled each time that one was in vain.
+# Pause between two requests to write the checkpoint again; doubled after each request without effect.
 FIRST_REQUEST_S, LAST_REQUEST_S = 10.0, 300.0
 
 log = logging.getLogger(__name__)
 
 
 class Collector:
-    """An allocation is ended when it was missing in every poll for GRACE_S seconds of this program's life, and had no
-    process on a GPU.
+    """Ends an allocation if every poll for GRACE_S seconds of this program's life found it missing in the checkpoint,
+    and no process of it on a GPU.
 
-    Without a readable checkpoint nothing is ended: a kubelet that is down still has running containers.
+    Without a readable checkpoint no allocation is ended: the containers of a stopped kubelet still run.
     """
 
     def __init__(
@@ -38,21 +38,24 @@ class Collector:
         monotonic: Callable[[], float] = time.monotonic,
         send_again: Callable[[], None] = lambda: None,
     ) -> None:
-        """``send_again`` sends the kubelet its list of slices once more, upon which it writes its checkpoint."""
+        """``send_again`` sends the list of slices to the kubelet again, which makes the kubelet write its
+        checkpoint.
+        """
         self._allocator = allocator
         self._files = files
         self._checkpoint_file = checkpoint_file
         self._holders = holders
         self._monotonic = monotonic
         self._send_again = send_again
-        # Allocations of whom processes were seen on a GPU: theirs is no slice that is free.
+        # Returns the allocations with processes on a GPU; their slices are not free.
         self.alive: Callable[[], frozenset[str]] = frozenset
         self._missing_since: dict[str, float] = {}
         self._next_request, self._pause = 0.0, FIRST_REQUEST_S
 
     def collect(self) -> list[str]:
-        """One poll; returns the allocations that it ended."""
-        # The kubelet is asked without the lock, and before its file is read: what it admits in between is in the file.
+        """Polls once; returns the allocations that it ended."""
+        # Ask the kubelet without the lock, and before reading its file: a container that it admits in between is in the
+        # file.
         holders = self._holders() if any(one.kind == KUBELET for one in self._allocator.records.all()) else None
         with self._allocator.lock:
             found = checkpoint.read(self._checkpoint_file)
@@ -65,7 +68,7 @@ class Collector:
                 if record.kind == KUBELET and not found.holds(record.id, frozenset(record.kubelet_ids))
             }
             self._ask_for_the_checkpoint(missing, holders, now)
-            # A slice that the file has under another allocation is no sign of life of this one.
+            # A slice that the file lists under another allocation does not prove that this allocation is alive.
             in_use = found.ids_in_use
             unexplained = {one: who for one, who in (holders or {}).items() if one not in in_use}
             missing = {one for one in missing if not self._held(one, unexplained)}
@@ -80,15 +83,16 @@ class Collector:
             return ended
 
     def _held(self, allocation: str, holders: Mapping[str, Holder]) -> bool:
-        """Whether a container holds slices of an allocation, by PodResources."""
+        """Whether PodResources lists a container with slices of the allocation."""
         record = self._allocator.records.get(allocation)
         return record is not None and any(one in holders for one in record.kubelet_ids)
 
     def _ask_for_the_checkpoint(self, missing: set[str], holders: Mapping[str, Holder] | None, now: float) -> None:
-        """Has the kubelet write its checkpoint where that names an allocation that PodResources does not.
+        """Makes the kubelet write its checkpoint if the checkpoint names an allocation that PodResources does not list.
 
-        The kubelet drops a deleted pod from its file no earlier than it admits another one or hears from a plugin. It
-        alone judges whether the pod is gone: one that has just started lists no pod, and keeps all in the file.
+        The kubelet removes a deleted pod from its file only when it admits another pod or receives a message from a
+        plugin. Only the kubelet decides whether the pod is gone: a kubelet that has just started lists no pod, and
+        keeps all in the file.
         """
         stale = holders is not None and any(
             record.kind == KUBELET and record.id not in missing and not self._held(record.id, holders)
@@ -101,7 +105,9 @@ class Collector:
             self._next_request, self._pause = now + self._pause, min(2 * self._pause, LAST_REQUEST_S)
 
     def _unexplained(self, found: checkpoint.Checkpoint) -> list[str]:
-        """Folders that neither a record nor the kubelet names; a lost record is rebuilt at the next start."""
+        """Returns folders that neither a record nor the kubelet names. A lost record is rebuilt when its container
+        starts.
+        """
         named = {entry.allocation for entry in found.entries}
         known = {record.id for record in self._allocator.records.all()}
         return [one for one in self._files.present() if one not in known and one not in named]

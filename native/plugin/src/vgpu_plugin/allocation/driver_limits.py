@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver itself enforces for each allocation, polled: compared with what is promised, repaired, cleared.
+"""The driver's own limits of each allocation: polls them, compares them with the promised limits, repairs and clears
+them.
 
-The hook leaves ``driver-limit`` next to the limits of an allocation: the control group, and what it set. Here the
-driver is asked for that group. ``used`` is the driver's own account of the container, which nothing in the container
-can change.
+The hook writes ``driver-limit`` next to the limits of an allocation: the control group, and the limits that it set.
+This module reads the driver's limits of that group. ``used`` is the driver's own count of the container's memory, which
+no program in the container can change.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .._shared.gpu.memory_limits import UNLIMITED, Limits
 from ..node.gpus import GpuError, GpuSource
 from .enforcement import DRIVER, Enforcement, host_group
 
-# Next to the limits of an allocation; of one without a folder, with its name before.
+# Files next to the limits of an allocation; an allocation without a folder has files named ``<id>.driver-limit`` and
+# ``<id>.limits``.
 FILE, LIMITS = "driver-limit", "limits"
 LOST = "the driver's limit was {found}, expected {expected}; it was set again"
 UNSET = "the driver's limit is {found}, expected {expected}, and cannot be set: {why}"
@@ -39,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Active:
-    """What the hook wrote. ``hard``: UUID → bytes; ``group``: the folder of the control group."""
+    """The content of the hook's file. ``hard``: UUID → limit in bytes; ``group``: the folder of the control group."""
 
     allocation: str
     group: str
@@ -52,7 +54,7 @@ class Active:
 
 @dataclass(frozen=True)
 class Status:
-    """Of one allocation on one GPU now. ``fault``: empty where the limit is as promised."""
+    """The driver's limit of one allocation on one GPU now. ``fault``: empty if the limit is as promised."""
 
     allocation: str
     uuid: str
@@ -63,7 +65,7 @@ class Status:
 
 
 class DriverLimits:
-    """One thread polls; ``state`` may be read by any."""
+    """One thread calls ``poll``; any thread may read ``state``."""
 
     def __init__(self, root: Path, cgroup_root: Path, source: GpuSource, enforcement: Enforcement) -> None:
         """``root``: the folder of all allocations."""
@@ -73,25 +75,26 @@ class DriverLimits:
         self._enforcement = enforcement
         self.state: tuple[Status, ...] = ()
         self.repaired = 0
-        # Limits that were set and that the driver did not have any more, as after a reload of the driver.
+        # Number of limits that were set and that the driver lost, for example when it was reloaded.
         self.lost = 0
-        # Containers that started without the driver's limit, and why: by allocation.
+        # Allocation → why its container started without the driver's limit.
         self.without: dict[str, str] = {}
-        # Whether a process has a ledger open, the kernel's word.
+        # Whether the kernel reports that a process has the ledger open.
         self.in_use: Callable[[str], bool] = abi_files.ledger_in_use
-        # Called with an allocation and a sentence where a limit was lost or cannot be set.
+        # Called with an allocation and a sentence when a limit was lost or cannot be set.
         self.tell: Callable[[str, str], None] = lambda _allocation, _text: None
         self._reported: set[tuple[str, str, str]] = set()
-        # Containers that ended while their group was there: allocation and inode. Their file may be the next one's.
+        # Allocations whose limits were cleared after the container ended, with the inode of the group. A later
+        # container may reuse the file.
         self._cleared: set[tuple[str, int]] = set()
 
     def poll(self) -> None:
-        """Asks the driver for each container that lives, and repairs; clears the limits of one that has ended."""
+        """Checks and repairs the driver's limits of each live container; clears the limits of an ended container."""
         found: list[Status] = []
         without: dict[str, str] = {}
         for one in self._all():
             if not self._lives(one):
-                # misc keeps the limit of a group that is gone for the next group that gets its address: before it goes.
+                # Clear before the group is deleted: misc would apply the limit to the next group with the same address.
                 if self._is_there(one) and (one.allocation, one.inode) not in self._cleared:
                     self._clear(one)
                     self._cleared.add((one.allocation, one.inode))
@@ -106,7 +109,7 @@ class DriverLimits:
         self.state, self.without = tuple(found), without
 
     def _without_hook(self, limited: Iterable[str]) -> list[str]:
-        """Allocations that the library is at work in, and whose container no hook has limited."""
+        """Returns the allocations whose container uses the library and that no hook has limited."""
         if not self._enforcement.verdict.by_driver:
             return []
         known = frozenset(limited)
@@ -114,7 +117,9 @@ class DriverLimits:
         return [one for one in folders if self.in_use(f"{self._root}/{one}/rw/ledger")]
 
     def apply(self, allocation: str) -> str:
-        """Sets what the limits file of an allocation says now, as after a resize; empty, or why that does not hold."""
+        """Sets the driver's limits to the current limits file, for example after a resize. Returns an error message, or
+        empty.
+        """
         for one in self._all([allocation]):
             if one.by_driver and self._lives(one):
                 states = [self._one(one, uuid, hard) for uuid, hard in self._expected(one).items()]
@@ -122,7 +127,7 @@ class DriverLimits:
         return ""
 
     def clear(self, allocation: str) -> None:
-        """Takes the limits of an allocation back while its group is there, and forgets it: an allocation has ended."""
+        """Clears the driver's limits of an ended allocation while its group exists, and removes its files."""
         for one in self._all([allocation]):
             if self._is_there(one):
                 self._clear(one)
@@ -136,11 +141,11 @@ class DriverLimits:
                 self._source.limit_group(uuid, active.group, UNLIMITED)
 
     def count(self) -> int:
-        """Of limits that the driver lost."""
+        """Returns the number of limits that the driver lost."""
         return self.lost
 
     def notes(self) -> list[str]:
-        """What a person should know."""
+        """Returns messages for the node's administrator."""
         verdict = self._enforcement.verdict
         out = [verdict.line()] if self._enforcement.requested == DRIVER and not verdict.by_driver else []
         out += [f"allocation {one.allocation} on {one.uuid}: {one.fault}" for one in self.state if one.fault]
@@ -167,7 +172,9 @@ class DriverLimits:
         return self._report(active, Status(active.allocation, uuid, expected, now.hard, now.used, fault))
 
     def _now(self, active: Active, uuid: str) -> Limits | None:
-        """None where the driver does not say: with misc also where neither the group nor one above it has a limit."""
+        """Returns None if the driver does not report limits; with misc also if neither the group nor a parent has a
+        limit.
+        """
         try:
             return self._source.group_limits(uuid, active.group)
         except GpuError:
@@ -185,7 +192,9 @@ class DriverLimits:
             self.tell(allocation, where + fault)
 
     def _expected(self, active: Active) -> dict[str, int]:
-        """UUID → bytes: as the limits file says now, at most the card; of several allocations what the hook summed."""
+        """Returns UUID → bytes from the current limits file, at most the GPU's memory. If several allocations share the
+        group, returns the sum that the hook set.
+        """
         if active.shared:
             return active.hard
         for name in (f"{active.allocation}/{LIMITS}", f"{active.allocation}.{LIMITS}"):
@@ -215,7 +224,7 @@ class DriverLimits:
         return [one for one in found if one is not None]
 
     def _names(self) -> list[str]:
-        """Of all allocations, with a folder or without."""
+        """Returns the names of all allocations, with a folder or without."""
         try:
             entries = sorted(os.listdir(self._root))
         except OSError:

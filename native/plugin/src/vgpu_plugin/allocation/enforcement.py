@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who enforces memory on this node, as ``vgpu_memory_enforcement`` asks and the host can; what allocations get for it.
+"""Decides whether the library or the driver enforces memory, from ``vgpu_memory_enforcement`` and the host's facts.
 
-The rule is shared with the plan (gpu/enforcement.py); here are the facts of this host, and the probe that has the last
-word.
+The rule is shared with the plan (gpu/enforcement.py). This module collects the facts of the host and runs the probe
+that makes the final decision.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Enforcement:
         self._hook: dict[str, Any] | None = None
         self.requested = rule.AUTO
         self.verdict = NOT_TRIED
-        # Whether the verdict is what a probe of this host found, and no earlier reason.
+        # Whether the verdict comes from a probe of this host, and not from the facts alone.
         self.probed = False
         self.gpus: tuple[Gpu, ...] = ()
 
@@ -70,7 +70,7 @@ class Enforcement:
         sharing, count = settings.sharing, bool(settings.vcuda.get("countContext", True))
         facts = self._facts(hand_over)
         verdict = rule.decide(self.requested, facts, sharing, count)
-        # What is known speaks for the driver: the probe has the last word.
+        # The facts allow enforcement by the driver, so the probe decides.
         self.probed = False
         undecided = rule.decide(self.requested, facts._replace(probed=("misc", "")), sharing, count).by_driver
         if not undecided:
@@ -97,13 +97,13 @@ class Enforcement:
         )
 
     def refuse_unproved(self) -> None:
-        """Raises Refused where only the driver may enforce, and it was not proved to."""
+        """Raises Refused if only the driver may enforce and no probe proved that it does."""
         if self.requested == DRIVER and not self.by_driver:
             why = self.verdict.why
             raise Refused(f"vgpu_memory_enforcement is driver, and the driver's limit is not proved: {why}")
 
     def refuse_without_hook(self, what: str) -> None:
-        """Raises Refused for ``what`` no hook runs for, where only the driver may enforce."""
+        """Raises Refused if only the driver may enforce: no hook runs for ``what``."""
         if self.requested == DRIVER:
             raise Refused(
                 f"vgpu_memory_enforcement is driver, and {what} starts without CDI, so no hook has the driver limit "
@@ -111,11 +111,13 @@ class Enforcement:
             )
 
     def hooks(self) -> list[dict[str, Any]]:
-        """The hooks of a CDI device whose container is to be limited."""
+        """Returns the hooks of a CDI device whose container must be limited."""
         return [self._hook] if self._hook is not None else []
 
     def with_cards(self, devices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Devices of a limits file, with the size of their cards where the driver shows the limit as the card."""
+        """Returns the devices of a limits file, with the memory size of each GPU if the driver shows containers their
+        limit as the GPU's size.
+        """
         cards = {gpu.uuid: gpu.memory_mib * MIB for gpu in self.gpus} if self.by_driver else {}
         return [
             {**one, "card_bytes": cards[one["uuid"]]} if one["uuid"] in cards else {**_without_card(one)}
@@ -123,10 +125,11 @@ class Enforcement:
         ]
 
     def limits_of(self, allocation: str, pieces: Sequence[Piece], replicas: dict[str, int]) -> dict[str, Any]:
-        """The limits file of an allocation that no library limits; empty where the driver does not limit it either.
+        """Returns the limits file of an allocation that no library limits; empty if the driver does not limit it
+        either.
 
-        ``replicas``: UUID → how many its GPU is offered as. Of a GPU that is shared each has an equal part of its
-        memory; whole GPUs have no limit, which is said too, for a new group may have inherited one.
+        ``replicas``: UUID → number of replicas of the GPU. Each replica of a shared GPU has an equal part of its
+        memory. Whole GPUs are written as unlimited, because a new control group may have inherited a limit.
         """
         if not self.by_driver or any(piece.device != piece.uuid for piece in pieces):
             return {}
@@ -147,17 +150,17 @@ def _without_card(device: dict[str, Any]) -> dict[str, Any]:
 
 
 def none(paths: Paths) -> Enforcement:
-    """That of a node on which nothing was asked: the library enforces."""
+    """Returns the enforcement of a node without settings: the library enforces."""
     return Enforcement(paths, _NoDriver())
 
 
 class _NoDriver:
-    """Only what ``configure`` asks, which nobody calls."""
+    """A GPU source without a driver; its methods raise GpuError."""
 
     def __getattr__(self, name: str) -> Any:
         raise GpuError(f"no driver is asked for {name}")
 
 
 def host_group(root: Path, name: str) -> str:
-    """The folder of a control group by the kernel's name for it."""
+    """Returns the folder of a control group from the kernel's name of the group."""
     return os.path.join(str(root), name.lstrip("/"))

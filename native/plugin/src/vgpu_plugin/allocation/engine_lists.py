@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which containers with a lease docker and podman of this host have, running or not, by the label that each carries."""
+"""Lists the leases whose containers exist in docker or podman, running or not, by the label of each container."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 DOCKER, PODMAN = "docker", "podman"
 ENGINES = (DOCKER, PODMAN)
 LABEL = "vgpu.fleet/lease"
-# As docker and podman print their labels, after the name: a=b,c=d and map[a:b c:d].
+# Matches the lists that docker and podman print, with the labels after the name: a=b,c=d and map[a:b c:d].
 NAMED = re.compile(r"^(\S*)\t.*" + re.escape(LABEL) + r"[=:]([0-9a-f]+)", re.MULTILINE)
-# Where docker's daemon does not run it is not asked: its socket would start it.
+# Docker is asked only if its daemon runs, because a connection to its socket would start it.
 DOCKER_PID = Path("/run/docker.pid")
 TIMEOUT_S = 20.0
 
@@ -23,14 +23,14 @@ def words(engine: str) -> list[str]:
 
 
 class EngineLists:
-    """``run`` runs a command and answers its output; None where it fails."""
+    """``run`` runs a command and returns its output; None if the command fails."""
 
     def __init__(self, run: Callable[[list[str]], str | None] | None = None, docker_pid: Path = DOCKER_PID) -> None:
         self._run = run or _run
         self._docker_pid = docker_pid
 
     def leases(self, engines: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Engine → the leases whose container it has, with the container's name; without those that do not answer."""
+        """Returns engine → (lease → container name); engines that do not respond are left out."""
         out = {}
         for engine in sorted(set(engines)):
             if engine not in ENGINES or (engine == DOCKER and not self._docker_pid.exists()):

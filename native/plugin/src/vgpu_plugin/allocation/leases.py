@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases: free slices, withheld from the kubelet for a check, a program or a container on this host.
+"""Leases: free slices that are withheld from the kubelet and given to a check, a program or a container on this host.
 
-A lease ends after its time, so that a killed check costs a slice for minutes and not for ever. One of a container of
-docker or podman lasts as long as that is there, running or not, over reboots too: once its engine has shown it, no time
-counts any more, and it ends when the engine shows it no more.
+A lease ends after a fixed time, so that a killed check costs a slice only for minutes. A lease for a docker or podman
+container lasts as long as the container exists, running or not, also over reboots: once the engine has listed the
+container, the lease has no time limit, and it ends when the engine no longer lists the container.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .sizing import MIB, Bounds
 
 DEFAULT_TTL_S = 300
 MAX_TTL_S = 3600
-# A busy host; a kubelet that answers takes milliseconds.
+# Enough for a busy host; a kubelet that responds takes milliseconds.
 CONFIRM_S = 20.0
-# So often in a row an engine shows no container of a lease before that ends.
+# Number of polls in a row in which an engine must not list the container before its lease ends.
 LOOKS = 2
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ ALL = AtMost()
 
 @dataclass(frozen=True)
 class Terms:
-    """Whose a lease is, and of how much. ``engine``: docker or podman, which has the container; ``by_cdi``: whether it
-    gets its GPU by CDI.
+    """Who holds a lease, and its size. ``engine``: docker or podman, whichever runs the container; ``by_cdi``: whether
+    the container gets its GPU by CDI.
     """
 
     kind: str = LEASE
@@ -53,7 +53,7 @@ class Terms:
     by_cdi: bool = False
 
     def refuse_bad(self, of_one_gpu: bool) -> None:
-        """Raises BadRequest."""
+        """Raises BadRequest if the terms contradict each other or are out of range."""
         if self.kind not in LEASES or (self.kind == CONTAINER) != (self.engine in ENGINES):
             raise BadRequest(
                 f'a lease of kind "{self.kind}" and engine "{self.engine}"; expected one of {", ".join(LEASES)}, and '
@@ -82,11 +82,13 @@ class Leases:
         self._clock = clock or Clock()
         self._engines = engines or EngineLists()
         self._one_at_a_time = threading.Lock()
-        # Lease → in how many looks in a row its engine had no container of it.
+        # Lease → number of polls in a row in which its engine did not list the container.
         self._missing: dict[str, int] = {}
 
     def restore(self) -> None:
-        """After a restart: a lease of this boot is kept withheld, one of another boot or one that is over is ended."""
+        """After a restart: withholds the slices of valid leases again, and ends leases that expired or belong to an
+        earlier boot.
+        """
         for record in self._leases():
             if self._over(record):
                 self._allocator.forget(record.id)
@@ -96,7 +98,9 @@ class Leases:
                     self._begin_again(record)
 
     def _begin_again(self, record: Record) -> None:
-        """Of a container that the last boot had: /run is empty, and its engine may start it as soon as it runs."""
+        """Creates the files of a container's lease again after a reboot: /run is empty, and the engine may start the
+        container at any time.
+        """
         try:
             if record.limits:
                 self._allocator.make_again(record)
@@ -105,7 +109,7 @@ class Leases:
             log.error("the container of lease %s cannot start: %s", record.id, fault)
 
     def lease(self, uuid: str = "", ttl_s: int = 0, terms: Terms | None = None) -> Answer:
-        """Leases free slices, of the GPU ``uuid`` where that is given, else each of another GPU. Raises NoFreeSlice."""
+        """Leases free slices on different GPUs, or one slice of the GPU ``uuid``. Raises NoFreeSlice."""
         ttl_s, terms = ttl_s or DEFAULT_TTL_S, terms or Terms()
         if not 0 < ttl_s <= MAX_TTL_S:
             raise BadRequest(f"a lease of {ttl_s} s is asked for; expected 1 to {MAX_TTL_S}")
@@ -142,7 +146,7 @@ class Leases:
     def _grant(self, ids: list[str], ttl_s: int, terms: Terms) -> Answer:
         expires, boot_id = self._clock.now() + ttl_s, self._clock.boot_id()
         whose = {"holder": terms.holder, "engine": terms.engine}
-        # No lease was promised anything: what containers burst into is given back as far as it is free.
+        # Leases have no promised memory, so only free burst memory is taken back for them.
         lender, key = self._allocator.sizer.lender, ids[0]
         lender.give_back(key, self._sizes(ids, terms.at_most), promised=False)
         try:
@@ -151,7 +155,7 @@ class Leases:
             lender.done(key)
 
     def _sizes(self, ids: Iterable[str], at_most: AtMost) -> dict[str, Bounds]:
-        """UUID → what a lease of these slices holds."""
+        """Returns UUID → the memory that a lease of these slices holds."""
         out = {}
         for piece in filter(None, map(self._pool.piece, ids)):
             mib = min(piece.memory_mib, -(-at_most.memory_bytes // MIB) or piece.memory_mib)
@@ -180,7 +184,9 @@ class Leases:
         return f"{text}; see: vgpuctl status"
 
     def _free(self, uuid: str, at_most: AtMost) -> list[str]:
-        """Free and healthy slices that are large enough; last the ones that the kubelet would take first."""
+        """Returns free and healthy slices that are large enough; the slices that the kubelet would take
+        first come last.
+        """
         used = self.in_use() | self._named()
         free = [
             offer.slice.id
@@ -191,11 +197,11 @@ class Leases:
         return sorted(free, key=ordinal, reverse=True)
 
     def in_use(self) -> frozenset[str]:
-        """Slices that a container or a lease holds, by our records and by the kubelet's checkpoint."""
+        """Returns the slices that containers or leases hold, by our records and by the kubelet's checkpoint."""
         found = checkpoint.read(self._checkpoint_file)
         records = self._allocator.records.all()
         ours = frozenset(one for record in records for one in record.slice_ids)
-        # Of a container that was given other slices than the kubelet named, those that it really has.
+        # Containers that hold other slices than the kubelet named; their checkpoint entries are ignored.
         other = {record.id for record in records if record.asked}
         kubelet = [
             one
@@ -206,14 +212,16 @@ class Leases:
         return ours.union(kubelet)
 
     def _named(self) -> frozenset[str]:
-        """Ids that the kubelet has given out, whatever slices they stand for."""
+        """Returns the ids that the kubelet has allocated, even if a container holds other slices than these
+        ids name.
+        """
         found = checkpoint.read(self._checkpoint_file)
         return found.ids_in_use if found else frozenset()
 
     def _withdrawn(self, slice_id: str) -> bool:
-        """Waits until the kubelet no longer offers a slice; False where a pod got it in the meantime.
+        """Waits until the kubelet no longer offers a slice. Returns False if a pod got it in the meantime.
 
-        Without this the kubelet could hand out the slice in the moment between our mark and its update.
+        Without this wait the kubelet could allocate the slice before it receives the update that withholds it.
         """
         deadline = time.monotonic() + CONFIRM_S
         while self._registered():
@@ -232,7 +240,7 @@ class Leases:
         return True
 
     def release(self, allocation: str) -> None:
-        """Ends a lease; the slice goes back to the kubelet. Raises Unknown."""
+        """Ends a lease and offers its slices to the kubelet again. Raises Unknown."""
         with self._allocator.lock:
             record = self._allocator.records.get(allocation)
             if record is None or record.kind not in LEASES:
@@ -241,7 +249,9 @@ class Leases:
             self._end(record)
 
     def follow(self) -> None:
-        """One look at the engines: which containers with a lease there are. Without the lock: they take a while."""
+        """Asks the engines once which containers with a lease exist. Does not hold the lock while asking, because the
+        engines are slow.
+        """
         before = [one for one in self._leases() if one.engine]
         seen = self._engines.leases(one.engine for one in before)
         with self._allocator.lock:
@@ -254,7 +264,8 @@ class Leases:
                     if now != record:
                         self._allocator.records.put(now)
                 elif not record.expires:
-                    # Compose takes a container away before it makes the next one.
+                    # Compose removes a container before it creates the next one, so a single poll without the container
+                    # is not enough.
                     self._missing[record.id] = self._missing.get(record.id, 0) + 1
                     if self._missing[record.id] >= LOOKS:
                         log.info("lease %s: %s has its container no more; it ends", record.id, record.engine)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which version of the library new containers get: the folder that the link ``current`` leads to."""
+"""The library version that new containers get: the folder to which the link ``current`` points."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from .allocation_files import LIBRARY_FILE
 
 
 class CurrentLibrary:
-    """Every Allocate asks, so the link is followed again only where it leads to another folder than the one known."""
+    """Caches the target of the link, because every Allocate needs it. The link is resolved again only after
+    it changed.
+    """
 
     def __init__(self) -> None:
         self._folder = ""
         self._known: tuple[int, int] | None = None
 
     def folder(self, root: Path) -> Path:
-        """Raises Refused where there is no library."""
+        """Returns the version folder. Raises Refused if no library is installed."""
         current = f"{root}/current"
         now = _identity(current)
         if now is None or now != self._known or now != _identity(self._folder):
@@ -29,7 +31,7 @@ class CurrentLibrary:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Tells the folder that a path leads to from every other; None where there is none."""
+    """Returns device and inode of the folder that a path points to; None if the path does not exist."""
     try:
         found = os.stat(path)
     except OSError:

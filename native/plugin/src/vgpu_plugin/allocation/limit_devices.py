@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of a limits file, one for each GPU of a container's slices. Two slices of one GPU are summed or refused.
-Two replicas of NVIDIA's modes are one share, as failRequestsGreaterThanOne: false has it; the status warns of them.
-Pure.
+"""Builds the devices of a limits file, one for each GPU of a container's slices. Two slices of one GPU are added up or
+refused. Two replicas of NVIDIA's sharing modes count as one share, as with failRequestsGreaterThanOne: false; the
+status warns about them. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .records import Record
 
 @dataclass(frozen=True)
 class AtMost:
-    """What a container may use of each of its slices; 0: all."""
+    """Upper bound for each slice of a container; 0 means all of the slice."""
 
     memory_bytes: int = 0
     sm_percent: int = 0
@@ -29,7 +29,7 @@ class AtMost:
         return self.memory_bytes <= piece.memory_mib * MIB and self.sm_percent <= piece.sm_percent
 
     def of(self, device: dict[str, Any]) -> dict[str, Any]:
-        """A device with less. Raises BadRequest for one that nothing limits."""
+        """Returns the device reduced to this bound. Raises BadRequest for a device without limits."""
         if device.get("unlimited") and (self.memory_bytes or self.sm_percent):
             raise BadRequest(f"{device['uuid']} is not shared by libvgpu, so nothing can be limited; ask for no size")
         return {
@@ -40,7 +40,7 @@ class AtMost:
 
 
 def limit_devices(pieces: list[Piece], settings: Settings, gpus: int) -> list[dict[str, Any]]:
-    """``gpus``: how many the node has. Raises Refused."""
+    """``gpus``: number of GPUs of the node. Raises Refused."""
     devices: dict[str, dict[str, Any]] = {}
     for piece in pieces:
         device = devices.get(piece.device)
@@ -63,7 +63,7 @@ def limit_devices(pieces: list[Piece], settings: Settings, gpus: int) -> list[di
 
 
 def notes(records: Iterable[Record]) -> list[str]:
-    """What a person should know: containers that hold several replicas of one GPU that nothing limits."""
+    """Returns warnings for containers that hold several replicas of one unlimited GPU."""
     found = []
     for record in records:
         replicas, gpus = len(record.slice_ids), len({gpu_of(one) for one in record.slice_ids})

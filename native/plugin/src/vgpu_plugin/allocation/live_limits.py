@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running container is held to and what it holds, by the files of its allocation."""
+"""Current limits and usage of a running container, from the files of its allocation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from .records import Record
 
 
 def rewrite(files: AllocationFiles, record: Record) -> None:
-    """Makes the limits say what a record says, in place: every process of the container follows. Raises NotNow."""
+    """Writes the record's limits into the limits file, in place, so that every process of the container sees them.
+    Raises NotNow.
+    """
     path = f"{files.root}/{record.id}/limits"
     try:
         with open(path, "rb") as stream:
@@ -22,7 +24,7 @@ def rewrite(files: AllocationFiles, record: Record) -> None:
 
 
 def used(files: AllocationFiles, record: Record) -> dict[str, int]:
-    """UUID → bytes that the ledger of an allocation sums up, contexts too. Raises NotNow."""
+    """Returns UUID → bytes in use by the ledger of an allocation, including contexts. Raises NotNow."""
     path = f"{files.root}/{record.id}/rw/ledger"
     try:
         found = abi_files.read_ledger(path)

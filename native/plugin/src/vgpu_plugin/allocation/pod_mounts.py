@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses a container whose pod mounts a volume over the files of its allocation, where an API server is known.
+"""Refuses a container whose pod mounts a volume over the files of its allocation, if an API server is configured.
 
-Admission refuses such a pod before it is stored (``kube/mount_policy``, the webhook of vgpu_scheduler); this is for
-clusters with neither, and for pods that are older than both. Where the API server does not answer, the container starts
-unchecked, and that is counted: an honest pod must not wait for it. The watcher judges such a container all the same,
-for it compares with the node's own limits file and not with what the container sees.
+Admission refuses such a pod before it is stored (``kube/mount_policy``, the webhook of vgpu_scheduler). This check is
+for clusters without admission and for pods that are older than it. If the API server does not respond, the container
+starts unchecked and is counted, so that a harmless pod does not wait. The watcher still checks such a container,
+because it compares with the node's limits file and not with the container's view of it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,22 @@ log = logging.getLogger(__name__)
 
 
 class MountCheck:
-    """``pods`` finds the pods at the API server; None where none is known. ``unchecked``: starts without an answer."""
+    """``pods`` finds the pods at the API server; None if no API server is configured. ``unchecked``: number of starts
+    without a response.
+    """
 
     def __init__(self, pods: PodSizes | None) -> None:
         self._pods = pods
         self._counting = threading.Lock()
         self.unchecked = 0
-        # Allocations whose pod was judged: mounts of a pod never change, and a crash loop asks nobody again.
+        # Allocations whose pod was checked. A pod's mounts never change, so restarts of its containers need no further
+        # request.
         self._passed: set[str] = set()
 
     def check(self, record: Record) -> None:
-        """Raises Refused where the pod of a record conflicts. The caller does not hold the lock of the records."""
+        """Raises Refused if the pod of a record mounts over our files. The caller does not hold the lock of
+        the records.
+        """
         if self._pods is None or record.id in self._passed:
             return
         try:
@@ -49,7 +54,7 @@ class MountCheck:
         self.refuse(owner, record)
 
     def refuse(self, owner: Owner, record: Record) -> None:
-        """Raises Refused, with an event at the pod, where the container of a record conflicts."""
+        """Raises Refused and reports an event on the pod, if the record's container mounts over our files."""
         spec = owner.pod.get("spec") or {}
         found = [
             conflict

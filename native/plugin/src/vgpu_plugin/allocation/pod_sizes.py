@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pod holds slices, and what was planned for them: from the kubelet's PodResources and checkpoint to the pod at
+"""Finds the pod that holds slices, and the plan for them: from the kubelet's PodResources and checkpoint to the pod at
 the API server and its plan (the shared core's ``pods/annotations``).
 
-Asked inside PreStartContainer, the one call before a start that comes after the kubelet has tied a pod to its ids.
+Called in PreStartContainer, the only call before a start that comes after the kubelet has assigned the ids to a pod.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Client(Protocol):
-    """What is needed of kube_api.Api."""
+    """The methods of kube_api.Api that this module calls."""
 
     def get(self, path: str) -> dict[str, Any]: ...
 
@@ -39,7 +39,7 @@ class Client(Protocol):
 
 
 class Owner(NamedTuple):
-    """A container and its pod, as the API server has it."""
+    """A container and its pod, as read from the API server."""
 
     pod: dict[str, Any]
     container: str
@@ -51,7 +51,7 @@ class Owner(NamedTuple):
 
 
 class PodSizes:
-    """``holders`` asks PodResources; every fault is Refused or NotNow with a sentence that the kubelet shows."""
+    """``holders`` asks PodResources. Every error is Refused or NotNow with a message that the kubelet shows."""
 
     def __init__(
         self, api: Client, node: str, checkpoint_file: Path, holders: Callable[[], dict[str, Holder] | None]
@@ -62,7 +62,9 @@ class PodSizes:
         self._holders = holders
 
     def owner(self, record: Record) -> Owner:
-        """Who holds an allocation. PodResources names the pod, the checkpoint container and uid."""
+        """Returns the container that holds an allocation. PodResources names the pod, the checkpoint the container and
+        the pod's uid.
+        """
         known = self._holders() or {}
         holder = next((known[one] for one in record.kubelet_ids if one in known), None)
         found = checkpoint.read(self._checkpoint_file)
@@ -73,7 +75,7 @@ class PodSizes:
         if holder is not None:
             pod = self._get(f"/api/v1/namespaces/{quote(holder.namespace)}/pods/{quote(holder.pod)}")
         if (pod is None or (uid and _uid(pod) != uid)) and uid:
-            # An init container is in no list of PodResources.
+            # PodResources does not list init containers.
             pod = next((one for one in self.pods() if _uid(one) == uid), None)
         if pod is None or not container:
             raise NotNow(
@@ -83,7 +85,7 @@ class PodSizes:
         return Owner(pod, container)
 
     def pods(self) -> list[dict[str, Any]]:
-        """The pods of this node that have not ended."""
+        """Returns the pods of this node that have not ended."""
         selector = quote(f"spec.nodeName={self._node}", safe="")
         items = self._get(f"/api/v1/pods?fieldSelector={selector}").get("items") or []
         return [one for one in items if (one.get("status") or {}).get("phase") not in ENDED]
@@ -95,7 +97,7 @@ class PodSizes:
             raise NotNow(f"the size of a pod cannot be asked for: {fault}") from None
 
     def plan(self, owner: Owner) -> tuple[Part, ...]:
-        """What is planned for a pod. Raises Refused where it was not planned."""
+        """Returns the plan of a pod. Raises Refused if the pod has none."""
         try:
             plan = pod_annotations.read_annotations(owner.pod["metadata"].get("annotations") or {})
         except PlanError as fault:
@@ -109,7 +111,9 @@ class PodSizes:
 
     @staticmethod
     def priority(owner: Owner, config: dict[str, Any]) -> int:
-        """0 high, 1 low: what the pod requested, by the names of the node's configuration."""
+        """Returns the requested priority of the pod, 0 high or 1 low, by the resource names of the node's
+        configuration.
+        """
         vcuda = config["sharing"]["vcuda"]
         names = requests.Config()
         names = names._replace(
@@ -122,18 +126,24 @@ class PodSizes:
         return 1 if asked is None else asked
 
     def write_given(self, owner: Owner, plan: Iterable[Part]) -> None:
-        """Publishes for the scheduler what a pod really holds, before it holds it: it wins over the plan."""
+        """Writes the devices that a pod really gets, before it gets them. The scheduler prefers this annotation over
+        the plan.
+        """
         self._annotate(owner, {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))})
 
     def write_resized(self, owner: Owner, plan: Iterable[Part], former: Iterable[Part] = ()) -> None:
-        """The same of another size, of the very pod that was read. ``former``: what it still holds. Raises NotNow."""
+        """Writes a resized pod's devices, on the version of the pod that was read. ``former``: the sizes that it still
+        holds. Raises NotNow.
+        """
         texts: dict[str, str | None] = {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))}
         if held := tuple(former):
             texts[resizes.FORMER] = pod_annotations.write_plan(held)
         self._annotate(owner, texts, as_read=True)
 
     def write_done(self, owner: Owner) -> None:
-        """The pod has what was given, and no more. Raises NotNow, also where somebody changed the pod since."""
+        """Marks a resize as finished: the pod no longer holds its former size. Raises NotNow, also if the pod was
+        changed since.
+        """
         self._annotate(owner, {resizes.FORMER: None}, as_read=True)
 
     def _annotate(self, owner: Owner, texts: Mapping[str, str | None], as_read: bool = False) -> None:
@@ -148,7 +158,7 @@ class PodSizes:
             raise NotNow(f"pod {owner.name}: what it has cannot be written on it: {fault}") from None
 
     def report(self, owner: Owner, reason: str, text: str, kind: str = "Warning") -> None:
-        """An event about a pod; one that is lost costs no more than a line of the log."""
+        """Reports an event on a pod. A failed request is only logged."""
         metadata = owner.pod["metadata"]
         about = {key: metadata.get(key, "") for key in ("namespace", "name", "uid")}
         event = {
@@ -165,8 +175,8 @@ class PodSizes:
             log.warning("pod %s: an event was not taken: %s", owner.name, fault)
 
     def expected(self, size: int) -> list[str]:
-        """The GPUs planned for the container that the kubelet most likely admits now: the oldest pod that it knows no
-        devices of. Advice only; may be empty.
+        """Returns the GPUs planned for the container that the kubelet most likely admits now: the oldest pod without
+        devices in the checkpoint. Advice only; may be empty.
         """
         found = checkpoint.read(self._checkpoint_file)
         known = {(one.pod_uid, one.container) for one in found.entries} if found else set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocation records: what was given out, kept in /var/lib/vgpu/allocations.json over restarts and reboots."""
+"""Allocation records, saved in /var/lib/vgpu/allocations.json over restarts and reboots."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..errors import NotNow
 
 FORMAT = 1
 KUBELET = "kubelet"
-# Of a check, or taken by hand; of a program that vgpuctl runs; of a container of docker or podman.
+# Kinds of leases: a check or a manual lease; a program that vgpuctl runs; a container of docker or podman.
 LEASE, EXEC, CONTAINER = "lease", "exec", "container"
-# What no kubelet knows: it is not offered the slices meanwhile.
+# Allocations unknown to the kubelet, which must not be offered their slices meanwhile.
 LEASES = (LEASE, EXEC, CONTAINER)
-# Of one request of a claim (Dynamic Resource Allocation).
+# The allocation of one request of a claim (Dynamic Resource Allocation).
 CLAIM = "claim"
-# Of renameat2(2).
+# Constants of renameat2(2).
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Record:
-    """One container's allocation. ``limits`` is what abi.files.pack_limits takes, so that files can be made again."""
+    """One container's allocation. ``limits`` is the input of abi.files.pack_limits, so that the files can be created
+    again.
+    """
 
     id: str
     kind: str
@@ -41,25 +43,27 @@ class Record:
     limits: dict[str, Any] = field(default_factory=dict)
     # Folder of the library version that the container mounts; empty for a GPU that is not shared.
     library: str = ""
-    # Of a lease: when it ends, in seconds of the boot that boot_id names.
+    # Leases only: expiry in seconds since the boot that boot_id names.
     expires: float = 0.0
     boot_id: str = ""
-    # The ids by which the kubelet knows it, where it was given other slices (substitution.py); empty: slice_ids.
+    # The ids that the kubelet knows, if it named other slices (substitution.py); empty: slice_ids.
     asked: tuple[str, ...] = ()
-    # Percent of the SMs that are promised, by UUID, of a size that a pod requested; 0 is left out.
+    # UUID → promised percent of the SMs, for a size that a pod requested; without entries of 0 %.
     cores: dict[str, int] = field(default_factory=dict)
-    # Of a lease: who has it, for people; of a container docker or podman, whose list says whether it is still there.
+    # Leases only: the holder, as text for people.
     holder: str = ""
+    # Leases of containers only: docker or podman, whose list shows whether the container still exists.
     engine: str = ""
-    # Of a claim: its uid, the request, and the number of the share's folder in a container, which no other claim of the
-    # node has.
+    # Claims only: the uid of the claim.
     claim: str = ""
+    # Claims only: the name of the request.
     request: str = ""
+    # Claims only: the number of the share's folder in a container, unique on the node.
     number: int = 0
 
     @classmethod
     def of(cls, words: dict[str, Any]) -> Record:
-        """As JSON keeps it. Raises KeyError, TypeError, AttributeError."""
+        """Creates a record from its JSON object. Raises KeyError, TypeError, AttributeError."""
         return cls(**dict(words, slice_ids=tuple(words["slice_ids"]), asked=tuple(words.get("asked", ()))))
 
     @property
@@ -68,31 +72,33 @@ class Record:
 
 
 class RecordStore:
-    """All records, in memory and in one file. The caller holds ``lock``, which covers the files of allocations too.
+    """All records, in memory and in one file. The caller holds ``lock``, which also covers the files of allocations.
 
     The file is replaced as a whole but not synced: a lost last entry is rebuilt from the kubelet's checkpoint, and a
-    sync would cost every Allocate ten milliseconds. Nor is it replaced by a rename, upon which ext4 begins to write the
-    new file out: the two files change places, and the one before is overwritten the next time.
+    sync would add ten milliseconds to every Allocate. It is also not replaced by rename(2), because ext4 then writes
+    the new file to disk at once: two files are exchanged instead, and the older one is overwritten at the next save.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.lock = threading.RLock()
         self._records: dict[str, Record] = {}
-        # Each record is put into words once: the whole file is written with every allocation.
+        # The JSON text of each record, encoded once, because the whole file is written with every allocation.
         self._words: dict[str, str] = {}
-        # What every Allocate looks up, among hundreds.
+        # Indexes for every Allocate, which would otherwise search hundreds of records.
         self._leased: dict[str, str] = {}
         self._substituted: frozenset[str] = frozenset()
         self._name, self._fresh = str(path), str(path.with_suffix(".new"))
         self.warnings: list[str] = []
-        # Called with each record that was written down.
+        # Called with each saved record.
         self.on_put: Callable[[Record], None] = lambda _record: None
-        # Whether the last load found no file, or one that cannot be read.
+        # Whether the last load found no readable file.
         self.lost = False
 
     def load(self) -> None:
-        """Reads the file. One that cannot be read is put aside; recovery.py and the kubelet's checkpoint rebuild it."""
+        """Reads the file. An unreadable file is renamed; recovery.py and the kubelet's checkpoint rebuild
+        the records.
+        """
         try:
             data = json.loads(self._path.read_text())
             if data.get("version") != FORMAT:
@@ -100,12 +106,12 @@ class RecordStore:
             self._records = {one["id"]: Record.of(one) for one in data["allocations"]}
             self._words = {one.id: json.dumps(vars(one)) for one in self._records.values()}
             for one in self._records.values():
-                frozenset(one.kubelet_ids)  # as with_ids will
+                frozenset(one.kubelet_ids)  # fills the cache that with_ids uses
                 self._remember(one)
         except FileNotFoundError:
             self.lost = True
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
-            # All or nothing: what stayed of a file that is put aside would be written down again.
+            # All or nothing: records of a partly read file would be saved again.
             self._records, self._words, self._leased, self._substituted = {}, {}, {}, frozenset()
             self.lost = True
             aside = self._path.with_suffix(".broken")
@@ -135,7 +141,7 @@ class RecordStore:
         self._words = words
 
     def renew(self) -> None:
-        """Writes the file again where it is gone. Raises OSError."""
+        """Writes the file again if it was deleted. Raises OSError."""
         if self._words and not os.path.exists(self._name):
             log.warning("%s was gone; it is written again", self._path)
             self._save(self._words)
@@ -159,21 +165,25 @@ class RecordStore:
                 del self._leased[slice_id]
 
     def lease_of(self, slice_id: str) -> str | None:
-        """The lease that has a slice; None where none has."""
+        """Returns the lease that holds a slice; None if it is not leased."""
         return self._leased.get(slice_id)
 
     @property
     def substituted(self) -> bool:
-        """Whether the kubelet knows any by other ids than of its slices."""
+        """Whether any container holds other slices than the kubelet named."""
         return bool(self._substituted)
 
     def with_ids(self, ids: Iterable[str]) -> list[Record]:
-        """Those that the kubelet knows by exactly these ids; an init container and a container of a pod share them."""
+        """Returns the records that the kubelet knows by exactly these ids; an init container and a container of a pod
+        may share them.
+        """
         given = frozenset(ids)
         return [one for one in self._records.values() if frozenset(one.kubelet_ids) == given]
 
     def put(self, record: Record) -> None:
-        """Written down first: an allocation must outlive a restart. Raises NotNow, and nothing is kept."""
+        """Saves the record, then stores it in memory: an allocation must survive a restart. Raises NotNow, and then
+        stores nothing.
+        """
         try:
             self._save({**self._words, record.id: json.dumps(vars(record))})
         except OSError as fault:
@@ -187,7 +197,9 @@ class RecordStore:
         self.on_put(record)
 
     def drop(self, allocation: str) -> None:
-        """Never fails: a full disk must not keep a slice. A record that comes back with a restart is ended again."""
+        """Deletes a record; never fails, because a full disk must not block a slice. A record that reappears after a
+        restart is ended again.
+        """
         record = self._records.pop(allocation, None)
         if record is None:
             return
@@ -200,7 +212,7 @@ class RecordStore:
 
 
 def _overwrite(path: str, data: bytes) -> None:
-    """Without giving its blocks back, which would have to be found again."""
+    """Overwrites a file without truncating it first, so that its disk blocks are reused."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         view = memoryview(data)
@@ -212,7 +224,9 @@ def _overwrite(path: str, data: bytes) -> None:
 
 
 def _exchanged(one: str, other: str) -> bool:
-    """Lets two files change places in one step; False where one is not there, or the file system or libc cannot."""
+    """Exchanges two files in one step. Returns False if one is missing, or the file system or libc cannot exchange
+    files.
+    """
     exchange = _renameat2()
     if exchange is None:
         return False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings records back from their copies in /run/vgpu where the file of all records was lost.
+"""Recovers records from their copies in /run/vgpu after the file of all records was lost.
 
-A copy is read only where that file is gone or cannot be read: one without a record is else what an allocation left that
-has ended.
+The copies are read only if that file is missing or unreadable: otherwise a copy without a record belongs to an ended
+allocation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def recover(records: RecordStore, files: AllocationFiles) -> None:
-    """Once at the start, after ``load``. From then on each record has its copy, those of a former version too."""
+    """Runs once at the start, after ``load``. From then on each record has a copy, also records of an older version."""
     records.on_put = files.keep_record
     with records.lock:
         if records.lost:

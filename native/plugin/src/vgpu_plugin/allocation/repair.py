@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes again what somebody removed or spoilt under the running program: its folders, the file of all records, and the
-files of allocations. A container that runs keeps what it has mounted; it needs them when it starts again.
+"""Restores deleted or damaged files while the program runs: its folders, the file of all records, and the files of
+allocations. A running container keeps its mounted files; it needs the restored files when it starts again.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .records import Record, RecordStore
 
 log = logging.getLogger(__name__)
 
-# Bytes and files that an allocation may take of /run and of the disk, and some.
+# Bytes and files that an allocation may need in /run and on the disk, with a margin.
 LEAST_BYTES, LEAST_FILES = 1 << 20, 64
 
 
 def shortage(path: Path) -> str:
-    """What there is too little of where ``path`` lies; empty: enough, or not to be known."""
+    """Returns the space left in the file system of ``path`` if it is too little; empty if it is enough or unknown."""
     try:
         found = os.statvfs(path)
     except OSError:
-        return ""  # of a folder that is gone, Repair says more
+        return ""  # Repair reports a missing folder
     left = found.f_bavail * found.f_frsize
     if left < LEAST_BYTES:
         return f"{left >> 10} KiB"
-    # A file system without a limit of files says that it has none at all.
+    # A file system without a limit on files reports a total of 0 files.
     return f"room for {found.f_favail} files" if found.f_files and found.f_favail < LEAST_FILES else ""
 
 
@@ -47,16 +47,18 @@ class Repair:
     ) -> None:
         self._paths = paths
         self._shortage_of = shortage_of
-        # By folder, what there is too little of.
+        # Folder → the space left, if it is too little.
         self._short: dict[Path, str] = {}
         self._records = records
         self._files = files
         self._fault = ""
-        # Of allocations whose ledger cannot be read and is in use: what a person should know.
+        # Allocation → warning: its ledger is unreadable and in use.
         self._spoilt: dict[str, str] = {}
 
     def poll(self) -> None:
-        """Cheap while nothing is missing. What cannot be made is in ``notes``, and stops nothing else."""
+        """Restores missing files; cheap if none is missing. Errors are listed in ``notes`` and do not stop the other
+        repairs.
+        """
         fault, before = "", self._spoilt
         self._look_for_room()
         with self._records.lock:
@@ -81,7 +83,7 @@ class Repair:
         return f"what is missing in {where} cannot be made again: {error}; is there room, and may it be written?"
 
     def _look_for_room(self) -> None:
-        """A full disk is no news to the first container alone that cannot begin."""
+        """Logs full disks, so that they are noticed before a container fails to start."""
         folders = (self._paths.run_dir, self._paths.state_dir)
         before, self._short = self._short, {one: left for one in folders if (left := self._shortage_of(one))}
         for folder in self._short.keys() - before.keys():
@@ -91,7 +93,7 @@ class Repair:
         return f"{folder} is full ({self._short[folder]} left): no container can begin in a slice; make room there"
 
     def notes(self) -> list[str]:
-        """What a person should know."""
+        """Returns messages for the node's administrator."""
         full = [self._full(folder) for folder in self._short]
         return [*full, *([self._fault] if self._fault else []), *self._spoilt.values()]
 
@@ -108,8 +110,8 @@ class Repair:
         self._mend_ledger(record)
 
     def _mend_ledger(self, record: Record) -> None:
-        """With a ledger that cannot be read no program of the container gets memory, also after it was started again.
-        It is emptied once no process has a slot in it. Raises OSError.
+        """Writes a damaged ledger again once no process uses it. Until then the container's programs cannot allocate
+        memory, even after a restart. Raises OSError.
         """
         path = f"{self._files.root}/{record.id}/rw/ledger"
         uuids = [device["uuid"] for device in record.limits["devices"]]
@@ -118,7 +120,7 @@ class Repair:
             if abi_files.is_ledger_of(path, uuids, record.id):
                 return
         except BlockingIOError:
-            return  # a process of the container holds a lease on it
+            return  # a process of the container holds a file lease on the ledger
         except abi_files.LayoutError as fault:
             reason = str(fault)
         if not abi_files.ledger_in_use(path):

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another size for an allocation whose container runs, in place.
+"""Changes the size of an allocation while its container runs.
 
-What grows counts from the decision on, and limits follow the record; what shrinks counts when it is kept: limits come
-first, then the ledger is asked whether the container fits, then the record. A program that is killed in between leaves
-the size of the record, which ``restore`` makes the limits say again.
+A larger size counts from the decision on, and the limits file is written after the record. A smaller size counts once
+it is saved: first the limits are lowered, then the ledger is checked, then the record is saved. If the program is
+killed in between, the record's size is valid, and ``restore`` writes it into the limits file.
 
-With equal slices a container that is made larger takes the room of slices that nobody has: these are not offered
-meanwhile (``sizing.surplus``).
+With equal slices, a larger container uses the memory of free slices, which are then not offered (``sizing.surplus``).
 """
 
 from __future__ import annotations
@@ -28,17 +27,19 @@ from .allocation_files import AllocationFiles
 from .records import CLAIM, KUBELET, Record, RecordStore
 from .sizer import Lender, NoLender, Sizer
 
-# An allocation that was let pass by the former limits may be on its way to the ledger for so long.
+# Time in which an allocation allowed by the former limits reaches the ledger.
 SETTLE_S = 0.2
-# How long the OOM killer's work is waited for: a process ends at its next call of the driver. How long it is waited for
-# until the driver shows what the ledger says, for it is looked at every two seconds.
+# Maximum wait for the OOM killer (a process ends at its next driver call), maximum wait until the driver reports the
+# usage of the ledger (it is read every two seconds), and pause between two checks.
 KILL_S, SHOWN_S, LOOK_S = 10.0, 6.0, 0.1
 
 log = logging.getLogger(__name__)
 
 
 class Wanted(NamedTuple):
-    """Of one GPU; None: as it is. Cores 0: no limit. ``burst``: a limit between what was promised and the limit."""
+    """The requested size on one GPU. None: unchanged; 0 cores: no limit. ``burst``: a burst limit between the promise
+    and the pod's limit.
+    """
 
     memory_mib: int | None = None
     cores: int | None = None
@@ -46,7 +47,7 @@ class Wanted(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Of one GPU: sizes before and now, and the bytes that the container holds; -1: not asked."""
+    """The size on one GPU before and after, and the bytes that the container uses; -1: unknown."""
 
     before: Device
     now: Device
@@ -54,7 +55,7 @@ class Change(NamedTuple):
 
 
 class Resized(NamedTuple):
-    """``leaving``: processes still hold more than the new size, which counts as the former one until they end."""
+    """``leaving``: processes still use more than the new size; the former size counts until they end."""
 
     record: Record
     gpus: list[Change]
@@ -65,13 +66,13 @@ class Resized(NamedTuple):
         return any(one.before != one.now for one in self.gpus)
 
 
-# Tells the cluster the sizes of a container, in the order of its record, and whether more is held yet. Raises
+# Reports the sizes of a container to the cluster, in the order of its record, and whether it still uses more. Raises
 # PluginError.
 Publish = Callable[[list[Device], bool], object]
 
 
 class Resizer:
-    """The caller holds no lock. ``sleep`` is waited with."""
+    """The caller holds no lock. ``sleep`` is the function that waits."""
 
     def __init__(
         self,
@@ -86,14 +87,15 @@ class Resizer:
         self._files = files
         self._sizer = sizer
         self._sleep = sleep
-        # Allocations of which processes hold more than the new size.
+        # Allocations whose processes use more than the new size.
         self._leaving: set[str] = set()
         self._withheld: set[str] = set()
-        # (record, UUID) → bytes that the driver shows beyond what is tolerated: a ledger is what a tenant says.
+        # (record, UUID) → bytes that the driver reports beyond the tolerance. Needed because a tenant can forge its
+        # ledger.
         self.shown: Callable[[Record, str], int] = lambda _record, _uuid: 0
-        # Makes room for what was promised to somebody.
+        # Takes back burst memory for an allocation that was promised it.
         self.lender: Lender = NoLender()
-        # Has the driver, where it enforces limits itself, take what the limits file of an allocation says now.
+        # Sets the driver's own limit, if it enforces limits, to the current limits file of an allocation.
         self.enforce: Callable[[str], str] = lambda _allocation: ""
 
     def resize(
@@ -104,9 +106,9 @@ class Resizer:
         publish: Publish | None = None,
         waits: bool = True,
     ) -> Resized:
-        """Gives an allocation other sizes, by UUID. ``kill``: the OOM killer is switched on for it, so that a
-        size below what is in use is allowed. ``waits``: for the driver and the OOM killer; else the caller asks again.
-        Raises PluginError, and then nothing is changed.
+        """Gives an allocation new sizes, by UUID. ``kill``: switches the OOM killer on for the allocation, so that a
+        size below current usage is allowed. ``waits``: whether to wait for the driver and the OOM killer; otherwise the
+        caller asks again. Raises PluginError, and then changes nothing.
         """
         self._make_room(allocation, wanted)
         with self._records.lock:
@@ -144,7 +146,7 @@ class Resizer:
             if any(one.now.memory_mib < one.before.memory_mib for one in changes):
                 leaving = self._lower(record, after, [_lesser(one.before, one.now) for one in changes], waits)
             tell = functools.partial(publish or _nobody, [one.now for one in changes], leaving)
-            # The cluster must never think of less than there is, whichever step fails.
+            # The size that the cluster counts must never be below the real size, whichever step fails.
             grows = any(_greater(one.before, one.now) != one.before for one in changes)
             steps: list[Callable[[], object]] = [functools.partial(self._put, after, leaving), tell]
             for step in reversed(steps) if grows else steps:
@@ -180,8 +182,8 @@ class Resizer:
             live_limits.rewrite(self._files, record)
 
     def _lower(self, record: Record, after: Record, lesser: list[Device], waits: bool) -> bool:
-        """Holds a container to the lesser of both sizes. True: the OOM killer has not ended enough of it yet. Raises
-        Refused where it took more meanwhile.
+        """Lowers the limits to the smaller of both sizes. Returns True if the OOM killer has not freed enough memory
+        yet. Raises Refused if the container allocated more meanwhile.
         """
         low = self._sized(record, lesser, bool(after.limits.get("oom_killer")))
         with self._records.lock:
@@ -203,17 +205,19 @@ class Resizer:
         return True
 
     def _over(self, record: Record, devices: list[Device]) -> bool:
-        """Whether its programs hold more than this, by ledger or driver. Raises NotNow."""
+        """Whether the container's programs use more than these sizes, by ledger or driver. Raises NotNow."""
         used = live_limits.used(self._files, record)
         return any(max(used.get(one.uuid, 0), self.shown(record, one.uuid)) > one.memory_mib * MIB for one in devices)
 
     def known(self) -> list[Record]:
-        """Those that hold something: one whose pod has ended stays for a minute, and its slices may be another's."""
+        """Returns the records that hold memory: the record of an ended pod stays for a minute, while another pod may
+        have its slices.
+        """
         with self._records.lock:
             ids = {one.id for one in self._sizer.others(())}
             return [one for one in self._records.all() if one.id in ids]
 
-    # --- what is asked for
+    # --- the requested size
 
     def _resizable(self, allocation: str) -> Record:
         record = self._records.get(allocation)
@@ -239,11 +243,11 @@ class Resizer:
         return record
 
     def promises(self, record: Record) -> bool:
-        """Whether a share of a record is promised to it, and not only its limit."""
+        """Whether the record's percent of the SMs is promised, and not only a limit."""
         return record.kind == KUBELET and self._sizer.settings.requested
 
     def _devices(self, record: Record) -> list[Device]:
-        """What a record says, in MiB and percent; 0 for no limit where shares are promised."""
+        """Returns the record's sizes in MiB and percent; 0 means no limit if shares are promised."""
         promises = self.promises(record)
         return [
             Device(
@@ -264,7 +268,9 @@ class Resizer:
         return Device(device.uuid, memory, cores)
 
     def _sized(self, record: Record, devices: list[Device], kill: bool) -> Record:
-        """A record with other sizes. Bytes that are no whole MiB stay where the MiB do."""
+        """Returns the record with new sizes. Byte sizes that are not whole MiB stay unchanged if the MiB
+        are unchanged.
+        """
         rows = []
         for had, old, new in zip(record.limits["devices"], self._devices(record), devices, strict=True):
             memory = had["memory_bytes"] if new.memory_mib == old.memory_mib else new.memory_mib * MIB
@@ -278,10 +284,10 @@ class Resizer:
         cores = {one.uuid: one.cores for one in devices if one.cores} if self.promises(record) else record.cores
         return replace(record, limits=limits, cores=cores)
 
-    # --- whether it can be
+    # --- checks before a resize
 
     def _make_room(self, allocation: str, wanted: Mapping[str, Wanted]) -> None:
-        """Of what grows beyond what it was promised: others that use more than they were give that back."""
+        """Takes back burst memory of other containers, for memory that grows beyond its promise."""
         with self._records.lock:
             record = self._records.get(allocation)
             if record is None or not record.limits or record.limits.get("deny"):
@@ -303,7 +309,7 @@ class Resizer:
 
     @staticmethod
     def _refuse_bursting(record: Record, wanted: Mapping[str, Wanted]) -> None:
-        """Raises Refused where the memory of a GPU lies between request and limit, and is asked for."""
+        """Raises Refused if memory is requested for a GPU on which the pod has burst memory."""
         for uuid, size in wanted.items():
             bounds = sizing.bounds_of(record, uuid)
             if bounds is not None and size.memory_mib is not None and not size.burst:
@@ -314,7 +320,7 @@ class Resizer:
                 )
 
     def _used(self, record: Record, before: list[Device], now: list[Device]) -> dict[str, int]:
-        """What the container holds. Of one that only grows it need not be known."""
+        """Returns the memory in use by UUID; may be empty if the container only grows."""
         shrinks = any(new.memory_mib < old.memory_mib for old, new in zip(before, now, strict=True))
         try:
             return live_limits.used(self._files, record)
@@ -324,7 +330,7 @@ class Resizer:
             return {}
 
     def _refuse_without_room(self, record: Record, before: list[Device], now: list[Device]) -> None:
-        """What grows is tested as a new container's size is; what does not, always fits. Raises Refused."""
+        """Raises Refused if a grown size does not fit; an unchanged or smaller size always fits."""
         others = self._sizer.others(record.kubelet_ids)
         held, shares = sizing.held(others), sizing.held(others, limits=True)
         settings = self._sizer.settings
@@ -343,23 +349,27 @@ class Resizer:
             if fault:
                 raise Refused(f"allocation {record.id}: {fault}; ask for less, or make another one smaller first")
 
-    # --- now and then
+    # --- regular work
 
     def restore(self) -> None:
-        """After a restart: limits say what records say, and who holds more than its size is remembered."""
+        """After a restart: writes the records' sizes into the limits files, and notes which containers use more than
+        their size.
+        """
         with self._records.lock:
             for record in self._records.all():
                 if not record.limits or record.limits.get("deny"):
                     continue
                 try:
-                    # Before the ledger, which its tenant can spoil.
+                    # Written before the ledger is read, because a tenant can damage the ledger.
                     live_limits.rewrite(self._files, record)
                     used = live_limits.used(self._files, record)
                 except NotNow as fault:
-                    log.debug("%s", fault)  # files that are not there are made when its container starts
+                    log.debug("%s", fault)  # missing files are created when the container starts
                     continue
                 if record.kind == CLAIM or not record.limits.get("oom_killer"):
-                    continue  # nothing lets it hold more; a ledger that says so would only take the room of others
+                    # without an OOM killer usage cannot exceed the size; a forged ledger would only take room from
+                    # others
+                    continue
                 devices = self._devices(record)
                 if any(used.get(one.uuid, 0) > one.memory_mib * MIB for one in devices):
                     held = [
@@ -371,11 +381,13 @@ class Resizer:
         self.offer()
 
     def leaving(self, allocation: str) -> bool:
-        """Whether processes of an allocation still hold more than its size."""
+        """Whether processes of an allocation still use more than its size."""
         return allocation in self._leaving
 
     def poll(self) -> None:
-        """The room of processes that have ended is free; slices are offered again for which there is room."""
+        """Frees the former size of allocations whose processes have ended, and offers the slices that have
+        room again.
+        """
         with self._records.lock:
             for allocation in list(self._leaving):
                 record = self._records.get(allocation)
@@ -389,7 +401,7 @@ class Resizer:
         self.offer()
 
     def offer(self) -> None:
-        """Withholds the slices whose room went to larger containers, and gives back those that have room again."""
+        """Withholds the slices whose memory larger containers use, and offers the slices that have room again."""
         with self._records.lock:
             desired: set[str] = set()
             sized = any(sizing.SIZED in one.limits for one in self._records.all())
@@ -400,7 +412,7 @@ class Resizer:
                     share = slices.share_of(gpu.facts(), self._sizer.settings.config)
                     if at and share is not None:
                         desired |= sizing.surplus(at, records, sizing.capacity_mib(gpu, share))
-            # A lease withholds its slices itself, and gives them back at its end.
+            # A lease withholds and releases its own slices.
             desired = {one for one in desired if not self._records.lease_of(one)}
             for slice_id in self._withheld - desired:
                 if not self._records.lease_of(slice_id):
@@ -410,7 +422,7 @@ class Resizer:
             self._withheld = desired
 
     def notes(self) -> list[str]:
-        """What a person should know."""
+        """Returns messages for the node's administrator."""
         if not self._withheld:
             return []
         count = f"{len(self._withheld)} slice{'s are' if len(self._withheld) > 1 else ' is'}"
@@ -429,7 +441,7 @@ def _shown_more(record: Record) -> str:
 
 
 def _lowered(before: list[Device], now: list[Device]) -> list[Device]:
-    """Those that get less memory, as they are to be."""
+    """Returns the devices that get less memory, at their new size."""
     return [new for old, new in zip(before, now, strict=True) if new.memory_mib < old.memory_mib]
 
 
@@ -438,12 +450,12 @@ def _greater(one: Device, other: Device) -> Device:
 
 
 def _lesser(one: Device, other: Device) -> Device:
-    """Of the memory; a share follows with the record."""
+    """Returns the smaller memory size; the percent of SMs is changed later, with the record."""
     return Device(one.uuid, min(one.memory_mib, other.memory_mib), one.cores)
 
 
 def _refuse_in_use(record: Record, devices: list[Device], used: Mapping[str, int]) -> None:
-    """Raises Refused where a container holds more than it is to have."""
+    """Raises Refused if a container uses more than its new size."""
     for one in devices:
         had = next(each["memory_bytes"] for each in record.limits["devices"] if each["uuid"] == one.uuid)
         holds = used.get(one.uuid, 0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives a container the size that its pod requested (``sliceSizing: requested``): asks the API server for the plan,
-reserves the room, and writes the size down.
+"""Applies the size that a container's pod requested (``sliceSizing: requested``): reads the plan from the API server,
+reserves the room, and saves the size.
 
-The API server is asked without the lock, so a size that is decided and not yet written down counts as held.
+The lock is not held while the API server is asked, so a size that is decided and not yet saved counts as held.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ log = logging.getLogger(__name__)
 
 
 class Lender(Protocol):
-    """Who may use memory that nobody was promised, until somebody is (burst.Burst)."""
+    """Manages burst memory: memory above the promised amount, used until another container needs it (burst.Burst)."""
 
     def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
-        """Has room made, by UUID, as far as it is not in use; ``promised``: by the OOM killer's rule too."""
+        """Makes room on these GPUs by taking back unused burst memory; with ``promised`` also by the OOM killer."""
 
     def done(self, allocation: str) -> None:
-        """It has what it waited for, or wants it no more."""
+        """Ends the wait of an allocation: it has its memory or no longer needs it."""
 
     def waits_for(self, uuid: str, without: str = "") -> int:
-        """MiB of a GPU that others wait for."""
+        """Returns the MiB of a GPU that other containers wait for."""
 
 
 class NoLender:
-    """A node on which nobody bursts."""
+    """Used on a node without burst memory."""
 
     def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
         pass
@@ -56,7 +56,9 @@ class NoLender:
 
 
 class Short(Exception):
-    """What was promised is in use by others: by UUID, what is wanted, and how many MiB are missing."""
+    """Raised if promised memory is used as burst memory by other containers. By UUID: the wanted bounds, and the
+    missing MiB.
+    """
 
     def __init__(self, wanted: dict[str, sizing.Bounds], missing: dict[str, int]) -> None:
         super().__init__()
@@ -64,8 +66,9 @@ class Short(Exception):
 
 
 class Sizer:
-    """``pods`` finds the pods and plans at the API server; None where no API server is known. ``mounts``: with a server
-    of its own where it waits for another time. ``settings`` are replaced under the lock of the records.
+    """``pods`` finds the pods and plans at the API server; None if no API server is configured. ``mounts``: the check
+    of a pod's mounts, which may use another client with its own timeout. ``settings`` are replaced while the lock of
+    the records is held.
     """
 
     def __init__(
@@ -83,13 +86,15 @@ class Sizer:
         self.settings = settings
         self._pods = pods
         self.mounts = mounts or MountCheck(pods)
-        # Set where the parts are tied together.
+        # Set by assembly.py.
         self.lender: Lender = NoLender()
-        # Allocation → its record with a size that is decided and not yet written down.
+        # Allocation → its record with a size that is decided and not yet saved.
         self._reserved: dict[str, Record] = {}
 
     def planned(self, available: Sequence[str], size: int) -> list[str]:
-        """Free slices of the GPUs that the scheduler planned for the container that comes now; advice, maybe none."""
+        """Returns free slices of the GPUs that the scheduler planned for the container admitted now; advice only, may
+        be empty.
+        """
         if not self.settings.requested or self._pods is None:
             return []
         chosen: list[str] = []
@@ -99,13 +104,14 @@ class Sizer:
         return chosen
 
     def held(self, without: Iterable[str]) -> dict[str, sizing.Held]:
-        """UUID → what containers hold of a GPU. A container that the kubelet no longer knows holds nothing. Neither do
-        those with an id of ``without``, the ids of one container: they are of its pod, and do not run when it does.
+        """Returns UUID → memory and cores that containers hold of a GPU. Not counted: containers that the kubelet no
+        longer knows, and records with an id of ``without``, the ids of one container. Such records belong to its pod
+        and do not run at the same time.
         """
         return sizing.held(self.others(without))
 
     def others(self, without: Iterable[str]) -> list[Record]:
-        """The records that ``held`` counts."""
+        """Returns the records that ``held`` counts."""
         found = checkpoint.read(self._checkpoint_file)
         own = frozenset(without)
         return [
@@ -116,19 +122,19 @@ class Sizer:
         ]
 
     def reserve(self, record: Record) -> None:
-        """Lets a record count as this one, until ``release``. The caller holds the lock of the records."""
+        """Counts an allocation by this record until ``release``. The caller holds the lock of the records."""
         self._reserved[record.id] = record
 
     def release(self, allocation: str) -> None:
         self._reserved.pop(allocation, None)
 
     def reserved(self, allocation: str) -> bool:
-        """Whether a size of an allocation is decided and not yet kept."""
+        """Whether an allocation has a size that is decided and not yet saved."""
         return allocation in self._reserved
 
     def size(self, record: Record) -> None:
-        """Writes down the size that the pod of a record requested. Raises Refused where it was not planned, mounts over
-        our files, or does not fit on the GPUs that the kubelet chose. The caller does not hold the lock.
+        """Saves the size that the pod of a record requested. Raises Refused if the pod has no plan, mounts over our
+        files, or does not fit on the GPUs that the kubelet chose. The caller does not hold the lock.
         """
         if self._pods is None:
             raise NotNow(f"allocation {record.id} waits for its size, and this program knows no API server")
@@ -155,7 +161,7 @@ class Sizer:
                 del self._reserved[record.id]
 
     def _reserve_promised(self, record: Record, planned: Sequence[Device], priority: int) -> list[Device]:
-        """As _reserve, and what others burst into is given back first. Raises NotNow while that is in use."""
+        """Like _reserve, but takes back burst memory first. Raises NotNow while that memory is in use."""
         for last in (False, True):
             try:
                 return self._reserve(record, planned, priority)
@@ -170,8 +176,9 @@ class Sizer:
         raise AssertionError  # the loop returns or raises
 
     def _reserve(self, record: Record, planned: Sequence[Device], priority: int) -> list[Device]:
-        """Decides a size and keeps its room while the API server is asked. Raises Refused where it does not fit, Short
-        where others use what it was promised."""
+        """Decides a size and reserves its room while the API server is asked. Raises Refused if the size does not fit,
+        Short if other containers use the promised memory as burst memory.
+        """
         with self._records.lock:
             if record.id in self._reserved:
                 raise NotNow(f"allocation {record.id}: another call finds out its size now; it is tried again")
@@ -192,12 +199,12 @@ class Sizer:
             rows = [{**one, **cards.get(one["uuid"], {})} for one in sizing.limits_of(devices)]
             for one in rows:
                 if sizing.PROMISED in one:
-                    # At once what is free: a program may ask only once how much there is.
+                    # The limit starts with all free memory, because a program may query the memory size only once.
                     spare = free[one["uuid"]] - self.lender.waits_for(one["uuid"], record.id)
                     one["memory_bytes"] = max(one[sizing.PROMISED], min(one[sizing.LIMIT], spare)) * sizing.MIB
             limits.update(devices=rows, priority=priority)
             cores = {one.uuid: one.cores for one in devices if one.cores}
             self._reserved[record.id] = replace(record, limits=limits, cores=cores)
-            # In the same moment: what waits and what is reserved are never counted both.
+            # Under the same lock, so that memory is never counted as both waiting and reserved.
             self.lender.done(record.id)
             return devices

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that pods requested, on the GPUs that they got: which planned size goes to which GPU, and whether it fits
-there. Pure.
+"""Assigns the sizes that pods requested to the GPUs that the kubelet chose, and checks whether they fit. Pure.
 
-The scheduler plans, the kubelet chooses, and what containers hold on this node is known here alone. So a size is given
-only where memory and shares of all holders stay within the GPU, whatever was planned.
+The scheduler plans and the kubelet chooses, but only this node knows what its containers hold. So a size is applied
+only if memory and cores of all containers stay within the GPU, whatever was planned.
 """
 
 from __future__ import annotations
@@ -23,23 +22,24 @@ from ..offer.preference import gpu_of
 from .records import Record
 
 WHOLE = 100
-# The key of limits that a container has whose size is its own, and not that of its slice.
+# Key in the limits of a container that has its own size instead of its slice's size.
 SIZED = "priority"
-# Keys of a device in the limits of a record, in MiB, where what is promised is less than the limit (burst.py).
+# Keys of a device in the limits of a record, in MiB, for a container that is promised less than its limit (burst.py).
 PROMISED, LIMIT = "promised_mib", "limit_mib"
 
 
 @dataclass(frozen=True)
 class Held:
-    """What containers hold of a GPU, in MiB and percent of the SMs; without a limit counts as 0 %."""
+    """Memory (MiB) and percent of the SMs that containers hold of a GPU; a container without a limit counts as 0 %."""
 
     memory_mib: int = 0
     cores: int = 0
 
 
 def node_gpus(gpus: Iterable[Gpu], config: dict[str, Any], unhealthy: Mapping[str, str]) -> list[NodeGpu]:
-    """The GPUs of a node as its scheduler needs to know them: those that are split by ``sharing.vcuda``. ``unhealthy``:
-    UUID → reason, empty for a healthy GPU."""
+    """Returns the GPUs of a node that are split by ``sharing.vcuda``, as the scheduler needs them. ``unhealthy``: UUID
+    → reason, empty for a healthy GPU.
+    """
     found = []
     for gpu in gpus:
         share = slices.share_of(gpu.facts(), config)
@@ -64,18 +64,20 @@ def node_gpus(gpus: Iterable[Gpu], config: dict[str, Any], unhealthy: Mapping[st
 
 
 def capacity_mib(gpu: Gpu, share: slices.Share) -> int:
-    """M*S: what all containers of a GPU may hold together."""
+    """Returns the MiB that all containers of a GPU may hold together: memory times memory scaling."""
     return int(gpu.memory_mib * Fraction(share.memory_scaling))
 
 
 def room_mib(gpu: Gpu, config: dict[str, Any]) -> int:
-    """The same by a configuration; of a GPU that it does not split the whole card."""
+    """Returns the MiB that containers of a GPU may hold together under a configuration; a GPU that is not split has all
+    its memory.
+    """
     share = slices.share_of(gpu.facts(), config)
     return capacity_mib(gpu, share) if share is not None else gpu.memory_mib
 
 
 class Bounds(NamedTuple):
-    """MiB of one GPU between which the limit of a container lies: what was promised, and its limit (burst.py)."""
+    """The promised memory and the limit of a container on one GPU, in MiB; its burst limit lies between (burst.py)."""
 
     promised: int
     limit: int
@@ -86,16 +88,16 @@ class Bounds(NamedTuple):
 
 
 def bounds_of(record: Record, uuid: str) -> Bounds | None:
-    """None where a container has one size."""
+    """Returns the bounds of a container's memory on a GPU; None if the container has a fixed size."""
     rows = [one for one in record.limits.get("devices") or [] if one["uuid"] == uuid and PROMISED in one]
     return Bounds(rows[0][PROMISED], rows[0][LIMIT]) if rows else None
 
 
 def held(records: Iterable[Record], limits: bool = False, promised: bool = False) -> dict[str, Held]:
-    """What is held of each GPU. Containers that share a slice are of one pod and run one after the other (an init
-    container may have more GPUs than those after it), so of these the largest counts; a container that has no size yet
-    holds nothing. ``limits``: the cores are those that limits allow, and not those that were promised. ``promised``:
-    the memory is what was promised, and not what limits allow now.
+    """Returns UUID → memory and cores that these records hold. Containers that share a slice belong to one pod and run
+    one after the other (an init container may have more GPUs), so only the largest counts. A container without a size
+    yet holds nothing. ``limits``: count the cores of the limits instead of the promised cores. ``promised``: count the
+    promised memory instead of the current limit.
     """
     shares: dict[tuple[str, frozenset[str]], Held] = {}
     for record in records:
@@ -115,7 +117,7 @@ def held(records: Iterable[Record], limits: bool = False, promised: bool = False
 
 
 def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) -> str:
-    """Why a size does not fit on a GPU in addition to what is held of it; empty where it does."""
+    """Returns why a size does not fit on a GPU next to what containers already hold; empty if it fits."""
     capacity = room_mib(gpu, config)
     if before.memory_mib + requested.memory_mib > capacity:
         return (
@@ -128,8 +130,8 @@ def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) ->
 
 
 def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
-    """Why a share does not fit next to those of others where all slices of a GPU are equal: all together get no more
-    than all slices were offered, which may be more than one GPU; empty where it fits. ``pieces``: of one GPU.
+    """Returns why a percent of the SMs does not fit on a GPU with equal slices; empty if it fits. All containers
+    together get at most the sum of the offered slices, which may exceed 100 %. ``pieces``: the slices of the GPU.
     """
     shares = [one.sm_percent for one in pieces]
     most = max(WHOLE, sum(shares))
@@ -139,9 +141,9 @@ def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
 
 
 def surplus(pieces: Iterable[Piece], records: Iterable[Record], capacity: int) -> set[str]:
-    """The slices of one GPU that must not be offered, for their room went to containers that were made larger. Also
-    some that are held, at less than their size: they come back at their whole size. ``capacity``: MiB of all
-    containers together.
+    """Returns the slices of one GPU that must not be offered, because larger containers use their memory. Includes
+    allocated slices whose container is smaller than the slice, because they would be freed at full size. ``capacity``:
+    MiB of all containers together.
     """
     at, holds = list(pieces), list(records)
     sized = [one for one in holds if SIZED in one.limits]
@@ -163,8 +165,9 @@ def surplus(pieces: Iterable[Piece], records: Iterable[Record], capacity: int) -
 def assign(
     planned: Sequence[Device], given: Sequence[Gpu], config: dict[str, Any], before: Mapping[str, Held]
 ) -> list[Device]:
-    """The planned sizes on the GPUs that the kubelet chose, in the order of ``given``: each where it was planned, the
-    others, largest first, where most is free. Raises Refused where one fits nowhere.
+    """Assigns the planned sizes to the GPUs that the kubelet chose, in the order of ``given``: a size stays on its
+    planned GPU if chosen; the others, largest first, go to the GPU with most free memory. Raises Refused if a size does
+    not fit.
     """
     if len(planned) != len(given):
         raise Refused(
@@ -194,13 +197,14 @@ def assign(
 
 
 def with_part(plan: Sequence[Part], container: str, devices: Sequence[Device]) -> list[Part]:
-    """A plan with other devices for one container."""
+    """Returns the plan with other devices for one container."""
     return [part._replace(devices=tuple(devices)) if part.container == container else part for part in plan]
 
 
 def limits_of(devices: Sequence[Device]) -> list[dict[str, Any]]:
-    """The devices of a limits file. 0 and 100 % are no limit: an own GPU is nobody else's. One that may burst begins
-    with what it was promised."""
+    """Returns the devices of a limits file. 0 and 100 % of the SMs mean no limit, because nobody else uses such a GPU.
+    A device with burst memory starts with the promised memory.
+    """
     return [
         {
             "uuid": one.uuid,

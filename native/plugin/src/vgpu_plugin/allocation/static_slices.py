@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices for containers that Kubernetes does not start: one folder of files for each slice, and the CDI files that
-name them, so that ``podman run --device vgpu.fleet/slice=<uuid>::<n>`` gets a limited GPU.
+"""Slices for containers outside Kubernetes: one folder of files for each slice, and the CDI files that name them, so
+that ``podman run --device vgpu.fleet/slice=<uuid>::<n>`` gets a limited GPU.
 
 All containers with one slice share its ledger, so that together they never hold more than the slice. A slice is used
-on one side only: while a container outside Kubernetes holds it, it is unhealthy to the kubelet; while the kubelet has
-allocated it, its limits here say deny.
+either by Kubernetes or outside: while a container outside Kubernetes uses it, it is unhealthy to the kubelet; while the
+kubelet has allocated it, its limits here deny every allocation.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from .allocation_files import AllocationFiles
 from .allocator import Allocator
 from .records import Record
 
-# Each slice has a mount of its own; more than this many would slow every mount on the host.
+# Each slice has a mount of its own; more mounts would slow every mount on the host.
 MOST_SLICES = 256
 OUTSIDE = "used by a container outside Kubernetes"
-# Every so many calls of ``refresh_if_changed`` everything is checked, also where no sign shows a change.
+# Every sixth call of ``refresh_if_changed`` refreshes everything, even if no change is visible.
 WHOLE_EVERY = 6
-# What keeps slices from being offered; and of how many the status has a line each.
+# Errors that keep a slice from being offered.
 FAULTS = (OSError, PluginError, abi_files.LayoutError)
+# Maximum number of such slices with a line of their own in the status.
 MOST_NOTES = 8
 
 log = logging.getLogger(__name__)
@@ -57,15 +58,15 @@ class StaticSlices:
         self._allocator = allocator
         self._files = files
         self._driver = driver
-        # Folders of slices of whom containers run with files that were removed since: what there is now in their place
-        # says nothing of these.
+        # Returns the folders whose containers run with files that were removed since. The current files say nothing
+        # about these containers.
         self.stale: Callable[[], frozenset[str]] = frozenset
-        # What speaks against offering slices now, and the lines of it that are in the log.
+        # Why slices cannot be offered now; each line is logged once.
         self._faults: list[str] = []
-        # The signs of ``refresh_if_changed`` after the last refresh, and how many calls ago that was.
+        # The signs of ``refresh_if_changed`` at the last refresh, and the number of calls since then.
         self._signs: tuple[object, ...] = ()
         self._calls = 0
-        # Name of a slice's folder → the bytes of its limits that are as desired, and the desired limits.
+        # Name of a slice's folder → the bytes of its limits file, if they match, and the desired limits.
         self._written: dict[str, tuple[bytes, dict[str, Any]]] = {}
 
     def configure(self, settings: Settings, driver: driver_files.DriverFiles) -> None:
@@ -74,8 +75,8 @@ class StaticSlices:
         self.refresh()
 
     def refresh_if_changed(self) -> None:
-        """``refresh`` where something shows that it may be needed, and now and then without: it reads every file of
-        every slice, and on most nodes no process touches them between two calls.
+        """Calls ``refresh`` if a sign shows a change, and at every sixth call. ``refresh`` reads every file of every
+        slice, and on most nodes nothing changes between two calls.
         """
         with self._allocator.lock:
             self._calls += 1
@@ -83,11 +84,11 @@ class StaticSlices:
                 self.refresh()
 
     def _signs_now(self) -> tuple[object, ...]:
-        """Cheap to see: geometry, holders, library, and when files and folders were changed or replaced."""
+        """Returns cheap signs of a change: geometry, held slices, library, and the identities of files and folders."""
         return (*self._causes_now(), *self._files_now())
 
     def _causes_now(self) -> tuple[object, ...]:
-        """What ``refresh`` reads and does not change."""
+        """Returns signs of what ``refresh`` reads and does not change."""
         if self._paths.cdi_dir is None:
             return ()
         try:
@@ -98,23 +99,23 @@ class StaticSlices:
         return (_Same(self._pool.shape()), frozenset(self._held()), self.stale(), library, *others)
 
     def _files_now(self) -> tuple[object, ...]:
-        """What ``refresh`` writes."""
+        """Returns the identities of the files that ``refresh`` writes."""
         if self._paths.cdi_dir is None:
             return ()
         kinds = (cdi.GPU_KIND, cdi.NVIDIA_KIND, cdi.SLICE_KIND)
         seen = [str(self._paths.cdi_dir), *(f"{self._paths.cdi_dir}/{cdi.file_name(kind)}" for kind in kinds)]
         for piece in self._offered():
             folder = f"{self._paths.allocations}/{self._files.static_name(piece.id)}"
-            # A use of the slice writes its ledger; what a tenant did to it there is checked afterwards.
+            # Using the slice writes its ledger; a refresh then checks whether the tenant damaged the ledger.
             seen += [folder, f"{folder}/limits", f"{folder}/rw/ledger"]
         return tuple(map(_identity, seen))
 
     def refresh(self) -> None:
-        """Brings folders and CDI files in line with pool, library and driver. Faults are logged and in ``notes``, and
-        end nothing.
+        """Updates folders and CDI files to the pool, library and driver. Errors are logged and listed in ``notes``;
+        none is raised.
         """
         with self._allocator.lock:
-            # Before the work: what changes meanwhile, as a library that is switched, shows at the next call.
+            # Read before the refresh, so that a change during it (a switched library) is noticed at the next call.
             causes, before = self._causes_now(), self._faults
             try:
                 self._faults = self._refresh()
@@ -126,13 +127,13 @@ class StaticSlices:
                 log.warning("%s", fault)
 
     def notes(self) -> list[str]:
-        """What a person should know of the slices that cannot be offered now."""
+        """Returns messages about slices that cannot be offered now."""
         faults = self._faults
         more = [f"{len(faults) - MOST_NOTES} more slices cannot be offered by CDI"] if len(faults) > MOST_NOTES else []
         return faults[:MOST_NOTES] + more
 
     def _refresh(self) -> list[str]:
-        """Returns why single slices are left out."""
+        """Returns an error message for each slice that is left out."""
         folder = self._paths.cdi_dir
         if folder is None:
             return []
@@ -184,7 +185,7 @@ class StaticSlices:
     def _offered(self) -> list[Piece]:
         pieces = [one for one in self._pool.slices if self._pool.limited(one.id)]
         if self._settings.claims:
-            # The scheduler gives all of a card to claims; what a container has from before stays its own.
+            # With claims the scheduler allocates all of a GPU to claims, so only slices in use are still offered here.
             pieces = [one for one in pieces if self._in_use(self._files.static_name(one.id))]
         if len(pieces) > MOST_SLICES:
             log.debug("%d slices are more than %d; none is offered by CDI", len(pieces), MOST_SLICES)
@@ -192,15 +193,17 @@ class StaticSlices:
         return pieces
 
     def _make(self, piece: Piece, gpu: Gpu, flags: dict[str, Any], library: str, denied: bool) -> dict[str, Any]:
-        """The folder of one slice, where it is not whole yet; its edits. ``flags``: of its GPU's limits."""
+        """Creates the folder of one slice, if it is incomplete, and returns its CDI edits. ``flags``: flags of the
+        GPU's limits.
+        """
         record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, flags), library)
         desired = {**record.limits, "deny": denied}
-        # First what a folder of an older version lacks: nothing else of it is made again, for a container may have it.
-        # Where that cannot be made, more is missing than that.
+        # First add files that an older version did not have; the other files stay, because a container may have them
+        # mounted. If that fails, more is missing and the folder is created again below.
         if not self._files.has_share(record):
             with contextlib.suppress(OSError):
                 self._files.make_share(record)
-        # A container that runs keeps its ledger, also where it spoilt it: with a new one it would not be seen to run.
+        # A running container keeps its ledger, even a damaged one: with a new ledger it would look unused.
         if self._files.is_whole(record) or abi_files.ledger_in_use(self._ledger(record.id)):
             path = self._files.folder(record.id) / "limits"
             found = path.read_bytes()
@@ -223,24 +226,24 @@ class StaticSlices:
         }
 
     def _held(self) -> set[str]:
-        """Slices that no container outside Kubernetes may begin to use."""
+        """Returns the slices that no container outside Kubernetes may start to use."""
         stale = self.stale()
         removed = {one.id for one in self._offered() if self._files.static_name(one.id) in stale} if stale else set()
         return removed.union(one for record in self._allocator.records.all() for one in record.slice_ids)
 
     def _in_use(self, name: str) -> bool:
-        """Whether a container outside Kubernetes has the slice."""
+        """Whether a container outside Kubernetes uses the slice."""
         return name in self.stale() or abi_files.ledger_in_use(self._ledger(name))
 
     def _ledger(self, name: str) -> str:
         return f"{self._paths.allocations}/{name}/rw/ledger"
 
     def in_use(self) -> frozenset[str]:
-        """The slices that containers outside Kubernetes hold now."""
+        """Returns the slices that containers outside Kubernetes use now."""
         return frozenset(one.id for one in self._offered() if self._in_use(self._files.static_name(one.id)))
 
     def poll(self) -> None:
-        """Marks in the pool which slices are used outside Kubernetes now; the kubelet gets the others alone."""
+        """Marks the slices in use outside Kubernetes in the pool; the kubelet is offered only the others."""
         with self._allocator.lock:
             for piece in self._offered():
                 self.poll_slice(piece.id)
@@ -251,7 +254,9 @@ class StaticSlices:
         return busy
 
     def deny(self, slice_ids: tuple[str, ...] | list[str], denied: bool) -> None:
-        """The kubelet or a lease has taken slices, or gives them back. The caller holds the allocator's lock."""
+        """Denies slices that the kubelet or a lease has allocated, or allows freed slices. The caller holds the
+        allocator's lock.
+        """
         if self._paths.cdi_dir is None:
             return
         held = self._held()
@@ -274,8 +279,8 @@ class StaticSlices:
 
 
 class _Same:
-    """Equal where it is of the same object, which it keeps: the address of one that is gone may be the next one's. The
-    pool's shape is made again with every change of pieces or GPUs, also where it is equal.
+    """Compares by identity, and keeps the object alive so that its address is not reused. The pool creates a new shape
+    object with every change of slices or GPUs, even if the new shape is equal.
     """
 
     def __init__(self, thing: object) -> None:
@@ -288,7 +293,9 @@ class _Same:
 
 
 def _identity(path: str) -> tuple[int, int, int]:
-    """Tells a file from what it was and from another of its name; zeros where there is none."""
+    """Returns inode, modification time and size of a file, which show that it was changed or replaced; zeros if it does
+    not exist.
+    """
     try:
         found = os.stat(path)
     except OSError:

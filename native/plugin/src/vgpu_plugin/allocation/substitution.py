@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other slices than the kubelet named: for a kubelet before 1.19, which takes any free id without asking for a
-preference, so that its pods would pile up on one GPU. Pure.
+"""Allocates other slices than the kubelet named. For a kubelet before 1.19, which takes any free id without asking for
+a preference, so that its pods would fill one GPU. Pure.
 
-The kubelet keeps its own account of ids, and as many slices are free here as ids are free there: each id that it has
-given out stands for one slice. Which one is in our records.
+The kubelet counts ids, and the node has as many free slices as the kubelet has free ids: each allocated id corresponds
+to one slice. Our records say to which one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .records import Record
 def substitute(
     ids: Sequence[str], offers: Sequence[Offer], records: Iterable[Record], spread: bool, packed: bool = False
 ) -> list[str]:
-    """The slices to give for ``ids``; ``ids`` themselves where nothing speaks for others.
+    """Returns the slices to allocate for ``ids``; ``ids`` itself if no other slices are better.
 
-    ``offers``: the pieces of that resource with their health, in NVML's order. ``spread``: always choose; else only
-    where a slice of ``ids`` was given for another id before. Raises NotNow where too few are free.
+    ``offers``: the slices of that resource with their health, in NVML's order. ``spread``: always choose; otherwise
+    choose only if a slice of ``ids`` was allocated for another id before. Raises NotNow if too few are free.
     """
     wanted, records = frozenset(ids), list(records)
-    # The kubelet gives an id out again once its pod is gone, and to the containers of one pod one after another.
+    # The kubelet reuses an id once its pod is gone, and for the containers of one pod that run one after another.
     again = next((one for one in records if one.asked and frozenset(one.asked) == wanted), None)
     known = {offer.slice.id for offer in offers}
     if again is not None and known.issuperset(again.slice_ids):
@@ -45,7 +45,9 @@ def substitute(
 
 
 def on_gpus(uuids: Sequence[str], ids: Sequence[str], offers: Sequence[Offer], records: Iterable[Record]) -> list[str]:
-    """The slices of a container whose record is lost: ``ids`` where they lie on its GPUs, else free ones there."""
+    """Returns the slices of a container whose record is lost: ``ids`` if they are on its GPUs, otherwise free slices of
+    these GPUs.
+    """
     devices = {offer.slice.id: offer.slice.uuid for offer in offers}
     if not uuids or sorted(devices.get(one, "") for one in ids) == sorted(uuids):
         return list(ids)

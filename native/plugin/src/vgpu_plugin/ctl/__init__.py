@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl: what a person types on a node, and how the answers are printed."""
+"""vgpuctl: the command line for a node's administrator, and the text that it prints."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that vgpuctl takes: commands, options, examples."""
+"""Arguments of vgpuctl: commands, options, examples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXITS = (
     "  of exec and run: the program's own; 125 to 127 where it cannot be started"
 )
 FIRST = ("vgpuctl status", "vgpuctl top", "vgpuctl run -- -it ubuntu:24.04 nvidia-smi", "vgpuctl run --help")
-# Command → (what it does, examples). In the order of --help.
+# Command → (description, examples), in the order of --help.
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "status": (
         "GPUs with their load, slices in sum, who holds what, warnings",
@@ -194,7 +194,9 @@ def _whole(text: str, most: int, what: str, unit: str) -> int:
 
 
 def _ttl(text: str) -> int:
-    """How long is too long is for the plugin to say; beyond this no message holds it."""
+    """Parses a duration in seconds. The plugin checks the maximum; this limit is the largest number that fits in the
+    message.
+    """
     return _whole(text, (1 << 31) - 1, "a lease of", " s")
 
 

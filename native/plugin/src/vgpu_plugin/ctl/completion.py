@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion of vgpuctl for bash and zsh, made of its own parser: commands, options and their words."""
+"""Completion of vgpuctl for bash and zsh, generated from its parser: commands, options and their choices."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container of docker or podman needs for a lease: mounts, environment, devices, and the label by which the
-plugin follows its life. As options of the engine's command, or as a service of docker compose. Pure, but for the file.
+"""Builds the mounts, environment, devices and label that a docker or podman container needs for a lease; the plugin
+watches the container by the label. Prints them as options of the engine's command, or as a service of docker compose.
+Pure, except that the CDI file is read.
 
-An engine that knows CDI gets the GPU by its name there. For another the same file is read here and its edits are given
-as mounts and devices, so no runtime of NVIDIA's and no setting of the engine is needed.
+An engine with CDI support gets the GPU by its CDI name. For another engine the edits of the CDI file become mounts and
+devices, so neither NVIDIA's runtime nor a setting of the engine is needed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from ..inject import cdi
 
 
 class EditsError(Exception):
-    """A container cannot be given its GPU; the text says why and what to do."""
+    """Raised if a container cannot get its GPU; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Edits:
-    """``mounts``: (path in the container, path on the host, read-only); ``devices``: (in the container, on the host);
-    ``names``: CDI devices.
+    """Changes to a container. ``mounts``: (path in the container, path on the host, read-only); ``devices``: (path in
+    the container, path on the host); ``names``: CDI devices.
     """
 
     label: str
@@ -35,7 +36,9 @@ class Edits:
     names: tuple[str, ...] = ()
 
     def options(self) -> list[str]:
-        """Of docker run and podman run. --mount, for with --volume docker makes a folder where a source is missing."""
+        """Returns options for docker run and podman run. Uses --mount, because with --volume docker creates a folder
+        for a missing source.
+        """
         out = ["--label", self.label]
         for name, value in sorted(self.envs.items()):
             out += ["--env", f"{name}={value}"]
@@ -48,7 +51,7 @@ class Edits:
         return out
 
     def service(self, forbids_folders: bool) -> dict[str, Any]:
-        """Of docker compose. ``forbids_folders``: say that no folder is made where a source is missing."""
+        """Returns a service for docker compose. ``forbids_folders``: forbid creating a folder for a missing source."""
         bind = {"bind": {"create_host_path": False}} if forbids_folders else {}
         name, _equals, value = self.label.partition("=")
         return {
@@ -63,8 +66,10 @@ class Edits:
 
 
 def of_lease(lease: Mapping[str, Any], devices: Sequence[str], by_cdi: bool, cdi_folder: Path) -> Edits:
-    """``lease``: as vgpuctl has it; ``devices``: UUIDs of its GPUs or MIG devices. Raises EditsError."""
-    # /dev/null at a name is a word for NVIDIA's runtime, which adds nothing here.
+    """Returns the edits for a lease. ``lease``: as printed by vgpuctl; ``devices``: UUIDs of its GPUs or MIG devices.
+    Raises EditsError.
+    """
+    # A mount of /dev/null is only a signal to NVIDIA's runtime, which is not used here.
     mounts = [
         (one["container_path"], one["host_path"], bool(one["read_only"]))
         for one in lease["mounts"]
@@ -88,7 +93,7 @@ def _environment(words: Iterable[str]) -> dict[str, str]:
 
 
 def _from_file(path: Path, devices: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The edits of all containers, and those of each device. Raises EditsError."""
+    """Returns the edits for all containers, and the edits of each device. Raises EditsError."""
     try:
         found = json.loads(path.read_text())
         named = {one["name"]: one["containerEdits"] for one in found["devices"]}

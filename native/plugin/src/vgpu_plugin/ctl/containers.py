@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vgpuctl run``: a container of docker or podman in slices of this host. The plugin follows the container by its
-label, so the slices are its own until it is removed, also where this program was ended.
+"""``vgpuctl run``: runs a docker or podman container in slices of this host. The plugin watches the container by its
+label, so the container keeps its slices until it is removed, even if this program was killed.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from ..allocation.engine_lists import DOCKER, ENGINES, LABEL, PODMAN
 from ..allocation.records import CONTAINER
 from .container_edits import Edits, EditsError, of_lease
 
-# What the engine's own command returns where the container did not start.
+# Exit statuses of the engine's command if the container did not start.
 NOT_STARTED = (125, 126, 127)
-# The first podman whose CDI reads files of our version.
+# The first podman version whose CDI can read our files.
 PODMAN_WITH_CDI = (4, 3)
 PODMAN_FOLDERS = ("/etc/cdi", "/var/run/cdi")
-# Until the plugin sees the container: an image may have to be pulled first.
+# Time for the container to appear; its image may have to be pulled first.
 TTL_S = 3600
 FAILED, USAGE = 1, 2
 
 
 class EngineError(Exception):
-    """No engine can run the container; the text says why and what to do."""
+    """Raised if no engine can run the container; the text says why and what to do."""
 
 
 def ask(*words: str) -> str | None:
-    """The output of an engine's command; None where it fails."""
+    """Returns the output of an engine's command; None if the command fails."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -48,7 +48,7 @@ def ask(*words: str) -> str | None:
 
 
 def chosen(named: str) -> str:
-    """The engine that is named, else the first that is there and answers. Raises EngineError."""
+    """Returns the named engine, or the first installed engine that responds. Raises EngineError."""
     for engine in [named] if named else ENGINES:
         if shutil.which(engine) and ask(engine, "info", "--format", "json") is not None:
             return engine
@@ -59,7 +59,7 @@ def chosen(named: str) -> str:
 
 
 def knows_cdi(engine: str, folder: str) -> bool:
-    """Whether an engine reads CDI files of a folder: docker from 25 on, where its feature is on; podman from 4.3 on."""
+    """Whether an engine reads CDI files from a folder: docker since 25 with CDI enabled; podman since 4.3."""
     folders: Sequence[str] = ()
     if engine == PODMAN:
         found = re.search(r"(\d+)\.(\d+)", ask(PODMAN, "version", "--format", "{{.Client.Version}}") or "")
@@ -67,21 +67,22 @@ def knows_cdi(engine: str, folder: str) -> bool:
             folders = PODMAN_FOLDERS
     else:
         with contextlib.suppress(ValueError):
-            # An older docker fails at the field.
+            # Older versions of docker do not know this field and fail.
             folders = json.loads(ask(DOCKER, "info", "--format", "{{json .CDISpecDirs}}") or "null") or ()
     return os.path.realpath(folder) in {os.path.realpath(one) for one in folders}
 
 
 def compose_makes_folders() -> bool:
-    """Whether docker compose makes a folder where a bound file is missing, unless a service forbids it: from 2 on. 1.29
-    does not, and refuses a file that has the word."""
+    """Whether docker compose creates a folder for a missing bind source unless a service forbids it: version 2 does.
+    Version 1.29 does not, and rejects a file with that option.
+    """
     if ask(DOCKER, "compose", "version") is not None:
         return True
     return not (ask("docker-compose", "version", "--short") or "").startswith("1.")
 
 
 def run(given: argparse.Namespace, plugin: Client) -> int:
-    """The container's exit status, or the engine's where it did not start. May raise Fault."""
+    """Returns the container's exit status, or the engine's if the container did not start. Raises Fault."""
     words = given.words[1:] if given.words[:1] == ["--"] else given.words
     if bool(words) == bool(given.compose):
         hint = "run needs an image: vgpuctl run -- IMAGE COMMAND, or --compose SERVICE and no image"
@@ -89,7 +90,7 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
         return USAGE
     try:
         engine = DOCKER if given.compose else chosen(given.engine)
-        # A service of compose is for engines of any version.
+        # The printed service must work with every version of the engine, so it does not use CDI.
         by_cdi = not given.compose and knows_cdi(engine, str(given.cdi_dir))
         lease = _lease(given, plugin, engine, by_cdi)
         try:
@@ -107,7 +108,9 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
 
 
 def command(engine: str, edits: Edits, words: Sequence[str], detach: bool) -> list[str]:
-    """Without --detach the container is removed at its end, and its slices are free again; --restart forbids that."""
+    """Returns the engine's command. Without --detach or --restart the container is removed at its end, which frees its
+    slices.
+    """
     kept = detach or any(one.split("=")[0] in ("--restart", "--rm") for one in words)
     return [engine, "run", *(["--detach"] if detach else []), *([] if kept else ["--rm"]), *edits.options(), *words]
 
@@ -148,7 +151,7 @@ def _supervise(plugin: Client, engine: str, allocation: str, words: list[str]) -
         def forward(number: int, _frame: FrameType | None) -> None:
             process.send_signal(number)
 
-        # The engine's command passes signals on to the container. Ctrl-C it gets from the terminal, as this does.
+        # The engine's command forwards signals to the container. Ctrl-C reaches it from the terminal directly.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, forward)
@@ -157,7 +160,7 @@ def _supervise(plugin: Client, engine: str, allocation: str, words: list[str]) -
     status = status if status >= 0 else 128 - status
     mine = f"label={LABEL}={allocation}"
     if status in NOT_STARTED:
-        # A container that was made and did not start would keep the slices.
+        # A container that was created and did not start would keep the slices.
         left = (ask(engine, "ps", "--all", "--quiet", "--filter", mine, "--filter", "status=created") or "").split()
         if left:
             ask(engine, "rm", "--force", *left)
@@ -168,6 +171,6 @@ def _supervise(plugin: Client, engine: str, allocation: str, words: list[str]) -
 
 
 def _release(plugin: Client, allocation: str) -> None:
-    # The plugin may have seen the container's end before; and it will, where it does not answer now.
+    # A fault is ignored: the plugin may have noticed the container's end already, or will notice it later.
     with contextlib.suppress(Fault):
         plugin.call("Release", api.ReleaseRequest(allocation=allocation))

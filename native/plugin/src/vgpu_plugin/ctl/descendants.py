@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program left behind when it ended: processes that still use its slice, which is to go to another."""
+"""Ends the processes that a program left running in its slice, before the slice is freed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-# A process that the driver holds in the kernel ends only when that lets it go.
+# Maximum wait: a process inside a driver call ends only when that call returns.
 PATIENCE_S = 10.0
 
 
 def adopt() -> None:
-    """From now on, descendants of this process whose parent ends become its own children, wherever they went."""
+    """Makes this process the parent of all descendants whose own parent ends."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def end(patience_s: float = PATIENCE_S) -> list[int]:
-    """Kill every child of this process, and those that become its children by that; return those that would not end.
+    """Kills every child of this process, including processes that become its children meanwhile. Returns those that did
+    not end.
 
-    Only for a process that has no children but such.
+    Only for a process whose children must all end.
     """
     until = time.monotonic() + patience_s
     while (left := children()) and time.monotonic() < until:
@@ -38,10 +39,10 @@ def end(patience_s: float = PATIENCE_S) -> list[int]:
 
 
 def children() -> list[int]:
-    """The children of all threads of this process; those that have ended and wait for it too."""
+    """Returns the children of all threads of this process, including zombies."""
     found: list[int] = []
     for one in Path("/proc/self/task").glob("*/children"):
-        # A thread may have ended since it was listed.
+        # The thread may have ended since it was listed.
         with contextlib.suppress(OSError):
             found += [int(pid) for pid in one.read_text().split()]
     return found

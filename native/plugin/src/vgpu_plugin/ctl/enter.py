@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program in a slice, in a mount namespace of its own: the second half of ``vgpuctl exec``.
+"""Runs a program in a slice, in its own mount namespace: the second half of ``vgpuctl exec``.
 
-A process of its own, because gRPC's threads do not survive a fork. Standard input is the terminal's, so what to lay out
-comes as an argument.
+A separate process, because gRPC's threads do not survive a fork. The mounts come as an argument, because standard input
+belongs to the terminal.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vgpuctl exec``: a program in a slice of this host, which is given back when the program ends."""
+"""``vgpuctl exec``: runs a program in a slice of this host, and frees the slice when the program ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USAGE = 2
 
 
 def holder(program: Sequence[str]) -> str:
-    """Who runs what, for people: the user before sudo."""
+    """Returns the user (before sudo) and the program, as text for people."""
     try:
         user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -34,12 +34,12 @@ def holder(program: Sequence[str]) -> str:
 
 
 def execute(given: argparse.Namespace, plugin: Client) -> int:
-    """Runs a program in a leased slice and gives the slice back; its exit status, as shells have it."""
+    """Runs a program in a leased slice and frees the slice. Returns its exit status, as a shell reports it."""
     program = given.program[1:] if given.program[:1] == ["--"] else given.program
     if not program:
         print("vgpuctl: exec needs a program: vgpuctl exec -- nvidia-smi", file=sys.stderr)
         return USAGE
-    # The slice is given back also where this program gets a signal; the program in it is killed then.
+    # A signal also frees the slice; the program in the slice is then killed.
     _on_ends(_end, signal.SIGTERM, signal.SIGHUP)
     descendants.adopt()
     request = api.LeaseRequest(uuid=given.uuid, ttl_s=given.ttl, kind=EXEC, holder=holder(program))
@@ -64,7 +64,7 @@ def execute(given: argparse.Namespace, plugin: Client) -> int:
 
 
 def _give_back(plugin: Client, allocation: str) -> None:
-    # Before the slice is another's: what the program started in the background still holds memory in it.
+    # Before the slice is freed: background processes of the program still hold memory in it.
     left = descendants.end()
     if left:
         names = ", ".join(str(pid) for pid in left)
@@ -72,30 +72,32 @@ def _give_back(plugin: Client, allocation: str) -> None:
         return
     try:
         plugin.call("Release", api.ReleaseRequest(allocation=allocation))
-    except Fault as fault:  # what the program returned counts all the same
+    except Fault as fault:  # the exit status of the program stays
         print(f"vgpuctl: the slice was not given back, its lease ends after its time: {fault}", file=sys.stderr)
 
 
 def _on_ends(handler: Callable[[int, FrameType | None], None], *numbers: int) -> None:
-    """But for those that this program was started to ignore, as by nohup: then the program in the slice does too."""
+    """Installs a signal handler, except for signals that are ignored since the start (nohup): the program in the slice
+    inherits that.
+    """
     for number in numbers or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    # Once: a second one, as of a session that ends, would come between this and the kill of the program in the slice.
+    # Handle only the first signal: a second one, for example when the session ends, could prevent the cleanup.
     _on_ends(_ends_already)
     sys.exit(128 + number)
 
 
 def _ends_already(_number: int, _frame: FrameType | None) -> None:
-    """Nothing keeps the slice from being given back."""
+    """Ignores the signal, so that the slice is freed."""
 
 
 def _enter() -> str:
-    """Text of a program for an isolated Python, which imports nothing from the working directory or PYTHONPATH: root
-    may stand in a folder of others. The package is found where this one was, for a checkout is not installed.
+    """Returns the code for an isolated Python, which imports nothing from the working directory or PYTHONPATH: root may
+    be in another user's folder. The package's path is added, because a checkout is not installed.
     """
     root = str(Path(__file__).resolve().parents[2])
     return f"import sys; sys.path.append({root!r}); from {__package__}.enter import main; sys.exit(main())"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line of vgpuctl: asks and tells the device plugin of this host. Root only, for the socket is."""
+"""Command line of vgpuctl: sends requests to this host's device plugin. For root only, because only root may open the
+socket.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ MIB = 1 << 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that has not every character gets a question mark for it.
+        # A terminal without a character shows a question mark instead.
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="replace")
     try:
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lose_output() -> None:
-    """Nobody takes it any more, and Python would try once more at its end."""
+    """Redirects standard output to /dev/null: its reader is gone, and Python would try to write again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -65,7 +67,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     if given.command == "explain" and given.pod and given.what != "pod":
         reader.error(f"explain takes one thing, or: pod NAMESPACE/NAME; found {given.what} and {given.pod}")
     if given.command == "explain" and given.what == "pod":
-        from . import pod as ctl_pod  # of this command alone
+        from . import pod as ctl_pod  # needed by this command only
 
         return ctl_pod.explain(given)
     if given.command == "completion":
@@ -178,13 +180,13 @@ COMMANDS: dict[str, Callable[[Client, argparse.Namespace], dict[str, Any]]] = {
     "metrics": metrics_of,
     "watch": watched,
 }
-# These print by themselves.
+# Commands that print their own output.
 PROGRAMS: dict[str, Callable[[argparse.Namespace, Client], int]] = {
     "top": top.run,
     "exec": execute.execute,
     "run": containers.run,
 }
-# By the answer, and the width of the terminal (0: any).
+# Functions of the response and the terminal's width (0: unlimited).
 TEXTS: dict[str, Callable[[dict[str, Any], int, argparse.Namespace], str]] = {
     "status": lambda answer, width, _given: ctl_text.status(answer, width),
     "lease": lambda answer, _width, _given: lease_text(answer),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vgpuctl explain pod NAMESPACE/NAME``: why a pod waits, or what it holds. Asks no device plugin.
+"""``vgpuctl explain pod NAMESPACE/NAME``: why a pod waits, or what it holds. Needs no device plugin.
 
-The scheduler's program knows best and is asked where it listens, which is on the loopback address of its pod. From
-everywhere else the API server tells: what the pod asks for, its plan, and the events about it.
+The scheduler knows most and is asked first; it listens on the loopback address of its pod. From other places the API
+server is asked: the pod's requests, its plan, and the events about it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..errors import Fatal
 from ..node import kube_access, kube_api
 
 SCHEDULER = "127.0.0.1:8880"
-# Where a kubeconfig lies that may read pods; the first that is there.
+# Candidates for a kubeconfig that may read pods; the first existing file is used.
 KUBECONFIGS = (
     "~/.kube/config",
     "/etc/kubernetes/admin.conf",
@@ -34,7 +34,7 @@ ANSWER_S = 30.0
 
 
 def explain(given: argparse.Namespace) -> int:
-    """Prints; 1 where nobody knows, with the reason, 2 where no pod is named."""
+    """Prints the explanation. Returns 1 if no source responds, 2 if no pod is named."""
     namespace, _slash, name = given.pod.rpartition("/")
     namespace = namespace or "default"
     if not name:
@@ -53,7 +53,9 @@ def explain(given: argparse.Namespace) -> int:
 
 
 def of_scheduler(address: str, namespace: str, name: str) -> list[str] | None:
-    """What the program that listens there says; None where none does. Raises ValueError with its refusal."""
+    """Returns the scheduler's explanation; None if no scheduler listens at the address. Raises ValueError with an error
+    response's text.
+    """
     host, _colon, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]") or "127.0.0.1", int(port), timeout=ANSWER_S)
     try:
@@ -70,7 +72,7 @@ def of_scheduler(address: str, namespace: str, name: str) -> list[str] | None:
 
 
 def kubeconfig(named: str) -> str:
-    """The file that says how the API is reached; Fatal where there is none."""
+    """Returns the kubeconfig to use. Raises Fatal if there is none."""
     candidates = [named] if named else [os.environ.get("KUBECONFIG", "").split(os.pathsep)[0], *KUBECONFIGS]
     for one in filter(None, candidates):
         path = Path(one).expanduser()
@@ -82,7 +84,7 @@ def kubeconfig(named: str) -> str:
 
 
 def of_api(api: Any, namespace: str, name: str) -> list[str]:
-    """Raises ApiError."""
+    """Returns the explanation from the API server. Raises ApiError."""
     folder = f"/api/v1/namespaces/{quote(namespace)}"
     pod = api.get(f"{folder}/pods/{quote(name)}")
     meta, spec, status = (pod.get(key) or {} for key in ("metadata", "spec", "status"))
@@ -124,7 +126,7 @@ def plan(annotations: dict[str, str]) -> list[str]:
 
 
 def events(found: list[dict[str, Any]]) -> list[str]:
-    """What schedulers, device plugin and kubelet said, the newest last."""
+    """Returns lines for the events of schedulers, device plugin and kubelet, the newest last."""
 
     def when(one: dict[str, Any]) -> str:
         return str(one.get("lastTimestamp") or one.get("eventTime") or one["metadata"].get("creationTimestamp") or "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and lines for people: columns and words that fit a terminal, figures, ages. Pure."""
+"""Tables and lines for people: columns and wrapped text for a terminal, numbers, ages. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 Row = Sequence[object]
-# As short as a name may become.
+# Minimum width of a shortened name.
 SHORT_NAME = 12
 
 
@@ -16,8 +16,9 @@ def shortened(text: str, width: int) -> str:
 
 
 def table(rows: Sequence[Row], right: Sequence[int] = (), width: int = 0, gives_way: int = -1) -> list[str]:
-    """Aligned columns; the first row is the head. ``right``: columns of numbers. ``width``: of the terminal,
-    0: any; the column ``gives_way`` becomes shorter until it fits, and lines are cut where that is not enough.
+    """Returns aligned lines; the first row is the head. ``right``: columns aligned to the right. ``width``: width of
+    the terminal, 0: unlimited; the column ``gives_way`` is shortened until the table fits, and lines are cut if that is
+    not enough.
     """
     texts = [[str(cell) for cell in row] for row in rows]
     if width and gives_way >= 0 and (over := max(map(len, _aligned(texts, right))) - width) > 0:
@@ -40,12 +41,12 @@ def _aligned(texts: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
 
 
 def wide(lines: Sequence[str], width: int) -> bool:
-    """Whether a line is longer than ``width`` columns of a terminal; 0: never."""
+    """Whether a line is longer than ``width`` columns; False for width 0."""
     return 0 < width < max(map(len, lines), default=0)
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text with its lines wrapped between words to ``width`` columns, the rest of a line indented; 0: as it is."""
+    """Wraps each line between words to ``width`` columns and indents its continuation; 0: unchanged."""
     lines = []
     for line in text.splitlines():
         if wide([line], width):
@@ -64,12 +65,12 @@ def percent(share: float) -> str:
 
 
 def known(figure: int) -> str:
-    """A figure of a GPU; - where it says none."""
+    """Returns the number as text; "-" if the GPU does not report it."""
     return "-" if figure < 0 else str(figure)
 
 
 def age(seconds: float) -> str:
-    """In the unit that people would take: 40 s, 12 min, 3 h, 5 d."""
+    """Returns a duration in the unit that people would choose: 40 s, 12 min, 3 h, 5 d."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of containers of docker and podman, by the processes that use a GPU: the plugin knows none for a lease
-that was taken by hand, and for slices that an engine got by CDI.
+"""Finds the names of docker and podman containers by the processes that use a GPU. The plugin does not know the name
+for a manual lease, or for a slice that an engine got by CDI.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 from ..allocation.engine_lists import DOCKER, PODMAN
 from .containers import ask
 
-# As docker and podman name a container's control group.
+# Matches the control group of a docker or podman container.
 GROUP = re.compile(r"(docker|libpod)[-/]([0-9a-f]{64})")
 ENGINE_OF = {"docker": DOCKER, "libpod": PODMAN}
 
 
 class Tenants:
-    """Asks an engine where it meets a container that it does not know."""
+    """Asks an engine for the name of a container only once."""
 
     def __init__(self, proc: Path = Path("/proc"), ask: Callable[..., str | None] = ask) -> None:
         self._proc, self._ask = proc, ask
-        # (engine, id of the container) → its name.
+        # (engine, container id) → name.
         self._names: dict[tuple[str, str], str] = {}
 
     def of(self, usages: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-        """Allocation → the container's name, of those that no pod and no holder explains."""
+        """Returns allocation → container name, for allocations without a pod or holder."""
         out = {}
         for one in usages:
             unnamed = one["programs"] and not one["pod"] and not one["holder"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vgpuctl prints for people, from the plain values of the plugin's answers. Pure."""
+"""Text that vgpuctl prints, from the plain values of the plugin's responses. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..allocation.allocation_files import AllocationFiles
 from .tables import Row, age, known, table, wide, wrapped
 
-# How the reason of a GPU begins that the driver does not answer for.
+# Prefix of the reason for a GPU that the driver no longer finds.
 LOST = "lost: "
 
 HEALTHY = "healthy"
@@ -18,8 +18,8 @@ STATES = ("free", "in use", "unhealthy")
 
 
 def gpu_table(status: dict[str, Any], width: int = 0) -> list[str]:
-    """Every GPU with its load and its slices by state. In a narrow terminal without the maker's name, and with the
-    first words of a reason: ``reasons`` has it whole.
+    """Returns a table of all GPUs with their load and their slices by state. In a narrow terminal the model is printed
+    without "NVIDIA", and a reason is cut after its first words; ``reasons`` prints it in full.
     """
     rows: list[Row] = [("GPU", "MODEL", "MiB", "OF MiB", "UTIL %", "°C", "SLICES", "HEALTH")]
     for gpu in status["gpus"]:
@@ -42,7 +42,7 @@ def _first_words(reason: object) -> str:
 
 
 def reasons(status: dict[str, Any]) -> list[str]:
-    """Why GPUs are unhealthy, then the warnings: each trouble once."""
+    """Returns why GPUs are unhealthy, then the warnings, without duplicates."""
     lines = []
     for gpu in status["gpus"]:
         if gpu["reason"]:
@@ -72,7 +72,7 @@ def status(answer: dict[str, Any], width: int = 0) -> str:
 
 
 def short_id(status: dict[str, Any], slice_id: str) -> str:
-    """A slice by the index of its GPU: 0::2, as explain takes it."""
+    """Returns a slice id with the index of its GPU instead of the UUID (0::2), which explain accepts too."""
     uuid, _colons, number = slice_id.partition("::")
     index = next((gpu["index"] for gpu in status["gpus"] if gpu["uuid"] == uuid), None)
     return slice_id if index is None or not number else f"{index}::{number}"
@@ -91,15 +91,15 @@ def _ends(allocation: dict[str, Any]) -> str:
 
 
 def container(one: dict[str, Any]) -> str:
-    """The name of a pod's container; of another allocation whose it is, or its kind."""
+    """Returns namespace/pod/container, or the holder of another allocation, or its kind."""
     if one["pod"]:
         return "/".join((one["namespace"], one["pod"], one["container"]))
     return str(one.get("holder") or one["kind"])
 
 
 def watch(answer: dict[str, Any], everything: bool = False, width: int = 0) -> str:
-    """The findings of now, then those that are over. What a check of this host did is no trouble once it is over: its
-    findings are counted, and named where ``everything`` is asked for.
+    """Returns the current findings, then the past ones. Past findings of this host's own checks are only counted,
+    unless ``everything`` is set.
     """
     lines = [
         f"policy {answer['policy']}; {answer['looks']} polls, one every {answer['interval_s']:g} s; a finding is "
@@ -135,9 +135,11 @@ def _finding(one: dict[str, Any]) -> str:
 def slice_rows(
     status: dict[str, Any], usages: list[dict[str, Any]], tenants: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Every slice as slices --json has it. ``tenants``: names by allocation, where the plugin knows none."""
+    """Returns all slices in the form of slices --json. ``tenants``: allocation → name, for names that the plugin does
+    not know.
+    """
     tenants = tenants or {}
-    # What its holder may have now: another size was asked for, or given to it since. By allocation and GPU.
+    # (allocation, GPU) → the current size, which may differ from the slice's size after a resize.
     sizes = {
         (one["allocation"], one["uuid"]): (
             *(one["memory_limit"] // MIB, round(100 * one["share_limit"])),
@@ -170,7 +172,7 @@ def slice_rows(
 
 
 def _alone(piece: dict[str, Any], record: dict[str, Any]) -> bool:
-    """Whether a slice is the only one of its GPU that an allocation has."""
+    """Whether the slice is the allocation's only slice on its GPU."""
     return sum(one.partition("::")[0] == piece["uuid"] for one in record["slice_ids"]) == 1
 
 
@@ -191,7 +193,7 @@ def slices(rows: list[dict[str, Any]], width: int = 0) -> str:
         if one.get("promised_mib", 0) < one.get("most_mib", 0)
     ]
     if wide(whole := table(lines, (2, 3)), width):
-        # By the index of the GPU, as explain takes it too.
+        # With the index of the GPU, which explain accepts too.
         numbers = [one["id"].partition("::")[2] for one in rows]
         short = [f"{one['gpu']}::{number}" if number else one["id"] for one, number in zip(rows, numbers, strict=True)]
         lines = [lines[0], *((*row[:-1], name) for row, name in zip(lines[1:], short, strict=True))]
@@ -200,12 +202,12 @@ def slices(rows: list[dict[str, Any]], width: int = 0) -> str:
 
 
 def bursting(name: str, gpu: object, promised: int, most: int, now: int) -> str:
-    """Of a limit that may lie above what was promised, in MiB."""
+    """Returns a line about a burst limit, in MiB."""
     return f"{name}: {promised} MiB of GPU {gpu} are promised, up to {most} while nobody needs them; {now} now"
 
 
 def resized(answer: dict[str, Any], width: int = 0) -> str:
-    """What became of each GPU of a resized allocation."""
+    """Returns the result of a resize, one line for each GPU."""
     whose = f"allocation {answer['allocation']} ({_whose(answer)})"
     lines = []
     for one in answer["gpus"]:
@@ -228,8 +230,8 @@ def _share(percent: int) -> str:
 
 
 def explain(status: dict[str, Any], wanted: str) -> list[dict[str, str]]:
-    """Why a GPU (index or UUID), a slice, or all of the node is as it is, fact by fact with what each is about; empty
-    where ``wanted`` is nothing here.
+    """Explains a GPU (index or UUID), a slice, or the whole node. Returns facts with their subject; empty if ``wanted``
+    does not exist here.
     """
     gpus = [gpu for gpu in status["gpus"] if wanted in ("", gpu["uuid"], str(gpu["index"]))]
     pieces = [one for one in status["slices"] if wanted in (one["id"], short_id(status, one["id"]))]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vgpuctl top``: the GPUs, and who holds and uses what of which; once, as JSON, or as a live screen by ANSI alone."""
+"""``vgpuctl top``: shows the GPUs and the usage of each container; once, as JSON, or as a live screen with ANSI
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +27,27 @@ from .text import MIB, bursting, gpu_table, reasons
 
 HEAD = ("GPU", "TENANT", "MEM MiB", "OF MiB", "MEM %", "SM %", "GRANT %", "GOT %", "PID", "PROGRAM")
 NUMBERS = (2, 3, 4, 5, 6, 7, 8)
-# In a narrow terminal: without the percentage that two columns give, and with short heads.
+# Head for a narrow terminal: without the column MEM %, which follows from two others.
 SHORT_HEAD = ("GPU", "TENANT", "MiB", "OF MiB", "SM%", "GRANT%", "GOT%", "PID", "PROGRAM")
 LEFT_OUT = 4
 TENANT, MOST_PROGRAMS, LONGEST_PROGRAM, SHORT_PROGRAM = 1, 4, 15, 11
 NOBODY = "no container holds a limited slice"
-# Alternate screen without a cursor; and back.
+# ANSI sequences: BEGIN switches to the alternate screen and hides the cursor, END reverts that.
 BEGIN, END = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 HOME, REST_OF_LINE, REST_OF_SCREEN = "\033[H", "\033[K", "\033[J"
 
 
 def rows_of(one: Mapping[str, Any], index: str, tenant: str, got: str) -> list[Row]:
-    """One container on one GPU: its figures with its first process, then a line for each other one."""
+    """Returns the rows of one container on one GPU: numbers with the first process, then a row for each
+    further process.
+    """
     limit = one["memory_limit"]
-    # What it says of itself, or what the driver shows where that is more.
+    # The larger of the container's own count and the driver's count.
     used = max(one["memory_used"], one.get("memory_driver", -1))
     programs = one.get("programs", [])
     named = [(str(each["pid"]), shortened(each["name"], LONGEST_PROGRAM)) for each in programs[:MOST_PROGRAMS]]
     if not named:
-        # The driver shows none: one that has just begun, or none at all.
+        # The driver lists no process: it has just started, or there is none.
         named = [("-", f"{one['processes']} in ledger" if one["processes"] else "-")]
     if len(programs) > MOST_PROGRAMS:
         named.append(("", f"and {len(programs) - MOST_PROGRAMS} more"))
@@ -68,8 +72,9 @@ def top(
     indexes: Mapping[str, int] | None = None,
     tenants: Mapping[str, str] | None = None,
 ) -> str:
-    """``before``: device seconds of each (allocation, uuid) ``seconds`` ago, for the share that was got since.
-    ``width``: of the terminal; 0: any. ``indexes`` of GPUs by UUID; ``tenants``: names by allocation.
+    """Returns the table. ``before``: device seconds of each (allocation, uuid) ``seconds`` ago, from which the achieved
+    share is computed. ``width``: width of the terminal; 0: unlimited. ``indexes``: UUID → index of the GPU;
+    ``tenants``: allocation → name.
     """
     rows: list[Row] = [HEAD]
     order = indexes or {}
@@ -92,7 +97,7 @@ def top(
 def bursts(
     usages: Sequence[Mapping[str, Any]], indexes: Mapping[str, int], tenants: Mapping[str, str]
 ) -> Iterator[tuple[str, Any, int, int, int]]:
-    """Of each limit that may lie above what was promised: whose, the GPU, promised, most, now, in MiB."""
+    """Yields (container, GPU, promised MiB, maximum MiB, current MiB) for each burst limit."""
     for one in usages:
         sizes = [one.get(name, 0) // MIB for name in ("memory_promised", "memory_most", "memory_limit")]
         if sizes[0] < sizes[1]:
@@ -101,14 +106,14 @@ def bursts(
 
 
 def tenant(one: Mapping[str, Any]) -> str:
-    """A pod's container, who has a lease, or the allocation."""
+    """Returns namespace/pod/container, or the holder of a lease, or the allocation."""
     if one["pod"]:
         return "/".join((one["namespace"], one["pod"], one["container"]))
     return str(one.get("holder") or f"({one['kind']} {one['allocation']})")
 
 
 class Source:
-    """What the plugin says, call by call. ``usages`` and ``status`` may raise Fault."""
+    """Fetches data from the plugin. ``usages`` and ``status`` may raise Fault."""
 
     def __init__(self, plugin: Client) -> None:
         self._plugin = plugin
@@ -123,13 +128,13 @@ class Source:
         return plain(self._plugin.call("Status", api.StatusRequest()))
 
     def measure(self) -> list[dict[str, Any]]:
-        """Usages; the next ``table`` has shares since this call."""
+        """Returns the usages; the next ``table`` computes shares since this call."""
         found, self._then = self.usages(), time.monotonic()
         self._before = {(one["allocation"], one["uuid"]): one["device_seconds"] for one in found}
         return found
 
     def table(self, width: int) -> tuple[str, dict[str, Any]]:
-        """The table of now, and the status that goes with it."""
+        """Returns the current table and status."""
         status, before, then = self.status(), self._before, self._then
         usages = self.measure()
         indexes = {gpu["uuid"]: gpu["index"] for gpu in status["gpus"]}
@@ -137,7 +142,7 @@ class Source:
 
 
 def run(given: argparse.Namespace, plugin: Client) -> int:
-    """May raise Fault: where nobody answers from the start, a table that waits for ever would be no answer."""
+    """Prints the table. Raises Fault if the plugin does not respond at the start."""
     source = Source(plugin)
     if given.json:
         print(json.dumps({"usages": source.usages()}, indent=1))
@@ -157,7 +162,9 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
 
 
 def screen(table_text: str, status: dict[str, Any], size: tuple[int, int], interval: float) -> str:
-    """GPUs, then tenants, in ``size`` (columns, lines): what does not fit is counted in the last line."""
+    """Returns the screen with GPUs and containers in ``size`` (columns, lines); the last line counts the
+    omitted lines.
+    """
     width, height = size
     states = [one["state"] for one in status["slices"]]
     sums = ", ".join(f"{states.count(name)} {name}" for name in ("free", "in use", "unhealthy") if name in states)
@@ -180,7 +187,7 @@ def _live(given: argparse.Namespace, source: Source) -> int:
                 text = screen(*source.table(size.columns), (size.columns, size.lines), given.interval)
                 failed_since = 0.0
             except Fault as fault:
-                # A plugin that is started again answers again soon.
+                # A restarted plugin soon responds again.
                 failed_since = failed_since or time.monotonic()
                 text = f"vgpuctl: {fault}\nno answer for {age(time.monotonic() - failed_since)}; q ends"
             rows = [shortened(line, size.columns) + REST_OF_LINE for line in text.splitlines()]
@@ -194,7 +201,7 @@ def _live(given: argparse.Namespace, source: Source) -> int:
 
 
 def _quit_within(seconds: float) -> bool:
-    """Whether q was typed; waits so long."""
+    """Waits up to ``seconds``. Returns whether q was typed."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         if not sys.stdin.isatty():
@@ -206,7 +213,7 @@ def _quit_within(seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[None]:
-    """The alternate screen, and keys without Enter; all as before at the end."""
+    """Switches to the alternate screen and reads keys without Enter; restores both at the end."""
     keys = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
     sys.stdout.write(BEGIN)
     try:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI file of a claim: one device for each of its requests, named by claim and request alone.
+"""The CDI file of a claim: one device for each request, named by claim and request alone.
 
-The kubelet keeps the names that it was answered and, up to 1.36, adds those of a later answer to them: a container that
-names a device which nobody defines does not start. And runtimes keep what they have read of a name, so none ever means
-something else.
+The kubelet saves the CDI names of a claim and, up to 1.36, adds the names of a later response: a container that names
+an undefined device does not start. Runtimes cache what they read for a name, so a name must never change its meaning.
 """
 
 from __future__ import annotations
@@ -23,27 +22,27 @@ from ..node.paths import Paths
 
 KIND = "vgpu.fleet/claim"
 PREFIX = cdi.OF_CLAIMS
-# Of a uid, which becomes the name of a file and part of a device's.
+# Valid uids: a uid becomes the name of a file and part of a device's name.
 UID = re.compile(r"^[0-9A-Za-z]([-0-9A-Za-z]{0,61}[0-9A-Za-z])?\Z")
 
 
 def check_uid(uid: str) -> str:
-    """Raises Refused for one that is no file name."""
+    """Returns the uid. Raises Refused if it cannot be a file name."""
     if not UID.match(uid):
         raise Refused(f"the uid of the claim is {uid!r:.80}, expected letters, digits and dashes")
     return uid
 
 
 def device_id(uid: str, request: str) -> str:
-    """By which a container gets the share of a request."""
+    """Returns the CDI name of the share of a request."""
     return f"{KIND}={uid}.{request}"
 
 
 class ClaimFiles:
-    """``configure`` is called with what the driver's files are now."""
+    """``configure`` sets the current files of the driver."""
 
     def __init__(self, paths: Paths, files: AllocationFiles, hooks: Callable[[], list[dict[str, Any]]] = list) -> None:
-        """``hooks``: of a container that is to be limited, where the driver limits it."""
+        """``hooks`` returns the CDI hooks of a container that the driver limits."""
         self._paths = paths
         self._files = files
         self._hooks = hooks
@@ -54,7 +53,9 @@ class ClaimFiles:
         self._driver, self._dev_root = driver, dev_root
 
     def write(self, uid: str, records: Sequence[Record], gpus: Iterable[Gpu]) -> None:
-        """Raises OSError, and Refused where a device has no node to name, or the driver's library is not found."""
+        """Writes the CDI file of a claim. Raises OSError, and Refused if a device has no device node or the driver's
+        library is missing.
+        """
         folder = self._folder()
         if not self._driver.complete:
             raise Refused(
@@ -73,7 +74,7 @@ class ClaimFiles:
         (self._folder() / self.name(uid)).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Uids of the claims that have a file."""
+        """Returns the uids of the claims that have a file."""
         found = self._folder().glob(f"{PREFIX}*.json")
         return sorted(one.name.removeprefix(PREFIX).removesuffix(".json") for one in found)
 

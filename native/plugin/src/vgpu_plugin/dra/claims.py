@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kubelet asks for, from the claim at the API server to the CDI devices of its containers."""
+"""Prepares a claim for the kubelet: from the claim at the API server to the CDI devices of its containers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 
 class Reader(Protocol):
-    """The API server."""
+    """Reads objects from the API server."""
 
     def get(self, path: str) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A device of an answer, as the kubelet names it to the containers of the claim."""
+    """A prepared device of a claim, in the form of the kubelet's response."""
 
     request: str
     device: str
@@ -43,7 +43,7 @@ class Prepared:
 
 
 class Claims:
-    """Thread-safe. ``settings``: those of now."""
+    """Thread-safe. ``settings`` returns the current settings."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Claims:
         self._settings = settings
 
     def prepare(self, claim: Claim) -> list[Prepared]:
-        """The devices of a claim, with everything that a container needs. The same again for the same claim. Raises
-        PluginError.
+        """Prepares the devices of a claim, with all files that a container needs. Repeated calls return the same
+        devices. Raises PluginError.
         """
         check_uid(claim.uid)
         found = self._read(claim)
@@ -117,10 +117,10 @@ class Claims:
         raise Refused(f"this node has no GPU {uuid}")
 
     def unprepare(self, uid: str) -> None:
-        """Ends all of a claim; its object may be gone. Raises PluginError."""
+        """Ends all shares of a claim; its object may be gone. Raises PluginError."""
         check_uid(uid)
         try:
-            # First: no container may find what is about to end.
+            # Removed first, so that no container finds a share that is about to end.
             self._files.remove(uid)
         except OSError as fault:
             raise NotNow(f"the CDI file of claim {uid} cannot be removed: {fault}") from fault
@@ -128,7 +128,7 @@ class Claims:
             log.info("allocation %s: its claim is unprepared; it ends", allocation)
 
     def restore(self, records: Sequence[Record]) -> None:
-        """Once at the start: files of claims that somebody removed, and none of claims that have ended."""
+        """Runs once at the start: writes deleted files of claims again, and removes files of ended claims."""
         for fault in self._shares.restore():
             log.error("%s", fault)
         by_uid: dict[str, list[Record]] = {}

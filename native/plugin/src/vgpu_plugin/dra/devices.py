@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node publishes: its GPUs as the specifications of ResourceSlices. Pure.
+"""The devices that a node publishes: its GPUs as specifications of ResourceSlices. Pure.
 
-A GPU that libvgpu shares is one device that many claims may have at once. Each takes of its capacities memory and
-cores, and one of its slots. With equal slices a claim gets that slice, with requested sizes any. A time-sliced GPU has
-slots alone. A whole GPU and a MIG device belong to one claim.
+A GPU that libvgpu shares is one device that many claims may have at once. Each claim consumes memory, cores and one
+slot of its capacity. With equal slices a claim gets one slice, with requested sizes any size. A time-sliced GPU has
+only slots. A whole GPU or a MIG device belongs to one claim.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .._shared.pods.quantity import mebibytes
 from ..node.gpus import NO_NUMA, Driver, Gpu, MigDevice
 from .names import CORES, DRIVER, MEMORY, SLOTS, device_names
 
-# Of a slice where one has a taint.
+# Maximum number of devices in a ResourceSlice with taints.
 MOST_DEVICES = 64
 UNHEALTHY, MOVING, DRAINED = (f"{DRIVER}/{word}" for word in ("unhealthy", "moving", "drained"))
 WHOLE = 100
@@ -27,8 +27,8 @@ LONGEST_STRING = 64
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node: ``unhealthy`` UUID → reason; ``moving`` GPUs of which pods of the device plugin still have slices;
-    ``drained`` those that an administrator drains.
+    """The state of a node. ``unhealthy``: UUID → reason; ``moving``: GPUs on which pods of the device plugin still have
+    slices; ``drained``: GPUs that an administrator drains.
     """
 
     name: str
@@ -42,8 +42,8 @@ class NodeView:
 
 
 def slices_of(node: NodeView) -> list[dict[str, Any]]:
-    """The specification of each slice, in order; one without devices where the node offers none. The generation of
-    the pool is 0: who publishes sets it.
+    """Returns the specification of each ResourceSlice, in order; one without devices if the node offers none. The
+    pool's generation is 0; the publisher sets it.
     """
     devices = [one for gpu in node.gpus for one in _devices(node, gpu)]
     parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
@@ -85,7 +85,8 @@ def _shared(node: NodeView, gpu: Gpu, mig: MigDevice | None, pieces: list[Piece]
         return {"attributes": attributes, "allowMultipleAllocations": True, "capacity": _slots(len(pieces))}
     if mode in (NONE, MIG):
         return {"attributes": attributes, "capacity": {MEMORY: {"value": mebibytes(pieces[0].memory_mib)}}}
-    return None if mode == MPS else {}  # a client of MPS needs the pipes of its daemon's resource
+    # a client of MPS needs the pipes of its daemon, which only the device plugin mounts
+    return None if mode == MPS else {}
 
 
 def _capacity(gpu: Gpu, config: Mapping[str, Any], pieces: list[Piece]) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def _capacity(gpu: Gpu, config: Mapping[str, Any], pieces: list[Piece]) -> dict[
     slice_mib, percent = slices.size_of(gpu.facts(), share)
     total = slices.claimable_mib(gpu.facts(), share, _requested(config))
     if not _requested(config):
-        # Where slices may use more of the SMs than there are, that is what is sold.
+        # The sum of the slices' cores may exceed 100 %; then that sum is the capacity.
         size = mebibytes(slice_mib)
         memory = {"value": mebibytes(total), "requestPolicy": {"default": size, "validValues": [size]}}
         cores = {
@@ -142,7 +143,7 @@ def _attributes(node: NodeView, gpu: Gpu, mig: MigDevice | None, mode: str) -> d
 
 
 def version(text: str) -> str:
-    """Three numbers without leading zeros, as the API wants a version."""
+    """Returns three numbers without leading zeros, the API's format of a version."""
     numbers = [int(one) if one.isdigit() else 0 for one in text.split(".")]
     return ".".join(str(one) for one in [*numbers, 0, 0, 0][:3])
 
@@ -159,6 +160,6 @@ def _taints(node: NodeView, gpu: Gpu) -> list[dict[str, Any]]:
 
 
 def label_value(text: str) -> str:
-    """ "Xid 79" → "xid-79": what a label may have."""
+    """Returns a valid label value: "Xid 79" becomes "xid-79"."""
     words = "".join(char if char.isalnum() and char.isascii() else "-" for char in text.lower())
     return "-".join(one for one in words.split("-") if one)[:63].strip("-") or "unhealthy"

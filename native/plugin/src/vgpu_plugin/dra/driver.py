@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver for claims of one node: its parts, and their threads."""
+"""The driver for claims of one node: its parts and their threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 
 
 class Connections(NamedTuple):
-    """To the API server, one for each use: a watch keeps its own, and none waits for another."""
+    """Connections to the API server, one for each use, because a watch occupies its connection and no call should wait
+    for another.
+    """
 
     claims: Reader
     writer: Server
@@ -44,7 +46,7 @@ class Connections(NamedTuple):
 
 
 class ClaimDriver:
-    """Starts with ``start`` and ends with ``stop``; ``state`` may be asked by any thread."""
+    """``start`` starts the threads and ``stop`` ends them; any thread may call ``state``."""
 
     def __init__(
         self,
@@ -82,14 +84,15 @@ class ClaimDriver:
         self.publisher.ask()
 
     def slices(self) -> Sequence[Mapping[str, Any]]:
-        """What the node should publish now."""
+        """Returns the ResourceSlices that the node should publish now."""
         try:
             self._driver = self._source.driver()
         except GpuError as fault:
             log.debug("the driver does not say its version: %s", fault)
         gpus = tuple(self._pool.gpus)
         records = self._allocator.records.all()
-        # Pods of the device plugin, which no scheduler for claims sees: the card is theirs until they are gone.
+        # The scheduler for claims does not see pods of the device plugin: their GPUs are offered to claims only after
+        # they end.
         moving = {one.partition("::")[0] for record in records if record.kind == KUBELET for one in record.slice_ids}
         return slices_of(
             NodeView(
@@ -118,7 +121,7 @@ class ClaimDriver:
             self._threads.append(thread)
 
     def _follow_pool(self) -> None:
-        """Each change of health or pieces is published."""
+        """Publishes each change of health or slices."""
         while not self._stopping.is_set():
             generation, _offers = self._pool.offers()
             self.publisher.ask()
@@ -126,11 +129,11 @@ class ClaimDriver:
                 return
 
     def poll(self) -> None:
-        """Now and then: a card whose last pod has ended is free for claims."""
+        """Regular check: a GPU whose last pod has ended becomes free for claims."""
         self.publisher.poll()
 
     def notes(self) -> list[str]:
-        """What a person should know."""
+        """Returns messages for the node's administrator."""
         registered, fault = self.registration.state()
         return [*([] if registered else [fault]), *self.publisher.notes()]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's stream DRAResourceHealth: every device with its health, at each change and before the last word is too
-old. It only shows in the status of pods; a taint of the device keeps others away.
+"""The kubelet's stream DRAResourceHealth: sends every device with its health, at each change and before the last
+message expires. The kubelet only shows it in the status of pods; a taint of the device keeps new pods away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..offer.pool import Pool
 from .names import device_names
 
 VERSION = "v1alpha1.DRAResourceHealth"
-# A kubelet that hears nothing for so long shows Unknown.
+# The kubelet shows Unknown if it receives no message for this time.
 TIMEOUT_S = 30
 REPEAT_S = 10.0
 MOST_STREAMS = 8
@@ -55,7 +55,7 @@ class Health(rpc.DRAResourceHealthServicer):
         return self._stopping.is_set() or not context.is_active()
 
     def now(self) -> api.NodeWatchResourcesResponse:
-        """All devices that are offered."""
+        """Returns the health of all offered devices."""
         names = device_names(self._pool.gpus)
         out = api.NodeWatchResourcesResponse()
         for device, uuid in dict.fromkeys((one.device, one.uuid) for one in self._pool.slices):

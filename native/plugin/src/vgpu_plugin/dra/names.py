@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the driver and its devices, as the scheduler, the kubelet and claims have them."""
+"""Names of the driver and its devices, for the scheduler, the kubelet and claims."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import Iterable
 from ..node.gpus import Gpu
 
 DRIVER = "gpu.vgpu.fleet"
-# Of parameters in classes and claims.
+# Version and kind of our parameters in classes and claims.
 API_VERSION, KIND = "vgpu.fleet/v1", "Share"
 MEMORY, CORES, SLOTS = "memory", "cores", "slots"
-# Digits of a UUID in a device's name, where no other card of the node begins alike.
+# Number of UUID digits in a device's name, if they are unique on the node.
 DIGITS = 8
 
 
 def device_names(gpus: Iterable[Gpu]) -> dict[str, str]:
-    """UUID of a GPU or MIG device → its name. An index moves when a card dies, and allocations name the device."""
+    """Returns UUID of a GPU or MIG device → its name. Indexes are not used: they change when a GPU fails, and
+    allocations contain the name.
+    """
     prefixes: dict[str, str] = {}
     for gpu in gpus:
         prefixes[gpu.uuid] = "gpu"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of our driver in classes and claims: ``vgpu.fleet/v1 Share``. The API server takes whatever is written
-there, so they are read strictly, and may only tighten what the node's configuration says. Pure.
+"""Parameters of our driver in classes and claims: ``vgpu.fleet/v1 Share``. The API server does not check them, so they
+are parsed strictly, and may only tighten the node's configuration. Pure.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 from ..errors import Refused
 from .names import API_VERSION, KIND
 
-POLICIES = ("disable", "default", "force")  # from the loosest on
-# Key → what its value may be.
+POLICIES = ("disable", "default", "force")  # ordered from the weakest limit to the strictest
+# Key → allowed values.
 KEYS: dict[str, tuple[Any, ...]] = {
     "corePolicy": POLICIES,
     "priority": (0, 1),
@@ -24,7 +24,9 @@ FROM_CLASS = "FromClass"
 
 
 def check(raw: Any, where: str) -> dict[str, Any]:
-    """The parameters without kind and version. ``where``: of a class or claim, for people. Raises Refused."""
+    """Returns the parameters without kind and version. ``where``: names the class or claim in messages.
+    Raises Refused.
+    """
     if not isinstance(raw, Mapping):
         raise Refused(f"{where}: expected an object of {API_VERSION} {KIND}, found {raw!r:.80}")
     named = raw.get("apiVersion"), raw.get("kind")
@@ -45,8 +47,9 @@ def check(raw: Any, where: str) -> dict[str, Any]:
 
 
 def tightened(flags: Mapping[str, Any], given: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """The node's part of a limits file with parameters over it. ``given``: (FromClass or FromClaim, parameters), in
-    order. A class is written by who runs the cluster, so it may give the high priority; a claim may not.
+    """Returns the node's flags of a limits file, tightened by parameters. ``given``: (FromClass or FromClaim,
+    parameters), in order. A class is written by the cluster's administrator, so it may set the high priority; a claim
+    may not.
     """
     out = dict(flags)
     out["priority"] = 1

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps this node's ResourceSlices as the node is: lists and watches its own, compares, writes what differs, reads it
-back.
+"""Keeps this node's ResourceSlices up to date: lists and watches its own slices, compares them, writes differences and
+reads them back.
 
-A kubelet that starts deletes all slices of its node, and so it does when the plugin was gone for half a minute: what is
-written once is not there for ever. An API server without consumable capacity (before 1.36, or with the gate off) drops
-fields and says nothing, so a shared card would be stored as one that a single claim may have. So each slice is first
-sent as a dry run: where that comes back with less, nothing is published, and what was is taken away.
+A kubelet deletes all slices of its node when it starts, and when the plugin was gone for half a minute, so slices must
+be written again. An API server without consumable capacity (before 1.36, or with the gate off) silently drops fields,
+so it would store a shared GPU as a device for a single claim. So each slice is first sent as a dry run: if fields are
+missing in the response, nothing is published, and published slices are deleted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PATH = "/apis/resource.k8s.io/v1/resourceslices"
 DRY_RUN = "?dryRun=All"
 CONFLICT, NOT_FOUND = 409, 404
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
-# An API server that drops fields may be upgraded.
+# Long pause after dropped fields: only an upgrade of the API server helps.
 DROPPED_RETRY_S = 300.0
 
 log = logging.getLogger(__name__)
 
 
 class Server(Protocol):
-    """The API server, as kube_api.Api."""
+    """The methods of kube_api.Api that this module calls."""
 
     def get(self, path: str) -> dict[str, Any]: ...
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
@@ -42,12 +42,12 @@ class Server(Protocol):
 
 
 class Dropped(Exception):
-    """The API server keeps less than it was sent; the text names the first field."""
+    """Raised if the API server drops fields; the text names the first one."""
 
 
 class Publisher:
-    """``desired`` returns the specifications of now. ``run`` and ``follow`` are a thread each; ``ask`` may be called by
-    any. ``writer`` and ``watcher``: a connection each, for a watch takes one for itself.
+    """``desired`` returns the current specifications. ``run`` and ``follow`` need a thread each; any thread may call
+    ``ask``. ``writer`` and ``watcher`` are separate connections, because a watch occupies its connection.
     """
 
     def __init__(
@@ -60,22 +60,22 @@ class Publisher:
         self._stopping = threading.Event()
         self._asked = threading.Event()
         self._fault = ""
-        # What was desired at the last look, however that ended.
+        # The specifications of the last attempt, even if it failed.
         self._looked_for: list[Mapping[str, Any]] = []
 
     def ask(self) -> None:
-        """Something may have changed."""
+        """Requests a comparison, because something may have changed."""
         self._asked.set()
 
     def poll(self) -> None:
-        """Asks where the node has changed and nobody said so. What others do to our slices, the watch tells: a list
-        that is read now and then by each of 5 000 nodes is a load of its own.
+        """Requests a comparison if the node's state has changed without a notice. Changes of our slices by others come
+        by the watch: regular lists by 5 000 nodes would be too much load.
         """
         if list(self._desired()) != self._looked_for:
             self.ask()
 
     def notes(self) -> list[str]:
-        """What a person should know."""
+        """Returns messages for the node's administrator."""
         return [self._fault] if self._fault else []
 
     def run(self) -> None:
@@ -95,7 +95,9 @@ class Publisher:
             self._asked.wait(pause)
 
     def follow(self) -> None:
-        """Every event of one of our slices asks for a look: also our own, which finds nothing to do."""
+        """Watches our slices and requests a comparison after every event, including events of our own writes, which
+        change nothing.
+        """
         retry_s = FIRST_RETRY_S
         while not self._stopping.is_set():
             try:
@@ -119,10 +121,10 @@ class Publisher:
             log.error("%s", fault)
         self._fault = fault
 
-    # ---- one look
+    # ---- one comparison
 
     def bring_in_line(self) -> None:
-        """Raises ApiError, and Dropped after our slices are gone."""
+        """Writes the differences. Raises ApiError, and Dropped after deleting our slices."""
         self._looked_for = desired = list(self._desired())
         found = sorted(self._own(), key=lambda one: str(one["metadata"]["name"]))
         try:
@@ -143,7 +145,7 @@ class Publisher:
         ]
         if not changed and not extra:
             return
-        # Consumers see a pool of several slices only once all of one generation are there.
+        # Consumers ignore a pool of several slices until all slices of one generation exist.
         alone = len(desired) == 1 and not extra
         if not alone or not found:
             generation += 1
@@ -175,7 +177,7 @@ class Publisher:
                 )
 
     def _owner(self) -> list[dict[str, Any]]:
-        """The node: with its object the slices go."""
+        """Returns an owner reference to the node, so that the slices are deleted with the node."""
         node = self._api.get(f"/api/v1/nodes/{urllib.parse.quote(self._node, safe='')}")
         uid = node["metadata"]["uid"]
         return [{"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": uid, "controller": True}]
@@ -189,11 +191,13 @@ class Publisher:
                     raise
 
     def withdraw(self) -> None:
-        """Deletes all of ours: this node is about to offer nothing. Raises ApiError."""
+        """Deletes all slices of this driver, before the node stops offering devices. Raises ApiError."""
         self._delete(self._own())
 
     def _own(self) -> list[dict[str, Any]]:
-        """The node's credentials see slices of this node alone, and those by this selector alone; of all drivers."""
+        """Returns this driver's slices. The node's credentials may list only slices of this node, and only with this
+        selector; the list contains all drivers.
+        """
         return [one for one in self._list().get("items") or () if one["spec"].get("driver") == DRIVER]
 
     def _list(self) -> dict[str, Any]:
@@ -204,14 +208,14 @@ class Publisher:
 
 
 def slice_name(node: str, number: int) -> str:
-    """From 1.36 on the order of a pool's devices is that of the names of its slices. A node's name may be as long as an
-    object's.
+    """Returns the name of a slice. The number comes first, because since 1.36 a pool's devices are ordered by the names
+    of its slices. Cut to 253 characters, the limit for names of objects.
     """
     return f"{number:x}-{DRIVER}-{node}"[:253].rstrip("-.")
 
 
 def same(stored: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
-    """Whether what is stored says the same, but for the generation and what the server adds."""
+    """Whether both specifications are equal, except for the generation and fields that the server adds."""
     return not first_lost(_without_generation(desired), _without_generation(stored)) and not first_lost(
         _without_generation(stored), _without_generation(desired)
     )
@@ -222,13 +226,13 @@ def _without_generation(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {**spec, "pool": pool}
 
 
-# Of a taint, which the server sets.
+# Fields of a taint that the server sets.
 ADDED = ("timeAdded",)
 
 
 def first_lost(sent: Any, kept: Any, place: str = "spec") -> str:
-    """The first field of ``sent`` that ``kept`` has not or says otherwise; empty where there is none. Quantities are
-    compared as numbers, and what is empty is as good as absent.
+    """Returns the first field of ``sent`` that is missing or different in ``kept``; empty if there is none. Quantities
+    are compared as numbers, and an empty value equals a missing one.
     """
     if isinstance(sent, Mapping):
         for key, value in sent.items():

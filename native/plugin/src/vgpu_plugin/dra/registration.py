@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two sockets that the kubelet is the client of: the driver's own, and one in the folder where it looks for
-plugins.
+"""The two sockets that the kubelet connects to: the driver's own, and one in the folder where it looks for plugins.
 
-It watches that folder and reads what is there when it starts, so nothing has to be done after its restart. A socket
-that is gone is made again: its creation is the event. The driver's own listens first.
+The kubelet watches that folder and reads it when it starts, so its restart needs no action. A deleted socket is created
+again, which the kubelet notices. The driver's own socket listens first.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Registration(rpc.RegistrationServicer):
-    """``run`` is one thread. ``add_services`` adds the services of the driver to its server."""
+    """``run`` is one thread. ``add_services`` adds the driver's services to its server."""
 
     def __init__(
         self, registry: Path, folder: Path, health: Health, add_services: Callable[[grpc.Server], None]
@@ -73,10 +72,10 @@ class Registration(rpc.RegistrationServicer):
             log.error("%s", self._said)
         return api.RegistrationStatusResponse()
 
-    # ---- life
+    # ---- life cycle
 
     def state(self) -> tuple[bool, str]:
-        """Whether the kubelet has registered the driver, and the last fault where it has not."""
+        """Returns whether the kubelet has registered the driver, and otherwise the last error."""
         return self._registered, self._said
 
     def run(self) -> None:
@@ -90,7 +89,7 @@ class Registration(rpc.RegistrationServicer):
         self._health.stop()
 
     def look(self) -> None:
-        """Serves where that is not done, or a socket is gone."""
+        """Starts serving, also again if a socket was deleted."""
         if self._servers and self._served == self._identities():
             return
         self._stop_serving()
@@ -112,7 +111,7 @@ class Registration(rpc.RegistrationServicer):
         self._served = self._identities()
 
     def _start(self, socket: Path, add: Callable[[grpc.Server], None]) -> None:
-        # gRPC removes the file of a stopped server late; a new server must not lose its file to the old one.
+        # gRPC removes the socket file of a stopped server late; it must not remove the file of the new server.
         socket.unlink(missing_ok=True)
         workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="claims", initializer=lean.own_timers())
         server = grpc.server(workers)
@@ -125,7 +124,7 @@ class Registration(rpc.RegistrationServicer):
         return [_identity(self.endpoint), _identity(self.socket)]
 
     def _stop_serving(self) -> None:
-        # The kubelet's first: it must not find a driver that is about to end.
+        # The registration socket first: the kubelet must not find a driver that is about to end.
         for server in reversed(self._servers):
             server.stop(grace=GRACE_S).wait()
         self._servers, self._served, self._registered = [], [], False

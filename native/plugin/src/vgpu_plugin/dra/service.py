@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's service DRAPlugin, v1 and v1beta1: translates messages, decides nothing.
+"""The kubelet's service DRAPlugin, v1 and v1beta1: only translates messages.
 
-Both versions are the same messages in two packages. Every claim of a request is in the answer, with its devices or with
-a sentence; the kubelet shows that on the pod and asks again.
+Both versions have the same messages in two packages. The response contains every claim of the request, with its devices
+or with an error text; the kubelet shows the text on the pod and tries again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import PluginError
 from .claims import Claims, Prepared
 from .shares import Claim
 
-# As the kubelet names services in a registration: not by their gRPC names. Newest first.
+# The names that the kubelet uses in a registration, which differ from the gRPC names. Newest first.
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 LONGEST_TEXT = 2000
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 def add_to(server: grpc.Server, claims: Claims, pool: str) -> None:
-    """``pool``: the name of the pool that the devices are of."""
+    """Adds both versions to the server. ``pool``: name of the pool of the devices."""
     dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(Service(dra_v1_pb2, claims, pool), server)
     dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(Service(dra_v1beta1_pb2, claims, pool), server)
 
 
 class Service:
-    """``api``: the messages of one version."""
+    """Implements one version. ``api``: the module with its messages."""
 
     def __init__(self, api: ModuleType, claims: Claims, pool: str) -> None:
         self._api: Any = api

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim, as the API server has it, as shares of this node's devices. Pure.
+"""Converts a claim from the API server into shares of this node's devices. Pure.
 
-``status.allocation`` rules, never the spec: the scheduler rounds up, and takes what is not asked for as the device
-says.
+Only ``status.allocation`` counts, not the spec: the scheduler rounds requests up, and uses the device's defaults for
+capacities that are not requested.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .names import CORES, DRIVER, MEMORY
 
 @dataclass(frozen=True)
 class Part:
-    """What a request got of one device. ``memory_mib``, ``cores``: consumed; None: the device has no such capacity to
-    share. ``share_id``: the API's name of this part; empty for a device that has one owner.
+    """The part of one device that a request got. ``memory_mib``, ``cores``: consumed capacity; None: the device does
+    not share that capacity. ``share_id``: the API's id of this part; empty for a device with one owner.
     """
 
     device: str
@@ -32,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Share:
-    """All that one request of a claim got here. ``given``: parameters, those of the class first."""
+    """All parts that one request of a claim got on this node. ``given``: parameters, those of the class first."""
 
     request: str
     parts: tuple[Part, ...]
@@ -50,8 +50,8 @@ class Claim:
 
 
 def shares_of(claim: Claim, found: Mapping[str, Any], pool: str) -> list[Share]:
-    """The shares that a claim has of the devices of this node, whose pool is ``pool``; none where it has none here.
-    Raises Refused.
+    """Returns the claim's shares of this node's devices, whose pool is ``pool``; empty if it has none here. Raises
+    Refused.
     """
     uid = (found.get("metadata") or {}).get("uid")
     if uid != claim.uid:
@@ -68,7 +68,7 @@ def shares_of(claim: Claim, found: Mapping[str, Any], pool: str) -> list[Share]:
         if result.get("pool") != pool:
             device = f"device {result.get('device')} is of pool {result.get('pool')}"
             raise Refused(f"{claim}: {device}, this node's is {pool}")
-        # The chosen one of a list of alternatives is named <request>/<subrequest>.
+        # A chosen alternative is named <request>/<subrequest>.
         full = str(result["request"])
         request = full.partition("/")[0]
         parts.setdefault(request, []).append(_part(claim, result))
@@ -95,7 +95,7 @@ def _whole(claim: Claim, consumed: Mapping[str, Any], key: str, unit: int) -> in
 
 
 def _given(claim: Claim, config: Any, names: set[str]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    """Those of the class come first; of each, later ones later."""
+    """Returns the parameters for a request: those of the class first, each in the claim's order."""
     out = []
     for entry in config:
         opaque = entry.get("opaque") or {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDI specifications for whole GPUs and for slices, so that a container gets one without a runtime's hook.
+"""CDI specifications for whole GPUs and slices, so that a container gets its GPU without a runtime's hook.
 
-``vgpu.fleet/gpu=<uuid>``, of a GPU or a MIG device, is the name for the kubelet; ``vgpu.fleet/slice=<uuid>::<n>`` is
-for people: ``podman run --device vgpu.fleet/slice=GPU-…::0 …``. ``nvidia.com/gpu=<uuid|index|all>`` is written only
-where nobody else provides it, for two files that define one device make it unusable.
+The kubelet uses ``vgpu.fleet/gpu=<uuid>`` (of a GPU or MIG device). People use ``vgpu.fleet/slice=<uuid>::<n>``:
+``podman run --device vgpu.fleet/slice=GPU-…::0 …``. ``nvidia.com/gpu=<uuid|index|all>`` is written only if no other
+program provides it, because a device that two files define is unusable.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .driver_files import DriverFiles, is_node, library_folders
 
 log = logging.getLogger(__name__)
 
-# The newest that podman 4.3 (container-device-interface 0.5) reads; hostPath of a device node came with it.
+# The newest version that podman 4.3 (container-device-interface 0.5) reads; it introduced hostPath of device nodes.
 CDI_VERSION = "0.5.0"
 GPU_KIND, SLICE_KIND, NVIDIA_KIND = "vgpu.fleet/gpu", "vgpu.fleet/slice", "nvidia.com/gpu"
-# How the names of the files of claims begin (dra/claim_files.py).
+# Name prefix of the files of claims (dra/claim_files.py).
 OF_CLAIMS = "vgpu-claim-"
 READ_ONLY = ["ro", "nosuid", "nodev", "bind"]
 READ_WRITE = ["rw", "nosuid", "nodev", "bind"]
-# void keeps the hook of an NVIDIA runtime from adding GPUs of its own.
+# void prevents the hook of an NVIDIA runtime from adding GPUs.
 VOID = "NVIDIA_VISIBLE_DEVICES=void"
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
@@ -39,7 +39,7 @@ def mount(inside: str, host: str, read_only: bool) -> dict[str, Any]:
 
 
 def common_edits(files: DriverFiles, dev_root: Path) -> dict[str, Any]:
-    """What every container with a GPU gets."""
+    """Returns the edits that every container with a GPU gets."""
     mounts = [
         mount(f"{folder}/{name}", host, True) for name, host in files.libraries for folder in library_folders()
     ] + [mount(f"/usr/bin/{os.path.basename(one)}", one, True) for one in files.programs]
@@ -56,19 +56,19 @@ def node(path: str, dev_root: Path) -> dict[str, Any]:
 
 
 def gpu_nodes(gpu: Gpu, dev_root: Path) -> list[dict[str, Any]]:
-    """The node of one GPU; none on a host whose driver has none (a simulated one)."""
+    """Returns the device node of one GPU; empty on a simulated host, whose driver has none."""
     path = f"/dev/nvidia{gpu.minor}"
     return [node(path, dev_root)] if is_node(dev_root / path.lstrip("/")) else []
 
 
 def mig_nodes(gpu: Gpu, mig: MigDevice, proc: Path, dev_root: Path) -> list[dict[str, Any]]:
-    """The nodes of a MIG device: its GPU's, and those of its GPU and compute instance, whose minor numbers the driver
-    tells below ``proc``. Raises OSError where it tells none, or a node is missing.
+    """Returns the device nodes of a MIG device: those of its GPU, its GPU instance and its compute instance. The driver
+    reports the minor numbers below ``proc``. Raises OSError if a number or a node is missing.
     """
     folder = proc / "driver/nvidia/capabilities" / f"gpu{gpu.minor}" / "mig"
     nodes = gpu_nodes(gpu, dev_root)
     if not nodes and not folder.is_dir():
-        return []  # a simulated host
+        return []  # a simulated host has no device nodes
     instance = folder / f"gi{mig.gpu_instance}"
     for access in (instance / "access", instance / f"ci{mig.compute_instance}" / "access"):
         minor = re.search(r"^DeviceFileMinor:\s*(\d+)\s*$", access.read_text(), re.MULTILINE)
@@ -82,7 +82,7 @@ def mig_nodes(gpu: Gpu, mig: MigDevice, proc: Path, dev_root: Path) -> list[dict
 
 
 def mig_devices(gpus: Iterable[Gpu], proc: Path, dev_root: Path) -> list[tuple[str, dict[str, Any]]]:
-    """MIG devices by UUID; one whose nodes are not known is left out; Allocate says why."""
+    """Returns MIG devices by UUID; a device with unknown nodes is left out, and Allocate reports why."""
     named = []
     for gpu in gpus:
         for mig in gpu.mig:
@@ -103,12 +103,12 @@ def specification(kind: str, common: dict[str, Any], devices: Iterable[tuple[str
 
 
 def _filled(edits: dict[str, Any]) -> dict[str, Any]:
-    """Without empty lists; a device may not have no edit at all."""
+    """Removes empty lists; a device must have at least one edit."""
     return {key: value for key, value in edits.items() if value} or {"env": [VOID]}
 
 
 def gpu_devices(gpus: Sequence[Gpu], dev_root: Path, by_index: bool) -> list[tuple[str, dict[str, Any]]]:
-    """Devices by UUID, and, for NVIDIA's kind, by index and ``all``."""
+    """Returns devices by UUID, and for NVIDIA's kind also by index and ``all``."""
     named = [(gpu.uuid, {"deviceNodes": gpu_nodes(gpu, dev_root)}) for gpu in gpus]
     if by_index:
         named += [(str(gpu.index), {"deviceNodes": gpu_nodes(gpu, dev_root)}) for gpu in gpus]
@@ -119,17 +119,17 @@ def gpu_devices(gpus: Sequence[Gpu], dev_root: Path, by_index: bool) -> list[tup
 def with_hooks(
     devices: list[tuple[str, dict[str, Any]]], hooks: list[dict[str, Any]]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """The devices, with hooks for the containers that get them. MIG devices are left out by the caller."""
+    """Adds hooks for the containers that get the devices. The caller leaves out MIG devices."""
     return [(name, {**edits, "hooks": hooks} if hooks else edits) for name, edits in devices]
 
 
 def file_name(kind: str) -> str:
-    """A name of our own: NVIDIA's tools write nvidia.yaml and others."""
+    """Returns the file name for a kind; NVIDIA's tools use other names, such as nvidia.yaml."""
     return "vgpu-" + kind.replace("/", "-") + ".json"
 
 
 def provided_elsewhere(kind: str, folders: Iterable[Path]) -> str:
-    """The file of another program that defines ``kind``, empty where there is none."""
+    """Returns the file of another program that defines ``kind``; empty if there is none."""
     pattern = re.compile(r'^\s*"?kind"?\s*:\s*"?' + re.escape(kind) + r'"?\s*,?\s*$', re.MULTILINE)
     for folder in folders:
         with contextlib.suppress(OSError):
@@ -143,8 +143,8 @@ def provided_elsewhere(kind: str, folders: Iterable[Path]) -> str:
 
 
 def write(folder: Path, spec: dict[str, Any], name: str = "") -> bool:
-    """Writes a specification by a rename; True where it changed. ``name``: of the file, where a kind has several.
-    Raises OSError.
+    """Writes a specification by a rename. Returns True if it changed. ``name``: file name, for a kind with several
+    files. Raises OSError.
     """
     path = folder / (name or file_name(spec["kind"]))
     text = json.dumps(spec, indent=1, sort_keys=True) + "\n"
@@ -152,7 +152,7 @@ def write(folder: Path, spec: dict[str, Any], name: str = "") -> bool:
         if path.read_text() == text:
             return False
     folder.mkdir(parents=True, exist_ok=True)
-    # A reader takes every .json and .yaml of the folder, so the unfinished file has neither ending.
+    # Readers take every .json and .yaml file of the folder, so the temporary file has another suffix.
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(text)
     os.chmod(fresh, 0o644)
@@ -166,7 +166,7 @@ def remove(folder: Path) -> None:
 
 
 def leave(folder: Path) -> None:
-    """Removes what this program left: its files, and the folder where nobody else has one there."""
+    """Removes this program's files, and the folder if it is then empty."""
     remove(folder)
     for one in folder.glob(f"{OF_CLAIMS}*.json"):
         one.unlink(missing_ok=True)

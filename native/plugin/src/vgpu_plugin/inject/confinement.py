@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The label by which SELinux lets a confined container at the files of its allocation.
+"""The SELinux label that lets a confined container use the files of its allocation.
 
-A kubelet does not relabel what a device plugin names, and below /run files are the host's alone: a container would find
-its limits unreadable and get no context. Which container may read which file is not the label's business: each has its
-own files mounted and no other.
+The kubelet does not relabel a device plugin's files, and SELinux denies containers all files below /run: a container
+could not read its limits and could create no CUDA context. The label does not separate containers; each container has
+only its own files mounted.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-# What the kernel knows, with selinuxfs while it enforces or only reports. Where that is mounted, /sys/fs/selinux, is
-# the host's alone: a container, the plugin's own of a DaemonSet too, has a /sys of its own without it.
+# The kernel lists selinuxfs here, in enforcing and permissive mode. /sys/fs/selinux cannot be used: a container, such
+# as the plugin's own in a DaemonSet, has a /sys without it.
 KNOWN = "/proc/filesystems"
 ATTRIBUTE = "security.selinux"
-# As engines label what all containers of a host may use (`:z`): no category, which every container's own include.
+# The label that engines use for files shared by all containers of a host (`:z`): no category, so that every container
+# may use them.
 LABEL = b"system_u:object_r:container_file_t:s0\0"
 
 
 class Labeller:
-    """Labels open files; what the kernel refuses, as where no policy for containers is installed, is logged once."""
+    """Labels open files. The first refusal of the kernel is logged, for example because no policy for containers is
+    installed.
+    """
 
     def __init__(self, setxattr: Callable[[int, str, bytes], None] = os.setxattr) -> None:
         self._setxattr = setxattr
@@ -43,7 +46,7 @@ class Labeller:
 
 
 def labeller(known: str = KNOWN) -> Labeller | None:
-    """None on a host without SELinux."""
+    """Returns a labeller; None on a host without SELinux."""
     try:
         with open(known, encoding="ascii", errors="replace") as stream:
             found = "selinuxfs" in stream.read().split()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of the driver a container needs, as found on this host: libraries, programs, device nodes.
+"""Finds the driver's files that a container needs on this host: libraries, programs, device nodes.
 
-For the hand-over by CDI: with it no hook of a runtime looks for them. Only what compute and utility need; video and
-graphics memory is charged to nobody, so their libraries stay outside.
+For CDI, where no hook of a runtime finds them. Only files for compute and utility: memory of video and graphics is not
+counted in any ledger, so their libraries are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIBRARIES = (
     "libnvidia-cfg.so.1",
     "libnvidia-allocator.so.1",
 )
-# Named by the version of the driver alone, without a soname of their own: libnvidia-gpucomp.so.535.261.03.
+# Libraries without a soname, named by the driver's version: libnvidia-gpucomp.so.535.261.03.
 VERSIONED = ("libnvidia-gpucomp.so.",)
 PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
@@ -33,7 +33,7 @@ PROGRAM_FOLDERS = ("usr/bin", "usr/local/bin", "usr/sbin", "opt/bin")
 
 CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 CACHE_HEADER, CACHE_ENTRY = 48, 24
-# A path of links that lead to each other ends here.
+# Maximum steps in resolving a path, which ends a loop of links.
 MOST_STEPS = 200
 
 
@@ -47,16 +47,16 @@ class DriverFiles:
 
     @property
     def complete(self) -> bool:
-        """Whether a container can compute with them."""
+        """Whether a container can use CUDA with these files."""
         return any(name == "libcuda.so.1" for name, _host in self.libraries)
 
 
 def find(
     driver_root: Path, dev_root: Path, environment: Mapping[str, str] | None = None, host_root: Path = Path("/")
 ) -> DriverFiles:
-    """What this host has. Libraries come from where the loader would take them: LD_LIBRARY_PATH of this program (only
-    where the driver is in the root folder), then the loader's cache below ``driver_root``. ``host_root``: where this
-    program, in a container, sees the host's root folder; the paths that are returned are the host's.
+    """Returns the files on this host. Libraries are found like by the loader: in LD_LIBRARY_PATH of this program (only
+    if ``driver_root`` is /), then in the loader's cache below ``driver_root``. ``host_root``: the host's root folder as
+    seen by this program in a container; the returned paths are the host's.
     """
     environment = os.environ if environment is None else environment
     if host_root != Path("/"):
@@ -88,7 +88,9 @@ def _find_below(host_root: Path, driver_root: Path, dev_root: Path) -> DriverFil
 
 
 def resolved(root: Path, path: Path) -> Path:
-    """``path`` of the host below ``root``, its links followed as on the host: an absolute one begins at ``root``."""
+    """Returns the host's ``path`` below ``root`` with its links resolved as on the host: an absolute link starts at
+    ``root``.
+    """
     out, rest = root, [one for one in path.parts if one != "/"]
     for _step in range(MOST_STEPS):
         if not rest:
@@ -133,12 +135,14 @@ def is_node(path: Path) -> bool:
 
 
 def loader_cache(root: Path) -> dict[str, str]:
-    """Name → path of every library of this machine's word size in ld.so.cache; the first entry of a name wins."""
+    """Returns name → path of every library of this machine's word size in ld.so.cache; the first entry of a name is
+    used.
+    """
     try:
         data = (root / "etc/ld.so.cache").read_bytes()
     except OSError:
         return {}
-    base = data.find(CACHE_MAGIC)  # an older format may stand before it
+    base = data.find(CACHE_MAGIC)  # an older format may precede the current one
     if base < 0:
         return {}
     found: dict[str, str] = {}
@@ -155,7 +159,7 @@ def loader_cache(root: Path) -> dict[str, str]:
     return found
 
 
-# The architecture's bits of an entry's flags, as the loader writes them; 32-bit libraries have others.
+# Architecture bits in an entry's flags, as the loader writes them; 32-bit libraries have other bits.
 CACHE_FLAGS = {"x86_64": 0x0300, "aarch64": 0x0A00}
 
 
@@ -164,7 +168,7 @@ def _string(data: bytes, at: int) -> str:
 
 
 def library_folders() -> tuple[str, ...]:
-    """Where loaders of today's distributions look without a cache: Debian's folder and that of the others. In both, so
-    that no hook has to run ldconfig in the container.
+    """Folders that loaders of current distributions search without a cache: Debian's and that of other distributions.
+    Libraries are mounted in both, so that no hook must run ldconfig in the container.
     """
     return (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a container gets its GPUs: environment, mounts, CDI devices, device nodes (NVIDIA's deviceListStrategy).
 
-``auto`` goes by what the host declares, in ``choose``; everything else is pure.
+``choose`` resolves ``auto`` from the host's configuration; everything else is pure.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ CDI_ANNOTATIONS, CDI_CRI = "cdi-annotations", "cdi-cri"
 RUNTIME_CONFIG = "etc/nvidia-container-runtime/config.toml"
 VISIBLE_AS_MOUNTS = "/var/run/nvidia-container-devices"
 ANNOTATION_PREFIX = "cdi.k8s.io/"
-# The kubelet passes CDI devices of a plugin on since 1.29 without being asked (feature DevicePluginCDIDevices).
+# The first kubelet that passes on a plugin's CDI devices by default (feature DevicePluginCDIDevices).
 CDI_KUBELET = (1, 29)
-# Where a container finds the pipes of its MPS daemon, as NVIDIA's plugin has it.
+# Folder in a container with the pipes of its MPS daemon; the same as in NVIDIA's plugin.
 MPS_ROOT = "/mps"
-# Flag of node.yaml → variable that makes NVIDIA's runtime add those devices.
+# Flag of node.yaml → variable that makes NVIDIA's runtime add these devices.
 FEATURES = (("gdrcopyEnabled", "NVIDIA_GDRCOPY"), ("gdsEnabled", "NVIDIA_GDS"), ("mofedEnabled", "NVIDIA_MOFED"))
 
 
 @dataclass
 class Parts:
-    """What one strategy or several add to an Allocate answer."""
+    """The additions of one or several strategies to an Allocate response."""
 
     envs: dict[str, str] = field(default_factory=dict)
     mounts: list[tuple[str, str, bool]] = field(default_factory=list)
@@ -42,21 +42,23 @@ class Parts:
 
 @dataclass(frozen=True)
 class HandOver:
-    """The configured way, with ``auto`` resolved."""
+    """The configured strategies, with ``auto`` resolved."""
 
     strategies: tuple[str, ...]
     id_strategy: str = "uuid"
     pass_device_specs: bool = False
     annotation_prefix: str = ANNOTATION_PREFIX
     dev_root: Path = Path("/")
-    # Why these, for people.
+    # Why these strategies are used, as text for people.
     reason: str = ""
-    # Of ``auto`` without CDI: the host whose NVIDIA runtime is asked at every allocation. Its options may change while
-    # this program runs, and a runtime that reads another way than we write starts containers without a GPU.
+    # Only for ``auto`` without CDI: the host whose NVIDIA runtime configuration is read at every allocation. It may
+    # change while this program runs, and with the wrong strategy a container starts without a GPU.
     follow: Path | None = None
 
     def parts(self, gpus: list[Gpu], allocation: str, ids: list[str], uuids: list[str]) -> Parts:
-        """``ids``: how the runtime knows the devices, by UUID or index; CDI devices are named by their ``uuids``."""
+        """Returns the additions. ``ids``: device names for the runtime, UUIDs or indexes; CDI devices are named by
+        ``uuids``.
+        """
         strategies = self.strategies
         if self.follow is not None:
             strategies = (VOLUME_MOUNTS if accepts_mounts(self.follow) else ENVVAR,)
@@ -86,11 +88,11 @@ class HandOver:
 
 
 def choose(root: Path) -> tuple[str, str]:
-    """The strategy that ``auto`` means on this host, with the reason.
+    """Returns the strategy for ``auto`` on this host, with the reason.
 
-    cdi-cri where the kubelet and the runtime below it both pass CDI devices on; volume-mounts where NVIDIA's runtime is
-    configured to accept them; else envvar, which every NVIDIA runtime reads. A runtime that does not accept the way
-    chosen starts the container without a GPU, so only what is declared counts.
+    cdi-cri if both the kubelet and its container runtime pass on CDI devices; volume-mounts if NVIDIA's runtime is
+    configured to accept them; otherwise envvar, which every NVIDIA runtime reads. With a strategy that the runtime does
+    not accept, the container would start without a GPU, so only declared features count.
     """
     kubelet = kubelet_version(root)
     runtime = cri_with_cdi(root)
@@ -102,14 +104,14 @@ def choose(root: Path) -> tuple[str, str]:
 
 
 def accepts_mounts(root: Path) -> bool:
-    """Whether the NVIDIA runtime of the host takes mounts as a request for GPUs."""
+    """Whether the host's NVIDIA runtime accepts mounts as a request for GPUs."""
     accepts = r"^\s*accept-nvidia-visible-devices-as-volume-mounts\s*=\s*true\b"
     return re.search(accepts, _text(f"{root}/{RUNTIME_CONFIG}"), re.MULTILINE) is not None
 
 
 def cri_with_cdi(root: Path) -> str:
-    """Which CRI runtime's configuration has CDI on, empty where none has: containerd by its enable_cdi, which version 3
-    of its file (containerd 2) has on unless it says false; CRI-O always.
+    """Returns which CRI runtime has CDI enabled; empty if none has. containerd: enable_cdi, which is true by default in
+    version 3 of its file (containerd 2). CRI-O: always.
     """
     path = root / "etc/containerd/config.toml"
     text = _text(path)
@@ -120,7 +122,7 @@ def cri_with_cdi(root: Path) -> str:
 
 
 def kubelet_version(root: Path) -> tuple[int, int]:
-    """Major and minor of the host's kubelet, (0, 0) where there is none that tells."""
+    """Returns major and minor version of the host's kubelet; (0, 0) if unknown."""
     for folder in ("usr/bin", "usr/local/bin"):
         program = root / folder / "kubelet"
         if not program.is_file():
@@ -144,7 +146,7 @@ def _text(path: str | Path) -> str:
 
 
 def features(config: dict[str, Any]) -> dict[str, str]:
-    """What makes NVIDIA's runtime add other devices, as flags and imex of node.yaml ask for."""
+    """Returns variables that make NVIDIA's runtime add other devices, from flags and imex of node.yaml."""
     envs = {name: "enabled" for flag, name in FEATURES if (config.get("flags") or {}).get(flag)}
     if channels := (config.get("imex") or {}).get("channelIDs"):
         envs["NVIDIA_IMEX_CHANNELS"] = ",".join(str(one) for one in channels)
@@ -156,10 +158,10 @@ def mps_environment(resource: str) -> dict[str, str]:
 
 
 def mps_mounts(root: Path, resource: str, host_root: Path = Path("/")) -> list[tuple[str, str, bool]]:
-    """The pipes of the resource's control daemon, and the shared memory that its clients and server use.
+    """Returns mounts of the control daemon's pipes, and of the shared memory of its clients and server.
 
-    The pipes read-only: a client connects to sockets there and makes no file. Where it could, root of one container
-    would put a socket of its own in the daemon's place for all others.
+    The pipes are read-only, because a client only connects to sockets there. Otherwise root of one container could
+    replace the daemon's socket for all other containers.
     """
     pipe = root / resource / "pipe"
     if not (host_root / str(pipe).lstrip("/")).is_dir():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI hook that has the driver limit a container's memory: at createRuntime its control group exists, and nothing
-of the container runs yet. Pure. The program is native/vcuda/hook; what it needs it gets as arguments, and nothing from
-the container.
+"""The CDI hook that sets the driver's memory limit for a container: at createRuntime its control group exists, and no
+process of the container runs yet. Pure. The program is native/vcuda/hook; it gets all data as arguments and trusts no
+data of the container.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 PROGRAM = "vgpu-limit-hook"
 STAGE = "createRuntime"
-# Of the start of NVML on a card that sleeps, with room; a hook that takes longer ends the start of the container.
+# Enough for starting NVML on a suspended GPU; a hook that takes longer fails the start of the container.
 TIMEOUT_S = 30
 
 
 def hook(program: str, allocations: str, cgroup_root: str, nvml: str, backend: str, enforce: str) -> dict[str, Any]:
-    """One entry of ``containerEdits.hooks``, the same bytes for the same arguments."""
+    """Returns one entry of ``containerEdits.hooks``; equal arguments give equal bytes."""
     words = ["--allocations", allocations, "--cgroup-root", cgroup_root, "--nvml", nvml]
     words += ["--backend", backend, "--enforce", "driver" if enforce == "driver" else "auto"]
     return {"hookName": STAGE, "path": program, "args": [PROGRAM, *words], "timeout": TIMEOUT_S}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mount(2) and umount2(2): the one place that changes the host's mounts. Tests put a double in its place."""
+"""mount(2) and umount2(2): only this module changes the host's mounts. Tests replace it with a double."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ MNT_DETACH = 0x2
 
 class Mounter(Protocol):
     def mount_tmpfs(self, target: Path, size: int) -> None:
-        """A tmpfs of at most ``size`` bytes on an existing folder. Raises OSError."""
+        """Mounts a tmpfs of at most ``size`` bytes on an existing folder. Raises OSError."""
 
     def unmount(self, target: Path) -> None:
-        """Ends a mount, also while files in it are open; no mount there is no fault. Raises OSError."""
+        """Unmounts, even while files are open; a missing mount is no error. Raises OSError."""
 
     def is_mount(self, target: Path) -> bool: ...
 
 
 class KernelMounter:
-    """The kernel, through libc; /bin/mount would cost a process for each allocation."""
+    """Calls the kernel through libc; /bin/mount would need a process for each allocation."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def mount_tmpfs(self, target: Path, size: int) -> None:
-        # noexec: a tenant writes here and the host must never run it. mode 0700: reached only through bind mounts.
+        # noexec: a tenant writes here, and the host must never execute it. mode 0700: reachable only through bind
+        # mounts.
         options = f"size={size},nr_inodes=16,mode=0700".encode()
         flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
         if self._libc.mount(b"vgpu", os.fsencode(target), b"tmpfs", ctypes.c_ulong(flags), options) != 0:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's device plugin API: registration and the calls of the service. Decides nothing."""
+"""The kubelet's device plugin API: registration and the calls of the service. Contains no rules."""

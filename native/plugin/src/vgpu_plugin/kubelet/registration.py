@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves on our socket in the kubelet's folder and registers, again whenever the kubelet starts.
+"""Serves on our socket in the kubelet's folder and registers, again after each start of the kubelet.
 
-A kubelet empties its folder when it starts, our socket included, and forgets every plugin; then it makes kubelet.sock.
-It connects back inside Register, so the service must be up before.
+A kubelet that starts empties its folder, including our socket, and forgets every plugin; then it creates kubelet.sock.
+It connects back during Register, so our server must be ready before.
 
-A kubelet that was killed leaves kubelet.sock behind, and one that lost its plugin does not ask for it again. So
-registered means that a stream of ListAndWatch is open; where it ends, we register again.
+A killed kubelet leaves kubelet.sock behind, and a kubelet that lost the connection to its plugin does not reconnect. So
+the plugin counts as registered only while a ListAndWatch stream is open; after its end the plugin registers again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..node.inotify import FolderWatch
 from .service import WORKERS, DevicePlugin, options
 
 API_VERSION = "v1beta1"
-# The kubelet itself waits 10 s for the connection back.
+# The kubelet itself waits 10 s for its connection back to the plugin.
 REGISTER_TIMEOUT_S = 15.0
-# Between its answer to Register and its ListAndWatch the kubelet does nothing that takes time.
+# Maximum wait for ListAndWatch after Register; the kubelet does nothing slow in between.
 FIRST_STREAM_S = 15.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 5.0
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Registration:
-    """Owns the server of the kubelet-facing service. ``run`` is one thread; ``state`` may be asked by any."""
+    """Owns the server of the kubelet's service. ``run`` is one thread; any thread may call ``state``."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Registration:
         resource: str,
         make_service: Callable[[Callable[[], None]], DevicePlugin],
     ) -> None:
-        """``make_service`` takes what the service calls when a stream of ListAndWatch begins or ends."""
+        """``make_service`` receives a function that the service calls when a ListAndWatch stream begins or ends."""
         self._kubelet_socket = kubelet_socket
         self._endpoint = endpoint
         self._resource = resource
@@ -57,14 +57,15 @@ class Registration:
         self._service: DevicePlugin | None = None
         self._served: tuple[int, int] | None = None
         self._registered_with: tuple[int, int] | None = None
-        # Of the registration of now: since when, and whether the kubelet has opened its stream.
+        # Time of the current registration.
         self._registered_at = 0.0
+        # Whether the kubelet has opened a stream since then.
         self._streamed = False
         self._fault = f"{kubelet_socket} does not exist yet; waiting for the kubelet"
         self.first_attempt = threading.Event()
 
     def state(self) -> tuple[bool, str]:
-        """Whether the kubelet of now listens to us, and the last fault where it does not."""
+        """Returns whether the current kubelet has a stream open, and otherwise the last error."""
         known = self._registered_with is not None and self._registered_with == _identity(self._kubelet_socket)
         registered = known and self._listens()
         return registered, "" if registered else self._fault
@@ -91,7 +92,7 @@ class Registration:
         self._watch.wake()
 
     def _step(self) -> bool:
-        """Brings serving and registration in line with the folder; False where it must be tried again soon."""
+        """Updates server and registration. Returns False if it must be tried again soon."""
         kubelet = _identity(self._kubelet_socket)
         if kubelet is None:
             self._registered_with = None
@@ -131,7 +132,7 @@ class Registration:
         self._fault = message
 
     def _serve(self) -> None:
-        # gRPC removes the file of a stopped server late; a new server must not lose its file to the old one.
+        # gRPC removes the socket file of a stopped server late; it must not remove the file of the new server.
         self._endpoint.unlink(missing_ok=True)
         service = self._make_service(self._watch.wake)
         workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="kubelet", initializer=lean.own_timers())
@@ -160,7 +161,7 @@ class Registration:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Tells a file from a later one of the same name; the inode number alone is soon used again."""
+    """Returns inode and change time of a file; the inode alone could be reused by a later file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One registration with the kubelet for each resource of the node; they come and go with the configuration."""
+"""One registration with the kubelet for each resource of the node, started and stopped with the configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Registrations:
-    """Thread-safe. ``make`` makes the registration of a resource; each runs in a thread of its own."""
+    """Thread-safe. ``make`` creates the registration of a resource; each runs in its own thread."""
 
     def __init__(self, make: Callable[[str], Registration]) -> None:
         self._make = make
@@ -24,8 +24,8 @@ class Registrations:
         self._stopped = False
 
     def bring_in_line(self, resources: Sequence[str]) -> None:
-        """Starts what is new before it ends what is gone, so that no pod finds neither. Nothing after ``stop``: a
-        change that is applied while the program ends must not bring a registration back that is never stopped.
+        """Starts new registrations before it ends old ones, so that pods always find a resource. Does nothing after
+        ``stop``: a late change must not start a registration that is never stopped.
         """
         with self._lock:
             if self._stopped:
@@ -50,13 +50,13 @@ class Registrations:
             one.first_attempt.wait(seconds)
 
     def state(self) -> tuple[bool, str]:
-        """Whether the kubelet listens to every resource, and the first fault where it does not."""
+        """Returns whether all resources are registered, and otherwise the first error."""
         states = [one.state() for one, _thread in list(self._running.values())]
         faults = [fault for registered, fault in states if not registered]
         return bool(states) and not faults, faults[0] if faults else ""
 
     def any_registered(self) -> bool:
-        """Whether the kubelet may give anything out now."""
+        """Whether the kubelet can allocate any resource now."""
         return any(one.registered() for one, _thread in list(self._running.values()))
 
     def stop(self) -> None:

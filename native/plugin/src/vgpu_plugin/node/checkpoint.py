@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the kubelet's device checkpoint: the truth on what it advertises and to whom it has given what."""
+"""Reads the kubelet's device checkpoint: the device ids that it offers, and the containers that hold them."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from google.protobuf.message import DecodeError
 from .._proto import deviceplugin_pb2 as api
 from .paths import CONTAINER_LIBRARY_FOLDER, CONTAINER_SHARE, OLD_GPU_PAGE, OLD_LIBRARY, OLD_LIMITS
 
-# In an answer of Allocate: the GPUs of the container, by UUID, separated by commas.
+# Annotation in an Allocate response: UUIDs of the container's GPUs, separated by commas.
 DEVICES_ANNOTATION = "vgpu.fleet/devices"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One container's devices of one resource, as the kubelet keeps them."""
+    """One container's devices of one resource in the kubelet's checkpoint."""
 
     pod_uid: str
     container: str
     slice_ids: frozenset[str]
-    # From the mounts of the kept Allocate answer, of this version or of one that mounted single files; empty where that
-    # cannot be read.
+    # From the mounts of the saved Allocate response, of this version or of an older one that mounted single files;
+    # empty if it cannot be read.
     allocation: str
-    # Folder of the library version that the container mounts, from the same answer.
+    # Folder of the library version that the container mounts, from the same response.
     library: str
-    # The GPUs that it was given, from the same answer.
+    # UUIDs of the container's GPUs, from the same response.
     uuids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    # Of every resource: a container that runs keeps the name it asked by, also when the node's resource is renamed. Ids
-    # and allocations of other plugins are none of ours, so they are in nobody's way.
+    # Entries of every resource: a running container keeps the resource name of its request, even if the node's resource
+    # is renamed. Entries of other plugins have other ids and do no harm.
     entries: tuple[Entry, ...]
-    # Of every resource; None for one that the kubelet does not know.
+    # Resource → offered ids. A resource that the kubelet does not know is missing.
     registered: dict[str, frozenset[str]]
 
     def advertised(self, slice_id: str) -> bool:
-        """Whether the kubelet offers a slice to pods now, under whatever resource."""
+        """Whether the kubelet offers the slice to pods now, under any resource."""
         return any(slice_id in ids for ids in self.registered.values())
 
     @property
@@ -52,7 +52,7 @@ class Checkpoint:
         return frozenset(one for entry in self.entries for one in entry.slice_ids)
 
     def holds(self, allocation: str, slice_ids: frozenset[str]) -> bool:
-        """Whether the kubelet still knows an allocation."""
+        """Whether the kubelet still knows the allocation."""
         return any(
             entry.allocation == allocation or (not entry.allocation and entry.slice_ids == slice_ids)
             for entry in self.entries
@@ -60,7 +60,7 @@ class Checkpoint:
 
 
 def read(path: Path) -> Checkpoint | None:
-    """The checkpoint; None where it cannot be read (the kubelet writes now)."""
+    """Returns the checkpoint; None if it cannot be read, for example while the kubelet writes it."""
     try:
         data = json.loads(path.read_text())["Data"]
         entries = tuple(_entry(one) for one in data.get("PodDeviceEntries") or [])
@@ -89,14 +89,14 @@ def _entry(one: dict[str, Any]) -> Entry:
 
 
 def _ids(value: Any) -> frozenset[str]:
-    """Ids by NUMA node since Kubernetes 1.20, a plain list before."""
+    """Returns the ids: grouped by NUMA node since Kubernetes 1.20, a plain list before."""
     if isinstance(value, dict):
         return frozenset(one for ids in value.values() for one in ids or [])
     return frozenset(value or [])
 
 
 def _answer(encoded: str) -> api.ContainerAllocateResponse:
-    """A kept Allocate answer; an empty one where it cannot be read."""
+    """Returns the saved Allocate response; an empty one if it cannot be read."""
     try:
         return api.ContainerAllocateResponse.FromString(base64.b64decode(encoded))
     except (binascii.Error, DecodeError, ValueError):

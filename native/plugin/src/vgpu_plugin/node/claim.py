@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folders of this program, and the lock that keeps a second one off the node."""
+"""Creates this program's folders, and takes the lock that prevents a second device plugin on the node."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .paths import Paths
 
 @contextlib.contextmanager
 def claimed(paths: Paths) -> Iterator[None]:
-    """Makes the folders and holds the lock meanwhile: two plugins on one node would take the socket from each other
-    again and again. Raises Fatal.
+    """Creates the folders and holds the lock: two plugins on one node would repeatedly replace each other's socket.
+    Raises Fatal.
     """
     make_folders(paths)
     try:
@@ -31,7 +31,7 @@ def claimed(paths: Paths) -> Iterator[None]:
             raise Fatal(
                 f"{paths.lock}: another vgpu-device-plugin runs already (pid {holder}); stop it first"
             ) from None
-        # The pid is for people; the lock is what counts, and it needs no room on a full disk.
+        # The pid is for people only. The lock itself needs no disk space, so a full disk is no error.
         with contextlib.suppress(OSError):
             lock.truncate(0)
             lock.write(str(os.getpid()))
@@ -40,7 +40,7 @@ def claimed(paths: Paths) -> Iterator[None]:
 
 
 def make_folders(paths: Paths) -> None:
-    """Raises Fatal."""
+    """Creates the folders of this program. Raises Fatal."""
     for folder in (paths.run_dir, paths.state_dir):
         try:
             folder.mkdir(parents=True, exist_ok=True)

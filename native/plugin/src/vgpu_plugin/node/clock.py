@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time that outlives the program and that nobody can set: the kernel's clock since boot, with the boot's id."""
+"""A clock that survives program restarts and cannot be set: the kernel's time since boot, with the boot's id."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 class Clock:
     def now(self) -> float:
-        """Seconds since boot, suspend included; setting the wall clock does not change it."""
+        """Returns seconds since boot, including suspend; setting the wall clock does not change them."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def boot_id(self) -> str:
-        """Tells one boot from the next: a time of another boot means nothing in this one."""
+        """Returns the id of this boot; times of another boot cannot be compared with times of this one."""
         try:
             return _BOOT_ID.read_text().strip()
         except OSError:

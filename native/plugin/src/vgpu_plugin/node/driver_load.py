@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the kernel driver was loaded again: what it keeps in kernel memory, limits of control groups, is gone then,
-and whether it enforces any may have changed with its options.
+"""Detects that the kernel driver was reloaded: a reload clears the limits of control groups that the driver keeps in
+kernel memory, and new module options may change whether it enforces limits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class DriverLoad:
-    """Belongs to one thread. ``lost``: how many limits the driver had lost so far, by those who poll them."""
+    """For one thread only. ``lost`` returns the number of limits that the driver has lost so far."""
 
     def __init__(self, sys_root: Path, lost: Callable[[], int]) -> None:
         self._module = sys_root / "module" / "nvidia"
@@ -19,7 +19,9 @@ class DriverLoad:
         self._before = self._signs()
 
     def again(self) -> bool:
-        """True once for each time that a sign shows it. A module that is away now is no sign: nothing is loaded yet."""
+        """Returns True once for each detected reload. A missing module is no reload, because no driver is
+        loaded yet.
+        """
         now = self._signs()
         if now == self._before or (now[0] is None and self._before[0] is not None):
             return False
@@ -27,7 +29,7 @@ class DriverLoad:
         return True
 
     def _signs(self) -> tuple[tuple[int, str] | None, int]:
-        """The kernel makes the folder of a module again at each load. None: no such folder is seen."""
+        """Returns signs of a reload: the kernel creates a module's folder at each load. None: the folder is missing."""
         try:
             inode = os.stat(self._module).st_ino
         except OSError:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU shows at this moment, for people and for Prometheus: memory, how busy and how hot it is, power, clocks and
-ECC errors.
+"""Current measurements of a GPU, for people and Prometheus: memory, utilisation, temperature, power, clocks and ECC
+errors.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 from .._shared.config import slices
 
 UNKNOWN = -1
-# Figures of this age are shown again without a question to the driver.
+# Measurements younger than this are returned without asking the driver.
 FRESH_S = 1.0
-# How old figures may be that are shown because the driver does not answer in time.
+# Maximum age of measurements that are returned if the driver does not respond in time.
 OLDEST_S = 5.0
-# How long a reader waits for the driver.
+# Maximum time that a caller waits for the driver.
 WAIT_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
 class Gauges(NamedTuple):
-    """UNKNOWN where the GPU says nothing. Percent of the driver's sample period, degrees Celsius, the GPU's clocks now,
-    and ECC errors since the driver was loaded.
+    """One GPU's measurements: utilisation in percent of the driver's sample period, degrees Celsius, current clocks,
+    ECC errors since the driver was loaded. UNKNOWN if the GPU does not report a value.
     """
 
     memory_used_mib: int = UNKNOWN
@@ -40,8 +40,8 @@ class Gauges(NamedTuple):
 
 
 def read(nvml: Any, uuid: str) -> Gauges:
-    """``nvml``: the module pynvml. A figure that a GPU does not have hides no other: some in virtual machines have no
-    temperature.
+    """Reads all measurements. ``nvml``: the module pynvml. One missing measurement hides no other: some GPUs in virtual
+    machines have no temperature.
     """
 
     def figure(ask: Callable[[object], int]) -> int:
@@ -67,7 +67,7 @@ def read(nvml: Any, uuid: str) -> Gauges:
 
 
 class Cached:
-    """Reads each GPU at most once in FRESH_S, however many ask; and keeps nobody waiting for a driver that hangs."""
+    """Reads each GPU at most once in FRESH_S, for any number of callers; a hanging driver blocks no caller."""
 
     def __init__(
         self,
@@ -75,18 +75,18 @@ class Cached:
         wait_s: float = WAIT_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``read``: the driver's figures of a GPU, by its UUID; it may take as long as the driver likes."""
+        """``read`` returns the driver's measurements of a GPU by UUID; it may block."""
         self._read = read
         self._wait_s = wait_s
         self._monotonic = monotonic
         self._news = threading.Condition()
-        # By UUID: when the driver answered, and what it said.
+        # UUID → time of the driver's response, and the measurements.
         self._found: dict[str, tuple[float, Gauges]] = {}
         self._asked: set[str] = set()
 
     def of(self, uuids: Collection[str]) -> dict[str, Gauges]:
-        """Of each GPU; the last figures up to OLDEST_S where the driver is slow, and then none. Takes at most
-        ``wait_s`` for all together.
+        """Returns each GPU's measurements; from a slow driver the last ones up to OLDEST_S old, then UNKNOWN. Takes at
+        most ``wait_s`` in total.
         """
         with self._news:
             stale = {uuid for uuid in uuids if not self._is_younger(uuid, FRESH_S)}
@@ -97,7 +97,7 @@ class Cached:
             return {uuid: self._found[uuid][1] if self._is_younger(uuid, OLDEST_S) else Gauges() for uuid in uuids}
 
     def settle(self) -> None:
-        """Waits until the driver has answered every question."""
+        """Waits until the driver has answered every request."""
         with self._news:
             self._news.wait_for(lambda: not self._asked)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver, behind one narrow file: which GPUs there are, and their critical Xid events.
+"""The interface to the driver: lists GPUs and reads their critical Xid events.
 
-Nothing else of the plugin imports pynvml. Tests put another GpuSource in its place.
+No other module of the plugin imports pynvml. Tests replace GpuSource.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ log = logging.getLogger(__name__)
 
 
 class GpuError(Exception):
-    """The driver did not answer; the text says which call and what it answered."""
+    """The driver did not respond or returned an error; the text names the call and the error."""
 
 
 @dataclass(frozen=True)
 class MigDevice:
-    """One MIG device; ``index`` counts within its GPU, ``profile`` as nvidia-smi names it: 1g.10gb."""
+    """One MIG device; ``index`` counts within its GPU, ``profile`` is the name that nvidia-smi prints, such
+    as 1g.10gb.
+    """
 
     index: int
     uuid: str
@@ -55,11 +57,11 @@ class Gpu:
     numa_node: int = NO_NUMA
     mig_enabled: bool = False
     mig: tuple[MigDevice, ...] = ()
-    # (UUID, score) of GPUs that it has a better way to than through the host; higher is nearer.
+    # (UUID, score) of GPUs with a better connection than through the host; a higher score is closer.
     links: tuple[tuple[str, int], ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """The GPU as the shared core takes it."""
+        """Returns the GPU in the form that the shared core uses."""
         return {
             "index": self.index,
             "uuid": self.uuid,
@@ -75,7 +77,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """What the driver says of itself; ``compute``: UUID → compute capability."""
+    """Versions of the driver; ``compute``: UUID → compute capability."""
 
     version: str
     cuda: tuple[int, int]
@@ -83,48 +85,55 @@ class Driver:
 
 
 class GpuSource(Protocol):
-    """What the plugin needs of a driver."""
+    """The calls of a driver that the plugin needs."""
 
     def gpus(self) -> list[Gpu]:
-        """All GPUs in NVML's order that can be read. Raises GpuError."""
+        """Returns all readable GPUs in NVML's order. Raises GpuError."""
 
     def unreadable(self) -> dict[int, str]:
-        """Index of each GPU that the driver counted at the last call of ``gpus`` and could not read → what it said."""
+        """Returns index → error of each GPU that the last call of ``gpus`` could not read."""
 
     def next_xid(self, timeout_ms: int) -> tuple[str, int] | None:
-        """Waits for the next critical Xid; (uuid, number), or None when the time is over. Raises GpuError.
+        """Waits for the next critical Xid. Returns (uuid, number), or None after the timeout. Raises GpuError.
 
-        An uncorrectable ECC error is Xid 48, as NVIDIA's list has it. An empty uuid: the driver does not say which.
+        An uncorrectable ECC error is Xid 48, as in NVIDIA's list. The uuid is empty if the driver does not name the
+        GPU.
         """
 
     def fault_of(self, uuid: str) -> str:
-        """What speaks against using a GPU now; empty where nothing does."""
+        """Returns why a GPU cannot be used now; empty if it can."""
 
     def processes(self, uuid: str) -> dict[int, int | None]:
-        """Bytes of each process that computes or draws on a GPU, by its pid here; None: unknown. Raises GpuError."""
+        """Returns pid → bytes of each process with a compute or graphics context on the GPU; None: unknown. Raises
+        GpuError.
+        """
 
     def utilisation(self, uuid: str, since_us: int) -> dict[int, float] | None:
-        """Percent of a GPU's time that each process took since a time in microseconds since 1970, the mean of its
-        samples; None where the driver has no such figures. Raises GpuError.
+        """Returns pid → mean percent of the GPU's time since a time in microseconds since 1970; None if the driver has
+        no such samples. Raises GpuError.
         """
 
     def gauges(self, uuid: str) -> Gauges:
-        """What a GPU shows now, each figure that it has."""
+        """Returns the current measurements of a GPU."""
 
     def driver(self) -> Driver:
-        """Versions and compute capabilities. Raises GpuError."""
+        """Returns versions and compute capabilities. Raises GpuError."""
 
     def group_limits(self, uuid: str, group: str) -> Limits:
-        """What the driver enforces for a control group, the path of its folder. Raises GpuError."""
+        """Returns the limits that the driver enforces for the control group with this folder. Raises GpuError."""
 
     def limit_group(self, uuid: str, group: str, hard: int) -> None:
-        """Has the driver enforce a limit, soft 0; holds where ``group_limits`` says so. Raises GpuError."""
+        """Sets the driver's hard limit, with soft limit 0; ``group_limits`` shows whether it is active.
+        Raises GpuError.
+        """
 
     def probe_limits(self, cgroup_root: str) -> tuple[str, str]:
-        """Whether the driver enforces limits here: (backend, ""), or ("", why not). Raises GpuError."""
+        """Returns whether the driver enforces limits here: (backend, ""), or ("", reason why not). Raises GpuError."""
 
     def reopen(self) -> None:
-        """Starts the driver's library again: it lists GPUs once. Not while another thread waits. Raises GpuError."""
+        """Reinitialises NVML, because it lists GPUs only once. Not while another thread waits in NVML.
+        Raises GpuError.
+        """
 
     def close(self) -> None: ...
 
@@ -133,14 +142,14 @@ class Nvml:
     """The driver's own library through nvidia-ml-py."""
 
     def __init__(self, sys_root: Path = Path("/sys"), library: str = "") -> None:
-        """``library``: the host's NVML where the loader does not find it, as in a container without a runtime of
-        NVIDIA's. Raises GpuError.
+        """``library``: path of the host's NVML if the loader does not find it, for example in a container without
+        NVIDIA's runtime. Raises GpuError.
         """
         import pynvml
 
         if library:
             try:
-                # Who asks for libnvidia-ml.so.1 later gets this one, by its soname.
+                # A later load of libnvidia-ml.so.1 uses this library, because the soname is equal.
                 ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
             except OSError as fault:
                 raise GpuError(f"NVML of the host cannot be loaded: {fault}") from None
@@ -148,11 +157,11 @@ class Nvml:
         self._sys_root = sys_root
         self._events: object = None
         self._unreadable: dict[int, str] = {}
-        # Uncorrected ECC errors of each GPU when it was last found well.
+        # Uncorrected ECC errors of each GPU when it was last healthy.
         self._ecc: dict[str, int] = {}
-        # NUMA nodes by PCI address: they change with the machine alone.
+        # NUMA nodes by PCI address, cached because only a change of hardware changes them.
         self._numa: dict[str, int] = {}
-        # The GPUs whose ways to each other are known, and these.
+        # The GPUs for which ``_links`` was computed.
         self._linked: tuple[str, ...] = ()
         self._links: dict[str, tuple[tuple[str, int], ...]] = {}
         self._open()
@@ -181,13 +190,13 @@ class Nvml:
             try:
                 found.append(self._gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)))
             except nvml.NVMLError as fault:
-                # One that fell off the bus must not hide the others.
+                # A GPU that fell off the bus must not hide the others.
                 self._unreadable[index] = f"the driver says: {fault}"
         if before.keys() - self._unreadable.keys():
-            self._forget_events()  # nobody registered those of a GPU that was lost
+            self._forget_events()  # events were never registered for a GPU that was lost
         uuids = tuple(gpu.uuid for gpu in found)
         if uuids != self._linked:
-            # The ways between GPUs change with the machine alone, and each pair is a call of the driver.
+            # Cached, because only a change of hardware changes the links, and each pair needs a driver call.
             self._linked, self._links = uuids, self._scores(found)
         return [replace(gpu, links=self._links.get(gpu.uuid, ())) for gpu in found]
 
@@ -201,7 +210,7 @@ class Nvml:
         try:
             handles = {gpu.uuid: nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus}
         except nvml.NVMLError:
-            return {}  # one was lost since it was listed
+            return {}  # a GPU was lost since it was listed
         levels = {}
         for one, other in itertools.combinations(handles, 2):
             with contextlib.suppress(nvml.NVMLError):
@@ -219,7 +228,7 @@ class Nvml:
         return topology.scores(levels, direct, switched)
 
     def _nvlinks(self, handle: object) -> list[str]:
-        """The PCI address at the other end of each active NVLink: of a GPU, or of an NVSwitch."""
+        """Returns the PCI address at the other end of each active NVLink: of a GPU or of an NVSwitch."""
         nvml = self._nvml
         found = []
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -227,7 +236,7 @@ class Nvml:
                 if nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED:
                     found.append(_text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower())
             except nvml.NVMLError:
-                break  # a GPU has no link of that number, or none at all
+                break  # the GPU has no link with this number
         return found
 
     def _gpu(self, index: int, handle: object) -> Gpu:
@@ -259,10 +268,10 @@ class Nvml:
         try:
             return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
         except nvml.NVMLError:
-            return False  # a GPU without MIG says that it does not support the question
+            return False  # the driver returns an error for a GPU without MIG
 
     def _mig(self, handle: object) -> tuple[MigDevice, ...]:
-        """The MIG devices of a GPU, in NVML's order. Raises NVMLError only where a device that is there fails."""
+        """Returns the MIG devices of a GPU, in NVML's order. Raises NVMLError if an existing device cannot be read."""
         nvml = self._nvml
         if not self._mig_mode(handle):
             return ()
@@ -272,7 +281,7 @@ class Nvml:
             try:
                 device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
             except nvml.NVMLError:
-                continue  # a free place
+                continue  # no MIG device has this index
             attributes = nvml.nvmlDeviceGetAttributes_v2(device)
             found.append(
                 MigDevice(
@@ -344,7 +353,7 @@ class Nvml:
                 )
             )
         except nvml.NVMLError:
-            return ""  # a GPU without ECC
+            return ""  # the GPU has no ECC
         before = self._ecc.setdefault(uuid, errors)
         self._ecc[uuid] = errors
         return f"{errors - before} more uncorrected ECC errors" if errors > before else ""
@@ -358,7 +367,7 @@ class Nvml:
                 used, before = one.usedGpuMemory, found.get(int(one.pid), 0)
                 found[int(one.pid)] = None if used is None or before is None else before + int(used)
             for one in self._graphics(handle):
-                # A process that does both is in both lists, each time with all its memory.
+                # A process with both contexts is in both lists, each time with its total memory.
                 reported = [used for used in (found.get(int(one.pid)), one.usedGpuMemory) if used is not None]
                 found[int(one.pid)] = max(map(int, reported), default=None)
         except nvml.NVMLError as fault:
@@ -373,7 +382,7 @@ class Nvml:
             for one in nvml.nvmlDeviceGetProcessUtilization(handle, since_us):
                 samples.setdefault(int(one.pid), []).append(int(one.smUtil))
         except nvml.NVMLError as fault:
-            if fault.value == nvml.NVML_ERROR_NOT_FOUND:  # nobody took any
+            if fault.value == nvml.NVML_ERROR_NOT_FOUND:  # no process used the GPU
                 return {}
             if fault.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
                 return None
@@ -406,7 +415,7 @@ class Nvml:
         return memory_limits.probe(nvml.nvmlLib, named, cgroup_root)
 
     def _graphics(self, handle: object) -> list[Any]:
-        """Vulkan and OpenGL, which no library of CUDA sees. Raises NVMLError."""
+        """Returns processes with Vulkan or OpenGL contexts, which no CUDA library sees. Raises NVMLError."""
         nvml = self._nvml
         try:
             return list(nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))
@@ -436,7 +445,7 @@ class Nvml:
                 self._nvml.nvmlEventSetFree(self._events)
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:
-            pass  # the driver is going away together with us; nothing is left to free
+            pass  # the driver is being unloaded, so nothing must be freed
 
 
 # Label of gpu-feature-discovery → field of nvmlDeviceAttributes_t.
@@ -454,9 +463,9 @@ MIG_ATTRIBUTES = (
 
 
 def numa_node(sys_root: Path, pci: str) -> int:
-    """NUMA node of a PCI address as NVML writes it; NO_NUMA where the platform does not say.
+    """Returns the NUMA node of a PCI address from NVML; NO_NUMA if the platform does not report one.
 
-    NVML has an eight-digit domain, sysfs a four-digit one.
+    NVML's address has an eight-digit domain, that of sysfs four digits.
     """
     domain, _colon, rest = pci.partition(":")
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for changes in one folder (inotify through libc). Used to notice a kubelet that starts again."""
+"""Waits for changes in one folder (inotify through libc). Used to notice a restart of the kubelet."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MASK = IN_CREATE | IN_DELETE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE_SELF | IN
 
 
 class FolderWatch:
-    """The kind of change is not reported: the caller checks the folder itself.
+    """Does not report which change happened: the caller checks the folder itself.
 
-    That makes lost and merged events harmless. A folder that does not exist yet is looked for once a second.
+    So lost and merged events do no harm. A folder that does not exist is checked once a second.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,10 +31,10 @@ class FolderWatch:
         self._closed = False
 
     def wait(self, timeout_s: float | None) -> None:
-        """Returns after a change, after ``wake``, or when the time is over."""
+        """Returns after a change, after ``wake``, or after the timeout."""
         watching = self._inotify >= 0
         if not watching and self._watch():
-            return  # what happened between the caller's last look and this watch was not seen
+            return  # changes between the caller's last check and this watch were not seen
         if not watching:
             timeout_s = 1.0 if timeout_s is None else min(timeout_s, 1.0)
         poll = select.poll()
@@ -58,7 +58,9 @@ class FolderWatch:
 
     @staticmethod
     def _gone(data: bytes) -> bool:
-        """Whether the folder itself went away: its watch is dead and a new folder of that name needs a new one."""
+        """Whether the folder was deleted or moved: its watch is dead, and a new folder of that name needs a
+        new watch.
+        """
         at = 0
         while at + 16 <= len(data):
             mask = int.from_bytes(data[at + 4 : at + 8], "little")
@@ -68,8 +70,8 @@ class FolderWatch:
         return False
 
     def wake(self) -> None:
-        """Harmless after ``close``: the caller may be a thread that ends late."""
-        # A full pipe wakes as well as one byte.
+        """Wakes ``wait``. Safe after ``close``, because the calling thread may end late."""
+        # A full pipe wakes the waiter too.
         with self._closing, contextlib.suppress(BlockingIOError):
             if not self._closed:
                 os.write(self._wake_w, b"x")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the Kubernetes API is reached: the credentials of a kubeconfig file or of the pod's service account.
+"""Credentials for the Kubernetes API: from a kubeconfig file or from the pod's service account.
 
-For the clients of the device plugin (``kube_api``) and of ``vgpu_scheduler``. Not in the shared core, for a kubeconfig
-is YAML and the core has the standard library alone; the modules read theirs with the library ``kubernetes``.
+Used by the clients of the device plugin (``kube_api``) and of ``vgpu_scheduler``. Not in the shared core, which may use
+only the standard library, while a kubeconfig is YAML; the modules read kubeconfigs with the library ``kubernetes``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True)
 class Access:
-    """How the server is reached. Its files are read again at each call, for credentials are rotated in place."""
+    """Address and credentials of the API server. Files are read at each call, because credentials are
+    rotated in place.
+    """
 
     server: str
     ca: Path | bytes | None = None
@@ -57,7 +59,7 @@ class Access:
 
 @contextlib.contextmanager
 def _as_file(what: Path | bytes) -> Iterator[Path]:
-    """OpenSSL takes a client's certificate from a file alone."""
+    """Yields the data as a file, because OpenSSL reads a client certificate only from files."""
     if isinstance(what, Path):
         yield what
         return
@@ -68,7 +70,9 @@ def _as_file(what: Path | bytes) -> Iterator[Path]:
 
 
 def read(kubeconfig: str, service_account: Path = SERVICE_ACCOUNT) -> Access:
-    """``kubeconfig``: a file, or ``in-cluster``. Raises Fatal naming the file and the place in it."""
+    """Reads the credentials. ``kubeconfig``: a file, or ``in-cluster``. Raises Fatal with the file and the position in
+    it.
+    """
     if kubeconfig == IN_CLUSTER:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not (service_account / "token").exists():
@@ -111,7 +115,7 @@ def _of_kubeconfig(path: Path, config: Any) -> Access:
 
 
 def _named(path: Path, config: Any, many: str, one: str, holder: dict[str, Any]) -> dict[str, Any]:
-    """The entry of a list that the context, or current-context, names."""
+    """Returns the list entry that the context, or current-context, names."""
     wanted = holder.get("current-context" if one == "context" else one)
     entries = config.get(many) if isinstance(config, dict) else None
     for entry in entries if isinstance(entries, list) else []:

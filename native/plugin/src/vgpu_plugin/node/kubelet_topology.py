@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy of this kubelet's topology manager, as its configuration file names it.
+"""The policy of this kubelet's topology manager, from its configuration file.
 
-Read by lines and not as YAML, whose library a node program has no memory for: both keys are of the top level. What is
-set by a flag or in a folder of drop-ins is not seen; then nothing is published, as by a kubelet without a policy.
+The file is parsed by regular expressions and not as YAML, because a YAML library takes too much memory; both keys are
+at the top level. Flags and drop-in files are not read; then nothing is published, as for a kubelet without a policy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_BYTES = 1 << 20
 
 def _value_of(key: str) -> re.Pattern[str]:
     quote = """["']?"""
-    # At the begin of a line as YAML has it, or within JSON.
+    # Matches a key at the beginning of a YAML line, or in JSON.
     return re.compile(rf"(?:^{quote}|^\s*\"|[{{,]\s*\"){key}{quote}\s*:\s*{quote}([a-z-]+)", re.MULTILINE)
 
 
@@ -25,7 +25,7 @@ POLICY, SCOPE = _value_of("topologyManagerPolicy"), _value_of("topologyManagerSc
 
 
 def parse(text: str) -> Topology:
-    """The kubelet has no policy by default, and the scope container."""
+    """Returns the policy. The kubelet's defaults are no policy and the scope container."""
     policy, scope = POLICY.search(text), SCOPE.search(text)
     if policy is None or policy[1] not in POLICIES or policy[1] == POLICIES[0]:
         return NO_POLICY
@@ -33,7 +33,9 @@ def parse(text: str) -> Topology:
 
 
 class KubeletTopology:
-    """Read again when the file changes: the kubelet is started again for that, and this program need not be."""
+    """Reads the file again after a change: the kubelet must be restarted for a new policy, but this program
+    need not.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

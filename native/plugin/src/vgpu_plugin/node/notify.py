@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sd_notify: tells systemd that the program is ready, and what it is doing."""
+"""sd_notify: reports to systemd that the program is ready, and its status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 
 def notify(message: str, address: str | None = None) -> bool:
-    """Sends lines such as ``READY=1``; False where no service manager listens."""
+    """Sends lines such as ``READY=1``. Returns False if no service manager listens."""
     address = address if address is not None else os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False

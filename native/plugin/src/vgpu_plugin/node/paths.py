@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where everything lies on a node. Every path is a parameter, so that tests lay out a node in a folder."""
+"""Paths of all files on a node. Every path is a parameter, so that tests can create a node in a folder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from .._shared.config import node_config
 
-# What a container sees (contract 1 of the design); never configurable, because libvgpu.so has them built in. /dev is a
-# mount of every container's own: no image has a link there, and nobody can rename it. What lies in it can be renamed,
-# but for mounts: so the folder of all others is one too.
+# Paths in a container (contract 1 of the design); not configurable, because libvgpu.so contains them. /dev is a mount
+# of each container: an image has no link there, and a container cannot rename it. Entries inside can be renamed unless
+# they are mounts, so the folder CONTAINER_ROOT is a mount too.
 CONTAINER_ROOT = "/dev/vgpu"
 CONTAINER_LIBRARY_FOLDER = f"{CONTAINER_ROOT}/lib"
 CONTAINER_LIBRARY = f"{CONTAINER_LIBRARY_FOLDER}/libvgpu.so"
@@ -22,11 +22,11 @@ CONTAINER_LIMITS = f"{CONTAINER_SHARE}/limits"
 CONTAINER_LEDGER = f"{CONTAINER_SHARE}/ledger"
 CONTAINER_TENANT = f"{CONTAINER_SHARE}/tenant"
 CONTAINER_GPU_PAGE = f"{CONTAINER_SHARE}/gpu-"
-# Of a container that the driver alone limits: a file that says whose it is, for the hook.
+# A file for the hook that names the allocation of a container that only the driver limits.
 CONTAINER_ALLOCATION = "/dev/vgpu-allocation"
 
-# What a container sees that was admitted before the folders were mounted: one file each. The kubelet keeps such an
-# answer for every restart of the container, docker for as long as the container exists.
+# Paths in a container that was admitted when single files were mounted. The kubelet uses such a response for every
+# restart of the container, docker as long as the container exists.
 OLD_LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
 OLD_LIMITS = "/etc/vgpu/limits"
 OLD_LEDGER = "/run/vgpu/ledger"
@@ -43,21 +43,21 @@ class Paths:
     run_dir: Path = Path("/run/vgpu")
     state_dir: Path = Path("/var/lib/vgpu")
     sys_root: Path = Path("/sys")
-    # Where version 2 of control groups is mounted; on hybrid hosts not here.
+    # Mount point of control groups version 2; a hybrid host has it elsewhere.
     cgroup_root: Path = Path("/sys/fs/cgroup")
-    # Where configurations of runtimes lie: the host's root folder, elsewhere in a DaemonSet.
+    # The host's root folder, which contains the configurations of runtimes; another path in a DaemonSet.
     host_root: Path = Path("/")
     # None: no CDI files are written.
     cdi_dir: Path | None = Path("/var/run/cdi")
     cdi_dirs_of_others: tuple[Path, ...] = (Path("/etc/cdi"),)
-    # Where named configurations lie; None: next to node.yaml.
+    # Folder of named configurations; None: next to node.yaml.
     configs_dir: Path | None = None
-    # Whether this program is in a container, and the host's folders are to be seen below host_root alone.
+    # Whether this program runs in a container, so that the host's folders are visible only below host_root.
     in_container: bool = False
 
     @property
     def seen_root(self) -> Path:
-        """Where this program sees the host's root folder, for what has the same name for both else."""
+        """The host's root folder as this program sees it, for paths that are not mounted at their own name."""
         return self.host_root if self.in_container else Path("/")
 
     @property
@@ -66,22 +66,22 @@ class Paths:
 
     @property
     def config_name(self) -> Path:
-        """The named configuration that was active last."""
+        """The file with the name of the last active configuration."""
         return self.state_dir / "config-name"
 
     @property
     def last_offer(self) -> Path:
-        """The pieces that were offered last."""
+        """The file with the slices that were offered last."""
         return self.state_dir / "offered.json"
 
     @property
     def pod_resources(self) -> Path:
-        """The kubelet's PodResources service lies next to the folder of device plugins."""
+        """The socket of the kubelet's PodResources service, next to the folder of device plugins."""
         return self.kubelet_dir.parent / "pod-resources" / "kubelet.sock"
 
     @property
     def plugins_registry(self) -> Path:
-        """Where the kubelet looks for the sockets of drivers' plugins."""
+        """The folder in which the kubelet looks for the sockets of drivers."""
         return self.kubelet_dir.parent / "plugins_registry"
 
     def driver_folder(self, driver: str) -> Path:
@@ -89,7 +89,7 @@ class Paths:
 
     @property
     def kubelet_config(self) -> Path:
-        """Where kubeadm puts it; the kubelet's folder has the host's name here."""
+        """The kubelet's configuration file, at kubeadm's path; the kubelet's folder has the host's path."""
         return self.seen_root / str(self.kubelet_dir.parent / "config.yaml").lstrip("/")
 
     @property
@@ -117,8 +117,8 @@ class Paths:
         return self.kubelet_dir / "kubelet_internal_checkpoint"
 
     def endpoint(self, resource: str) -> Path:
-        """Our socket in the kubelet's folder, one for each resource. A resource's name may have 317 characters, the
-        path of a socket 107 bytes (unix(7)): a name that is too long becomes its digest.
+        """Returns the path of our socket for a resource in the kubelet's folder. A resource's name may have 317
+        characters, a socket's path 107 bytes (unix(7)): a longer name is replaced by its digest.
         """
         named = self.kubelet_dir / f"vgpu-{resource.replace('/', '_')}.sock"
         if len(os.fsencode(named)) <= LONGEST_SOCKET_PATH:

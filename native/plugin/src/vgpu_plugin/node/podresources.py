@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pod and container holds which device ids, as the kubelet's PodResources service says."""
+"""Finds the pod and container that hold each device id, by the kubelet's PodResources service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Holder(NamedTuple):
 
 
 def holders(socket: Path) -> dict[str, Holder] | None:
-    """Device id → who holds it, over all resources; None where the kubelet does not answer."""
+    """Returns device id → pod and container, over all resources; None if the kubelet does not respond."""
     if not socket.exists():
         return None
     try:

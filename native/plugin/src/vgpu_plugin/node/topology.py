@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near GPUs are to each other, and which whole GPUs a container should get together. Pure.
+"""Distance between GPUs, and choice of whole GPUs for one container. Pure.
 
-A score of a pair: 100 for each NVLink between them, and 60 to 10 for the place where their ways over PCIe meet, from
-one board to the other side of the machine; 0 where the driver does not say.
+The score of a pair is 100 for each NVLink between both, plus 60 to 10 for the level at which their PCIe paths meet,
+from the same board to different sockets; 0 if the driver does not report it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..errors import BadRequest
 
 NVLINK = 100
-# Of so many sets the best is found by trying; 8 GPUs have 70 at most.
+# All sets are tried up to this number; 8 GPUs have at most 70.
 MOST_SETS = 300
 # NVML's nvmlGpuTopologyLevel_t → score.
 PCIE = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
@@ -27,8 +27,8 @@ def scores(
     direct: Mapping[tuple[str, str], int],
     switched: Mapping[str, int],
 ) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Of each UUID the others with their scores. ``levels``: where pairs meet; ``direct``: NVLinks from the first to
-    the second; ``switched``: NVLinks of a GPU to an NVSwitch, which joins all that hang on one.
+    """Returns UUID → (other UUID, score). ``levels``: PCIe level at which a pair meets; ``direct``: NVLinks from the
+    first to the second; ``switched``: NVLinks of a GPU to an NVSwitch, which connects all its GPUs.
     """
     uuids = sorted(
         {uuid for pair in levels for uuid in pair} | {uuid for pair in direct for uuid in pair} | {*switched}
@@ -51,9 +51,8 @@ def scores(
 def nearest(
     available: Sequence[str], must_include: Sequence[str], size: int, links: Links, order: Iterable[str]
 ) -> list[str]:
-    """``size`` GPUs out of ``available`` with the highest sum of scores; of several such sets the one that the GPUs
-    left over would miss least, then the first by index. Where there are too many sets to try, they are grown from each
-    GPU in turn.
+    """Returns ``size`` GPUs of ``available`` with the highest sum of scores; among equal sets the one whose links to
+    the remaining GPUs are worst, then the first by index. If there are too many sets, sets are grown from each GPU.
     """
     if size > len(set(available)):
         raise BadRequest(f"{size} GPUs are asked for out of {len(set(available))} available ones; ask for fewer")
@@ -73,7 +72,7 @@ def nearest(
 
 
 def _worth(chosen: Sequence[str], pool: Sequence[str], links: Links) -> tuple[int, int]:
-    """The scores inside a set, and those between it and the rest, which count against it."""
+    """Returns the sum of scores inside the set, and the negative sum of scores between the set and the other GPUs."""
     inside = outside = 0
     for one in chosen:
         row = links.get(one, {})
@@ -84,7 +83,7 @@ def _worth(chosen: Sequence[str], pool: Sequence[str], links: Links) -> tuple[in
 
 
 def _grown(start: list[str], size: int, pool: Sequence[str], links: Links) -> list[str]:
-    """A set to which the nearest GPU is added, one after the other."""
+    """Returns a set grown from ``start`` by adding the closest GPU each time."""
     chosen = start
     near = {one: sum(links.get(one, {}).get(other, 0) for other in chosen) for one in pool if one not in chosen}
     while len(chosen) < size:

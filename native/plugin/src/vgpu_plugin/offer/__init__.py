@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node advertises: settings, slices, order of preference, health."""
+"""What the node offers: settings, slices, preferences, health."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks every piece of a GPU unhealthy that the driver reports a critical Xid, an ECC error or a loss for, and of no
-other GPU; and healthy again after a clean period.
+"""Marks all slices of a GPU unhealthy if the driver reports a critical Xid, an ECC error or the loss of that GPU; marks
+them healthy again after a period without errors.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from ..node.gpus import GpuError, GpuSource
 from .pool import LOST, Pool
 
-# Faults of one program and not of the GPU. A tenant may provoke them, and must not make a card unhealthy for others:
-# those that NVIDIA's device plugin ignores, and those whose only step in NVIDIA's catalogue of Xids is to restart the
-# application (its stream of commands, its engines for copies and video). 94 has that step too, but is memory's fault.
+# Errors of one program and not of the GPU. A tenant may cause them, and must not make a GPU unhealthy for others: the
+# Xids that NVIDIA's device plugin ignores, and those whose only remedy in NVIDIA's catalogue of Xids is to restart the
+# application (errors of its command stream, copy and video engines). Xid 94 has that remedy too, but is a memory error.
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109}) | frozenset(
     {8, 11, 25, 32, 69, 80}
     | {39, 40, 41, 60, 70, 71, 72, 75, 76, 77, 82, 83, 84, 85, 86, 88, 89, 139}
     | {*range(96, 106), *range(126, 136)}
 )
 DISABLE, ENABLE = "DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"
-# Also how long a stop may wait for the driver.
+# Maximum wait in the driver, which also delays a stop.
 WAIT_MS = 1000
 PAUSE_S = 5.0
 LOOK_S = 5.0
-# Without another fault for so long, and with a driver that answers for it, a GPU is well again.
+# A GPU is healthy again after this time without an error, if the driver responds.
 CLEAN_S = 300.0
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Xids:
-    """Of one GPU since the program began: how often by number, when last by the monotonic clock, and the number of the
-    last; None: there was none.
+    """Xids of one GPU since the program began: number → count, number → time of the last (monotonic clock), and the
+    number of the last Xid; None: there was none.
     """
 
     counts: Mapping[int, int] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Xids:
 
 @dataclass(frozen=True)
 class Rules:
-    """Which Xids make a GPU unhealthy. ``only``: none but these."""
+    """Which Xids make a GPU unhealthy. ``only``: if set, only these Xids."""
 
     ignored: frozenset[int] = APPLICATION_XIDS
     only: frozenset[int] | None = None
@@ -60,9 +60,9 @@ class Rules:
 
 
 def rules(environment: Mapping[str, str]) -> Rules:
-    """From NVIDIA's two variables. DISABLE: ``all`` or ``xids`` turns the checks off, numbers are ignored in addition
-    to those of applications. ENABLE: numbers that count whatever DISABLE says, ``all``: all but those of applications.
-    So with DISABLE=all and ENABLE=79 an Xid 79 counts; NVIDIA's plugin turns it off too.
+    """Reads NVIDIA's two variables. DISABLE: ``all`` or ``xids`` turns the checks off; numbers are ignored in addition
+    to errors of applications. ENABLE: numbers that count despite DISABLE; ``all``: all except errors of applications.
+    So with DISABLE=all and ENABLE=79 an Xid 79 counts; NVIDIA's plugin ignores it.
     """
     disabled, all_off = _words(environment.get(DISABLE, ""), DISABLE, ("all", "xids"))
     enabled, all_on = _words(environment.get(ENABLE, ""), ENABLE, ("all",))
@@ -84,7 +84,7 @@ def _words(text: str, variable: str, switches: tuple[str, ...]) -> tuple[set[int
 
 
 class HealthWatch:
-    """``run`` is one thread, the only one that waits in the driver; ``look`` is called in it every few seconds."""
+    """``run`` is one thread, the only one that waits in the driver; it calls ``look`` every few seconds."""
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ class HealthWatch:
         self._monotonic = monotonic
         self._stopping = threading.Event()
         self._asked = threading.Event()
-        # When the last fault of a GPU came; 0 for a GPU that was only lost: it is well once it answers.
+        # UUID → time of the GPU's last error; 0 for a GPU that was only lost: it is healthy once it responds.
         self._last: dict[str, float] = {}
         self._xids: dict[str, Xids] = {}
-        # Of GPUs that are lost: why each is unhealthy once it answers again, until its clean period is over.
+        # Lost GPUs → why each is unhealthy after it responds again, until its period without errors is over.
         self._besides: dict[str, str] = {}
 
     def ask(self) -> None:
-        """Makes the next look come soon."""
+        """Makes the next check come soon."""
         self._asked.set()
 
     def run(self) -> None:
@@ -137,7 +137,7 @@ class HealthWatch:
 
     @staticmethod
     def _guarded(task: Callable[[], None]) -> None:
-        """A look that fails is no reason to watch no more."""
+        """Runs a check; its failure must not end the thread."""
         try:
             task()
         except Exception:
@@ -151,7 +151,7 @@ class HealthWatch:
                 self.lost(gpu.uuid, str(fault))
 
     def saw(self, uuid: str, xid: int) -> None:
-        """A fault of one GPU; of all where the driver does not say of which."""
+        """Handles an Xid of one GPU, or of all GPUs if the driver does not name one."""
         uuids = [uuid] if uuid else [gpu.uuid for gpu in self._pool.gpus]
         for one in uuids:
             self._xids[one] = self.xids(one).with_one(xid, self._monotonic())
@@ -167,11 +167,13 @@ class HealthWatch:
                 self._pool.mark_unhealthy(one, f"Xid {xid}")
 
     def xids(self, uuid: str) -> Xids:
-        """What the driver reported of a GPU, also what makes no GPU unhealthy."""
+        """Returns all Xids that the driver reported for a GPU, including uncritical ones."""
         return self._xids.get(uuid, Xids())
 
     def lost(self, uuid: str, reason: str) -> None:
-        """A GPU that the driver no longer answers for. That it is lost says more than the Xid that came with it."""
+        """Marks a GPU lost because the driver no longer responds for it. This reason replaces the Xid that came with
+        the loss.
+        """
         if self._pool.is_lost(uuid):
             return
         if before := self._pool.unhealthy_reason(uuid):
@@ -181,7 +183,7 @@ class HealthWatch:
         self._pool.mark_unhealthy(uuid, f"{LOST}{reason}")
 
     def recover(self) -> None:
-        """Brings GPUs back that had no fault for the clean period and that the driver answers for."""
+        """Marks GPUs healthy that had no error for the clean period and for which the driver responds."""
         for uuid, last in list(self._last.items()):
             if last and self._monotonic() - last < self._clean_s:
                 if uuid in self._besides and not self._source.fault_of(uuid):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces that this node offered last, and of which GPUs, kept over restarts and reboots.
+"""The slices and GPUs that this node offered last, saved over restarts and reboots.
 
-A program that starts with another split must not offer a GPU again while slices of the former one are held: both
-together are more than the GPU has. And a GPU that was offered and is gone is lost, not forgotten.
+After a start with another split, a GPU must not be offered while slices of the former split are allocated: together
+they exceed the GPU. A GPU that was offered and is missing is lost, not forgotten.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .._shared.config.sharing import Piece
 from ..node.gpus import Gpu, MigDevice
 
 FORMAT = 1
-# Found again at each start: the ways to other GPUs.
+# Fields that are read again at each start: the links to other GPUs.
 NOT_KEPT = ("links",)
 
 log = logging.getLogger(__name__)
 
 
 class LastOffer:
-    """One file, replaced by a rename. Without it, or with one that cannot be read, nothing is remembered."""
+    """One file, replaced by a rename. If it is missing or unreadable, nothing is remembered."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class LastOffer:
             data = json.loads(self._path.read_text())
             if data["version"] != FORMAT:
                 raise ValueError(f"version is {data['version']!r}, expected {FORMAT}")
-            # Files of former versions have no GPUs.
+            # Files of older versions have no GPUs.
             return [Piece(**one) for one in data["pieces"]], [_gpu(one) for one in data.get("gpus", [])]
         except FileNotFoundError:
             return [], []
@@ -47,11 +47,13 @@ class LastOffer:
             return [], []
 
     def with_lost(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        """The GPUs that are there, and those that were and are not, in NVML's order."""
+        """Returns the present GPUs and the lost ones, in NVML's order."""
         return with_lost(gpus, self._gpus)
 
     def before(self, gpus: Iterable[Gpu], pieces: Iterable[Piece]) -> list[Piece]:
-        """What was offered of each GPU; of one that is new, or whose MIG devices are others now, ``pieces``."""
+        """Returns the slices that were offered of each GPU; for a new GPU, or one with other MIG devices, its part of
+        ``pieces``.
+        """
         out = []
         fresh = list(pieces)
         for gpu in gpus:
@@ -62,7 +64,7 @@ class LastOffer:
         return out
 
     def persist(self, pieces: Iterable[Piece], gpus: Iterable[Gpu]) -> None:
-        """A disk that is full costs the memory of this alone, so it is logged and ends nothing."""
+        """Saves slices and GPUs. An error is only logged: a full disk only loses this information."""
         fresh, known = list(pieces), list(gpus)
         if fresh == self._pieces and _facts(known) == _facts(self._gpus) and self._path.exists():
             return
@@ -81,7 +83,9 @@ class LastOffer:
 
 
 def with_lost(gpus: Sequence[Gpu], known: Iterable[Gpu]) -> list[Gpu]:
-    """``gpus`` and those of ``known`` that are lost; one in whose place is another was replaced, and is not."""
+    """Returns ``gpus`` and those of ``known`` that are lost. A GPU with another one in its PCI slot was replaced and is
+    not lost.
+    """
     here, places = {gpu.uuid for gpu in gpus}, {gpu.pci for gpu in gpus}
     lost = [gpu for gpu in known if gpu.uuid not in here and gpu.pci not in places]
     return sorted([*gpus, *lost], key=lambda gpu: gpu.index)
@@ -92,7 +96,7 @@ def _facts(gpus: Iterable[Gpu]) -> list[dict[str, Any]]:
 
 
 def _gpu(facts: dict[str, Any]) -> Gpu:
-    """A GPU as JSON keeps it. Raises TypeError, KeyError."""
+    """Returns a GPU from its JSON form. Raises TypeError, KeyError."""
     mig = (
         MigDevice(**dict(one, attributes=tuple((name, value) for name, value in one["attributes"])))
         for one in facts["mig"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of the 4paradigm, NVIDIA and HAMi plugins by their names: a flag each, an environment variable each, and
-the place in node.yaml that both override. Precedence: flag, environment, file, default.
+"""The options of the 4paradigm, NVIDIA and HAMi plugins under their own names: for each a flag, an environment
+variable, and the place in node.yaml that these override. Precedence: flag, environment, file, default.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GFD = ("flags", "gfd")
 
 
 class Option(NamedTuple):
-    """``many``: several values separated by commas; ``true``: the flag alone means true."""
+    """``many``: several values separated by commas; ``true``: the flag without a value means true."""
 
     flag: str
     environment: str
@@ -106,7 +106,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def overrides(given: Mapping[str, Any], environment: Mapping[str, str]) -> list[tuple[Option, str, str]]:
-    """(option, text, where it was said) of all that a flag or the environment sets; an empty variable is unset."""
+    """Returns (option, text, source) of all options set by flag or environment; an empty variable counts as unset."""
     out = []
     for one in OPTIONS:
         said = given.get(one.flag.replace("-", "_"))
@@ -118,7 +118,9 @@ def overrides(given: Mapping[str, Any], environment: Mapping[str, str]) -> list[
 
 
 def apply(config: dict[str, Any], chosen: list[tuple[Option, str, str]]) -> dict[str, str]:
-    """Puts them into a parsed node.yaml, in place; returns place → where it was said, for messages."""
+    """Writes the options into a parsed node.yaml, in place. Returns place → flag or variable that set it,
+    for messages.
+    """
     places = {}
     for one, text, where in chosen:
         section = config

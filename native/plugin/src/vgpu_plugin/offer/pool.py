@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces of GPUs that this node offers, by resource, and which of them the kubelet may use now.
+"""The slices that this node offers, by resource, and which of them the kubelet may use now.
 
-Streams of ListAndWatch wait here for the next change.
+ListAndWatch streams wait here for the next change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .._shared.config.sharing import MIG, NONE, VCUDA, Piece
 from ..errors import BadRequest, NotNow
 from ..node.gpus import Gpu
 
-# How the reason begins why a GPU is unhealthy that the driver does not answer for.
+# Prefix of the reason for a GPU that the driver no longer finds.
 LOST = "lost: "
 
 
@@ -26,8 +26,9 @@ class Offer(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a preference is found by: pieces of each device, devices in NVML's order, the ids of whole GPUs, and each
-    GPU's ways to others; ``limited``: the GPUs that the sharing library shares."""
+    """Data for a preferred allocation: number of slices of each device, devices in NVML's order, ids of whole GPUs, and
+    links between GPUs; ``limited``: UUIDs of GPUs that libvgpu shares.
+    """
 
     totals: dict[str, int]
     order: tuple[str, ...]
@@ -37,8 +38,8 @@ class Shape(NamedTuple):
 
 
 class Pool:
-    """Thread-safe. A piece is healthy unless its GPU is unhealthy, drained or gone, or the piece is withheld (leased)
-    or used by a container that the kubelet does not know.
+    """Thread-safe. A slice is healthy unless its GPU is unhealthy, drained or missing, or the slice is withheld
+    (leased) or used by a container outside Kubernetes.
     """
 
     def __init__(self, gpus: Iterable[Gpu], pieces: Iterable[Piece]) -> None:
@@ -65,7 +66,9 @@ class Pool:
         return list(dict.fromkeys(piece.resource for piece in self._slices.values()))
 
     def shape(self) -> Shape:
-        """Made once for each geometry: the kubelet asks for a preference with every container, of 1600 slices too."""
+        """Returns the shape; cached until slices or GPUs change, because the kubelet asks for a preference with every
+        container, and a node may have 1600 slices.
+        """
         with self._changed:
             if self._shape is None:
                 totals = Counter(piece.device for piece in self._slices.values())
@@ -82,8 +85,8 @@ class Pool:
         return self._slices.get(slice_id)
 
     def update(self, gpus: Iterable[Gpu], pieces: Iterable[Piece], held: frozenset[str]) -> list[str]:
-        """Applies new GPUs and pieces, GPU by GPU: one whose old pieces are held keeps them all until they are free.
-        One step, so that no stream sees less than the smaller of old and new. Returns the UUIDs that wait.
+        """Applies new GPUs and slices, GPU by GPU: a GPU with allocated slices of the old split keeps its old slices
+        until all are free. Done in one step, so that no stream sees a mixture. Returns the UUIDs of GPUs that wait.
         """
         new_gpus = {gpu.uuid: gpu for gpu in gpus}
         desired: dict[str, list[Piece]] = {uuid: [] for uuid in new_gpus}
@@ -97,7 +100,7 @@ class Pool:
                 new = desired.get(uuid, [])
                 if old != new and any(one.id in held and one not in new for one in old):
                     waiting.append(uuid)
-                    # A GPU that is gone stays known while something of it is held: its pieces are unhealthy.
+                    # A missing GPU stays known while its slices are allocated; they are unhealthy.
                     new_gpus.setdefault(uuid, self._gpus[uuid])
                     new = old
                 slices.update({one.id: one for one in new})
@@ -112,30 +115,30 @@ class Pool:
         self._changed.notify_all()
 
     def unhealthy_reason(self, uuid: str) -> str:
-        """Why a GPU is unhealthy; empty while it is healthy."""
+        """Returns why a GPU is unhealthy; empty if it is healthy."""
         return self._unhealthy.get(uuid, "")
 
     def is_lost(self, uuid: str) -> bool:
-        """Whether the driver does not answer for a GPU."""
+        """Whether the driver no longer finds a GPU."""
         return self.unhealthy_reason(uuid).startswith(LOST)
 
     def drain(self, uuids: frozenset[str]) -> None:
-        """The GPUs of which no more slices are given out; what runs there stays, and starts again there."""
+        """Sets the GPUs whose free slices are no longer offered; running containers stay, and may restart there."""
         with self._changed:
             if uuids != self._drained:
                 self._drained = uuids
                 self._bump()
 
     def is_drained(self, uuid: str) -> bool:
-        """Whether an administrator drains a GPU."""
+        """Whether an administrator drains the GPU."""
         return uuid in self._drained
 
     def unavailable_reason(self, uuid: str) -> str:
-        """Why no more slices of a GPU are given out; empty while they are."""
+        """Returns why no more slices of a GPU are offered; empty if they are."""
         return self.unhealthy_reason(uuid) or ("an administrator drains it" if self.is_drained(uuid) else "")
 
     def notes(self) -> list[str]:
-        """For people: what an administrator drains."""
+        """Returns messages about drained GPUs."""
         return [
             f"GPU {gpu.index} {gpu.uuid} is drained and gives no more slices out; kubectl vgpu undrain ends that"
             for gpu in self.gpus
@@ -160,7 +163,7 @@ class Pool:
                 self._bump()
 
     def set_outside(self, slice_id: str, reason: str) -> None:
-        """Why a slice is used by a container that the kubelet does not know; empty where it is not."""
+        """Sets why a slice is used outside Kubernetes; empty if it is not."""
         with self._changed:
             if self._outside.get(slice_id, "") != reason:
                 self._outside[slice_id] = reason
@@ -170,7 +173,7 @@ class Pool:
         return self._outside.get(slice_id, "")
 
     def limited(self, slice_id: str) -> bool:
-        """Whether the sharing library limits this piece."""
+        """Whether libvgpu limits this slice."""
         piece = self._slices.get(slice_id)
         return piece is not None and piece.mode == VCUDA
 
@@ -184,7 +187,7 @@ class Pool:
         return self._withheld.get(slice_id, "")
 
     def offers(self, resource: str = "") -> tuple[int, list[Offer]]:
-        """The generation, and every piece (of one resource) in NVML's order with its health."""
+        """Returns the generation, and every slice (of one resource) in NVML's order with its health."""
         with self._changed:
             return self._generation, [
                 Offer(piece, self._gpus[piece.uuid], self._is_healthy(piece))
@@ -196,25 +199,25 @@ class Pool:
         return not (self.unavailable_reason(piece.uuid) or piece.id in self._withheld or self._outside.get(piece.id))
 
     def wait_beyond(self, generation: int, ended: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Waits until there is a newer generation, or for so long; False where ``ended`` became true first (see
-        ``wake``).
-        """
+        """Waits for a newer generation, at most ``seconds``. Returns False if ``ended`` became true (see ``wake``)."""
         with self._changed:
             self._changed.wait_for(lambda: self._generation != generation or ended(), seconds)
             return not ended()
 
     def send_again(self) -> None:
-        """Sends every stream its list once more, for the kubelet writes its checkpoint whenever one comes."""
+        """Sends the list to every stream again, because the kubelet then writes its checkpoint."""
         with self._changed:
             self._bump()
 
     def wake(self) -> None:
-        """Lets every waiter check its ``ended`` again."""
+        """Makes every waiting thread call its ``ended`` again."""
         with self._changed:
             self._changed.notify_all()
 
     def resolve(self, ids: Iterable[str]) -> list[Piece]:
-        """The pieces of a request. Raises where one was never offered, comes twice, or cannot be used now."""
+        """Returns the slices of a request. Raises BadRequest if an id was never offered or is repeated, NotNow if its
+        GPU is unhealthy.
+        """
         chosen: dict[str, Piece] = {}
         for slice_id in ids:
             if slice_id in chosen:
@@ -233,7 +236,7 @@ class Pool:
         return list(chosen.values())
 
     def refuse_unhealthy(self, ids: Iterable[str]) -> None:
-        """Raises NotNow where the GPU of a slice is unhealthy; ids that are not offered any more pass."""
+        """Raises NotNow if the GPU of a slice is unhealthy; ids that are no longer offered are ignored."""
         for piece in (self._slices.get(one) for one in ids):
             if piece is not None:
                 self._refuse_unhealthy(piece)
@@ -244,7 +247,7 @@ class Pool:
 
     @staticmethod
     def runtime_name(piece: Piece, gpu: Gpu, by_index: bool) -> str:
-        """How a runtime knows a piece's device."""
+        """Returns the name of a slice's device for a runtime: UUID or index."""
         if not by_index:
             return piece.device
         mig = next((one for one in gpu.mig if one.uuid == piece.device), None) if piece.mode == MIG or gpu.mig else None

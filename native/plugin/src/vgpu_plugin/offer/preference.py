@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slices the kubelet should take: distinct GPUs first, and the least used GPU first (``distributed``).
+"""Chooses the slices that the kubelet should prefer: distinct GPUs first, and the least used GPU first
+(``distributed``).
 
-Pure. It is advice to the kubelet; Allocate checks what really comes.
+Pure. The kubelet may ignore this advice; Allocate checks the actual ids.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..errors import BadRequest
 
 
 def gpu_of(slice_id: str) -> str:
-    """The UUID in a slice id; the id of a GPU that is not shared is its UUID."""
+    """Returns the UUID in a slice id; the id of a GPU that is not shared is its UUID."""
     return slice_id.partition("::")[0]
 
 
@@ -30,10 +31,11 @@ def preferred(
     order: Iterable[str],
     packed: bool = False,
 ) -> list[str]:
-    """``size`` ids out of ``available``. ``totals``: slices of each GPU; ``order``: UUIDs in NVML's order.
+    """Returns ``size`` ids of ``available``. ``totals``: number of slices of each GPU; ``order``: UUIDs in NVML's
+    order.
 
-    Each pick takes the GPU with the fewest slices in this answer, then the one with the fewest slices in use
-    (``packed``: the most), then the first by index; a second slice of one GPU comes only when every GPU with a free
+    Each step takes the GPU with the fewest slices in this result, then the GPU with the fewest slices in use
+    (``packed``: the most), then the first by index. A second slice of one GPU is chosen only when every GPU with a free
     slice has given one.
     """
     offers = set(available)
@@ -53,7 +55,8 @@ def preferred(
     if given:
         free = {uuid: [one for one in ids if one not in given] for uuid, ids in free.items()}
     open_gpus = [uuid for uuid, ids in free.items() if ids]
-    # Of a GPU that was picked, the next slice stands last; most of the others' are never put in order.
+    # A GPU's ids are sorted only when it is picked, so that its next slice is the last in the list; most GPUs are never
+    # sorted.
     ordered: set[str] = set()
     while len(chosen) < size:
         uuid = min(
@@ -61,7 +64,7 @@ def preferred(
         )
         ids = free[uuid]
         if uuid not in ordered:
-            # By number: of one GPU, the longer name has the larger one.
+            # Numeric order: among ids of one GPU, the longer id has the larger number.
             ids.sort(reverse=True)
             ids.sort(key=len, reverse=True)
             ordered.add(uuid)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node configuration as this program uses it, and a refusal of what it cannot carry out."""
+"""The node configuration in the form that this program uses; refuses settings that it cannot carry out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .options import Option
 
 @dataclass(frozen=True)
 class Settings:
-    """``config`` is node.yaml; the rest is read out of it once."""
+    """``config`` is the parsed node.yaml; properties read single settings."""
 
     path: Path
     sha256: str
@@ -29,7 +29,7 @@ class Settings:
     warnings: tuple[str, ...] = ()
 
     def refuse_impossible(self, has_api: bool) -> None:
-        """Valid settings that nothing carries out are refused; ignoring them would leave GPUs unlimited."""
+        """Raises Fatal for valid settings that cannot take effect; ignoring them would leave GPUs unlimited."""
         sections = self.config.get("sharing") or {}
         if self.claims and not has_api:
             text = "flags.allocation: dra reads claims at the API server; give --kubeconfig"
@@ -55,7 +55,7 @@ class Settings:
 
     @property
     def library_root(self) -> Path:
-        # Without slices of ours the library is there for its hook alone.
+        # Without slices of libvgpu, the library folder is used only for the hook in it.
         root = self.vcuda.get("libraryRoot") or self.plugin_flags.get("libraryRoot")
         return Path(root or node_config.LIBRARY_ROOT)
 
@@ -65,34 +65,34 @@ class Settings:
 
     @property
     def watch(self) -> str:
-        """What is done about a process that bypasses the library: report, or end."""
+        """Policy for a process that bypasses the library: report, or end."""
         return str(self.vcuda.get("watch", "report"))
 
     @property
     def memory_enforcement(self) -> str:
-        """Who enforces memory: auto, driver or library."""
+        """The configured enforcement of memory: auto, driver or library."""
         return str(self.plugin_flags.get("memoryEnforcement", "auto"))
 
     @property
     def sharing(self) -> str:
-        """How GPUs are shared, as vgpu_sharing names it; of several sections the first of these."""
+        """The sharing mode, in the terms of vgpu_sharing; if there are several sections, the first in this order."""
         sections = self.config.get("sharing") or {}
         names = (("vcuda", sharing.VCUDA), ("mps", sharing.MPS), ("timeSlicing", sharing.TIME_SLICING))
         return next((mode for section, mode in names if section in sections), sharing.NONE)
 
     @property
     def requested(self) -> bool:
-        """Whether containers get the size that their pod asked for, instead of an equal slice."""
+        """Whether containers get the size that their pod requested, instead of an equal slice."""
         return bool(self.vcuda.get("sliceSizing", "equal") == "requested")
 
     @property
     def claims(self) -> bool:
-        """Whether pods get GPUs by claims (Dynamic Resource Allocation), and not by the device plugin."""
+        """Whether pods get GPUs by claims (Dynamic Resource Allocation) instead of the device plugin."""
         return bool(self.flags.get("allocation", "device-plugin") == "dra")
 
     @property
     def legacy_preferred(self) -> bool:
-        """Whether slices are spread here, for a kubelet that cannot ask for a preference."""
+        """Whether this program spreads slices, for a kubelet that cannot ask for a preference."""
         return bool(self.vcuda.get("legacyPreferred", False))
 
     @property
@@ -121,12 +121,14 @@ class Settings:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """deviceListStrategy as a tuple; it may be ``("auto",)``."""
+        """deviceListStrategy as a tuple, possibly ``("auto",)``."""
         strategy = self.plugin_flags.get("deviceListStrategy", "auto")
         return (strategy,) if isinstance(strategy, str) else tuple(strategy)
 
     def hand_over(self, host_root: Path, can_cdi: bool) -> handover.HandOver:
-        """How containers get their GPUs; ``can_cdi``: whether the driver's files were found, for CDI to name."""
+        """Returns how containers get their GPUs. ``can_cdi``: whether the driver's files were found, which
+        CDI needs.
+        """
         strategies, reason, follow = self.strategies, "as configured", None
         if strategies == ("auto",):
             chosen, reason = handover.choose(host_root)
@@ -145,7 +147,7 @@ class Settings:
         )
 
     def limit_flags(self, gpus: list[Gpu]) -> dict[str, Any]:
-        """The part of a limits file that does not depend on the slices, in the keys of abi.files.pack_limits."""
+        """Returns the part of a limits file that does not depend on slices, with the keys of abi.files.pack_limits."""
         vcuda = self.vcuda
         shares = [slices.share_of(gpu.facts(), self.config) for gpu in gpus]
         return {
@@ -158,8 +160,8 @@ class Settings:
 
 
 def load(path: Path, chosen: list[tuple[Option, str, str]] | None = None, has_api: bool = False) -> Settings:
-    """Reads and checks the file, with what flags and environment set over it. ``has_api``: whether an API server can be
-    asked. Raises Fatal with every fault.
+    """Reads and checks the file, with flags and environment variables applied. ``has_api``: whether an API server is
+    configured. Raises Fatal with all errors.
     """
     try:
         raw = path.read_bytes()
@@ -182,18 +184,18 @@ def _said(place: str, places: dict[str, str]) -> str:
 
 
 def parse(text: str, path: Path) -> Any:
-    """JSON, which we write, or YAML, which people and NVIDIA's tools write. Raises Fatal."""
+    """Parses JSON, which our role writes, or YAML, which people and NVIDIA's tools write. Raises Fatal."""
     try:
-        return json.loads(text, parse_float=str)  # a scaling keeps the digits of its text
+        return json.loads(text, parse_float=str)  # as text, so that a scaling keeps its digits
     except RecursionError:
         raise Fatal(f"{path}: text: nested too deeply to be a configuration") from None
     except ValueError as fault:
         finding = fault
-    # Importing it takes longer than reading a file of ours.
+    # Imported late, because the import takes longer than reading a JSON file.
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Numbers with a point stay text, so that a scaling keeps its digits."""
+        """Keeps numbers with a decimal point as text, so that a scaling keeps its digits."""
 
     Loader.add_constructor("tag:yaml.org,2002:float", lambda _loader, node: node.value)
     try:
@@ -209,7 +211,7 @@ def parse(text: str, path: Path) -> Any:
 
 
 def make_slices(gpus: list[Gpu], settings: Settings) -> list[Piece]:
-    """The pieces of this host's GPUs. Raises Fatal where the configuration cannot be carried out on these GPUs."""
+    """Returns the slices of this host's GPUs. Raises Fatal if the configuration does not fit these GPUs."""
     pieces, findings = sharing.pieces_for([gpu.facts() for gpu in gpus], settings.config)
     faults = [one for one in findings if one.level == "error"]
     if faults:

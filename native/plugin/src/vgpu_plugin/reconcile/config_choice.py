@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which configuration of the node is active: node.yaml, or one of the named files next to it that the node's label
-chose. The name of the last active one is kept over restarts, for the API server may be away then.
+"""The active configuration of the node: node.yaml, or one of the named files next to it that the node's label selects.
+The last active name is saved over restarts, because the API server may be unreachable then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..offer import settings as node_settings
 from ..offer.options import Option
 from ..offer.settings import Settings
 
-# A key of a ConfigMap has no folder in it, and neither has a name of ours.
+# A valid name, like the keys of a ConfigMap; it must not contain a path.
 NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
 LABEL = node_config.CONFIG_LABEL
 
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class ConfigChoice:
-    """``chosen``: what flags and environment set over the file. ``follows``: whether the node's label is followed;
-    without it node.yaml is active. Thread-safe.
+    """``chosen``: settings of flags and environment over the file. ``follows``: whether the node's label is followed;
+    otherwise node.yaml is active. Thread-safe.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ConfigChoice:
 
     @property
     def wanted(self) -> str:
-        """The name that the label has; empty: node.yaml."""
+        """The name in the label; empty: node.yaml."""
         with self._lock:
             return self._wanted
 
@@ -55,11 +55,11 @@ class ConfigChoice:
             self._wanted = name
 
     def load(self, name: str) -> Settings:
-        """The settings of a name. Raises Fatal."""
+        """Returns the settings of a named configuration. Raises Fatal."""
         return node_settings.load(self.path(name), self.chosen, self.follows)
 
     def first_settings(self) -> Settings:
-        """Settings of the last active named configuration if still valid, otherwise of node.yaml. Raises Fatal."""
+        """Returns settings of the last active named configuration if valid, otherwise of node.yaml. Raises Fatal."""
         if name := self.wanted:
             try:
                 return self.load(name)
@@ -68,7 +68,9 @@ class ConfigChoice:
         return self.load("")
 
     def first_pieces(self, gpus: list[Gpu], settings: Settings) -> tuple[Settings, list[Piece]]:
-        """The same once the GPUs are known: a named configuration may not fit them any more. Raises Fatal."""
+        """Returns settings and slices for the GPUs; falls back to node.yaml if a named configuration does not fit the
+        GPUs. Raises Fatal.
+        """
         try:
             return settings, node_settings.make_slices(gpus, settings)
         except Fatal as fault:
@@ -79,7 +81,9 @@ class ConfigChoice:
         return settings, node_settings.make_slices(gpus, settings)
 
     def names(self) -> list[str]:
-        """Of the files that are there; a ConfigMap's keys may have no suffix. Raises OSError; no folder holds none."""
+        """Returns the names of the existing files; a ConfigMap's keys may have no suffix. A missing folder has none.
+        Raises OSError.
+        """
         try:
             found = [entry.name for entry in os.scandir(self._folder) if entry.is_file()]
         except FileNotFoundError:
@@ -87,7 +91,7 @@ class ConfigChoice:
         return sorted({one.removesuffix(node_config.CONFIG_SUFFIX) for one in found if not one.startswith(".")})
 
     def path(self, name: str) -> Path:
-        """The file of a name. Raises Fatal where there is none, or the folder cannot be read."""
+        """Returns the file of a name. Raises Fatal if it does not exist or the folder cannot be read."""
         if not name:
             return self.paths.config
         try:
@@ -107,11 +111,11 @@ class ConfigChoice:
         )
 
     def name_of(self, path: Path) -> str:
-        """The name of an active file; empty: node.yaml."""
+        """Returns the name of an active file; empty: node.yaml."""
         return path.name.removesuffix(node_config.CONFIG_SUFFIX) if path.parent == self._folder else ""
 
     def remember(self, path: Path) -> None:
-        """Keeps the name of an active file. A full disk costs no more than node.yaml at the next start."""
+        """Saves the name of the active file. After a failed write (full disk) the next start uses node.yaml."""
         if not self.follows:
             return
         with contextlib.suppress(OSError):

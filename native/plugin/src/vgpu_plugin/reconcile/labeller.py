@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the labels of the node in line with GPUs and configuration, in the feature file and on the node's object."""
+"""Updates the labels of the node after changes of GPUs or configuration, in the feature file and on the Node object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 
 
 class Labeller:
-    """``publish``: sets labels on the node's object, and says whether they are kept; None: there is no API."""
+    """``publish`` sets labels on the Node object; its second argument says whether to restore changed labels. None: no
+    API server is configured.
+    """
 
     def __init__(
         self,
@@ -35,11 +37,13 @@ class Labeller:
         self._publish = publish
         self._monotonic = monotonic
         self._written: float | None = None
-        # Labels of other names than feature discovery's.
+        # Additional labels, with other names than gpu-feature-discovery's.
         self.more: Callable[[], dict[str, str]] = dict
 
     def write(self, settings: Settings) -> None:
-        """Faults are logged and end nothing: labels are no reason to offer no GPU. With oneshot only the first time."""
+        """Writes the labels; with oneshot only the first time. Errors are only logged, because GPUs can be offered
+        without labels.
+        """
         gfd = settings.flags.get("gfd") or {}
         if self._written is not None and gfd.get("oneshot"):
             return
@@ -55,17 +59,17 @@ class Labeller:
         self._written = self._monotonic()
 
     def poll(self, settings: Settings) -> None:
-        """Writes again after flags.gfd.sleepInterval: what changes without a change of the GPUs, as the version of a
-        driver that was loaded again.
+        """Writes the labels again after flags.gfd.sleepInterval, because some change without a change of GPUs, such as
+        the driver's version after a reload.
         """
         interval_s = duration_s((settings.flags.get("gfd") or {}).get("sleepInterval"))
         if interval_s and (self._written is None or self._monotonic() - self._written >= interval_s):
             self.write(settings)
 
     def _labels(self, settings: Settings) -> dict[str, str]:
-        """Raises GpuError."""
+        """Returns all labels. Raises GpuError."""
         gfd = settings.flags.get("gfd") or {}
-        # What a label says of a GPU that is lost nobody could use.
+        # A lost GPU is left out, because pods cannot use it.
         gpus = [one for one in self._pool.gpus if not self._pool.is_lost(one.uuid)]
         here = {one.uuid for one in gpus}
         found = labels.labels(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of the node by the names of gpu-feature-discovery, and the feature file by which node-feature-discovery sets
-them.
+"""Labels of the node with the names of gpu-feature-discovery, and the feature file from which node-feature-discovery
+sets them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .._shared.config.sharing import MIG, MPS, NONE, TIME_SLICING, Piece
 from ..node.gpus import Driver, Gpu
 
 PREFIX = "nvidia.com/"
-# Who enforces the memory of slices on the node: driver-dmem, driver-misc, library or none.
+# Label with the enforcement of memory on the node: driver-dmem, driver-misc, library or none.
 ENFORCEMENT = "vgpu.fleet/memory-enforcement"
 FILE = Path("/etc/kubernetes/node-feature-discovery/features.d/gfd")
 MACHINE_FILE = Path("/sys/class/dmi/id/product_name")
-# Major of the compute capability → family; Ada is the one that shares its major.
+# Major compute capability → family. Ada and Turing share a major number with another family; ``family`` handles them.
 FAMILIES = {
     3: "kepler",
     5: "maxwell",
@@ -43,14 +43,14 @@ def family(compute: tuple[int, int]) -> str:
 
 
 def value(text: str) -> str:
-    """A text as a label may hold it: letters, digits, dash, underscore and point, 63 at most."""
+    """Converts a text to a valid label value: letters, digits, dash, underscore and dot, at most 63 characters."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text.strip())[:63].strip("-._")
 
 
 def labels(
     gpus: Sequence[Gpu], pieces: Sequence[Piece], driver: Driver, machine: str, strategy: str, timestamp: int | None
 ) -> dict[str, str]:
-    """Every label; empty values are left out."""
+    """Returns all labels; empty values are left out."""
     out: dict[str, object] = {"gfd.timestamp": timestamp if timestamp is not None else ""}
     parts = [*driver.version.split("."), "", ""][:3]
     out.update(dict(zip(("cuda.driver.major", "cuda.driver.minor", "cuda.driver.rev"), parts, strict=True)))
@@ -82,7 +82,7 @@ def _said(fact: bool) -> str:
     return str(fact).lower()
 
 
-# Cards that have MIG; others of the same compute capability have not.
+# Models with MIG; other models of the same compute capability do not have it.
 MIG_MODELS = ("A100", "A30", "H100", "H200", "H20", "H800", "A800", "B200", "B300", "GB200", "GH200")
 
 
@@ -91,7 +91,7 @@ def _can_mig(gpu: Gpu) -> bool:
 
 
 def _of_gpus(gpus: Sequence[Gpu], pieces: Sequence[Piece], driver: Driver) -> dict[str, object]:
-    """Of whole GPUs: the first one's kind, as gpu-feature-discovery has it on a node of several kinds."""
+    """Returns labels of whole GPUs, from the first GPU, like gpu-feature-discovery on a node with several models."""
     first = next((gpu for gpu in gpus if not gpu.mig_enabled), gpus[0])
     mine = [piece for piece in pieces if piece.uuid == first.uuid]
     mode = mine[0].mode if mine else NONE
@@ -106,7 +106,7 @@ def _of_gpus(gpus: Sequence[Gpu], pieces: Sequence[Piece], driver: Driver) -> di
         "gpu.compute.major": compute[0],
         "gpu.compute.minor": compute[1],
         "gpu.mode": "compute",
-        # 0 on a node whose GPUs are all cut into MIG devices.
+        # 0 on a node whose GPUs are all split into MIG devices.
         "gpu.replicas": len(mine) if mine else 0,
         "gpu.sharing-strategy": mode if mode in (TIME_SLICING, MPS) else ("vcuda" if shared else NONE),
     }
@@ -144,7 +144,7 @@ def machine_type(path: Path) -> str:
 
 
 def write(path: Path, found: dict[str, str]) -> bool:
-    """Writes the feature file by a rename; True where it changed, timestamp apart. Raises OSError."""
+    """Writes the feature file by a rename. Returns True if it changed, ignoring the timestamp. Raises OSError."""
     lines = [f"{name}={one}" for name, one in sorted(found.items())]
 
     def settled(rows: list[str]) -> list[str]:
@@ -156,7 +156,7 @@ def write(path: Path, found: dict[str, str]) -> bool:
     except OSError:
         pass
     path.parent.mkdir(parents=True, exist_ok=True)
-    # node-feature-discovery reads every file of the folder that does not begin with a dot.
+    # node-feature-discovery reads every file of the folder whose name does not begin with a dot.
     fresh = path.with_name("." + path.name + ".new")
     fresh.write_text("\n".join(lines) + "\n")
     os.chmod(fresh, 0o644)
@@ -165,7 +165,7 @@ def write(path: Path, found: dict[str, str]) -> bool:
 
 
 def leave(path: Path) -> None:
-    """Takes the feature file away, and the folders that held nothing else: the node loses the labels with it."""
+    """Removes the feature file and folders that are then empty; node-feature-discovery then removes the labels."""
     path.unlink(missing_ok=True)
     for folder in path.parents[:3]:
         try:

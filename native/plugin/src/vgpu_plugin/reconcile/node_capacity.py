@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names by which pods request parts of GPUs, in the capacity of this node. Pure.
+"""Reports the resource names by which pods request parts of GPUs in the capacity of this node. Pure.
 
-No device plugin registers them, for our scheduler alone counts them. From Kubernetes 1.36 on the kube-scheduler wants
-each of them on the node as soon as a DeviceClass of anybody maps one resource of the pod. The kubelet refuses a pod
-whose sum is above the capacity, so no amount is below what our scheduler may place: of memory all of a GPU in each
-slot, for a limit may be as large where less was promised (pods/burst.py). A GPU that is unhealthy counts, for its pods
-are admitted again when the kubelet starts again.
+No device plugin registers these names, because only our scheduler counts them. From Kubernetes 1.36 on, the
+kube-scheduler requires each name on the node as soon as any DeviceClass maps one resource of the pod. The kubelet
+refuses a pod whose sum exceeds the capacity, so each amount must be at least what our scheduler may place: for memory
+all of a GPU in each slot, because a limit may be that large with a smaller promise (pods/burst.py). Unhealthy GPUs
+count too, because their pods are admitted again when the kubelet restarts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 from .._shared.pods import quantity, resources
 from .._shared.pods.annotations import NodeGpu
 
-# The names that this program added, so that it takes away no name of others.
+# Annotation with the names that this program added, so that it removes no other names.
 ADDED = "vgpu.fleet/capacity"
 WHOLE = 100
 GIB_MIB = 1024
 
 
 def names_of(vcuda: Mapping[str, Any]) -> resources.Config:
-    """The names of the node's configuration."""
+    """Returns the resource names of the node's configuration."""
     names, said = resources.Config(), vcuda.get("resourceNames") or {}
     return names._replace(
         gpu=vcuda.get("resourceName", names.gpu),
@@ -35,7 +35,9 @@ def names_of(vcuda: Mapping[str, Any]) -> resources.Config:
 
 
 def amounts(gpus: Iterable[NodeGpu], names: resources.Config, registered: Iterable[str]) -> dict[str, int]:
-    """Name → sum over the GPUs, in the unit of its dialect. ``registered``: names that the kubelet has of us."""
+    """Returns name → sum over the GPUs, in the name's own unit. ``registered``: names that our device
+    plugin registers.
+    """
     out: dict[str, int] = {}
     for gpu in gpus:
         memory_mib = gpu.slots * gpu.capacity_mib
@@ -63,8 +65,8 @@ def amounts(gpus: Iterable[NodeGpu], names: resources.Config, registered: Iterab
 
 
 def patch(node: Mapping[str, Any], wanted: Mapping[str, int]) -> dict[str, Any] | None:
-    """The strategic merge patch of nodes/status that gives the node these amounts and takes away names that were added
-    before; None where nothing is to be done. A name whose amount somebody else reports is left to him.
+    """Returns the strategic merge patch of nodes/status that sets these amounts and removes names that were added
+    before; None if nothing changes. Names with an amount reported by another program stay unchanged.
     """
     annotation = ((node.get("metadata") or {}).get("annotations") or {}).get(ADDED)
     added = set(filter(None, (annotation or "").split(",")))
@@ -80,6 +82,6 @@ def patch(node: Mapping[str, Any], wanted: Mapping[str, int]) -> dict[str, Any] 
         if different:
             out.setdefault("status", {})[key] = different
     if text != annotation:
-        # In the same request, so that no name is ever on the node without being known as ours.
+        # In the same request, so that every added name is always recorded in the annotation.
         out["metadata"] = {"annotations": {ADDED: text}}
     return out or None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature labels on this node's own object, by the names of gpu-feature-discovery. Pure.
+"""Feature labels on this node's own object, with the names of gpu-feature-discovery. Pure.
 
-An annotation names those that this program set: a label that is on the node and not in it belongs to somebody else, and
-is left.
+An annotation lists the labels that this program set. A label on the node that is not listed belongs to another program
+and stays unchanged.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 from .labels import PREFIX
 
-# Names without PREFIX, where that is theirs, separated by commas.
+# Annotation with the names of our labels, without PREFIX if they have it, separated by commas.
 NAMES = "vgpu.fleet/labels"
-# node-feature-discovery's own list of the labels that it writes; there may be one for each of its instances.
+# Annotation suffix of node-feature-discovery's own list of labels; each of its instances may have one.
 OF_NFD = "feature-labels"
 TIMESTAMP = PREFIX + "gfd.timestamp"
 
 
 def patch(metadata: Mapping[str, Any], desired: Mapping[str, str]) -> dict[str, Any] | None:
-    """The strategic merge patch that gives the node these labels and takes away those that were set before; None where
-    nothing is to be done. ``metadata``: of the node. A time that alone differs is no change.
+    """Returns the strategic merge patch that sets these labels and removes labels that were set before; None if nothing
+    changes. ``metadata``: of the node. A change of only the timestamp is ignored.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     text = annotations.get(NAMES)
@@ -38,12 +38,12 @@ def patch(metadata: Mapping[str, Any], desired: Mapping[str, str]) -> dict[str, 
     if changed:
         out["labels"] = changed
     if names != text:
-        # In the same request, so that no label is ever on the node without being known as ours.
+        # In the same request, so that every label of ours is always recorded in the annotation.
         out["annotations"] = {NAMES: names}
     return {"metadata": out} if out else None
 
 
 def _of_nfd(annotations: Mapping[str, Any]) -> set[str]:
-    """Labels that node-feature-discovery keeps."""
+    """Returns the labels that node-feature-discovery maintains."""
     lists = [str(text) for name, text in annotations.items() if name.endswith(OF_NFD)]
     return {name.strip() for text in lists for name in text.split(",")}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The health of this node's GPUs on its object: a condition that names each unhealthy one, and by policy a taint. Pure.
+"""The health of this node's GPUs on the Node object: a condition that names each unhealthy GPU, and by policy a taint.
+Pure.
 
-The condition is for people and for what repairs nodes. Slices of an unhealthy GPU are withdrawn in any case; the taint
-keeps pods off the node that would have used its other GPUs.
+The condition is for people and for programs that repair nodes. Slices of an unhealthy GPU are withdrawn in any case;
+the taint also keeps new pods away from the node's other GPUs.
 """
 
 from __future__ import annotations
@@ -12,27 +13,29 @@ from typing import Any, NamedTuple
 
 CONDITION, TAINT = "VgpuGpusHealthy", "vgpu.fleet/gpu-unhealthy"
 HEALTHY, UNHEALTHY = "AllHealthy", "GpuUnhealthy"
-# When the node gets the taint: never, while any GPU is unhealthy, while all are.
+# Policies for the taint: never, while any GPU is unhealthy, while all GPUs are unhealthy.
 NONE, ANY, ALL = "none", "any", "all"
 EFFECT = "NoSchedule"
 
 
 class Health(NamedTuple):
-    """``unhealthy``: (what people call a GPU, why) of each; ``tainted``: whether the node is to have the taint."""
+    """``unhealthy``: (name, reason) of each unhealthy GPU; ``tainted``: whether the node should have the taint."""
 
     unhealthy: tuple[tuple[str, str], ...] = ()
     tainted: bool = False
 
 
 def health(reasons: Sequence[tuple[str, str]], policy: str) -> Health:
-    """``reasons``: (name, why it is unhealthy or empty) of every GPU."""
+    """Returns the health. ``reasons``: (name, reason, empty if healthy) of every GPU."""
     unhealthy = tuple((name, why) for name, why in reasons if why)
     wanted = {NONE: False, ANY: bool(unhealthy), ALL: bool(reasons) and len(unhealthy) == len(reasons)}
     return Health(unhealthy, wanted[policy])
 
 
 def condition_patch(node: Mapping[str, Any], wanted: Health, now: str, longest: int) -> dict[str, Any] | None:
-    """The strategic merge patch of nodes/status; None where the node says so already. ``now``: as the API has times."""
+    """Returns the strategic merge patch of nodes/status; None if the condition is up to date. ``now``: in the API's
+    time format.
+    """
     conditions = (node.get("status") or {}).get("conditions") or []
     found: Mapping[str, Any] = next((one for one in conditions if one.get("type") == CONDITION), {})
     text = "; ".join(f"{name}: {why}" for name, why in wanted.unhealthy) or "every GPU of this node is healthy"
@@ -50,8 +53,9 @@ def condition_patch(node: Mapping[str, Any], wanted: Health, now: str, longest: 
 
 
 def taint_patch(node: Mapping[str, Any], wanted: bool) -> dict[str, Any] | None:
-    """The patch of the node, by the version that was read, for a list of taints is replaced as a whole; None where
-    nothing is to be done."""
+    """Returns the patch that adds or removes the taint; None if nothing changes. It contains the resource version that
+    was read, because a patch replaces the whole list of taints.
+    """
     taints = (node.get("spec") or {}).get("taints") or []
     others = [one for one in taints if one.get("key") != TAINT]
     if wanted == (len(others) < len(taints)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the label of this node that names a configuration, and says on the node what became of it: a condition for
-how it is now, an event for each change. Keeps annotations and feature labels of the node too, resources that no plugin
+"""Follows the node label that selects a configuration, and reports the outcome on the node: a condition for the current
+state, an event for each change. Also maintains annotations and feature labels of the node, resources that no plugin
 registers, and the health of its GPUs.
 """
 
@@ -24,14 +24,14 @@ from .reconfigure import REFUSED
 CONDITION, DRAINED = "VgpuConfiguration", pod_annotations.DRAINED
 COMPONENT = "vgpu-device-plugin"
 GONE, CONFLICT = 410, 409
-# What the API server accepts of an event's text.
+# Maximum length of an event's message that the API server accepts.
 LONGEST_TEXT = 1000
 
 log = logging.getLogger(__name__)
 
 
 class Client(Protocol):
-    """What is needed of kube_api.Api."""
+    """The methods of kube_api.Api that this module calls."""
 
     @property
     def server(self) -> str: ...
@@ -48,8 +48,8 @@ class Client(Protocol):
 
 
 class NodeLabel:
-    """``run`` follows the label and ``report`` tells outcomes, a thread each: a server that is slow to take a report
-    delays no change of the label. ``choose`` is called with each name, empty without the label.
+    """``run`` follows the label and ``report`` writes outcomes, each in its own thread, so that a slow write does not
+    delay a change of the label. ``choose`` is called with each name, empty without the label.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class NodeLabel:
         choose: Callable[[str], None],
         drain: Callable[[frozenset[str]], None] = lambda _uuids: None,
     ) -> None:
-        """``drain`` is called with the GPUs that an administrator drains."""
+        """``drain`` is called with the UUIDs of the GPUs that an administrator drains."""
         self._api = api
         self._node = node
         self._choose = choose
@@ -70,34 +70,36 @@ class NodeLabel:
         self._outcome: tuple[str, str] | None = None
         self._reported: tuple[str, str] | None = None
         self._name: str | None = None
-        # Annotations that the node is to have, and those that it has.
+        # Annotation → (desired text, whether to add it if missing).
         self._wanted: dict[str, tuple[str, bool]] = {}
+        # The annotations that the node has.
         self._found: dict[str, str | None] = {}
         self._read = False
-        # The node as it was seen; what it is to have, None: it is left as it is.
+        # The node as last seen.
         self._node_seen: dict[str, Any] = {}
+        # Desired amounts, labels and health; None: not maintained.
         self._amounts: dict[str, int] | None = None
         self._features: dict[str, str] | None = None
         self._keeps_features = True
         self._health: node_health.Health | None = None
-        # The requests that are due for it: (what, path below the node) → patch.
+        # Pending requests: (subject, path below the node) → patch.
         self._dues: dict[tuple[str, str], dict[str, Any]] = {}
-        # Why the label is not followed, or the outcome not reported; empty while all is well.
+        # Errors in following the label or reporting: subject → reason; empty if there is none.
         self.faults: dict[str, str] = {}
 
     def notes(self) -> list[str]:
         return [f"{what}: {why}" for what, why in sorted(self.faults.items())]
 
     def tell(self, outcome: tuple[str, str]) -> None:
-        """The outcome of now, a word and a sentence; the same again is reported once."""
+        """Sets the current outcome, (reason, message); an unchanged outcome is not reported again."""
         with self._news:
             if outcome != self._outcome:
                 self._outcome = outcome
                 self._news.notify_all()
 
     def annotate(self, name: str, text: str, add: bool = True) -> None:
-        """What an annotation of the node is to say; ``add``: also where the node has none of that name. Written again
-        where somebody changes it.
+        """Sets the desired text of an annotation of the node. ``add``: also if the annotation is missing. The text is
+        restored when it is changed by others.
         """
         with self._news:
             if self._wanted.get(name) != (text, add):
@@ -105,20 +107,22 @@ class NodeLabel:
                 self._news.notify_all()
 
     def list_resources(self, amounts: dict[str, int]) -> None:
-        """Name → amount in the node's capacity. Written again where the kubelet or somebody else drops it."""
+        """Sets name → amount in the node's capacity. Restored when the kubelet or others remove it."""
         with self._news:
             if amounts != self._amounts:
                 self._amounts = amounts
                 self._find_due()
 
     def set_features(self, labels: dict[str, str], keep: bool = True) -> None:
-        """The feature labels of the node. ``keep``: written again where somebody changes them; else once."""
+        """Sets the feature labels of the node. ``keep``: restore labels that others change; otherwise write
+        them once.
+        """
         with self._news:
             self._features, self._keeps_features = labels, keep
             self._find_due()
 
     def tell_health(self, health: node_health.Health) -> None:
-        """Which GPUs are unhealthy, and whether the node has a taint for it. Written again where somebody drops it."""
+        """Sets the health of the GPUs, and whether the node has a taint for it. Restored when others remove it."""
         with self._news:
             if health != self._health:
                 self._health = health
@@ -159,7 +163,7 @@ class NodeLabel:
         persist(self._report, self._stopping, self.faults, trouble)
 
     def _follow(self) -> None:
-        """Reads the node and follows it until the server ends the watch."""
+        """Reads the node and watches it until the server ends the watch."""
         node = self._api.get(self._path)
         self._saw(node)
         self.faults.pop(f"the label {LABEL} of node {self._node} is not followed", None)
@@ -168,7 +172,7 @@ class NodeLabel:
         for event in self._api.watch(f"/api/v1/nodes?fieldSelector={selector}&resourceVersion={version}"):
             kind, found = event.get("type"), event.get("object") or {}
             if kind == "ERROR":
-                # 410: the version is too old for the server; the node is read again.
+                # 410: the resource version is too old; the node is read again.
                 if found.get("code") != GONE:
                     raise ApiError(int(found.get("code") or 0), f"{self._api.server}: watch: {found.get('message')}")
                 return
@@ -196,7 +200,7 @@ class NodeLabel:
             self._news.notify_all()
 
     def _missing(self) -> dict[str, str]:
-        """Annotations that differ, once the node was read."""
+        """Returns annotations that differ, once the node was read."""
         return {
             key: text
             for key, (text, add) in self._wanted.items()
@@ -220,7 +224,7 @@ class NodeLabel:
             try:
                 task()
             except ApiError as fault:
-                # One right that lacks keeps nothing else from the node.
+                # One missing permission must not prevent the other writes.
                 faults.append(fault)
         if faults:
             raise faults[0]
@@ -241,8 +245,8 @@ class NodeLabel:
         self._reported = written
 
     def _write(self, missing: dict[str, str]) -> None:
-        """Writes annotations. They count as found before the call, for what the watch says while the answer is on its
-        way may be newer than the answer; what the server did not keep is wanted again.
+        """Writes annotations. They are marked as found before the call, because the watch may deliver a newer state
+        before the response. Annotations that the server did not store are written again.
         """
         with self._news:
             self._found.update(missing)
@@ -257,7 +261,7 @@ class NodeLabel:
                         self._found[key] = None
 
     def _write_due(self, key: tuple[str, str], patch: dict[str, Any]) -> None:
-        """What the watch says meanwhile counts; where the server refuses, the same is due again."""
+        """Sends a pending patch; after an error it is pending again, unless the watch has created a newer one."""
         try:
             self._api.patch(self._path + key[1], patch)
         except ApiError as fault:
@@ -265,13 +269,13 @@ class NodeLabel:
                 with self._news:
                     self._dues.setdefault(key, patch)
                 raise
-            # The node is another by now, and the watch brings it.
+            # The node was changed meanwhile; the watch delivers the new version.
             log.debug("the %s of node %s was changed by others meanwhile", key[0], self._node)
 
     def _event(self, reason: str, text: str, now: str) -> dict[str, Any]:
         return {
             "metadata": {"generateName": f"{self._node}.", "namespace": "default"},
-            # As the kubelet has it: the uid of an event about a node is the node's name.
+            # As for the kubelet's events: the uid of an event about a node is the node's name.
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node},
             "type": "Warning" if reason == REFUSED else "Normal",
             "reason": f"{CONDITION}{reason}",

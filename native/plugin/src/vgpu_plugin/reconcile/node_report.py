@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this node publishes on its object at the API server: the outcome of its configuration, the health of its GPUs,
-and the GPUs of which pods may request parts, with the names by which they do.
+"""Publishes on this node's object at the API server: the outcome of its configuration, the health of its GPUs, and the
+GPUs of which pods may request parts, with the resource names for that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class NodeReport:
     def __init__(
         self, label: NodeLabel, changes: Reconfiguration, pool: Pool, topology: KubeletTopology, taint: str
     ) -> None:
-        """``taint``: a policy of node_health."""
+        """``taint``: policy for the taint, as in node_health."""
         self._label = label
         self._changes = changes
         self._pool = pool
@@ -30,14 +30,14 @@ class NodeReport:
         reasons = [(f"GPU {gpu.index} {gpu.uuid}", self._pool.unhealthy_reason(gpu.uuid)) for gpu in self._pool.gpus]
         self._label.tell_health(node_health.health(reasons, self._taint))
         settings = self._changes.settings
-        # Of claims the kube-scheduler itself has the account.
+        # With claims, the kube-scheduler itself counts what is allocated.
         by_extender = settings.requested and not settings.claims
         gpus: list[pod_annotations.NodeGpu] = []
         if by_extender:
             unhealthy = {gpu.uuid: self._pool.unavailable_reason(gpu.uuid) for gpu in self._pool.gpus}
             gpus = sizing.node_gpus(self._pool.gpus, settings.config, unhealthy)
-        # An empty list is published explicitly: a missing annotation would mean to the scheduler that someone deleted
-        # it, and it would go on placing by the GPUs that it knows.
+        # An empty list is published explicitly: the scheduler would take a missing annotation for one that was deleted
+        # by mistake, and would continue with the GPUs that it knows.
         topology = self._topology.read() if by_extender else pod_annotations.NO_POLICY
         self._label.annotate(pod_annotations.GPUS, pod_annotations.write_gpus(gpus, topology), add=by_extender)
         names = node_capacity.names_of(settings.vcuda)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this program leaves on the node's object of the Kubernetes API, and how it is taken back.
+"""Removes what this program wrote on the Node object of the Kubernetes API.
 
-An annotation that stays would have the scheduler go on placing pods by GPUs that nobody shares any more.
+If the annotation stayed, the scheduler would continue to place pods on GPUs that are no longer shared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Client(Protocol):
-    """What is needed of kube_api.Api."""
+    """The methods of kube_api.Api that this module calls."""
 
     def get(self, path: str) -> dict[str, Any]: ...
 
@@ -32,9 +32,9 @@ class Client(Protocol):
 
 
 def leave(api: Client, node: str) -> bool:
-    """Takes annotations, condition and labels away; whether there were any. A node that the API does not know has none.
+    """Removes annotations, conditions, taint and labels. Returns whether there were any; an unknown node has none.
 
-    Raises Fatal where the API cannot be asked: it names what may be left, and both ways on.
+    Raises Fatal if the API server cannot be reached, with a list of what may be left and two ways to continue.
     """
     path = f"/api/v1/nodes/{quote(node, safe='')}"
     try:
@@ -45,10 +45,10 @@ def leave(api: Client, node: str) -> bool:
             api.patch(path, {"metadata": {"annotations": dict.fromkeys(annotations)}})
         ours = [one["type"] for one in conditions if one.get("type") in CONDITIONS]
         if ours:
-            # Conditions are merged by their type; these go, those of the kubelet stay.
+            # Conditions are merged by their type, so the kubelet's conditions stay.
             gone = [{"$patch": "delete", "type": one} for one in ours]
             api.patch(f"{path}/status", {"status": {"conditions": gone}})
-        # By the version of now: the patches before made another of the one that was read.
+        # Without the resource version that was read, because the patches above have changed it.
         taint = node_health.taint_patch({**found, "metadata": {}}, False)
         if taint:
             api.patch(path, taint)

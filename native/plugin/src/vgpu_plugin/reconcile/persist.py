@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A task at the API server that is to go on for ever."""
+"""Repeats a task at the API server for ever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping
 from ..node.kube_api import ApiError
 
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
-# What is over sooner is no watch that a server ended after its time.
+# A task that ends sooner is not counted as a watch that reached its time limit.
 SHORT_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 def persist(
     task: Callable[[], None], stopping: threading.Event, faults: MutableMapping[str, str], trouble: str
 ) -> None:
-    """Repeats a task until stopped. After a fault it waits longer each time, and so it does after a task that was over
-    at once: a proxy may end every watch as it begins. ``faults``: trouble → why, while it lasts.
+    """Repeats a task until stopped. The pause grows after each error, and also after a task that ended at once, because
+    a proxy may end every watch at its beginning. ``faults``: trouble → reason, while the error lasts.
     """
     retry_s = FIRST_RETRY_S
     while not stopping.is_set():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives pods that run the sizes that the scheduler granted them meanwhile, and says on the pod that it is done.
+"""Applies resizes that the scheduler granted to running pods, and reports on the pod when they are done.
 
-A pod whose size was granted carries ``vgpu.fleet/former`` until then (the shared core's ``pods/resizes``). They are
-found by a watch of this node's own pods, of their metadata alone, and only on a node whose pods ask for sizes. What
-cannot be done now, for programs hold more than the new size, is tried again, and an event on the pod says why.
+A granted pod has the annotation ``vgpu.fleet/former`` until then (the shared core's ``pods/resizes``). Such pods are
+found by a watch of the metadata of this node's pods, only on a node with requested sizes. A resize that cannot be
+applied yet, because programs use more than the new size, is tried again, and an event on the pod gives the reason.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .persist import persist
 
 DONE, WAITS = "VgpuResized", "VgpuResizeWaits"
 GONE = 410
-# Between two events of one pod.
+# Minimum seconds between two events on one pod.
 BETWEEN_EVENTS_S = 60.0
 RETRY_S = 10.0
-# How soon a node whose configuration changed begins to follow its pods.
+# Seconds until a changed configuration is noticed.
 IDLE_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class Client(Protocol):
-    """What is needed of kube_api.Api."""
+    """The methods of kube_api.Api that this module calls."""
 
     @property
     def server(self) -> str: ...
@@ -52,8 +52,8 @@ class Client(Protocol):
 
 
 class PodResizes:
-    """``run`` follows the pods and ``retry`` tries again what could not be done, a thread each. ``requested``: whether
-    pods ask for sizes on this node now.
+    """``run`` watches the pods and ``retry`` repeats failed resizes, each in its own thread. ``requested`` returns
+    whether this node has requested sizes now.
     """
 
     def __init__(
@@ -74,10 +74,11 @@ class PodResizes:
         self._path = f"/api/v1/pods?fieldSelector={quote(f'spec.nodeName={pods.node}', safe='')}"
         self._stopping = threading.Event()
         self._one_at_a_time = threading.Lock()
-        # The metadata of pods that have something to be done, by uid; and what was said of them, and when.
+        # Uid → metadata of a pod whose resize is not done.
         self._due: dict[str, dict[str, Any]] = {}
+        # Uid → text and time of the last event.
         self._said: dict[str, tuple[str, float]] = {}
-        # Why pods are not followed; empty while all is well.
+        # Errors in watching pods: subject → reason; empty if there is none.
         self.faults: dict[str, str] = {}
 
     def notes(self) -> list[str]:
@@ -99,7 +100,7 @@ class PodResizes:
             self.poll()
 
     def _follow(self) -> None:
-        """Lists the pods and follows them until the server ends the watch."""
+        """Lists the pods and watches them until the server ends the watch."""
         found = self._api.list_metadata(self._path)
         with self._one_at_a_time:
             items = [one.get("metadata") or {} for one in found.get("items") or []]
@@ -111,7 +112,7 @@ class PodResizes:
         for event in self._api.watch(f"{self._path}&resourceVersion={version}", metadata=True):
             kind, one = event.get("type"), event.get("object") or {}
             if kind == "ERROR":
-                # 410: the version is too old for the server; the pods are listed again.
+                # 410: the resource version is too old; the pods are listed again.
                 if one.get("code") != GONE:
                     raise ApiError(int(one.get("code") or 0), f"{self._api.server}: watch: {one.get('message')}")
                 return
@@ -137,7 +138,7 @@ class PodResizes:
             self._pods.write_done(owner)
         except (PluginError, PlanError) as fault:
             said, when = self._said.get(uid, ("", -BETWEEN_EVENTS_S))
-            # A pod that somebody changed since, or that begins, is no news to anybody.
+            # No event for a pod that changed meanwhile or is starting.
             if isinstance(fault, NotNow) or said == str(fault) or time.monotonic() - when < BETWEEN_EVENTS_S:
                 log.debug("pod %s: %s", owner.name, fault)
                 return
@@ -155,8 +156,8 @@ class PodResizes:
         self._pods.report(owner, DONE, sizes, "Normal")
 
     def _apply(self, uid: str) -> tuple[Part, ...]:
-        """Brings the allocations of a pod in line with what was given. Raises PluginError, PlanError where not all of
-        it is done.
+        """Resizes the allocations of a pod to its granted sizes. Raises PluginError or PlanError if not all
+        are done.
         """
         plan = pod_annotations.read_annotations(self._due[uid].get("annotations") or {}) or ()
         found = checkpoint.read(self._checkpoint_file)
@@ -169,17 +170,17 @@ class PodResizes:
                 self._apply_part(entries.get(part.container, ""), part)
             except PluginError as fault:
                 faults.append(fault)
-        # What somebody should know first.
+        # Raise the most important error: one that is not just temporary.
         if faults:
             raise min(faults, key=lambda one: isinstance(one, NotNow))
         return plan
 
     def _apply_part(self, allocation: str, part: Part) -> None:
         record = self._records.get(allocation)
-        # One that begins reads the pod itself, and may have read it before: so it is looked at once it has a size.
+        # A starting container reads the pod itself, perhaps an older version, so it is resized once it has a size.
         if record is None or record.kind != KUBELET or record.limits.get("deny"):
             raise NotNow(f"container {part.container} has not started")
-        # Memory between request and limit follows what is free.
+        # Memory with a burst limit is managed by burst.py.
         wanted = {one.uuid: Wanted(None if one.burst_mib else one.memory_mib, one.cores) for one in part.devices}
         if set(wanted) != {one["uuid"] for one in record.limits["devices"]}:
             raise NotNow(f"container {part.container} has other GPUs than {', '.join(sorted(wanted))}")

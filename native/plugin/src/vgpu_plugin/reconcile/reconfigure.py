@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies a changed or another configuration, and changed GPUs, while the program runs.
+"""Applies a changed or newly selected configuration, and changed GPUs, while the program runs.
 
-A new file is checked against the GPUs first; with a fault in it the old one stays. Slices in use are never taken away:
-a GPU whose slices are held keeps its old split until they are free, and the status says so. Between slices and claims
-the program ends and is started again by its unit, once no container has a claim.
+A new file is first checked against the GPUs; if it is invalid, the old one stays active. Allocated slices are never
+removed: a GPU with allocated slices keeps its old split until they are free, and the status reports that. For a change
+between slices and claims the program exits and its unit restarts it, once no container has a claim.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Reconfiguration:
-    """``poll`` belongs to one thread (the one that may ask the driver); everything else may be read by any."""
+    """Only one thread may call ``poll``, the thread that may call the driver; any thread may read the rest."""
 
     def __init__(
         self,
@@ -42,37 +42,38 @@ class Reconfiguration:
         held: Callable[[], frozenset[str]],
         last_offer: LastOffer,
     ) -> None:
-        """``held``: ids of the slices in use."""
+        """``held`` returns the ids of the slices in use."""
         self._choice = choice
         self._source = source
         self._pool = allocator.pool
         self._allocator = allocator
         self._held = held
         self._last_offer = last_offer
-        # None: the label names another file than the active one, or that was replaced since it was read; the first poll
-        # applies it or reports why not.
+        # Identity of the file that was last applied. None: the label names another file, or the file was replaced since
+        # it was read; the first poll then applies it or reports why not.
         self._file: tuple[str, int, int, int] | None = None
         if self.name_of(settings) == self._choice.wanted:
             now = self._identity()
             self._file = now if _says_the_same(settings) else None
         self._gpus = self._pool.gpus
         self.settings = settings
-        # Called after a change with the driver's files, and with the GPUs that are missing.
+        # Functions called after a change, with the settings and the driver's files.
         self.after: list[Callable[[node_settings.Settings, driver_files.DriverFiles], None]] = []
         self.on_lost: Callable[[str, str], None] = lambda uuid, reason: None
-        # Has the thread of ``poll`` poll soon.
+        # Makes the polling thread poll soon.
         self.poll_soon: Callable[[], None] = lambda: None
-        # Whether the kernel driver was loaded again since the last call.
+        # Returns whether the kernel driver was reloaded since the last call.
         self.loaded_again: Callable[[], bool] = lambda: False
-        # GPUs that are known and gone, by UUID; by index, GPUs that are counted, cannot be read, and were never known.
+        # UUID → reason, for known GPUs that are missing.
         self.lost: dict[str, str] = {}
+        # Index → error, for GPUs that the driver counts but could never read.
         self.unknown: dict[int, str] = {}
         self._forgotten: frozenset[str] = frozenset()
-        # Ends the program: another way, slices or claims, is another set of parts.
+        # Ends the program: a change between slices and claims needs other parts.
         self.end: Callable[[], None] = lambda: None
         # Called after each poll.
         self.on_poll: Callable[[], None] = lambda: None
-        # What other parts add to the notes.
+        # Functions that return messages of other parts for the notes.
         self.more_notes: list[Callable[[], list[str]]] = []
         self.fault = ""
         self.waiting: list[str] = []
@@ -80,7 +81,9 @@ class Reconfiguration:
         self._driver = driver_files.DriverFiles()
 
     def notes(self) -> list[str]:
-        """What a person should know: a file that is refused, GPUs that keep their old slices, faults of the label."""
+        """Returns messages for the administrator: a refused file, GPUs that keep their old slices, lost GPUs, errors of
+        other parts.
+        """
         out = list(self.settings.warnings)
         if self.fault:
             out.append(f"the configuration was not applied, the one before stays: {self.fault}")
@@ -101,7 +104,7 @@ class Reconfiguration:
         return self.name_of(self.settings)
 
     def outcome(self) -> tuple[str, str]:
-        """A word and a sentence on what became of the desired configuration."""
+        """Returns (reason, message) on the state of the desired configuration."""
         active = f"{self.settings.path} is active"
         if self.fault:
             return REFUSED, f"{active}, the desired one is not applied: {self.fault}"
@@ -110,7 +113,7 @@ class Reconfiguration:
         return APPLIED, active
 
     def forget(self, uuid: str) -> None:
-        """A lost GPU will not come back: no more is said of it. Raises Unknown where it is not lost."""
+        """Stops reporting a lost GPU that will not come back. Raises Unknown if it is not lost."""
         if uuid not in self.lost:
             raise Unknown(f"GPU {uuid} is not lost; lost now: {', '.join(self.lost) or 'none'}; see: vgpuctl status")
         log.info("GPU %s was removed for good, a person says", uuid)
@@ -118,19 +121,19 @@ class Reconfiguration:
         self.poll_soon()
 
     def begin(self, pieces: list[Piece], driver: driver_files.DriverFiles) -> None:
-        """Once at the start, before anything is offered. The pool has what was offered before; GPUs of which nothing is
-        held take ``pieces``, the others wait.
+        """Runs once at the start, before slices are offered. The pool contains the slices offered before; GPUs without
+        allocated slices get ``pieces``, the others wait.
         """
         self._pieces, self._driver = pieces, driver
         if self._update([]):
             self._notify()
 
     def watch_policy(self) -> str:
-        """What the watcher does with its findings."""
+        """Returns the watcher's policy."""
         return self.settings.watch
 
     def poll(self) -> None:
-        """One poll of label, file and driver; applies what changed."""
+        """Checks label, file and driver once, and applies changes."""
         self._poll()
         self.on_poll()
 
@@ -163,7 +166,9 @@ class Reconfiguration:
         log.info("the configuration of %s is active", settings.path)
 
     def _change_way(self, settings: node_settings.Settings) -> None:
-        """Ends the program; with claims in use, which nobody would give back then, the next poll looks again."""
+        """Ends the program. If claims are in use, it stays: nobody could end the claims then, and the next poll checks
+        again.
+        """
         held = sorted({one.holder for one in self._allocator.records.all() if one.kind == CLAIM})
         if held and not settings.claims:
             self._file = None
@@ -172,7 +177,7 @@ class Reconfiguration:
             )
             return
         log.info("%s changes flags.allocation: the program ends, and its unit starts it again", settings.path)
-        # Else the next one starts with the same as this, and ends again.
+        # Otherwise the next start would use the same configuration, and end again.
         self._choice.remember(settings.path)
         self.end()
 
@@ -182,7 +187,7 @@ class Reconfiguration:
         self.fault = fault
 
     def _identity(self) -> tuple[str, int, int, int]:
-        """Tells the desired file from what it was; zeros where there is none."""
+        """Returns name, inode, modification time and size of the desired file; zeros if it does not exist."""
         name = self._choice.wanted
         try:
             found = os.stat(self._choice.path(name))
@@ -191,7 +196,7 @@ class Reconfiguration:
         return name, found.st_ino, found.st_mtime_ns, found.st_size
 
     def find_gpus(self) -> list[Gpu]:
-        """The GPUs of now; one that is missing stays, for its slices may be in use, and is lost."""
+        """Returns the current GPUs. A missing GPU stays in the list as lost, because its slices may be allocated."""
         before = [gpu for gpu in self._gpus if gpu.uuid not in self._forgotten]
         try:
             found = self._source.gpus()
@@ -208,10 +213,10 @@ class Reconfiguration:
         return gpus
 
     def apply(self, gpus: list[Gpu]) -> None:
-        """Brings pool, allocator and everything after in line with settings and GPUs."""
+        """Applies settings and GPUs to pool, allocator and all functions in ``after``."""
         try:
             pieces = node_settings.make_slices(gpus, self.settings)
-        except Fatal as fault:  # the GPUs changed, and the file does not fit them any more
+        except Fatal as fault:  # the GPUs changed, and the file no longer fits them
             self._refuse(str(fault))
             self._gpus = gpus
             return
@@ -225,14 +230,14 @@ class Reconfiguration:
         self._notify()
 
     def _try_again(self) -> None:
-        """Whether the slices of a GPU that waits are free by now; nothing else of the node is checked for it."""
+        """Checks whether the slices of waiting GPUs are free now; checks nothing else."""
         before = self.waiting
         self._update(before)
         if self.waiting != before:
             self._notify()
 
     def _update(self, waited: list[str]) -> bool:
-        """Gives the pool the desired pieces of GPUs that are free; whether the pool has other pieces now."""
+        """Updates the slices of all free GPUs in the pool. Returns whether the pool's slices changed."""
         with self._allocator.lock:
             before = self._pool.slices
             self.waiting = self._pool.update(self._gpus, self._pieces, self._held())

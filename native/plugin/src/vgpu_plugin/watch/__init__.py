@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds processes that use a GPU past the limits of their container."""
+"""Finds processes that use a GPU beyond the limits of their container."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node knows of an allocation, and what its container's ledger says.
+"""The limit of an allocation on the node, and the usage in its container's ledger.
 
-The limit is that of the node's own record (/var/lib/vgpu/allocations.json), which is in no container. A slice for
-containers outside Kubernetes has no record: its limits file on the node is read, which containers have read-only.
+The limit comes from the node's own record (/var/lib/vgpu/allocations.json), which no container can see. A slice for
+containers outside Kubernetes has no record: its limits file on the node is used, which containers mount read-only.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .rule import Account
 
 
 class Accounts:
-    """``library``: the folder of the library version that new containers get, empty where there is none."""
+    """``library`` returns the folder of the library version for new containers; empty if there is none."""
 
     def __init__(self, files: AllocationFiles, library: Callable[[], str]) -> None:
         self._files = files
         self._library = library
-        # Of allocations without a record, as last read: the plugin rewrites a limits file in place.
+        # Last limits of allocations without a record. Cached, because a read during a rewrite in place may fail.
         self._limits: dict[str, dict[str, Any]] = {}
 
     def record(self, allocation: str, records: Mapping[str, Record]) -> Record | None:
-        """None: the node knows nothing of it (any more)."""
+        """Returns the record; None if the node does not (or no longer) know the allocation."""
         if (known := records.get(allocation)) is not None:
             return known
         limits = self._file_limits(allocation)
@@ -43,13 +43,15 @@ class Accounts:
             data = (self._files.folder(allocation) / "limits").read_bytes()
             self._limits[allocation] = abi_files.parse_limits(data)
         except abi_files.LayoutError:
-            pass  # it is being written
+            pass  # the file is being rewritten
         except OSError:
             self._limits.pop(allocation, None)
         return self._limits.get(allocation)
 
     def account(self, record: Record, uuid: str) -> Account | None:
-        """Of one GPU. None: no limit of memory binds there, or the container may do without the library."""
+        """Returns limit and usage on one GPU. None: no memory limit applies there, or the container may disable the
+        library.
+        """
         mine = device_of(record, uuid)
         if mine is None or record.limits.get("allow_disable_control", False):
             return None
@@ -63,7 +65,7 @@ class Accounts:
         except FileNotFoundError:
             return None if record.kind == UNKNOWN else nobody
         except (OSError, abi_files.LayoutError):
-            # Spoilt by the tenant, who alone writes it while the container runs: nobody in it is charged.
+            # Damaged by the tenant, whose container alone writes the ledger: no process in it counts as accounted.
             return nobody
         if uuid not in ledger["devices"]:
             return nobody
@@ -75,7 +77,7 @@ class Accounts:
         return Account(slots, limit, counted, ledger["exported"][at])
 
     def gpu_page(self, allocation: str, uuid: str) -> dict[str, Any] | None:
-        """What the arbiter says to a container; None where it cannot be read."""
+        """Returns the arbiter's data for a container; None if it cannot be read."""
         try:
             return abi_files.parse_gpu_page((self._files.folder(allocation) / f"gpu-{uuid}").read_bytes())
         except (OSError, abi_files.LayoutError):
@@ -83,5 +85,5 @@ class Accounts:
 
 
 def device_of(record: Record, uuid: str) -> Mapping[str, Any] | None:
-    """A GPU of a record; None where it is not among those."""
+    """Returns the entry of a GPU in a record; None if the record does not contain the GPU."""
     return next((one for one in record.limits.get("devices") or [] if one["uuid"] == uuid), None)

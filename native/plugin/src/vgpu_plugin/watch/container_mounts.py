@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the containers of allocations have mounted at our paths, look by look."""
+"""Checks in each poll what the containers of allocations have mounted at our paths."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from .mounts import Place, Table
 from .processes import Process, Processes
 from .rule import FOREIGN, Suspicion
 
-# In the folder of a share, whatever its number.
+# Path of the ledger within the folder of a share, whatever the share's number.
 LEDGER = CONTAINER_LEDGER.removeprefix(CONTAINER_SHARE)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one list of mounts: what is foreign there, and whether the container has the mounts of a former version."""
+    """The result for one list of mounts: foreign mounts, and whether the container has the mounts of an
+    older version.
+    """
 
     table: Table
     places: tuple[Place, ...]
@@ -31,23 +33,25 @@ class Verdict:
 
 
 class ContainerMounts:
-    """Each list of mounts is judged once: most are as in the look before, and the same for all of a container."""
+    """Judges each list of mounts only once: most are unchanged since the last poll, and equal for all processes of a
+    container.
+    """
 
     def __init__(self, files: AllocationFiles, processes: Processes) -> None:
         self._files = files
         self._processes = processes
         self._node = Table()
         self._own_root = True
-        # (allocation, library) → the node's list by which they were found, and what the node mounts for it.
+        # (allocation, library) → the node's mounts from which the places were computed, and the expected places.
         self._places: dict[tuple[str, str], tuple[Table, tuple[Place, ...]]] = {}
-        # Path of the node → without links. What an allocation's lie in changes with the node's set-up alone.
+        # Path on the node → path without links. Only a change of the node's setup changes it.
         self._real: dict[str, str] = {}
-        # (identity of the list, allocation) → its verdict, which keeps the list.
+        # (identity of the list, allocation) → its verdict, which keeps the list alive.
         self._verdicts: dict[tuple[int, str], Verdict] = {}
         self._used: set[tuple[int, str]] = set()
 
     def begin_look(self) -> None:
-        """Reads the node's own mounts."""
+        """Starts a poll: reads the node's own mounts."""
         self._node = self._processes.table("self")
         self._own_root = self._processes.sees_own_root()
 
@@ -64,8 +68,8 @@ class ContainerMounts:
     def judge(
         self, record: Record, processes: Iterable[Process], claims: Sequence[Record] = ()
     ) -> tuple[list[Suspicion], bool | None]:
-        """What is foreign among the mounts of the processes of one container; whether these are the old ones, None
-        where no process shows any. ``claims``: of which the container may have shares too.
+        """Returns the foreign mounts of one container's processes, and whether the container has old mounts (None if no
+        process shows its ledger). ``claims``: other claims whose shares the container may mount.
         """
         if not record.library or not self._node.rows:
             return [], None
@@ -95,8 +99,8 @@ class ContainerMounts:
             return known
         ledger = next(one for one in places if one.point.endswith(LEDGER))
         old = mounts.has_old_mounts(table, ledger)
-        # One that shows no ledger has left the container's folders, as below chroot: what it does not have is no
-        # fault. A container of a former version may have its files elsewhere, where its image had links.
+        # A process that shows no ledger has left the container's folders, for example by chroot, so missing mounts are
+        # no fault. A container of an older version may have its files at other paths, if its image had links.
         shows_ledger = bool(mounts.ledger_points(table, ledger))
         if old:
             expected = self._places_of(self._files.old_mounts(record))
@@ -107,7 +111,7 @@ class ContainerMounts:
         return self._verdicts[key]
 
     def _of(self, record: Record) -> tuple[Place, ...]:
-        """The same object as long as nothing changed."""
+        """Returns the expected places; the same object while nothing changes."""
         key = record.id, record.library
         node, before = self._places.get(key, (None, ()))
         if node is self._node:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the containers took of each GPU's time, poll by poll, by the driver's samples of processes."""
+"""Measures the share of each GPU's time that containers used, by the driver's samples of processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .shares import Part, Took, Window
 
 @dataclass
 class OfGpu:
-    """``at``, ``wall_us``: when the driver was asked last; ``pages``: what the arbiter said then."""
+    """``at``, ``wall_us``: time of the last reading from the driver; ``pages``: the arbiter's pages at that time."""
 
     at: float
     wall_us: int
@@ -26,7 +26,9 @@ class OfGpu:
 
 
 class ContainerShares:
-    """``clock`` of the watcher, ``wall`` of the driver's samples, ``arbiter_ns`` of the arbiter's pages."""
+    """``clock``: the watcher's clock; ``wall``: the clock of the driver's samples; ``arbiter_ns``: the clock of the
+    arbiter's pages.
+    """
 
     def __init__(
         self,
@@ -41,19 +43,19 @@ class ContainerShares:
         self._gpus: dict[str, OfGpu] = {}
 
     def forget(self, uuid: str) -> None:
-        """Nobody was on a GPU, or it did not answer: what was taken meanwhile is not known."""
+        """Discards the measurement of a GPU that no process used or that did not respond."""
         self._gpus.pop(uuid, None)
 
     @staticmethod
     def _share(uuid: str, records: list[Record]) -> float | None:
-        """The sum of a container's shares of a GPU; None: one of them does not bind."""
+        """Returns the sum of a container's shares of a GPU; None if one of them sets no limit."""
         devices = [(one, device) for one in records if (device := device_of(one, uuid)) is not None]
         parts = [shares.share_of(one.limits, device) for one, device in devices]
         known = [one for one in parts if one is not None]
         return min(1.0, sum(known)) if known and len(known) == len(parts) else None
 
     def look(self, uuid: str, owners: Mapping[int, frozenset[str]], records: Mapping[str, Record]) -> dict[str, Took]:
-        """What each container took that has a share of this GPU and whose window is full. Raises GpuError."""
+        """Returns the time used by each container that has a share of this GPU and a full window. Raises GpuError."""
         bound = {}
         for allocation, mine in together(owners).items():
             share = self._share(uuid, [records[one] for one in mine if one in records])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends processes by a descriptor of the process itself, so that a number that was given out again is never hit."""
+"""Ends processes by pidfd, so that a reused pid is never signalled."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from collections.abc import Callable
 
 from .processes import Process
 
-# Between SIGTERM and SIGKILL, as a kubelet gives a pod thirty: a process beyond its limit harms its neighbours.
+# Seconds between SIGTERM and SIGKILL. A kubelet gives a pod thirty, but a process beyond its limit harms its
+# neighbours.
 GRACE_S = 10.0
 
 
 class Ender:
-    """``look``: the process that a pid is now, None where it is gone."""
+    """``look`` returns the process that has a pid now; None if there is none."""
 
     def __init__(self, look: Callable[[int], Process | None]) -> None:
         self._look = look
-        # (pid, start) → when SIGTERM was sent; None once it was SIGKILL.
+        # (pid, start) → time of SIGTERM; None after SIGKILL.
         self._signalled: dict[tuple[int, int], float | None] = {}
         self.sent: dict[str, int] = {}
 
     def forget(self) -> None:
-        """Under another policy nobody's grace runs on."""
+        """Discards running grace periods after a change of policy."""
         self._signalled.clear()
 
     def end(self, process: Process, now: float, still: Callable[[Process], bool], begun: float | None = None) -> str:
-        """SIGTERM the first time, SIGKILL once the grace is over; the name of what was sent, empty: nothing.
+        """Sends SIGTERM the first time, SIGKILL after the grace period. Returns the name of the signal; empty if none
+        was sent.
 
-        ``begun``: when the first process got SIGTERM for the same finding: there is one grace for all, or a container
-        would live on by a new process every few seconds. ``still`` is asked whether it is the one that is meant while
-        the descriptor is held: from there on no other process can have its pid.
+        ``begun``: when the first process got SIGTERM for the same finding. All processes of a finding share one grace
+        period, otherwise a container could survive by starting a new process every few seconds. ``still`` checks that
+        the process is the intended one while the pidfd is open: from then on its pid cannot be reused.
         """
         key = process.pid, process.start
         self._signalled = {one: then for one, then in self._signalled.items() if self._alive(one)}

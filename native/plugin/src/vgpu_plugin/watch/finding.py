@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the watcher found: a finding of one container, in words, and what the watcher says of itself."""
+"""The watcher's results: findings about containers, and the watcher's own state."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .processes import Process
 from .rule import Suspicion
 
 STATIC_KIND, UNKNOWN = "static", "unknown"
-# An allocation's name, for what no allocation is known of.
+# The allocation of a finding without a known allocation.
 NONE = ""
-# Processes on a GPU with their bytes, those with the most first.
+# Processes on a GPU with their bytes, largest first.
 Programs = tuple[tuple[Process, int], ...]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one allocation on one GPU, for one reason. Times in seconds of the monotonic clock."""
+    """A finding about one allocation on one GPU, with one reason. Times are in seconds of the monotonic clock."""
 
     allocation: str
     kind: str
@@ -29,9 +29,9 @@ class Finding:
     since: float
     named: float = 0.0
     action: str = ""
-    # When the first signal was sent for it.
+    # When the first signal was sent for this finding.
     ending: float | None = None
-    # When it was over.
+    # When the finding ended.
     over: float | None = None
 
     @property
@@ -66,7 +66,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class OldMounts:
-    """An allocation whose container has the single files of a former version mounted, until it is created again."""
+    """An allocation whose container mounts the single files of an older version, until the container is
+    created again.
+    """
 
     allocation: str
     kind: str
@@ -74,9 +76,9 @@ class OldMounts:
 
 @dataclass(frozen=True)
 class State:
-    """What the watcher says of itself. ``fault``: why the last look did not see all; ``totals`` by (reason, kind);
-    ``unplaced``: processes that nobody can place, by GPU; ``shown``: bytes by the driver, by (allocation, GPU), and
-    ``programs``: who they are of.
+    """The watcher's state. ``fault``: why the last poll was incomplete; ``totals``: by (reason, kind); ``unplaced``:
+    number of processes of unknown containers, by GPU; ``shown``: bytes by the driver, by (allocation, GPU);
+    ``programs``: the processes of these bytes.
     """
 
     policy: str
@@ -90,13 +92,13 @@ class State:
     old_mounts: tuple[OldMounts, ...] = ()
     unplaced: Mapping[str, int] = field(default_factory=dict)
     shown: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    # Bytes by the driver, by GPU, of processes that belong to no allocation that is written down.
+    # GPU → bytes of processes without a recorded allocation, by the driver.
     unaccounted: Mapping[str, int] = field(default_factory=dict)
-    # Programs of the host itself, which no slice limits, by GPU.
+    # GPU → programs of the host itself, which no slice limits.
     host: Mapping[str, Programs] = field(default_factory=dict)
     programs: Mapping[tuple[str, str], Programs] = field(default_factory=dict)
 
     @property
     def host_bytes(self) -> dict[str, int]:
-        """By GPU, what programs of the host hold by the driver."""
+        """Returns GPU → bytes that programs of the host use, by the driver."""
         return {uuid: sum(used for _process, used in seen) for uuid, seen in self.host.items()}

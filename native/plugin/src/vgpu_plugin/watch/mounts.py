@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is mounted where a container has our files, by the kernel's list (/proc/<pid>/mountinfo), against what the node
-mounted there. Pure but for ``read``.
+"""Compares the mounts at our paths in a container, from /proc/<pid>/mountinfo, with what the node mounted there. Pure,
+except ``read``.
 
-A mount is ours where it shows the same folder of the same file system as the node's own path, and nothing lies over it.
-The numbers of both are the kernel's: they are the same in every mount namespace, and in a pod that has the node's
-folders mounted.
+A mount is ours if it shows the same folder of the same file system as the node's own path, and no other mount covers
+it. The kernel's device numbers are equal in every mount namespace, also in a pod that mounts the node's folders.
 """
 
 from __future__ import annotations
@@ -27,21 +26,24 @@ from ..node.paths import (
     OLD_LIMITS,
 )
 
-# At or below these nothing but ours may be mounted; of a container with old mounts, at or below those.
+# Paths at or below which only our mounts are allowed; OLD_GUARDED for a container with old mounts.
 GUARDED = (os.path.dirname(CONTAINER_SHARE), CONTAINER_PRELOAD)
 OLD_GUARDED = (*map(os.path.dirname, (OLD_LIMITS, OLD_LEDGER, OLD_LIBRARY)), CONTAINER_PRELOAD)
-# The kernel writes it behind the name of what was removed or replaced since.
+# The kernel appends this to the name of a file that was removed or replaced.
 DELETED = "//deleted"
 ESCAPE = re.compile(rb"\\([0-7]{3})")
-# A user namespace may hold 100 000 mounts, and following each would keep the watcher from everybody else. Ours are at
-# most a page for each GPU and six; a container with so many more, or with a longer list, is named for that alone.
+# Maximum number of additional mounts at or below our paths, and maximum bytes of the list. A user namespace may have
+# 100 000 mounts, which would block the watcher. Ours are at most six and one for each GPU; a container that exceeds a
+# maximum is reported for that alone.
 MOST_MORE, LONGEST = 32, 4 << 20
-# Of a path: what leads to shorter ones is kept, so that a stack of mounts at one is climbed once.
+# Results for paths shorter than this are cached, so that a stack of mounts at one path is followed only once.
 SHORT = 64
 
 
 class Mount(NamedTuple):
-    """One line. ``root``: the folder or file of the file system ``device`` (major:minor) that is seen at ``point``."""
+    """One line of mountinfo. ``root``: the folder or file of the file system ``device`` (major:minor) that is visible
+    at ``point``.
+    """
 
     ident: int
     parent: int
@@ -51,8 +53,8 @@ class Mount(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What the node mounts at ``point`` of a container. ``version``: any version of the library will do; without a
-    ``device`` anything will, for this program does not see the node's own path.
+    """An expected mount at ``point`` of a container. ``version``: any version of the library is accepted. Empty
+    ``device``: any mount is accepted, because this program cannot see the node's own path.
     """
 
     point: str
@@ -65,7 +67,8 @@ class Place(NamedTuple):
             return True
         root = mount.root.removesuffix(DELETED)
         if self.version:
-            # What runs may have an older version than new containers get; the node alone makes folders next to it.
+            # A running container may have an older version than new containers; only the node creates folders next to
+            # it.
             return mount.device == self.device and _version_free(root) == _version_free(self.root)
         return (mount.device, root) == (self.device, self.root)
 
@@ -79,9 +82,7 @@ def _version_free(path: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Table:
-    """The mounts of a process. ``cut``: its list is longer than LONGEST, and the rest is not here. ``size``: of what
-    was read, in bytes.
-    """
+    """The mounts of a process. ``cut``: the list is longer than LONGEST and was truncated. ``size``: bytes read."""
 
     rows: tuple[Mount, ...] = ()
     cut: bool = False
@@ -89,7 +90,9 @@ class Table:
 
     @cached_property
     def _above(self) -> dict[tuple[int, str], Mount]:
-        """(mount, path) → what is mounted there upon it. 0: upon what this process does not see, as below chroot."""
+        """(mount, path) → the mount on top of it at that path. Mount 0: a mount outside this list, for example above a
+        chroot.
+        """
         known = {row.ident for row in self.rows}
         return {
             (row.parent if row.parent in known and row.parent != row.ident else 0, row.point): row for row in self.rows
@@ -97,11 +100,11 @@ class Table:
 
     @cached_property
     def _seen(self) -> dict[str, Mount | None]:
-        """Short path → the mount that it leads to."""
+        """Short path → the mount that is visible there."""
         return {}
 
     def seen_at(self, path: str) -> Mount | None:
-        """The mount that a path leads to: the topmost one, at the path or at the nearest folder above it."""
+        """Returns the mount that a path is in: the topmost mount at the path or at the nearest folder above."""
         found: Mount | None = None
         for folder in _prefixes(path):
             if folder in self._seen:
@@ -114,7 +117,7 @@ class Table:
         return found
 
     def within(self, folders: Iterable[str]) -> list[Mount]:
-        """The mounts at or below these folders, under whatever lies over them."""
+        """Returns the mounts at or below these folders, including covered ones."""
         tops = tuple(folders)
         return [row for row in self.rows if any(row.point == top or row.point.startswith(f"{top}/") for top in tops)]
 
@@ -125,7 +128,7 @@ def _prefixes(path: str) -> list[str]:
 
 
 def parse(data: bytes, most: int = 0) -> Table:
-    """Lines that are none are left out. ``most``: as of ``read``."""
+    """Parses mountinfo; skips invalid lines. ``most``: as in ``read``."""
     rows = []
     for line in data.split(b"\n"):
         words = line.split(b" ", 5)
@@ -137,12 +140,14 @@ def parse(data: bytes, most: int = 0) -> Table:
 
 
 def _plain(word: bytes) -> str:
-    r"""Blanks, tabs, line ends and backslashes are written as \040 and so on."""
+    r"""Decodes spaces, tabs, line ends and backslashes, which are written as \040 and so on."""
     return os.fsdecode(ESCAPE.sub(lambda one: bytes([int(one[1], 8) & 0xFF]), word) if b"\\" in word else word)
 
 
 def read(path: Path | str, most: int = 0) -> bytes:
-    """All of it, or a little more than ``most`` bytes; the kernel hands out a page at a time. Raises OSError."""
+    """Reads the whole file, or slightly more than ``most`` bytes; the kernel returns it page by page.
+    Raises OSError.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         out, size = [], 0
@@ -155,8 +160,8 @@ def read(path: Path | str, most: int = 0) -> bytes:
 
 
 def place_of(node: Table, point: str, host_path: str, own_root: bool = True) -> Place:
-    """Where the node's own path lies, as another namespace shows it. ``host_path`` has no link in it. ``own_root``: the
-    root of this program is the node's.
+    """Returns the expected mount for a path of the node. ``host_path`` must contain no link. ``own_root``: whether this
+    program's root is the node's root.
     """
     mount = node.seen_at(host_path)
     version = point in (CONTAINER_LIBRARY_FOLDER, OLD_LIBRARY)
@@ -167,15 +172,13 @@ def place_of(node: Table, point: str, host_path: str, own_root: bool = True) -> 
 
 
 def has_old_mounts(table: Table, ledger: Place) -> bool:
-    """Whether a container shows its ledger where it was mounted before the folders were, and there alone. What lies
-    over a mount does not hide it from this list.
-    """
+    """Whether a container mounts its ledger only at the path of older versions. Covered mounts are in the list too."""
     points = ledger_points(table, ledger)
     return OLD_LEDGER in points and CONTAINER_LEDGER not in points
 
 
 def ledger_points(table: Table, ledger: Place) -> set[str]:
-    """Where a process has the ledger of its allocation, under whatever lies over it."""
+    """Returns all paths at which a process mounts the ledger of its allocation, including covered ones."""
     return {row.point for row in table.rows if ledger.device and ledger.is_shown_by(row)}
 
 
@@ -186,8 +189,8 @@ def foreign(
     complete: bool,
     others: Mapping[str, Place] | None = None,
 ) -> list[str]:
-    """What is not as the node mounted it, in words. ``complete``: what is not there at all is named too. ``others``: by
-    path, what the node mounts of other shares, which the container may have or not.
+    """Returns descriptions of foreign mounts. ``complete``: also report missing mounts. ``others``: path → mounts of
+    other shares that the container may have.
     """
     others = others or {}
     within = table.within(guarded)
@@ -201,7 +204,7 @@ def foreign(
         mount = table.seen_at(one.point)
         if mount is not None and mount.point == one.point and one.is_shown_by(mount):
             continue
-        # A mount over the folder around hides ours; one further up is the container's own root.
+        # A mount over a parent folder hides ours; a mount further up is the container's own root.
         if mount is not None and any(mount.point == top or mount.point.startswith(f"{top}/") for top in guarded):
             if mount.point not in wrong:
                 wrong.add(mount.point)
@@ -217,7 +220,7 @@ def foreign(
             continue
         if mount.point in others and others[mount.point].is_shown_by(mount):
             continue
-        # A folder that ours lie in hides nothing as long as they are seen.
+        # A parent folder of our mounts hides nothing while our mounts are visible.
         if mount.point in expected | wrong or any(point.startswith(f"{mount.point}/") for point in expected):
             continue
         found.append(f"at {mount.point} the container has {mount.root} of file system {mount.device}, expected nothing")

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a process on a GPU is: the container of which allocation, or none of ours. Read from /proc, never from the
-process's own files.
+"""Finds the allocation to whose container a process on a GPU belongs. Reads only /proc, never the process's own files.
 
-A container's ledger is a file of a tmpfs that belongs to one allocation alone, so a process with that very mount is in
-its container: a tenant without CAP_SYS_ADMIN can neither make nor copy it. One that hides its mounts (chroot, a mount
-namespace of its own), or lost them because somebody removed the folders on the node that they lay on, is known by the
-ledger that it has mapped, or by its control group, which it cannot leave. What lives in the host's mount namespace, or
-shares its pid namespace outside a container's control group, is a process of the host and never anybody's. Any other
-process on a GPU is of no container that is known here.
+A container's ledger is a file of a tmpfs that belongs to one allocation, so a process with that mount is in its
+container: a tenant without CAP_SYS_ADMIN can neither create nor copy the mount. A process that hides its mounts
+(chroot, its own mount namespace), or lost them because the folders were removed on the node, is identified by the
+ledger that it has mapped, or by its control group, which it cannot leave. A process in the host's mount namespace, or
+in its pid namespace and outside a container's control group, is a process of the host. Any other process on a GPU
+belongs to an unknown container.
 """
 
 from __future__ import annotations
@@ -23,28 +22,30 @@ from pathlib import Path
 from . import mounts
 from .mounts import Table
 
-# Of the mount that the container gets; its file may have been replaced on the node since.
+# Root of the ledger's mount in a container after its file was replaced on the node.
 REMOVED_ROOT = "/ledger//deleted"
 LEDGER_ROOTS = ("/ledger", REMOVED_ROOT)
-# Of a pod's control group, with dashes or, by systemd's driver, underscores.
+# Matches the control group of a pod, with dashes or, for systemd's driver, underscores.
 POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
-# Of a container's control group: docker, containerd, CRI-O and podman name it by the container's id.
+# Matches the control group of a container: docker, containerd, CRI-O and podman name it by the container's id.
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
-# Controllers of version 1 that every runtime gives a container a group of.
+# Controllers of version 1 for which every runtime creates a group per container.
 CONTROLLERS = ("memory", "pids", "devices", "name=systemd")
 MOST_GROUPS = 4096
-# A look at every process of a machine takes some 20 ms; it is not repeated sooner for the same container.
+# Reading all processes of a machine takes some 20 ms; it is repeated for the same container only after this time.
 VAIN_S = 30.0
-# Of such a look, in bytes: of the list of one process, where ours come first, for they are there before its container
-# runs; and of all lists of one container, whose tenant may have thousands of processes with the longest lists.
+# Maximum bytes in such a search: of one process's list, in which our mounts come first because they exist before the
+# container runs; and of all lists of one container, whose tenant may have thousands of processes with long lists.
 LONGEST_OF_OTHERS, MOST_OF_OTHERS = 64 << 10, 1 << 20
-# Of the maps of a process that shows no ledger, in bytes.
+# Maximum bytes of the maps file of a process that shows no ledger.
 MOST_OF_MAPS = 4 << 20
 
 
 @dataclass(frozen=True)
 class Process:
-    """``start`` tells a pid from the same pid given out again; ``own``: (inode of its pid namespace, its pid there)."""
+    """``start`` distinguishes a process from a later one with the same pid; ``own``: (inode of its pid namespace, pid
+    in it).
+    """
 
     pid: int
     start: int
@@ -54,9 +55,9 @@ class Process:
 
 @dataclass
 class Placed:
-    """Where processes belong: ``owners`` by pid; ``strangers`` live in no container that is known here; ``gone`` cannot
-    be looked at (any more); ``host`` are programs of the host itself. ``removed``: allocations whose container has a
-    ledger that was removed from the node, which no tenant can do.
+    """The result for a set of pids. ``owners``: pid → allocations; ``strangers``: in an unknown container; ``gone``:
+    ended or unreadable; ``host``: programs of the host. ``removed``: allocations whose container mounts a ledger that
+    was removed on the node, which no tenant can do.
     """
 
     owners: dict[int, frozenset[str]] = field(default_factory=dict)
@@ -72,23 +73,23 @@ class Processes:
     def __init__(self, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
         self.proc = self._proc = proc
         self._clock = clock
-        # Control group → allocations of the container that it is; names of groups are not given out twice.
+        # Control group → allocations of its container; names of groups are never reused.
         self._groups: dict[str, frozenset[str]] = {}
-        # Control group → when all processes were looked at for it, a container without a slice most likely.
+        # Control group → when all processes were last searched for it in vain; most likely a container without a slice.
         self._vain: dict[str, float] = {}
-        # The lists of mounts that were read last: many processes have the same, and few change between two looks.
+        # mountinfo text → parsed table: many processes have equal lists, and few change between two polls.
         self._tables: dict[bytes, Table] = {}
         self._used: set[bytes] = set()
 
     def process(self, pid: int) -> Process | None:
-        """None where it is gone or about to go: its memory is given back, its GPU perhaps not yet."""
+        """Returns the process; None if it is gone or ending: its memory is freed, but its GPU perhaps not yet."""
         try:
             fields = next(filter(_lives, map(_status, self._threads(pid))), None)
             namespace = self._link(pid, "pid")
             if fields is None or not namespace:
                 return None
             stat = (self._proc / str(pid) / "stat").read_text(errors="replace")
-            # The name in parentheses may hold anything; the time of start is the 20th figure after it.
+            # The name in parentheses may contain anything; the start time is the 20th field after it.
             start = int(stat.rpartition(")")[2].split()[19])
             inner = int(fields.get("NStgid", str(pid)).split()[-1])
             name = "".join(char if char.isprintable() else "?" for char in fields["Name"].strip())
@@ -99,20 +100,21 @@ class Processes:
     def of(
         self, pids: Iterable[int], devices: Mapping[str, str], pods: Callable[[], Mapping[str, frozenset[str]]] = dict
     ) -> dict[int, frozenset[str]]:
-        """The owners of ``place`` alone."""
+        """Returns only the owners of ``place``."""
         return self.place(pids, devices, pods).owners
 
     def place(
         self, pids: Iterable[int], devices: Mapping[str, str], pods: Callable[[], Mapping[str, frozenset[str]]] = dict
     ) -> Placed:
-        """The allocations of the container of each pid.
+        """Finds the allocations of the container of each pid.
 
-        ``devices``: major:minor of the tmpfs of each allocation → allocation; ``pods``: uid of a pod → allocations of
-        its containers, asked only where somebody hides.
+        ``devices``: major:minor of each allocation's tmpfs → allocation; ``pods`` returns uid of a pod → allocations of
+        its containers, and is called only for processes that hide.
         """
         known = set(devices.values())
         self._groups = {group: mine for group, mine in self._groups.items() if mine <= known}
-        # This program's own count as the host's too: it may not be allowed to look at process 1.
+        # This program's namespaces also count as the host's, because it may have no permission to read those of process
+        # 1.
         host_mounts, host_pids = ({self._link(one, kind) for one in (1, "self")} - {""} for kind in ("mnt", "pid"))
         out = Placed()
         hidden = []
@@ -158,7 +160,7 @@ class Processes:
                 continue
             mine = self._of_group(group)
             if not mine and not asked and self._clock() - self._vain.get(group, -VAIN_S) >= VAIN_S:
-                # All others of the machine are looked at once: one of the same container shows its mounts.
+                # Search all other processes once: another process of the same container may show its mounts.
                 asked = True
                 if len(self._vain) >= MOST_GROUPS:
                     self._vain.clear()
@@ -173,7 +175,7 @@ class Processes:
         return found
 
     def _look_at_all(self, devices: Mapping[str, str], host_pids: set[str]) -> None:
-        """Learns the groups of all processes in containers that show a ledger."""
+        """Stores the control groups of all processes in containers that show a ledger."""
         read: dict[str, int] = {}
         for one in self._all():
             if self._link(one, "pid") in {"", *host_pids}:
@@ -182,17 +184,17 @@ class Processes:
             container = _outermost(group)
             if read.get(container, 0) >= MOST_OF_OTHERS or group in self._groups:
                 continue
-            # Of hundreds of containers: none of these lists is kept.
+            # The lists of hundreds of containers are not cached.
             table = self.table(one, keep=False, most=LONGEST_OF_OTHERS)
             read[container] = read.get(container, 0) + table.size
             if shown := _shown(table, devices):
                 self._learn(one, shown)
 
     def group(self, pid: int) -> str:
-        """The control group of a process, empty where it is the root group or none.
+        """Returns the control group of a process; empty for the root group or none.
 
-        A hybrid host has version 2 for systemd's services alone: there all containers of a daemon are in the group of
-        that daemon, and only version 1 tells one from another.
+        A hybrid host uses version 2 only for systemd's services: there all containers of a daemon are in the daemon's
+        group, and only version 1 distinguishes them.
         """
         try:
             lines = (self._proc / str(pid) / "cgroup").read_text(errors="replace").splitlines()
@@ -201,7 +203,7 @@ class Processes:
         paths = {name: path for _number, name, path in (line.split(":", 2) for line in lines if line.count(":") >= 2)}
         for name in (*CONTROLLERS, ""):
             for controllers, path in paths.items():
-                # Seen from a namespace of control groups the root is /../.. or so.
+                # Seen from inside a control group namespace, the root is a path such as /../..
                 if name in controllers.split(",") and path.strip("/."):
                     return path
         return ""
@@ -212,7 +214,9 @@ class Processes:
             self._groups[group] = mine
 
     def _of_group(self, group: str) -> frozenset[str]:
-        """Of the group or of the nearest one above it: a container may make groups below its own."""
+        """Returns the allocations of the group or the nearest parent group, because a container may create groups below
+        its own.
+        """
         while group.strip("/"):
             if group in self._groups:
                 return self._groups[group]
@@ -220,13 +224,15 @@ class Processes:
         return frozenset()
 
     def _mapped(self, pid: int, devices: Mapping[str, str], out: Placed) -> frozenset[str]:
-        """The allocations whose files a process has mapped, which none but its container can open."""
+        """Returns the allocations whose files a process has mapped; only processes of their container can open these
+        files.
+        """
         found = set()
         for thread in self._threads(pid) if devices else ():
             with contextlib.suppress(OSError), open(thread / "maps", "rb") as stream:
                 for line in stream.read(MOST_OF_MAPS).splitlines():
                     words = line.split(None, 5)
-                    # Files alone have a device.
+                    # Only files have a device other than 00:00.
                     if len(words) == 6 and words[3] != b"00:00" and (mine := devices.get(_decimal(words[3]))):
                         found.add(mine)
                         out.removed |= {mine} if words[5].endswith(b"(deleted)") else set()
@@ -234,8 +240,8 @@ class Processes:
         return frozenset()
 
     def table(self, pid: int | str, keep: bool = True, most: int = 0) -> Table:
-        """The mounts of a process, as they are now; none where it is gone. ``most``: bytes of the list, 0: LONGEST.
-        This program's own are read whole.
+        """Returns the current mounts of a process; empty if it is gone. ``most``: maximum bytes of the list, 0:
+        LONGEST. This program's own list is read completely.
         """
         most = 0 if pid == "self" else most or mounts.LONGEST
         for thread in self._threads(pid):
@@ -249,11 +255,11 @@ class Processes:
         return Table()
 
     def sees_own_root(self) -> bool:
-        """Whether this program lives among the mounts of the host; one in a pod does not."""
+        """Whether this program is in the host's mount namespace; in a pod it is not."""
         return self._link(1, "mnt") in ("", self._link("self", "mnt"))
 
     def end_look(self) -> None:
-        """Forgets the lists of mounts that nobody had in this look."""
+        """Ends a poll: drops cached lists of mounts that no process had."""
         self._tables = {data: table for data, table in self._tables.items() if data in self._used}
         self._used.clear()
 
@@ -264,8 +270,8 @@ class Processes:
         return ""
 
     def _threads(self, pid: int | str) -> Iterator[Path]:
-        """The folder of a process, then those of its threads: a process whose first thread has ended shows neither
-        memory nor mounts in its own, and runs on in another thread.
+        """Yields the folder of a process, then the folders of its threads: if the main thread has ended, the process's
+        own folder shows neither memory nor mounts, although other threads run.
         """
         yield self._proc / str(pid)
         with contextlib.suppress(OSError):
@@ -279,23 +285,25 @@ class Processes:
 
 
 def _shown(table: Table, devices: Mapping[str, str], roots: tuple[str, ...] = LEDGER_ROOTS) -> frozenset[str]:
-    """The allocations whose ledger file is in a list of mounts."""
+    """Returns the allocations whose ledger file is in a list of mounts."""
     return frozenset(devices[row.device] for row in table.rows if row.root in roots and row.device in devices)
 
 
 def _outermost(group: str) -> str:
-    """The container that a control group is of, without what it made below its own; else the pod, or the group."""
+    """Returns the control group of the container, without groups below it; otherwise of the pod, or the
+    group itself.
+    """
     found = CONTAINER_ID.search(group) or POD.search(group)
     return group[: found.end()] if found else group
 
 
 def _is_container(group: str) -> bool:
-    """Whether a control group is one of a container, by its name."""
+    """Whether a control group is that of a container or pod, by its name."""
     return bool(POD.search(group) or CONTAINER_ID.search(group))
 
 
 def _status(thread: Path) -> dict[str, str]:
-    """The fields of a thread's status; empty where it is gone."""
+    """Returns the fields of a thread's status; empty if it is gone."""
     try:
         lines = (thread / "status").read_text(errors="replace").splitlines()
     except OSError:
@@ -304,12 +312,12 @@ def _status(thread: Path) -> dict[str, str]:
 
 
 def _lives(fields: Mapping[str, str]) -> bool:
-    """Whether a thread with this status runs and has memory: one that ends has given it back."""
+    """Whether a thread with this status is alive and has memory; an ending thread has freed it."""
     return "VmSize" in fields and fields["State"].split()[0] not in ("Z", "X")
 
 
 def _decimal(device: bytes) -> str:
-    """``00:1f`` of maps, as mountinfo has it: 0:31; empty for what is none."""
+    """Converts ``00:1f`` of maps to the form of mountinfo, 0:31; empty if it is invalid."""
     try:
         major, minor = (int(number, 16) for number in device.split(b":"))
     except ValueError:
@@ -318,12 +326,12 @@ def _decimal(device: bytes) -> str:
 
 
 def _inode(link: str) -> int:
-    """Of ``pid:[4026531836]``."""
+    """Returns the number in ``pid:[4026531836]``."""
     return int(link.partition("[")[2].rstrip("]"))
 
 
 def device_of(path: Path) -> str:
-    """major:minor of the mount that a path is, as /proc names it; empty where it is no mount of its own."""
+    """Returns major:minor of the mount at a path, as in /proc; empty if the path is not a mount point."""
     try:
         device = os.stat(path).st_dev
         if device == os.stat(path.parent).st_dev:

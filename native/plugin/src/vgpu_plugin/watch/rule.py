@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the watcher holds against the processes of one container on one GPU. Pure.
+"""The rules by which the watcher judges the processes of one container on one GPU. Pure.
 
-The limit is the node's own figure, and what the driver shows is compared with it whatever else is so. The ledger, which
-the tenant writes, can only accuse: where it says less than the driver does.
+The limit comes from the node's record, and the driver's usage is always compared with it. The ledger is written by the
+tenant, so it can only add a suspicion: if it shows less than the driver.
 
-NO_SLOT: a process holds a context or memory on the GPU and has no live slot, so nothing of it is charged. MEMORY: the
-driver says that the processes hold more than the limit, or more than the ledger charges, by more than is tolerated.
-MORE_TIME: they took more of the GPU's time than their share. FOREIGN: something else is mounted where our files belong.
-UNPLACED: a process on the GPU is neither the host's nor of any container that is known here.
+NO_SLOT: a process has a context or memory on the GPU and no live slot in the ledger, so its memory is not counted.
+MEMORY: the driver reports more memory for the processes than the limit or the ledger, beyond the tolerance. MORE_TIME:
+the processes used more of the GPU's time than their share. FOREIGN: another file is mounted at one of our paths.
+UNPLACED: a process on the GPU belongs neither to the host nor to a known container.
 """
 
 from __future__ import annotations
@@ -20,38 +20,41 @@ from .processes import Process
 NO_SLOT, MEMORY, MORE_TIME = "no-slot", "more-memory", "more-time"
 FOREIGN, UNPLACED = "foreign-mount", "unplaced"
 REASONS = (NO_SLOT, MEMORY, MORE_TIME, FOREIGN, UNPLACED)
-# For these a process may be ended. Not for time: a program whose kernels run for many seconds cannot be held to its
-# share by anybody, and looks the same.
+# Reasons for which a process may be ended. Not MORE_TIME: a program whose kernels run for many seconds cannot be
+# limited to its share, and looks the same.
 ENDED_FOR = frozenset((NO_SLOT, MEMORY, FOREIGN))
-# Between two polls.
+# Seconds between two polls.
 INTERVAL_S = 2.0
 MIB = 1 << 20
-# The library settles what the driver took unasked when a process has grown by 32 MiB or 1/32 (unaccounted.c): so
-# much may be uncharged at any time, and as much again that the next step settles.
+# The library adds the driver's own allocations to the ledger when a process has grown by 32 MiB or 1/32
+# (unaccounted.c). So that much may be uncounted at any time, and as much again before the next update.
 STEP_LEAST, STEP_PART = 64 * MIB, 16
-# Where contexts do not count the ledger has none: the largest context of present cards, with its modules.
+# Tolerance if contexts are not counted: the size of the largest context of current GPUs, with its modules.
 CONTEXT_MOST = 1024 * MIB
 
 
 @dataclass(frozen=True)
 class Account:
-    """Of a ledger, one GPU: bytes by owner of a live slot. A namespace of 0: a library that did not write it."""
+    """Usage of one GPU by a ledger: bytes by (pid namespace, pid) of live slots. A namespace of 0 comes from an older
+    library.
+    """
 
     slots: Mapping[tuple[int, int], int]
-    # Of the allocation on this GPU, by the node's own record.
+    # Memory limit of the allocation on this GPU, from the node's record.
     limit: int
-    # Whether contexts and code are charged.
+    # Whether contexts and code are counted.
     counted: bool = True
-    # Memory that dead processes had exported: the importing process keeps it and is not charged for it.
+    # Bytes that ended processes had exported: the importing process still uses them, and its slot does not include
+    # them.
     exported: int = 0
 
     @property
     def ledger(self) -> int:
-        """What the tenant says of itself."""
+        """Returns the container's total usage by its ledger."""
         return sum(self.slots.values()) + self.exported
 
     def of(self, process: Process) -> int | None:
-        """What a process is charged; None without a slot."""
+        """Returns the bytes counted for a process; None if it has no slot."""
         for key in (process.own, (0, process.own[1])):
             if key in self.slots:
                 return self.slots[key]
@@ -59,7 +62,9 @@ class Account:
 
 
 def together(owners: Mapping[int, frozenset[str]]) -> dict[str, frozenset[str]]:
-    """Allocation → all that its processes are of: those of a container with several shares are of each of them."""
+    """Returns allocation → all allocations of its processes: a container with several shares belongs to
+    each of them.
+    """
     out: dict[str, frozenset[str]] = {}
     for mine in owners.values():
         for one in mine:
@@ -68,7 +73,7 @@ def together(owners: Mapping[int, frozenset[str]]) -> dict[str, frozenset[str]]:
 
 
 def sum_of(accounts: Sequence[Account]) -> Account:
-    """Of the shares of one container, of one GPU: a process has a slot in each ledger."""
+    """Adds up the shares of one container on one GPU: a process has a slot in each ledger."""
     slots: dict[tuple[int, int], int] = {}
     for account in accounts:
         for key, used in account.slots.items():
@@ -83,8 +88,8 @@ def sum_of(accounts: Sequence[Account]) -> Account:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Figures in bytes: by the driver, by the ledger or, where that was passed, the limit (``limited``), and the
-    difference that is let pass. ``detail``: what is held against them, where it is no memory.
+    """A suspicion about processes. In bytes: ``found`` by the driver, ``accounted`` by the ledger or by the limit
+    (``limited``), and the tolerated difference. ``detail``: description of a suspicion that is not about memory.
     """
 
     reason: str
@@ -97,22 +102,25 @@ class Suspicion:
 
 
 def tolerance(used: int, counted: bool) -> int:
-    """What one process may hold beyond its charge."""
+    """Returns the bytes that one process may use beyond its counted memory."""
     return max(STEP_LEAST, used // STEP_PART) + (0 if counted else CONTEXT_MOST)
 
 
 def judge(seen: Sequence[tuple[Process, int | None]], account: Account) -> list[Suspicion]:
-    """``seen``: the processes of the container on the GPU with their bytes by the driver, None: not known."""
+    """Returns suspicions. ``seen``: the container's processes on the GPU with their bytes by the driver;
+    None: unknown.
+    """
     out = []
     strangers = tuple((one, used or 0) for one, used in seen if account.of(one) is None)
     if strangers:
         out.append(Suspicion(NO_SLOT, strangers, sum(used for _one, used in strangers)))
     every = [(one, used) for one, used in seen if used is not None]
     known = [(one, used) for one, used in every if account.of(one) is not None]
-    # All of them, with a slot or without: whatever is written into a ledger between two polls changes nothing here.
+    # The limit is compared for all processes, with or without a slot, so a forged ledger changes nothing.
     for limited, listed, most in ((True, every, account.limit), (False, known, account.ledger)):
         found = sum(used for _one, used in listed)
-        # The whole account: memory that one process made and another holds is charged to either.
+        # The sum of all processes is compared, because memory that one process allocated and another uses may be
+        # counted for either.
         tolerated = sum(tolerance(used, account.counted) for _one, used in listed)
         if listed and found > most + tolerated:
             worst = sorted(listed, key=lambda pair: ((account.of(pair[0]) or 0) - pair[1], -pair[1]))
@@ -122,8 +130,8 @@ def judge(seen: Sequence[tuple[Process, int | None]], account: Account) -> list[
 
 
 def to_end(suspicion: Suspicion, counted: bool = True) -> list[Process]:
-    """Who is to be ended, the worst first: for memory so many that the others keep within what is theirs, for another
-    reason all.
+    """Returns the processes to end, the worst first: for MEMORY as many as needed until the others are within the
+    limit, for other reasons all.
     """
     if suspicion.reason not in ENDED_FOR:
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher on this node: what it sees of the node, events at pods, the answer for vgpuctl."""
+"""Connects the watcher to this node: its view of the node, events on pods, the response for vgpuctl."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from ..allocation.pod_sizes import PodSizes
 
 EVENT = "VgpuWatch"
-# Of events that wait for a slow API server; what is more is in the log and the metrics alone.
+# Maximum number of events that wait for a slow API server; further findings are only in log and metrics.
 MOST_WAITING = 8
-# Of programs of the host, in a note.
+# Maximum number of host programs named in a note.
 MOST_NAMED = 3
 
 log = logging.getLogger(__name__)
 
 
 class NodeView:
-    """The node as the watcher sees it (watcher.NodeView)."""
+    """Implements watcher.NodeView."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class NodeView:
         policy: Callable[[], str],
         library: Callable[[], Path] = Path,
     ) -> None:
-        """``library``: the folder of the active version. Raises PluginError where there is none."""
+        """``library`` returns the folder of the active version, and raises PluginError if there is none."""
         self._pool = pool
         self._records = records
         self._checkpoint_file = checkpoint_file
@@ -51,7 +51,7 @@ class NodeView:
         self.policy = policy
 
     def uuids(self) -> list[str]:
-        # One that is lost has no processes, and has a finding of its own.
+        # A lost GPU has no processes, and is reported elsewhere.
         return [one for one in self._pool.shape().limited if not self._pool.is_lost(one)]
 
     def records(self) -> Mapping[str, Record]:
@@ -74,7 +74,7 @@ class NodeView:
 
 
 class Teller:
-    """Events at pods, where an API server is known. The watcher itself waits for no server."""
+    """Writes events on pods, if an API server is configured, in separate threads so that the watcher does not wait."""
 
     def __init__(self, records: RecordStore, pods: PodSizes | None) -> None:
         self._records = records
@@ -88,7 +88,7 @@ class Teller:
             threading.Thread(target=self._send, args=(finding,), name="watch event", daemon=True).start()
 
     def say(self, allocation: str, text: str) -> None:
-        """A sentence of another part about an allocation, as an event at its pod."""
+        """Writes an event of another part about an allocation on its pod."""
         record = self._records.get(allocation)
         if record is None or record.kind != KUBELET or self._pods is None:
             return
@@ -110,7 +110,7 @@ class Teller:
 
 
 def _holders(records: RecordStore, pod_resources: Path) -> Callable[[str], Holder]:
-    """Whose an allocation is; the kubelet is asked once."""
+    """Returns a function from allocation to its pod and container; asks the kubelet once."""
     known: Mapping[str, Holder] = podresources.holders(pod_resources) or {}
 
     def holder_of(allocation: str) -> Holder:
@@ -131,7 +131,7 @@ def _unplaced(uuid: str, count: int, state: State) -> api.WatchUnplaced:
 
 
 def notes(state: State) -> list[str]:
-    """What a person should know, besides the findings of containers."""
+    """Returns messages for the administrator, besides single findings."""
     out = [f"the watcher does not see all: {state.fault}"] if state.fault else []
     named = {one.allocation for one in state.findings if one.allocation and one.kind not in (LEASE, UNKNOWN)}
     if named:
@@ -150,7 +150,7 @@ def notes(state: State) -> list[str]:
 
 
 def answer(state: State, records: RecordStore, pod_resources: Path) -> api.WatchResponse:
-    """What vgpuctl and the isolation check get."""
+    """Returns the response for vgpuctl and the isolation check."""
     anybody = state.findings or state.past or state.old_mounts
     holder_of = _holders(records, pod_resources) if anybody else lambda _allocation: NOBODY
 

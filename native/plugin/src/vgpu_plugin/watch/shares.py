@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute share by the driver: what each container's processes took of a GPU's time over the last ten seconds, against
-the share in the node's record. Pure.
+"""Compute share by the driver: the part of a GPU's time that each container used over the last ten seconds, compared
+with the share in the node's record. Pure.
 
-A container that is alone on a GPU may use all of it (policy ``default``), and the arbiter, a program of the node,
-counts for how long it was let: for that time nothing is held against it. So no neighbour can make an honest container
-pass for one that takes too much: while a neighbour says that it is busy, the arbiter holds both to their shares.
+A container that is alone on a GPU may use all of it (policy ``default``). The arbiter, a program of the node, counts
+the time for which it allowed that, and this time is not held against the container. So a neighbour cannot make an
+honest container look suspicious: while a neighbour reports demand, the arbiter limits both to their shares.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 from .._shared.abi import files as abi_files
 
 WINDOW_S = 10.0
-# The driver samples some times a second, and a kernel that has begun is never stopped: over ten seconds a share is
-# exact to a few points for kernels up to a second (native/vcuda/README.md). A quarter and five points are above both.
+# The driver samples a few times a second, and a running kernel is never stopped: over ten seconds a share is exact to a
+# few points for kernels up to one second (native/vcuda/README.md). The tolerance of a quarter and five points is larger
+# than both errors.
 PART, POINTS = 1.25, 0.05
 DISABLED = "disable"
 WHOLE_PPM = 1_000_000
@@ -26,7 +27,9 @@ WHOLE_PPM = 1_000_000
 
 @dataclass(frozen=True)
 class Part:
-    """Between two polls: seconds, time that the container took of the GPU, time for which it might have all of it."""
+    """Between two polls: seconds, GPU time that the container used, and time for which it was allowed all
+    of the GPU.
+    """
 
     seconds: float
     used_s: float
@@ -35,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Took:
-    """Over a window, as parts of the GPU's time: what was taken, and what might be."""
+    """Fractions of the GPU's time over a window: used, and allowed."""
 
     found: float
     allowed: float
@@ -63,7 +66,7 @@ class Window:
             self._parts.popleft()
 
     def took(self, share: float) -> Took | None:
-        """None: the window is not full yet."""
+        """Returns used and allowed time; None until the window is full."""
         seconds = sum(one.seconds for one in self._parts)
         if seconds < WINDOW_S:
             return None
@@ -73,15 +76,16 @@ class Window:
 
 
 def share_of(limits: Mapping[str, Any], device: Mapping[str, Any]) -> float | None:
-    """By the record of an allocation; None: it has no share that binds."""
+    """Returns the share from an allocation's record; None if it sets no limit."""
     percent = int(device.get("sm_percent", 0))
     bound = 0 < percent < 100 and limits.get("core_policy", "default") != DISABLED
     return percent / 100 if bound and not limits.get("allow_disable_control", False) else None
 
 
 def open_s(before: Mapping[str, Any] | None, page: Mapping[str, Any] | None, seconds: float, now_ns: int) -> float:
-    """For how long the gate was open, by the arbiter's page at two polls. All of it where that cannot be known: no page
-    yet, or an arbiter of a version that does not count. ``now_ns``: by the clock of the arbiter.
+    """Returns the seconds for which the container was allowed all of the GPU, from the arbiter's page at two polls.
+    Returns all seconds if that is unknown: no page yet, or an older arbiter that does not count. ``now_ns``: by the
+    arbiter's clock.
     """
     if before is None or page is None:
         return seconds

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each limited container uses of each GPU: its ledger, its tenant page and the driver against its limits, and what
-the arbiter grants. Tenants write ledger and tenant page: their figures are what they say about themselves.
+"""The usage of each limited container on each GPU, from its ledger, its tenant page and the driver, with its limits and
+the arbiter's grant. Tenants write ledger and tenant page, so these values may be forged.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from ..node.podresources import Holder
 from . import rule
 from .finding import STATIC_KIND, Programs, State
 
-# An arbiter that was silent for longer grants nothing; the twin of VGPU_ARBITER_SILENT_NS.
+# Parts per million, the unit of the rate in the arbiter's page.
 PPM = 1_000_000
-# Of what a message carries. A tenant may write any figure, and must not take those of the others from a reader.
+# The largest value of a message field. A tenant may write any value, which must not make the whole response fail.
 MOST = 2**63 - 1
 RECENT_NS = 1_000_000_000
 NOBODY = Holder("", "", "")
-# For what the watcher names a container that holds more than it may.
+# Reasons of findings that count as a memory violation.
 VIOLATIONS = frozenset((rule.NO_SLOT, rule.MEMORY))
 
 
 @dataclass(frozen=True)
 class Usage:
-    """One GPU of one allocation. Memory in bytes, times in seconds, shares from 0 to 1; ``granted`` -1: no arbiter.
-    ``whose``: of a lease, who has it. ``memory_limit`` is that of now, between ``memory_promised`` and ``memory_most``.
+    """Usage of one GPU by one allocation. Memory in bytes, times in seconds, shares from 0 to 1; ``share_granted`` -1:
+    no arbiter. ``whose``: holder of a lease. ``memory_limit`` is the current limit, between ``memory_promised`` and
+    ``memory_most``.
     """
 
     allocation: str
@@ -53,7 +54,7 @@ class Usage:
     active: bool = False
     throttled: bool = False
     violations: int = 0
-    # By the driver at the watcher's last look; -1: nobody of it was on the GPU.
+    # By the driver at the watcher's last poll; -1: no process of the allocation was on the GPU.
     memory_driver: int = -1
     whose: str = ""
     programs: Programs = ()
@@ -62,8 +63,8 @@ class Usage:
 
 
 class Violations:
-    """How often each GPU of each allocation was found over its limit, by its ledger or by the watcher; one that stays
-    over counts once. Thread-safe.
+    """Counts how often each allocation exceeded its limit on each GPU, by its ledger or by the watcher; one continuous
+    excess counts once. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class Violations:
         self._counts: dict[tuple[str, str], int] = {}
 
     def seen(self, usages: list[Usage], state: State) -> list[Usage]:
-        """The same with their counts and what the driver says; what is gone is forgotten."""
+        """Returns the usages with their counts and the driver's values; drops counts of ended allocations."""
         with self._lock:
             over = {(one.allocation, one.uuid) for one in usages if 0 < one.memory_limit < one.memory_used}
             over |= {(one.allocation, one.uuid) for one in state.findings if one.suspicion.reason in VIOLATIONS}
@@ -93,7 +94,7 @@ class Violations:
 
 
 def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
-    """One for each GPU. Without a ledger that can be read it says nothing of itself, and is there all the same."""
+    """Returns a usage for each GPU; zeros if the ledger cannot be read."""
     devices = record.limits.get("devices") or []
     try:
         ledger = abi_files.read_ledger(str(folder / "rw" / "ledger"))
@@ -134,12 +135,12 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
 
 
 def _recent(page: dict[str, Any], name: str, now: int) -> bool:
-    """Whether a time of the tenant page lies within the last second; a tenant may write any figure."""
+    """Whether a time in the tenant page lies within the last second; a tenant may write any value."""
     return bool(page) and 0 <= now - page[name] < RECENT_NS
 
 
 def _tenant(path: Path) -> dict[str, dict[str, Any]]:
-    """What the tenant page says of each GPU."""
+    """Returns the tenant page's data by GPU."""
     try:
         with os.fdopen(abi_files.open_shared(str(path)), "rb") as stream:
             page = abi_files.parse_tenant_page(stream.read(abi_files.TENANT_FILE_SIZE))
@@ -159,7 +160,7 @@ def _granted(path: Path) -> float:
 def of_all(
     records: list[Record], files: AllocationFiles, holders: Callable[[], dict[str, Holder] | None]
 ) -> list[Usage]:
-    """Every limited allocation; ``holders`` is asked once."""
+    """Returns the usage of every limited allocation; calls ``holders`` once."""
     known = holders() or {}
     out = []
     for record in records:
@@ -169,11 +170,11 @@ def of_all(
 
 
 def of_static(files: AllocationFiles, state: State) -> list[Usage]:
-    """The slices that containers outside Kubernetes use now, by their ledgers or by the driver."""
+    """Returns the usage of slices that containers outside Kubernetes use now, by their ledgers or by the driver."""
     out = []
     shown = {name for name, _uuid in state.programs}
     for name in files.static():
-        # Of hundreds of slices most are free; nothing more is read of those.
+        # Most of hundreds of slices are free; their other files are not read.
         if name not in shown and not abi_files.ledger_in_use(f"{files.root}/{name}/rw/ledger"):
             continue
         try:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher: compares, every two seconds, what the driver says of the processes on each shared GPU with the limits in
-the node's own records and with the ledgers of the containers that they belong to, and names the processes that bypass
-the library.
+"""The watcher: every two seconds it compares the driver's data about the processes on each shared GPU with the limits
+in the node's records and the ledgers of their containers, and reports the processes that bypass the library.
 
-Named is what was found in two looks, one after the other: a process that begins or ends between the two accounts is
-not. By policy a named process is ended too: of a container of the kubelet, of docker or podman, and on what was seen in
-the same look; never one of the host's, of a check's lease, or of an allocation that nobody has a record of.
+A finding is reported after two polls in a row, so a process that starts or ends between two readings is not reported.
+By policy a reported process is also ended: only processes of containers of the kubelet, docker or podman, and only for
+what the same poll found; never a process of the host, of a check's lease, or of an allocation without a record.
 """
 
 from __future__ import annotations
@@ -36,15 +35,17 @@ from .processes import Placed, Process, Processes, device_of
 from .rule import INTERVAL_S, Account, Suspicion
 
 REPORT, END = "report", "end"
-# Whose processes may be ended. A lease whose record went before its files is unknown, and no tenant's.
+# Kinds of allocations whose processes may be ended. A lease whose record was deleted before its files is unknown, and
+# belongs to no tenant.
 ENDED = frozenset((KUBELET, CLAIM, CONTAINER, STATIC_KIND))
-# A finding is named in so many looks in a row. Within one, a suspicion is looked at again at once, so often.
+# A finding is reported after LOOKS polls in a row. Within one poll, a suspicion is checked again at once up to TRIES
+# times.
 LOOKS, TRIES = 2, 3
 TRY_S = 0.004
-# One line and one event for the same finding within this time; the metrics count every one.
+# Minimum seconds between two reports of the same finding in log and events; the metrics count all.
 TELL_S = 60.0
 MOST_PAST, MOST_PROCESSES = 64, 16
-# NVIDIA's, of the host; what its clients hold is theirs.
+# NVIDIA's MPS server, a process of the host; the memory of its clients is theirs.
 MPS_SERVER = "nvidia-cuda-mps"
 REMOVED = (
     "the container of allocation {} has files that were removed from the node: only what the driver shows of it is "
@@ -52,33 +53,33 @@ REMOVED = (
 )
 
 log = logging.getLogger(__name__)
-# (allocation, uuid, reason) → kind of the allocation, and what was found in this look.
+# (allocation, uuid, reason) → (kind of the allocation, suspicion of this poll).
 Found = dict[tuple[str, str, str], tuple[str, Suspicion]]
 
 
 class NodeView(Protocol):
-    """What the watcher asks about the node at each poll."""
+    """The node's data that the watcher reads at each poll."""
 
     def uuids(self) -> list[str]:
-        """The GPUs that libvgpu shares now."""
+        """Returns the GPUs that libvgpu shares now."""
 
     def records(self) -> Mapping[str, Record]:
-        """What the node wrote down of each allocation."""
+        """Returns the node's record of each allocation."""
 
     def library(self) -> str:
-        """The folder of the library version that new containers get; empty: none."""
+        """Returns the folder of the library version for new containers; empty: none."""
 
     def pods(self) -> Mapping[str, frozenset[str]]:
-        """Uid of a pod → allocations of its containers."""
+        """Returns uid of a pod → allocations of its containers."""
 
     def policy(self) -> str:
-        """REPORT or END."""
+        """Returns REPORT or END."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the watcher asks of the kernel. ``device``: the mount of a folder, as /proc names it; ``ender`` None: by
-    signals to ``processes``; ``wall``: seconds since 1970; ``arbiter_ns``: the clock of the arbiter's pages.
+    """Interfaces to the kernel. ``device`` returns major:minor of a folder's mount; ``ender`` None: an Ender for
+    ``processes``; ``wall``: seconds since 1970; ``arbiter_ns``: the clock of the arbiter's pages.
     """
 
     processes: Processes = field(default_factory=Processes)
@@ -91,20 +92,20 @@ class Kernel:
 
 @dataclass
 class Look:
-    """What one look has gathered."""
+    """The data gathered in one poll."""
 
     found: Found = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
-    # GPUs that did not answer.
+    # GPUs that did not respond.
     blind: set[str] = field(default_factory=set)
-    # Allocations that somebody was seen of, with what the node knows of them.
+    # Allocations with processes on a GPU → their record.
     records: dict[str, Record] = field(default_factory=dict)
     shown: dict[tuple[str, str], int] = field(default_factory=dict)
     programs: dict[tuple[str, str], Programs] = field(default_factory=dict)
     unplaced: dict[str, int] = field(default_factory=dict)
     unaccounted: dict[str, int] = field(default_factory=dict)
     host: dict[str, Programs] = field(default_factory=dict)
-    # Allocations whose container has files that were removed from the node.
+    # Allocations whose container uses files that were removed on the node.
     removed: set[str] = field(default_factory=set)
     gone: dict[str, set[int]] = field(default_factory=dict)
 
@@ -114,7 +115,7 @@ class Look:
 
 
 class Watch:
-    """``tell`` is called with each finding to report, at most once a minute."""
+    """``tell`` is called with each reported finding, at most once a minute for the same one."""
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class Watch:
         self._accounts = Accounts(files, node.library)
         self._mounts = ContainerMounts(files, self._processes)
         self._shares = ContainerShares(source, self._accounts, kernel.clock, kernel.wall, kernel.arbiter_ns)
-        # Of the GPU that is looked at: allocation → those of whom its container has shares.
+        # For the current GPU: allocation → all allocations of which its container has shares.
         self._together: dict[str, frozenset[str]] = {}
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -145,20 +146,20 @@ class Watch:
         self._looks = 0
         self._fault = ""
         self._last = Look()
-        # Allocation → whether its container has the mounts of a former version, where that was seen.
+        # Allocation → its entry, if its container has the mounts of an older version.
         self._old: dict[str, OldMounts] = {}
 
     def stop(self) -> None:
         self._stopping.set()
 
     def alive(self) -> frozenset[str]:
-        """Allocations of whom processes were on a GPU at the last look."""
+        """Returns the allocations with processes on a GPU at the last poll."""
         with self._lock:
             return frozenset(allocation for allocation, _uuid in self._last.shown)
 
     def stale(self) -> frozenset[str]:
-        """Allocations of whom processes ran at the last look with files that were removed from the node. What there is
-        now in their place says nothing of these.
+        """Returns the allocations whose processes used files that were removed on the node, at the last poll. The
+        current files at these paths say nothing about these processes.
         """
         with self._lock:
             return frozenset(self._last.removed)
@@ -168,7 +169,7 @@ class Watch:
             try:
                 self.look()
             except Exception as fault:
-                # A watcher that is gone would say for ever that all is well.
+                # A watcher that ended would forever report its last state.
                 log.exception("the watcher failed; it looks again in %.0f s", self._interval_s)
                 with self._lock:
                     self._fault = f"{type(fault).__name__}: {fault}"
@@ -193,7 +194,7 @@ class Watch:
             )
 
     def surely_holds(self, record: Record, uuid: str) -> int:
-        """Bytes of an allocation by the driver at the last look, without what is tolerated beyond a ledger."""
+        """Returns an allocation's bytes by the driver at the last poll, minus the tolerance."""
         with self._lock:
             shown = self._last.shown.get((record.id, uuid), 0)
             seen = self._last.programs.get((record.id, uuid), ())
@@ -201,9 +202,9 @@ class Watch:
         return max(0, shown - sum(rule.tolerance(used, counted) for _process, used in seen))
 
     def look(self) -> None:
-        """One look at every shared GPU."""
+        """Polls every shared GPU once."""
         look = Look()
-        # Whose each ledger is, is asked where somebody is on a GPU: most looks at an idle node find nobody.
+        # The ledgers' mounts are read only if a process is on a GPU: most polls of an idle node find none.
         devices: dict[str, str] | None = None
         records = self._node.records()
         for uuid in self._node.uuids():
@@ -228,7 +229,7 @@ class Watch:
         self._take(look, records)
 
     def _devices(self) -> dict[str, str]:
-        """The mount of each allocation's ledger, as /proc names it."""
+        """Returns major:minor of each allocation's ledger mount → allocation."""
         out = {}
         for allocation in [*self._files.present(), *self._files.static()]:
             if device := self._device(self._files.folder(allocation) / "rw"):
@@ -281,18 +282,20 @@ class Watch:
     def _seen_of(
         self, allocation: str, placed: Placed, listed: Mapping[int, int | None]
     ) -> tuple[tuple[Process, int], ...]:
-        """The processes of a container that are there, with their bytes."""
+        """Returns the live processes of a container with their bytes."""
         return self._programs([pid for pid, mine in placed.owners.items() if allocation in mine], listed)
 
     def _programs(self, pids: Iterable[int], listed: Mapping[int, int | None]) -> Programs:
         return tuple((one, listed[pid] or 0) for pid in pids if (one := self._processes.process(pid)) is not None)
 
     def _nobodys(self, look: Look, uuid: str, placed: Placed, listed: Mapping[int, int | None]) -> None:
-        """Who is on a GPU and in no container that is known. One that has ended is for a moment; not for two looks."""
+        """Finds processes on a GPU in no known container. A process that just ended appears here in at most
+        one poll.
+        """
         look.gone[uuid] = placed.gone
         pids = sorted(placed.strangers | (placed.gone & self._last.gone.get(uuid, set())))
         if pids and host_is_seen(self._processes.proc):
-            pids = []  # none of them can be: that is said as a fault
+            pids = []  # none can be placed, which is reported as a fault
         look.unplaced[uuid] = len(pids)
         look.unaccounted[uuid] += sum(listed[pid] or 0 for pid in pids)
         if not pids:
@@ -305,7 +308,7 @@ class Watch:
     def _by_limit(
         self, uuid: str, record: Record, pids: list[int], listed: Mapping[int, int | None]
     ) -> list[Suspicion]:
-        """Without its ledger: what the driver shows against the limit."""
+        """Compares only with the limit, because the ledger on the node is not the container's."""
         return [one for one in self._judge(uuid, record, pids, listed) if one.limited]
 
     def _memory(self, uuid: str, record: Record, pids: list[int], listed: Mapping[int, int | None]) -> list[Suspicion]:
@@ -313,7 +316,8 @@ class Watch:
         for _again in range(TRIES):
             if not suspicions:
                 break
-            # What was freed between the two accounts is no theft. Not in step with a program's own rhythm.
+            # Check again: memory freed between the two readings is no violation. The random pause avoids synchrony with
+            # the program.
             time.sleep(TRY_S * (0.5 + random.random()))
             before = self._account(record, uuid)
             again = self._source.processes(uuid)
@@ -329,7 +333,9 @@ class Watch:
         listed: Mapping[int, int | None],
         before: Account | None = None,
     ) -> list[Suspicion]:
-        """``before``: the account that was read before ``listed``; what either charges is charged."""
+        """Judges a container. ``before``: the account read before ``listed``; memory counted in either reading is
+        accepted.
+        """
         seen = [
             (process, listed[pid])
             for pid in pids
@@ -345,7 +351,7 @@ class Watch:
         return rule.judge(seen, account)
 
     def _account(self, record: Record, uuid: str) -> Account | None:
-        """Of all shares that the container has of the GPU; None where one of them does not limit it."""
+        """Returns the account of all shares of the GPU that the container has; None if one of them sets no limit."""
         mine = self._accounts.account(record, uuid)
         accounts = [mine]
         for one in sorted(self._together.get(record.id, frozenset()) - {record.id}):
@@ -356,7 +362,7 @@ class Watch:
         return None if len(known) < len(accounts) else known[0] if len(known) == 1 else rule.sum_of(known)
 
     def _take(self, look: Look, records: Mapping[str, Record]) -> None:
-        """Counts looks in a row, names, tells, ends. A GPU that was not seen stays as it was."""
+        """Counts polls in a row, reports findings and ends processes. A GPU that did not respond keeps its state."""
         now = self._clock()
         fresh = []
         with self._lock:
@@ -399,8 +405,8 @@ class Watch:
             self._ender.forget()
 
     def _end(self, now: float, look: Look) -> None:
-        """The processes that answer for a finding of this look get SIGTERM, then SIGKILL; those that take their place,
-        SIGKILL at once. What is kept of a GPU that was not seen may be over, so nobody is ended for it.
+        """Ends the processes of this poll's findings: SIGTERM, then SIGKILL; processes that replace them get SIGKILL at
+        once. A kept finding of a GPU that did not respond may be outdated, so no process is ended for it.
         """
         for key, (_kind, suspicion) in look.found.items():
             one = self._seen[key]
@@ -416,14 +422,14 @@ class Watch:
                 self._seen[key] = one
 
     def _still(self, process: Process, finding: Finding) -> bool:
-        """Whether a process is still in that container, asked once its number can mean no other."""
+        """Whether the process is still in the finding's container; called while its pid cannot be reused."""
         devices = self._devices()
         owners = self._processes.of([process.pid], devices, self._node.pods)
         return finding.allocation in owners.get(process.pid, frozenset())
 
 
 def host_is_seen(proc: Path = Path("/proc")) -> str:
-    """Why processes of containers cannot be seen from here; empty where they can."""
+    """Returns why processes of containers cannot be seen from here; empty if they can."""
     try:
         if os.environ.get("KUBERNETES_SERVICE_HOST") and os.readlink(proc / "1/ns/mnt") == os.readlink(
             proc / "self/ns/mnt"
