@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests ``kubectl vgpu slices``, ``resize``, ``drain`` and ``undrain``: the calls of kubectl and the printed result. The
-real exporter's code makes the metrics text."""
+"""Tests ``kubectl vgpu slices``, ``resize``, ``drain`` and ``undrain``: the calls of kubectl and the printed result.
+
+The real exporter's code makes the metrics text.
+"""
 
 from __future__ import annotations
 
