@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the scheduler and what it imports on the path: its pinned packages have an environment of their own."""
+"""Makes the scheduler importable, with its pinned packages from their own virtual environment."""
 
 from __future__ import annotations
 
