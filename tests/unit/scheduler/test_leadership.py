@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the election of the replica that binds: over HTTP with an in-memory API server, and step by step with the test's
-own clock."""
+"""Tests the election of the replica that binds: over HTTP with an in-memory API server, and step by step with a fake
+clock.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GET /metrics on an address: what is answered, and what becomes of an address that is taken."""
+"""Tests the metrics server: responses to GET /metrics, and an address that another program uses."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_address_that_can_never_be(address):
 
 
 def test_port_of_another_program_is_taken_once_it_is_free(serve, caplog):
-    """GPUs are offered meanwhile: metrics are no reason to offer none."""
+    """The plugin offers GPUs meanwhile: a metrics port in use must not prevent that."""
     other = socket.create_server(("127.0.0.1", 0))
     port = other.getsockname()[1]
     with caplog.at_level(logging.WARNING):

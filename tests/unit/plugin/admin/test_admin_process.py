@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exporter says of its own process, against what the kernel says of it by other ways."""
+"""Tests an exporter's metrics of its own process against values that the test reads from the kernel in other ways."""
 
 from __future__ import annotations
 

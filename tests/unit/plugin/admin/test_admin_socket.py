@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl's way to the plugin: every call over a real socket, and callers that are none."""
+"""Tests the admin socket of vgpuctl: every call over a real socket, and invalid callers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..samples import until
 
 
 class Service:
-    """Answers a version; ``fault`` is raised instead, ``gate`` holds every call until it is set."""
+    """A service that returns its version. It raises ``fault`` if set, and blocks every call until ``gate`` is set."""
 
     def __init__(self) -> None:
         self.fault: Exception | None = None
@@ -59,7 +59,7 @@ def service() -> Service:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch) -> Path:
-    # The path of a socket has an end, pytest's folder may lie beyond it.
+    # A socket's path is limited in length, and pytest's folder may be too long.
     monkeypatch.chdir(tmp_path)
     return Path("plugin.sock")
 
@@ -140,7 +140,7 @@ def test_callers_that_are_none(server, path, said):
             while part := caller.recv(4096):
                 answer += part
         except ConnectionResetError:
-            pass  # it closed with what was not read
+            pass  # the server closed the connection before it read all input
     assert answer.startswith(ANSWERED[said][1] if said in ANSWERED else b"")
     assert bool(answer) is (said in ANSWERED)
     assert ask(path).version, "and the next one is answered"
@@ -170,7 +170,8 @@ def test_several_at_once_and_no_more_than_that(server, service, path):
     for one in callers:
         one.start()
     until(lambda: service.inside == admin_socket.MOST_CALLS, "as many calls as are taken")
-    time.sleep(0.2)  # for a call more than that to come in; a slow machine makes this see less, not fail
+    # time for an extra call to be accepted; on a slow machine the test may miss a fault but never fails wrongly
+    time.sleep(0.2)
     assert service.inside == admin_socket.MOST_CALLS
     service.gate.set()
     for one in callers:
@@ -185,7 +186,7 @@ def test_stop_waits_for_no_call_that_is_under_way(server, service, path):
     until(lambda: service.inside == admin_socket.MOST_CALLS, "as many calls as are taken")
     ending = threading.Thread(target=server.stop, daemon=True)
     ending.start()
-    ending.join(30)  # every call is held for 60 s
+    ending.join(30)  # each call would block for 60 s
     assert not ending.is_alive() and not path.exists()
 
 
@@ -196,7 +197,9 @@ def request_without_answer(path: Path) -> None:
 
 @pytest.mark.parametrize("why", ["it was ended", "it waited for long enough"])
 def test_a_lease_that_nobody_hears_of_ends(server, service, path, why):
-    """While the kubelet is waited for. The control: who is there keeps its own."""
+    """The caller leaves while the service waits for the kubelet, so its lease is released. A caller that stays keeps
+    its lease.
+    """
     kept = Client(path, 30.0).call("Lease", api.LeaseRequest()).allocation
     service.gate.clear()
     if why == "it was ended":
@@ -268,7 +271,7 @@ def test_what_vgpuctl_says_where_nobody_answers(path, what, text):
 
         def settings() -> None:
             caller = listening.accept()[0]
-            # What a server of HTTP/2 says first: a frame of settings.
+            # The first bytes of an HTTP/2 server: a SETTINGS frame.
             caller.sendall(struct.pack(">BHBBI", 0, 96, 4, 0, 0) + b"\0" * 96)
             caller.recv(4096)
             caller.close()
@@ -291,7 +294,7 @@ def test_stop_removes_the_socket_and_a_start_takes_a_dead_one_over(path, service
     first = Server(path, service)
     first.stop()
     assert list(Path().iterdir()) == []
-    for left in ("plugin.sock", "new.sock"):  # of a program that was killed
+    for left in ("plugin.sock", "new.sock"):  # a socket that a killed program left
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(left)
     second = Server(path, service)
@@ -301,7 +304,7 @@ def test_stop_removes_the_socket_and_a_start_takes_a_dead_one_over(path, service
 
 
 def test_vgpuctl_loads_no_grpc():
-    """It would be most of what a question costs."""
+    """Loading grpc would take most of a call's time."""
     code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl.main; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

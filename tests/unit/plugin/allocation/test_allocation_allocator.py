@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocate and PreStartContainer, judged by the files on disk."""
+"""Tests Allocate and PreStartContainer by the files that they write."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def devices_of(answer) -> list[tuple[str, int, int]]:
 
 
 def test_limits_say_what_the_issue_says(node):
-    """Rows of the issue's table: GPU MiB, K, S, C, MiB of a slice, SM % of a slice."""
+    """Rows: GPU MiB, split count K, memory scaling S, cores scaling C, expected MiB and SM % of a slice."""
     table = [
         (16160, 2, "1.0", "2", 8080, 100),
         (16160, 4, "2.0", "1", 8080, 25),
@@ -104,7 +104,9 @@ def test_files_and_their_rights(node):
 
 
 def test_what_a_container_has_mounted(node):
-    """A folder with the very files that arbiter and watcher use, and places for those that the container writes."""
+    """The mounted folder has the very files that arbiter and watcher use, and mount points for files that the
+    container writes.
+    """
     _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     folder = files.folder(answer.allocation)
@@ -121,12 +123,12 @@ def test_what_a_container_has_mounted(node):
     assert sorted(one.name for one in share.iterdir()) == sorted(["limits", page, "ld.so.preload", "ledger", "tenant"])
     assert [(share / one).samefile(folder / one) for one in ("limits", page)] == [True, True]
     assert [(share / one).stat().st_size for one in ("ledger", "tenant")] == [0, 0]
-    # Any user of a container finds the files; the mount is read-only.
+    # All users of a container can read the files; the mount is read-only.
     places = [share, folder / "root", folder / "root/lib", folder / "root/0"]
     assert [oct(one.stat().st_mode & 0o7777) for one in places] == ["0o755"] * 4
     assert [list(one.iterdir()) for one in places[2:]] == [[], []]
     assert (share / "ld.so.preload").read_text() == "/dev/vgpu/lib/libvgpu.so\n"
-    # A container of an older version's answer has its own library, where that version mounted it; a new one does not.
+    # A container from an older version has its own library mounted at the old path; a new container does not.
     assert not (folder / "ld.so.preload").exists()
     allocator.prestart([slice_id(node.gpus[0])])
     assert oct((folder / "ld.so.preload").stat().st_mode & 0o7777) == "0o444"
@@ -165,7 +167,7 @@ def test_what_a_container_has_mounted_is_made_whole(node, about, spoil, again):
     getattr(files, again)(record)
     assert files.is_whole(record)
     kept = {name: (folder / name).stat().st_ino for name in before} == before
-    assert kept is (again == "make_share")  # while a container runs its files stay what they are
+    assert kept is (again == "make_share")  # the files of a running container do not change
 
 
 def test_two_slices_of_one_gpu(node):
@@ -264,11 +266,9 @@ def test_prestart_after_a_reboot(node):
     shutil.rmtree(node.paths.run_dir)
     node.mounter.mounted.clear()
     node.install_library("0.2.0-bbbbbbbbbbbb")
-    _pool, allocator, files = node.parts(
-        splitCount=3, logLevel=5
-    )  # the program starts anew, with another configuration
+    _pool, allocator, files = node.parts(splitCount=3, logLevel=5)  # the program restarts with another configuration
     allocator.prestart([slice_id(node.gpus[0])])
-    assert limits_of(answer) == before  # the answer of Allocate stays, so the limits that it had stay
+    assert limits_of(answer) == before  # the limits stay as in the response to Allocate
     (record,) = allocator.records.all()
     for _inside, host, _read_only in (*answer.mounts, *files.old_mounts(record)):
         assert Path(host).exists()
@@ -344,11 +344,11 @@ def test_records_that_cannot_be_read_are_put_aside(node):
     assert node.paths.records.with_suffix(".broken").exists()
 
 
-# ---- a disk that takes nothing
+# ---- a disk that cannot be written
 
 
 class Disk:
-    """A disk that may be full: a part of the records is written, as a real one lets happen."""
+    """A disk that may be full: only a part of the records is written, as on a real disk."""
 
     def __init__(self, monkeypatch) -> None:
         self.full = False
@@ -376,11 +376,12 @@ def test_allocation_that_cannot_be_written_down_leaves_nothing(node, disk):
     assert [one.id for one in allocator.records.all()] == [kept.allocation]
     assert files.present() == [kept.allocation]
     disk.full = False
-    assert [one.id for one in node.parts()[1].records.all()] == [kept.allocation]  # what was on disk is whole
+    # the records on disk were not damaged
+    assert [one.id for one in node.parts()[1].records.all()] == [kept.allocation]
 
 
 def test_end_of_an_allocation_needs_no_disk(node, disk):
-    """A lease must end and a slice come free, also where the record on disk cannot be changed."""
+    """Even if the record on disk cannot be changed, a lease must end and a slice become free."""
     _pool, allocator, files = node.parts()
     (one,) = allocator.allocate([[slice_id(node.gpus[0])]])
     (two,) = allocator.allocate([[slice_id(node.gpus[1])]])
@@ -388,7 +389,7 @@ def test_end_of_an_allocation_needs_no_disk(node, disk):
     allocator.forget(one.allocation)
     assert ([record.id for record in allocator.records.all()], files.present()) == ([two.allocation],) * 2
     disk.full = False
-    allocator.forget(two.allocation)  # the next change brings the file up to date
+    allocator.forget(two.allocation)  # the next change updates the file
     assert node.parts()[1].records.all() == []
 
 
@@ -404,7 +405,8 @@ def test_prestart_whose_rebuilt_record_cannot_be_written_down(node, disk):
     disk.full = True
     with pytest.raises(NotNow, match="No space left on device"):
         allocator.prestart(ids)
-    assert files.present() == [answer.allocation]  # the kubelet still has it, and asks again
+    # the kubelet still lists the allocation and calls PreStartContainer again
+    assert files.present() == [answer.allocation]
 
 
 def test_broken_records_that_cannot_be_put_aside(node, monkeypatch):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another size for an allocation that runs, judged by the limits and the ledger on disk; programs are slots of the
-ledger whose locks a child holds.
+"""Tests size changes of running allocations, by limits and ledger on disk. Programs are ledger slots that a child
+process locks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZE = struct.calcsize("hhqqi4x")
 
 
 class Ground:
-    """A node with two T4 of four equal slices each, and what was allocated of it."""
+    """A node with two T4 of four equal slices each, and the test's allocations."""
 
     def __init__(self, node, **vcuda):
         self.node = node
@@ -38,7 +38,7 @@ class Ground:
         self.children: list[int] = []
 
     def begin(self) -> None:
-        """Also as a program that was started again sees it."""
+        """Assembles the program's parts; a second call simulates a restart of the program."""
         self.pool, self.allocator, self.files = self.node.parts(**self.vcuda)
         self.records = self.allocator.records
         self.resizer = Resizer(self.records, self.pool, self.files, self.allocator.sizer, self.waited)
@@ -52,7 +52,7 @@ class Ground:
         return answer.allocation
 
     def sized(self, allocation: str, *devices: tuple[int, int]) -> None:
-        """As PreStartContainer leaves it with requested sizes."""
+        """Gives an allocation requested sizes, as PreStartContainer does."""
         record = self.records.get(allocation)
         rows = [
             {**row, "memory_bytes": mib * MIB, "sm_percent": cores or 100}
@@ -76,7 +76,9 @@ class Ground:
         return [(one["memory_bytes"] // MIB, one["sm_percent"]) for one in devices]
 
     def holds(self, allocation: str, mib: int, slot: int = 0, device: int = 0, context: int = 0) -> int:
-        """A process with so many MiB in a slot of its own, ``context`` of them of a context; returns its pid."""
+        """Forks a process that uses this many MiB in its own ledger slot, ``context`` MiB of them for a context;
+        returns its pid.
+        """
         path = str(self.files.folder(allocation) / "rw" / "ledger")
         base = fields.LEDGER_SLOT_OFFSET + slot * fields.LEDGER_SLOT_SIZE
         offset, _form = fields.LEDGER_SLOT_FIELDS["used"]
@@ -125,8 +127,8 @@ def ground(node):
 
 
 REQUESTED = {"sliceSizing": "requested"}
-# Of a T4 with 15360 MiB: what others hold as (MiB, cores), what it has, what it uses, what is asked for (None: as it
-# is), what it gets or the words of the refusal.
+# columns: the case; (MiB, cores) of other pods on a T4 of 15360 MiB; the pod's size; its use in MiB; the request (None:
+# unchanged); the new size or words of the refusal
 TABLE = [
     ("up", [], (4000, 20), 0, (8000, 40), (8000, 40)),
     ("up to the last MiB", [(5360, 30)], (4000, 20), 0, (10000, 70), (10000, 70)),
@@ -148,7 +150,7 @@ TABLE = [
     ("a huge size", [], (4000, 20), 0, (1 << 40, None), "are asked for, 0 of 15360 are held"),
     ("cores below", [], (4000, 20), 0, (None, -1), "0 to 100 %"),
     ("cores above", [], (4000, 20), 0, (None, 101), "0 to 100 %"),
-    # A GPU that is oversold since: what is less always fits.
+    # The GPU was oversold meanwhile: a smaller size always fits.
     ("down on a full card", [(15000, 90)], (4000, 20), 0, (3000, 10), (3000, 10)),
     ("cores down, memory up", [(15000, 90)], (4000, 20), 0, (4001, 10), "4001 MiB are asked for"),
 ]
@@ -189,14 +191,14 @@ def test_a_size_outlives_the_program_the_container_and_the_boot(ground):
     here.begin()
     here.resizer.restore()
     assert here.sizes(allocation) == here.kept(allocation) == [(8000, 40)]
-    here.files.remove(allocation)  # as after a boot
+    here.files.remove(allocation)  # simulates a reboot
     here.allocator.prestart([f"{here.first.uuid}::0"])
     assert here.sizes(allocation) == [(8000, 40)]
 
 
 @pytest.mark.parametrize("wanted", [(8000, 40), (1000, 10)])
 def test_a_program_that_was_killed_in_between_leaves_the_size_of_its_record(ground, wanted, monkeypatch):
-    """Killed at each step that writes: what counts is then what the limits are made to say."""
+    """The program is killed at each writing step; after the restart the limits must match the record."""
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     for killed_at in ("put", "rewrite"):
@@ -225,7 +227,7 @@ def test_a_program_that_was_killed_in_between_leaves_the_size_of_its_record(grou
 
 
 def test_what_is_taken_while_the_limits_are_lowered_is_no_ones_loss(ground):
-    """An allocation that the former limits let pass comes to the ledger late: the former size comes back."""
+    """A process allocates under the old limits just before they change, so the resizer restores the old size."""
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 20))
@@ -303,7 +305,7 @@ def test_where_the_cluster_cannot_be_told_nothing_is_changed(ground):
 
 @pytest.mark.parametrize("by", ["the group", "the command"])
 def test_the_oom_killer_lets_a_size_below_what_is_in_use(ground, by):
-    """The processes end at their next call; until then their room is theirs, over a restart too."""
+    """The processes are killed at their next call; until then their memory stays reserved, also over a restart."""
     here = ground(**REQUESTED, **({"oomKiller": True} if by == "the group" else {}))
     allocation, other = here.take(here.first, 0), here.take(here.first, 1)
     here.sized(allocation, (10000, 20))
@@ -385,7 +387,9 @@ def test_of_a_spoilt_ledger_only_less_cannot_be_known(ground):
 
 
 def test_after_a_restart_limits_say_what_the_record_says_whatever_the_ledger_is(ground):
-    """Killed between the record of a smaller share and its limits; the ledger is the tenant's to spoil."""
+    """The program was killed after it wrote a smaller share to the record. A tenant may also have
+    damaged the ledger.
+    """
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 80))

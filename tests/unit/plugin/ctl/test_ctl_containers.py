@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl run: what an engine is told, by CDI or without, and when slices are given back. The engine is a double."""
+"""Tests vgpuctl run: the engine's arguments with and without CDI, and the release of slices. The engine is a double."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vgpu_plugin.daemon import Daemon
 from ..conftest import FakeGpus
 from ..samples import until
 
-# It keeps what it was told; a container of it is a file named after its lease.
+# The engine double records its arguments; each container is a file named after its lease.
 ENGINE = """\
 #!/bin/sh
 cd {folder}
@@ -115,7 +115,7 @@ def test_engine_without_cdi_gets_mounts_and_devices(node, daemon, engine, tmp_pa
         "/dev/vgpu/0/ledger",
         "/etc/ld.so.preload,readonly",
     }
-    # The plugin hands GPUs over by the variable of NVIDIA's runtime, which would add the whole GPU's files.
+    # NVIDIA's runtime would add the files of the whole GPU if this variable named one, so it is "void".
     assert "NVIDIA_VISIBLE_DEVICES=void" in after("--env", said)
     minors = {f"/x:/dev/nvidia{gpu.minor}" for gpu in node.gpus}
     nodes = after("--device", said)
@@ -198,7 +198,9 @@ def test_no_engine_and_no_driver_are_said_and_keep_nothing(node, daemon, engine,
     [("2.26.1", "", True), ("", "1.29.2", False), ("2.26.1", "1.29.2", True), ("", "2.26.1", True), ("", "", True)],
 )
 def test_service_of_compose(node, daemon, engine, tmp_path, capsys, plugin, standalone, says):
-    """Without the option docker compose 2 makes a folder where a file of ours is gone; 1.29 does not, nor knows it."""
+    """Without this option docker compose 2 makes a folder in place of a missing file. docker-compose 1.29 does not,
+    and it does not know the option.
+    """
     if not plugin:
         (engine / "no-plugin").touch()
     if standalone:
@@ -219,11 +221,12 @@ def test_service_of_compose(node, daemon, engine, tmp_path, capsys, plugin, stan
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signal_reaches_the_container_and_the_slice_is_free(node, daemon, engine, tmp_path, capsys, number):
     code = f"import sys; sys.path[:0] = {sys.path!r}; from vgpu_plugin.ctl.main import main; sys.exit(main())"
-    # The tests' own parent may ignore SIGHUP. A preexec_fn would fork among gRPC's threads, and hang at times.
+    # The tests' parent process may ignore SIGHUP. A preexec_fn is no alternative: it would fork among gRPC's threads
+    # and sometimes hang.
     hears = ["env", "--default-signal=HUP"]
     with subprocess.Popen([*hears, sys.executable, "-c", code, *words(node, tmp_path, "--", "image")]) as one:
         until(lambda: any((engine / "containers").iterdir()), "the container")
-        # What --rm does when its program ends.
+        # The container ends, as with --rm when its program ends.
         next((engine / "containers").iterdir()).unlink()
         until(lambda: Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text().strip(), "the engine's command")
         os.kill(one.pid, number)

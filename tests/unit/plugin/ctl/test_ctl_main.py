@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl as people meet it: where nobody answers, without rights, in a pipe, in a narrow terminal, ended from outside.
-None of it ends in a traceback, and each has its exit status.
+"""Tests vgpuctl in bad environments: no plugin, no rights, a closed pipe, a narrow terminal, a signal. No case may end
+in a traceback, and each has its exit status.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(vgpuctl, words: str, **given):
 
 
 def here(node, capsys, words: str) -> tuple[int, str, str]:
-    """In this process: exit status, output, errors."""
+    """Runs vgpuctl in this process; returns exit status, output and errors."""
     try:
         status = ctl.main(["--socket", str(node.paths.admin_socket), *words.split()])
     except SystemExit as end:
@@ -142,7 +142,7 @@ def test_answers_of_each_kind_have_their_exit_status(node, daemon, capsys):
 
 
 def test_reader_that_has_had_enough_ends_it_quietly(vgpuctl, daemon):
-    """More than a pipe holds is not needed: the reader is gone before anything is written."""
+    """The reader closes the pipe before anything is written, so even short output meets a closed pipe."""
     for words in ("slices", "metrics", "top --interval 0.1", "--help", "exec --help"):
         reading, writing = os.pipe()
         os.close(reading)
@@ -169,7 +169,7 @@ def test_terminal_without_every_character(vgpuctl):
 
 @pytest.fixture(autouse=True)
 def hangups_end_programs():
-    """Not so where the tests themselves are run below nohup, for which exec has a rule of its own."""
+    """SIGHUP must end programs. If the tests run under nohup, SIGHUP is ignored and exec behaves differently."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl explain pod: by the scheduler where it listens, else by the API server."""
+"""Tests vgpuctl explain pod: it asks the scheduler if one listens, otherwise the API server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def event(reason, message, writer="vgpu-scheduler", when="2026-01-01T00:00:00Z",
 
 
 def cluster(made, events=()):
-    """A cluster with a pod, its events, and one of another pod."""
+    """A cluster with a pod, the pod's events, and an event of another pod."""
     out = KubeClient()
     out.put(PATH, made)
     for number, one in enumerate([*events, event("GpusNotFree", "of another pod")]):
@@ -59,7 +59,7 @@ def cluster(made, events=()):
 
 
 TOLD = [
-    # pod, events, words that must be there, words that must not
+    # columns: the pod, its events, required words, forbidden words
     (
         pod(),
         [],
@@ -124,7 +124,7 @@ def test_events_that_may_not_be_read_are_said():
 
 @pytest.fixture
 def scheduler():
-    """One that listens: knows the pod team/a, and refuses others."""
+    """A listening scheduler that knows only the pod team/a."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of top and its live screen: names of tenants, figures, processes, within the terminal."""
+"""Tests the table of vgpuctl top and its live screen: tenant names, figures and processes within the
+terminal's size.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def test_names_give_way_to_figures(width):
         assert lines[1].startswith("0    ml/train") and lines[2].endswith("torchrun")
 
 
-# Changes of a usage → its tenant, and the end of its lines.
+# columns: changes of a usage, the shown tenant, the end of its lines
 SHOWN = [
     ({}, "ml/train/main", ["-", "3 in ledger"]),
     ({"processes": 0}, "ml/train/main", ["-", "-"]),
@@ -99,7 +101,7 @@ def test_name_of_a_container_by_its_process(tmp_path, group, answer, name):
     usages = [row("", (17, "python3"))]
     assert tenants.of(usages) == ({"a1": name} if name else {})
     assert tenants.of(usages) == tenants.of(usages) and len(asked) == (1 if name else 0)
-    # A pod, and who gave its name, need no engine; and nobody who is gone is asked for.
+    # A pod or a lease with a holder's name needs no query of an engine, and neither does an ended process.
     assert tenants.of([row("train", (17, "x")), row("", (17, "x"), holder="ann: x"), row("", (18, "x"))]) == {}
 
 
@@ -112,7 +114,9 @@ class Tty(io.StringIO):
 
 
 def live_top(monkeypatch, answers: list, *options: str, lines: str = "24") -> tuple[int, list[str]]:
-    """Screens of a terminal of 80 columns; Ctrl-C once the answers are used up. The first answer begins the shares."""
+    """Returns the exit status and the screens of an 80-column terminal. Ctrl-C comes after the last answer. Shares
+    start with the first.
+    """
     left, shown = list(answers), Tty()
 
     def usages(_source):

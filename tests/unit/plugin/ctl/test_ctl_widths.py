@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vgpuctl prints of a node in trouble, at the widths of terminals: nothing is wider, no sentence is cut, columns
-of figures have units, and each trouble is there once.
+"""Tests vgpuctl's output of a faulty node at several terminal widths: no line is too wide, no sentence is cut, each
+column of figures has a unit, and each fault appears once.
 
-The node: GPU 0 is full, GPU 1 had Xid 79, GPU 3 is off the bus; a lease has no container, GPU 2 a process of nobody.
+The node: GPU 0 is full, GPU 1 had Xid 79, GPU 3 is off the bus, a lease has no container, and GPU 2 has a process of no
+allocation.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def test_nothing_is_wider_than_the_terminal(name, width):
     assert [line for line in SHOWN[name](width).splitlines() if len(line) > width] == []
 
 
-# Command → what it says of each trouble, word by word at every width, and how often.
+# columns: the command, the words that it must show at every width, how often
 SAID = [
     ("status", XID, 1),
     ("status", LOST, 1),
