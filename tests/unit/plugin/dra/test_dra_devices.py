@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node publishes, by its GPUs and its configuration; and the rules of the API that a slice must keep."""
+"""Tests the ResourceSlices that a node publishes for its GPUs and configuration, and the API's rules for a slice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_node_without_pieces_publishes_no_device() -> None:
     assert devices(EQUAL, []) == []
 
 
-# configuration → what the first card has: (capacity, its default, what may be asked for)
+# columns: the configuration, and for the first GPU each capacity's value, default and valid request range
 VALID, RANGE = "validValues", "validRange"
 CAPACITIES = [
     (
@@ -116,7 +116,7 @@ def test_policies_keep_the_rules_of_the_api(config: dict[str, Any]) -> None:
 
 
 def test_equal_slices_of_a_card_fill_it_and_no_more() -> None:
-    """K claims of the default fit, and another one does not."""
+    """K claims of the default size fit on a GPU, and one more does not."""
     for capacity in devices(EQUAL)[0]["capacity"].values():
         value, default = quantity.exact(capacity["value"]), quantity.exact(capacity["requestPolicy"]["default"])
         assert 7 * default <= value < 8 * default

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program does at the API server for claims is what a DaemonSet's account may do there, and the other way."""
+"""Tests that the DaemonSet's account has exactly the rights that the program uses for claims."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a claim of the API server to shares of a node's devices, and parameters that only tighten."""
+"""Tests how an allocated claim becomes shares of the node's devices, and that its parameters can only
+tighten limits.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ def test_a_claim_that_is_not_understood_is_refused(found: dict, reason: str) -> 
         shares_of(CLAIM, found, "n1")
 
 
-# --- parameters -------------------------------------------------------------------------------------------------------
+# --- parameters
 
 BAD = [
     (None, "expected an object"),

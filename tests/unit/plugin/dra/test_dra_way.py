@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node.yaml changes between slices and claims under a program that runs: it ends, its unit starts it again, and no GPU
-is on both ways meanwhile."""
+"""Tests a change of node.yaml between slices and claims while the program runs: the program ends, its unit restarts
+it, and no GPU is offered in both ways at once.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ WAYS: dict[str, Callable[[Node], Any]] = {"claims": configure, "slices": slices}
 
 
 def offered(api: ClaimApi, kubelet: Any, manager: ClaimManager) -> list[str]:
-    """The ways on which the node gives out GPUs now."""
+    """Returns how the node offers its GPUs now: as slices, as claims, or both."""
     found = kubelet.state()["resources"].get(RESOURCE)
     ways = {"slices": found and found["connected"], "claims": api.slices() and manager.find_drivers()}
     return [way for way, there in ways.items() if there]
@@ -72,7 +73,7 @@ def test_claims_in_use_keep_the_way(
     begin: Begin,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without our driver their pods would never end."""
+    """Pods with claims could not end without this driver, so the node keeps offering claims."""
     daemon = begin()
     manager.run_pod(pod("p", api.allocate("c", part())))
     slices(node)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a container gets its GPU: every strategy, auto on a host, the CDI files, the driver's files."""
+"""Tests how a container gets its GPU: every device list strategy, the choice of "auto" on a host, the CDI files, the
+driver's files.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def configured(node, **plugin_flags) -> None:
     node.config_text = json.dumps(config)
 
 
-# What an answer holds for GPUs 0 and 1: NVIDIA_VISIBLE_DEVICES, /dev/null mounts, CDI devices, annotation values.
+# columns: strategy, more options, and the response for GPUs 0 and 1: NVIDIA_VISIBLE_DEVICES, /dev/null mounts, CDI
+# devices, annotation values
 STRATEGIES = [
     ("envvar", {}, "{0},{1}", [], [], []),
     ("envvar", {"deviceIDStrategy": "index"}, "0,1", [], [], []),
@@ -39,7 +42,7 @@ STRATEGIES = [
     ("volume-mounts", {"deviceIDStrategy": "index"}, AS_MOUNTS, ["0", "1"], [], []),
     (["envvar", "volume-mounts"], {}, AS_MOUNTS, ["{0}", "{1}"], [], []),
     ("cdi-cri", {}, None, [], ["vgpu.fleet/gpu={0}", "vgpu.fleet/gpu={1}"], []),
-    # A CDI device is named by its UUID whatever the other strategies go by.
+    # A CDI device's name always has the UUID, also if deviceIDStrategy is "index".
     ("cdi-cri", {"deviceIDStrategy": "index"}, None, [], ["vgpu.fleet/gpu={0}", "vgpu.fleet/gpu={1}"], []),
     ("cdi-annotations", {}, None, [], [], ["vgpu.fleet/gpu={0},vgpu.fleet/gpu={1}"]),
     (["envvar", "cdi-cri"], {}, "{0},{1}", [], ["vgpu.fleet/gpu={0}", "vgpu.fleet/gpu={1}"], []),
@@ -64,7 +67,7 @@ def test_strategies(node, strategy, more, visible, mounts, devices, annotations)
     assert [one.name for one in message.cdi_devices] == named(devices)
     assert message.annotations.pop("vgpu.fleet/devices") == ",".join(uuids)
     assert list(message.annotations.values()) == named(annotations)
-    # Whatever the way, the limits come along.
+    # With every strategy, the response also mounts the limits.
     assert "/dev/vgpu/0" in [one.container_path for one in message.mounts]
     assert len(message.devices) == 0
 
@@ -91,19 +94,20 @@ def test_device_nodes_are_passed_where_they_exist(node, tmp_path):
     ]
 
 
-# ---- auto
+# ---- the strategy "auto"
 
 V2, V3 = "version = 2\n[plugins]\n", 'version = 3\n[plugins."io.containerd.cri.v1.runtime"]\n'
 ACCEPTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
 HOSTS = [
-    # kubelet, containerd's file, CRI-O, NVIDIA runtime's file, what auto is
+    # columns: kubelet version, containerd's configuration, whether CRI-O is used, NVIDIA runtime's configuration, the
+    # strategy that "auto" chooses
     (None, None, False, None, "envvar"),
     ("v1.34.1", "enable_cdi = true\n" + V2, False, None, "cdi-cri"),
-    ("v1.34.1", V2, False, None, "envvar"),  # containerd 1.7 has CDI off unless told
+    ("v1.34.1", V2, False, None, "envvar"),  # containerd 1.7 has CDI off by default
     ("v1.34.1", V3, False, None, "cdi-cri"),
     ("v1.34.1", V3 + "  enable_cdi = false\n", False, None, "envvar"),
     ("v1.34.1", V2 + "  # enable_cdi = true\n", False, None, "envvar"),
-    ("v1.20.2", V3, False, None, "envvar"),  # a kubelet that drops CDI devices would start containers without GPU
+    ("v1.20.2", V3, False, None, "envvar"),  # this kubelet ignores CDI devices, so containers would start without a GPU
     (None, V3, False, None, "envvar"),
     ("v1.29.0", None, True, None, "cdi-cri"),
     ("v1.34.1", None, False, ACCEPTS, "volume-mounts"),
@@ -187,7 +191,8 @@ def test_files_are_found_where_the_loader_would(tmp_path):
     for folder in (first, second):
         folder.mkdir()
         (folder / "libcuda.so.1").touch()
-        (folder / "libnvcuvid.so.1").touch()  # video memory is charged to nobody
+        # not injected: the video memory of this library would be charged to no container
+        (folder / "libnvcuvid.so.1").touch()
     (second / "libnvidia-ml.so.535.1").touch()
     (second / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.535.1")
     (second / "libnvidia-gpucomp.so.535.1").touch()
@@ -196,7 +201,8 @@ def test_files_are_found_where_the_loader_would(tmp_path):
     ours = [(name, host) for name, host in found.libraries if host.startswith(str(tmp_path))]
     assert ours == [
         ("libcuda.so.1", str(first / "libcuda.so.1")),
-        ("libnvidia-ml.so.1", str(second / "libnvidia-ml.so.535.1")),  # a container cannot follow the host's link
+        # a container cannot follow a link of the host, so the link's target is mounted
+        ("libnvidia-ml.so.1", str(second / "libnvidia-ml.so.535.1")),
         ("libnvidia-gpucomp.so.535.1", str(second / "libnvidia-gpucomp.so.535.1")),
     ]
     assert (found.programs[:1], found.nodes) == ((str(first / "nvidia-smi"),), ())
@@ -204,7 +210,7 @@ def test_files_are_found_where_the_loader_would(tmp_path):
 
 # ---- CDI files
 
-# The rules of the specification: vendor and class of a kind, and the names of devices.
+# The CDI specification's rules for names: vendor and class of a kind, and devices.
 VENDOR = r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
 CLASS = r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?"
 DEVICE = r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?"
@@ -311,15 +317,15 @@ def test_without_a_driver_no_file_is_left(node):
 
 
 def hold(files, slice_id: str, slot: int = 3) -> int:
-    """Holds a slot of the ledger as a process of a container does; the lock is the descriptor's."""
+    """Locks a slot of the ledger as a container's process does; closing the descriptor ends the lock."""
     descriptor = os.open(files.folder(files.static_name(slice_id)) / "rw" / "ledger", os.O_RDWR)
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.fields.LEDGER_ALIVE_BASE + slot, 1, 0)
-    fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
+    fcntl.fcntl(descriptor, 37, lock)  # the constant F_OFD_SETLK
     return descriptor
 
 
 def test_beside_claims_only_slices_in_use_are_offered(node):
-    """The scheduler gives all of a card to claims."""
+    """With claims, the scheduler assigns whole GPUs to claims, so no new slices are offered."""
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()
     used = f"{node.gpus[0].uuid}::1"
@@ -375,7 +381,7 @@ def test_slice_whose_ledger_its_container_spoils_stays_in_use(node, spoil):
     outside.poll()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == [used]
     os.close(descriptor)
-    outside.refresh()  # whole again for the next one
+    outside.refresh()  # makes the ledger intact again for the next container
     outside.poll()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == []
     ledger = files.folder(files.static_name(used)) / "rw" / "ledger"
@@ -415,13 +421,13 @@ def test_slice_that_was_given_out_is_denied_outside(node):
     assert (denied(files, mine), denied(files, other)) == (True, False)
     outside.refresh()
     assert denied(files, mine)
-    # A program that starts anew finds the allocation and denies again.
+    # A restarted program finds the allocation and denies the slice again.
     again, _pool, allocator, _files = static_slices(node)
     again.refresh()
     assert denied(files, mine)
     allocator.forget(answer.allocation)
     assert denied(files, mine) is False
-    # In place: a container that runs has the file mapped.
+    # The limits file is changed in place, because a running container has it mapped.
     assert (files.folder(files.static_name(mine)) / "limits").stat().st_ino == inode
 
 
@@ -437,8 +443,8 @@ def test_new_library_is_for_new_containers(node):
 
 @pytest.mark.parametrize("in_use", [True, False])
 def test_slice_of_an_older_version_gets_its_share(node, monkeypatch, in_use):
-    """Its files stay: a container has them mounted, also one that has not begun to use its GPU, and its ledger says
-    when it does. The next container finds all that it mounts.
+    """The old files stay, because a container may have them mounted and may not use its GPU yet. The next container
+    finds all that it mounts.
     """
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()
@@ -455,7 +461,7 @@ def test_slice_of_an_older_version_gets_its_share(node, monkeypatch, in_use):
 
 
 def test_folders_come_before_what_lies_in_them(node):
-    """docker, podman, containerd and CRI-O sort by depth; what else reads the file may not."""
+    """docker, podman, containerd and CRI-O sort mounts by depth, but other readers of the file may not."""
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
     for device in specs(node)["vgpu.fleet/slice"]["devices"]:

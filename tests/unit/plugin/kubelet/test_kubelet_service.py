@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many ListAndWatch streams at once: each gets each change, calls are answered meanwhile, too many are refused."""
+"""Tests many concurrent ListAndWatch streams: each gets each change, other calls are served meanwhile, and too many
+streams are refused.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ MANY = 60
 
 @pytest.fixture
 def served(node, tmp_path):
-    """The service alone on a socket: (pool, service, stub)."""
+    """Starts the service alone on a socket; yields (pool, service, stub)."""
     pool, allocator, _files = node.parts(splitCount=2)
     one = service.DevicePlugin(pool, allocator)
     server = grpc.server(ThreadPoolExecutor(max_workers=service.WORKERS))
@@ -71,6 +73,6 @@ def test_one_too_many_is_refused_with_a_sentence_and_none_of_the_others_ends(ser
 
 
 def test_so_many_that_no_node_has_them():
-    """A stream holds a thread as long as it lasts; calls have threads of their own."""
+    """Each stream occupies a thread. Other calls have their own threads, so many streams cannot block them."""
     assert service.MAX_STREAMS >= 256
     assert service.WORKERS > service.MAX_STREAMS

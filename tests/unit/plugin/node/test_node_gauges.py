@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU shows: each figure that the driver has, none that it has not; read in bounded time, and not too often."""
+"""Tests a GPU's gauges: exactly the values that the driver reports, read within bounded time and not too often."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL = Gauges(
 
 
 class Nvml:
-    """NVML of one GPU; calls whose name is in ``refused`` answer NOT_SUPPORTED."""
+    """NVML with one GPU. Functions named in ``refused`` fail with NOT_SUPPORTED."""
 
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
     NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 0, 1, 0
@@ -46,7 +46,7 @@ class Nvml:
 
     def __getattr__(self, name):
         if name in self.refused:
-            raise self.NVMLError(name)  # as a driver of a release that has no such function
+            raise self.NVMLError(name)  # the driver's release does not have this function
         return self.answers[name]
 
 
@@ -68,7 +68,7 @@ def test_figure_that_is_refused_hides_no_other(refused, unknown):
 
 
 class Source:
-    """Counts reads; a read of a UUID in ``stuck`` waits for ``release``."""
+    """Counts reads. A read of a UUID in ``stuck`` blocks until ``release``."""
 
     def __init__(self) -> None:
         self.reads: list[str] = []
@@ -102,7 +102,7 @@ def test_reads_are_cached(source, later, reads):
     assert (cached.of(["GPU-a"])["GPU-a"].temperature, len(source.reads)) == (reads, reads)
 
 
-# Seconds since the last figures, and whether they are shown while the driver hangs.
+# columns: seconds since the last values, whether these values are still shown while the driver hangs
 HANGS = [(1.5, True), (4.9, True), (5.1, False), (60.0, False)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program reads of the host and tells it: checkpoint, driver, systemd, folders."""
+"""Tests the program's access to the host: the kubelet's checkpoint, the driver, systemd, folders."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def kept(allocation: str, devices: str = "GPU-a,GPU-b") -> str:
 
 
 def kept_of_files(allocation: str) -> str:
-    """As a version answered that mounted single files."""
+    """Returns an Allocate response of an older version, which mounted single files."""
     folder = f"/run/vgpu/allocations/{allocation}"
     return answered(
         ("/usr/local/lib/vgpu/libvgpu.so", "/lib/1.2-x/libvgpu.so"),
@@ -84,7 +84,7 @@ def test_entries_of_the_checkpoint(tmp_path, about, one, ids, allocation, librar
     found = checkpoint.read(path)
     assert found.registered == {RESOURCE: {"a", "c"}, "example.com/other": {"z"}}
     assert [found.advertised(one) for one in ("a", "b", "z")] == [True, False, True]
-    foreign, read = found.entries  # what runs under another name is in use too
+    foreign, read = found.entries  # an allocation under another resource name is in use too
     assert (foreign.slice_ids, foreign.allocation) == ({"z"}, "")
     assert (read.slice_ids, read.allocation, read.library, read.uuids) == (ids, allocation, library, uuids)
 
@@ -163,7 +163,7 @@ def test_nvml_events(monkeypatch, tmp_path):
     assert [source.next_xid(5) for _time in range(4)] == [("GPU-1", 79), ("GPU-0", 48), None, None]
     with pytest.raises(GpuError, match="does not deliver events"):
         source.next_xid(5)
-    assert sets[0] == [("handle-0", 8), ("handle-1", 10)]  # registered once, for what each GPU has
+    assert sets[0] == [("handle-0", 8), ("handle-1", 10)]  # each GPU's supported events are registered once
     assert all(one is sets[0] for one in sets)
 
 
@@ -207,7 +207,9 @@ def test_notify_without_systemd(tmp_path):
 
 
 def test_new_folder_watch_lets_the_caller_look_again(tmp_path):
-    """A change between the caller's look and the start of the watch must not be slept over."""
+    """The first wait returns at once: a change may have happened between the caller's check and the start of the
+    watch.
+    """
     watch = FolderWatch(tmp_path)
     (tmp_path / "kubelet.sock").touch()
     watch.wait(None)
@@ -219,7 +221,7 @@ def test_new_folder_watch_lets_the_caller_look_again(tmp_path):
 def test_wake_after_the_end_touches_nothing(tmp_path):
     watch = FolderWatch(tmp_path)
     watch.close()
-    ends = os.pipe()  # takes the numbers that are free now
+    ends = os.pipe()  # the new pipe gets the file descriptor numbers that the closed watch used
     watch.wake()
     os.set_blocking(ends[0], False)
     with pytest.raises(BlockingIOError):
@@ -241,7 +243,7 @@ def test_folder_watch_wakes_for_each_change(tmp_path):
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    folder.mkdir()  # a folder that comes later is found
+    folder.mkdir()  # the watch finds a folder that is created later
     for change in (
         (folder / "kubelet.sock").touch,
         (folder / "kubelet.sock").unlink,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the API server is reached: kubeconfig files, tokens, certificates."""
+"""Tests access to the API server: kubeconfig files, tokens, certificates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..node_api import NODE, NodeApi
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
-    """A certificate for 127.0.0.1 that vouches for itself, and one of a stranger."""
+    """Returns a self-signed certificate for 127.0.0.1, and one of another authority."""
     folder = tmp_path_factory.mktemp("tls")
     for name in ("server", "stranger"):
         subprocess.run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's topology manager, as its configuration file has it."""
+"""Tests the reading of the topology manager's settings from the kubelet's configuration file."""
 
 from __future__ import annotations
 

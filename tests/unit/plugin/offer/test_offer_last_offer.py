@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A restart with another split: the devices that the kubelet gets, and the sum that is promised of a card."""
+"""Tests a restart with another split: the devices that the kubelet gets, and the total memory promised on a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESOURCE = "nvidia.com/gpu"
 
 @pytest.fixture
 def begin(node, running):
-    """``begin(split)`` ends the program that runs, and starts one with another split."""
+    """``begin(split)`` stops the running program and starts it with this split."""
     alive = []
 
     def start(**vcuda):
@@ -37,7 +37,7 @@ def begin(node, running):
 
 
 def offered(kubelet, node) -> list[int]:
-    """Slices of each GPU that the kubelet may use."""
+    """Returns the number of slices of each GPU that the kubelet may allocate."""
     endpoint = kubelet.endpoints.get(RESOURCE)
     ids = endpoint.healthy() if endpoint else []
     return [sum(one.startswith(gpu.uuid) for one in ids) for gpu in node.gpus]
@@ -65,7 +65,7 @@ def test_a_gpu_whose_slices_are_held_keeps_its_split_over_a_restart(node, kubele
     status = read_status(node, capsys)
     assert status["waiting"] == [first]
     assert [first in one for one in status["warnings"]] == [True]
-    # Whoever takes the rest of that card now: never is more promised than it has.
+    # Pods take the rest of this GPU: the total must not exceed the GPU's memory.
     for number in range(1, before):
         pod = kubelet.run_pod(f"other-{number}", ids=[f"{first}::{number}"])
         promised.append(bytes_of(pod["answer"]))
@@ -120,7 +120,7 @@ def test_a_gpu_that_left_is_kept_until_a_person_forgets_it(node, kubelet, begin)
 
 
 def test_purge_leaves_nothing_of_it(node):
-    """Of a program that was killed while it wrote, either."""
+    """Also removes the temporary file of a program that was killed during the write."""
     node.paths.state_dir.mkdir(parents=True, exist_ok=True)
     node.paths.last_offer.write_text("{}")
     node.paths.last_offer.with_suffix(".new").write_text("{")

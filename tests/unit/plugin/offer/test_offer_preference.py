@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The preferred allocation as a table."""
+"""Tests the preferred allocation, by table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def without(*ids: str) -> list[str]:
 
 
 CASES = [
-    # what is asked, available, must include, size, answer
+    # columns: the case, available slices, slices that must be included, the number of slices, the expected choice
     ("one of an empty node: first GPU, first slice", ALL, [], 1, ["A::0"]),
     ("three: three GPUs", ALL, [], 3, ["A::0", "B::0", "C::0"]),
     ("the least used GPU first", without("A::0", "B::0", "B::1"), [], 2, ["C::0", "A::1"]),
@@ -33,7 +33,7 @@ CASES = [
 @pytest.mark.parametrize(("about", "available", "must", "size", "answer"), CASES, ids=[one[0] for one in CASES])
 def test_preferred(about, available, must, size, answer):
     assert preferred(available, must, size, TOTALS, ORDER) == answer
-    # The kubelet sorts or shuffles as it likes.
+    # The kubelet may pass the ids in any order.
     assert preferred(list(reversed(available)), must, size, TOTALS, ORDER) == answer
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which node configurations the program runs with, and what it says of the others."""
+"""Tests which node configurations the program accepts, and its errors for the others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature labels that the program sets on its own node: which it adds, follows, leaves to others, and takes back."""
+"""Tests feature labels of the node: which the program adds, updates, leaves to other owners, and removes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ COUNT, PRODUCT, STAMP = P + "gpu.count", P + "gpu.product", P + "gfd.timestamp"
 NFD = "nfd.node.kubernetes.io/feature-labels"
 
 PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, Any]] = {
-    # labels and annotations of the node, desired; labels of the patch, and its annotation (absent: "-")
+    # columns: the node's labels and annotations, the desired labels, the labels in the patch, the annotation in the
+    # patch ("-": none)
     "first": ({"a": "b"}, {}, {COUNT: "2", PRODUCT: "T4"}, {COUNT: "2", PRODUCT: "T4"}, "gpu.count,gpu.product"),
     "as it is": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "2"}, None, "-"),
     "another value": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
@@ -49,7 +50,8 @@ PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, An
     "of another owner": ({COUNT: "9"}, {}, {COUNT: "2"}, None, "-"),
     "one of another owner": ({COUNT: "9"}, {}, {COUNT: "2", PRODUCT: "T4"}, {PRODUCT: "T4"}, "gpu.product"),
     "another owner's is not taken back": ({COUNT: "9"}, {}, {}, None, "-"),
-    # Its master writes what it labels into an annotation: two that write one label would never end.
+    # node-feature-discovery lists its labels in an annotation. Two programs that write one label would overwrite each
+    # other forever.
     "node-feature-discovery took it over": (
         {COUNT: "9"},
         {NAMES: "gpu.count", NFD: "cpu-model.id,nvidia.com/gpu.count"},
@@ -88,7 +90,7 @@ def test_node_without_labels_or_annotations():
     assert node_features.patch({"labels": None, "annotations": None}, {COUNT: "1"}) is not None
 
 
-# ---- the whole program at an API double
+# ---- the whole program with an API double
 
 
 @pytest.fixture
@@ -140,7 +142,7 @@ def test_labels_come_and_are_taken_back(node, api, start):
     until(lambda: NAMES in api.annotations, "the labels")
     found = ours(api)
     assert {name: found.get(P + name) for name in WANTED} == WANTED
-    # What has another prefix is named whole.
+    # A label with another prefix is listed by its full name.
     assert api.annotations[NAMES].split(",") == sorted([*(name[len(P) :] for name in found), ENFORCEMENT])
     assert api.node["metadata"]["labels"][ENFORCEMENT] == "library"
     assert api.node["metadata"]["labels"]["kubernetes.io/os"] == "linux"
@@ -196,7 +198,7 @@ def test_oneshot_writes_once(node, kubelet, api, start):
     node.paths.config.write_text(json.dumps(config))
     resources = kubelet.state
     until(lambda: resources()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 6, "the other configuration")
-    # What the program reports afterwards shows that it saw both.
+    # The condition that the program reports next shows that it has processed both changes.
     node.paths.config.write_text("{")
     until(lambda: api.condition().get("status") == "False", "the condition of a spoilt file")
     assert COUNT not in ours(api) and ours(api)[P + "gpu.replicas"] == "4"
@@ -211,7 +213,7 @@ def test_sleep_interval_follows_a_driver_that_was_loaded_again(node, api, start)
 
 
 INTERVALS = [
-    # flags.gfd, seconds since the first write, writes
+    # columns: flags.gfd, seconds since the first write, the expected number of writes
     ({}, 1e6, 1),
     ({"sleepInterval": "60s"}, 59, 1),
     ({"sleepInterval": "60s"}, 61, 2),
@@ -263,7 +265,7 @@ def test_driver_that_fails_takes_no_label_away(node, api, start):
 
 
 class Refusing:
-    """An API whose first write is refused."""
+    """An API that refuses the first write."""
 
     server = "https://api"
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU with a fatal Xid on the node's object: a condition that names it, by policy a taint, and both cleared."""
+"""Tests a GPU with a fatal Xid on the Node object: a condition that names the GPU, a taint if the policy says so, and
+the removal of both.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from ..samples import until
 
 GOOD, BAD = ("GPU 0 GPU-a", ""), ("GPU 1 GPU-b", "Xid 79")
 POLICIES = [
-    # reasons, policy, tainted
+    # columns: (GPU, fault) of each GPU, the policy, whether the node is tainted
     ([GOOD, BAD], NONE, False),
     ([GOOD, BAD], ANY, True),
     ([GOOD, BAD], ALL, False),
@@ -42,7 +44,7 @@ NOW, BEFORE = "2026-11-25T10:00:00Z", "2026-11-25T09:00:00Z"
 WELL = {"type": CONDITION, "status": "True", "reason": "AllHealthy", "message": "every GPU of this node is healthy"}
 SICK = {"type": CONDITION, "status": "False", "reason": "GpuUnhealthy", "message": "GPU 1 GPU-b: Xid 79"}
 CONDITIONS = [
-    # what the node has, what is wanted, the condition that is written, since when
+    # columns: the node's conditions, its health, the condition to write (None: no write), the transition time
     ([], Health(), WELL, NOW),
     ([{**WELL, "lastTransitionTime": BEFORE}], Health(), None, ""),
     ([{**WELL, "lastTransitionTime": BEFORE}], Health((BAD,)), SICK, NOW),
@@ -74,7 +76,7 @@ def test_text_is_as_long_as_the_server_takes():
 
 OURS, OTHER = {"key": TAINT, "effect": "NoSchedule"}, {"key": "other", "effect": "NoExecute"}
 TAINTS = [
-    # taints of the node, wanted, what is written: nothing for no patch
+    # columns: the node's taints, whether a taint is desired, the taints to write ("nothing": no patch)
     (None, False, "nothing"),
     (None, True, [OURS]),
     ([OTHER], True, [OTHER, OURS]),
@@ -170,7 +172,9 @@ def test_hands_are_undone(node, api, start):
 
 
 def test_kubelet_may_not_taint_and_the_rest_is_written(node, api, start, capsys):
-    """The API server's admission refuses it to a node; the condition comes, and the status says why."""
+    """The API server does not let a node's account add taints. The condition is still written, and the status names
+    the reason.
+    """
     refusal = refusing("PATCH", NODE, 403, 'node "node-1" is not allowed to modify taints')
     api.fault = lambda method, path, *more: refusal(method, path, *more) if path == NODE else None
     one = start(ANY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration that changes while the program runs: judged by every list that the kubelet got meanwhile."""
+"""Tests a configuration that changes while the program runs, by every device list that the kubelet got meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def capacity(kubelet, resource: str = RESOURCE) -> int:
 
 
 def put(node, text: str) -> None:
-    """As the role does: by a rename."""
+    """Replaces the file by a rename, as the role does."""
     fresh = node.paths.config.with_suffix(".new")
     fresh.write_text(text)
     os.replace(fresh, node.paths.config)
@@ -108,7 +108,7 @@ def test_slices_in_use_are_not_taken_away(node, kubelet, daemon, capsys):
         offered[one.partition("::")[0]] += 1
     assert offered == {node.gpus[0].uuid: 4, node.gpus[1].uuid: 2}
     assert [node.gpus[0].uuid in one for one in status(node, capsys)["warnings"]] == [True]
-    kubelet.restart_container("one")  # its files are made anew from what it was given
+    kubelet.restart_container("one")  # the container's files are made again with its former size
     limits = (
         next(one["host_path"] for one in held["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
     )
@@ -122,9 +122,9 @@ def test_split_waits_until_the_last_slice_is_free(node, kubelet, daemon, capsys,
     kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
     put(node, node_yaml(node.library_root, splitCount=2))
     until(lambda: capacity(kubelet) == 6, "the free GPU's new split")
-    # A slice that a running container holds under a name that is in both splits waits as well: its size differs.
+    # The container's slice has a name that exists in both splits, but its size differs. So this GPU waits too.
     kubelet.delete_pod("one")
-    # The kubelet's file still names the pod; the collector sees by PodResources that it is gone.
+    # The kubelet's checkpoint still names the pod; PodResources shows that the pod has ended.
     server = podresources.serve(kubelet, node.paths.pod_resources)
     try:
         until(lambda: capacity(kubelet) == 4, "the other GPU's too")
@@ -134,7 +134,7 @@ def test_split_waits_until_the_last_slice_is_free(node, kubelet, daemon, capsys,
 
 
 def test_container_that_runs_finds_its_files_after_its_slices_are_gone_from_the_file(node, kubelet, daemon):
-    """Same name, other mode: the container keeps what it was given."""
+    """The GPU gets the same device name in another mode; the container keeps its former limits."""
     kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
     put(node, json.dumps({"version": "v1"}))
     until(lambda: f"{node.gpus[1].uuid}" in kubelet.endpoints[RESOURCE].devices, "the free GPU as a whole")
@@ -165,7 +165,7 @@ def test_file_that_is_replaced_while_the_program_starts_is_taken_over(node, kube
 
 
 def test_nothing_is_registered_after_the_end():
-    """A look at the configuration may still be under way while the program ends."""
+    """A configuration check may still run while the program ends."""
     made, stopped = [], []
 
     class One:
