@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong around the plugin ends in a gRPC status or a message with a sentence, and never ends the program."""
+"""Tests that faults around the plugin cause a gRPC status or a message, and never end the program."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_requests(node, kubelet, stub, about, call, code, words):
         not node.paths.allocations.exists()
         or [one.name for one in node.paths.allocations.iterdir() if not one.name.startswith("slice-")] == []
     )
-    assert kubelet.run_pod("after")["ids"]  # and it goes on
+    assert kubelet.run_pod("after")["ids"]  # the plugin continues to serve
 
 
 @pytest.mark.parametrize("how", ["sick", "vanished"])
@@ -137,7 +137,7 @@ def test_message_that_is_none(node, stub):
 
 
 class Deaf:
-    """Takes connections and never answers."""
+    """A server that accepts connections and never responds."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -164,7 +164,7 @@ def test_socket_of_the_kubelet(node, running, capsys, monkeypatch, what):
             deaf.close()
     node.configure()
     running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
-    # The file of a socket is there a moment before somebody listens on it.
+    # A socket's file exists shortly before its program listens on it.
     until(lambda: ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0, "an answer")
     capsys.readouterr()
     found = status(node, capsys)
@@ -206,7 +206,7 @@ def test_configuration_that_is_none(node, what):
 
 
 def test_clock_that_is_set_ends_nothing(node, monkeypatch):
-    """Leases and collection go by clocks that nobody can set."""
+    """Leases and collection use monotonic clocks, which nobody can set."""
     monkeypatch.setattr("time.time", lambda: 0.0)
     first = Clock().now()
     monkeypatch.setattr("time.time", lambda: 4e9)
@@ -218,8 +218,9 @@ DAY_S = 86400.0
 
 @pytest.mark.parametrize("jump", [-DAY_S, DAY_S])
 def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump):
-    """By a day, in the middle of a GPU's clean period, of an allocation's grace and of a lease. The clock that they go
-    by moves as it did: nothing ends early, and nothing waits for the day to pass."""
+    """The wall clock jumps by a day during a GPU's clean period, an allocation's grace period and a lease. The
+    monotonic clock does not jump, so nothing ends early or late.
+    """
     pool, allocator, files = node.parts()
     began, since, shift = time.time(), [500.0], [0.0]
     monkeypatch.setattr("time.time", lambda: began + since[0] + shift[0])
@@ -233,7 +234,9 @@ def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump
     assert collector.collect() == []
 
     def later(seconds: float) -> tuple[bool, int, int]:
-        """Whether the GPU is well, and how many allocations of containers and leases there are."""
+        """Advances the monotonic clock; returns whether the GPU is healthy, and the number of container allocations
+        and of leases.
+        """
         since[0] += seconds
         node.clock.seconds += seconds
         watch.recover()
@@ -254,7 +257,9 @@ def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump
 
 
 def test_no_wait_of_the_program_goes_by_the_wall_clock():
-    """What waits asks a clock that nobody can set. Three files tell others the time: labels, a condition, the log."""
+    """All waits use a monotonic clock. Only three files read the wall clock, to report the time: in labels, a
+    condition, the log.
+    """
     asks = re.compile(r"\btime\.time(_ns)?\(|datetime\.|CLOCK_REALTIME|time\.localtime|time\.gmtime")
     found = {path.name for path in (PLUGIN / "src/vgpu_plugin").rglob("*.py") if asks.search(path.read_text())}
     assert found == {"labels.py", "logs.py", "node_label.py"}
@@ -280,7 +285,7 @@ def test_two_plugins_at_once(node, kubelet, running):
     for one in daemons:
         running(Started(one))
     until(lambda: faults, "one to be refused")
-    # The other may hold the lock and not have written its pid yet.
+    # The first plugin may have the lock before it has written its pid.
     assert re.search(rf"another vgpu-device-plugin runs already \(pid ({os.getpid()}|unknown)\)", str(faults[0]))
     until(lambda: allocatable(kubelet) == 4, "the other to serve")
     assert len(faults) == 1

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod that is promised less than its limit: the whole program at an API double and the kubelet double. The limits on
-disk are looked at, and what a person reads of them."""
+"""Tests a pod whose limit exceeds its promised memory: the whole program with an API double and the kubelet double, by
+the limits on disk and the values shown to users.
+"""
 
 from __future__ import annotations
 

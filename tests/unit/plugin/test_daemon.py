@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole daemon against the kubelet double: over real sockets, with the driver and mounts as doubles."""
+"""Tests the whole daemon with the kubelet double over real sockets. The driver and mounts are doubles."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_pod_gets_limited_slice(node, kubelet, daemon):
     share = Path(mounts["/dev/vgpu/0"]["host_path"])
     assert abi_files.parse_gpu_page((share / f"gpu-{uuid}").read_bytes())["uuid"] == uuid
     limits = abi_files.parse_limits((share / "limits").read_bytes())
-    # 15360 MiB over 7: the table of the issue says 2194 MiB each.
+    # The expected 2194 MiB are 15360 MiB divided by 7.
     assert [(one["uuid"], one["memory_bytes"]) for one in limits["devices"]] == [(uuid, 2194 << 20)]
     assert pod["answer"]["envs"] == {"NVIDIA_VISIBLE_DEVICES": uuid, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     assert Path(mounts["/dev/vgpu/lib"]["host_path"]) == node.library_root / "0.1.0-aaaaaaaaaaaa"
@@ -87,7 +87,7 @@ def end_streams(kubelet: Manager) -> None:
 
 
 def test_kubelet_that_ends_the_stream_is_registered_with_again(node, kubelet, daemon, capsys):
-    """A kubelet that lost its plugin does not ask again, and its socket is the same."""
+    """A kubelet that lost its plugin does not ask for a new registration, and its socket stays the same."""
     for _time in range(3):
         end_streams(kubelet)
         until(lambda: allocatable(kubelet) == 14, "registered again")
@@ -95,13 +95,13 @@ def test_kubelet_that_ends_the_stream_is_registered_with_again(node, kubelet, da
 
 
 def test_kubelet_that_is_dead_is_not_called_registered(node, kubelet, daemon, capsys, monkeypatch):
-    """Killed, a kubelet leaves its socket behind; what tells is that nobody listens to us any more."""
+    """A killed kubelet leaves its socket behind; only its missing ListAndWatch stream shows that it is dead."""
     monkeypatch.setattr("vgpu_kubelet_double.manager.VERSIONS", ())  # every call of Register fails
     end_streams(kubelet)
     status = until(lambda: unregistered(node, capsys), "status without registration")
     assert node.paths.kubelet_socket.exists()
     assert str(node.paths.kubelet_socket) in status["kubelet_error"]
-    rc, lease, _err = vgpuctl(node, capsys, "lease")  # a kubelet without a stream hands nothing out
+    rc, lease, _err = vgpuctl(node, capsys, "lease")  # a kubelet without a stream cannot allocate devices
     assert (rc, len(lease["ids"])) == (0, 1)
     monkeypatch.undo()
     until(lambda: allocatable(kubelet) == 13, "registered again")
@@ -149,7 +149,7 @@ def test_kubelet_that_comes_later_is_found(node, running, tmp_path):
 
 def test_xid_marks_all_slices_of_one_gpu(node, kubelet, daemon):
     first = node.gpus[0].uuid
-    daemon.source.xids.put((first, 13))  # of an application
+    daemon.source.xids.put((first, 13))  # an Xid of an application
     daemon.source.xids.put((first, 79))
     until(lambda: allocatable(kubelet) == 7, "half of the slices")
     sick = {one for one, device in kubelet.endpoints[RESOURCE].devices.items() if device.health == "Unhealthy"}
@@ -207,7 +207,7 @@ def test_status_says_what_runs(node, kubelet, daemon, capsys):
     assert status["slices"][0]["memory_mib"] == 2194
     before = status["config_sha256"]
     node.configure(splitCount=3)
-    assert vgpuctl(node, capsys, "status")[1]["config_sha256"] == before  # what runs, not what lies on disk
+    assert vgpuctl(node, capsys, "status")[1]["config_sha256"] == before  # the running version, not the version on disk
 
 
 def test_housekeeping_that_fails_does_not_end_the_program(node, kubelet, monkeypatch, running, capsys):

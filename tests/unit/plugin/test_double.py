@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet double does what a kubelet does: a plugin that gets these wrong must fail against it."""
+"""Tests that the kubelet double behaves as a kubelet, so that a faulty plugin fails with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESOURCE = "example.com/thing"
 
 
 class Plugin(rpc.DevicePluginServicer):
-    """A plugin that does as it is told and keeps a list of calls."""
+    """A plugin with configurable behaviour that records its calls."""
 
     def __init__(self, folder, ids=("a", "b", "c")):
         self.calls: list[tuple] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU that an administrator drains: the whole program at an API double and the kubelet double."""
+"""Tests a GPU that an administrator drains: the whole program with an API double and the kubelet double."""
 
 from __future__ import annotations
 

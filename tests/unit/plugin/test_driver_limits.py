@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver enforces, as the plugin polls it: limits lost, dropped or lowered, and containers without one."""
+"""Tests how the plugin polls the driver's memory limits: lost, removed or lowered limits, and containers without a
+limit.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ MIB = 1 << 20
 
 
 class Place:
-    """A folder of allocations, groups, and a driver that enforces (``misc``)."""
+    """A folder of allocations, control groups, and a driver that enforces limits (backend ``misc``)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.cgroups = folder / "allocations", folder / "cgroup"
@@ -35,7 +37,7 @@ class Place:
         self.limits.tell = lambda name, text: self.told.append((name, text))
 
     def container(self, name: str, mib: int = 1000, enforcement: str = "driver", card: int = 0, **more: object) -> str:
-        """As the hook left it; returns the folder of its group."""
+        """Makes a container as the hook leaves it; returns the folder of its control group."""
         group = self.cgroups / name
         group.mkdir(parents=True)
         (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
@@ -112,7 +114,7 @@ def test_a_resize_takes_the_same_way(place: Place) -> None:
 
 
 def test_several_allocations_keep_their_sum(place: Place) -> None:
-    """The limits file of one of them is not what its group has."""
+    """Two allocations share the group, so its limit is their sum and not the value in one limits file."""
     place.container("a", 5000, shared_with=1)
     place.promise("a", 2000)
     assert place.state() == [("a", 5000, 5000, 7, "")]
@@ -171,7 +173,7 @@ def test_the_hook_is_of_each_card_and_of_no_mig_device() -> None:
 
 
 def test_limits_name_the_card_where_the_driver_enforces(node) -> None:
-    """The driver shows a limit as the card, so the library reads the card's own size from the limits file."""
+    """The driver reports a limit as the GPU's size, so the library reads the real size from the limits file."""
     pool, allocator, _files = node.parts()
     source = FakeGpus(node.gpus)
     source.backend = "misc"
@@ -186,11 +188,11 @@ def test_limits_name_the_card_where_the_driver_enforces(node) -> None:
     assert "card_bytes" not in allocator.records.get(answer.allocation).limits["devices"][0]
 
 
-# --- containers that no hook ran for ------------------------------------------------------------------------------
+# --- containers without the hook
 
 
 def enforced(node, requested: str, strategies: tuple[str, ...] = ("cdi-cri",)):
-    """An allocator on a node whose driver was proved to enforce; nothing of the kubelet was there at that time."""
+    """Returns an allocator on a node whose driver was proven to enforce limits before any kubelet started."""
     pool, allocator, _files = node.parts()
     source = FakeGpus(node.gpus)
     source.backend = "misc"
@@ -212,7 +214,7 @@ def enforced(node, requested: str, strategies: tuple[str, ...] = ("cdi-cri",)):
     ],
 )
 def test_a_pod_without_cdi_does_not_start_where_the_driver_must_enforce(node, requested, strategies, refused) -> None:
-    """Whenever the kubelet comes: it may start after this program, which had then no reason against the driver."""
+    """The kubelet may start after this program, so its CDI support is checked at each allocation."""
     pool, allocator = enforced(node, requested, strategies)
     if refused:
         with pytest.raises(Refused, match="starts without CDI, so no hook"):
@@ -227,7 +229,7 @@ def test_a_pod_without_cdi_does_not_start_where_the_driver_must_enforce(node, re
     [
         ("driver", Terms("container", "x", "docker", by_cdi=False), True),
         ("driver", Terms("container", "x", "podman", by_cdi=True), False),
-        ("driver", Terms("exec", "x"), True),  # a program of the host, in no container's group
+        ("driver", Terms("exec", "x"), True),  # a program of the host, outside any container's group
         ("driver", Terms("lease"), False),  # of the isolation check, which proves it
         ("auto", Terms("container", "x", "docker", by_cdi=False), False),
         ("auto", Terms("exec", "x"), False),
@@ -255,7 +257,7 @@ def test_a_lease_without_cdi_is_refused_where_the_driver_must_enforce(node, requ
     ],
 )
 def test_a_container_that_no_hook_ran_for_is_named(place: Place, by_driver, in_use, hook, named) -> None:
-    """Its library runs and its group has no limit: it got its GPU without CDI, or from before."""
+    """The container's library runs but its group has no limit: the container started without CDI or before the hook."""
     place.limits.in_use = lambda path: in_use and path == str(place.folder / "a/rw/ledger")
     verdict = place.limits._enforcement.verdict
     place.limits._enforcement.verdict = verdict._replace(active="driver-misc" if by_driver else "library")

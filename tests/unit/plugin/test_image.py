@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images a new build of an image takes away, with a program in the engine's place that keeps names and ids."""
+"""Tests which old images a new build removes. A program that keeps names and ids replaces the engine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_new_image_takes_away_what_is_left_without_a_name(tool, tmp_path, ther
 
 
 def built(tool, tmp_path, **extras):
-    """Of the same archive each time; (whether something was built, words of each save)."""
+    """Builds from the same archive each time; returns (whether an image was built, the arguments of each save)."""
     engine = tmp_path / "podman"
     engine.write_text(
         ENGINE.replace(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program does not load: each in a process of its own, for a module that was imported stays."""
+"""Tests which modules the program does not load. Each test starts a new process, because an imported module stays
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def test_what_is_not_needed_is_not_loaded():
 
 
 def test_servers_are_quiet():
-    """By grpc's own name for it: a release that names it otherwise makes an idle program dearer, and this fail."""
+    """The period is a private constant of grpc. If a release renames the constant, this test fails."""
     look = "import grpc._server as s; print(s._DEALLOCATED_SERVER_CHECK_PERIOD_S)"
     assert said("", look)[1] == "1.0"
     assert said(QUIET, look)[1] == "60.0"
@@ -114,7 +116,7 @@ def test_threads_of_grpc_wake_together_and_ours_when_they_say(tmp_path):
 
 
 def test_a_thread_that_ends_under_the_look_is_no_fault_of_the_others(tmp_path, caplog, monkeypatch):
-    """A file of a thread that has ended can be opened before, and not be read (ESRCH)."""
+    """A file of an ended thread can be open and then fail to be read with ESRCH."""
     caplog.set_level("DEBUG")
     for task in ("17", "18"):
         (tmp_path / "self" / "task" / task).mkdir(parents=True)
@@ -136,7 +138,7 @@ def test_a_thread_that_ends_under_the_look_is_no_fault_of_the_others(tmp_path, c
 
 
 def test_where_the_kernel_forbids_it_timers_stay_as_they_are(tmp_path, caplog):
-    """Of no thread is it said that it is known, so the next look tries again."""
+    """No thread is recorded as done, so the next poll tries again."""
     caplog.set_level("DEBUG")
     task = tmp_path / "self" / "task" / "17"
     task.mkdir(parents=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kubelet before 1.19: no GetPreferredAllocation, no PodResources. It takes the first free ids, so without
-legacyPreferred its pods pile up on one GPU.
+"""Tests a kubelet before 1.19, without GetPreferredAllocation and PodResources. It allocates the first free ids, so
+without the option legacyPreferred all pods get one GPU.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_pods_are_spread(node, kubelet, start, capsys, legacy, gpus):
 
 
 def test_two_slices_of_a_container_lie_on_two_gpus(kubelet, start):
-    """Without the option the same request is refused: the kubelet took two slices of one GPU."""
+    """The kubelet requests two slices of one GPU; without the option this request is refused."""
     start(legacyPreferred=True)
     pods = [kubelet.run_pod(f"p{n}", count=4) for n in range(4)]
     assert all(len({one["uuid"] for one in limits(pod)["devices"]}) == 4 for pod in pods)
@@ -138,7 +138,7 @@ def test_init_container_has_the_slice_of_its_pod(node, kubelet, start, capsys):
 
 
 def test_id_that_comes_again_and_a_full_node(kubelet, start):
-    """Pods come and go faster than their records: the kubelet's word that an id is free holds."""
+    """Pods end and start faster than their records are removed: an id that the kubelet allocates is free."""
     start(legacyPreferred=True)
     for n in range(16):
         kubelet.run_pod(f"p{n}")
@@ -194,7 +194,7 @@ def record(kind, slices, asked=()):
 
 
 ROWS = [
-    # about, asked, records, spread, given
+    # columns: the case, the requested ids, the records, whether the option is on, the allocated ids
     ("nothing speaks for others", [A0], [], False, [A0]),
     ("an empty node", [A1], [], True, [A0]),
     ("the least used GPU", [A1], [record(KUBELET, [A0])], True, [B0]),

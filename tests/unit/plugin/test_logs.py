@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs as lines for people, or as one JSON object a line."""
+"""Tests the log formats: text lines, and one JSON object per line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vgpu_plugin import logs
 from .conftest import PLUGIN, ROOT
 
 MESSAGES = [
-    # message, arguments, level, the text
+    # columns: the message, its arguments, the level, the expected text
     ("GPU %s: Xid %d", ("GPU-a", 79), logging.ERROR, "GPU GPU-a: Xid 79"),
     ("two\nlines", (), logging.INFO, "two\nlines"),
     ('quotes " and \\', (), logging.WARNING, 'quotes " and \\'),

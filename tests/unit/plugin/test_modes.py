@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocate in every mode, and several resources at one kubelet double."""
+"""Tests Allocate in every sharing mode, and several resources with one kubelet double."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_status_warns_of_several_replicas_of_one_gpu(node, kubelet, running, cap
     until(lambda: allocatable(kubelet).get("nvidia.com/gpu") == 8, "eight replicas of two GPUs")
     kubelet.run_pod("modest", resource="nvidia.com/gpu")
     assert status(node, capsys)["warnings"] == []
-    # Of two GPUs, so at least one is given twice.
+    # 5 replicas of 2 GPUs, so at least one GPU is allocated twice.
     kubelet.run_pod("greedy", resource="nvidia.com/gpu", count=5)
     (warning,) = status(node, capsys)["warnings"]
     assert "5 replicas of 2 GPUs" in warning
@@ -133,7 +133,7 @@ CAPABILITIES = "proc/driver/nvidia/capabilities/gpu0/mig"
 
 
 def mig_host(node, monkeypatch, nodes=("nvidia0", "nvidia-caps/nvidia-cap21", "nvidia-caps/nvidia-cap22")):
-    """A host with a MIG device that has nodes, as files that count as nodes."""
+    """Makes a host with a MIG device and its device nodes; plain files replace the nodes."""
     monkeypatch.setattr("vgpu_plugin.inject.cdi.is_node", Path.exists)
     devices = tuple(dataclasses.replace(one, gpu_instance=7 + one.index) for one in with_mig(node.gpus[0]).mig)
     node.gpus[0] = dataclasses.replace(node.gpus[0], mig_enabled=True, mig=devices)
@@ -155,7 +155,7 @@ def test_mig_device_by_cdi(node, monkeypatch):
     assert answer.cdi_devices == [f"vgpu.fleet/gpu={MIG}"]
     root = node.paths.host_root
     named = dict(cdi.mig_devices(node.gpus, root / "proc", root))
-    # The other device of the GPU has no files, and is left out.
+    # The other MIG device of the GPU has no device nodes and is left out.
     assert {name: [one["path"] for one in edits["deviceNodes"]] for name, edits in named.items()} == {
         MIG: ["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22"]
     }
@@ -171,7 +171,7 @@ def test_mig_device_without_its_nodes_is_refused(node, monkeypatch):
 
 
 def test_vcuda_and_time_sliced_gpu_in_one_container(node):
-    """The library sees both GPUs; a limits file that did not name the second would hide it."""
+    """The library would hide a GPU that the limits file does not name, so the file also has the unlimited GPU."""
     mixed = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": [1]}]}}
     write(node, {**mixed, "vcuda": {"libraryRoot": str(node.library_root), "splitCount": 3}})
     _pool, allocator, files = node.parts()
@@ -204,7 +204,7 @@ def test_faults_of_gpus_and_file_are_told_with_their_place(node):
         node.parts()
 
 
-# ---- at a kubelet
+# ---- with a kubelet
 
 
 def allocatable(kubelet) -> dict[str, int]:

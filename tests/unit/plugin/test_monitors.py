@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Prometheus operator is given to find our metrics, against the pods that are made and the labels they carry.
-
-The operator itself is not run.
+"""Tests the PodMonitor and similar objects for the Prometheus operator against the shipped pods and their labels. The
+operator itself does not run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod of the chart does to its node, with an archive of the library's own builder, and its inverse."""
+"""Tests node setup in a pod of the chart, with an archive of the real builder, and its removal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def archive(folder: Path, version: str = VERSION, content: str = "one") -> Path:
 
 @pytest.fixture
 def place(tmp_path):
-    """A call of the program in this folder: variables → (exit status, what it said)."""
+    """Returns a function that runs the program in the test's folder with these variables and returns
+    its exit status.
+    """
 
     def call(variables, version=VERSION, content="one"):
         images = tmp_path / f"image-{version}"
@@ -69,7 +71,7 @@ def test_what_is_there_is_left_as_it_is(place, tmp_path, capsys):
 
 
 def test_another_version_comes_next_to_one_that_is_mapped(place, tmp_path):
-    """Judged by the kernel: a process of this test has the former version's file mapped."""
+    """The old library stays, because a process of this test has it mapped."""
     assert place({}) == 0
     held = tmp_path / "lib" / VERSION / "libvgpu.so"
     program = "import mmap, sys\nf = open(sys.argv[1])\nm = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)\n"
@@ -88,7 +90,7 @@ def test_another_version_comes_next_to_one_that_is_mapped(place, tmp_path):
 
 
 FAULTS = [
-    # variables, what the message has
+    # columns: the variables, words of the message
     ({"vgpu_split_count": 0}, ["vgpu_split_count", "expected", "found"]),
     ({"vgpu_splt_count": 3}, ["vgpu_splt_count", "vgpu_split_count"]),
     ({"vgpu_sharing": "mps"}, ["vgpu_sharing", "expected one of vcuda", "found mps"]),
@@ -129,7 +131,9 @@ def test_archive_of_another_machine_is_refused(tmp_path, capsys):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
 def test_removal_leaves_nothing_of_ours_and_all_of_others(tmp_path):
-    """In a root of its own, for it removes by the names that a host has; a link of the host leads where it means it."""
+    """Runs in a chroot, because the removal uses the host's fixed paths. Links of the host are followed inside the
+    chroot.
+    """
     root = tmp_path / "host"
     for folder in ("run/vgpu", "run/cdi", "var/lib/vgpu", "etc/vgpu", "usr/local/lib/vgpu/.half.new", "var/lib/other"):
         (root / folder).mkdir(parents=True)

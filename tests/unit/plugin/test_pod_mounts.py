@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PreStartContainer refuses a pod that mounts over our files: the whole program at an API double and the kubelet
-double. Which paths conflict is the table of the core; here are a few of it."""
+"""Tests that PreStartContainer refuses a pod that mounts over the product's files: the whole program with an API
+double and the kubelet double. tests/doubles/mount_cases.py has the full table of paths; here are a few.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def start(node, kubelet, api, running, tmp_path, monkeypatch):
 
 
 def put(node, api, *containers, name="one", **spec):
-    """A pod of this node, planned for where its node has requested sizes."""
+    """Stores a pod of this node, with a plan, which a node with requested sizes needs."""
     plan = [Part("main", pod_annotations.APP, (Device(node.gpus[0].uuid, 1000, 10),))]
     annotations = {pod_annotations.PLAN: pod_annotations.write_plan(plan)}
     api.add_pod(name, f"uid-{name}", annotations, spec={"containers": list(copy.deepcopy(containers)), **spec})
@@ -74,7 +75,7 @@ def reasons(api):
 
 @pytest.fixture
 def unchecked(node, capsys):
-    """Reads the metric as an operator does."""
+    """Returns a function that reads the metric of unchecked mounts with vgpuctl."""
 
     def read() -> int:
         capsys.readouterr()
@@ -92,7 +93,7 @@ def unchecked(node, capsys):
         (container("main", ASKS, OVER), OVER),
         (container("main", ASKS, "/data", "/etc/"), "/etc/"),
         (container("main", ASKS, terminationMessagePath="/etc/ld.so.preload"), "/etc/ld.so.preload"),
-        # By what is mounted and not by the names: the node's own may be others by now.
+        # The check depends on the mounts, not on the resource name, which the node may have changed meanwhile.
         (container("main", {"example.com/gpu": "1"}, OVER), OVER),
     ],
 )
@@ -143,7 +144,7 @@ def test_start_does_not_wait_for_mounts_as_long_as_for_a_size(node, kubelet, api
     waits = []
     get = kube_api.Api.get
 
-    # By path: the node's label is followed at the same time, and a watch waits longer.
+    # Records only this pod's reads: the program also reads the node meanwhile, with other timeouts.
     def noted(one, path):
         if path == pod_path("one"):
             waits.append(one._timeout)

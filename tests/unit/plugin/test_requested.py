@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that pods asked for: the whole program at an API double with plans and the kubelet double with PodResources."""
+"""Tests sizes that pods request: the whole program with an API double that has plans and the kubelet double with
+PodResources.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ from .samples import until
 
 RESOURCE = "nvidia.com/gpu"
 MIB = 1 << 20
-# Of the randomised pairs, each of about half a second on a busy machine. A thousand want --basetemp on a tmpfs, as /run
-# of a node is one: a disk's file system writes each file out before another takes its name.
+# The number of random pairs; each takes about half a second on a busy machine. For a thousand, set --basetemp to a
+# tmpfs, as a node's /run is: a disk file system syncs each file before its rename.
 TRIALS = int(os.environ.get("VGPU_TRIALS", "15"))
 
 
@@ -68,7 +70,7 @@ def allocatable(kubelet) -> int:
 
 
 def plan(api, name, *devices, container="main", uid="", extra=(), **spec):
-    """A pod that the scheduler bound to this node."""
+    """Stores a pod with a plan that the scheduler bound to this node."""
     parts = [*extra, Part(container, pod_annotations.APP, tuple(Device(*one) for one in devices))]
     api.add_pod(name, uid or f"uid-{name}", {pod_annotations.PLAN: pod_annotations.write_plan(parts)}, **spec)
 
@@ -154,7 +156,7 @@ def test_other_gpu_than_planned_is_reported_and_wins(node, kubelet, api, start):
 
 
 def forgotten(kubelet, name) -> None:
-    """Deletes a pod and waits until the kubelet's file lacks it, for which the plugin's housekeeping must ask."""
+    """Deletes a pod and waits until the kubelet's checkpoint omits it, which the plugin's housekeeping causes."""
     kubelet.delete_pod(name)
     file = kubelet.folder / "kubelet_internal_checkpoint"
     until(lambda: f"uid-{name}" not in file.read_text(), "the kubelet to write its checkpoint")
@@ -172,7 +174,7 @@ def test_what_does_not_fit_where_the_kubelet_put_it_is_refused_with_an_event(nod
     events = [one for one in api.of("events") if one["involvedObject"]["kind"] == "Pod"]
     assert {(one["reason"], one["involvedObject"]["name"]) for one in events} == {("VgpuNoRoom", "two")}
     forgotten(kubelet, "one")
-    kubelet.restart_container("two")  # room was made
+    kubelet.restart_container("two")  # now there is enough memory
 
 
 def somebody_else_takes(lock) -> bool:
@@ -211,7 +213,7 @@ def test_report_to_the_api_server_holds_no_lock(node, kubelet, api, start, monke
 
 
 def test_room_is_kept_during_the_report_to_the_api_server(node, kubelet, api, start, monkeypatch):
-    """Another pod asks for it meanwhile and does not get it; a pod whose report failed releases it."""
+    """Another pod requests the reserved memory meanwhile and is refused. A failed report releases the reservation."""
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
     refused = []
@@ -440,7 +442,7 @@ def test_held_counts_containers_that_share_ids_once():
 
     records = [
         record(["0"], 100, 10),
-        record(["0", f"{Y.uuid}::0"], 300, 5),  # an init container with a GPU more
+        record(["0", f"{Y.uuid}::0"], 300, 5),  # an init container with an additional GPU
         record(["1"], 50, 20),
         record(["2"], 900, 9, deny=True),
     ]

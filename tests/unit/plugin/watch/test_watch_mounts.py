@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is mounted at our paths, by lists of mounts as the kernel writes them; and what the watcher makes of it."""
+"""Tests how the watcher reads mount lists of the kernel and judges mounts at the product's paths."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_no_line_is_left_out(data):
 
 
 def test_own_list_is_read_whole():
-    """Longer than the kernel hands out at a time, as on a host with many containers."""
+    """The list is longer than the kernel returns per read, as on a host with many containers."""
     data = mounts.read("/proc/self/mountinfo")
     assert data == Path("/proc/self/mountinfo").read_bytes()
     assert data.endswith(b"\n")
@@ -56,7 +56,7 @@ def table(*rows: tuple[int, int, str, str, str]) -> mounts.Table:
 
 
 ROOT, DEV = (1, 0, "0:9", "/", "/"), (2, 1, "0:5", "/", "/dev")
-# Mounts over those two; a path; the number of the mount that it leads to.
+# columns: the case, mounts in addition to ROOT and DEV, a path, the number of the mount at this path
 SEEN: list[tuple[str, list[tuple[int, int, str, str, str]], str, int]] = [
     ("nothing there", [], "/dev/vgpu/0", 2),
     ("a mount at it", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0", 3),
@@ -83,7 +83,7 @@ def test_mounts_below_a_chroot_have_no_root():
     assert table((7, 3, "0:7", "/x", "/dev")).seen_at("/etc") is None
 
 
-# Where the node's own path lies, on a host and in a pod that has /run/vgpu mounted from it.
+# Where the node's folder is, on a host and in a pod that has /run/vgpu mounted.
 PLACES: list[tuple[str, list[tuple[int, int, str, str, str]], bool, Place]] = [
     ("on the host", [ROOT, (2, 1, "0:25", "/", "/run")], True, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
     ("in a pod", [ROOT, (2, 1, "0:25", "/vgpu", "/run/vgpu")], False, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
@@ -131,10 +131,11 @@ def over(parent: int, point: str) -> str:
 
 
 MOVED = OLD.replace(" /etc/vgpu/limits ", " /etc/o/limits ")
-# Of a version that made a root for each allocation.
+# Mounts of a version that made a root for each allocation.
 OWN_ROOT = NEW.replace(" /root /dev", " /allocations/aaaa/root /dev")
 OTHER_VERSION = NEW.replace("{library}", "{library}x")
-# The container's own mounts; a word of what is said of them, empty: nothing; whether they are the old ones.
+# columns: the case, the container's mounts, words of the finding (empty: none), whether the mounts are of the old
+# version
 CONTAINERS: list[tuple[str, str, str, bool]] = [
     ("as the node mounted them", TOP + NEW, "", False),
     ("another version of the library, as before an upgrade", TOP + OTHER_VERSION, "", False),
@@ -175,7 +176,7 @@ def watched(tmp_path) -> Watched:
 
 
 def run(watched: Watched, pid: int, listed: str) -> None:
-    """A process of the container with these mounts; all that it holds is charged."""
+    """Adds a process of the container with these mounts and 100 MiB of memory."""
     watched.proc.add(pid, group=CONTAINER)
     text = listed.format(library=watched.library_folder, uuid=watched.uuid)
     (watched.proc.root / str(pid) / "mountinfo").write_text(text)
@@ -184,7 +185,8 @@ def run(watched: Watched, pid: int, listed: str) -> None:
 
 @pytest.mark.parametrize(("about", "listed", "said", "old"), CONTAINERS, ids=[row[0] for row in CONTAINERS])
 def test_mounts_of_a_container(watched, about, listed, said, old):
-    run(watched, 19, TOP + (OLD if old else NEW))  # another of the same container, by whom a hidden one is known
+    # another process of the same container, by which a hidden process is recognised
+    run(watched, 19, TOP + (OLD if old else NEW))
     run(watched, 20, listed)
     descriptors = [watched.charge(pid, 100 * MIB, slot=pid) for pid in (19, 20)]
     found = watched.look(2)
@@ -207,12 +209,12 @@ OWN = [
 
 @pytest.mark.parametrize(("about", "listed", "said"), OWN, ids=[row[0] for row in OWN])
 def test_mounts_of_an_allocation_with_a_root_of_its_own(watched, about, listed, said):
-    """As a container has them that began before an upgrade."""
+    """The container started before an upgrade."""
     root = watched.folder / "root"
     root.unlink()
     for name in ("lib", "0"):
         (root / name).mkdir(parents=True)
-    watched.files.make_share(watched.record)  # as this version does with a folder that is there
+    watched.files.make_share(watched.record)  # as this version does with an existing folder
     run(watched, 20, listed)
     descriptor = watched.charge(20, 100 * MIB, slot=20)
     assert watched.look(2) == ([FOREIGN] if said else [])
@@ -223,7 +225,7 @@ def test_mounts_of_an_allocation_with_a_root_of_its_own(watched, about, listed, 
 STACKED = "".join(f"{n} {n - 1} " + EVIL.format("/dev/vgpu") for n in range(100, 5100)).replace("100 99 ", "100 49 ", 1)
 NEXT = "".join(f"{n} 51 " + EVIL.format(f"/dev/vgpu/0/{n}") for n in range(100, 5100))
 ELSEWHERE = "".join(f"{n} {n - 1} " + EVIL.format("/dev") for n in range(100, 5100)).replace("100 99 ", "100 41 ", 1)
-# What a tenant mounts in a user namespace of its own to keep the watcher busy; a word of what is said of it.
+# Mounts that a tenant makes in its own user namespace to keep the watcher busy, and words of the finding.
 MANY = [
     ("one over the other", STACKED, "5006 mounts"),
     ("side by side", NEXT, "5006 mounts"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes are on a GPU, by lists of a driver that is a double, and whose each is, on a /proc laid out in a
-folder.
+"""Tests which processes use a GPU, by process lists of a driver double, and which container each process belongs to,
+by a fake /proc.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..samples import until
 
 POD_UID = "11111111-2222-3333-4444-555555555555"
 DEVICES = {"0:50": "aaaa", "0:51": "bbbb"}
-# What is added to a /proc where process 20 of a container with allocation aaaa runs; whose process 30 is then.
+# Changes to a /proc in which process 20 belongs to allocation aaaa, and the allocation of process 30 then.
 OWNERS: list[tuple[str, dict[str, Any], set[str] | None]] = [
     ("the ledger is mounted", {"mounts": "0:50=/ledger"}, {"aaaa"}),
     ("its file was made anew since", {"mounts": "0:50=/ledger//deleted"}, {"aaaa"}),
@@ -42,7 +42,7 @@ OWNERS: list[tuple[str, dict[str, Any], set[str] | None]] = [
     ("a pod on the host's pids, below chroot", {"pid": HOST_PID, "group": f"/kubepods/pod{POD_UID}/77"}, {"bbbb"}),
     ("a container on the host's pids, unknown", {"pid": HOST_PID, "group": "/docker/" + "0a" * 32}, None),
 ]
-# Of those above that no container is known of, the ones that are not the host's either.
+# Cases in which process 30 belongs neither to a known container nor to the host.
 STRANGERS = (
     "a container without a slice",
     "the node's folders in a container (a monitor)",
@@ -74,14 +74,14 @@ def test_group_is_known_for_as_long_as_the_allocation(tmp_path):
     proc.add(30, group=CONTAINER)
     processes = Processes(tmp_path)
     assert processes.of([20], DEVICES) == {20: frozenset({"aaaa"})}
-    proc.end(20)  # the one that showed its mounts
+    proc.end(20)  # the process that showed its mounts
     assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
     assert processes.of([30], {"0:51": "bbbb"}) == {}
     assert processes.of([30], DEVICES) == {}
 
 
 def test_who_cannot_see_the_host_believes_mounts_alone(tmp_path):
-    """Without the host's namespaces nobody can tell its processes from those that hide."""
+    """Without the host's namespaces, processes of the host cannot be distinguished from processes that hide."""
     proc = Proc(tmp_path)
     proc.end(1)
     proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
@@ -109,13 +109,13 @@ def test_all_processes_are_looked_at_once_in_a_while_for_a_stranger(tmp_path):
         now[0] = float(second)
         assert processes.of([30], DEVICES) == {}
         assert len(looks) == count
-    proc.add(31, mounts="0:50=/ledger", group="/docker/other")  # its container has one after all
+    proc.add(31, mounts="0:50=/ledger", group="/docker/other")  # the process belongs to a known container after all
     now[0] = 161.0
     assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
 
 
 CROWD = 200
-# The groups of a container's processes: one for all, or one for each below it.
+# Control groups of a container's processes: one for all, or one below it for each.
 CROWDED = [
     ("one group", "/docker/" + "0a" * 32, lambda n: "", 1),
     ("a group each", "/docker/" + "0a" * 32, lambda n: f"/{n}", 1),
@@ -127,7 +127,9 @@ CROWDED = [
 
 @pytest.mark.parametrize(("about", "group", "below", "groups"), CROWDED, ids=[row[0] for row in CROWDED])
 def test_a_crowd_with_long_lists_does_not_keep_the_watcher(tmp_path, monkeypatch, about, group, below, groups):
-    """Each process of a tenant may have as many mounts as the kernel lets it; the rest of the machine is looked at."""
+    """Each process of a tenant may have as many mounts as the kernel allows. The watcher must still check all other
+    processes.
+    """
     proc, read = Proc(tmp_path), []
     long = "".join(f"{n} 22 0:66 /x /m/{n} rw - tmpfs tmpfs rw\n" for n in range(100, 30_000))
     for n in range(CROWD):
@@ -150,14 +152,14 @@ def test_a_crowd_with_long_lists_does_not_keep_the_watcher(tmp_path, monkeypatch
 
     monkeypatch.setattr(mounts, "read", counted)
     place = Processes(tmp_path).place([1000, 5001], DEVICES, dict)
-    assert place.owners == {5001: frozenset({"aaaa"})}  # named all the same: whose nobody knows
+    assert place.owners == {5001: frozenset({"aaaa"})}  # reported as a process of an unknown container
     assert place.strangers == {1000}
-    # The first read is of the process that is on the GPU.
+    # The first read is of the process on the GPU.
     assert sum(read[1:]) <= groups * (MOST_OF_OTHERS + LONGEST_OF_OTHERS + (1 << 16))
 
 
 def test_one_of_a_crowd_that_shows_its_ledger_speaks_for_all(tmp_path):
-    """Ours are mounted before a container's first process runs, so they come first in its list."""
+    """The product's mounts exist before a container's first process runs, so they come first in its list."""
     proc = Proc(tmp_path)
     proc.add(30, group=CONTAINER)
     for n in range(CROWD):
@@ -183,7 +185,7 @@ GONE = {"state": "Z", "memory": ""}
 
 
 def ended_leader(proc: Proc, number: int, *tasks: dict[str, Any]) -> None:
-    """A process whose first thread has ended: /proc shows neither its memory nor its mount namespace."""
+    """Makes a process whose first thread has ended: /proc shows neither its memory nor its mount namespace."""
     proc.add(number, group=CONTAINER, inner="7", **GONE)
     for at, task in enumerate(tasks):
         proc.add(number, task=number + at, **{"inner": "7", "group": CONTAINER, **task})
@@ -193,7 +195,7 @@ def ended_leader(proc: Proc, number: int, *tasks: dict[str, Any]) -> None:
             (folder / "mountinfo").unlink()
 
 
-# The threads that are there; whether the process is found.
+# columns: the remaining threads, whether the process is found
 LEADERS: list[tuple[str, list[dict[str, Any]], bool]] = [
     ("a second thread goes on", [GONE, {"mounts": "0:50=/ledger"}], True),
     ("so does a third one alone", [GONE, GONE, {"mounts": "0:50=/ledger"}], True),
@@ -218,7 +220,7 @@ device = os.stat(sys.argv[1]).st_dev
 print(f"{os.major(device)}:{os.minor(device)}", flush=True)
 ctypes.CDLL(None).pthread_exit(None)
 """
-# In a mount namespace of its own, with the ledger of a tmpfs mounted as a container has it.
+# The process has its own mount namespace, with a ledger on a tmpfs mounted as in a container.
 CONTAINED = (
     'mount -t tmpfs t "$1" && touch "$1/ledger" "$1/at" && mount --bind "$1/ledger" "$1/at" && exec "$2" -c "$3" "$1"'
 )
@@ -254,7 +256,7 @@ HYBRID = "12:memory:/docker/{0}\n11:pids:/docker/{0}\n1:name=systemd:/docker/{0}
 
 
 def test_a_group_of_the_daemon_is_no_container(tmp_path):
-    """On a hybrid host version 2 names the daemon's own group for every container of it."""
+    """On a hybrid cgroup host, version 2 names the daemon's own group for every container of the daemon."""
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", groups=HYBRID.format("mine"))
     proc.add(30, groups=HYBRID.format("other"))
@@ -264,7 +266,7 @@ def test_a_group_of_the_daemon_is_no_container(tmp_path):
 
 
 def test_the_root_group_is_none_from_below_either(tmp_path):
-    """As a pod with a namespace of control groups sees a container without a group of its own."""
+    """A pod with its own cgroup namespace sees this path for a container without a group of its own."""
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", group="/../../..")
     proc.add(30, group="/../../../docker/other")
@@ -274,7 +276,7 @@ def test_the_root_group_is_none_from_below_either(tmp_path):
 UNSUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 LISTED = [
-    # about, compute, graphics, what is listed; None: it is a fault
+    # columns: the case, compute processes, graphics processes, the resulting list (None: an error)
     ("compute alone", [(7, 100)], [], {7: 100}),
     ("Vulkan alone, which goes round the library", [], [(8, 300)], {8: 300}),
     ("both at once, which the driver lists twice with one figure", [(7, 500)], [(7, 500)], {7: 500}),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute share by the driver against the node's: who took too much of the time, and who used what nobody wanted."""
+"""Tests the compute share by the driver's samples: which container used too much time, and which used
+only idle time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ MS = 1_000_000
 
 
 def page(watched: Watched, gate: str = "none", opened_ns: int = 0, allocation: str = "aaaa") -> None:
-    """What the arbiter says now."""
+    """Writes the arbiter's GPU page."""
     data = bytearray(abi_files.pack_gpu_page(watched.uuid, allocation))
     values = {"heartbeat_ns": int(watched.now * 1e9), "gate": abi_files.fields.GATES[gate], "rate_ppm": 10**6}
     for name, value in {**values, "open_ns": opened_ns}.items():
@@ -39,7 +41,7 @@ def took(*parts: tuple[float, float, float], share: float = 0.2) -> Took | None:
     return window.took(share)
 
 
-# Seconds, used, alone of each part; what was found and allowed; whether it is too much.
+# columns: (seconds, used time, time alone) of each interval, the found and the allowed share, whether it is a violation
 WINDOWS: list[tuple[str, list[tuple[float, float, float]], tuple[float, float, bool] | None]] = [
     ("not full yet", [(2, 2, 0)] * 4, None),
     ("all of it, in company", [(2, 2, 0)] * 5, (1, 0.2, True)),
@@ -102,7 +104,7 @@ def test_time_for_which_it_might_have_all(about, before, after, seconds):
 
 @pytest.fixture
 def watched(tmp_path) -> Watched:
-    """A share of 50 % in process 20, whose memory is charged."""
+    """A container with a share of 50 %: process 20, whose memory is in the ledger."""
     out = Watched(tmp_path)
     out.run(20, 100 * MIB)
     descriptor = out.charge(20, 100 * MIB)
@@ -113,7 +115,7 @@ def watched(tmp_path) -> Watched:
 
 @pytest.mark.parametrize(("percent", "found"), [(50, []), (67, []), (68, [MORE_TIME]), (100, [MORE_TIME])])
 def test_more_time_than_the_share_is_named(watched, percent, found):
-    """67.5 %: a quarter and five points more than 50."""
+    """The threshold is 67.5 %: 50 % plus a quarter plus five points."""
     watched.card.taken = {20: percent}
     assert watched.look(6) == []
     assert watched.look() == found
@@ -138,7 +140,7 @@ def test_who_is_alone_may_use_all(watched):
     for turn in range(12):
         page(watched, "open", int(turn * 2e9))
         assert watched.look() == []
-    # A neighbour wakes up: the arbiter holds both to their shares from now on.
+    # The second container becomes active: from now on the arbiter limits both to their shares.
     page(watched, "closed", int(11 * 2e9))
     watched.card.taken = {20: 50}
     assert watched.look(8) == []
@@ -153,7 +155,7 @@ def test_policy_that_limits_nobody(watched):
 
 
 def test_nobody_is_ended_for_time(watched):
-    """A kernel of half a minute cannot be held to a share by anybody, and is honest."""
+    """A kernel of half a minute cannot be stopped in time, and it is no attack."""
     watched.mode = watch.END
     watched.card.taken = {20: 100}
     assert watched.look(30) == [MORE_TIME]
@@ -161,19 +163,19 @@ def test_nobody_is_ended_for_time(watched):
 
 
 def test_silence_of_the_driver_is_no_time(watched):
-    """What was taken meanwhile is not known: the ten seconds begin again."""
+    """Without samples the used time is unknown, so the ten seconds start again."""
     watched.card.taken = {20: 100}
     watched.look(5)
     watched.card.fault = "GPU is lost"
     watched.look()
     watched.card.fault = ""
     assert watched.look(6) == []
-    watched.card.taken = None  # a driver that has no such figures
+    watched.card.taken = None  # a driver without these samples
     assert watched.look(9) == []
 
 
 class Sampled:
-    """The binding of NVML, which lists samples of processes."""
+    """Replaces the NVML binding: returns lists of process samples."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher: its rule on tables, whom it names, and who is ended."""
+"""Tests the watcher: its rule by tables, the processes that it names, and the processes that it terminates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def process(pid: int = 10, space: int = 77) -> Process:
     return Process(pid, 5, "python", (space, pid))
 
 
-# Bytes by the driver of each process; slots by (namespace, pid); contexts count; the reasons.
+# columns: driver memory of each process, slots by (namespace, pid), whether contexts count, the findings
 RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, list[str]]] = [
     ("charged to the byte", {10: 900 * MIB}, {(77, 10): 900 * MIB}, True, []),
     ("charged more than it has", {10: 300 * MIB}, {(77, 10): 900 * MIB}, True, []),
@@ -54,7 +54,7 @@ def test_rule(about, seen, slots, counted, reasons):
     assert [one.reason for one in found] == reasons
 
 
-# The limit; bytes by the driver; what the ledger says of each slot and of exported memory; the reasons.
+# columns: the limit, driver memory, the ledger's values of slots and exported memory, the findings
 LIMITED: list[tuple[str, int, dict[int, int | None], dict[tuple[int, int], int], int, list[str]]] = [
     ("a ledger that is true, over the limit", 2048, {10: 10228}, {(77, 10): 10228}, 0, [MEMORY]),
     ("the same in two processes", 2048, {10: 5000, 11: 5228}, {(77, 10): 5000, (77, 11): 5228}, 0, [MEMORY]),
@@ -84,7 +84,7 @@ def test_who_is_furthest_beyond_is_named_first():
 
 
 def test_tolerance_is_twice_the_step_of_the_library():
-    """The twin of STEP_LEAST and STEP_PART in unaccounted.c."""
+    """Must equal STEP_LEAST and STEP_PART in unaccounted.c."""
     source = (Path(__file__).resolve().parents[4] / "native/vcuda/src/context/unaccounted.c").read_text()
     assert "#define STEP_LEAST (32 * MIB)" in source
     assert "#define STEP_PART 32" in source
@@ -107,7 +107,7 @@ def test_second_poll_names_the_process_and_reports_it_once(watched):
 
 
 def test_another_process_each_look_does_not_escape(watched):
-    """A process that restarts all the time is not named by its pid, but by its container."""
+    """A process that restarts all the time has a new pid at each poll, so the container is named instead."""
     watched.run(20, MIB)
     watched.look()
     watched.card.running[watched.uuid] = {}
@@ -135,7 +135,7 @@ def test_finding_that_comes_and_goes_is_reported_once_a_minute(watched):
 
 
 def test_stranger_on_the_gpu_is_a_figure_and_a_finding(watched):
-    """A container without a slice; a process of the host is none."""
+    """A process of an unknown container becomes a metric and a finding; a process of the host does not."""
     watched.mode = watch.END
     watched.proc.add(40, group="/docker/other")
     watched.proc.add(41, mnt="mnt:[1]", pid="pid:[2]")
@@ -152,7 +152,9 @@ def test_stranger_on_the_gpu_is_a_figure_and_a_finding(watched):
 
 
 def test_process_that_the_driver_lists_and_nobody_sees(watched):
-    """For one look it may have just ended; another one each time has."""
+    """At a single poll the process may have just ended; if unknown processes appear at every poll,
+    they are reported.
+    """
     for pid in range(50, 55):
         watched.card.running[watched.uuid] = {pid: MIB}
         assert watched.look() == []
@@ -162,7 +164,7 @@ def test_process_that_the_driver_lists_and_nobody_sees(watched):
 
 
 def test_lease_on_the_ledger_stops_no_look(watched):
-    """A plain open waits up to 45 seconds for a process that holds a lease (F_SETLEASE)."""
+    """A plain open waits up to 45 seconds for a process with a file lease (F_SETLEASE)."""
     watched.run(20, 900 * MIB)
     descriptor = os.open(watched.folder / "rw" / "ledger", os.O_RDWR)
     signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -184,7 +186,9 @@ def test_slot_of_a_dead_process_covers_nobody(watched):
 
 @pytest.mark.parametrize("exported_mib, found", [(900, []), (700, [MEMORY]), (0, [MEMORY]), (1 << 31, [])])
 def test_exports_of_a_dead_process_stay_charged(watched, exported_mib, found):
-    """Who imported it holds it on, and the ledger keeps it in the slot of the dead; never more than that one had."""
+    """The importing process still uses this memory, and the ledger keeps it in the dead slot, up to the dead process's
+    amount.
+    """
     watched.run(20, 900 * MIB)
     descriptors = [watched.charge(20, 0), watched.imported()]
     os.close(watched.charge(19, 900 * MIB, slot=1, alive=False, exported_mib=exported_mib))
@@ -193,13 +197,15 @@ def test_exports_of_a_dead_process_stay_charged(watched, exported_mib, found):
         os.close(descriptor)
 
 
-# (slot, whether a process imported anything, whether slot_high is above the slot)
+# columns: the slot, whether a process imported anything, whether slot_high is above the slot
 FORGED = [(1023, True, False), (1023, False, True), (1, False, True), (1, True, False)]
 
 
 @pytest.mark.parametrize(("slot", "held", "known"), FORGED)
 def test_exported_memory_that_nobody_holds_covers_nobody(watched, slot, held, known):
-    """One write into a slot that the library never reads, and everything else would be tolerated."""
+    """Otherwise a tenant could write a large value into a slot that the library never reads, and all its memory would
+    be tolerated.
+    """
     watched.run(20, 900 * MIB)
     descriptors = [watched.charge(20, 0)] + ([watched.imported()] if held else [])
     os.close(watched.charge(19, 1 << 62, slot, alive=False, exported_mib=0xFFFFFFFF, known=known))
@@ -210,7 +216,7 @@ def test_exported_memory_that_nobody_holds_covers_nobody(watched, slot, held, kn
 
 @pytest.mark.parametrize("charged", [10228 * MIB, 1 << 62])
 def test_more_than_the_limit_is_named_whatever_the_ledger_says(watched, charged):
-    """The tenant writes the ledger: a true sum over the limit, or any other figure in its own live slot."""
+    """The tenant writes a true sum over the limit, or any other value, into its own live slot."""
     watched.run(20, 10228 * MIB)
     descriptor = watched.charge(20, charged)
     assert watched.look(2) == [MEMORY]
@@ -220,13 +226,13 @@ def test_more_than_the_limit_is_named_whatever_the_ledger_says(watched, charged)
 
 
 def test_honest_process_is_not_named_whatever_it_frees(watched):
-    """It frees all between the two accounts, in each look."""
+    """The process frees all memory between the two reads, at each poll."""
     watched.run(20, 900 * MIB)
     descriptor = watched.charge(20, 900 * MIB)
     assert watched.look(3) == []
 
     def freed() -> None:
-        # The driver has answered by now; the ledger is read after that.
+        # The driver's answer comes first, then the ledger is read.
         watched.card.running[watched.uuid][20] = 900 * MIB
 
     watched.card.before_answer = freed
@@ -235,7 +241,7 @@ def test_honest_process_is_not_named_whatever_it_frees(watched):
 
     def flickering(*arguments: Any) -> Any:
         account = before(*arguments)
-        # Read before the driver's answer it is full, read after it is empty.
+        # The ledger is full when read before the driver's answer and empty when read after it.
         return account if next(turns) % 2 else watch_rule.Account({(77, 20): 0}, LIMIT)
 
     watched.watch._account = flickering
@@ -271,7 +277,9 @@ def test_whole_gpu_without_a_limit_is_not_named(watched):
 
 @pytest.mark.parametrize("kind, found", [("", []), ("kubelet", [NO_SLOT])])
 def test_ledger_that_is_not_there(watched, kind, found):
-    """It goes with its allocation, whose record is gone then; while there is a record, nobody is charged."""
+    """The ledger is removed with its allocation and record. While the record exists, no process is
+    covered by a slot.
+    """
     watched.kind = kind
     watched.run(20, 900 * MIB)
     (watched.folder / "rw" / "ledger").unlink()
