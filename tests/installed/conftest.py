@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def core_python(core: str) -> str:
-    """Returns the first installed Python that this ansible-core supports: 3.11 or newer for 2.19, 3.12 for 2.20."""
+    """Returns the first installed Python that this ansible-core supports: 3.11 for 2.18 and 2.19, 3.12 for 2.20."""
     oldest = max(10, int(core.split(".")[1]) - 8) if core.startswith("2.2") else 10
     for program in ("/usr/bin/python3", *(f"python3.{minor}" for minor in (11, 12, 13, 14))):
         words = [program, "-c", f"import sys; sys.exit(sys.version_info < (3, {oldest}))"]

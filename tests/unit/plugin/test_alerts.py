@@ -57,7 +57,7 @@ def test_row_of_the_table(one):
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda one: one["alert"])
-def test_alert_is_of_labels_that_exist(rule):
+def test_alert_uses_existing_labels(rule):
     assert set(rule["labels"]) == {"severity"}
     name = re.findall(r"vgpu_[a-z_]+", rule["expr"])[0]
     have = {"instance", *(() if name in OF_SCHEDULER else metrics_labels(name))}
@@ -70,14 +70,14 @@ def test_alert_is_of_labels_that_exist(rule):
             assert set(values.split("|")) <= wanted
 
 
-def test_what_bypasses_pages():
+def test_alerts_on_bypasses_are_critical():
     paging = [one["expr"] for one in rules() if one["labels"]["severity"] == "page"]
     for name in ("memory_violations_total", "watch_findings_total", "watch_finding"):
         assert any(re.search(rf"{name}\b", one) for one in paging)
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda one: one["alert"])
-def test_isolation_check_rouses_nobody(rule):
+def test_isolation_check_causes_no_alert(rule):
     """The isolation check tries every bypass with a lease on each node, and must not cause alerts."""
     if re.search("violations|watch_finding", rule["expr"]):
         assert 'kind!="lease"' in rule["expr"]
@@ -240,7 +240,7 @@ DROPPED = {"VgpuPluginSilent": {*INFO} - {"instance"}, "VgpuSchedulerNoLeader": 
 RULES = {one["alert"]: one for one in rules()}
 
 
-def test_every_alert_is_tried():
+def test_every_alert_has_test_series():
     assert set(FAULTS) == set(RULES)
 
 
@@ -295,7 +295,7 @@ def test_alert_is_quiet_without_its_fault(tmp_path, alert, number):
     assert tried(tmp_path, alert, minute, quiet[number], []) == ""
 
 
-def test_try_that_must_fail(tmp_path):
+def test_missing_alert_fails_promtool(tmp_path):
     """Control: promtool must fail if the expected alert is missing."""
     minute, found, _value, _quiet = FAULTS["VgpuNotRegistered"]
     assert "FAILED" in tried(tmp_path, "VgpuNotRegistered", minute, found, [])

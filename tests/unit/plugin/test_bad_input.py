@@ -124,7 +124,7 @@ def test_allocate_while_the_gpu_is_gone(node, kubelet, daemon, stub, how):
     assert (fault.value.code().name, "is unhealthy" in fault.value.details()) == ("UNAVAILABLE", True)
 
 
-def test_message_that_is_none(node, stub):
+def test_invalid_grpc_message(node, stub):
     with grpc.insecure_channel(f"unix:{node.paths.endpoint(RESOURCE)}") as channel:
         call = channel.unary_unary("/v1beta1.DevicePlugin/Allocate")
         with pytest.raises(grpc.RpcError) as fault:
@@ -187,7 +187,7 @@ def test_socket_of_the_kubelet(node, running, capsys, monkeypatch, what):
 
 
 @pytest.mark.parametrize("what", ["a folder", "not UTF-8", "empty", "a number", "a list", "endless nesting"])
-def test_configuration_that_is_none(node, what):
+def test_invalid_configuration_file(node, what):
     path = node.paths.config
     contents = {
         "not UTF-8": b'{"version": "\xff"}',
@@ -205,7 +205,7 @@ def test_configuration_that_is_none(node, what):
     assert len(str(fault.value)) < 2000
 
 
-def test_clock_that_is_set_ends_nothing(node, monkeypatch):
+def test_setting_the_clock_ends_nothing(node, monkeypatch):
     """Leases and collection use monotonic clocks, which nobody can set."""
     monkeypatch.setattr("time.time", lambda: 0.0)
     first = Clock().now()
@@ -217,7 +217,7 @@ DAY_S = 86400.0
 
 
 @pytest.mark.parametrize("jump", [-DAY_S, DAY_S])
-def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump):
+def test_clock_jump_does_not_change_waits(node, monkeypatch, jump):
     """The wall clock jumps by a day during a GPU's clean period, an allocation's grace period and a lease. The
     monotonic clock does not jump, so nothing ends early or late.
     """
@@ -256,7 +256,7 @@ def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump
     assert not files.folder(gone.allocation).exists()
 
 
-def test_no_wait_of_the_program_goes_by_the_wall_clock():
+def test_no_wait_uses_the_wall_clock():
     """All waits use a monotonic clock. Only three files read the wall clock, to report the time: in labels, a
     condition, the log.
     """
@@ -265,7 +265,7 @@ def test_no_wait_of_the_program_goes_by_the_wall_clock():
     assert found == {"labels.py", "logs.py", "node_label.py"}
 
 
-def test_two_plugins_at_once(node, kubelet, running):
+def test_second_plugin_is_refused_at_a_concurrent_start(node, kubelet, running):
     node.configure()
     faults: list[Fatal] = []
     daemons = [Daemon(node.setup(), lambda: FakeGpus(node.gpus)) for _time in range(2)]

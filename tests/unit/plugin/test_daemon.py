@@ -86,7 +86,7 @@ def end_streams(kubelet: Manager) -> None:
         endpoint.stop()
 
 
-def test_kubelet_that_ends_the_stream_is_registered_with_again(node, kubelet, daemon, capsys):
+def test_plugin_registers_again_after_its_stream_ends(node, kubelet, daemon, capsys):
     """A kubelet that lost its plugin does not ask for a new registration, and its socket stays the same."""
     for _time in range(3):
         end_streams(kubelet)
@@ -94,7 +94,7 @@ def test_kubelet_that_ends_the_stream_is_registered_with_again(node, kubelet, da
     until(lambda: vgpuctl(node, capsys, "status")[1]["registered"], "status")
 
 
-def test_kubelet_that_is_dead_is_not_called_registered(node, kubelet, daemon, capsys, monkeypatch):
+def test_dead_kubelet_is_not_shown_as_registered(node, kubelet, daemon, capsys, monkeypatch):
     """A killed kubelet leaves its socket behind; only its missing ListAndWatch stream shows that it is dead."""
     monkeypatch.setattr("vgpu_kubelet_double.manager.VERSIONS", ())  # every call of Register fails
     end_streams(kubelet)
@@ -114,7 +114,7 @@ def unregistered(node: Node, capsys) -> dict:
     return {} if status["registered"] else status
 
 
-def test_kubelet_that_registers_and_never_listens(node, kubelet, running, capsys, monkeypatch):
+def test_kubelet_that_never_calls_listandwatch(node, kubelet, running, capsys, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.kubelet.registration.FIRST_STREAM_S", 0.2)
     monkeypatch.setattr("vgpu_plugin.kubelet.registration.LAST_RETRY_S", 0.1)
     asked = []
@@ -134,7 +134,7 @@ def test_kubelet_that_registers_and_never_listens(node, kubelet, running, capsys
     until(lambda: allocatable(kubelet) == 14, "registered until it listens")
 
 
-def test_kubelet_that_comes_later_is_found(node, running, tmp_path):
+def test_later_kubelet_is_found(node, running, tmp_path):
     node.configure(splitCount=7)
     node.paths.kubelet_dir.rmdir()
     running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
@@ -196,7 +196,7 @@ def test_no_free_slice_is_exit_3(node, kubelet, daemon, capsys):
     until(lambda: vgpuctl(node, capsys, "status")[1]["registered"], "status")
 
 
-def test_status_says_what_runs(node, kubelet, daemon, capsys):
+def test_status_shows_the_running_version(node, kubelet, daemon, capsys):
     pod = kubelet.run_pod("one")
     _rc, status, _err = vgpuctl(node, capsys, "status")
     assert status["registered"] is True
@@ -210,7 +210,7 @@ def test_status_says_what_runs(node, kubelet, daemon, capsys):
     assert vgpuctl(node, capsys, "status")[1]["config_sha256"] == before  # the running version, not the version on disk
 
 
-def test_housekeeping_that_fails_does_not_end_the_program(node, kubelet, monkeypatch, running, capsys):
+def test_failed_housekeeping_does_not_end_the_program(node, kubelet, monkeypatch, running, capsys):
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.01)
     fails = threading.Event()
     looks = threading.Semaphore(0)
@@ -231,7 +231,7 @@ def test_housekeeping_that_fails_does_not_end_the_program(node, kubelet, monkeyp
 
 
 @pytest.mark.parametrize("spoil", ["folder", "lock"])
-def test_state_folder_that_cannot_be_used_is_said(node, spoil):
+def test_unusable_state_folder_is_reported(node, spoil):
     from vgpu_plugin.errors import Fatal
 
     node.configure()

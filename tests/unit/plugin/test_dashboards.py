@@ -70,7 +70,7 @@ def test_files_are_made_of_the_table(made):
     assert (tool.FOLDER / made.file).read_text() == text, "run `.build/venv/bin/python tools/dashboards.py`"
 
 
-def test_no_other_file_is_there():
+def test_folder_has_no_other_file():
     assert {one.name for one in tool.FOLDER.glob("*.json")} == {made.file for made in tool.DASHBOARDS}
 
 
@@ -89,7 +89,7 @@ def test_query_is_of_metrics_and_labels_that_exist(file, title, expr, legend):
     assert title
 
 
-def test_labels_of_the_table_are_those_that_are_written():
+def test_labels_of_the_table_are_written_by_the_programs():
     """Each label of the table must occur in the source file that writes the metric."""
     for name, labels in LABELS.items():
         source = SOURCES["scheduler" if name.startswith("vgpu_scheduler") else "node"]
@@ -97,7 +97,7 @@ def test_labels_of_the_table_are_those_that_are_written():
             assert re.search(rf'\b{label}=|"{label}"', source), (name, label)
 
 
-def test_prometheus_reads_every_query(tmp_path):
+def test_prometheus_accepts_every_query(tmp_path):
     promtool = shutil.which("promtool")
     if not promtool:
         pytest.skip("promtool is not installed: package prometheus")
@@ -112,7 +112,7 @@ def test_prometheus_reads_every_query(tmp_path):
 
 
 @pytest.mark.parametrize("made", tool.DASHBOARDS, ids=lambda one: one.file)
-def test_panels_have_what_grafana_wants(made):
+def test_panels_have_the_fields_that_grafana_needs(made):
     found = tool.document(made)
     assert found["title"].startswith("vgpu.fleet: ") and found["uid"] == made.file[:-5] and found["schemaVersion"] == 39
     places = [tuple(one["gridPos"][key] for key in "xy") for one in found["panels"]]

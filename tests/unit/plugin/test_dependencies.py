@@ -52,7 +52,7 @@ def test_every_import_is_declared(package: str) -> None:
 
 
 @pytest.mark.parametrize(("package", "file"), [("vgpu_plugin", "plugin.in"), ("vgpu_scheduler", "scheduler.in")])
-def test_every_package_that_is_pinned_is_imported(package: str, file: str) -> None:
+def test_every_pinned_package_is_imported(package: str, file: str) -> None:
     lines = (PLUGIN.parents[1] / "requirements" / file).read_text().splitlines()
     assert {line for line in lines if line and line[0] not in "#-"} - imported_by(package) == set()
 

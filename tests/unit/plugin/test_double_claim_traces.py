@@ -121,6 +121,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[scenario.Story]:
     out.plugin.stop()
 
 
-def test_double_asks_for_claims_as_the_real_kubelet(story: scenario.Story) -> None:
+def test_double_prepares_claims_as_the_real_kubelet(story: scenario.Story) -> None:
     steps = story.tell()
     assert scenario.differences(scenario.recorded()["steps"], steps) == []

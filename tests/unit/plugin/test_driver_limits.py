@@ -65,7 +65,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_a_limit_as_promised(place: Place) -> None:
+def test_correct_limit_has_no_fault(place: Place) -> None:
     place.container("a")
     assert place.state() == [("a", 1000, 1000, 7, "")]
     assert (place.told, place.limits.notes(), place.limits.repaired) == ([], [], 0)
@@ -89,7 +89,7 @@ def test_a_limit_that_was_lost_is_set_again(place: Place, found: Limits | None) 
     assert place.state()[0][-1] == "", "and the next poll finds it as promised"
 
 
-def test_a_set_that_does_nothing_stays_a_fault(place: Place) -> None:
+def test_ineffective_set_stays_a_fault(place: Place) -> None:
     group = place.container("a")
     place.source.limits[place.uuid, group] = Limits(0, UNLIMITED, 7)
     place.source.drops = True
@@ -99,7 +99,7 @@ def test_a_set_that_does_nothing_stays_a_fault(place: Place) -> None:
     assert len(place.told) == 1, "one event, however many polls"
 
 
-def test_a_resize_takes_the_same_way(place: Place) -> None:
+def test_resize_sets_the_drivers_limit(place: Place) -> None:
     group = place.container("a", 1000, card=15360)
     place.promise("a", 3000, 15360)
     assert place.limits.apply("a") == ""
@@ -113,7 +113,7 @@ def test_a_resize_takes_the_same_way(place: Place) -> None:
     assert place.limits.apply("of nobody") == ""
 
 
-def test_several_allocations_keep_their_sum(place: Place) -> None:
+def test_shared_group_keeps_the_sum_of_its_allocations(place: Place) -> None:
     """Two allocations share the group, so its limit is their sum and not the value in one limits file."""
     place.container("a", 5000, shared_with=1)
     place.promise("a", 2000)
@@ -130,7 +130,7 @@ ENDED = {
 
 
 @pytest.mark.parametrize("case", ENDED)
-def test_a_container_that_ended_is_not_asked_for(place: Place, case: str) -> None:
+def test_ended_container_is_not_polled(place: Place, case: str) -> None:
     group = Path(place.container("a"))
     ENDED[case](place, group)
     assert place.state() == []
@@ -138,13 +138,13 @@ def test_a_container_that_ended_is_not_asked_for(place: Place, case: str) -> Non
         assert place.source.limits[place.uuid, str(group)].hard == UNLIMITED, "cleared while the group is there"
 
 
-def test_the_library_alone_is_told_with_the_reason(place: Place) -> None:
+def test_enforcement_by_the_library_only_is_reported(place: Place) -> None:
     place.container("a", enforcement="library")
     assert place.state() == []
     assert place.limits.notes() == ["allocation a: the library alone enforces its memory: no luck"]
 
 
-def test_an_end_clears_while_the_group_lives(place: Place) -> None:
+def test_ended_allocation_clears_the_limit(place: Place) -> None:
     group = place.container("a")
     place.limits.clear("a")
     assert place.source.limits[place.uuid, group].hard == UNLIMITED
@@ -153,14 +153,14 @@ def test_an_end_clears_while_the_group_lives(place: Place) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"group": 1}', '{"group": "/a", "inode": "x"}'])
-def test_a_spoilt_file_is_passed_by(place: Place, text: str) -> None:
+def test_damaged_file_is_skipped(place: Place, text: str) -> None:
     place.container("a")
     place.container("b")
     (place.folder / "a/driver-limit").write_text(text)
     assert [one[0] for one in place.state()] == ["b"]
 
 
-def test_the_hook_is_of_each_card_and_of_no_mig_device() -> None:
+def test_gpus_have_the_hook_and_mig_devices_do_not() -> None:
     hook = limit_hook.hook("/p/vgpu-limit-hook", "/run/a", "/sys/fs/cgroup", "/lib/nvml.so", "misc", "driver")
     assert hook["hookName"] == "createRuntime"
     assert hook["args"] == [
@@ -172,7 +172,7 @@ def test_the_hook_is_of_each_card_and_of_no_mig_device() -> None:
     assert cdi.with_hooks(devices, []) == devices
 
 
-def test_limits_name_the_card_where_the_driver_enforces(node) -> None:
+def test_limits_have_the_gpus_real_size(node) -> None:
     """The driver reports a limit as the GPU's size, so the library reads the real size from the limits file."""
     pool, allocator, _files = node.parts()
     source = FakeGpus(node.gpus)

@@ -54,18 +54,18 @@ EXPECTED = {
 }
 
 
-def test_file_is_made_of_the_table():
+def test_file_is_generated_from_the_table():
     assert tool.FILE.read_text() == tool.text(), "run `.build/venv/bin/python tools/hami_names.py`"
     assert [one.name for one in tool.NAMES] == list(EXPECTED)
 
 
 @pytest.mark.parametrize("one", tool.NAMES, ids=lambda one: one.name)
-def test_name_is_of_metrics_that_exist(one):
+def test_rule_uses_existing_metrics(one):
     (name,) = re.findall(r"vgpu_[a-z_]+", one.expr)
     assert name in metrics.TYPES
 
 
-def test_prometheus_records_them(tmp_path):
+def test_prometheus_evaluates_the_rules(tmp_path):
     promtool = shutil.which("promtool")
     if not promtool:
         pytest.skip("promtool is not installed: package prometheus")

@@ -53,7 +53,7 @@ FORMER = {
 
 
 @pytest.mark.parametrize("there", FORMER)
-def test_a_new_image_takes_away_what_is_left_without_a_name(tool, tmp_path, there):
+def test_new_image_removes_unnamed_old_images(tool, tmp_path, there):
     images, stay = FORMER[there]
     engine = tmp_path / "engine"
     engine.write_text(ENGINE)
@@ -91,7 +91,7 @@ def built(tool, tmp_path, **extras):
     return made, [one[1:] for one in words if one[0] == "save"]
 
 
-def test_a_second_file_in_the_format_of_oci(tool, tmp_path):
+def test_second_archive_has_the_oci_format(tool, tmp_path):
     oci = tmp_path / "image.oci.tar"
     made, saved = built(tool, tmp_path, oci=oci)
     assert made and oci.exists()
@@ -102,7 +102,7 @@ def test_a_second_file_in_the_format_of_oci(tool, tmp_path):
     assert made and oci.exists()
 
 
-def test_another_library_is_another_image(tool, tmp_path):
+def test_new_library_makes_a_new_image(tool, tmp_path):
     library = tmp_path / "vcuda-1-x86_64.tar.gz"
     library.write_text("one")
     assert built(tool, tmp_path)[0]
@@ -112,7 +112,7 @@ def test_another_library_is_another_image(tool, tmp_path):
     assert built(tool, tmp_path, library=library)[0]
 
 
-def test_docker_writes_no_file_of_oci(tool, tmp_path):
+def test_docker_writes_no_oci_archive(tool, tmp_path):
     archive = tmp_path / "vgpu-plugin.pyz"
     with zipfile.ZipFile(archive, "w") as content:
         content.writestr("about.json", json.dumps({"name": "vgpu-plugin", "version": "1"}))

@@ -34,11 +34,11 @@ def said(lean: str, after: str = "") -> list[str]:
     return found.stdout.splitlines()
 
 
-def test_what_is_not_needed_is_not_loaded():
+def test_unneeded_modules_are_not_loaded():
     assert said(QUIET) == ["[]"]
 
 
-def test_servers_are_quiet():
+def test_grpc_servers_check_rarely():
     """The period is a private constant of grpc. If a release renames the constant, this test fails."""
     look = "import grpc._server as s; print(s._DEALLOCATED_SERVER_CHECK_PERIOD_S)"
     assert said("", look)[1] == "1.0"
@@ -97,7 +97,7 @@ os._exit(0)
 """
 
 
-def test_threads_of_grpc_wake_together_and_ours_when_they_say(tmp_path):
+def test_only_grpc_threads_get_coarse_timers(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("needs root: changes the slack of other threads")
     found: dict[tuple[str, str], set[int]] = {}
@@ -115,7 +115,7 @@ def test_threads_of_grpc_wake_together_and_ours_when_they_say(tmp_path):
     assert ("stopped", "here") in found
 
 
-def test_a_thread_that_ends_under_the_look_is_no_fault_of_the_others(tmp_path, caplog, monkeypatch):
+def test_ending_thread_does_not_affect_others(tmp_path, caplog, monkeypatch):
     """A file of an ended thread can be open and then fail to be read with ESRCH."""
     caplog.set_level("DEBUG")
     for task in ("17", "18"):
@@ -137,7 +137,7 @@ def test_a_thread_that_ends_under_the_look_is_no_fault_of_the_others(tmp_path, c
     assert not caplog.records
 
 
-def test_where_the_kernel_forbids_it_timers_stay_as_they_are(tmp_path, caplog):
+def test_timers_stay_unchanged_without_permission(tmp_path, caplog):
     """No thread is recorded as done, so the next poll tries again."""
     caplog.set_level("DEBUG")
     task = tmp_path / "self" / "task" / "17"

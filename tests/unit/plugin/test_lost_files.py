@@ -112,7 +112,7 @@ def hosts(answer: dict) -> list[str]:
     return [one["host_path"] for one in answer["mounts"]]
 
 
-def test_allocation_that_cannot_be_mended_stops_no_other(node, kubelet, daemon, capsys, monkeypatch):
+def test_unrepairable_allocation_does_not_affect_others(node, kubelet, daemon, capsys, monkeypatch):
     pods = [kubelet.run_pod(name) for name in ("one", "two")]
     bad, good = sorted(one for one in node.paths.allocations.iterdir() if not one.name.startswith("slice-"))
     real = node.mounter.is_mount
@@ -132,7 +132,7 @@ def test_allocation_that_cannot_be_mended_stops_no_other(node, kubelet, daemon, 
     until(lambda: all(os.path.exists(host) for pod in pods for host in hosts(pod["answer"])), "its files")
 
 
-def test_files_that_are_there_are_left_alone(node, kubelet, daemon, capsys):
+def test_existing_files_are_not_replaced(node, kubelet, daemon, capsys):
     """A container has the files mounted, so only missing files are made."""
     kubelet.run_pod("one")
     (folder,) = [one for one in node.paths.allocations.iterdir() if not one.name.startswith("slice-")]
@@ -157,7 +157,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_spoilt_ledger_is_named_and_written_again_when_nobody_uses_it(node, daemon, capsys, what):
+def test_damaged_ledger_is_reported_and_repaired_when_unused(node, daemon, capsys, what):
     assert ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"]) == 0
     lease = json.loads(capsys.readouterr().out)["allocation"]
     path = node.paths.allocations / lease / "rw" / "ledger"

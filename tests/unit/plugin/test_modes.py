@@ -32,7 +32,7 @@ def write(node, sharing, **more) -> None:
     node.config_text = json.dumps({"version": "v1", "sharing": sharing, **more})
 
 
-def test_time_slicing_gives_the_gpu_and_limits_nothing(node):
+def test_time_slicing_sets_no_limits(node):
     write(node, TIME_SLICED)
     pool, allocator, files = node.parts()
     assert len(pool.slices) == 8
@@ -83,7 +83,7 @@ def test_status_warns_of_several_replicas_of_one_gpu(node, kubelet, running, cap
     assert "gets no more compute" in warning
 
 
-def test_compat_gives_two_replicas_of_one_gpu_as_one_like_nvidias_plugin(node):
+def test_compat_mode_merges_replicas_of_one_gpu(node):
     write(node, TIME_SLICED, compat="nvidia-v1")
     _pool, allocator, _files = node.parts()
     uuid = node.gpus[0].uuid
@@ -161,7 +161,7 @@ def test_mig_device_by_cdi(node, monkeypatch):
     }
 
 
-def test_mig_device_without_its_nodes_is_refused(node, monkeypatch):
+def test_mig_device_without_device_nodes_is_refused(node, monkeypatch):
     mig_host(node, monkeypatch, ("nvidia0", "nvidia-caps/nvidia-cap21"))
     _pool, allocator, _files = node.parts()
     with pytest.raises(Refused, match=r"nvidia-cap22 does not exist; nvidia-modprobe makes it"):
@@ -198,7 +198,7 @@ def test_features_of_the_runtime(node, flags, name):
     assert answer.envs[name] == "enabled"
 
 
-def test_faults_of_gpus_and_file_are_told_with_their_place(node):
+def test_configuration_errors_name_their_place(node):
     write(node, {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": [7]}]}})
     with pytest.raises(Fatal, match=r"node\.yaml: sharing\.timeSlicing\.resources\[0\]\.devices: no device 7"):
         node.parts()
@@ -211,7 +211,7 @@ def allocatable(kubelet) -> dict[str, int]:
     return {name: one["allocatable"] for name, one in kubelet.state()["resources"].items() if one["connected"]}
 
 
-def test_resource_whose_name_is_too_long_for_a_socket_is_offered(node, kubelet, running):
+def test_resource_with_a_very_long_name_is_offered(node, kubelet, running):
     name = "gpu." + "a-name-of-sixty-three-characters-is-the-longest-of-kubernetes"[:59]
     write(node, {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 4, "devices": [0], "rename": name}]}})
     node.configure()
@@ -221,7 +221,7 @@ def test_resource_whose_name_is_too_long_for_a_socket_is_offered(node, kubelet, 
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", f"{'d' * 253}/{'n' * 63}", f"{'d' * 253}/{'m' * 63}", "a/b"])
-def test_sockets_fit_and_differ(node, resource):
+def test_socket_names_are_short_and_unique(node, resource):
     paths = dataclasses.replace(node.paths, kubelet_dir=Path("/var/lib/kubelet/device-plugins"))
     found = paths.endpoint(resource)
     assert found.parent == paths.kubelet_dir and len(str(found)) <= 107

@@ -108,7 +108,7 @@ def test_pod_that_mounts_over_our_files_does_not_start(node, kubelet, api, start
 
 
 @pytest.mark.parametrize("sizing", ["equal", "requested"])
-def test_honest_pod_starts_and_is_asked_for_once(node, kubelet, api, start, unchecked, sizing):
+def test_valid_pod_starts_with_one_api_request(node, kubelet, api, start, unchecked, sizing):
     start(sizing)
     put(node, api, container("main", ASKS, FINE), container("side", None, "/dev"))
     run(kubelet)
@@ -118,7 +118,7 @@ def test_honest_pod_starts_and_is_asked_for_once(node, kubelet, api, start, unch
     assert api.count("GET", pod_path("one")) == asked and unchecked() == 0
 
 
-def test_init_container_is_found_by_its_name(node, kubelet, api, start):
+def test_init_container_is_identified_by_name(node, kubelet, api, start):
     start()
     put(node, api, container("main", ASKS), initContainers=[container("init", ASKS, OVER)])
     with pytest.raises(PodError, match="container init: "):
@@ -126,7 +126,7 @@ def test_init_container_is_found_by_its_name(node, kubelet, api, start):
 
 
 @pytest.mark.parametrize("fault", [503, 403, "hang"])
-def test_api_server_that_does_not_answer_stops_no_pod(node, kubelet, api, start, unchecked, caplog, fault):
+def test_unresponsive_api_server_does_not_stop_pods(node, kubelet, api, start, unchecked, caplog, fault):
     start()
     put(node, api, container("main", ASKS, OVER))
     api.fault = lambda method, path: fault if "/pods" in path else None
@@ -139,7 +139,7 @@ def test_api_server_that_does_not_answer_stops_no_pod(node, kubelet, api, start,
     assert unchecked() == 1
 
 
-def test_start_does_not_wait_for_mounts_as_long_as_for_a_size(node, kubelet, api, start, unchecked, monkeypatch):
+def test_mount_check_has_a_short_timeout(node, kubelet, api, start, unchecked, monkeypatch):
     start()
     waits = []
     get = kube_api.Api.get
@@ -156,14 +156,14 @@ def test_start_does_not_wait_for_mounts_as_long_as_for_a_size(node, kubelet, api
     assert waits == [assembly.MOUNTS_ANSWER_S] and unchecked() == 0
 
 
-def test_without_credentials_nobody_is_asked(node, kubelet, api, start, unchecked):
+def test_no_api_request_without_credentials(node, kubelet, api, start, unchecked):
     start(known=False)
     put(node, api, container("main", ASKS, OVER))
     run(kubelet)
     assert api.calls == [] and unchecked() == 0
 
 
-def test_a_pod_is_asked_for_again_once_its_allocation_has_ended(node):
+def test_pod_is_read_again_after_its_allocation_ends(node):
     _pool, allocator, _files = node.parts(splitCount=4)
     (answer,) = allocator.allocate([[f"{node.gpus[0].uuid}::0"]])
     asked = []

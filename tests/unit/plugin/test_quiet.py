@@ -67,7 +67,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_is_mended_at_the_next_look(node, looks, change):
+def test_changed_files_are_repaired_at_the_next_check(node, looks, change):
     outside, pool, allocator, files = made(node, splitCount=3)
     outside.refresh()
     # File times have the resolution of clock ticks: a change in the tick of the last check would be invisible. So the
@@ -92,7 +92,7 @@ def test_what_was_changed_is_mended_at_the_next_look(node, looks, change):
     assert len(looks) == 1, "and it is quiet again"
 
 
-def test_another_library_or_holder_is_seen(node, looks):
+def test_changed_library_or_user_is_noticed(node, looks):
     outside, pool, allocator, files = made(node, splitCount=3)
     outside.refresh()
     node.install_library("0.2.0-bbbbbbbbbbbb")
@@ -105,7 +105,7 @@ def test_another_library_or_holder_is_seen(node, looks):
     assert len(looks) == 3
 
 
-def test_what_changes_during_a_look_is_seen_at_the_next(node, looks, monkeypatch):
+def test_changes_during_a_check_are_found_at_the_next(node, looks, monkeypatch):
     outside, _pool, _allocator, _files = made(node, splitCount=3)
     outside.refresh()
     whole = static_slices.cdi.write
@@ -132,7 +132,7 @@ def test_what_changes_during_a_look_is_seen_at_the_next(node, looks, monkeypatch
     assert len(looks) == 3
 
 
-def test_every_change_of_the_pool_is_seen(node, looks, monkeypatch):
+def test_every_change_of_the_pool_is_noticed(node, looks, monkeypatch):
     """The change is noticed even if the new list is at the address of the old one."""
     monkeypatch.setattr(static_slices, "id", lambda _thing: 1, raising=False)
     outside, pool, _allocator, files = made(node, splitCount=3)
@@ -149,7 +149,7 @@ def test_every_change_of_the_pool_is_seen(node, looks, monkeypatch):
 # ---- the library's folder
 
 
-def test_library_is_followed_wherever_current_leads(node):
+def test_library_follows_the_link_current(node):
     """The link is resolved again only if its target changes; the test covers each kind of change."""
     _pool, allocator, _files = node.parts()
     first = node.library_root / "0.1.0-aaaaaaaaaaaa"
@@ -175,7 +175,7 @@ def test_library_is_followed_wherever_current_leads(node):
 # ---- the files of an allocation
 
 
-def test_limits_come_last_and_whole(node, monkeypatch):
+def test_limits_file_is_written_last_and_complete(node, monkeypatch):
     """The arbiter and the watcher look for the limits file, so it must appear last and complete."""
     pool, allocator, files = node.parts()
     order = []
@@ -196,7 +196,7 @@ def test_limits_come_last_and_whole(node, monkeypatch):
     )
 
 
-def test_half_made_folder_of_a_killed_program_is_made_whole(node):
+def test_incomplete_folder_of_a_killed_program_is_completed(node):
     pool, allocator, files = node.parts()
     answer = allocator.grant([pool.slices[0].id], KUBELET)
     folder = files.folder(answer.allocation)
@@ -232,7 +232,7 @@ def with_slots_at(offset: int) -> bytes:
         with_slots_at(abi_files.fields.LEDGER_FILE_SIZE) + bytes(abi_files.fields.LEDGER_FILE_SIZE),
     ],
 )
-def test_head_says_what_the_whole_ledger_says(tmp_path, data):
+def test_header_check_agrees_with_full_parse(tmp_path, data):
     path = tmp_path / "ledger"
     path.write_bytes(data)
     try:
@@ -328,7 +328,7 @@ class Source:
         return {}
 
 
-def test_watcher_asks_for_ledgers_where_somebody_is_on_a_gpu(node):
+def test_watcher_reads_ledgers_only_if_a_gpu_is_in_use(node):
     pool, allocator, files = node.parts()
     allocator.grant([pool.slices[0].id], KUBELET)
     mounts = []
@@ -343,7 +343,7 @@ def test_watcher_asks_for_ledgers_where_somebody_is_on_a_gpu(node):
     assert len(mounts) == 1, "and once a look, however many GPUs are busy"
 
 
-def test_gpus_that_the_library_shares_change_with_the_pool(node):
+def test_shared_gpus_follow_the_pool(node):
     pool, _allocator, _files = node.parts()
     uuids = tuple(gpu.uuid for gpu in node.gpus)
     assert pool.shape().limited == uuids

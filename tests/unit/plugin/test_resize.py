@@ -84,7 +84,7 @@ def hold(pod, mib):
     return end
 
 
-def test_a_pod_gets_what_it_was_granted_and_its_neighbour_keeps_what_it_has(node, kubelet, api, start):  # noqa: F811
+def test_granted_size_is_applied_and_neighbours_keep_theirs(node, kubelet, api, start):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))
@@ -102,7 +102,7 @@ def test_a_pod_gets_what_it_was_granted_and_its_neighbour_keeps_what_it_has(node
     assert sizes(kubelet.state()["pods"][0]) == [(first, 11360, 70)]
 
 
-def test_what_is_in_use_is_not_taken_and_is_said_once(node, kubelet, api, start):  # noqa: F811
+def test_memory_in_use_is_not_removed_and_reported_once(node, kubelet, api, start):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 8000, 20))
@@ -125,7 +125,7 @@ def test_what_is_in_use_is_not_taken_and_is_said_once(node, kubelet, api, start)
     assert sizes(pod) == [(first, 5999, 20)]
 
 
-def test_a_grant_while_the_program_was_away_and_one_before_the_container_started(node, kubelet, api, start):  # noqa: F811
+def test_grants_during_downtime_and_before_the_start(node, kubelet, api, start):  # noqa: F811
     one, thread = start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))
@@ -142,7 +142,7 @@ def test_a_grant_while_the_program_was_away_and_one_before_the_container_started
     until(lambda: is_done(api, "early"), "what it began with")
 
 
-def test_what_somebody_else_wrote_meanwhile_is_not_lost(node, kubelet, api, start, monkeypatch):  # noqa: F811
+def test_second_grant_is_not_lost(node, kubelet, api, start, monkeypatch):  # noqa: F811
     """A second grant arrives after the limits of the first are written and before the first is confirmed. The
     confirmation is refused and the second grant remains.
     """
@@ -171,7 +171,7 @@ def asked(node, capsys, *words):
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_root_resizes_a_pod_and_the_scheduler_hears_of_it(node, kubelet, api, start, capsys):  # noqa: F811
+def test_resize_by_root_is_written_to_the_pod(node, kubelet, api, start, capsys):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))
@@ -199,7 +199,7 @@ def test_root_resizes_a_pod_and_the_scheduler_hears_of_it(node, kubelet, api, st
     until(lambda: is_done(api, "one"), "the grant")
 
 
-def test_a_pod_whose_predecessor_had_the_same_slice_is_one(node, kubelet, api, start, capsys):  # noqa: F811
+def test_resize_finds_the_new_pod_of_a_reused_slice(node, kubelet, api, start, capsys):  # noqa: F811
     """The record of the ended pod stays for a minute."""
     start()
     first = node.gpus[0].uuid
@@ -217,7 +217,7 @@ def test_a_pod_whose_predecessor_had_the_same_slice_is_one(node, kubelet, api, s
     assert sizes(pod) == [(first, 5000, 20)]
 
 
-def test_where_the_api_server_does_not_answer_nothing_changes(node, kubelet, api, start, capsys):  # noqa: F811
+def test_no_resize_if_the_api_server_does_not_respond(node, kubelet, api, start, capsys):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))
@@ -231,7 +231,7 @@ def test_where_the_api_server_does_not_answer_nothing_changes(node, kubelet, api
     assert asked(node, capsys, "default/one", "--memory", "4000Mi")[0] == 0
 
 
-def test_text_says_what_changed(node, kubelet, api, start, capsys):  # noqa: F811
+def test_text_names_the_change(node, kubelet, api, start, capsys):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))

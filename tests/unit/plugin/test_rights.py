@@ -56,7 +56,7 @@ def test_its_rights_are_what_it_asks_for(asked):
     assert all(missing(RIGHTS - {one}, asked) for one in RIGHTS), "of these rights none could go"
 
 
-def test_nobody_else_has_any_and_no_role_of_others_is_bound():
+def test_no_other_account_has_rights():
     assert accounts(MANIFESTS) == {NAME} and built_in(MANIFESTS, NAME) == set()
     assert not any("*" in one for one in RIGHTS)
 

@@ -43,7 +43,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_configuration_that_is_spoilt_while_it_runs(node, daemon, capsys, how):
+def test_configuration_damaged_at_run_time(node, daemon, capsys, how):
     path = node.paths.config
     until(lambda: warnings(node, capsys) == [], "a plugin that is well")
     text = path.read_bytes()
@@ -57,7 +57,7 @@ def test_configuration_that_is_spoilt_while_it_runs(node, daemon, capsys, how):
     until(lambda: warnings(node, capsys) == [], "the end of the warning")
 
 
-def test_full_run_folder_is_named(node, daemon, capsys, monkeypatch):
+def test_full_run_folder_is_reported(node, daemon, capsys, monkeypatch):
     """The run folder is full, so a removed file cannot be made again."""
     until(lambda: warnings(node, capsys) == [], "a plugin that is well")
 

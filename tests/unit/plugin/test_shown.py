@@ -155,7 +155,7 @@ def test_throttled(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, 
     assert [found[f"vgpu_container_{one}"][0].value for one in ("active", "throttled")] == [active, throttled]
 
 
-def test_violations_count_each_time_that_it_goes_over():
+def test_each_crossing_of_the_limit_counts():
     one = usage.Usage("a", "kubelet", usage.NOBODY, (), "GPU-a", 100, 0, 0, 1, 1.0, -1.0, 0.0)
     seen = usage.Violations()
     rows = [(100, 0), (101, 1), (150, 1), (100, 1), (101, 2)]
@@ -177,7 +177,7 @@ def watched(*reasons: str) -> State:
 @pytest.mark.parametrize(
     ("reason", "count"), [("no-slot", 1), ("more-memory", 1), ("more-time", 0), ("foreign-mount", 0)]
 )
-def test_what_the_watcher_finds_of_memory_is_a_violation(reason, count):
+def test_memory_finding_of_the_watcher_is_a_violation(reason, count):
     """The ledger of a container that bypasses the library does not show this memory."""
     one = usage.Usage("a", "kubelet", usage.NOBODY, (), "GPU-a", 100, 0, 0, 1, 1.0, -1.0, 0.0)
     seen = usage.Violations()
@@ -194,7 +194,7 @@ def test_violation_reaches_the_metrics(node, kubelet, daemon, capsys):
 
 
 @pytest.mark.parametrize(("used", "devices"), [(2**64 - 1, 1), (2**63, 1), (MIB, 0)])
-def test_figures_of_one_tenant_do_not_hide_those_of_others(node, kubelet, daemon, capsys, used, devices):
+def test_broken_tenant_data_does_not_hide_other_tenants(node, kubelet, daemon, capsys, used, devices):
     first, liar = (kubelet.run_pod(name, ids=[f"{node.gpus[n].uuid}::0"]) for n, name in enumerate(("first", "liar")))
     held = [tenant(first, MIB, 0, 1), tenant(liar, used, used, 1)]
     os.pwrite(held[1], struct.pack("<I", devices), abi_files.fields.LEDGER_FIELDS["device_count"][0])
@@ -235,7 +235,7 @@ def test_metrics_by_http(node, kubelet, running):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "no.such.host.invalid:9410"])
-def test_address_that_cannot_be_is_fatal(node, address):
+def test_invalid_metrics_address_is_fatal(node, address):
     from vgpu_plugin.errors import Fatal
 
     node.configure()
@@ -294,7 +294,7 @@ def test_top_slices_and_explain(node, kubelet, daemon, capsys):
 
 
 @pytest.mark.parametrize(("then", "seconds", "got"), [(4.0, 2.0, "25"), (None, 2.0, "-"), (9.0, 2.0, "0")])
-def test_share_that_was_got(then, seconds, got):
+def test_granted_compute_share(then, seconds, got):
     usage = {
         "pod": "",
         "kind": "lease",
@@ -457,7 +457,7 @@ def test_packed_takes_the_most_used_gpu(packed, wanted):
 
 
 @pytest.mark.parametrize("theirs", [[], ["features.d/theirs"], ["theirs"]])
-def test_labels_are_taken_back_with_the_folders_that_held_nothing_else(tmp_path, theirs):
+def test_feature_file_is_removed_with_its_empty_folders(tmp_path, theirs):
     file = tmp_path / "kubernetes" / "node-feature-discovery" / "features.d" / "gfd"
     labels.write(file, {"nvidia.com/gpu.count": "2"})
     for name in theirs:

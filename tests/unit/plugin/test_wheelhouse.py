@@ -51,7 +51,7 @@ FITTING = [
 
 
 @pytest.mark.parametrize(("wheel", "python", "arch", "fits"), FITTING)
-def test_a_wheel_is_taken_by_its_name_where_it_fits(wheel: str, python: str, arch: str, fits: bool) -> None:
+def test_fitting_wheels_are_chosen_by_name(wheel: str, python: str, arch: str, fits: bool) -> None:
     assert wheelhouse.fits(wheel, wheelhouse.Wanted("vgpu-plugin", "1.0-a", python, arch)) is fits
 
 
@@ -113,7 +113,7 @@ def test_a_folder_with_all_wheels_needs_neither_pip_nor_a_compiler(folder: Path)
         ("", {"name": "vgpu-kubelet-double"}, "build_wheels"),
     ],
 )
-def test_what_a_folder_lacks_is_had_as_without_it(
+def test_missing_wheels_are_downloaded_or_built(
     folder: Path, missing: str, options: dict[str, str], asked: str
 ) -> None:
     if missing:
@@ -151,7 +151,7 @@ yaml==6 \\
         ("3.13", ["cffi==2.1", "numpy==2.5", "yaml==6"]),
     ],
 )
-def test_a_host_gets_what_its_python_needs(
+def test_markers_are_evaluated_for_the_hosts_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str, needed: list[str]
 ) -> None:
     lock = tmp_path / "lock.txt"
@@ -173,6 +173,6 @@ def test_the_locks_have_no_other_markers() -> None:
         assert wheelhouse.needed_blocks(wheelhouse.Wanted(name, "1.0-a", "3.11", "x86_64"))
 
 
-def test_a_wheel_with_another_digest_is_not_taken(folder: Path) -> None:
+def test_wheel_with_a_wrong_digest_is_not_used(folder: Path) -> None:
     (folder / "three-2-py3-none-any.whl").write_bytes(b"another")
     assert archive(folder) == "download"

@@ -86,7 +86,7 @@ LACKING = [(field, name) for field, name, _unit in metrics.FIGURES]
 
 
 @pytest.mark.parametrize(("field", "name"), LACKING)
-def test_figure_that_a_card_lacks_is_left_out(node, daemon, capsys, field, name):
+def test_missing_gpu_value_has_no_sample(node, daemon, capsys, field, name):
     daemon.source.shown = {node.gpus[0].uuid: FULL._replace(**{field: -1})}
     expected = {other: rows for other, rows in FIGURES.items() if other != name}
     assert values(text(node, capsys)) == expected
@@ -120,7 +120,7 @@ def test_xids(node, daemon, capsys, events, total, by_number, last):
     assert set(ages) == set(by_number) and all(0 <= age < 60 for age in ages.values())
 
 
-def test_xid_of_no_named_card_is_of_all(node, daemon, capsys):
+def test_xid_without_a_gpu_counts_for_all_gpus(node, daemon, capsys):
     daemon.source.xids.put(("", 48))
     until(lambda: values(text(node, capsys))["vgpu_gpu_xids_total"] == [1, 1], "the event")
 

@@ -76,7 +76,7 @@ def ask(path: Path, timeout_s: float = 30.0) -> api.StatusResponse:
     return Client(path, timeout_s).call("Status", api.StatusRequest())
 
 
-def test_calls_are_those_of_the_proto_file():
+def test_calls_match_the_proto_file():
     methods = api.DESCRIPTOR.services_by_name["Admin"].methods_by_name
     expected = {name: (one.input_type.name, one.output_type.name) for name, one in methods.items()}
     found = {name: tuple(one.DESCRIPTOR.name for one in messages) for name, messages in admin_socket.METHODS.items()}
@@ -84,7 +84,7 @@ def test_calls_are_those_of_the_proto_file():
     assert all(callable(getattr(admin_answers.Admin, name)) for name in expected)
 
 
-def test_an_answer_of_any_length_from_a_socket_of_roots_alone(server, path):
+def test_long_response_from_a_root_only_socket(server, path):
     assert len(ask(path).version) == 300_000
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [one.name for one in Path().iterdir()] == ["plugin.sock"]
@@ -102,7 +102,7 @@ def test_an_answer_of_any_length_from_a_socket_of_roots_alone(server, path):
         (KeyError("x"), "INTERNAL", "Status failed in the plugin: KeyError('x'); see its log"),
     ],
 )
-def test_every_fault_is_a_code_and_a_sentence(server, service, path, fault, code, text):
+def test_every_error_has_a_code_and_a_message(server, service, path, fault, code, text):
     service.fault = fault
     with pytest.raises(Fault) as found:
         ask(path)
@@ -129,7 +129,7 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize("said", [*SAID, *ANSWERED])
-def test_callers_that_are_none(server, path, said):
+def test_invalid_callers(server, path, said):
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(30)
         caller.connect(str(path))
@@ -146,7 +146,7 @@ def test_callers_that_are_none(server, path, said):
     assert ask(path).version, "and the next one is answered"
 
 
-def test_callers_that_say_nothing_do_not_stay(path, service, monkeypatch):
+def test_silent_callers_are_disconnected(path, service, monkeypatch):
     monkeypatch.setattr(admin_socket, "SILENT_S", 0.2)
     server = Server(path, service)
     silent = [socket.socket(socket.AF_UNIX) for _number in range(2 * admin_socket.MOST_CALLS)]
@@ -160,7 +160,7 @@ def test_callers_that_say_nothing_do_not_stay(path, service, monkeypatch):
         server.stop()
 
 
-def test_several_at_once_and_no_more_than_that(server, service, path):
+def test_number_of_concurrent_calls_is_limited(server, service, path):
     service.gate.clear()
     answers: list[int] = []
     callers = [
@@ -179,7 +179,7 @@ def test_several_at_once_and_no_more_than_that(server, service, path):
     assert len(answers) == len(callers)
 
 
-def test_stop_waits_for_no_call_that_is_under_way(server, service, path):
+def test_stop_does_not_wait_for_running_calls(server, service, path):
     service.gate.clear()
     for _number in range(admin_socket.MOST_CALLS):
         threading.Thread(target=request_without_answer, args=(path,), daemon=True).start()
@@ -196,7 +196,7 @@ def request_without_answer(path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["it was ended", "it waited for long enough"])
-def test_a_lease_that_nobody_hears_of_ends(server, service, path, why):
+def test_lease_ends_if_its_caller_is_gone(server, service, path, why):
     """The caller leaves while the service waits for the kubelet, so its lease is released. A caller that stays keeps
     its lease.
     """
@@ -217,7 +217,7 @@ def test_a_lease_that_nobody_hears_of_ends(server, service, path, why):
 
 
 @pytest.mark.parametrize("what", ["a descriptor", "a thread"])
-def test_who_asks_while_something_is_scarce_is_answered_later(path, service, monkeypatch, what):
+def test_calls_are_served_later_if_resources_are_scarce(path, service, monkeypatch, what):
     monkeypatch.setattr(admin_socket, "AGAIN_S", 0.01)
     refused = []
 
@@ -258,7 +258,7 @@ def test_who_asks_while_something_is_scarce_is_answered_later(path, service, mon
         ("a plugin of gRPC", "does not answer: no line end"),
     ],
 )
-def test_what_vgpuctl_says_where_nobody_answers(path, what, text):
+def test_vgpuctls_error_without_a_server(path, what, text):
     listening = socket.socket(socket.AF_UNIX)
     answered: threading.Thread | None = None
     if what == "a file":
@@ -290,7 +290,7 @@ def test_what_vgpuctl_says_where_nobody_answers(path, what, text):
         answered.join(30)
 
 
-def test_stop_removes_the_socket_and_a_start_takes_a_dead_one_over(path, service):
+def test_socket_is_removed_at_stop_and_stale_socket_replaced(path, service):
     first = Server(path, service)
     first.stop()
     assert list(Path().iterdir()) == []

@@ -35,7 +35,7 @@ def devices_of(answer) -> list[tuple[str, int, int]]:
     return [(one["uuid"], one["memory_bytes"] // MIB, one["sm_percent"]) for one in limits_of(answer)["devices"]]
 
 
-def test_limits_say_what_the_issue_says(node):
+def test_limits_of_slices(node):
     """Rows: GPU MiB, split count K, memory scaling S, cores scaling C, expected MiB and SM % of a slice."""
     table = [
         (16160, 2, "1.0", "2", 8080, 100),
@@ -70,7 +70,7 @@ def test_limits_say_what_the_issue_says(node):
         ),
     ],
 )
-def test_flags_of_the_group_reach_the_limits(node, vcuda, flags):
+def test_configured_flags_are_in_the_limits(node, vcuda, flags):
     _pool, allocator, _files = node.parts(**vcuda)
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     limits = limits_of(answer)
@@ -78,7 +78,7 @@ def test_flags_of_the_group_reach_the_limits(node, vcuda, flags):
     assert limits["allocation"] == answer.allocation
 
 
-def test_oversubscribe_is_of_the_own_gpu(node):
+def test_oversubscribe_flag_depends_on_the_gpu(node):
     _pool, allocator, _files = node.parts(devices=[{"match": {"index": 0}, "memoryScaling": "2"}])
     (answer,) = allocator.allocate([[slice_id(node.gpus[1])]])
     assert limits_of(answer)["oversubscribe"] is False
@@ -103,7 +103,7 @@ def test_files_and_their_rights(node):
     assert [one["uuid"] for one in tenant["devices"]] == [node.gpus[0].uuid]
 
 
-def test_what_a_container_has_mounted(node):
+def test_mounts_of_a_new_container(node):
     """The mounted folder has the very files that arbiter and watcher use, and mount points for files that the
     container writes.
     """
@@ -155,7 +155,7 @@ def replace_by(path: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("again", ["make", "make_share"])
 @pytest.mark.parametrize(("about", "spoil"), SPOILT, ids=[one[0] for one in SPOILT])
-def test_what_a_container_has_mounted_is_made_whole(node, about, spoil, again):
+def test_missing_mounted_files_are_restored(node, about, spoil, again):
     _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     folder = files.folder(answer.allocation)
@@ -182,7 +182,7 @@ def test_two_slices_of_one_gpu(node):
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{node.gpus[0].uuid},{node.gpus[1].uuid}"
 
 
-def test_merged_cores_end_at_the_whole_card(node):
+def test_cores_of_merged_slices_are_at_most_100_percent(node):
     _pool, allocator, _files = node.parts(splitCount=2, coresScaling="2", multiSlice="merge")
     (answer,) = allocator.allocate([[slice_id(node.gpus[0], 0), slice_id(node.gpus[0], 1)]])
     assert devices_of(answer) == [(node.gpus[0].uuid, 15360, 100)]
@@ -205,14 +205,14 @@ def test_bad_requests(node, ids, kind, sentence):
     assert files.present() == []
 
 
-def test_one_bad_container_takes_back_the_good_one(node):
+def test_one_invalid_container_reverts_the_whole_request(node):
     _pool, allocator, files = node.parts()
     with pytest.raises(BadRequest):
         allocator.allocate([[slice_id(node.gpus[0])], ["GPU-x::0"]])
     assert (files.present(), allocator.records.all(), node.mounter.mounted) == ([], [], {})
 
 
-def test_mount_that_fails_leaves_nothing(node):
+def test_failed_mount_leaves_no_files(node):
     _pool, allocator, files = node.parts()
     node.mounter.fail_with = OSError(1, "Operation not permitted")
     with pytest.raises(NotNow, match="its files cannot be made"):
@@ -220,14 +220,14 @@ def test_mount_that_fails_leaves_nothing(node):
     assert (files.present(), allocator.records.all()) == ([], [])
 
 
-def test_no_library(node):
+def test_missing_library_is_an_error(node):
     _pool, allocator, _files = node.parts()
     (node.library_root / "current").unlink()
     with pytest.raises(Refused, match="the role vcuda installs it"):
         allocator.allocate([[slice_id(node.gpus[0])]])
 
 
-def test_switch_of_the_library_is_for_new_allocations(node):
+def test_new_library_is_used_for_new_allocations_only(node):
     _pool, allocator, _files = node.parts()
     (old,) = allocator.allocate([[slice_id(node.gpus[0], 0)]])
     node.install_library("0.2.0-bbbbbbbbbbbb")
@@ -327,7 +327,7 @@ def test_prestart_rebuilds_lost_records_from_the_checkpoint(node):
         (lambda node: shutil.rmtree(node.library_root / "0.1.0-aaaaaaaaaaaa"), "is gone, and the container mounts"),
     ],
 )
-def test_prestart_that_cannot_be(node, spoil, sentence):
+def test_prestart_errors(node, spoil, sentence):
     _pool, allocator, _files = node.parts()
     allocator.allocate([[slice_id(node.gpus[0])]])
     spoil(node)
@@ -336,7 +336,7 @@ def test_prestart_that_cannot_be(node, spoil, sentence):
         allocator.prestart([slice_id(node.gpus[0])])
 
 
-def test_records_that_cannot_be_read_are_put_aside(node):
+def test_unreadable_records_are_moved_away(node):
     node.paths.records.write_text('{"version": 1, "allocations": [{"id": 3')
     _pool, allocator, _files = node.parts()
     assert allocator.records.all() == []
@@ -367,7 +367,7 @@ def disk(monkeypatch):
     return Disk(monkeypatch)
 
 
-def test_allocation_that_cannot_be_written_down_leaves_nothing(node, disk):
+def test_allocation_without_a_record_leaves_no_files(node, disk):
     _pool, allocator, files = node.parts()
     (kept,) = allocator.allocate([[slice_id(node.gpus[0])]])
     disk.full = True
@@ -380,7 +380,7 @@ def test_allocation_that_cannot_be_written_down_leaves_nothing(node, disk):
     assert [one.id for one in node.parts()[1].records.all()] == [kept.allocation]
 
 
-def test_end_of_an_allocation_needs_no_disk(node, disk):
+def test_allocation_ends_even_if_the_disk_is_full(node, disk):
     """Even if the record on disk cannot be changed, a lease must end and a slice become free."""
     _pool, allocator, files = node.parts()
     (one,) = allocator.allocate([[slice_id(node.gpus[0])]])
@@ -393,7 +393,7 @@ def test_end_of_an_allocation_needs_no_disk(node, disk):
     assert node.parts()[1].records.all() == []
 
 
-def test_prestart_whose_rebuilt_record_cannot_be_written_down(node, disk):
+def test_prestart_fails_if_the_rebuilt_record_cannot_be_written(node, disk):
     _pool, allocator, files = node.parts()
     ids = [slice_id(node.gpus[0])]
     (answer,) = allocator.allocate([ids])
@@ -409,7 +409,7 @@ def test_prestart_whose_rebuilt_record_cannot_be_written_down(node, disk):
     assert files.present() == [answer.allocation]
 
 
-def test_broken_records_that_cannot_be_put_aside(node, monkeypatch):
+def test_broken_records_that_cannot_be_moved_away(node, monkeypatch):
     node.paths.records.write_text("{")
 
     def refuse(*_arguments):

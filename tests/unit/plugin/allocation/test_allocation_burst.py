@@ -37,7 +37,7 @@ SPREAD = [
 
 
 @pytest.mark.parametrize(("_about", "room", "holders", "expected"), SPREAD, ids=[row[0] for row in SPREAD])
-def test_spread(_about, room, holders, expected):
+def test_distribution_of_burst_memory(_about, room, holders, expected):
     found = [Holder(Bounds(promised, limit), used) for promised, limit, used in holders]
     assert spread(room, found) == expected
 
@@ -113,7 +113,7 @@ def ground(node):
             one.end(pid)
 
 
-def test_what_is_free_is_used_and_given_back(ground):
+def test_burst_memory_is_used_and_returned(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     assert here.mib(one) == [12000], "at once, for a program may ask only once"
@@ -146,7 +146,7 @@ def test_what_is_in_use_makes_the_newcomer_wait_with_a_reason(ground):
     assert here.mib(one) == [6000]
 
 
-def test_what_waits_and_what_is_reserved_are_never_counted_both(ground):
+def test_waiting_and_reserved_memory_count_once(ground):
     """A poll runs between the reservation for a new pod and the pod's record; the memory must count only once."""
     here = ground()
     one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
@@ -168,7 +168,7 @@ def test_what_waits_and_what_is_reserved_are_never_counted_both(ground):
     assert seen == [[4360]] and here.mib(one, plain, newcomer) == [4360, 5000, 6000]
 
 
-def test_who_waits_no_more_holds_nothing_back(ground):
+def test_ended_wait_releases_its_memory(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     pid = here.holds(one, 12000)
@@ -182,7 +182,7 @@ def test_who_waits_no_more_holds_nothing_back(ground):
     assert here.mib(one) == [12000]
 
 
-def test_more_than_was_promised_is_refused_and_nobody_gives_back(ground):
+def test_promise_larger_than_the_free_memory_is_refused(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     with pytest.raises(Refused, match="13361 MiB are asked for, 2000 of 15360 are held by others"):
@@ -190,7 +190,7 @@ def test_more_than_was_promised_is_refused_and_nobody_gives_back(ground):
     assert here.mib(one) == [12000]
 
 
-def test_the_oom_killers_rule_is_that_of_the_slice(ground):
+def test_oom_killer_setting_applies_per_slice(ground):
     """A pod with the OOM killer may be lowered below its use, but only as far as other pods need; its neighbour never
     is.
     """
@@ -211,7 +211,7 @@ def test_the_oom_killers_rule_is_that_of_the_slice(ground):
     assert not here.resizer.leaving(kills)
 
 
-def test_two_that_burst_share_and_a_third_is_promised(ground):
+def test_two_bursting_pods_yield_to_a_third_pods_promise(ground):
     here = ground()
     one, two = here.comes(0, 1000, 20000), here.comes(1, 1000, 20000)
     assert here.mib(one, two) == [7680, 7680]
@@ -220,7 +220,7 @@ def test_two_that_burst_share_and_a_third_is_promised(ground):
     assert sum(here.mib(one, two, three)) == 15360
 
 
-def test_a_neighbour_that_grows_gets_what_was_promised(ground):
+def test_growing_neighbour_gets_its_promise(ground):
     here = ground()
     one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
     here.resize(plain, 9000)
@@ -234,7 +234,7 @@ def test_a_neighbour_that_grows_gets_what_was_promised(ground):
     assert here.mib(one, plain) == [6000, 9000]
 
 
-def test_memory_between_both_is_nobodys_to_resize_and_cores_are(ground):
+def test_burst_memory_cannot_be_resized_but_cores_can(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     with pytest.raises(Refused, match="is from 2000 to 12000 MiB by the vgpu"):
@@ -244,7 +244,7 @@ def test_memory_between_both_is_nobodys_to_resize_and_cores_are(ground):
     assert sizing.bounds_of(here.records.get(one), here.first.uuid) == Bounds(2000, 12000)
 
 
-def test_bounds_outlive_the_program(ground):
+def test_promise_and_limit_survive_a_restart(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     here.begin()
@@ -253,7 +253,7 @@ def test_bounds_outlive_the_program(ground):
     assert here.mib(here.comes(1, 9360), one) == [9360, 6000]
 
 
-def test_what_grew_meanwhile_keeps_its_limit_until_the_next_look(ground):
+def test_grown_pod_keeps_its_limit_until_the_next_poll(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     here.while_waiting = lambda: here.holds(one, 11000) if not here.children else None
@@ -262,7 +262,7 @@ def test_what_grew_meanwhile_keeps_its_limit_until_the_next_look(ground):
     assert here.mib(one) == [11000]
 
 
-def test_a_lease_gets_what_is_free_and_ends_nobody(ground):
+def test_lease_gets_free_memory_only(ground):
     """A lease has no promise: with the OOM killer, a slice still keeps the memory that it uses."""
     here = ground()
     leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
@@ -294,7 +294,7 @@ def test_init_container_and_container_share_a_slice(ground):
     assert here.mib(here.comes(1, 10360), first, second) == [10360, 5000, 5000]
 
 
-def test_a_gpu_that_the_node_does_not_split_any_more_changes_nobody(ground):
+def test_pods_on_a_gpu_without_a_split_do_not_change(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     assert here.records.get(one).limits["devices"][0]["memory_bytes"] == 12000 * MIB

@@ -54,19 +54,19 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("at_most", "limits"), SIZES)
-def test_container_gets_no_more_than_it_asks_for(node, at_most, limits):
+def test_lease_is_at_most_the_requested_size(node, at_most, limits):
     answer = leases_of(node, node.parts(splitCount=4, coresScaling="1")).lease(terms=replace(DOCKER, at_most=at_most))
     assert limits_of(node, answer.allocation) == [limits]
 
 
 @pytest.mark.parametrize("at_most", [AtMost(3841 * MIB), AtMost(0, 26)])
-def test_no_slice_is_so_large(node, at_most):
+def test_request_larger_than_any_slice_is_refused(node, at_most):
     leases = leases_of(node, node.parts(splitCount=4, coresScaling="1"))
     with pytest.raises(NoFreeSlice, match="the largest has 3840 MiB and 25 % of the SMs; ask for less"):
         leases.lease(terms=replace(DOCKER, at_most=at_most))
 
 
-def test_the_larger_gpu_is_taken_where_the_other_is_too_small(node):
+def test_larger_gpu_is_chosen_if_needed(node):
     node.gpus[:] = gpus("T4", "A100-80GB")
     terms = replace(DOCKER, at_most=AtMost(5000 * MIB))
     (one,) = leases_of(node, node.parts(splitCount=4)).lease(terms=terms).slice_ids
@@ -100,7 +100,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("uuid", "terms", "sentence"), BAD)
-def test_terms_that_cannot_be(node, uuid, terms, sentence):
+def test_invalid_lease_terms(node, uuid, terms, sentence):
     with pytest.raises(BadRequest, match=sentence):
         leases_of(node, node.parts()).lease(node.gpus[0].uuid if uuid else "", terms=terms)
 
@@ -134,7 +134,7 @@ def test_lease_lasts_as_long_as_the_container(node, _name, looks, there):
     assert (answer.slice_ids[0] in healthy) is not there
 
 
-def test_holder_is_the_container_by_its_name(node):
+def test_holder_is_named_after_the_container(node):
     parts, engines = node.parts(), Engines()
     leases = leases_of(node, parts, engines)
     answer = leases.lease(terms=DOCKER)
@@ -173,7 +173,7 @@ def test_reboot(node, seen):
     assert (node.paths.allocations / answer.allocation / "rw/ledger").stat().st_ino == made
 
 
-def test_a_lease_of_a_check_asks_no_engine(node):
+def test_checks_lease_does_not_query_an_engine(node):
     parts, engines = node.parts(), Engines()
     leases = leases_of(node, parts, engines)
     leases.lease()
@@ -193,7 +193,7 @@ LISTS = [
 
 
 @pytest.mark.parametrize(("output", "leases"), LISTS)
-def test_list_of_an_engine(tmp_path, output, leases):
+def test_container_list_of_an_engine_is_parsed(tmp_path, output, leases):
     pid = tmp_path / "docker.pid"
     lists = EngineLists(lambda _words: output, pid)
     assert lists.leases(["docker"]) == {}  # listing containers does not start a stopped daemon

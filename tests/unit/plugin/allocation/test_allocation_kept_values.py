@@ -45,7 +45,7 @@ def test_flags_follow_the_settings(node):
         assert {key: found[key] for key in expected} == expected, vcuda
 
 
-def test_flags_are_of_the_gpu_that_is_there_now(node):
+def test_flags_follow_the_current_gpu_model(node):
     """Another GPU model appears under the same UUID, and an exception applies to that model."""
     exception = [{"match": {"model": "V100"}, **OVERSOLD}]
     node.gpus = gpus("T4", "V100-16GB")
@@ -59,7 +59,7 @@ def test_flags_are_of_the_gpu_that_is_there_now(node):
     assert found == [False, True, False]
 
 
-def test_flags_of_one_container_are_not_those_of_another(node):
+def test_flags_are_per_container(node):
     """A starting container of unknown size has ``deny`` in its own limits only."""
     _pool, allocator, _files = node.parts()
     uuid = node.gpus[0].uuid
@@ -80,7 +80,7 @@ def test_flags_of_one_container_are_not_those_of_another(node):
     ],
     ids=["gpu page", "tenant page", "ledger"],
 )
-def test_pages_of_one_gpu_are_named_each_by_its_own_allocation(pack, parse):
+def test_gpu_pages_belong_to_their_own_allocation(pack, parse):
     long = "f" * (abi_files.fields.ALLOCATION_SIZE - 1)
     for uuids in (["GPU-a"], ["GPU-b"], ["GPU-a"]):
         for name in ("a1b2", long, "c3", ""):
@@ -102,7 +102,7 @@ def store(path: Path) -> RecordStore:
     return out
 
 
-def test_leases_and_substitutes_are_known_as_a_new_program_would_know_them(tmp_path):
+def test_cached_leases_equal_reloaded_leases(tmp_path):
     path = tmp_path / "allocations.json"
     kept = store(path)
     rows = [
@@ -128,7 +128,7 @@ def test_leases_and_substitutes_are_known_as_a_new_program_would_know_them(tmp_p
         assert kept.all() == store(path).all()
 
 
-def test_record_that_could_not_be_written_is_known_to_nobody(tmp_path, monkeypatch):
+def test_unwritten_record_is_not_cached(tmp_path, monkeypatch):
     path = tmp_path / "allocations.json"
     kept = store(path)
     kept.put(Record("1", LEASE, ("a",)))
@@ -149,7 +149,7 @@ def test_record_that_could_not_be_written_is_known_to_nobody(tmp_path, monkeypat
 
 @pytest.mark.parametrize("kind", [KUBELET, LEASE])
 @pytest.mark.parametrize("wrong", ["slice_ids", "asked"])
-def test_of_a_file_that_cannot_be_read_nothing_stays(tmp_path, kind, wrong):
+def test_invalid_file_leaves_no_records(tmp_path, kind, wrong):
     """The invalid entry may be the last one, so no entry of the file may stay in memory."""
     path = tmp_path / "allocations.json"
     store(path).put(Record("1", LEASE, ("a",), asked=("b",)))

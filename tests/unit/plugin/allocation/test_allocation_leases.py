@@ -43,7 +43,7 @@ def healthy(pool) -> set[str]:
     return {offer.slice.id for offer in pool.offers()[1] if offer.healthy}
 
 
-def test_lease_takes_the_slice_that_the_kubelet_would_take_last(node):
+def test_lease_takes_the_kubelets_last_choice(node):
     parts = node.parts(splitCount=3)
     answer = leases_of(node, parts).lease(node.gpus[1].uuid)
     assert answer.slice_ids == (f"{node.gpus[1].uuid}::2",)
@@ -77,12 +77,12 @@ def test_unhealthy_gpu_is_not_leased(node):
         ("", 3601, BadRequest, "expected 1 to 3600"),
     ],
 )
-def test_bad_lease(node, uuid, ttl, kind, sentence):
+def test_invalid_lease_requests(node, uuid, ttl, kind, sentence):
     with pytest.raises(kind, match=sentence):
         leases_of(node, node.parts()).lease(uuid, ttl)
 
 
-def test_kubelet_that_gave_the_slice_away_meanwhile_wins(node):
+def test_kubelets_concurrent_allocation_wins_over_a_lease(node):
     parts = node.parts(splitCount=1)
     first, second = (f"{gpu.uuid}::0" for gpu in node.gpus)
     asked = []
@@ -100,7 +100,7 @@ def test_kubelet_that_gave_the_slice_away_meanwhile_wins(node):
     assert healthy(parts[0]) == {first}
 
 
-def test_allocate_that_comes_just_before_the_grant_wins(node, monkeypatch):
+def test_late_allocate_wins_over_a_lease(node, monkeypatch):
     """The kubelet's Allocate arrives after the last check of which slices are in use."""
     parts = node.parts(splitCount=1)
     first, second = (f"{gpu.uuid}::0" for gpu in node.gpus)
@@ -121,7 +121,7 @@ def test_allocate_that_comes_just_before_the_grant_wins(node, monkeypatch):
     assert parts[2].present() == sorted(one.id for one in parts[1].records.all())
 
 
-def test_kubelet_that_does_not_withdraw(node, monkeypatch):
+def test_lease_fails_if_the_kubelet_does_not_withdraw(node, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.allocation.leases.CONFIRM_S", 0.05)
     parts = node.parts(splitCount=1)
     write_checkpoint(node, advertised=[one.id for one in parts[0].slices])
@@ -130,7 +130,7 @@ def test_kubelet_that_does_not_withdraw(node, monkeypatch):
     assert len(healthy(parts[0])) == 2
 
 
-def test_lease_outlives_a_restart_and_ends_in_time(node):
+def test_lease_survives_a_restart_and_expires(node):
     parts = node.parts()
     answer = leases_of(node, parts).lease(ttl_s=100)
     parts = node.parts()
@@ -146,7 +146,7 @@ def test_lease_outlives_a_restart_and_ends_in_time(node):
 
 
 @pytest.mark.parametrize(("boot", "seconds"), [("boot-b", 0.0), ("boot-a", 5000.0)])
-def test_lease_of_another_boot_or_that_is_over_ends_at_the_start(node, boot, seconds):
+def test_expired_lease_ends_at_the_start(node, boot, seconds):
     answer = leases_of(node, node.parts()).lease(ttl_s=100)
     node.clock.boot, node.clock.seconds = boot, node.clock.seconds + seconds
     parts = node.parts()
@@ -178,7 +178,7 @@ class Time:
         return self.now
 
 
-def test_collection_waits_for_the_kubelet(node):
+def test_collection_needs_the_kubelets_checkpoint(node):
     parts = node.parts()
     time = Time()
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
@@ -201,7 +201,7 @@ def test_collection_waits_for_the_kubelet(node):
     assert {one.id for one in parts[1].records.all()} == {kept.allocation, leased.allocation}
 
 
-def test_allocation_that_pod_resources_knows_does_not_end(node):
+def test_allocation_in_pod_resources_does_not_end(node):
     """PodResources still lists the allocation, although the checkpoint lost its entry."""
     parts = node.parts()
     time = Time()
@@ -219,7 +219,7 @@ def test_allocation_that_pod_resources_knows_does_not_end(node):
     assert collector.collect() == [kept.allocation]
 
 
-def test_slice_that_another_pod_has_by_now_does_not_keep_the_former_allocation(node):
+def test_former_allocation_of_a_reused_slice_ends(node):
     """PodResources names slices, not allocations; the checkpoint shows which of two allocations has the slice."""
     parts = node.parts()
     time = Time()
@@ -239,7 +239,7 @@ def test_slice_that_another_pod_has_by_now_does_not_keep_the_former_allocation(n
     assert parts[2].present() == [now.allocation]
 
 
-def test_kubelet_that_keeps_a_deleted_pod_is_asked_to_write_its_checkpoint(node):
+def test_kubelet_is_made_to_write_its_checkpoint(node):
     """The kubelet removes a deleted pod from its checkpoint only at its next write; PodResources omits the pod at
     once.
     """
@@ -270,7 +270,7 @@ def test_kubelet_that_keeps_a_deleted_pod_is_asked_to_write_its_checkpoint(node)
     assert len(asked) == 4
 
 
-def test_one_poll_with_the_allocation_restarts_the_grace(node):
+def test_seen_allocation_restarts_the_grace_period(node):
     parts = node.parts()
     time = Time()
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
@@ -282,7 +282,7 @@ def test_one_poll_with_the_allocation_restarts_the_grace(node):
     assert collector.collect() == []
 
 
-def test_checkpoint_that_names_only_ids_keeps_the_allocation(node):
+def test_checkpoint_without_responses_keeps_the_allocation(node):
     parts = node.parts()
     time = Time()
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
@@ -293,7 +293,7 @@ def test_checkpoint_that_names_only_ids_keeps_the_allocation(node):
         time.now += 2 * GRACE_S
 
 
-def test_containers_of_the_resource_under_its_former_name_keep_their_files(node):
+def test_containers_of_a_renamed_resource_keep_their_files(node):
     """The resource was renamed. Running containers stay listed under the old name."""
     parts = node.parts(splitCount=1)
     time = Time()
@@ -310,7 +310,7 @@ def test_containers_of_the_resource_under_its_former_name_keep_their_files(node)
         leases_of(node, parts).lease()
 
 
-def test_folder_that_nobody_explains_is_removed(node):
+def test_unknown_folder_is_removed(node):
     parts = node.parts()
     time = Time()
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)

@@ -41,7 +41,7 @@ def one_becomes_a_directory(folder, name: str, uuid: str) -> None:
 
 
 @pytest.mark.parametrize("names", [NOW, FORMER, NOW + FORMER], ids=["now", "former", "both"])
-def test_directories_of_an_engine_give_way_before_a_container_starts(node, names):
+def test_engine_made_directories_are_replaced_before_a_start(node, names):
     _pool, allocator, files = node.parts()
     uuid = node.gpus[0].uuid
     (answer,) = allocator.allocate([[f"{uuid}::0"]])
@@ -59,7 +59,7 @@ def test_directories_of_an_engine_give_way_before_a_container_starts(node, names
 
 @pytest.mark.parametrize("again", ["make", "make_share"])
 @pytest.mark.parametrize("name", SINGLE)
-def test_one_directory_in_the_place_of_a_file(node, name, again):
+def test_single_engine_made_directory_is_replaced(node, name, again):
     _pool, allocator, files = node.parts()
     uuid = node.gpus[0].uuid
     (answer,) = allocator.allocate([[f"{uuid}::0"]])
@@ -76,7 +76,7 @@ def test_one_directory_in_the_place_of_a_file(node, name, again):
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_slice_for_docker_and_podman_comes_back(node, name):
+def test_slice_for_docker_and_podman_is_restored(node, name):
     outside, pool, _allocator, files = static_slices(node, splitCount=3)
     outside.refresh()
     desired = specs(node)
@@ -103,7 +103,7 @@ def unusable(node, monkeypatch, slice_name: str) -> None:
     monkeypatch.setattr(node.mounter, "mount_tmpfs", mount)
 
 
-def test_slice_that_cannot_be_offered_stops_no_other(node, monkeypatch):
+def test_broken_slice_does_not_affect_others(node, monkeypatch):
     outside, pool, _allocator, files = static_slices(node, splitCount=3)
     bad, *others = [one.id for one in pool.slices]
     unusable(node, monkeypatch, files.static_name(bad))

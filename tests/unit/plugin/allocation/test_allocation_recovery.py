@@ -59,7 +59,7 @@ def test_no_slice_is_sold_twice(node, how):
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_a_warning_says_what_was_recovered(node, how):
+def test_recovery_is_reported_as_a_warning(node, how):
     parts = begun(node, 1)
     leases_of(node, parts).lease()
     LOST[how](node.paths.records)
@@ -69,7 +69,7 @@ def test_a_warning_says_what_was_recovered(node, how):
     assert str(node.paths.allocations) in warnings
 
 
-def test_records_that_are_whole_rule(node):
+def test_intact_records_take_precedence(node):
     """If the records are intact, a folder without a record is a leftover of an ended allocation and is
     not recovered.
     """
@@ -92,7 +92,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_folder_that_cannot_be_understood_stops_no_other(node, how):
+def test_unreadable_folder_does_not_stop_the_recovery(node, how):
     parts = begun(node)
     (bad, good) = parts[1].allocate([[parts[0].slices[0].id], [parts[0].slices[3].id]])
     SPOILT[how](parts[2].folder(bad.allocation))
@@ -102,7 +102,7 @@ def test_folder_that_cannot_be_understood_stops_no_other(node, how):
     assert parts[2].present() == sorted([bad.allocation, good.allocation])
 
 
-def test_limits_of_now_are_recovered(node):
+def test_current_limits_are_recovered(node):
     """The recovered limits are the current ones, not the ones at the container's start."""
     parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
@@ -116,7 +116,7 @@ def test_limits_of_now_are_recovered(node):
     assert abi_files.says(path.read_bytes(), record.limits)
 
 
-def test_nobody_but_root_reads_it(node):
+def test_record_copy_is_readable_by_root_only(node):
     parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     path = parts[2].folder(one.allocation) / "record"
@@ -124,7 +124,7 @@ def test_nobody_but_root_reads_it(node):
     assert not (parts[2].folder(one.allocation) / "ro" / "record").exists()
 
 
-def test_allocations_of_a_former_version_get_one_at_the_start(node):
+def test_old_allocations_get_a_record_copy_at_the_start(node):
     parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     (parts[2].folder(one.allocation) / "record").unlink()
@@ -169,7 +169,7 @@ def test_gpus_that_nothing_limits_are_recovered(node, how, who):
     assert sorted(one.name for one in node.paths.allocations.iterdir()) == []
 
 
-def test_copy_that_was_removed_is_made_again(node):
+def test_removed_record_copy_is_made_again(node):
     """/run may be emptied while the program runs; after that a loss of the records must still be recoverable."""
     whole(node)
     parts = begun(node)

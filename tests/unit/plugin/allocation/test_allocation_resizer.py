@@ -157,7 +157,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("_about", "others", "has", "uses", "asks", "expected"), TABLE, ids=[row[0] for row in TABLE])
-def test_sizes_of_a_pod(ground, _about, others, has, uses, asks, expected):
+def test_resize_of_a_pod(ground, _about, others, has, uses, asks, expected):
     here = ground(**REQUESTED)
     neighbours = [here.take(here.first, 1 + n) for n in range(len(others))]
     for neighbour, size in zip(neighbours, others, strict=True):
@@ -183,7 +183,7 @@ def test_sizes_of_a_pod(ground, _about, others, has, uses, asks, expected):
     assert not here.allocator.sizer.reserved(allocation)
 
 
-def test_a_size_outlives_the_program_the_container_and_the_boot(ground):
+def test_size_survives_restarts_and_reboots(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 20))
@@ -197,7 +197,7 @@ def test_a_size_outlives_the_program_the_container_and_the_boot(ground):
 
 
 @pytest.mark.parametrize("wanted", [(8000, 40), (1000, 10)])
-def test_a_program_that_was_killed_in_between_leaves_the_size_of_its_record(ground, wanted, monkeypatch):
+def test_size_after_a_kill_follows_the_record(ground, wanted, monkeypatch):
     """The program is killed at each writing step; after the restart the limits must match the record."""
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
@@ -226,7 +226,7 @@ def test_a_program_that_was_killed_in_between_leaves_the_size_of_its_record(grou
         assert before.id == allocation
 
 
-def test_what_is_taken_while_the_limits_are_lowered_is_no_ones_loss(ground):
+def test_allocation_during_a_resize_restores_the_old_size(ground):
     """A process allocates under the old limits just before they change, so the resizer restores the old size."""
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
@@ -264,7 +264,7 @@ def test_what_is_given_up_counts_until_it_is_kept(ground):
     assert here.sizes(other) == [(6000, 40)]
 
 
-def test_what_is_asked_for_counts_before_it_is_written(ground):
+def test_requested_memory_counts_before_it_is_written(ground):
     here = ground(**REQUESTED)
     one, other = here.take(here.first, 0), here.take(here.first, 1)
     here.sized(one, (5000, 40))
@@ -282,7 +282,7 @@ def test_what_is_asked_for_counts_before_it_is_written(ground):
     assert found == [[(5000, 40)]], "the cluster hears of more before there is more"
 
 
-def test_where_the_cluster_cannot_be_told_nothing_is_changed(ground):
+def test_no_resize_without_the_api_server(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (5000, 40))
@@ -304,7 +304,7 @@ def test_where_the_cluster_cannot_be_told_nothing_is_changed(ground):
 
 
 @pytest.mark.parametrize("by", ["the group", "the command"])
-def test_the_oom_killer_lets_a_size_below_what_is_in_use(ground, by):
+def test_oom_killer_allows_a_size_below_the_use(ground, by):
     """The processes are killed at their next call; until then their memory stays reserved, also over a restart."""
     here = ground(**REQUESTED, **({"oomKiller": True} if by == "the group" else {}))
     allocation, other = here.take(here.first, 0), here.take(here.first, 1)
@@ -329,7 +329,7 @@ def test_the_oom_killer_lets_a_size_below_what_is_in_use(ground, by):
     here.resize(other, 13000)
 
 
-def test_who_does_not_wait_for_the_oom_killer_hears_that_it_is_not_done(ground):
+def test_resize_without_waiting_reports_pending_kills(ground):
     here = ground(**REQUESTED, oomKiller=True)
     allocation = here.take(here.first)
     here.sized(allocation, (10000, 20))
@@ -342,7 +342,7 @@ def test_who_does_not_wait_for_the_oom_killer_hears_that_it_is_not_done(ground):
     assert not here.resizer.leaving(allocation)
 
 
-def test_the_oom_killer_that_has_done_its_work(ground):
+def test_resize_completes_after_the_oom_killer(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (10000, 20))
@@ -358,13 +358,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("_about", "make", "kind", "words"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_what_has_no_size(ground, _about, make, kind, words):
+def test_allocations_without_a_size_cannot_be_resized(ground, _about, make, kind, words):
     here = ground(**REQUESTED)
     with pytest.raises(kind, match=words):
         here.resizer.resize(make(here), {})
 
 
-def test_the_size_of_a_claim_is_the_kube_schedulers(ground):
+def test_claims_cannot_be_resized_on_the_node(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 20))
@@ -386,7 +386,7 @@ def test_of_a_spoilt_ledger_only_less_cannot_be_known(ground):
     assert here.sizes(allocation) == [(5000, 20)]
 
 
-def test_after_a_restart_limits_say_what_the_record_says_whatever_the_ledger_is(ground):
+def test_restart_restores_limits_from_the_record(ground):
     """The program was killed after it wrote a smaller share to the record. A tenant may also have
     damaged the ledger.
     """

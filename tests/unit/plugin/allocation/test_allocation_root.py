@@ -64,7 +64,7 @@ if os.geteuid() == 0:
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
 @pytest.mark.parametrize(("about", "spoil"), SPOILT, ids=[one[0] for one in SPOILT])
-def test_root_of_the_node_is_made_whole(node, about, spoil, umask):
+def test_root_of_the_node_is_repaired(node, about, spoil, umask):
     files = AllocationFiles(node.paths.allocations, node.mounter)
     before = os.umask(umask)
     try:
@@ -83,7 +83,7 @@ def test_root_of_the_node_is_made_whole(node, about, spoil, umask):
     assert oct(node.paths.allocations.stat().st_mode) == "0o40700"
 
 
-def test_folder_of_all_allocations_is_closed(node):
+def test_allocations_folder_is_root_only(node):
     node.paths.allocations.mkdir(mode=0o755)
     AllocationFiles(node.paths.allocations, node.mounter).prepare()
     assert oct(node.paths.allocations.stat().st_mode) == "0o40700"
@@ -103,7 +103,7 @@ def allocation(node, folder_of_its_own: str):
     return allocator, files, record, source
 
 
-def test_allocations_have_the_nodes_root(node):
+def test_allocations_use_the_nodes_root(node):
     _allocator, files, record, source = allocation(node, "")
     assert source == files.folder(record.id) / "root"
     # After a rollback, the old version would make a root here only if none exists; it finds this link.
@@ -130,7 +130,7 @@ def test_root_of_an_older_allocation_stays(node, how, own):
 
 
 @pytest.mark.parametrize("own", ["", "whole"])
-def test_root_is_there_after_a_reboot(node, own):
+def test_root_is_restored_after_a_reboot(node, own):
     """The kubelet also keeps responses of an older version, and /run is empty after a reboot."""
     allocator, _files, _record, source = allocation(node, own)
     shutil.rmtree(node.paths.run_dir)
@@ -139,14 +139,14 @@ def test_root_is_there_after_a_reboot(node, own):
     assert [(source / name).is_dir() for name in ("lib", "0")] == [True, True]
 
 
-def test_root_of_the_node_outlives_an_allocation(node):
+def test_root_remains_after_an_allocation_ends(node):
     _allocator, files, record, _source = allocation(node, "")
     files.remove(record.id)
     assert whole(node.paths.run_dir / "root")
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_nothing_is_left_of_it(node, there):
+def test_removal_deletes_the_root(node, there):
     files = AllocationFiles(node.paths.allocations, node.mounter)
     if there:
         files.prepare()

@@ -137,7 +137,7 @@ def test_engine_without_cdi_gets_mounts_and_devices(node, daemon, engine, tmp_pa
         ("podman", "version", "4.2.0", False),
     ],
 )
-def test_engine_that_knows_cdi_gets_a_name(node, daemon, engine, tmp_path, monkeypatch, name, file, text, by_name):
+def test_engine_with_cdi_gets_a_device_name(node, daemon, engine, tmp_path, monkeypatch, name, file, text, by_name):
     monkeypatch.setattr(containers, "PODMAN_FOLDERS", (str(tmp_path / "cdi-of-test"),))
     (engine / "exits").write_text("0")
     (engine / file).write_text(text.format(cdi=tmp_path / "cdi-of-test"))
@@ -157,9 +157,7 @@ def test_engine_that_knows_cdi_gets_a_name(node, daemon, engine, tmp_path, monke
         (["--", "--rm", "image"], True, False),
     ],
 )
-def test_container_is_removed_at_its_end_unless_it_is_to_stay(
-    node, daemon, engine, tmp_path, options, removed, detached
-):
+def test_container_is_removed_at_its_end_by_default(node, daemon, engine, tmp_path, options, removed, detached):
     (engine / "exits").write_text("0")
     assert ctl.main(words(node, tmp_path, *options)) == 0
     said = told(engine)
@@ -176,14 +174,14 @@ def test_detached_container_keeps_its_slices(node, daemon, engine, tmp_path, cap
 
 
 @pytest.mark.parametrize(("left", "status"), [(False, 125), (True, 127)])
-def test_container_that_did_not_start_keeps_nothing(node, daemon, engine, tmp_path, capsys, left, status):
+def test_failed_container_start_releases_its_slices(node, daemon, engine, tmp_path, capsys, left, status):
     (engine / ("stays" if left else "refuses")).touch()
     (engine / "exits").write_text("127")
     assert ctl.main(words(node, tmp_path, "--detach", "--", "image")) == status
     assert (allocations(node, capsys), list((engine / "containers").iterdir())) == ([], [])
 
 
-def test_no_engine_and_no_driver_are_said_and_keep_nothing(node, daemon, engine, tmp_path, capsys):
+def test_missing_engine_or_driver_is_an_error(node, daemon, engine, tmp_path, capsys):
     (tmp_path / "cdi-of-test" / "vgpu-vgpu.fleet-gpu.json").unlink()
     assert ctl.main(words(node, tmp_path, "--", "image")) == 1
     assert "does not exist: the plugin found no libcuda.so.1" in capsys.readouterr().err
@@ -219,7 +217,7 @@ def test_service_of_compose(node, daemon, engine, tmp_path, capsys, plugin, stan
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signal_reaches_the_container_and_the_slice_is_free(node, daemon, engine, tmp_path, capsys, number):
+def test_signal_ends_the_container_and_frees_the_slice(node, daemon, engine, tmp_path, capsys, number):
     code = f"import sys; sys.path[:0] = {sys.path!r}; from vgpu_plugin.ctl.main import main; sys.exit(main())"
     # The tests' parent process may ignore SIGHUP. A preexec_fn is no alternative: it would fork among gRPC's threads
     # and sometimes hang.

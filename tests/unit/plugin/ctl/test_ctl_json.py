@@ -99,7 +99,7 @@ def test_fields_of_messages(command):
     assert documented()[command] == dict(of_message(MESSAGES[command].DESCRIPTOR))
 
 
-def test_fields_that_are_printed(node, kubelet, daemon, capsys):
+def test_printed_fields_are_documented(node, kubelet, daemon, capsys):
     kubelet.run_pod("train")
     pages = documented()
     lease = asked(node, capsys, "lease")[1]
@@ -135,7 +135,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("words", "status", "code", "sentence"), FAULTS)
-def test_fault_is_json_too(node, daemon, capsys, words, status, code, sentence):
+def test_errors_are_printed_as_json(node, daemon, capsys, words, status, code, sentence):
     found, answer = asked(node, capsys, *words)
     assert (found, set(answer)) == (status, {"error", "code"})
     assert sentence in answer["error"] and code in (None, answer["code"])
@@ -207,6 +207,6 @@ def test_completion(tmp_path, words, offered):
     assert completed(tmp_path, *words) == offered
 
 
-def test_completion_of_zsh_is_that_of_bash():
+def test_zsh_completion_equals_bash_completion():
     text = completion.script(parser(), "zsh")
     assert text.startswith("#compdef vgpuctl\n") and completion.script(parser(), "bash") in text

@@ -101,7 +101,7 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("made", "events", "words", "absent"), TOLD)
-def test_what_the_api_server_tells(made, events, words, absent):
+def test_explanation_by_the_api_server(made, events, words, absent):
     text = "\n".join(ctl_pod.of_api(cluster(made, events), "team", "a"))
     assert all(word in text for word in words), text
     assert not any(word in text for word in absent), text
@@ -110,7 +110,7 @@ def test_what_the_api_server_tells(made, events, words, absent):
         assert text.index("first") < text.index("second")
 
 
-def test_events_that_may_not_be_read_are_said():
+def test_forbidden_events_are_reported():
     api = cluster(pod())
 
     def get(path):
@@ -145,7 +145,7 @@ def scheduler():
     server.server_close()
 
 
-def test_the_command_asks_the_scheduler_first(scheduler, capsys):
+def test_command_asks_the_scheduler_first(scheduler, capsys):
     address, asked = scheduler
     assert ctl.main(["explain", "pod", "team/a", "--scheduler", address]) == 0
     assert capsys.readouterr().out == "team/a: waits\n  for room\n" and asked == ["/explain/team/a"]
@@ -157,7 +157,7 @@ def test_the_command_asks_the_scheduler_first(scheduler, capsys):
     assert "needs a name" in capsys.readouterr().err
 
 
-def test_the_command_asks_the_api_server_else(tmp_path, capsys, monkeypatch):
+def test_command_falls_back_to_the_api_server(tmp_path, capsys, monkeypatch):
     with KubeApi() as double:
         double.put(PATH, pod())
         path = write_kubeconfig(tmp_path / "kubeconfig", double.url)
@@ -172,7 +172,7 @@ def test_the_command_asks_the_api_server_else(tmp_path, capsys, monkeypatch):
         assert "nothing" in capsys.readouterr().err
 
 
-def test_no_kubeconfig_at_all_is_said(monkeypatch):
+def test_missing_kubeconfig_is_reported(monkeypatch):
     monkeypatch.setattr(ctl_pod, "KUBECONFIGS", ("/nowhere/conf",))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     with pytest.raises(Fatal, match="name one with --kubeconfig"):

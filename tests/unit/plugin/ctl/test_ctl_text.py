@@ -76,7 +76,7 @@ def test_slices_of_two_sizes_are_two_lines():
     ]
 
 
-def test_what_is_sold_is_the_sum_of_the_slices():
+def test_promised_memory_is_the_sum_of_the_slices():
     (line,) = texts(status(MIG), "GPU-a::0")
     assert texts(status(MIG), "0::0") == [line]
     assert line.startswith("slice GPU-a::0: 4864 MiB, one of 2 of a GPU of 40960 MiB (24832 MiB sold)")
@@ -96,7 +96,7 @@ WITHHELD = [
 
 
 @pytest.mark.parametrize(("kind", "health", "state", "reason", "why"), WITHHELD)
-def test_why_a_slice_is_withheld(kind, health, state, reason, why):
+def test_reason_for_a_withheld_slice(kind, health, state, reason, why):
     held = {"GPU-a::0": kind} if kind else {}
     one = piece(0, health=health, in_use=state == "in use", state=state)
     answer = status([one], held, reason=reason, healthy=not reason)
@@ -123,7 +123,7 @@ def test_slices_fit_the_terminal(width, name):
     assert "in use" in lines[1] and "ml/pppppp" in lines[1]
 
 
-def test_slices_show_what_their_holder_has():
+def test_slices_show_their_current_size():
     """The slice was resized or has its pod's requested size. Two slices of one GPU share one size."""
     pieces = [piece(n, state="in use", in_use=True) for n in range(3)] + [piece(3)]
     answer = status(pieces, {"GPU-a::0": "kubelet"})
@@ -178,7 +178,7 @@ WATCHED = [
 
 
 @pytest.mark.parametrize(("now", "past", "everything", "lines"), WATCHED)
-def test_checks_of_this_host_are_no_trouble_once_they_are_over(now, past, everything, lines):
+def test_finished_checks_are_not_shown_as_problems(now, past, everything, lines):
     found = watched(now, past, everything)
     assert found == lines or (lines is None and all(one.startswith("over for 2 h") for one in found))
 

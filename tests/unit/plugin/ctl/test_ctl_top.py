@@ -37,7 +37,7 @@ LONG = "a-pod-with-a-name-as-long-as-people-like-to-have-them-0"
 
 
 @pytest.mark.parametrize("width", [0, 60, 80, 100, 132, 200])
-def test_names_give_way_to_figures(width):
+def test_names_are_shortened_before_figures(width):
     usages = [row("train", (4711, "python3")), row(LONG, (123456, "torchrun"))]
     whole = ctl_top.top(usages, indexes={UUID: 0}).splitlines()
     lines = ctl_top.top(usages, width=width, indexes={UUID: 0}).splitlines()
@@ -68,7 +68,7 @@ def test_who_it_is(changes, tenant, end):
     assert (cells[0], cells[1], cells[-2:]) == ("3", tenant, end)
 
 
-def test_every_process_has_its_line_up_to_a_few():
+def test_processes_are_listed_up_to_a_maximum():
     programs = [(100 + n, f"worker-{n}") for n in range(6)]
     lines = ctl_top.top([row("train", *programs)], indexes={UUID: 0}).splitlines()
     assert [re.split(r"\s{2,}", line.strip())[-2:] for line in lines[1:5]] == [
@@ -88,7 +88,7 @@ def test_every_process_has_its_line_up_to_a_few():
         ("0::/user.slice", "web", ""),
     ],
 )
-def test_name_of_a_container_by_its_process(tmp_path, group, answer, name):
+def test_container_name_is_found_by_its_process(tmp_path, group, answer, name):
     (tmp_path / "17").mkdir()
     (tmp_path / "17" / "cgroup").write_text(group.format("ab" * 32) + "\n")
     asked: list[tuple[str, ...]] = []
@@ -148,7 +148,7 @@ def live_top(monkeypatch, answers: list, *options: str, lines: str = "24") -> tu
 GONE = Fault("UNAVAILABLE", "it does not answer")
 
 
-def test_live_screen_outlives_a_restart_of_the_plugin(monkeypatch):
+def test_live_screen_survives_a_plugin_restart(monkeypatch):
     status, screens = live_top(monkeypatch, [[row("train")], [row("train")], GONE, GONE, [row("train")], []])
     assert (status, len(screens)) == (0, 5)
     assert all(one.startswith("vgpuctl: it does not answer\nno answer for 0 s") for one in screens[1:3])
@@ -160,7 +160,7 @@ def test_live_screen_outlives_a_restart_of_the_plugin(monkeypatch):
 
 
 @pytest.mark.parametrize("lines", [8, 12, 24])
-def test_screen_is_as_high_as_the_terminal(monkeypatch, lines):
+def test_screen_fits_the_terminals_height(monkeypatch, lines):
     usages = [row(f"train-{n}", allocation=f"a{n}") for n in range(15)]
     _status, screens = live_top(monkeypatch, [usages, usages], lines=str(lines))
     found = screens[0].splitlines()
@@ -169,12 +169,12 @@ def test_screen_is_as_high_as_the_terminal(monkeypatch, lines):
     assert (sum("ml/train-" in line for line in found) + hidden == 15) == (lines == 24 or hidden > 0)
 
 
-def test_live_table_of_nobody_ends_at_once(monkeypatch, capsys):
+def test_live_table_without_tenants_ends_at_once(monkeypatch, capsys):
     assert live_top(monkeypatch, [GONE])[0] == 1
     assert capsys.readouterr().err == "vgpuctl: it does not answer\n"
 
 
-def test_interrupt_within_a_call_is_no_traceback(monkeypatch):
+def test_interrupt_in_a_call_prints_no_traceback(monkeypatch):
     assert live_top(monkeypatch, [KeyboardInterrupt()])[0] == 130
 
 

@@ -117,7 +117,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", SHOWN)
-def test_nothing_is_wider_than_the_terminal(name, width):
+def test_no_line_is_wider_than_the_terminal(name, width):
     assert [line for line in SHOWN[name](width).splitlines() if len(line) > width] == []
 
 
@@ -144,7 +144,7 @@ SAID = [
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("name", "words", "times"), SAID)
-def test_no_sentence_is_cut_and_each_trouble_is_there_once(name, words, times, width):
+def test_each_problem_appears_once_and_uncut(name, words, times, width):
     assert " ".join(SHOWN[name](width).split()).count(words) == times
 
 
@@ -158,13 +158,13 @@ GPUS = [
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_narrow_table_of_gpus_is_whole(width):
+def test_narrow_gpu_table_is_complete(width):
     lines = [" ".join(line.split()) for line in ctl_text.gpu_table(STATUS, width)]
     assert lines == GPUS or width > 80
 
 
 @pytest.mark.parametrize("width", [0, *WIDTHS])
-def test_every_column_of_figures_has_its_unit(width):
+def test_columns_of_figures_have_units(width):
     units = {"MiB", "%", "s", "°C"}
     for name, words in (("top", "GPU TENANT PID PROGRAM"), ("slices", "GPU STATE MODE HELD BY SLICE")):
         head = SHOWN[name](width).splitlines()[0]

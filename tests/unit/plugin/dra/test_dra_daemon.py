@@ -74,7 +74,7 @@ def records(node: Node) -> list[dict[str, Any]]:
 # --- the life of one claim
 
 
-def test_a_pod_gets_what_its_claim_was_given(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_pod_gets_its_claims_allocation(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     begin()
     claim = api.allocate("c", part(memory="4Gi", cores="30"))
     (ids,) = manager.run_pod(pod("p", claim)).values()
@@ -138,7 +138,7 @@ def test_no_resource_is_registered_beside_claims(
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_both_versions_of_the_service_answer_the_same(
+def test_both_service_versions_respond_equally(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, version: str
 ) -> None:
     begin()
@@ -189,7 +189,9 @@ def test_two_claims_of_a_pod_never_share_a_path(node: Node, api: ClaimApi, manag
     assert {path for path in injected(node, ids) if path[-1].isdigit()} == {"/dev/vgpu/1", "/dev/vgpu/0"}
 
 
-def test_a_request_of_two_devices_is_one_share(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_request_for_two_devices_gives_one_share(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin
+) -> None:
     begin()
     claim = api.allocate("c", part(gpu=0), part(gpu=1))
     (ids,) = manager.run_pod(pod("p", claim)).values()
@@ -197,7 +199,7 @@ def test_a_request_of_two_devices_is_one_share(node: Node, api: ClaimApi, manage
     assert limits(injected(node, ids), 0) == dict.fromkeys(GPUS, (4096 * MIB, 30))
 
 
-def test_two_parts_of_one_device_are_its_sum(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_two_parts_of_one_device_are_added(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     begin()
     two = [part(memory="1Gi", cores="50"), part(memory="2Gi", cores="30", shareID="share-2")]
     ids = manager.run_pod(pod("p", api.allocate("c", *two)))["main"]
@@ -210,7 +212,7 @@ def test_two_parts_of_one_device_are_its_sum(node: Node, api: ClaimApi, manager:
         manager.run_pod(pod("r", api.allocate("e", part(cores="60"), part(cores="50", shareID="share-2"))))
 
 
-def test_pods_with_one_claim_have_one_ledger(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_pods_of_one_claim_share_one_ledger(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     begin()
     claim = api.allocate("c", part())
     one, other = (injected(node, manager.run_pod(pod(name, claim))["main"]) for name in ("one", "other"))
@@ -228,7 +230,7 @@ def inodes(mounts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     return {path: Path(one["hostPath"]).stat().st_ino for path, one in mounts.items()}
 
 
-def test_prepared_again_the_files_stay(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_second_preparation_keeps_the_files(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     """The kubelet restarts and prepares the claim again for another pod. The first pod has the files mounted, so they
     stay.
     """
@@ -244,7 +246,7 @@ def test_prepared_again_the_files_stay(node: Node, api: ClaimApi, manager: Claim
     assert manager.restart_container("one", "main") == ids, "and tells the first one's container, too"
 
 
-def test_after_a_reboot_the_same_ids_have_files_again(
+def test_files_are_restored_after_a_reboot(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, running: Any
 ) -> None:
     daemon = begin()
@@ -282,7 +284,7 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def test_the_program_that_starts_again_serves_what_it_prepared(
+def test_restarted_program_serves_prepared_claims(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin
 ) -> None:
     daemon = begin()
@@ -299,9 +301,7 @@ def test_the_program_that_starts_again_serves_what_it_prepared(
 
 
 @pytest.mark.parametrize("gone", ["claims", "claims.ld.so.preload", "claims/255", "allocations"])
-def test_files_that_somebody_removes_come_back(
-    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, gone: str
-) -> None:
+def test_removed_files_are_restored(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, gone: str) -> None:
     begin()
     mounts = injected(node, manager.run_pod(pod("p", api.allocate("c", part())))["main"])
     if gone == "allocations":  # the tmpfs mounts themselves are busy, so only the files in them are removed
@@ -315,14 +315,14 @@ def test_files_that_somebody_removes_come_back(
     assert limits(mounts, 0) == {GPUS[0]: (4096 * MIB, 30)}
 
 
-def test_slices_that_somebody_deletes_come_back(api: ClaimApi, begin: Begin) -> None:
+def test_deleted_resource_slices_are_restored(api: ClaimApi, begin: Begin) -> None:
     begin()
     for _time in range(3):
         api.wipe(None)
         until(lambda: len(api.slices()) == 2, "slices again")
 
 
-def test_the_extender_is_given_no_gpu_of_claims(api: ClaimApi, begin: Begin) -> None:
+def test_extender_gets_no_gpus_with_claims(api: ClaimApi, begin: Begin) -> None:
     """All GPUs belong to the scheduler of claims; the annotation that an earlier program wrote is removed."""
     gpus = [NodeGpu(GPUS[0], "Tesla T4", 15360, 15360, 4, 3840, 25)]
     api.node["metadata"]["annotations"] = {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)}
@@ -331,7 +331,7 @@ def test_the_extender_is_given_no_gpu_of_claims(api: ClaimApi, begin: Begin) -> 
     assert not [name for name in api.node["status"].get("capacity") or {} if "gpu" in name]
 
 
-def test_a_purge_takes_the_slices_away(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_purge_deletes_the_resource_slices(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     daemon = begin()
     daemon.stop()
     daemon.thread.join(20)  # type: ignore[attr-defined]
@@ -342,7 +342,7 @@ def test_a_purge_takes_the_slices_away(node: Node, api: ClaimApi, manager: Claim
 
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_a_purge_of_a_node_without_claims_asks_in_vain(api: ClaimApi, begin: Begin, status: int) -> None:
+def test_purge_of_a_node_without_claims_succeeds(api: ClaimApi, begin: Begin, status: int) -> None:
     daemon = begin()
     daemon.stop()
     daemon.thread.join(20)  # type: ignore[attr-defined]
@@ -371,7 +371,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("results", "config", "reason"), [one[1:] for one in REFUSED], ids=[one[0] for one in REFUSED])
-def test_what_is_refused_leaves_nothing(
+def test_refused_claim_leaves_no_files(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, results: tuple, config: tuple, reason: str
 ) -> None:
     begin()

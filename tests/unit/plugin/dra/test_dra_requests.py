@@ -16,7 +16,7 @@ def of_slices(api: ClaimApi) -> list[str]:
     return [method for method, path in api.calls if "resourceslices" in path and method != "GET"]
 
 
-def test_a_change_is_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
+def test_change_causes_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
     """Counts only requests that write; lists are not counted."""
     daemon = begin()
     assert of_slices(api) == ["POST", "POST"]
@@ -29,7 +29,7 @@ def test_a_change_is_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, poll
     assert 2 <= api.count("GET", "resourceslices") <= 4
 
 
-def test_an_idle_node_asks_nothing_of_slices(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
+def test_idle_node_sends_no_slice_requests(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
     """If 5 000 nodes listed every ten seconds, the API server would get 500 lists a second."""
     begin()
 
@@ -41,7 +41,7 @@ def test_an_idle_node_asks_nothing_of_slices(api: ClaimApi, begin: Begin, polls:
     until(quiet, "five polls without a request")
 
 
-def test_a_claim_is_read_once_each_time_it_is_prepared(api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_preparation_reads_the_claim_once(api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     begin()
     claim = api.allocate("c", part())
     for name in ("one", "two"):

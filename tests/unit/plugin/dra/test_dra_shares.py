@@ -68,7 +68,7 @@ SHARES = [
 
 
 @pytest.mark.parametrize(("results", "expected"), [one[1:] for one in SHARES], ids=[one[0] for one in SHARES])
-def test_shares_are_what_was_consumed(results: list, expected: list) -> None:
+def test_shares_follow_consumed_capacity(results: list, expected: list) -> None:
     assert shares_of(CLAIM, claim(*results), "n1") == expected
 
 
@@ -84,7 +84,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("found", "reason"), [one[1:] for one in REFUSED], ids=[one[0] for one in REFUSED])
-def test_a_claim_that_is_not_understood_is_refused(found: dict, reason: str) -> None:
+def test_invalid_claim_is_refused(found: dict, reason: str) -> None:
     with pytest.raises(Refused, match=reason.replace("'", ".")):
         shares_of(CLAIM, found, "n1")
 
@@ -137,7 +137,7 @@ def test_parameters_of_the_class_come_first(config: tuple, expected: dict) -> No
     assert {share.request: [dict(words) for _source, words in share.given]} == expected
 
 
-def test_parameters_for_one_of_the_alternatives() -> None:
+def test_parameters_for_one_alternative_request() -> None:
     config = (opaque(requests=("gpu/large",), logLevel=3), opaque(requests=("gpu/small",), logLevel=4))
     (share,) = shares_of(CLAIM, claim(result("gpu/large"), config=config), "n1")
     assert [words for _source, words in share.given] == [{"logLevel": 3}]
@@ -166,7 +166,7 @@ def test_parameters_only_tighten(given: list, changed: dict) -> None:
     assert parameters.tightened(NODE, given) == {**NODE, "priority": 1, **changed}
 
 
-def test_oversubscription_is_the_nodes_to_allow() -> None:
+def test_oversubscription_needs_the_nodes_permission() -> None:
     assert (
         parameters.tightened({**NODE, "oversubscribe": False}, [(CLASS, {"oversubscribe": True})])["oversubscribe"]
         is False

@@ -38,7 +38,7 @@ def offered(api: ClaimApi, kubelet: Any, manager: ClaimManager) -> list[str]:
 
 @pytest.mark.parametrize("named", ["", "other"], ids=["node.yaml", "by label"])
 @pytest.mark.parametrize("ways", [("claims", "slices"), ("slices", "claims")], ids=" to ".join)
-def test_a_changed_way_ends_the_program(
+def test_changed_allocation_mode_ends_the_program(
     node: Node, api: ClaimApi, kubelet: Any, manager: ClaimManager, start: Begin, ways: tuple[str, str], named: str
 ) -> None:
     before, after = ways
@@ -65,7 +65,7 @@ def test_a_changed_way_ends_the_program(
     assert again.thread.is_alive(), "it ends once"  # type: ignore[attr-defined]
 
 
-def test_claims_in_use_keep_the_way(
+def test_claims_in_use_keep_the_allocation_mode(
     node: Node,
     api: ClaimApi,
     kubelet: Any,

@@ -41,7 +41,7 @@ def test_every_file_of_an_allocation_is_labelled(node, before):
     assert {os.stat(host).st_ino for host in hosts} == set(labelled)
 
 
-def test_the_label_is_of_all_containers():
+def test_label_allows_all_containers():
     calls: list[tuple[int, str, bytes]] = []
     confinement.Labeller(lambda *words: calls.append(words))(7)
     assert calls == [(7, "security.selinux", b"system_u:object_r:container_file_t:s0\0")]
@@ -65,7 +65,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize(("text", "labels"), KERNELS, ids=["SELinux", "another", "no list"])
-def test_who_labels(tmp_path, text, labels):
+def test_labelling_depends_on_the_kernel(tmp_path, text, labels):
     """Decides by /proc/filesystems, because a DaemonSet's pod does not see the host's SELinux file system."""
     if text is not None:
         (tmp_path / "filesystems").write_text(text)

@@ -13,7 +13,7 @@ from vgpu_plugin.errors import Refused
 from vgpu_plugin.inject import driver_files, handover
 
 
-def test_arguments_are_those_of_the_program():
+def test_manifests_arguments_are_valid():
     """An argument that the program's parser does not know would make every pod fail."""
     desired = manifests.Desired("image", options=["--labels"], kubelet_dir="/data/kubelet")
     given = main.parser().parse_args(manifests.arguments(desired))

@@ -50,7 +50,7 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize(("strategy", "more", "visible", "mounts", "devices", "annotations"), STRATEGIES)
-def test_strategies(node, strategy, more, visible, mounts, devices, annotations):
+def test_response_by_device_list_strategy(node, strategy, more, visible, mounts, devices, annotations):
     configured(node, deviceListStrategy=strategy, **more)
     _pool, allocator, _files = node.parts()
     uuids = [gpu.uuid for gpu in node.gpus]
@@ -118,7 +118,7 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("kubelet", "containerd", "crio", "nvidia", "wanted"), HOSTS)
-def test_auto(tmp_path, kubelet, containerd, crio, nvidia, wanted):
+def test_choice_of_the_strategy_auto(tmp_path, kubelet, containerd, crio, nvidia, wanted):
     files = {
         "etc/containerd/config.toml": containerd,
         "etc/crio/crio.conf": "" if crio else None,
@@ -165,7 +165,7 @@ def test_auto_follows_the_options_of_the_runtime_while_the_program_runs(node):
 # ---- the driver's files
 
 
-def test_loader_cache_is_what_the_loader_says():
+def test_loader_cache_equals_ldconfigs_output():
     said = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     lines = [re.fullmatch(r"\t(\S+) \(.*x86-64.*\) => (\S+)", line) for line in said.splitlines()]
     listed: dict[str, str] = {}
@@ -179,7 +179,7 @@ def test_loader_cache_is_what_the_loader_says():
 
 
 @pytest.mark.parametrize("content", [None, b"", b"glibc-ld.so.cache1.0", driver_files.CACHE_MAGIC + b"\xff\xff\0\0"])
-def test_loader_cache_that_is_none(tmp_path, content):
+def test_invalid_loader_cache(tmp_path, content):
     (tmp_path / "etc").mkdir()
     if content is not None:
         (tmp_path / "etc/ld.so.cache").write_bytes(content)
@@ -282,7 +282,7 @@ def record_of(files, piece):
     return Record(files.static_name(piece.id), "slice", (piece.id,), {"devices": [{"uuid": piece.uuid}]}, "/lib")
 
 
-def test_second_look_writes_nothing(node):
+def test_second_check_writes_nothing(node):
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
     before = {path: path.stat().st_ino for path in node.paths.cdi_dir.iterdir()}
@@ -299,7 +299,7 @@ def test_second_look_writes_nothing(node):
         ("unfinished.tmp", "kind: nvidia.com/gpu\n", True),
     ],
 )
-def test_cdi_kind_of_nvidia_stays_with_its_owner(node, name, text, ours):
+def test_nvidia_cdi_kind_is_written_only_without_another_owner(node, name, text, ours):
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
     node.paths.cdi_dirs_of_others[0].mkdir()
@@ -324,7 +324,7 @@ def hold(files, slice_id: str, slot: int = 3) -> int:
     return descriptor
 
 
-def test_beside_claims_only_slices_in_use_are_offered(node):
+def test_with_claims_only_used_slices_are_offered(node):
     """With claims, the scheduler assigns whole GPUs to claims, so no new slices are offered."""
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()
@@ -344,7 +344,7 @@ def test_beside_claims_only_slices_in_use_are_offered(node):
     assert files.static() == []
 
 
-def test_slice_in_use_outside_is_withdrawn_and_refused(node):
+def test_slice_in_use_outside_kubernetes_is_withdrawn(node):
     outside, pool, allocator, files = static_slices(node)
     outside.refresh()
     used, free = f"{node.gpus[0].uuid}::1", f"{node.gpus[0].uuid}::0"
@@ -371,7 +371,7 @@ def slots_behind_the_end_of_a_file_that_is_grown(descriptor: int) -> None:
 
 
 @pytest.mark.parametrize("spoil", [nonsense, slots_behind_the_end_of_a_file_that_is_grown])
-def test_slice_whose_ledger_its_container_spoils_stays_in_use(node, spoil):
+def test_slice_with_a_damaged_ledger_stays_in_use(node, spoil):
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()
     used = f"{node.gpus[0].uuid}::1"
@@ -389,7 +389,7 @@ def test_slice_whose_ledger_its_container_spoils_stays_in_use(node, spoil):
     assert abi_files.read_ledger(str(ledger))["devices"] == [node.gpus[0].uuid]
 
 
-def test_slice_that_is_taken_outside_while_it_is_given_out_is_refused(node, monkeypatch):
+def test_slice_used_outside_during_its_allocation_is_refused(node, monkeypatch):
     outside, _pool, allocator, files = static_slices(node)
     outside.refresh()
     mine = f"{node.gpus[0].uuid}::1"
@@ -412,7 +412,7 @@ def denied(files, slice_id: str) -> bool:
     return abi_files.parse_limits((files.folder(files.static_name(slice_id)) / "limits").read_bytes())["deny"]
 
 
-def test_slice_that_was_given_out_is_denied_outside(node):
+def test_allocated_slice_is_denied_outside_kubernetes(node):
     outside, _pool, allocator, files = static_slices(node)
     outside.refresh()
     mine, other = f"{node.gpus[0].uuid}::1", f"{node.gpus[0].uuid}::0"
@@ -442,7 +442,7 @@ def test_new_library_is_for_new_containers(node):
 
 
 @pytest.mark.parametrize("in_use", [True, False])
-def test_slice_of_an_older_version_gets_its_share(node, monkeypatch, in_use):
+def test_old_slice_gets_the_new_mount_folder(node, monkeypatch, in_use):
     """The old files stay, because a container may have them mounted and may not use its GPU yet. The next container
     finds all that it mounts.
     """
@@ -460,7 +460,7 @@ def test_slice_of_an_older_version_gets_its_share(node, monkeypatch, in_use):
     assert {name: (folder / name).stat().st_ino for name in before} == before
 
 
-def test_folders_come_before_what_lies_in_them(node):
+def test_parent_folders_are_mounted_first(node):
     """docker, podman, containerd and CRI-O sort mounts by depth, but other readers of the file may not."""
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
@@ -469,7 +469,7 @@ def test_folders_come_before_what_lies_in_them(node):
         assert all(above not in paths[place:] for place, path in enumerate(paths) for above in path.parents)
 
 
-def test_unfinished_file_is_none_that_a_reader_takes(node, monkeypatch):
+def test_unfinished_cdi_file_has_another_suffix(node, monkeypatch):
     seen = []
     monkeypatch.setattr("os.replace", lambda source, target: seen.append((Path(source), Path(target))))
     cdi.write(node.paths.cdi_dir, {"kind": "vgpu.fleet/gpu"})
@@ -477,7 +477,7 @@ def test_unfinished_file_is_none_that_a_reader_takes(node, monkeypatch):
     assert (source.suffix in (".json", ".yaml"), target.suffix) == (False, ".json")
 
 
-def test_files_are_not_for_the_collector(node):
+def test_collector_keeps_static_slice_files(node):
     outside, _pool, _allocator, files = static_slices(node)
     outside.refresh()
     assert (files.present(), len(files.static())) == ([], 4)

@@ -46,7 +46,7 @@ STORIES = [
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_signs_of_a_load(tmp_path: Path, story: list[tuple[str, bool]]) -> None:
+def test_driver_reload_is_detected(tmp_path: Path, story: list[tuple[str, bool]]) -> None:
     host = Host(tmp_path)
     host.load()
     load = DriverLoad(tmp_path, lambda: host.lost)
@@ -55,7 +55,7 @@ def test_signs_of_a_load(tmp_path: Path, story: list[tuple[str, bool]]) -> None:
         assert load.again() is expected, word
 
 
-def test_a_host_without_that_folder_shows_lost_limits(tmp_path: Path) -> None:
+def test_lost_limits_show_a_reload_without_sysfs(tmp_path: Path) -> None:
     """The module may have another name, or sysfs may not be visible; then lost limits show the reload."""
     host = Host(tmp_path)
     load = DriverLoad(tmp_path, lambda: host.lost)

@@ -63,7 +63,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("refused", "unknown"), REFUSED.values(), ids=REFUSED)
-def test_figure_that_is_refused_hides_no_other(refused, unknown):
+def test_unsupported_gauge_does_not_hide_others(refused, unknown):
     assert gauges.read(Nvml(*refused), "GPU-a") == ALL._replace(**unknown)
 
 
@@ -107,7 +107,7 @@ HANGS = [(1.5, True), (4.9, True), (5.1, False), (60.0, False)]
 
 
 @pytest.mark.parametrize(("later", "shown"), HANGS)
-def test_driver_that_hangs_delays_nobody_for_long(source, later, shown):
+def test_hanging_driver_delays_reads_only_briefly(source, later, shown):
     now = [100.0]
     cached = Cached(source.gauges, wait_s=0.05, monotonic=lambda: now[0])
     cached.of(["GPU-a"])
@@ -122,14 +122,14 @@ def test_driver_that_hangs_delays_nobody_for_long(source, later, shown):
     assert cached.of(["GPU-a"])["GPU-a"].temperature == 2
 
 
-def test_cards_that_all_hang_are_waited_for_together(source):
+def test_hanging_gpus_are_waited_for_in_parallel(source):
     source.stuck = {f"GPU-{number}" for number in range(16)}
     begun = time.monotonic()
     assert Cached(source.gauges, wait_s=0.2).of(sorted(source.stuck)) == dict.fromkeys(source.stuck, Gauges())
     assert time.monotonic() - begun < 1.6, "the wait of one, and not of sixteen"
 
 
-def test_fault_of_a_read_is_no_fault_of_the_scrape():
+def test_read_error_does_not_fail_the_scrape():
     def broken(uuid: str) -> Gauges:
         raise OSError(uuid)
 

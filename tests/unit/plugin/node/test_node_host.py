@@ -132,7 +132,7 @@ def test_nvml_lists_gpus(monkeypatch, tmp_path):
     ]
 
 
-def test_nvml_that_fails(monkeypatch, tmp_path):
+def test_nvml_errors(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", Pynvml(nvmlInit=failing(9)))
     with pytest.raises(GpuError, match="NVML does not start: Driver Not Loaded"):
         Nvml(tmp_path)
@@ -179,7 +179,7 @@ def test_health_marks_only_the_gpu_and_not_for_faults_of_applications(running):
     assert (pool.unhealthy_reason(found[0].uuid), pool.unhealthy_reason(found[1].uuid)) == ("", "Xid 48")
 
 
-def test_health_goes_on_after_a_fault_of_the_driver(running, monkeypatch):
+def test_health_watch_continues_after_a_driver_error(running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.PAUSE_S", 0.01)
     found = gpus("T4")
     pool, source = Pool(found, []), FakeGpus(found)
@@ -206,7 +206,7 @@ def test_notify_without_systemd(tmp_path):
     assert notify("READY=1", str(tmp_path / "nobody")) is False
 
 
-def test_new_folder_watch_lets_the_caller_look_again(tmp_path):
+def test_new_folder_watch_returns_at_once(tmp_path):
     """The first wait returns at once: a change may have happened between the caller's check and the start of the
     watch.
     """
@@ -218,7 +218,7 @@ def test_new_folder_watch_lets_the_caller_look_again(tmp_path):
     watch.close()
 
 
-def test_wake_after_the_end_touches_nothing(tmp_path):
+def test_wake_after_close_writes_nothing(tmp_path):
     watch = FolderWatch(tmp_path)
     watch.close()
     ends = os.pipe()  # the new pipe gets the file descriptor numbers that the closed watch used

@@ -58,7 +58,7 @@ def test_known_authority_by_file_and_by_data(tmp_path, authority, server):
             assert reached(tmp_path, {"server": server.url, **cluster}, user) == "node-1"
 
 
-def test_stranger_is_not_believed(tmp_path, authority, server):
+def test_unknown_certificate_authority_is_refused(tmp_path, authority, server):
     for cluster in ({"certificate-authority": str(authority / "stranger.crt")}, {}):
         with pytest.raises(kube_api.ApiError, match="CERTIFICATE_VERIFY_FAILED"):
             reached(tmp_path, {"server": server.url, **cluster}, {"token": "secret"})
@@ -138,7 +138,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("config", "words"), FAULTS, ids=[one[1] for one in FAULTS])
-def test_file_that_is_no_kubeconfig_is_refused_by_its_place(tmp_path, config, words):
+def test_invalid_kubeconfig_error_names_the_place(tmp_path, config, words):
     path = tmp_path / "config"
     path.write_text(config if isinstance(config, str) else json.dumps(config))
     with pytest.raises(Fatal, match=words) as fault:
@@ -146,7 +146,7 @@ def test_file_that_is_no_kubeconfig_is_refused_by_its_place(tmp_path, config, wo
     assert str(path) in str(fault.value)
 
 
-def test_server_that_is_away_or_talks_nonsense(tmp_path):
+def test_missing_or_invalid_server(tmp_path):
     with pytest.raises(kube_api.ApiError, match=r"127\.0\.0\.1:1: .*refused"):
         reached(tmp_path, {"server": "http://127.0.0.1:1"}, None)
     with pytest.raises(Fatal, match="No such file"):

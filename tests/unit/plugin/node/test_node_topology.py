@@ -57,7 +57,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("about", "available", "must", "size", "answer"), CASES, ids=[one[0] for one in CASES])
-def test_nearest(about, available, must, size, answer):
+def test_nearest_gpus(about, available, must, size, answer):
     found = nearest(list(available), list(must), size, LINKS, ORDER)
     assert sorted(found) == sorted(answer)
     assert sorted(nearest(list(reversed(available)), list(must), size, LINKS, ORDER)) == sorted(answer)
@@ -74,7 +74,7 @@ def worth(names, links) -> int:
 
 
 @pytest.mark.parametrize(("cards", "sizes", "least"), [(8, (2, 3, 4, 5), 1.0), (16, (3,), 0.75)])
-def test_against_all_sets(cards, sizes, least):
+def test_choice_is_nearly_optimal(cards, sizes, least):
     """Random interconnects: the choice is optimal on 8 GPUs, and at least 75 % as good as the best on 16 GPUs."""
     choose = random.Random(7)
     order = [f"G{n:02d}" for n in range(cards)]
@@ -125,7 +125,7 @@ class Driver:
         return SimpleNamespace(busId=self.links[handle][link].encode())
 
 
-def test_ways_as_the_driver_tells_them():
+def test_interconnects_reported_by_the_driver():
     nvml = Nvml.__new__(Nvml)
     nvml._nvml = Driver()
     cards = [SimpleNamespace(uuid=u, index=n, pci=f"00000000:{n + 1:02x}:00.0") for n, u in enumerate("abc")]
@@ -133,7 +133,7 @@ def test_ways_as_the_driver_tells_them():
     assert {uuid: dict(row) for uuid, row in found.items()} == {"a": {"b": 140}, "b": {"a": 140}}
 
 
-def test_kubelet_gets_near_gpus(node, kubelet, running):
+def test_kubelet_is_offered_near_gpus(node, kubelet, running):
     cards = gpus("T4", "T4", "T4", "T4")
     far, near = cards[0].uuid, [cards[1].uuid, cards[3].uuid]
     cards = [

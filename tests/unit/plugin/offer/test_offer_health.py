@@ -67,7 +67,7 @@ def unhealthy(watch) -> list[bool]:
     return [bool(watch.pool.unhealthy_reason(uuid)) for uuid in watch.uuids]
 
 
-def test_well_again_after_a_clean_period(watch):
+def test_gpu_is_healthy_after_a_clean_period(watch):
     first = watch.uuids[0]
     watch.saw(first, 79)
     watch.time.now += 59
@@ -82,7 +82,7 @@ def test_well_again_after_a_clean_period(watch):
     assert unhealthy(watch) == [False, False]
 
 
-def test_not_well_while_the_driver_says_no(watch):
+def test_gpu_stays_unhealthy_while_the_driver_reports_a_fault(watch):
     first = watch.uuids[0]
     watch.saw(first, 79)
     watch.source.faults[first] = "the driver says: GPU is lost"
@@ -94,12 +94,12 @@ def test_not_well_while_the_driver_says_no(watch):
     assert unhealthy(watch) == [False, False]
 
 
-def test_fault_of_an_unknown_gpu_is_that_of_all(watch):
+def test_fault_of_an_unknown_gpu_counts_for_all_gpus(watch):
     watch.saw("", 79)
     assert unhealthy(watch) == [True, True]
 
 
-def test_lost_gpu_is_well_as_soon_as_it_answers(watch):
+def test_lost_gpu_is_healthy_once_it_responds(watch):
     watch.lost(watch.uuids[1], "NVML does not list it")
     assert unhealthy(watch) == [False, True]
     watch.source.faults[watch.uuids[1]] = "the driver says: not found"
@@ -145,7 +145,7 @@ def test_gpu_that_falls_off_the_bus_is_lost_whatever_xid_says_so(watch, first):
     assert unhealthy(watch) == [False, False]
 
 
-def test_driver_that_ends_is_opened_again(watch, running, monkeypatch):
+def test_ended_driver_is_opened_again(watch, running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.PAUSE_S", 0.01)
     opened = []
 
@@ -193,7 +193,7 @@ def test_xid_and_recovery_reach_the_kubelet(node, kubelet, daemon):
     until(lambda: allocatable(kubelet) == 14, "the slices to come back")
 
 
-def test_gpu_that_vanishes_and_comes_back(node, kubelet, daemon):
+def test_gpu_disappears_and_returns(node, kubelet, daemon):
     both = list(daemon.source.listed)
     daemon.source.faults[both[1].uuid] = "the driver says: not found"
     daemon.source.listed = both[:1]
@@ -205,13 +205,13 @@ def test_gpu_that_vanishes_and_comes_back(node, kubelet, daemon):
     until(lambda: allocatable(kubelet) == 14, "the slices to come back")
 
 
-def test_gpu_that_appears_later_is_offered_without_a_restart(node, kubelet, daemon):
+def test_new_gpu_is_offered_without_a_restart(node, kubelet, daemon):
     third = dataclasses.replace(gpus("T4", "T4", "T4")[2])
     daemon.source.listed = [*node.gpus, third]
     until(lambda: allocatable(kubelet) == 21, "the slices of the new GPU")
 
 
-def test_driver_that_does_not_answer_makes_all_unhealthy(node, kubelet, daemon, monkeypatch):
+def test_unresponsive_driver_makes_all_gpus_unhealthy(node, kubelet, daemon, monkeypatch):
     def fail():
         raise GpuError("NVML does not list the GPUs: driver not loaded")
 
@@ -225,7 +225,7 @@ def test_driver_that_does_not_answer_makes_all_unhealthy(node, kubelet, daemon, 
     until(lambda: allocatable(kubelet) == 14, "all slices to come back")
 
 
-def test_driver_that_comes_later_is_waited_for(node, kubelet, running, monkeypatch):
+def test_program_waits_for_the_driver(node, kubelet, running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.daemon.DRIVER_RETRY_S", 0.02)
     tries = []
 

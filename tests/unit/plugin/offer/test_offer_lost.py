@@ -90,7 +90,7 @@ def test_lost_gpu_is_seen_after_a_restart(node, kubelet, begin, capsys, index, c
         kubelet.run_pod("late", ids=[f"{lost}::0"])
 
 
-def test_lost_gpu_comes_back_by_itself(node, kubelet, begin, capsys):
+def test_lost_gpu_returns_without_an_action(node, kubelet, begin, capsys):
     begin(node.gpus)
     source = begin(node.gpus[:2], unreadable=[2])
     source.faults, source.lost, source.listed = {}, {}, list(node.gpus)
@@ -107,7 +107,7 @@ def test_lost_gpu_is_remembered_over_many_restarts(node, begin, capsys):
     assert [one["healthy"] for one in ask(node, capsys, "status")["gpus"]] == [True, True, False]
 
 
-def test_gpu_that_was_never_seen_and_is_counted(node, begin, capsys):
+def test_counted_but_never_readable_gpu_is_shown(node, begin, capsys):
     """A GPU is unreadable from the boot on, so its UUID is unknown."""
     begin(node.gpus[:2], unreadable=[2])
     status = ask(node, capsys, "status")
@@ -119,7 +119,7 @@ def test_gpu_that_was_never_seen_and_is_counted(node, begin, capsys):
     assert ask(node, capsys, "explain", "2")["facts"]
 
 
-def test_gpu_that_another_replaced_is_none_that_is_lost(node, begin, capsys):
+def test_replaced_gpu_is_not_lost(node, begin, capsys):
     begin(node.gpus)
     fresh = dataclasses.replace(node.gpus[2], uuid="GPU-9999")
     begin([*node.gpus[:2], fresh])
@@ -128,7 +128,7 @@ def test_gpu_that_another_replaced_is_none_that_is_lost(node, begin, capsys):
     assert status["warnings"] == []
 
 
-def test_gpu_that_was_removed_for_good_is_forgotten(node, begin, capsys):
+def test_user_can_forget_a_removed_gpu(node, begin, capsys):
     begin(node.gpus)
     begin(node.gpus[:2])
     lost = node.gpus[2].uuid

@@ -146,7 +146,7 @@ def test_scaling_of_the_environment_is_exact(tmp_path):
         ([], {"MIG_STRATEGY": "singel"}, 'did you mean "single"'),
     ],
 )
-def test_fault_names_where_it_was_said(tmp_path, arguments, environment, words):
+def test_error_names_the_source_of_the_option(tmp_path, arguments, environment, words):
     path = tmp_path / "node.yaml"
     path.write_text('{"version": "v1"}')
     with pytest.raises(Fatal) as fault:
@@ -154,7 +154,7 @@ def test_fault_names_where_it_was_said(tmp_path, arguments, environment, words):
     assert words in str(fault.value)
 
 
-def test_yaml_as_people_write_it(tmp_path):
+def test_yaml_spellings(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
         "version: v1\nflags:\n  migStrategy: none\nsharing:\n  vcuda:\n    splitCount: 4\n    memoryScaling: 1.10\n"

@@ -137,7 +137,7 @@ WANTED = {
 }
 
 
-def test_labels_come_and_are_taken_back(node, api, start):
+def test_labels_are_added_and_removed(node, api, start):
     one = start()
     until(lambda: NAMES in api.annotations, "the labels")
     found = ours(api)
@@ -155,7 +155,7 @@ def test_labels_come_and_are_taken_back(node, api, start):
     assert api.node["metadata"]["labels"] == {"kubernetes.io/os": "linux"}
 
 
-def test_labels_follow_the_configuration_and_hands(node, api, start):
+def test_labels_follow_the_configuration_and_manual_changes(node, api, start):
     start()
     until(lambda: ours(api).get(P + "gpu.replicas") == "4", "the labels")
     node.configure(splitCount=3)
@@ -166,7 +166,7 @@ def test_labels_follow_the_configuration_and_hands(node, api, start):
     until(lambda: ours(api).get(COUNT) == "2" and ours(api)[PRODUCT].endswith("-SHARED"), "both again")
 
 
-def test_labels_of_others_stay(node, api, start):
+def test_labels_of_other_owners_are_kept(node, api, start):
     with api.edit(NODE) as found:
         found["metadata"]["labels"][COUNT] = "9"
     one = start()
@@ -178,7 +178,7 @@ def test_labels_of_others_stay(node, api, start):
     assert ours(api) == {COUNT: "9"}
 
 
-def test_switched_off_takes_them_back(node, api, start):
+def test_disabled_option_removes_the_labels(node, api, start):
     one = start()
     until(lambda: COUNT in ours(api), "the labels")
     one.stop()
@@ -204,7 +204,7 @@ def test_oneshot_writes_once(node, kubelet, api, start):
     assert COUNT not in ours(api) and ours(api)[P + "gpu.replicas"] == "4"
 
 
-def test_sleep_interval_follows_a_driver_that_was_loaded_again(node, api, start):
+def test_sleep_interval_updates_labels_after_a_driver_reload(node, api, start):
     one = start({"noTimestamp": True, "sleepInterval": "20ms"})
     until(lambda: COUNT in ours(api), "the labels")
     newer = dataclasses.replace(one.source.driver(), version="580.1")
@@ -243,14 +243,14 @@ REFUSED = ["soon", "60", "-1s", "1 s", "1s ", "s", "1.5", True, -1, ["1s"]]
 
 
 @pytest.mark.parametrize("interval", REFUSED)
-def test_interval_that_is_none_is_refused_by_name(node, interval):
+def test_invalid_interval_is_refused(node, interval):
     config = node.configure().config
     node.paths.config.write_text(json.dumps({**config, "flags": {"gfd": {"sleepInterval": interval}}}))
     with pytest.raises(Fatal, match=r"flags\.gfd\.sleepInterval: expected a duration such as 60s"):
         load(node.paths.config)
 
 
-def test_driver_that_fails_takes_no_label_away(node, api, start):
+def test_driver_failure_removes_no_label(node, api, start):
     one = start({"noTimestamp": True, "sleepInterval": "20ms"})
     until(lambda: COUNT in ours(api), "the labels")
     asked = []
@@ -281,7 +281,7 @@ class Refusing:
         return {}
 
 
-def test_refused_write_is_due_again():
+def test_refused_write_is_retried():
     api = Refusing()
     label = NodeLabel(api, "n", lambda _name: None)  # type: ignore[arg-type]
     label._saw({"metadata": {}})

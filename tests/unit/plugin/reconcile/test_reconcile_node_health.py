@@ -69,7 +69,7 @@ def test_condition(conditions, wanted, written, since):
         assert patch == {"status": {"conditions": [expected]}}
 
 
-def test_text_is_as_long_as_the_server_takes():
+def test_message_is_cut_to_the_servers_limit():
     patch = node_health.condition_patch({}, Health((("GPU 0", "x" * 2000),)), NOW, 100)
     assert len(patch["status"]["conditions"][0]["message"]) == 100
 
@@ -130,7 +130,7 @@ def taints(api) -> list:
     return (api.node.get("spec") or {}).get("taints") or []
 
 
-def test_fatal_xid_comes_and_is_cleared(node, api, start):
+def test_fatal_xid_is_reported_and_cleared(node, api, start):
     one = start(ANY, clean_s=0.5)
     until(lambda: condition(api).get("status") == "True", "the condition")
     assert taints(api) == [OTHER]
@@ -152,7 +152,7 @@ def test_xid_of_a_program_changes_nothing(node, api, start):
     assert node.gpus[0].uuid not in condition(api)["message"]
 
 
-def test_one_of_two_taints_no_node_where_all_must_be(node, api, start):
+def test_policy_all_does_not_taint_for_one_gpu(node, api, start):
     one = start(ALL)
     one.source.xids.put((node.gpus[0].uuid, 79))
     until(lambda: condition(api).get("status") == "False", "the fault")
@@ -161,7 +161,7 @@ def test_one_of_two_taints_no_node_where_all_must_be(node, api, start):
     until(lambda: OURS in taints(api), "the taint")
 
 
-def test_hands_are_undone(node, api, start):
+def test_manual_changes_are_reverted(node, api, start):
     one = start(ANY)
     one.source.xids.put((node.gpus[0].uuid, 79))
     until(lambda: OURS in taints(api), "the taint")
@@ -171,7 +171,7 @@ def test_hands_are_undone(node, api, start):
     until(lambda: taints(api) == [OURS] and condition(api).get("status") == "False", "both again")
 
 
-def test_kubelet_may_not_taint_and_the_rest_is_written(node, api, start, capsys):
+def test_condition_is_written_if_the_taint_is_forbidden(node, api, start, capsys):
     """The API server does not let a node's account add taints. The condition is still written, and the status names
     the reason.
     """
@@ -189,7 +189,7 @@ def test_kubelet_may_not_taint_and_the_rest_is_written(node, api, start, capsys)
     assert taints(api) == [OTHER]
 
 
-def test_removal_takes_both_back(node, api, start):
+def test_removal_deletes_condition_and_taint(node, api, start):
     one = start(ANY)
     one.source.xids.put((node.gpus[0].uuid, 79))
     until(lambda: OURS in taints(api) and condition(api).get("status") == "False", "both")

@@ -84,7 +84,7 @@ def metric(node, capsys, name) -> str:
     return next(line for line in capsys.readouterr().out.splitlines() if line.startswith(name)).rpartition(" ")[2]
 
 
-def test_label_chooses_and_its_end_brings_the_nodes_own_back(node, kubelet, api, start, capsys):
+def test_label_selects_a_configuration_and_its_removal_restores_the_default(node, kubelet, api, start, capsys):
     start()
     until(lambda: capacity(kubelet) == 8, "the node's own configuration")
     api.label("big")
@@ -114,7 +114,7 @@ def test_label_chooses_and_its_end_brings_the_nodes_own_back(node, kubelet, api,
         ),
     ],
 )
-def test_what_cannot_be_taken_over_leaves_the_old_and_is_said_everywhere(
+def test_invalid_configuration_keeps_the_old_one_and_is_reported(
     node, kubelet, api, start, capsys, caplog, name, text, words
 ):
     if text:
@@ -173,7 +173,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("words", UNREADABLE)
-def test_folder_of_configurations_that_cannot_be_read(node, kubelet, api, start, capsys, monkeypatch, words):
+def test_unreadable_configuration_folder(node, kubelet, api, start, capsys, monkeypatch, words):
     """The active configuration stays, and the report names the folder as the cause, not the label."""
     start()
     until(lambda: capacity(kubelet) == 8, "the node's own configuration")
@@ -205,7 +205,7 @@ def test_restart_without_the_api_server_keeps_the_configuration(node, kubelet, a
     until(lambda: not status(node, capsys)["warnings"], "the warning goes")
 
 
-def test_refused_name_is_not_remembered(node, kubelet, api, start, capsys):
+def test_refused_configuration_name_is_not_stored(node, kubelet, api, start, capsys):
     one, thread = start()
     api.label("big")
     until(lambda: capacity(kubelet) == 4, "the named one")
@@ -216,7 +216,7 @@ def test_refused_name_is_not_remembered(node, kubelet, api, start, capsys):
     until(lambda: capacity(kubelet) == 4, "the last that held")
 
 
-def test_remembered_file_that_is_gone_gives_the_nodes_own(node, kubelet, api, start, capsys):
+def test_missing_remembered_file_selects_the_default(node, kubelet, api, start, capsys):
     one, thread = start()
     api.label("big")
     until(lambda: capacity(kubelet) == 4, "the named one")
@@ -227,7 +227,7 @@ def test_remembered_file_that_is_gone_gives_the_nodes_own(node, kubelet, api, st
     until(lambda: "it holds none" in status(node, capsys)["config_fault"], "the fault")
 
 
-def test_without_kubeconfig_the_label_is_nobodys(node, kubelet, api, start, capsys):
+def test_label_is_ignored_without_a_kubeconfig(node, kubelet, api, start, capsys):
     node.paths.config_name.write_text("big\n")
     api.label("big")
     start(None)
@@ -235,7 +235,7 @@ def test_without_kubeconfig_the_label_is_nobodys(node, kubelet, api, start, caps
     assert api.calls == []
 
 
-def test_watch_that_ends_or_is_too_old_begins_again(node, kubelet, api, start):
+def test_ended_or_outdated_watch_is_restarted(node, kubelet, api, start):
     start()
     until(lambda: api.watches == 1, "a watch")
     api.end_watches()
@@ -246,7 +246,7 @@ def test_watch_that_ends_or_is_too_old_begins_again(node, kubelet, api, start):
     until(lambda: capacity(kubelet) == 4, "the label")
 
 
-def test_slices_in_use_wait_and_the_node_says_so(node, kubelet, api, start):
+def test_waiting_slices_are_reported_on_the_node(node, kubelet, api, start):
     start()
     until(lambda: capacity(kubelet) == 8, "the node's own configuration")
     kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
@@ -256,7 +256,7 @@ def test_slices_in_use_wait_and_the_node_says_so(node, kubelet, api, start):
     until(lambda: capacity(kubelet) == 6, "the kubelet's sight of it")
 
 
-def test_report_that_is_refused_does_not_delay_the_label(node, kubelet, api, start, capsys):
+def test_refused_report_does_not_delay_the_label(node, kubelet, api, start, capsys):
     api.fault = refusing("PATCH", "/api", 403, 'nodes "node-1" is forbidden')
     start()
     api.label("big")
@@ -305,7 +305,7 @@ class Pauses(threading.Event):
 
 
 @pytest.mark.parametrize("task", ["run", "report"])
-def test_server_that_takes_all_and_keeps_nothing_is_asked_later_and_later(task):
+def test_retries_slow_down_if_the_server_stores_nothing(task):
     api = Impatient()
     label = NodeLabel(api, "node-1", lambda _name: None)
     label._stopping = Pauses(8)
@@ -316,7 +316,7 @@ def test_server_that_takes_all_and_keeps_nothing_is_asked_later_and_later(task):
     assert api.calls == 8
 
 
-def test_watch_that_ended_in_its_time_begins_again_at_once(monkeypatch):
+def test_expired_watch_is_restarted_at_once(monkeypatch):
     clock = iter(range(0, 10_000, 240))
     monkeypatch.setattr("vgpu_plugin.reconcile.persist.time", SimpleNamespace(monotonic=lambda: next(clock)))
     api = Impatient()
@@ -334,7 +334,7 @@ def test_watch_that_ended_in_its_time_begins_again_at_once(monkeypatch):
     assert label._stopping.waited == []
 
 
-def test_annotation_that_goes_while_the_answer_of_its_write_is_on_its_way_is_written_again():
+def test_annotation_deleted_during_its_write_is_written_again():
     label = NodeLabel(None, "node-1", lambda _name: None)
     written = []
 

@@ -30,7 +30,7 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize(("owners", "expected"), TOGETHER)
-def test_which_shares_are_of_one_container(owners: dict, expected: dict) -> None:
+def test_shares_are_grouped_by_container(owners: dict, expected: dict) -> None:
     assert together(owners) == expected
 
 
@@ -89,7 +89,7 @@ JUDGED = [
 
 
 @pytest.mark.parametrize(("used", "first", "second", "reasons"), JUDGED)
-def test_a_process_is_judged_by_all_its_shares(
+def test_process_is_judged_by_the_sum_of_its_shares(
     node: Watched, used: int, first: int | None, second: int | None, reasons: list
 ) -> None:
     run(node, 20, used * MIB, FIRST, SECOND)

@@ -26,12 +26,12 @@ def victim() -> Any:
     one.wait()
 
 
-def test_end_first_asks_then_kills(victim):
+def test_sigterm_comes_before_sigkill(victim):
     processes = Processes()
     ender = Ender(processes.process)
     found = processes.process(victim.pid)
     assert found is not None
-    assert ender.end(found, 100.0, lambda _one: False) == ""  # a process with another start time is spared
+    assert ender.end(found, 100.0, lambda _one: False) == ""  # the caller no longer wants to terminate the process
     assert ender.end(found, 100.0, lambda _one: True) == "SIGTERM"
     assert ender.end(found, 100.0 + GRACE_S - 0.1, lambda _one: True) == ""
     time.sleep(0.05)
@@ -43,7 +43,7 @@ def test_end_first_asks_then_kills(victim):
     assert ender.sent == {"SIGTERM": 1, "SIGKILL": 1}
 
 
-def test_end_spares_who_has_the_pid_now(victim):
+def test_process_with_a_reused_pid_is_spared(victim):
     processes = Processes()
     found = processes.process(victim.pid)
     assert found is not None

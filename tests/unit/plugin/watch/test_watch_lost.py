@@ -42,7 +42,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_container_whose_files_were_removed_is_no_bypass(watched, state):
+def test_removed_files_are_not_a_bypass(watched, state):
     run(watched, 20, 900 * MIB)
     STATES[state](watched)
     assert watched.look(3) == []
@@ -55,14 +55,14 @@ def test_container_whose_files_were_removed_is_no_bypass(watched, state):
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_and_its_limit_holds_by_the_drivers_account(watched, state):
+def test_limit_applies_by_driver_memory_without_files(watched, state):
     run(watched, 20, 6000 * MIB)
     run(watched, 21, 6000 * MIB)
     STATES[state](watched)
     assert watched.look(2) == [MEMORY]
 
 
-def test_started_again_it_is_as_any_other(watched):
+def test_restarted_container_is_judged_normally(watched):
     run(watched, 20, 900 * MIB)
     watched.look(2)
     del watched.card.running[watched.uuid][20]
@@ -91,7 +91,7 @@ def test_memory_that_nobody_accounts_for(watched, known):
     assert watch_setup.notes(watched.watch.state()) == []
 
 
-def test_programs_of_the_host_are_a_figure_and_a_note(watched):
+def test_memory_of_host_programs_is_reported(watched):
     """Programs of the host are not terminated and are not foreign, but no limit counts their memory. NVIDIA's MPS
     server is ignored.
     """
@@ -114,7 +114,7 @@ def test_programs_of_the_host_are_a_figure_and_a_note(watched):
     assert watched.watch.state().host_bytes == {watched.uuid: 0}
 
 
-def test_a_watcher_that_is_blind_is_a_note(watched):
+def test_blind_watcher_is_reported(watched):
     run(watched, 20, 900 * MIB)
     STATES["all are gone"](watched)
     watched.look()
@@ -122,7 +122,7 @@ def test_a_watcher_that_is_blind_is_a_note(watched):
     assert watched.allocation in note
 
 
-def test_status_says_that_the_watcher_found_something(watched):
+def test_status_shows_findings_of_the_watcher(watched):
     watched.mode = watch.REPORT
     watched.run(20, 900 * MIB)
     watched.look(2)
@@ -134,7 +134,7 @@ def test_status_says_that_the_watcher_found_something(watched):
 
 
 @pytest.mark.parametrize("ledger", ["gone", "overwritten"])
-def test_container_whose_ledger_cannot_be_read_is_listed(watched, ledger):
+def test_container_with_an_unreadable_ledger_is_listed(watched, ledger):
     path = watched.folder / "rw" / "ledger"
     path.unlink()
     if ledger == "overwritten":
@@ -156,7 +156,7 @@ MAPS = [
 
 
 @pytest.mark.parametrize(("line", "removed"), MAPS)
-def test_container_that_shows_no_mount_is_known_by_what_it_has_mapped(watched, line, removed):
+def test_container_without_mounts_is_known_by_its_mapped_files(watched, line, removed):
     """If a folder is removed on the host, its mounts disappear from every container (rmdir detaches them)."""
     watched.proc.add(20, group=CONTAINER)
     (watched.processes.proc / "20" / "maps").write_text(
@@ -170,7 +170,7 @@ def test_container_that_shows_no_mount_is_known_by_what_it_has_mapped(watched, l
     assert watched.watch.stale() == ({watched.allocation} if removed else frozenset())
 
 
-def test_maps_of_another_file_system_place_nobody(watched):
+def test_maps_of_another_file_system_are_ignored(watched):
     watched.proc.add(20, group="/docker/other")
     (watched.processes.proc / "20" / "maps").write_text("7f00-7f01 rw-s 00000000 00:99 4 /ledger (deleted)\n")
     watched.card.running[watched.uuid] = {20: 900 * MIB}
@@ -178,7 +178,7 @@ def test_maps_of_another_file_system_place_nobody(watched):
     assert watched.watch.state().unplaced == {watched.uuid: 1}
 
 
-def test_slice_that_an_engine_got_by_its_cdi_name_is_named(watched):
+def test_finding_names_a_slice_used_by_cdi_name(watched):
     slice_id = f"{watched.uuid}::12"
     name = watched.files.static_name(slice_id)
     watched.files.make(replace(watched.record, id=name, kind="static", slice_ids=()))

@@ -37,11 +37,11 @@ def test_lines_of_the_kernel_are_read():
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xff\xfe 1 2", b"1 2 3 4", LINES[:70], bytes(range(256)) * 8])
-def test_what_is_no_line_is_left_out(data):
+def test_invalid_lines_are_skipped(data):
     assert len(parse(data).rows) <= 1
 
 
-def test_own_list_is_read_whole():
+def test_mount_list_is_read_completely():
     """The list is longer than the kernel returns per read, as on a host with many containers."""
     data = mounts.read("/proc/self/mountinfo")
     assert data == Path("/proc/self/mountinfo").read_bytes()
@@ -93,7 +93,7 @@ PLACES: list[tuple[str, list[tuple[int, int, str, str, str]], bool, Place]] = [
 
 
 @pytest.mark.parametrize(("about", "rows", "own_root", "place"), PLACES, ids=[row[0] for row in PLACES])
-def test_where_the_nodes_path_lies(about, rows, own_root, place):
+def test_location_of_the_nodes_path(about, rows, own_root, place):
     assert place_of(table(*rows), "/p", "/run/vgpu/allocations/a/ro", own_root) == place
 
 

@@ -68,7 +68,7 @@ def test_whose_a_process_is(tmp_path, about, what, owner):
     assert found.gone == {4711}
 
 
-def test_group_is_known_for_as_long_as_the_allocation(tmp_path):
+def test_group_is_remembered_while_the_allocation_exists(tmp_path):
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
     proc.add(30, group=CONTAINER)
@@ -80,7 +80,7 @@ def test_group_is_known_for_as_long_as_the_allocation(tmp_path):
     assert processes.of([30], DEVICES) == {}
 
 
-def test_who_cannot_see_the_host_believes_mounts_alone(tmp_path):
+def test_only_mounts_count_without_the_hosts_namespaces(tmp_path):
     """Without the host's namespaces, processes of the host cannot be distinguished from processes that hide."""
     proc = Proc(tmp_path)
     proc.end(1)
@@ -89,7 +89,7 @@ def test_who_cannot_see_the_host_believes_mounts_alone(tmp_path):
     assert Processes(tmp_path).of([20, 30], DEVICES) == {20: frozenset({"aaaa"})}
 
 
-def test_namespaces_of_the_program_itself_are_the_host(tmp_path):
+def test_programs_own_namespaces_count_as_the_host(tmp_path):
     proc = Proc(tmp_path)
     proc.end(1)
     proc.add("self", mnt=HOST_MNT, pid=HOST_PID)
@@ -99,7 +99,7 @@ def test_namespaces_of_the_program_itself_are_the_host(tmp_path):
     assert Processes(tmp_path).of([30, 40], DEVICES) == {30: frozenset({"aaaa"})}
 
 
-def test_all_processes_are_looked_at_once_in_a_while_for_a_stranger(tmp_path):
+def test_all_processes_are_scanned_occasionally_for_a_stranger(tmp_path):
     proc, now, looks = Proc(tmp_path), [100.0], []
     proc.add(30, group="/docker/other")
     processes = Processes(tmp_path, lambda: now[0])
@@ -126,7 +126,7 @@ CROWDED = [
 
 
 @pytest.mark.parametrize(("about", "group", "below", "groups"), CROWDED, ids=[row[0] for row in CROWDED])
-def test_a_crowd_with_long_lists_does_not_keep_the_watcher(tmp_path, monkeypatch, about, group, below, groups):
+def test_many_long_mount_lists_do_not_block_the_watcher(tmp_path, monkeypatch, about, group, below, groups):
     """Each process of a tenant may have as many mounts as the kernel allows. The watcher must still check all other
     processes.
     """
@@ -158,7 +158,7 @@ def test_a_crowd_with_long_lists_does_not_keep_the_watcher(tmp_path, monkeypatch
     assert sum(read[1:]) <= groups * (MOST_OF_OTHERS + LONGEST_OF_OTHERS + (1 << 16))
 
 
-def test_one_of_a_crowd_that_shows_its_ledger_speaks_for_all(tmp_path):
+def test_one_visible_ledger_identifies_the_whole_group(tmp_path):
     """The product's mounts exist before a container's first process runs, so they come first in its list."""
     proc = Proc(tmp_path)
     proc.add(30, group=CONTAINER)
@@ -171,7 +171,7 @@ def test_one_of_a_crowd_that_shows_its_ledger_speaks_for_all(tmp_path):
 
 
 @pytest.mark.parametrize("gone", [{"state": "Z"}, {"state": "X"}, {"memory": ""}])
-def test_process_that_is_about_to_go_is_none(tmp_path, gone):
+def test_ending_process_is_ignored(tmp_path, gone):
     proc = Proc(tmp_path)
     proc.add(20)
     proc.add(30, **gone)
@@ -246,7 +246,7 @@ def test_real_process_whose_first_thread_has_ended(tmp_path):
             one.kill()
 
 
-def test_name_of_a_process_stays_on_its_line(tmp_path):
+def test_control_characters_in_a_process_name_are_replaced(tmp_path):
     proc = Proc(tmp_path)
     proc.add(30, name="a\x1b[31m b", inner="7")
     assert Processes(tmp_path).process(30) == Process(30, 5, "a?[31m b", (77, 7))
@@ -255,7 +255,7 @@ def test_name_of_a_process_stays_on_its_line(tmp_path):
 HYBRID = "12:memory:/docker/{0}\n11:pids:/docker/{0}\n1:name=systemd:/docker/{0}\n0::/system.slice/containerd.service\n"
 
 
-def test_a_group_of_the_daemon_is_no_container(tmp_path):
+def test_daemons_group_is_not_a_container(tmp_path):
     """On a hybrid cgroup host, version 2 names the daemon's own group for every container of the daemon."""
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", groups=HYBRID.format("mine"))
@@ -265,7 +265,7 @@ def test_a_group_of_the_daemon_is_no_container(tmp_path):
     assert Processes(tmp_path).of([20, 30, 31], DEVICES) == {20: mine, 31: mine}
 
 
-def test_the_root_group_is_none_from_below_either(tmp_path):
+def test_root_group_is_not_a_container_in_a_cgroup_namespace(tmp_path):
     """A pod with its own cgroup namespace sees this path for a container without a group of its own."""
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", group="/../../..")

@@ -39,7 +39,7 @@ def test_container_above_its_limit_is_named_in_two_polls(images, page, held, imp
         attack.verdict(used)
 
 
-def test_slot_that_comes_and_goes_does_not_escape(tmp_path):
+def test_intermittent_slot_is_still_reported(tmp_path):
     """The slot exists at one read and not at the next, with any value, within one poll and between polls."""
     with ledgers.Attack() as attack:
         slot = bytearray(EMPTY)
@@ -49,7 +49,7 @@ def test_slot_that_comes_and_goes_does_not_escape(tmp_path):
         attack.verdict(FULL)
 
 
-def test_ledger_of_no_slots_of_any_size_costs_nothing():
+def test_ledger_without_slots_is_cheap_to_read():
     head = bytearray(EMPTY)
     for name, value in (("slot_count", 0), ("slot_size", 0xFFFFFFFF)):
         ledgers._put(head, 0, ledgers.fields.LEDGER_FIELDS, name, value)

@@ -78,7 +78,7 @@ SHARES: list[tuple[dict[str, Any], dict[str, Any], float | None]] = [
 
 
 @pytest.mark.parametrize(("limits", "device", "share"), SHARES)
-def test_share_that_binds(limits, device, share):
+def test_effective_share(limits, device, share):
     assert shares.share_of(limits, device) == share
 
 
@@ -98,7 +98,7 @@ ALONE: list[tuple[str, dict[str, Any] | None, dict[str, Any] | None, float]] = [
 
 
 @pytest.mark.parametrize(("about", "before", "after", "seconds"), ALONE, ids=[row[0] for row in ALONE])
-def test_time_for_which_it_might_have_all(about, before, after, seconds):
+def test_time_without_competition(about, before, after, seconds):
     assert shares.open_s(before, after, 2.0, NOW) == seconds
 
 
@@ -148,13 +148,13 @@ def test_who_is_alone_may_use_all(watched):
     assert watched.look(5) == [MORE_TIME]
 
 
-def test_policy_that_limits_nobody(watched):
+def test_policy_without_limits(watched):
     watched.record = replace(watched.record, limits={**watched.record.limits, "core_policy": "disable"})
     watched.card.taken = {20: 100}
     assert watched.look(9) == []
 
 
-def test_nobody_is_ended_for_time(watched):
+def test_no_process_is_terminated_for_its_time(watched):
     """A kernel of half a minute cannot be stopped in time, and it is no attack."""
     watched.mode = watch.END
     watched.card.taken = {20: 100}
@@ -162,7 +162,7 @@ def test_nobody_is_ended_for_time(watched):
     assert watched.ender.asked == []
 
 
-def test_silence_of_the_driver_is_no_time(watched):
+def test_missing_samples_are_not_counted_as_time(watched):
     """Without samples the used time is unknown, so the ten seconds start again."""
     watched.card.taken = {20: 100}
     watched.look(5)

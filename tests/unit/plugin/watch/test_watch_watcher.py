@@ -76,7 +76,7 @@ def test_the_limit_binds_whatever_the_ledger_says(about, limit, seen, slots, exp
     assert [one.reason for one in judge(listed, account)] == reasons
 
 
-def test_who_is_furthest_beyond_is_named_first():
+def test_largest_excess_is_reported_first():
     seen = [(process(10), 600 * MIB), (process(11), 900 * MIB), (process(12), 100 * MIB)]
     (found,) = judge(seen, Account({(77, 10): 100 * MIB, (77, 11): 800 * MIB, (77, 12): 100 * MIB}, LIMIT))
     assert [one.pid for one, _used in found.processes] == [10, 11, 12]
@@ -115,7 +115,7 @@ def test_another_process_each_look_does_not_escape(watched):
     assert watched.look() == [NO_SLOT]
 
 
-def test_finding_that_comes_and_goes_is_reported_once_a_minute(watched):
+def test_recurring_finding_is_reported_once_a_minute(watched):
     watched.run(20, MIB)
     gone: dict[int, int | None] = {}
     for _times in range(5):
@@ -151,7 +151,7 @@ def test_stranger_on_the_gpu_is_a_figure_and_a_finding(watched):
     assert watched.watch.state().unplaced == {watched.uuid: 0}
 
 
-def test_process_that_the_driver_lists_and_nobody_sees(watched):
+def test_invisible_process_is_reported(watched):
     """At a single poll the process may have just ended; if unknown processes appear at every poll,
     they are reported.
     """
@@ -163,7 +163,7 @@ def test_process_that_the_driver_lists_and_nobody_sees(watched):
     assert watched.watch.state().unplaced == {watched.uuid: 1}
 
 
-def test_lease_on_the_ledger_stops_no_look(watched):
+def test_file_lease_on_the_ledger_does_not_block_the_poll(watched):
     """A plain open waits up to 45 seconds for a process with a file lease (F_SETLEASE)."""
     watched.run(20, 900 * MIB)
     descriptor = os.open(watched.folder / "rw" / "ledger", os.O_RDWR)
@@ -178,7 +178,7 @@ def test_lease_on_the_ledger_stops_no_look(watched):
         signal.signal(signal.SIGIO, signal.SIG_DFL)
 
 
-def test_slot_of_a_dead_process_covers_nobody(watched):
+def test_dead_processs_slot_covers_no_process(watched):
     watched.run(20, 70 * MIB)
     os.close(watched.charge(20, 70 * MIB, alive=False))
     assert watched.look(2) == [NO_SLOT]
@@ -202,7 +202,7 @@ FORGED = [(1023, True, False), (1023, False, True), (1, False, True), (1, True, 
 
 
 @pytest.mark.parametrize(("slot", "held", "known"), FORGED)
-def test_exported_memory_that_nobody_holds_covers_nobody(watched, slot, held, known):
+def test_exported_memory_without_importers_covers_no_process(watched, slot, held, known):
     """Otherwise a tenant could write a large value into a slot that the library never reads, and all its memory would
     be tolerated.
     """
@@ -215,7 +215,7 @@ def test_exported_memory_that_nobody_holds_covers_nobody(watched, slot, held, kn
 
 
 @pytest.mark.parametrize("charged", [10228 * MIB, 1 << 62])
-def test_more_than_the_limit_is_named_whatever_the_ledger_says(watched, charged):
+def test_use_over_the_limit_is_reported_whatever_the_ledger_says(watched, charged):
     """The tenant writes a true sum over the limit, or any other value, into its own live slot."""
     watched.run(20, 10228 * MIB)
     descriptor = watched.charge(20, charged)
@@ -225,7 +225,7 @@ def test_more_than_the_limit_is_named_whatever_the_ledger_says(watched, charged)
     os.close(descriptor)
 
 
-def test_honest_process_is_not_named_whatever_it_frees(watched):
+def test_honest_process_that_frees_memory_is_not_reported(watched):
     """The process frees all memory between the two reads, at each poll."""
     watched.run(20, 900 * MIB)
     descriptor = watched.charge(20, 900 * MIB)
@@ -262,13 +262,13 @@ def rewrite(watched: Watched, **changes: Any) -> None:
     watched.record = replace(watched.record, limits={**watched.record.limits, **changes})
 
 
-def test_who_may_do_without_the_library_is_not_named(watched):
+def test_process_without_the_library_is_allowed_if_permitted(watched):
     rewrite(watched, allow_disable_control=True)
     watched.run(20, 900 * MIB)
     assert watched.look(3) == []
 
 
-def test_whole_gpu_without_a_limit_is_not_named(watched):
+def test_unlimited_gpu_is_not_reported(watched):
     devices = watched.record.limits["devices"]
     rewrite(watched, devices=[{**one, "memory_bytes": 0, "unlimited": True} for one in devices])
     watched.run(20, 900 * MIB)
@@ -276,7 +276,7 @@ def test_whole_gpu_without_a_limit_is_not_named(watched):
 
 
 @pytest.mark.parametrize("kind, found", [("", []), ("kubelet", [NO_SLOT])])
-def test_ledger_that_is_not_there(watched, kind, found):
+def test_missing_ledger(watched, kind, found):
     """The ledger is removed with its allocation and record. While the record exists, no process is
     covered by a slot.
     """
@@ -286,7 +286,7 @@ def test_ledger_that_is_not_there(watched, kind, found):
     assert watched.look(3) == found
 
 
-def test_driver_that_does_not_answer_changes_nothing_and_is_said(watched):
+def test_unresponsive_driver_is_reported_and_changes_no_finding(watched):
     watched.run(20, MIB)
     watched.look(2)
     watched.card.fault = "NVML does not list the processes: GPU is lost"
@@ -298,7 +298,7 @@ def test_driver_that_does_not_answer_changes_nothing_and_is_said(watched):
     assert watched.watch.state().fault == ""
 
 
-def test_watcher_goes_on_after_a_fault_of_its_own(watched, running):
+def test_watcher_continues_after_an_internal_error(watched, running):
     calls = []
 
     def broken() -> list[str]:
