@@ -125,9 +125,9 @@ PLAIN = {"volumeDevices": [{"name": "block", "devicePath": "/dev/xvda"}]}
 
 # columns: the case, the pod, its conflicts as (container, mount path, product path)
 PODS = [
-    ("no container asks", pod(container("main", None, "/dev/vgpu")), []),
+    ("no container requests a GPU", pod(container("main", None, "/dev/vgpu")), []),
     ("another resource", pod(container("main", {"cpu": "1", "example.com/gpu": "1"}, "/dev/vgpu")), []),
-    ("asks and mounts nothing", pod(container("main", ASKS)), []),
+    ("a container with a GPU and no mounts", pod(container("main", ASKS)), []),
     ("a sidecar's own mounts", pod(container("main", ASKS, "/data"), container("side", None, "/dev", "/etc/vgpu")), []),
     (
         "a volume that a sidecar shares",
@@ -149,7 +149,7 @@ PODS = [
         [("first", "/dev/vgpu/0", "/dev/vgpu")],
     ),
     (
-        "an init container that asks for none",
+        "an init container without a GPU",
         pod(container("main", ASKS), initContainers=[container("i", None, "/")]),
         [],
     ),
@@ -169,18 +169,22 @@ PODS = [
         [("main", "/etc/vgpu/limits", "/etc/vgpu")],
     ),
     (
-        "a subPath is no place",
+        "a subPath does not count as a path",
         pod(container("main", ASKS, volumeMounts=[{"name": "data", "subPath": "dev/vgpu", "mountPath": "/data"}])),
         [],
     ),
     ("a block device", pod(container("main", ASKS, **BLOCK)), [("main", "/dev/vgpu/0", "/dev/vgpu")]),
-    ("a block device elsewhere", pod(container("main", ASKS, **PLAIN)), []),
+    ("a block device at another path", pod(container("main", ASKS, **PLAIN)), []),
     (
-        "the file of the termination message",
+        "a termination message path",
         pod(container("main", ASKS, terminationMessagePath="/etc/ld.so.preload")),
         [("main", "/etc/ld.so.preload", "/etc/ld.so.preload")],
     ),
-    ("its default place", pod(container("main", ASKS, terminationMessagePath="/dev/termination-log")), []),
+    (
+        "the default termination message path",
+        pod(container("main", ASKS, terminationMessagePath="/dev/termination-log")),
+        [],
+    ),
 ]
 PODS += [
     (f"mountPath {path!r}", pod(container("main", ASKS, path)), [("main", path, guarded)] if guarded else [])

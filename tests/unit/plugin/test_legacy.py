@@ -195,14 +195,14 @@ def record(kind, slices, asked=()):
 
 ROWS = [
     # columns: the case, the requested ids, the records, whether the option is on, the allocated ids
-    ("nothing speaks for others", [A0], [], False, [A0]),
+    ("option off, no records", [A0], [], False, [A0]),
     ("an empty node", [A1], [], True, [A0]),
     ("the least used GPU", [A1], [record(KUBELET, [A0])], True, [B0]),
     ("a lease is not given out", [A1], [record(LEASE, [A0])], True, [B0]),
-    ("the same ids again", [A0], [record(KUBELET, [B1], [A0])], True, [B1]),
-    ("switched off, and the slice stands for another id", [B0], [record(KUBELET, [B0], [A0])], False, [A0]),
-    ("switched off, and it does not", [B1], [record(KUBELET, [B0], [A0])], False, [B1]),
-    ("one id of two came back", [A0, B1], [record(KUBELET, [A0, B0], [A0, A1])], True, [A0, B0]),
+    ("the kubelet requests the same ids again", [A0], [record(KUBELET, [B1], [A0])], True, [B1]),
+    ("option off, the slice replaced another id", [B0], [record(KUBELET, [B0], [A0])], False, [A0]),
+    ("option off, another slice", [B1], [record(KUBELET, [B0], [A0])], False, [B1]),
+    ("one of two ids is free again", [A0, B1], [record(KUBELET, [A0, B0], [A0, A1])], True, [A0, B0]),
 ]
 
 

@@ -48,7 +48,7 @@ BIG = {"version": "1.0-a", "config_path": "/etc/vgpu/configs/big.yaml", "config_
 STATE = ("__device_plugin_found", "state")
 ROWS = [
     # columns: the case, the key path to change, the new value, whether the program is restarted
-    ("nothing is to be done", (), None, False),
+    ("finished host", (), None, False),
     ("this run switched the version", ("__device_plugin_switched", "changed"), True, True),
     ("this run wrote the unit", ("__device_plugin_written", "written"), [UNIT_FILE], True),
     ("this run wrote the configuration", ("__device_plugin_written", "written"), ["/etc/vgpu/node.yaml"], True),
@@ -58,9 +58,19 @@ ROWS = [
     ("the unit was never started", (*STATE, "units", UNIT, "started"), None, True),
     ("killed after the switch", (*STATE, "plugin", "status", "version"), "0.9-b", True),
     ("killed after the configuration", (*STATE, "plugin", "status", "config_sha256"), "0" * 64, True),
-    ("a named configuration is in force", (*STATE, "plugin", "status"), BIG, False),
-    ("and has another text", (*STATE, "plugin", "status"), {**BIG, "config_sha256": sha256(NODE_YAML)}, True),
-    ("and is gone", (*STATE, "plugin", "status"), {**BIG, "config_path": "/etc/vgpu/configs/x.yaml"}, True),
+    ("a named configuration is active", (*STATE, "plugin", "status"), BIG, False),
+    (
+        "the named configuration's text changed",
+        (*STATE, "plugin", "status"),
+        {**BIG, "config_sha256": sha256(NODE_YAML)},
+        True,
+    ),
+    (
+        "the named configuration was removed",
+        (*STATE, "plugin", "status"),
+        {**BIG, "config_path": "/etc/vgpu/configs/x.yaml"},
+        True,
+    ),
     ("the program does not answer", (*STATE, "plugin", "status"), None, True),
     ("the unit file cannot be read", (*STATE, "files", UNIT_FILE), None, False),
 ]

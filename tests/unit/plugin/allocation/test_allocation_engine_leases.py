@@ -108,11 +108,11 @@ def test_invalid_lease_terms(node, uuid, terms, sentence):
 # columns: the case; successive (engine's answer, seconds before it), where "web" is the running container and None no
 # response; whether the lease still exists
 LIVES = [
-    ("it runs for long", [("web", 10), ("web", 100000)], True),
-    ("it was never seen, and its time is not over", [("", 10), ("", 10), ("", 10)], True),
-    ("it was never seen", [("", 10), ("", 10000)], False),
-    ("it was removed", [("web", 10), ("", 10), ("", 10)], False),
-    ("compose made it again", [("web", 10), ("", 10), ("web", 10), ("", 10)], True),
+    ("the container runs for long", [("web", 10), ("web", 100000)], True),
+    ("the container never appeared, its start time is not over", [("", 10), ("", 10), ("", 10)], True),
+    ("the container never appeared", [("", 10), ("", 10000)], False),
+    ("the container was removed", [("web", 10), ("", 10), ("", 10)], False),
+    ("compose made the container again", [("web", 10), ("", 10), ("web", 10), ("", 10)], True),
     ("docker does not answer", [("web", 10), (None, 10), (None, 100000), (None, 10)], True),
     ("docker did not answer in between", [("web", 10), ("", 10), (None, 10), ("", 10)], False),
 ]

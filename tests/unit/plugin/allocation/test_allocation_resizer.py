@@ -130,13 +130,27 @@ REQUESTED = {"sliceSizing": "requested"}
 # columns: the case; (MiB, cores) of other pods on a T4 of 15360 MiB; the pod's size; its use in MiB; the request (None:
 # unchanged); the new size or words of the refusal
 TABLE = [
-    ("up", [], (4000, 20), 0, (8000, 40), (8000, 40)),
-    ("up to the last MiB", [(5360, 30)], (4000, 20), 0, (10000, 70), (10000, 70)),
-    ("one MiB more", [(5360, 30)], (4000, 20), 0, (10001, 20), "10001 MiB are asked for, 5360 of 15360 are held"),
-    ("one percent more", [(5360, 30)], (4000, 20), 0, (4000, 71), "71 % of the SMs are asked for, 30 % are held"),
-    ("more than the card", [], (4000, 20), 0, (15361, None), "15361 MiB are asked for, 0 of 15360 are held"),
-    ("memory alone", [], (4000, 20), 0, (8000, None), (8000, 20)),
-    ("cores alone", [], (4000, 20), 0, (None, 100), (4000, 100)),
+    ("larger size", [], (4000, 20), 0, (8000, 40), (8000, 40)),
+    ("all of the GPU's free memory", [(5360, 30)], (4000, 20), 0, (10000, 70), (10000, 70)),
+    (
+        "one MiB more than is free",
+        [(5360, 30)],
+        (4000, 20),
+        0,
+        (10001, 20),
+        "10001 MiB are asked for, 5360 of 15360 are held",
+    ),
+    (
+        "one percent more than is free",
+        [(5360, 30)],
+        (4000, 20),
+        0,
+        (4000, 71),
+        "71 % of the SMs are asked for, 30 % are held",
+    ),
+    ("more memory than the GPU has", [], (4000, 20), 0, (15361, None), "15361 MiB are asked for, 0 of 15360 are held"),
+    ("only memory changes", [], (4000, 20), 0, (8000, None), (8000, 20)),
+    ("only cores change", [], (4000, 20), 0, (None, 100), (4000, 100)),
     ("cores without a limit", [], (4000, 20), 0, (None, 0), (4000, 100)),
     ("down", [], (4000, 20), 0, (1, 1), (1, 1)),
     ("down to what is in use", [], (4000, 20), 1500, (1500, None), (1500, 20)),
@@ -151,8 +165,8 @@ TABLE = [
     ("cores below", [], (4000, 20), 0, (None, -1), "0 to 100 %"),
     ("cores above", [], (4000, 20), 0, (None, 101), "0 to 100 %"),
     # The GPU was oversold meanwhile: a smaller size always fits.
-    ("down on a full card", [(15000, 90)], (4000, 20), 0, (3000, 10), (3000, 10)),
-    ("cores down, memory up", [(15000, 90)], (4000, 20), 0, (4001, 10), "4001 MiB are asked for"),
+    ("smaller size on a full GPU", [(15000, 90)], (4000, 20), 0, (3000, 10), (3000, 10)),
+    ("fewer cores and more memory", [(15000, 90)], (4000, 20), 0, (4001, 10), "4001 MiB are asked for"),
 ]
 
 

@@ -24,12 +24,12 @@ def test_manifests_arguments_are_valid():
 LINKS = [
     # columns: the case, link → target, a path on the host, the path after all links are resolved on the host
     ("no link", {}, "/usr/lib/a", "/usr/lib/a"),
-    ("a file beside it", {"usr/lib/a": "a.1"}, "/usr/lib/a", "/usr/lib/a.1"),
+    ("a link to a file in the same folder", {"usr/lib/a": "a.1"}, "/usr/lib/a", "/usr/lib/a.1"),
     ("an absolute link stays on the host", {"usr/lib/a": "/etc/alternatives/a"}, "/usr/lib/a", "/etc/alternatives/a"),
-    ("a folder of the way", {"lib": "usr/lib"}, "/lib/a", "/usr/lib/a"),
-    ("two in a row", {"x": "/y", "y": "z/w"}, "/x/a", "/z/w/a"),
-    ("upwards", {"usr/lib/a": "../share/a"}, "/usr/lib/a", "/usr/share/a"),
-    ("above the root is the root", {"a": "../../../b"}, "/a", "/b"),
+    ("a parent folder is a link", {"lib": "usr/lib"}, "/lib/a", "/usr/lib/a"),
+    ("two links in a row", {"x": "/y", "y": "z/w"}, "/x/a", "/z/w/a"),
+    ("a link with ..", {"usr/lib/a": "../share/a"}, "/usr/lib/a", "/usr/share/a"),
+    ("a link above the root ends at the root", {"a": "../../../b"}, "/a", "/b"),
 ]
 
 

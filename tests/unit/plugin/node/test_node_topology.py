@@ -44,15 +44,15 @@ LINKS = symmetric(
 )
 CASES = [
     # columns: the case, available GPUs, GPUs that must be included, the number of GPUs, the expected choice
-    ("a pair: most links", ORDER, "", 2, "AD"),
-    ("the next pair", "BCEFGH", "", 2, "BC"),
+    ("two GPUs: the pair with most links", ORDER, "", 2, "AD"),
+    ("two GPUs: the next best pair", "BCEFGH", "", 2, "BC"),
     ("one link is better than none", "BEFGH", "", 2, "EF"),
-    ("one: nobody misses it", ORDER, "", 1, "G"),
-    ("four: one board", ORDER, "", 4, "ABCD"),
-    ("its pair of what must be included", ORDER, "C", 2, "BC"),
+    ("one GPU: a GPU without NVLink", ORDER, "", 1, "G"),
+    ("four GPUs: one board", ORDER, "", 4, "ABCD"),
+    ("the required GPU's best partner", ORDER, "C", 2, "BC"),
     ("all", ORDER, "", 8, "ABCDEFGH"),
-    ("all that is asked for is given already", ORDER, "H", 1, "H"),
-    ("nothing is known: by index", "XYZ", "", 2, "XY"),
+    ("the required GPU is enough", ORDER, "H", 1, "H"),
+    ("no known links: by index", "XYZ", "", 2, "XY"),
 ]
 
 

@@ -18,14 +18,14 @@ def without(*ids: str) -> list[str]:
 
 CASES = [
     # columns: the case, available slices, slices that must be included, the number of slices, the expected choice
-    ("one of an empty node: first GPU, first slice", ALL, [], 1, ["A::0"]),
-    ("three: three GPUs", ALL, [], 3, ["A::0", "B::0", "C::0"]),
+    ("one slice on an empty node: first GPU, first slice", ALL, [], 1, ["A::0"]),
+    ("three slices: three GPUs", ALL, [], 3, ["A::0", "B::0", "C::0"]),
     ("the least used GPU first", without("A::0", "B::0", "B::1"), [], 2, ["C::0", "A::1"]),
-    ("more than GPUs: a second slice only when all gave one", ALL, [], 4, ["A::0", "B::0", "C::0", "A::1"]),
-    ("what must be included counts as taken", ALL, ["A::2"], 2, ["A::2", "B::0"]),
-    ("one GPU has slices left", ["B::1", "B::2"], [], 2, ["B::1", "B::2"]),
-    ("all that is asked for is given already", ALL, ["C::1"], 1, ["C::1"]),
-    ("numbers count as numbers", ["A::10", "A::9"], [], 1, ["A::9"]),
+    ("more slices than GPUs: a second slice after all GPUs have one", ALL, [], 4, ["A::0", "B::0", "C::0", "A::1"]),
+    ("the required slice counts as used", ALL, ["A::2"], 2, ["A::2", "B::0"]),
+    ("only one GPU has free slices", ["B::1", "B::2"], [], 2, ["B::1", "B::2"]),
+    ("the required slice is enough", ALL, ["C::1"], 1, ["C::1"]),
+    ("slice numbers are compared as numbers", ["A::10", "A::9"], [], 1, ["A::9"]),
     ("GPUs that are not shared", ["B", "A"], [], 1, ["A"]),
 ]
 

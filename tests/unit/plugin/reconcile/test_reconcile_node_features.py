@@ -35,9 +35,9 @@ PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, An
     # columns: the node's labels and annotations, the desired labels, the labels in the patch, the annotation in the
     # patch ("-": none)
     "first": ({"a": "b"}, {}, {COUNT: "2", PRODUCT: "T4"}, {COUNT: "2", PRODUCT: "T4"}, "gpu.count,gpu.product"),
-    "as it is": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "2"}, None, "-"),
+    "nothing changed": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "2"}, None, "-"),
     "another value": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
-    "somebody removed it": ({}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
+    "a user removed the label": ({}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
     "no longer desired": (
         {COUNT: "2", PRODUCT: "T4"},
         {NAMES: "gpu.count,gpu.product"},
@@ -45,11 +45,11 @@ PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, An
         {PRODUCT: None},
         "gpu.count",
     ),
-    "all gone": ({COUNT: "2", "a": "b"}, {NAMES: "gpu.count"}, {}, {COUNT: None}, None),
-    "gone, and removed by somebody": ({}, {NAMES: "gpu.count"}, {}, None, None),
-    "of another owner": ({COUNT: "9"}, {}, {COUNT: "2"}, None, "-"),
-    "one of another owner": ({COUNT: "9"}, {}, {COUNT: "2", PRODUCT: "T4"}, {PRODUCT: "T4"}, "gpu.product"),
-    "another owner's is not taken back": ({COUNT: "9"}, {}, {}, None, "-"),
+    "no label desired any more": ({COUNT: "2", "a": "b"}, {NAMES: "gpu.count"}, {}, {COUNT: None}, None),
+    "no longer desired, and a user removed the label": ({}, {NAMES: "gpu.count"}, {}, None, None),
+    "label of another owner": ({COUNT: "9"}, {}, {COUNT: "2"}, None, "-"),
+    "one foreign label, one new label": ({COUNT: "9"}, {}, {COUNT: "2", PRODUCT: "T4"}, {PRODUCT: "T4"}, "gpu.product"),
+    "label of another owner is not removed": ({COUNT: "9"}, {}, {}, None, "-"),
     # node-feature-discovery lists its labels in an annotation. Two programs that write one label would overwrite each
     # other forever.
     "node-feature-discovery took it over": (

@@ -58,13 +58,23 @@ def table(*rows: tuple[int, int, str, str, str]) -> mounts.Table:
 ROOT, DEV = (1, 0, "0:9", "/", "/"), (2, 1, "0:5", "/", "/dev")
 # columns: the case, mounts in addition to ROOT and DEV, a path, the number of the mount at this path
 SEEN: list[tuple[str, list[tuple[int, int, str, str, str]], str, int]] = [
-    ("nothing there", [], "/dev/vgpu/0", 2),
-    ("a mount at it", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0", 3),
-    ("below it", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0/limits", 3),
-    ("one that only begins so", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/01", 2),
-    ("the later one lies on top", [(3, 1, "0:7", "/x", "/a"), (4, 3, "0:8", "/", "/a")], "/a", 4),
-    ("hidden by one over a folder above", [(3, 1, "0:7", "/x", "/b/a"), (4, 1, "0:8", "/", "/b")], "/b/a", 4),
-    ("not hidden by one that is below it", [(4, 1, "0:8", "/", "/b"), (3, 4, "0:7", "/x", "/b/a")], "/b/a", 3),
+    ("no mount at the path", [], "/dev/vgpu/0", 2),
+    ("a mount at the path", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0", 3),
+    ("a path below a mount", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0/limits", 3),
+    ("a path that only starts like the mount's path", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/01", 2),
+    ("a later mount covers an earlier one", [(3, 1, "0:7", "/x", "/a"), (4, 3, "0:8", "/", "/a")], "/a", 4),
+    (
+        "a later mount over a parent folder hides the mount",
+        [(3, 1, "0:7", "/x", "/b/a"), (4, 1, "0:8", "/", "/b")],
+        "/b/a",
+        4,
+    ),
+    (
+        "a mount below a mounted parent folder is visible",
+        [(4, 1, "0:8", "/", "/b"), (3, 4, "0:7", "/x", "/b/a")],
+        "/b/a",
+        3,
+    ),
     ("a root over the root", [(3, 1, "0:7", "/", "/")], "/b", 3),
 ]
 
@@ -87,7 +97,7 @@ def test_mounts_below_a_chroot_have_no_root():
 PLACES: list[tuple[str, list[tuple[int, int, str, str, str]], bool, Place]] = [
     ("on the host", [ROOT, (2, 1, "0:25", "/", "/run")], True, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
     ("in a pod", [ROOT, (2, 1, "0:25", "/vgpu", "/run/vgpu")], False, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
-    ("a pod that has it not", [ROOT], False, Place("/p", "", "")),
+    ("a pod without this mount", [ROOT], False, Place("/p", "", "")),
     ("on the root of the host", [ROOT], True, Place("/p", "0:9", "/run/vgpu/allocations/a/ro")),
 ]
 
@@ -139,30 +149,55 @@ OTHER_VERSION = NEW.replace("{library}", "{library}x")
 CONTAINERS: list[tuple[str, str, str, bool]] = [
     ("as the node mounted them", TOP + NEW, "", False),
     ("another version of the library, as before an upgrade", TOP + OTHER_VERSION, "", False),
-    ("a library that lies elsewhere", TOP + NEW.replace("{library}", "/data/0.1.0"), "/dev/vgpu/lib", False),
-    ("a ledger that was made anew since", TOP + NEW.replace("/ledger /dev", "/ledger//deleted /dev"), "", False),
-    ("a volume elsewhere", TOP + NEW + over(40, "/data"), "", False),
+    ("a library from another folder", TOP + NEW.replace("{library}", "/data/0.1.0"), "/dev/vgpu/lib", False),
+    ("a ledger that was replaced meanwhile", TOP + NEW.replace("/ledger /dev", "/ledger//deleted /dev"), "", False),
+    ("a volume at another path", TOP + NEW + over(40, "/data"), "", False),
     ("shared memory", TOP + NEW + over(41, "/dev/shm"), "", False),
     ("a file over the limits", TOP + NEW + over(51, "/dev/vgpu/0/limits"), "at /dev/vgpu/0/limits", False),
-    ("a folder over ours", TOP + NEW + over(51, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
-    ("a folder over all of ours", TOP + NEW + over(49, "/dev/vgpu"), "at /dev/vgpu ", False),
-    ("below ours", TOP + over(41, "/dev/vgpu") + NEW.replace("49 41 ", "49 60 "), "", False),
+    ("a folder over the share", TOP + NEW + over(51, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
+    ("a folder over /dev/vgpu", TOP + NEW + over(49, "/dev/vgpu"), "at /dev/vgpu ", False),
+    (
+        "a foreign mount under the product's mount",
+        TOP + over(41, "/dev/vgpu") + NEW.replace("49 41 ", "49 60 "),
+        "",
+        False,
+    ),
     ("a root that the node does not have", TOP + OWN_ROOT, "at /dev/vgpu ", False),
-    ("not the folder of all", TOP + without(NEW, "/dev/vgpu").replace(" 49 ", " 41 "), "/dev/vgpu nothing", False),
+    (
+        "no root folder at /dev/vgpu",
+        TOP + without(NEW, "/dev/vgpu").replace(" 49 ", " 41 "),
+        "/dev/vgpu nothing",
+        False,
+    ),
     ("a file over the preload", TOP + NEW + over(54, "/etc/ld.so.preload"), "at /etc/ld.so.preload", False),
     ("a folder over /etc", TOP + NEW + over(40, "/etc"), "/etc/ld.so.preload nothing of ours", False),
     ("a folder over /dev", TOP + NEW + over(41, "/dev"), "at /dev/vgpu nothing of ours", False),
     ("another GPU's page", TOP + NEW + over(51, "/dev/vgpu/0/gpu-x"), "expected nothing", False),
-    ("a share that we did not give", TOP + NEW + over(49, "/dev/vgpu/1"), "expected nothing", False),
+    ("an additional share", TOP + NEW + over(49, "/dev/vgpu/1"), "expected nothing", False),
     ("no preload", TOP + without(NEW, "/etc/ld.so.preload"), "/etc/ld.so.preload nothing of ours", False),
     ("files of another allocation", TOP + NEW.replace("/aaaa/ro /dev", "/cccc/ro /dev"), "/cccc/ro", False),
-    ("old ones", TOP + OLD, "", True),
-    ("old ones on a tmpfs at /run", TOP + over(40, "/run") + OLD.replace(" 40 0:50", " 60 0:50"), "", True),
-    ("old ones, the folder renamed from inside", TOP + MOVED, "", True),
-    ("old ones, a file over the limits", TOP + OLD + over(51, "/etc/vgpu/limits"), "at /etc/vgpu/limits", True),
-    ("old ones, and a volume next to them", TOP + OLD + over(40, "/run/vgpu/x"), "expected nothing", True),
-    ("no mount of ours, as below chroot", "", "", False),
-    ("below chroot, with one of its own", over(1, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
+    ("mounts of the old version", TOP + OLD, "", True),
+    (
+        "mounts of the old version on a tmpfs at /run",
+        TOP + over(40, "/run") + OLD.replace(" 40 0:50", " 60 0:50"),
+        "",
+        True,
+    ),
+    ("mounts of the old version, folder renamed by the container", TOP + MOVED, "", True),
+    (
+        "mounts of the old version, a file over the limits",
+        TOP + OLD + over(51, "/etc/vgpu/limits"),
+        "at /etc/vgpu/limits",
+        True,
+    ),
+    (
+        "mounts of the old version and a volume next to them",
+        TOP + OLD + over(40, "/run/vgpu/x"),
+        "expected nothing",
+        True,
+    ),
+    ("no product mount, as below chroot", "", "", False),
+    ("below chroot, with a mount of the tenant", over(1, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
 ]
 
 
@@ -227,9 +262,9 @@ NEXT = "".join(f"{n} 51 " + EVIL.format(f"/dev/vgpu/0/{n}") for n in range(100, 
 ELSEWHERE = "".join(f"{n} {n - 1} " + EVIL.format("/dev") for n in range(100, 5100)).replace("100 99 ", "100 41 ", 1)
 # Mounts that a tenant makes in its own user namespace to keep the watcher busy, and words of the finding.
 MANY = [
-    ("one over the other", STACKED, "5006 mounts"),
-    ("side by side", NEXT, "5006 mounts"),
-    ("above", ELSEWHERE, "at "),
+    ("each mount over the one before", STACKED, "5006 mounts"),
+    ("mounts next to each other", NEXT, "5006 mounts"),
+    ("mounts over a parent folder", ELSEWHERE, "at "),
 ]
 
 

@@ -26,17 +26,21 @@ DEVICES = {"0:50": "aaaa", "0:51": "bbbb"}
 # Changes to a /proc in which process 20 belongs to allocation aaaa, and the allocation of process 30 then.
 OWNERS: list[tuple[str, dict[str, Any], set[str] | None]] = [
     ("the ledger is mounted", {"mounts": "0:50=/ledger"}, {"aaaa"}),
-    ("its file was made anew since", {"mounts": "0:50=/ledger//deleted"}, {"aaaa"}),
+    ("the mounted ledger was replaced meanwhile", {"mounts": "0:50=/ledger//deleted"}, {"aaaa"}),
     ("in the host's pid namespace, the ledger mounted", {"pid": HOST_PID, "mounts": "0:51=/ledger"}, {"bbbb"}),
     ("a process of the host", {"mnt": HOST_MNT, "pid": HOST_PID, "mounts": "0:50=/ledger", "group": CONTAINER}, None),
     ("a service with mounts of its own", {"pid": HOST_PID, "mounts": "0:50=/ 0:51=/", "group": CONTAINER}, None),
     ("a container without a slice", {"group": "/docker/other"}, None),
     ("the node's folders in a container (a monitor)", {"mounts": "0:50=/ 0:51=/", "group": "/docker/m"}, None),
     ("chroot in the container", {"group": CONTAINER}, {"aaaa"}),
-    ("and a group below its own", {"group": CONTAINER + "/own", "pid": "pid:[99]"}, {"aaaa"}),
+    ("chroot and a group below the container's", {"group": CONTAINER + "/own", "pid": "pid:[99]"}, {"aaaa"}),
     ("a group whose name only begins so", {"group": CONTAINER + "2"}, None),
-    ("all of a pod hides", {"group": f"/kubepods/burstable/pod{POD_UID}/77"}, {"bbbb"}),
-    ("by systemd's driver", {"group": f"/x.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/c.scope"}, {"bbbb"}),
+    ("all processes of a pod hide", {"group": f"/kubepods/burstable/pod{POD_UID}/77"}, {"bbbb"}),
+    (
+        "all processes of a pod hide, systemd cgroup driver",
+        {"group": f"/x.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/c.scope"},
+        {"bbbb"},
+    ),
     ("a pod with two slices", {"group": "/kubepods/pod99999999-2222-3333-4444-555555555555/1"}, None),
     ("no group", {"group": "/"}, None),
     ("a pod on the host's pids, below chroot", {"pid": HOST_PID, "group": f"/kubepods/pod{POD_UID}/77"}, {"bbbb"}),
@@ -198,7 +202,7 @@ def ended_leader(proc: Proc, number: int, *tasks: dict[str, Any]) -> None:
 # columns: the remaining threads, whether the process is found
 LEADERS: list[tuple[str, list[dict[str, Any]], bool]] = [
     ("a second thread goes on", [GONE, {"mounts": "0:50=/ledger"}], True),
-    ("so does a third one alone", [GONE, GONE, {"mounts": "0:50=/ledger"}], True),
+    ("only the third thread goes on", [GONE, GONE, {"mounts": "0:50=/ledger"}], True),
     ("no other thread", [GONE], False),
     ("no thread can be read", [], False),
 ]

@@ -43,15 +43,15 @@ def took(*parts: tuple[float, float, float], share: float = 0.2) -> Took | None:
 
 # columns: (seconds, used time, time alone) of each interval, the found and the allowed share, whether it is a violation
 WINDOWS: list[tuple[str, list[tuple[float, float, float]], tuple[float, float, bool] | None]] = [
-    ("not full yet", [(2, 2, 0)] * 4, None),
-    ("all of it, in company", [(2, 2, 0)] * 5, (1, 0.2, True)),
-    ("all of it, alone", [(2, 2, 2)] * 5, (1, 1, False)),
-    ("its share, in company", [(2, 0.4, 0)] * 5, (0.2, 0.2, False)),
-    ("as much as is tolerated", [(2, 0.6, 0)] * 5, (0.3, 0.2, False)),
-    ("a point more", [(2, 0.62, 0)] * 5, (0.31, 0.2, True)),
-    ("alone for half of the time, and its share else", [(2, 2, 2), (2, 0.4, 0)] * 3, (0.52, 0.52, False)),
-    ("alone for a tenth, and all of it", [(2, 2, 0.2)] * 5, (1, 0.28, True)),
-    ("what was long ago is over", [(2, 2, 0)] * 9 + [(2, 0, 0)] * 5, (0, 0.2, False)),
+    ("window not full yet", [(2, 2, 0)] * 4, None),
+    ("all of the time, GPU shared", [(2, 2, 0)] * 5, (1, 0.2, True)),
+    ("all of the time, GPU not shared", [(2, 2, 2)] * 5, (1, 1, False)),
+    ("its share, GPU shared", [(2, 0.4, 0)] * 5, (0.2, 0.2, False)),
+    ("the tolerated maximum", [(2, 0.6, 0)] * 5, (0.3, 0.2, False)),
+    ("one point over the tolerated maximum", [(2, 0.62, 0)] * 5, (0.31, 0.2, True)),
+    ("not shared for half of the time, else its share", [(2, 2, 2), (2, 0.4, 0)] * 3, (0.52, 0.52, False)),
+    ("not shared for a tenth of the time, all of the time used", [(2, 2, 0.2)] * 5, (1, 0.28, True)),
+    ("old intervals do not count", [(2, 2, 0)] * 9 + [(2, 0, 0)] * 5, (0, 0.2, False)),
 ]
 
 
@@ -85,15 +85,15 @@ def test_effective_share(limits, device, share):
 NOW = 10**12
 PAGE = {"open_ns": 500 * MS, "gate": "closed", "rate_ppm": 10**6, "heartbeat_ns": NOW - MS}
 ALONE: list[tuple[str, dict[str, Any] | None, dict[str, Any] | None, float]] = [
-    ("the arbiter counted", PAGE, {**PAGE, "open_ns": 1500 * MS}, 1.0),
-    ("and let it not", PAGE, PAGE, 0.0),
-    ("no page", PAGE, None, 2.0),
-    ("the first look", None, PAGE, 2.0),
-    ("a page that was made anew", PAGE, {**PAGE, "open_ns": 0}, 2.0),
-    ("an arbiter that does not count", {**PAGE, "gate": "open"}, {**PAGE, "gate": "open"}, 2.0),
-    ("an arbiter that ended at an open gate", PAGE, {**PAGE, "gate": "open", "heartbeat_ns": NOW - 300 * MS}, 0.0),
-    ("an open gate at the share, by policy", PAGE, {**PAGE, "gate": "open", "rate_ppm": 200_000}, 0.0),
-    ("no arbiter at all", {**PAGE, "heartbeat_ns": 0}, {**PAGE, "heartbeat_ns": 0}, 0.0),
+    ("one second of open gate", PAGE, {**PAGE, "open_ns": 1500 * MS}, 1.0),
+    ("gate closed all the time", PAGE, PAGE, 0.0),
+    ("no GPU page", PAGE, None, 2.0),
+    ("first poll", None, PAGE, 2.0),
+    ("the GPU page was replaced", PAGE, {**PAGE, "open_ns": 0}, 2.0),
+    ("gate always open", {**PAGE, "gate": "open"}, {**PAGE, "gate": "open"}, 2.0),
+    ("arbiter ended while the gate was open", PAGE, {**PAGE, "gate": "open", "heartbeat_ns": NOW - 300 * MS}, 0.0),
+    ("gate open, rate limited to the share by policy", PAGE, {**PAGE, "gate": "open", "rate_ppm": 200_000}, 0.0),
+    ("no arbiter", {**PAGE, "heartbeat_ns": 0}, {**PAGE, "heartbeat_ns": 0}, 0.0),
 ]
 
 

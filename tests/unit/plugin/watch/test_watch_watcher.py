@@ -28,22 +28,28 @@ def process(pid: int = 10, space: int = 77) -> Process:
 
 # columns: driver memory of each process, slots by (namespace, pid), whether contexts count, the findings
 RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, list[str]]] = [
-    ("charged to the byte", {10: 900 * MIB}, {(77, 10): 900 * MIB}, True, []),
-    ("charged more than it has", {10: 300 * MIB}, {(77, 10): 900 * MIB}, True, []),
+    ("ledger equals the driver's value", {10: 900 * MIB}, {(77, 10): 900 * MIB}, True, []),
+    ("ledger has more than the driver", {10: 300 * MIB}, {(77, 10): 900 * MIB}, True, []),
     ("no slot at all", {10: 1}, {}, True, [NO_SLOT]),
-    ("no slot, and the driver does not tell its memory", {10: None}, {}, True, [NO_SLOT]),
+    ("no slot, memory unknown to the driver", {10: None}, {}, True, [NO_SLOT]),
     ("the slot of the same pid in another pid namespace", {10: 1}, {(78, 10): 5}, True, [NO_SLOT]),
-    ("a library that wrote no namespace", {10: 1}, {(0, 10): 5}, True, []),
-    ("within a step of the library", {10: 164 * MIB}, {(77, 10): 100 * MIB}, True, []),
-    ("a byte over it", {10: 164 * MIB + 1}, {(77, 10): 100 * MIB}, True, [MEMORY]),
-    ("large ones by part", {10: 16000 * MIB}, {(77, 10): 15000 * MIB}, True, []),
-    ("and a byte over that", {10: 16000 * MIB}, {(77, 10): 15000 * MIB - 1}, True, [MEMORY]),
-    ("a context that does not count", {10: 1164 * MIB}, {(77, 10): 100 * MIB}, False, []),
-    ("more than any context", {10: 1200 * MIB}, {(77, 10): 100 * MIB}, False, [MEMORY]),
+    ("slot without a namespace", {10: 1}, {(0, 10): 5}, True, []),
+    ("within the tolerance", {10: 164 * MIB}, {(77, 10): 100 * MIB}, True, []),
+    ("one byte over the tolerance", {10: 164 * MIB + 1}, {(77, 10): 100 * MIB}, True, [MEMORY]),
+    ("large process within the relative tolerance", {10: 16000 * MIB}, {(77, 10): 15000 * MIB}, True, []),
+    (
+        "large process one byte over the relative tolerance",
+        {10: 16000 * MIB},
+        {(77, 10): 15000 * MIB - 1},
+        True,
+        [MEMORY],
+    ),
+    ("contexts are not counted", {10: 1164 * MIB}, {(77, 10): 100 * MIB}, False, []),
+    ("more memory than any context needs", {10: 1200 * MIB}, {(77, 10): 100 * MIB}, False, [MEMORY]),
     ("charged to another process of the container", {10: 500 * MIB}, {(77, 10): 0, (77, 11): 500 * MIB}, True, []),
-    ("a slot that says nothing", {10: 500 * MIB}, {(77, 10): 0}, True, [MEMORY]),
-    ("one honest, one without a slot", {10: 500 * MIB, 11: 70 * MIB}, {(77, 10): 500 * MIB}, True, [NO_SLOT]),
-    ("the driver tells no memory", {10: None}, {(77, 10): 0}, True, []),
+    ("slot with 0 bytes", {10: 500 * MIB}, {(77, 10): 0}, True, [MEMORY]),
+    ("one honest process, one without a slot", {10: 500 * MIB, 11: 70 * MIB}, {(77, 10): 500 * MIB}, True, [NO_SLOT]),
+    ("memory unknown to the driver", {10: None}, {(77, 10): 0}, True, []),
 ]
 
 
@@ -56,8 +62,15 @@ def test_rule(about, seen, slots, counted, reasons):
 
 # columns: the limit, driver memory, the ledger's values of slots and exported memory, the findings
 LIMITED: list[tuple[str, int, dict[int, int | None], dict[tuple[int, int], int], int, list[str]]] = [
-    ("a ledger that is true, over the limit", 2048, {10: 10228}, {(77, 10): 10228}, 0, [MEMORY]),
-    ("the same in two processes", 2048, {10: 5000, 11: 5228}, {(77, 10): 5000, (77, 11): 5228}, 0, [MEMORY]),
+    ("true ledger over the limit", 2048, {10: 10228}, {(77, 10): 10228}, 0, [MEMORY]),
+    (
+        "true ledger over the limit, two processes",
+        2048,
+        {10: 5000, 11: 5228},
+        {(77, 10): 5000, (77, 11): 5228},
+        0,
+        [MEMORY],
+    ),
     ("a slot that says any figure", 2048, {10: 10228}, {(77, 10): 1 << 42}, 0, [MEMORY]),
     ("a slot of nobody that says any figure", 2048, {10: 10228}, {(77, 10): 0, (77, 99): 1 << 42}, 0, [MEMORY]),
     ("exported memory of any size", 2048, {10: 10228}, {(77, 10): 0}, 1 << 42, [MEMORY]),
