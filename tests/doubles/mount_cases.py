@@ -34,7 +34,7 @@ PATHS = [
     ("/usr", "/usr/local/lib/vgpu"),
     ("/usr/local", "/usr/local/lib/vgpu"),
     ("/usr/local/lib", "/usr/local/lib/vgpu"),
-    # paths above that are spelled differently
+    # the same paths in other spellings
     ("/dev/vgpu/", "/dev/vgpu"),
     ("/dev/vgpu///", "/dev/vgpu"),
     ("/dev/vgpu/.", "/dev/vgpu"),

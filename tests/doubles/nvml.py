@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML: a driver with a few Tesla T4, as the reader of the modules (``Reader``) and as the binding ``pynvml``
-(``Pynvml``) show it. Calls fail with the codes that a test orders.
+"""NVML doubles of a driver with a few Tesla T4: one for the modules' reader (``Reader``) and one for the binding
+``pynvml`` (``Pynvml``). A test can make calls fail with chosen error codes.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Watched:
 
     def watcher(self, **options: Any) -> watch.Watch:
         def device(path: Path) -> str:
-            return self.device(path)  # looked up at each call: tests replace it
+            return self.device(path)  # self.device is read at each call, because tests replace it
 
         clocks = (lambda: self.now, device, lambda: self.now, lambda: int(self.now * 1e9))
         kernel = watch.Kernel(self.processes, self.ender, *clocks)

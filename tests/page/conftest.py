@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that the role ``report`` itself writes of made-up hosts, and a headless browser that opens them."""
+"""Reports that the real role ``report`` writes for made-up hosts, and a headless browser to open the pages."""
 
 from __future__ import annotations
 

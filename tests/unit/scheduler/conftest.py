@@ -25,7 +25,9 @@ from vgpu_plugin._shared.kube import scheduler_manifests  # noqa: E402
 
 @pytest.fixture(autouse=True, scope="session")
 def rights():
-    """Every API server of these tests refuses what the account that we ship may not do; names are the tests' own."""
+    """All API servers of these tests refuse requests that the shipped account may not make. Object
+    names are ignored.
+    """
     desired = scheduler_manifests.Desired("x/vgpu-scheduler:1", "x/kube-scheduler:v1.34.2", config={"claims": True})
     granted = {one[:3] for one in grants(scheduler_manifests.manifests(desired), scheduler_manifests.NAME)}
     before, KubeApi.may = KubeApi.may, staticmethod(lambda access: access[:3] in granted)

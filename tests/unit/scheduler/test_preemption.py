@@ -152,16 +152,16 @@ def test_victims_make_room_for_all_containers():
         bound(cluster, name, "n", (f"n-{n}", mib))
     pod = waiting("p", 6000, 5)
     pod["spec"]["containers"].append({**pod["spec"]["containers"][0], "name": "second"})
-    # The evictions free 7000 MiB on one GPU and all but the rest on the other; b stays.
+    # d is the kube-scheduler's victim. Without a and c, the GPUs have 7000 and 9900 MiB free, so b stays.
     assert preempt(extender, pod, n="d") == {"n": ["a", "c", "d"]}
     bound(cluster, "c", "n", ("n-1", 9000), priority=5)
     assert preempt(extender, pod, n="d") == {}
 
 
 def test_victims_are_minimal_on_random_nodes():
-    """Random nodes: with the victims gone there is room, with any of the added ones back there is none, no victim is of
-    the pod's priority, a node is left out exactly where all of them would not do, and where all have one priority no
-    fewer would do."""
+    """Checks the victims on random nodes. Without them the pod fits; if any added victim stays, it does not fit. All
+    victims have a lower priority. A node is missing only if evicting all lower pods would not help. If all pods have
+    equal priority, no smaller set of victims would be enough."""
     chance = random.Random(6)
     seen = {"helped": 0, "useless": 0, "added": 0}
     for number in range(150):

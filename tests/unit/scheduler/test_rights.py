@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rights of the scheduler's account are those that it uses: the program's own client at an API server that notes
-what each request needs. Every other test of this folder runs with these rights too, and no more (conftest)."""
+"""Tests that the scheduler's account has exactly the rights that the program uses: an API server records the right of
+each request of the real client. All other tests of this folder run with the same rights (conftest)."""
 
 from __future__ import annotations
 

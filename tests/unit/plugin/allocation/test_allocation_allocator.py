@@ -136,15 +136,15 @@ def test_mounts_of_a_new_container(node):
 
 
 SPOILT = [
-    ("an older version's", shutil.rmtree),
-    ("limits of a folder before", lambda share: replace_by(share / "limits", b"other")),
-    ("a page of a folder before", lambda share: replace_by(next(share.glob("gpu-*")), b"other")),
-    ("no folder above", lambda share: (share.parent / "root").unlink()),
+    ("files of an older version", shutil.rmtree),
+    ("limits file of an earlier folder", lambda share: replace_by(share / "limits", b"other")),
+    ("GPU page of an earlier folder", lambda share: replace_by(next(share.glob("gpu-*")), b"other")),
+    ("parent folder missing", lambda share: (share.parent / "root").unlink()),
     ("no page", lambda share: next(share.glob("gpu-*")).unlink()),
-    ("no place for the ledger", lambda share: (share / "ledger").unlink()),
-    ("no place for the tenant page", lambda share: (share / "tenant").unlink()),
-    ("half a preload file", lambda share: replace_by(share / "ld.so.preload", b"/dev/vg")),
-    ("half a limits file of a killed program", lambda share: (share.parent / "limits.new").write_bytes(b"half")),
+    ("mount point of the ledger missing", lambda share: (share / "ledger").unlink()),
+    ("mount point of the tenant page missing", lambda share: (share / "tenant").unlink()),
+    ("incomplete preload file", lambda share: replace_by(share / "ld.so.preload", b"/dev/vg")),
+    ("incomplete limits file of a killed program", lambda share: (share.parent / "limits.new").write_bytes(b"half")),
 ]
 
 

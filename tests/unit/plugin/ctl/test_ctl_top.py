@@ -62,7 +62,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize(("changes", "tenant", "end"), SHOWN)
-def test_who_it_is(changes, tenant, end):
+def test_tenant_of_a_usage(changes, tenant, end):
     (line,) = ctl_top.top([row("train", **changes)], indexes={UUID: 3}).splitlines()[1:]
     cells = re.split(r"\s{2,}", line)
     assert (cells[0], cells[1], cells[-2:]) == ("3", tenant, end)

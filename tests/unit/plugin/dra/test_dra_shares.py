@@ -41,16 +41,16 @@ PART = Part("gpu-00000000", "s1", 4096, 30)
 SHARES = [
     ("one request", [result()], [Share("gpu", (PART,))]),
     (
-        "a request of two devices",
+        "one request for two devices",
         [result(), result(device="gpu-00000001", shareID="s2")],
         [Share("gpu", (PART, Part("gpu-00000001", "s2", 4096, 30)))],
     ),
     (
-        "two requests, of one device",
+        "two requests for one device",
         [result("a"), result("b", shareID="s2", consumedCapacity={"memory": "1536Mi", "cores": "5", "slots": "1"})],
         [Share("a", (PART,)), Share("b", (Part("gpu-00000000", "s2", 1536, 5),))],
     ),
-    ("the chosen one of alternatives", [result("gpu/large")], [Share("gpu", (PART,))]),
+    ("the chosen alternative request", [result("gpu/large")], [Share("gpu", (PART,))]),
     (
         "a device with one owner",
         [{**result(), "shareID": None, "consumedCapacity": None}],
@@ -62,8 +62,12 @@ SHARES = [
         [result(consumedCapacity={"gpu.vgpu.fleet/memory": "4Gi", "gpu.vgpu.fleet/cores": "30"})],
         [Share("gpu", (PART,))],
     ),
-    ("another driver's alone", [result(driver="gpu.nvidia.com")], []),
-    ("another driver's too", [result(driver="gpu.nvidia.com", request="x"), result()], [Share("gpu", (PART,))]),
+    ("only a device of another driver", [result(driver="gpu.nvidia.com")], []),
+    (
+        "also a device of another driver",
+        [result(driver="gpu.nvidia.com", request="x"), result()],
+        [Share("gpu", (PART,))],
+    ),
 ]
 
 

@@ -61,14 +61,14 @@ def kept_of_files(allocation: str) -> str:
 
 BOTH = ("GPU-a", "GPU-b")
 ENTRIES = [
-    ("by NUMA node", entry({"0": ["a"], "-1": ["b"]}, kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
-    ("a list, before Kubernetes 1.20", entry(["a", "b"], kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
+    ("ids grouped by NUMA node", entry({"0": ["a"], "-1": ["b"]}, kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
+    ("ids as a list, before Kubernetes 1.20", entry(["a", "b"], kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
     ("single files", entry(["a", "b"], kept_of_files("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
-    ("no devices named", entry(["a", "b"], kept("x1", "")), {"a", "b"}, "x1", "/lib/1.2-x", ()),
-    ("mounts of another plugin", entry(["a"], answered(("/dev/other", "/x/y/z"))), {"a"}, "", "", ()),
+    ("entry without devices", entry(["a", "b"], kept("x1", "")), {"a", "b"}, "x1", "/lib/1.2-x", ()),
+    ("entry with mounts of another plugin", entry(["a"], answered(("/dev/other", "/x/y/z"))), {"a"}, "", "", ()),
     ("no answer", entry({"0": ["a"]}), {"a"}, "", "", ()),
-    ("an answer that is no message", entry({"0": ["a"]}, "!!!"), {"a"}, "", "", ()),
-    ("an answer of another program", entry({"0": ["a"]}, base64.b64encode(b"\xff\xff").decode()), {"a"}, "", "", ()),
+    ("invalid protobuf response", entry({"0": ["a"]}, "!!!"), {"a"}, "", "", ()),
+    ("response of another program", entry({"0": ["a"]}, base64.b64encode(b"\xff\xff").decode()), {"a"}, "", "", ()),
     ("nothing", entry(None), set(), "", "", ()),
 ]
 
