@@ -144,7 +144,7 @@ SPOILT = [
     ("mount point of the ledger missing", lambda share: (share / "ledger").unlink()),
     ("mount point of the tenant page missing", lambda share: (share / "tenant").unlink()),
     ("incomplete preload file", lambda share: replace_by(share / "ld.so.preload", b"/dev/vg")),
-    ("incomplete limits file of a killed program", lambda share: (share.parent / "limits.new").write_bytes(b"half")),
+    ("half a limits file of a killed program", lambda share: (share.parent / "limits.new").write_bytes(b"half")),
 ]
 
 
