@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes down what a run predicted and what it changed, for each host. A test's measuring device.
+"""Records the predicted and the actual changes of a run for each host. Only tests use it.
 
 ``VGPU_CHANGES`` names the report: ``{host: {plan: [role], changed: {role: [task]}, diffs: {"role: task": [...]}}}``.
 """

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts remote calls for each host, at the connection. A test's measuring device, never part of a run for people.
+"""Counts the remote calls of each host at the connection. Only tests use this plugin.
 
-Every connection plugin that a worker gets is wrapped: what it executes, sends or fetches is written down. All that is
-sent for one module (its folder, its files, the program, the cleaning up) is one call, because that is one round trip
-where pipelining works and five where it does not. Anything else that goes over a connection is a call by itself. Fact
-gathering, delegated and asynchronous tasks go over connections too and are counted for the host whose task they are.
+The plugin wraps every connection plugin of a worker and logs each command, upload and download. All operations for one
+module (its folder, its files, the program, the cleanup) count as one call: with pipelining they are one round trip,
+without it five. Any other operation is a call by itself. Fact gathering, delegated and asynchronous tasks use
+connections too; their calls count for the host of the task.
 
-``VGPU_REMOTE_CALLS`` names the report: ``{host: number of calls}``. Beside it lies ``<report>.log`` with every single
-operation, one JSON line each.
+``VGPU_REMOTE_CALLS`` names the report: ``{host: number of calls}``. ``<report>.log`` next to it has one JSON line per
+operation.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ REPORT = os.environ.get("VGPU_REMOTE_CALLS", "")
 
 
 class Recorder:
-    """What a worker knows of the call that it is in, and the log that all workers append to."""
+    """The state of the current call in a worker, and the log that all workers append to."""
 
     def __init__(self, log: str) -> None:
         self.log = log
         self.host = self.task = ""
         self.numbers = itertools.count(1)
-        self.call = 0  # 0: no module is being run
-        self.transport_of = 0  # the module that making and removing a temporary folder belongs to
+        self.call = 0  # the number of the running module; 0: no module runs
+        self.transport_of = 0  # the number of the module whose temporary folder is made or removed
 
     def record(self, operation: str, target: str, what: str) -> None:
         call = self.call or self.transport_of or next(self.numbers)
@@ -53,7 +53,7 @@ class Recorder:
             "target": target,
             "what": what[:200],
         }
-        # One write of less than a page to a file opened for appending: workers cannot cut each other's lines.
+        # Each line is one short write in append mode, so lines of several workers do not mix.
         handle = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(handle, (json.dumps(row) + "\n").encode())
@@ -71,7 +71,7 @@ class Recorder:
 
 
 def wrap_connection(connection, recorder: Recorder) -> None:
-    """Puts the recorder in front of the three things that a connection can do."""
+    """Wraps the three methods of a connection so that the recorder logs each use."""
     if getattr(connection, "_remote_calls", False):
         return
     connection._remote_calls = True
@@ -91,7 +91,7 @@ def wrap_method(connection, name: str, recorder: Recorder) -> None:
 
 
 def install(recorder: Recorder) -> None:
-    """Wraps what workers inherit when they are forked."""
+    """Wraps Ansible's classes before the workers are forked, so that all workers inherit the wrappers."""
     get = connection_loader.get_with_context
     run, execute = TaskExecutor.run, ActionBase._execute_module
     make = ActionBase._make_tmp_path
@@ -112,7 +112,7 @@ def install(recorder: Recorder) -> None:
             return execute(self, *arguments, **options)
 
     def make_tmp_path(self, *arguments, **options):
-        # Made before the module by actions that send a file first: the module that follows carries it.
+        # An action that sends a file makes its temporary folder before the module runs. Both count as one call.
         if not recorder.call and not recorder.transport_of:
             recorder.transport_of = next(recorder.numbers)
         return make(self, *arguments, **options)
@@ -124,7 +124,7 @@ def install(recorder: Recorder) -> None:
 
 
 def count(log: str) -> dict[str, int]:
-    """Calls of each host: the different calls among the operations in the log."""
+    """Returns the number of calls of each host. Operations of one call have the same call id in the log."""
     calls: dict[str, set[str]] = {}
     with contextlib.suppress(FileNotFoundError), open(log, encoding="utf-8") as stream:
         for line in stream:
@@ -146,7 +146,7 @@ class CallbackModule(CallbackBase):
         install(Recorder(self.log))
 
     def v2_playbook_on_stats(self, stats) -> None:
-        # A host that was in the play and never called counts 0, so that its absence cannot pass for a small number.
+        # A host of the play without any call gets the count 0, so that every host is in the report.
         calls = {**dict.fromkeys(stats.processed, 0), **count(self.log)}
         if REPORT:
             with open(REPORT, "w", encoding="utf-8") as stream:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doubles of foreign worlds that several packages' tests share; each keeps the rules that a test needs, no more."""
+"""Shared test doubles of external systems. Each double implements only the rules that a test needs."""

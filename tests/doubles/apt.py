@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""apt in memory, whose lists follow its source files, and runs of a set of packages on it."""
+"""An in-memory apt whose package lists follow its source files, and a host that installs package sets with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_set import
 
 DEBIAN = "Types: deb\nURIs: http://m.test/debian\nSuites: bookworm\nComponents: main\nSigned-By: /k.gpg\n"
 
-# The packages that each one installs with it, by the text in a source file that makes it known.
+# A text in a source file → the packages that this source offers → the dependencies installed with each package.
 WORLD: dict[str, dict[str, list[str]]] = {
     "Components: main": {"docker.io": ["runc", "containerd"], "runc": [], "containerd": []},
     "non-free": {"nvidia-smi": ["libnvidia-ml1"], "libnvidia-ml1": []},
@@ -25,21 +25,21 @@ LOCAL = {"uris": ["file:/opt/apt"], "suites": ["./"], "components": [], "key": "
 
 
 class Apt:
-    """apt whose lists follow its source files, once they have been read."""
+    """An apt double: ``apt update`` copies its source files into its package lists."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.here: dict[str, str] = {}
-        self.rests: set[str] = set()  # removed, with its settings left behind
+        self.rests: set[str] = set()  # packages that are removed but not purged
         self.holds: set[str] = set()
         self.calls: list[str] = []
-        self.broken = False  # an interrupted dpkg
-        self.unreachable = ""  # a text in a source that cannot be fetched
+        self.broken = False  # True after an interrupted dpkg
+        self.unreachable = ""  # part of a source's address that cannot be fetched
         self.would_remove: list[str] = []
-        self.age = 0.0  # of the package lists, in seconds
-        self.newer = ""  # the version that the archive has by now, where its lists name an older one
-        self.gone = False  # the archive has no more what the lists name
-        self.elsewhere: str | None = None  # sources that are asked of in the place of the host's
+        self.age = 0.0  # the age of the package lists in seconds
+        self.newer = ""  # the archive's current version, if the local lists name an older version
+        self.gone = False  # True: the archive no longer has the packages that the lists name
+        self.elsewhere: str | None = None  # sources to use instead of the host's sources
         self.private = ""
         self.deletes: Path | None = None
         (root / "debian.sources").write_text(DEBIAN)
@@ -98,7 +98,7 @@ class Apt:
         fault = f"E: Failed to fetch https://{self.unreachable}"
         if broken and any(address in fault for address in needed):
             raise AptError("reading the package lists failed: 404")
-        # A source that cannot be read leaves the lists that were read of it before.
+        # If a source cannot be read, apt keeps the lists that it read earlier from that source.
         texts = sources.replace(self.unreachable, "") if broken else sources
         if self.elsewhere is None:
             self.lists, self.gone, self.age = texts, self.gone and broken, 0.0
@@ -151,7 +151,7 @@ class Apt:
 
 
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
-    """apt with its folders below a test's own."""
+    """Replaces the apt host by the double ``Apt``, with all folders below the test's folder."""
     folder = tmp_path / "sources.list.d"
     folder.mkdir()
     monkeypatch.setattr(apt_set, "SOURCES", str(folder))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts whose engines are clients of a few lines, and what runs of the isolation check are named after there."""
+"""Scripts that replace the clients of docker, podman and containerd, and run ids for leftovers of isolation checks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
 )
 
 OURS = run_id.own()
-DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # above the greatest pid of Linux
-BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # our own pid, before a reboot
-FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # and of another process of this boot
+DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # this pid is above the greatest pid of Linux, so the run is dead
+BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # a run before a reboot, with this process's pid
+FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # a run of an earlier process of this boot that had the same pid
 
 
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
-    """Makes clients; a command's work is Python text. An answer that a test does not give is a good one."""
+    """Returns a function that writes client scripts and returns module parameters that name these scripts.
+
+    Each keyword is a client; its value maps a subcommand to Python code. Any other subcommand succeeds.
+    """
     monkeypatch.setattr(leftovers, "ROOTS", str(tmp_path / "isolation-"))
     monkeypatch.setattr(leftovers, "RECORDS", str(tmp_path / "state" / "check-"))
     monkeypatch.setattr(leftovers, "IN_USE", {one: str(tmp_path / f"{one}*in-use") for one in ("docker", "podman")})
@@ -53,7 +56,7 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., di
 
 
 def record(engine: str = "docker", mark: str = DEAD) -> str:
-    """What a run leaves that was killed when it used an engine."""
+    """Writes the record that a check leaves if it is killed while it uses an engine; returns the record's path."""
     path = Path(f"{leftovers.RECORDS}{engine}-{mark}")
     path.parent.mkdir(exist_ok=True)
     path.write_text("")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fleet that exists only as an inventory and a table of answers, and a run of a playbook on it that is measured.
+"""A fleet that consists only of an inventory and a table of answers, and a measured run of a playbook on this fleet.
 
-The desired state is what the collection computes from the inventory; from it follows the state of a host that is as
-wanted (``done``) and of others that differ from it.
+The collection computes the desired state from the inventory. The double derives from that the state of a finished host
+(``done``) and of hosts that differ from the desired state.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired as 
 
 DRIVER = "580.126.09"
 GPUS = [{"index": n, "uuid": f"GPU-{n}", "model": "Tesla T4", "memory_mib": 15360} for n in range(2)]
-# Names, not choices by the host: what is chosen is the work of modules, which are not run here.
+# Package names are set explicitly: modules would choose them per host, and no module runs here.
 VARIABLES: dict[str, Any] = {
     "ansible_connection": "table",
-    "table_group": "t4",  # of the controller too
+    "table_group": "t4",  # the default; the controller uses this group too
     "ansible_python_interpreter": "/usr/bin/python3",
     "vgpu_sharing": "vcuda",
     "container_runtime_engine": "docker",
@@ -59,9 +59,9 @@ RUNNING = {
     "started": 2e9,
     "argv": [],
 }
-# As wanted; nothing there; the library a version behind; a daemon.json that cannot be read, on a host that is behind; a
-# record that cannot be read; containers that a restart of docker would stop; a container of docker that holds a slice;
-# a proof that fails after the upgrade.
+# done: in the desired state; bare: nothing installed; behind: the library is one version old; broken: like behind, and
+# daemon.json is unreadable; spoiled: the record of former settings is unreadable; busy: a restart of docker would stop
+# containers; held and claimed: containers use slices; unproven: the isolation check fails after the upgrade.
 KINDS = ("done", "bare", "behind", "broken", "spoiled", "busy", "held", "claimed", "unproven")
 RECORD = "/var/lib/vgpu/baseline/daemon.json"
 SPOILED = f"{RECORD}: expected the record of former settings in JSON, found line 1"
@@ -71,7 +71,7 @@ ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", 
 
 @dataclass
 class Run:
-    """What a playbook said, how it ended, CPU seconds of controller and workers, tasks by host and outcome."""
+    """One run of a playbook: exit status, output, CPU seconds of controller and workers, tasks by host and outcome."""
 
     code: int
     output: str
@@ -84,7 +84,7 @@ class Run:
 
 
 class Fleet:
-    """Hosts that answer from a table. ``like``: a fleet with the same variables, whose table is good for this one."""
+    """Hosts that answer from a table. ``like``: a fleet with the same variables, whose table this fleet reuses."""
 
     def __init__(self, folder: Path, hosts: int, like: Fleet | None = None, **variables: Any) -> None:
         self.folder = folder
@@ -93,7 +93,7 @@ class Fleet:
         self.names = [f"gpu-{number:04}" for number in range(1, hosts + 1)]
         members = dict(zip(GROUPS, (self.names[0::2], self.names[1::2])))
         children = {name: {"hosts": dict.fromkeys(found)} for name, found in members.items()}
-        # The controller is one too: what is built there is no part of what is measured.
+        # The controller has table answers too, so that its builds do not count in the measured run.
         inventory = {"all": {"hosts": {"localhost": None}, "children": {"gpu_nodes": {"children": children}}}}
         self.write("hosts.yml", inventory)
         self.write("group_vars/all.yml", {**VARIABLES, "vcuda_cache": str(folder), **variables})
@@ -112,7 +112,7 @@ class Fleet:
         self.write(f"host_vars/{name}.yml", variables)
 
     def answers(self) -> None:
-        """Writes the table, from what the collection wants of a host of each group."""
+        """Writes the table of answers, from the desired state that the collection computes for a host of each group."""
         roles = [{"role": f"vgpu.fleet.{role}", "tags": ["never"]} for role in ROLES]
         tasks = [
             {"name": "want", "vgpu.fleet.desired_state": {}, "register": "found"},
@@ -139,7 +139,7 @@ class Fleet:
         (self.folder / "table.json").write_text(json.dumps(table))
 
     def run(self, playbook: str, kind: str, *options: str, **environment: str) -> Run:
-        """Run a playbook of the collection on unchanged hosts of this kind; empty: of the kind that each has."""
+        """Run a playbook on freshly reset hosts of this kind. An empty ``kind`` uses each host's own kind."""
         for note in (self.folder / "notes").iterdir():
             note.unlink()
         return self.again(playbook, *(["-e", f"table_kind={kind}"] if kind else []), *options, **environment)
@@ -182,7 +182,7 @@ def recap(output: str) -> dict[str, dict[str, int]]:
 
 
 def seen(wanted: dict[str, Any], kind: str) -> dict[str, Any]:
-    """What host_state returns of a host of this kind, for this desired state."""
+    """Returns the result of host_state for a host of this kind, given this desired state."""
     roles, reads = wanted["roles"], desired_states.reads(wanted)
     vcuda, plugin, engine = roles["vcuda"], roles["device_plugin"], roles["container_runtime"]
     text = node_config.dump(wanted["node_config"])
@@ -266,18 +266,18 @@ def seen(wanted: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def toolkit(config: dict[str, Any]) -> str:
-    """The toolkit's configuration file with these keys set."""
+    """Returns the text of the toolkit's configuration file with these keys set."""
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
 
 
 def library(version: str | None, root: str) -> dict[str, Any]:
-    """What versions.library returns where one version is deployed, or none."""
+    """Returns the result of versions.library for one deployed version, or for none (None)."""
     found = [version] if version else []
     return {"current": version, "real_root": root, "versions": found, "whole": found, "closed": [], "unused": []}
 
 
 def capacity(state: dict[str, Any]) -> dict[str, Any]:
-    """What vgpu_capacity_info returns of a host whose slices are all advertised."""
+    """Returns the result of vgpu_capacity_info for a host whose slices are all advertised."""
     slices = [{"id": f"{gpu['uuid']}::{n}", "uuid": gpu["uuid"]} for gpu in GPUS for n in range(7)]
     gpus = [{**gpu, "used_mib": 0, "slices": 7, "slice_mib": 2194, "sm_percent": 100, "mode": "vcuda"} for gpu in GPUS]
     return {
@@ -305,7 +305,7 @@ def capacity(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def unproven() -> dict[str, Any]:
-    """Answers of a host whose library lets a container exceed its slice, and that can return to its former one."""
+    """Returns module results for a host whose library lets a container exceed its slice and that can roll back."""
     over = {"name": "limit-exact", "verdict": "violated", "expected": "5", "found": "6", "unit": "bytes", "detail": ""}
     left = {"name": "bypass-lent", "verdict": "not-run", "expected": "0", "found": "0", "unit": "bytes", "detail": ""}
     result = {"slice": "GPU-0::1", "uuid": "GPU-0", "verdict": "violated", "detail": "", "checks": [over, left]}
@@ -317,7 +317,7 @@ def unproven() -> dict[str, Any]:
 
 
 def answers(wanted: dict[str, Any], archive: str) -> dict[str, Any]:
-    """Answers of modules that the roles run; of any other module the answer is that it changed the host."""
+    """Returns the results of modules that the roles run. Any module not listed here returns ``changed``."""
     plugin = wanted["roles"]["device_plugin"]
     done = f"{plugin['root']}/{plugin['version']}/.complete"
     status = {"version": plugin["version"], "config_path": plugin["config_path"]}

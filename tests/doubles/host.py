@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts in a folder: their files, and what their programs answer."""
+"""Doubles of hosts: the files lie in a folder, and the programs return canned output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(root: Path, path: str, text: str = "") -> Path:
 
 
 def host(root: Path, files: dict[str, str] | None = None, answers: dict[str, Answer] | None = None) -> Host:
-    """A host of files (text by path) and programs (answer by command line, or by the program's name)."""
+    """Returns a host with these files (path → text) and programs (command line or program name → answer)."""
     for path, text in (files or {}).items():
         write(root, path, text)
     given = answers or {}
@@ -34,20 +34,21 @@ def host(root: Path, files: dict[str, str] | None = None, answers: dict[str, Ans
 
 
 class Killed(BaseException):
-    """SIGKILL. What the run has in a ``finally`` is met by the same death."""
+    """Simulates SIGKILL: after it, every command raises it again, also a command in a ``finally`` block."""
 
 
 class Machine:
-    """A host whose kernel and systemd follow the commands that it is given."""
+    """A host with a simulated kernel and systemd that change state as commands run."""
 
     def __init__(self, root: Path, gpu: bool = True) -> None:
         self.root = root
         self.calls: list[str] = []
         self.fails: dict[str, Answer] = {}
-        self.killed_at, self.dead = "", False  # the run ends when this command starts, and runs no other
+        # The run is killed when the command ``killed_at`` starts; from then on ``dead`` is true and no command runs.
+        self.killed_at, self.dead = "", False
         self.units = {"nvidia-persistenced.service": [True, False, False]}  # present, enabled, active
-        self.started: dict[str, float] = {}  # on the clock of files
-        self.unread = False  # systemd has not read a unit file that was changed
+        self.started: dict[str, float] = {}  # unit → start time, in seconds since the epoch, as file times are
+        self.unread = False  # True: a unit file changed and systemd has not reloaded it
         self.disk = "535.2"
         if gpu:
             for name, text in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x1eb8")):

@@ -2,11 +2,11 @@
 """A Kubernetes API: one store of objects by path (``Cluster``), served over HTTP (``KubeApi``) or called in this
 process (``KubeClient``).
 
-Rules of the real server that it keeps: every write raises the resourceVersion; a resourceVersion or uid in a write is
-a precondition (409); lists come in pages and by selectors; a watch ends after timeoutSeconds, and with an event ERROR
-410 where its version was compacted away; strategic merge patches merge conditions by type; server-side apply takes
-away the fields that its manager applied before and does not apply any more; a Binding's annotations become the pod's,
-and a pod is bound once; dependents are deleted with their owner.
+Simulated rules of the real server: every write raises the resourceVersion; a resourceVersion or uid in a write is a
+precondition (409); lists support pages and selectors; a watch ends after timeoutSeconds, or with an event ERROR 410 if
+its version was compacted away; strategic merge patches merge conditions by type; server-side apply removes fields that
+its manager applied before and no longer applies; a Binding's annotations are copied to the pod, and a pod can be bound
+only once; dependents are deleted with their owner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MERGE, STRATEGIC, APPLY = (
 
 
 class Place(NamedTuple):
-    """A path of the API, taken apart."""
+    """The parts of an API path."""
 
     group: str
     namespace: str
@@ -54,36 +54,36 @@ def place_of(path: str) -> Place:
 
 
 class Cluster:
-    """``fault``: called with (method, path) of each request before it is carried out; it may return a status, a
-    (status, message), "hang" (no answer), or "done" (carried out, connection closed without an answer)."""
+    """The store of objects. ``fault`` is called with (method, path) before each request and may return a status, a
+    (status, message), "hang" (send no response), or "done" (carry out the request, then close without a response)."""
 
     def __init__(self, server_version: str = "v1.34.2") -> None:
         self.server_version = server_version
         self.objects: dict[str, Object] = {}
         self.version = 10
         self.calls: list[tuple[str, str]] = []  # (method, path without its query) of every request
-        self.writes: list[tuple[str, str]] = []  # those that were carried out and may have changed something
+        self.writes: list[tuple[str, str]] = []  # (method, path) of the requests that changed an object
         self.fault: Callable[[str, str], Any] | None = None
         self.controllers: list[Callable[[str, str], None]] = []  # called with (method, path) after each write
-        self.page = 0  # the most items of a list's page; 0: as many as the request allows
-        self.silent = False  # watches get no events
+        self.page = 0  # the maximum number of items per list page; 0: only the request's limit applies
+        self.silent = False  # True: watches get no events
         self.compacted = 0
         self.watches = 0
         self.keeps_dependents = False
-        self.budget = 0  # how many evictions are answered 429 before one is granted
-        self.stuck = False  # an evicted pod stays
-        self.graceful = False  # it ends, and stays until the test removes it
-        self.keeps: Callable[[Object], Object] = lambda sent: sent  # what is stored of an object that is posted or put
+        self.budget = 0  # the number of evictions that get status 429 before an eviction succeeds
+        self.stuck = False  # True: an evicted pod is not deleted
+        self.graceful = False  # True: an evicted pod gets a deletionTimestamp and remains until the test removes it
+        self.keeps: Callable[[Object], Object] = lambda sent: sent  # maps a posted or put object to the stored object
         self.closed = threading.Event()
         self._applied: dict[str, Object] = {}
         self._log: list[tuple[int, str, str, Object]] = []  # version, type, path, object
         self._ended, self._end_code = 0, 0
         self._changed = threading.Condition(threading.RLock())
 
-    # ---- what a test does to the cluster
+    # ---- functions for tests: change the cluster
 
     def put(self, path: str, made: Object) -> Object:
-        """Stores an object as it is given, and returns that very object."""
+        """Stores an object without copying it, and returns it."""
         with self._changed:
             self.version += 1
             made["metadata"]["resourceVersion"] = str(self.version)
@@ -112,7 +112,7 @@ class Cluster:
             self.put(path, self.objects[path])
 
     def end_watches(self, code: int = 0) -> None:
-        """As after timeoutSeconds; with a code: by an event ERROR."""
+        """Ends all watches as timeoutSeconds would; with a code, ends them with an event ERROR."""
         with self._changed:
             self._ended, self._end_code = self._ended + 1, code
             self._changed.notify_all()
@@ -122,19 +122,19 @@ class Cluster:
         self.closed.set()
         self.end_watches()
 
-    # ---- what a test reads of it
+    # ---- functions for tests: read the cluster
 
     def count(self, method: str, part: str) -> int:
         return sum(one == method and part in path for one, path in self.calls)
 
     def of(self, resource: str) -> list[Object]:
-        """The objects of a resource, of every namespace, in the order of their making."""
+        """Returns the objects of a resource in all namespaces, oldest first."""
         return [one for path, one in list(self.objects.items()) if place_of(path).resource == resource]
 
     # ---- requests
 
     def request(self, method: str, target: str, body: Any = None, kind: str = MERGE) -> tuple[int, Object]:
-        """(status, document) of any request but a watch."""
+        """Carries out any request except a watch; returns (status, document)."""
         url = urlsplit(target)
         query = dict(parse_qsl(url.query))
         with self._changed:
@@ -240,7 +240,7 @@ class Cluster:
         self._changed.notify_all()
 
     def watch(self, target: str) -> Iterator[Object]:
-        """The events after a resourceVersion, until timeoutSeconds are over or the cluster ends its watches."""
+        """Yields the events after a resourceVersion, until timeoutSeconds are over or the cluster ends its watches."""
         url = urlsplit(target)
         query = dict(parse_qsl(url.query))
         since, read = int(query["resourceVersion"]), 0
@@ -267,7 +267,7 @@ class Cluster:
 
 
 class Refusal(Exception):
-    """The client's ApiException."""
+    """Replaces the client's ApiException."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -275,9 +275,9 @@ class Refusal(Exception):
 
 
 class KubeClient(Cluster):
-    """The cluster as the modules' client shows it: no server, objects by path. Raises Refusal for a 409.
+    """Replaces the modules' API client, without a server: reads and writes objects by path. Raises Refusal on a 409.
 
-    ``meanwhile``: called with (method, path) before each request, as what others do meanwhile.
+    ``meanwhile`` is called with (method, path) before each request, to simulate concurrent changes by other clients.
     """
 
     meanwhile: Callable[[str, str], None] | None = None
@@ -325,8 +325,9 @@ class KubeClient(Cluster):
 
 
 class KubeApi(Cluster):
-    """The cluster over HTTP, from ``start`` to ``close``. ``token``: the one that callers must send. ``accesses`` has
-    what each request needs of RBAC. ``may``: which requests are granted, others get 403; None: all."""
+    """The cluster over HTTP, from ``start`` to ``close``. ``token``: the bearer token that callers must send.
+    ``accesses``: the RBAC right of each request so far. ``may``: returns whether a right is granted; if not, the
+    request gets 403. None grants all."""
 
     may: Callable[[Access], bool] | None = None
 
@@ -421,7 +422,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def conflict(found: Object | None, expected: Object) -> tuple[int, Object] | None:
-    """The refusal of a write whose precondition an object does not meet."""
+    """Returns a 409 if the object does not match the resourceVersion or uid of a write, otherwise None."""
     known = (found or {}).get("metadata") or {}
     for key in ("resourceVersion", "uid"):
         if expected.get(key) not in (None, known.get(key)):
@@ -435,7 +436,7 @@ def failure(code: int, message: str, reason: str = "") -> tuple[int, Object]:
 
 
 def refusing(method: str, start: str, code: int, message: str) -> Callable[[str, str], Any]:
-    """A fault: requests of a method whose path starts so are answered with a Status."""
+    """Returns a ``fault`` that fails requests with this method and path prefix, with this code and message."""
     return lambda given, path: (code, message) if given == method and path.startswith(start) else None
 
 
@@ -445,7 +446,7 @@ def is_in(path: str, collection: str) -> bool:
 
 
 def selects(one: Object, query: dict[str, str]) -> bool:
-    """By fieldSelector a.b=c and labelSelector key or key=value."""
+    """Returns whether an object matches the query's fieldSelector (a.b=c) and labelSelector (key or key=value)."""
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         path, _equals, value = term.partition("=")
         found: Any = one
@@ -462,7 +463,7 @@ def selects(one: Object, query: dict[str, str]) -> bool:
 
 
 def merge(old: Object, patch: Object, strategic: bool = False) -> Object:
-    """A JSON merge patch; a strategic one merges conditions by their type."""
+    """Applies a JSON merge patch. A strategic patch merges the list ``conditions`` by type."""
     out = copy.deepcopy(old)
     for key, value in patch.items():
         if value is None:
@@ -479,7 +480,7 @@ def merge(old: Object, patch: Object, strategic: bool = False) -> Object:
 
 
 def without(found: Object, applied: Object, body: Object) -> Object:
-    """An object less the fields that were applied before and are not in the body."""
+    """Returns an object without the fields that were applied before and that the body no longer has."""
     out = dict(found)
     for key, value in applied.items():
         if isinstance(value, dict) and isinstance(out.get(key), dict):
@@ -495,12 +496,12 @@ def _content(one: Object) -> Object:
 
 
 def _identity(path: str, one: Object) -> tuple[str, str]:
-    """(kind, name) as in an owner reference."""
+    """Returns (kind, name) as an owner reference has them."""
     return one.get("kind") or place_of(path).resource, one["metadata"].get("name", place_of(path).name)
 
 
 def write_kubeconfig(path: Path, cluster: str | Object, user: Object | None = None) -> Path:
-    """A kubeconfig file with one context; ``cluster``: the server's URL, or the whole section."""
+    """Writes a kubeconfig file with one context. ``cluster``: the server's URL, or the whole cluster section."""
     section = {"server": cluster} if isinstance(cluster, str) else cluster
     document = {
         "apiVersion": "v1",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request needs of RBAC, and what the manifests of an account grant: by the rules of the API server."""
+"""Computes the RBAC right that a request needs and the rights that manifests grant, by the API server's rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ SERVICE_ACCOUNT = "ServiceAccount"
 
 
 class Access(NamedTuple):
-    """A request, or a grant: there an empty namespace or name is every one. ``resource`` has its subresource."""
+    """A requested or granted right. In a grant, an empty namespace or name matches all. ``resource`` may be
+    "pods/log".
+    """
 
     verb: str
     group: str
@@ -22,7 +24,7 @@ class Access(NamedTuple):
 
 
 def access_of(method: str, target: str) -> Access | None:
-    """None for what is no resource, such as /version."""
+    """Returns the right that a request needs, or None if the path is not a resource, such as /version."""
     url = urlsplit(target)
     words = url.path.strip("/").split("/")
     if words[0] not in ("api", "apis") or len(words) < 3:
@@ -39,7 +41,7 @@ def access_of(method: str, target: str) -> Access | None:
 
 
 def grants(manifests: Sequence[Mapping[str, Any]], account: str) -> set[Access]:
-    """Every right of a service account by roles that the manifests have; those of built-in roles are not among them."""
+    """Returns all rights that roles in the manifests grant a service account. Built-in roles are not included."""
     roles = {(one["kind"], one["metadata"]["name"]): one for one in manifests if one["kind"] in ("Role", "ClusterRole")}
     found: set[Access] = set()
     for one in bindings(manifests, account):
@@ -56,7 +58,7 @@ def grants(manifests: Sequence[Mapping[str, Any]], account: str) -> set[Access]:
 
 
 def built_in(manifests: Sequence[Mapping[str, Any]], account: str) -> set[str]:
-    """The roles of an account that the manifests do not have."""
+    """Returns the names of an account's roles that the manifests do not define."""
     roles = {(one["kind"], one["metadata"]["name"]) for one in manifests if one["kind"] in ("Role", "ClusterRole")}
     bound = {(one["roleRef"]["kind"], one["roleRef"]["name"]) for one in bindings(manifests, account)}
     return {name for _kind, name in bound - roles}
@@ -72,7 +74,7 @@ def bindings(manifests: Sequence[Mapping[str, Any]], account: str) -> list[Mappi
 
 
 def accounts(manifests: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The names of those that any binding gives a right."""
+    """Returns the names of all subjects of the bindings."""
     return {
         each["name"]
         for one in manifests
@@ -82,17 +84,17 @@ def accounts(manifests: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def covers(grant: Access, asked: Access) -> bool:
-    """As in RBAC, a create has no name that a rule could limit, but one of a subresource has."""
+    """Returns whether a grant covers a request. As in RBAC, a create request has a name only for a subresource."""
     return grant[:3] == asked[:3] and grant.namespace in ("", asked.namespace) and grant.name in ("", asked.name)
 
 
 def missing(granted: Iterable[Access], asked: Iterable[Access]) -> set[Access]:
-    """Requests that no grant covers."""
+    """Returns the requests that no grant covers."""
     known = list(granted)
     return {one for one in asked if not any(covers(grant, one) for grant in known)}
 
 
 def unused(granted: Iterable[Access], asked: Iterable[Access]) -> set[Access]:
-    """Grants that no request needs."""
+    """Returns the grants that no request needs."""
     made = list(asked)
     return {grant for grant in granted if not any(covers(grant, one) for one in made)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant may write into its ledger and its tenant page, for Hypothesis; and what the watcher must make of it."""
+"""Hypothesis strategies for hostile ledgers and tenant pages, and the checks that the watcher must pass on them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _put(data: bytearray, base: int, table: Any, name: str, *values: int) -> Non
 
 @st.composite
 def forged(draw: st.DrawFn) -> bytes:
-    """A ledger with a head that may be valid, slots of any figures, some bytes anywhere, of any length."""
+    """Draws a ledger: a valid or invalid header, arbitrary slot values, random bytes overwritten, any length."""
     uuids = draw(st.sampled_from(([UUID], [], ["GPU-x", UUID], [UUID] * 16)))
     data = bytearray(abi_files.pack_ledger(uuids, draw(st.sampled_from(("aaaa", "bbbb", "")))))
     _put(data, 0, fields.LEDGER_FIELDS, "slot_high", draw(st.sampled_from((0, 1, 1024, 0xFFFFFFFF))))
@@ -64,23 +64,23 @@ def forged(draw: st.DrawFn) -> bytes:
 
 
 LEDGERS = st.one_of(st.binary(max_size=4096), forged())
-# One after the other, at each question to the driver: a tenant may write while the watcher reads.
+# Successive ledger contents, the next at each query of the driver: a tenant may write while the watcher reads.
 CHANGING = st.lists(LEDGERS, min_size=1, max_size=3)
 PAGES = st.one_of(st.binary(max_size=4096), st.binary(max_size=64).map(abi_files.pack_tenant_page([UUID]).__add__))
 HELD = st.sets(SLOTS, max_size=4)
-# Bytes by the driver of up to four processes.
+# Driver-reported memory of one to four processes, in bytes.
 USED = st.lists(
     st.one_of(st.integers(0, 2 * LIMIT), st.sampled_from((0, MIB, LIMIT, 2 * LIMIT, 3 * LIMIT))), min_size=1, max_size=4
 )
 
 
 def allowed(used: list[int]) -> int:
-    """The limit, and what is tolerated beyond it."""
+    """Returns the limit plus the tolerance of the watcher, in bytes."""
     return LIMIT + sum(max(64 * MIB, one // 16) for one in used)
 
 
 class Attack:
-    """A container that writes what it likes, next to an honest neighbour, under the policy that ends."""
+    """A container that writes arbitrary data into its files, next to an honest container, under the policy ``end``."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -106,7 +106,7 @@ class Attack:
             self.node.folder = own
 
     def write(self, ledgers: list[bytes], page: bytes, held: set[int], imports: bool) -> None:
-        """The files, and the locks of a process that holds slots and imports."""
+        """Writes the ledgers and the tenant page; takes the locks of a process with these slots and with imports."""
         path = self.node.folder / "rw" / "ledger"
         images: Iterator[bytes] = iter(ledgers)
 
@@ -130,7 +130,7 @@ class Attack:
                 self.node.lock(descriptor, abi_files.fields.LEDGER_IMPORT_BASE)
 
     def verdict(self, used: list[int]) -> None:
-        """Two polls, then what must be so whatever was written."""
+        """Polls twice, then checks the properties that must hold whatever the container wrote."""
         for at, one in enumerate(used):
             self.node.run(20 + at, one)
         self.node.look(2)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods whose mounts conflict with our files, and pods whose mounts do not: one table for the rule in Python and the
-rule in CEL at a real API server (tests/e2e/test_mount_policy.py).
-
-Written by hand: the third word of a row is the path of ours that the refusal names, "" where the pod is admitted.
+"""Pods with and without mounts that conflict with the product's files. One table tests both rules: the rule in Python
+and the CEL rule at a real API server (tests/e2e/test_mount_policy.py). The expected values are written by hand.
 """
 
 from __future__ import annotations
@@ -12,15 +10,15 @@ from typing import Any
 
 GPU = "nvidia.com/gpu"
 
-# How a path is written, and the path of ours that it meets.
+# columns: the pod's mount path, the product's path that it conflicts with ("": no conflict)
 PATHS = [
-    # at
+    # equal to a product path
     ("/dev/vgpu", "/dev/vgpu"),
     ("/etc/ld.so.preload", "/etc/ld.so.preload"),
     ("/etc/vgpu", "/etc/vgpu"),
     ("/run/vgpu", "/run/vgpu"),
     ("/usr/local/lib/vgpu", "/usr/local/lib/vgpu"),
-    # below
+    # below a product path
     ("/dev/vgpu/0", "/dev/vgpu"),
     ("/dev/vgpu/0/limits", "/dev/vgpu"),
     ("/dev/vgpu/lib/libvgpu.so", "/dev/vgpu"),
@@ -28,7 +26,7 @@ PATHS = [
     ("/etc/vgpu/limits", "/etc/vgpu"),
     ("/run/vgpu/ledger", "/run/vgpu"),
     ("/etc/ld.so.preload/x", "/etc/ld.so.preload"),
-    # above
+    # above a product path
     ("/", "/dev/vgpu"),
     ("/dev", "/dev/vgpu"),
     ("/etc", "/etc/ld.so.preload"),
@@ -36,7 +34,7 @@ PATHS = [
     ("/usr", "/usr/local/lib/vgpu"),
     ("/usr/local", "/usr/local/lib/vgpu"),
     ("/usr/local/lib", "/usr/local/lib/vgpu"),
-    # the same places, written otherwise
+    # the same paths in other spellings
     ("/dev/vgpu/", "/dev/vgpu"),
     ("/dev/vgpu///", "/dev/vgpu"),
     ("/dev/vgpu/.", "/dev/vgpu"),
@@ -52,14 +50,14 @@ PATHS = [
     ("./dev", "/dev/vgpu"),
     ("etc", "/etc/ld.so.preload"),
     ("/etc//vgpu/./limits", "/etc/vgpu"),
-    # what is above by .. depends on links
+    # paths with "..": their target depends on symlinks, so they are refused
     ("/data/../dev/vgpu", "/dev/vgpu"),
     ("/dev/shm/../vgpu", "/dev/vgpu"),
     ("/data/..", "/dev/vgpu"),
     ("..", "/dev/vgpu"),
     ("/../data", "/dev/vgpu"),
     ("/data/../data", "/dev/vgpu"),
-    # others
+    # no conflict
     ("/dev/shm", ""),
     ("/dev/shm/", ""),
     ("/dev/infiniband", ""),
@@ -97,7 +95,7 @@ PATHS = [
 
 
 def container(name: str = "main", limits: Any = None, *paths: str, **more: Any) -> dict[str, Any]:
-    """As the API server takes one: every mount is of the volume ``data``."""
+    """Returns a container as the API server accepts it. Every mount uses the volume ``data``."""
     made: dict[str, Any] = {"name": name, "image": "localhost/any:1", **more}
     if limits:
         made["resources"] = {"limits": dict(limits)}
@@ -125,11 +123,11 @@ MAP = {"name": "map", "subPath": "limits"}
 BLOCK = {"volumeDevices": [{"name": "block", "devicePath": "/dev/vgpu/0"}]}
 PLAIN = {"volumeDevices": [{"name": "block", "devicePath": "/dev/xvda"}]}
 
-# What the pod is like, the pod, its (container, path, path of ours).
+# columns: the case, the pod, its conflicts as (container, mount path, product path)
 PODS = [
-    ("no container asks", pod(container("main", None, "/dev/vgpu")), []),
+    ("no container requests a GPU", pod(container("main", None, "/dev/vgpu")), []),
     ("another resource", pod(container("main", {"cpu": "1", "example.com/gpu": "1"}, "/dev/vgpu")), []),
-    ("asks and mounts nothing", pod(container("main", ASKS)), []),
+    ("a container with a GPU and no mounts", pod(container("main", ASKS)), []),
     ("a sidecar's own mounts", pod(container("main", ASKS, "/data"), container("side", None, "/dev", "/etc/vgpu")), []),
     (
         "a volume that a sidecar shares",
@@ -151,7 +149,7 @@ PODS = [
         [("first", "/dev/vgpu/0", "/dev/vgpu")],
     ),
     (
-        "an init container that asks for none",
+        "an init container without a GPU",
         pod(container("main", ASKS), initContainers=[container("i", None, "/")]),
         [],
     ),
@@ -171,18 +169,22 @@ PODS = [
         [("main", "/etc/vgpu/limits", "/etc/vgpu")],
     ),
     (
-        "a subPath is no place",
+        "a subPath does not count as a path",
         pod(container("main", ASKS, volumeMounts=[{"name": "data", "subPath": "dev/vgpu", "mountPath": "/data"}])),
         [],
     ),
     ("a block device", pod(container("main", ASKS, **BLOCK)), [("main", "/dev/vgpu/0", "/dev/vgpu")]),
-    ("a block device elsewhere", pod(container("main", ASKS, **PLAIN)), []),
+    ("a block device at another path", pod(container("main", ASKS, **PLAIN)), []),
     (
-        "the file of the termination message",
+        "a termination message path",
         pod(container("main", ASKS, terminationMessagePath="/etc/ld.so.preload")),
         [("main", "/etc/ld.so.preload", "/etc/ld.so.preload")],
     ),
-    ("its default place", pod(container("main", ASKS, terminationMessagePath="/dev/termination-log")), []),
+    (
+        "the default termination message path",
+        pod(container("main", ASKS, terminationMessagePath="/dev/termination-log")),
+        [],
+    ),
 ]
 PODS += [
     (f"mountPath {path!r}", pod(container("main", ASKS, path)), [("main", path, guarded)] if guarded else [])
@@ -191,5 +193,5 @@ PODS += [
 
 
 def pods() -> list[tuple[str, dict[str, Any], list[tuple[str, str, str]]]]:
-    """The table, for a test that changes its pods."""
+    """Returns a copy of the table, for a test that changes its pods."""
     return copy.deepcopy(PODS)

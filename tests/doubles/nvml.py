@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML: a driver with a few Tesla T4, as the reader of the modules (``Reader``) and as the binding ``pynvml``
-(``Pynvml``) show it. Calls fail with the codes that a test orders.
+"""NVML doubles of a driver with a few Tesla T4: one for the modules' reader (``Reader``) and one for the binding
+``pynvml`` (``Pynvml``). A test can make calls fail with chosen error codes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ UUID, NAME, MEMORY_BYTES = "GPU-{}", "Tesla T4", (15360 << 20) + 5
 
 
 class Reader:
-    """``failing``: code by call, or by (call, index); ``processes``: {pid: bytes} or an exception for each poll of the
-    second GPU's processes."""
+    """Replaces the modules' NVML reader. ``failing``: error code by call, or by (call, index). ``processes``: results
+    of successive queries of the second GPU's processes, each {pid: bytes} or an exception to raise."""
 
     name = "double"
 
@@ -84,15 +84,15 @@ class Reader:
 
 
 class Pynvml:
-    """The module ``pynvml`` of a driver with two GPUs, of which the first reports Xids alone. ``changes``: other
-    functions by name. Lists of processes: [(pid, bytes)], or an exception."""
+    """Replaces the module ``pynvml``: two GPUs, of which only the first reports Xids. ``compute``, ``graphics``: lists
+    [(pid, bytes)], or an exception to raise. ``changes``: replacement functions by name."""
 
     def __init__(self, compute: Any = (), graphics: Any = (), **changes: Callable[..., Any]) -> None:
         self.compute, self.graphics = compute, graphics
         self.__dict__.update(changes)
 
     def __getattr__(self, name: str) -> Any:
-        """Constants are the real ones; a function that is not here is not supported."""
+        """Returns the real constant, or a function that fails with NOT_SUPPORTED if this class does not define it."""
         if name.startswith("nvml") and callable(getattr(pynvml, name)):
             return failing(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return getattr(pynvml, name)

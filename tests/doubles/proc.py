@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A /proc laid out in a folder."""
+"""A fake /proc in a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONTAINER = "/kubepods.slice/pod-x/cri-1.scope"
 
 
 class Proc:
-    """A /proc in a folder. Process 1 is the host's."""
+    """A fake /proc. Process 1 is in the host's namespaces."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -32,7 +32,7 @@ class Proc:
         task: int = 0,
         parent: int = 0,
     ) -> None:
-        """``task``: a thread of the process instead of its first one."""
+        """Adds a process. If ``task`` is set, adds that thread of the process instead."""
         folder = self.root / str(number)
         if task:
             folder = folder / "task" / str(task)
@@ -55,7 +55,7 @@ class Proc:
 
 
 def of_slice(root: Path) -> str:
-    """Processes 10 and 11 in a slice, 20 on the host, 30 gone."""
+    """Makes a /proc with processes 10 and 11 in a slice and process 20 on the host; process 30 does not exist."""
     proc = Proc(root)
     for pid in (10, 11, 20):
         proc.add(pid, mnt=HOST_MNT if pid == 20 else "mnt:[9]", name=f"way-{pid}")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with one allocation, as the watcher sees it: a driver and a /proc that say what a test says; ledgers are
-files, and who lives in one is the kernel's word.
+"""A node with one allocation, as the watcher sees it. The driver and /proc are doubles that a test fills. Ledgers are
+real files, and real kernel locks mark the processes that are alive in a ledger.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .proc import CONTAINER, Proc
 F_OFD_SETLK = 37
 MIB = 1 << 20
 UUID, NEIGHBOUR = "GPU-00000000-0000-0000-0000-000000000000", "bbbb"
-# What the allocation may hold: half of a T4.
+# The memory limit of the allocation: half of a T4.
 LIMIT = 7680 * MIB
 
 
 class Folders:
-    """A folder serves as each tmpfs."""
+    """Replaces each tmpfs by a plain folder."""
 
     def mount_tmpfs(self, target: Path, size: int) -> None:
-        """It is there."""
+        """Does nothing: the folder exists already."""
 
     def unmount(self, target: Path) -> None:
         for entry in target.iterdir():
@@ -49,7 +49,7 @@ def record(allocation: str, library: str = "", kind: str = KUBELET, **limits: An
 
 
 class Card:
-    """A driver that says what the test says."""
+    """A driver that returns the processes and utilisation that the test sets."""
 
     def __init__(self) -> None:
         self.running: dict[str, dict[int, int | None]] = {}
@@ -68,7 +68,7 @@ class Card:
 
 
 class Watched:
-    """A node with one allocation on a GPU, and what a test adds to it."""
+    """A node with one allocation on a GPU. A test adds processes, ledger slots and a second allocation."""
 
     def __init__(self, folder: Path) -> None:
         self.uuid, self.allocation = UUID, "aaaa"
@@ -96,7 +96,7 @@ class Watched:
 
     def watcher(self, **options: Any) -> watch.Watch:
         def device(path: Path) -> str:
-            return self.device(path)  # looked up at each call: tests replace it
+            return self.device(path)  # self.device is read at each call, because tests replace it
 
         clocks = (lambda: self.now, device, lambda: self.now, lambda: int(self.now * 1e9))
         kernel = watch.Kernel(self.processes, self.ender, *clocks)
@@ -138,7 +138,10 @@ class Watched:
         known: bool = True,
         space: int = 77,
     ) -> int:
-        """Writes a slot, and holds its lock as a process does; the descriptor. ``known``: slot_high is above it."""
+        """Writes a slot and takes its lock as a live process does; returns the open descriptor.
+
+        ``known``: raise slot_high above this slot. ``alive``: take the lock.
+        """
         path = self.folder / "rw" / "ledger"
         descriptor = os.open(path, os.O_RDWR)
         base = abi_files.fields.LEDGER_SLOT_OFFSET + slot * abi_files.fields.LEDGER_SLOT_SIZE
@@ -152,7 +155,7 @@ class Watched:
         return descriptor
 
     def imported(self) -> int:
-        """Holds a reference to exported memory, as a process that imported it does; the descriptor."""
+        """Takes the lock of a process that imported exported memory; returns the open descriptor."""
         descriptor = os.open(self.folder / "rw" / "ledger", os.O_RDWR)
         self.lock(descriptor, abi_files.fields.LEDGER_IMPORT_BASE)
         return descriptor
@@ -164,7 +167,7 @@ class Watched:
 
 
 class Ends:
-    """Keeps account of who is to be ended."""
+    """Records the processes that the watcher wants to terminate."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []

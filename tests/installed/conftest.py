@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A controller as a stranger has it: the artefact in an empty environment with ansible-core alone, and a project with
-an inventory and nothing else. One simulated host, reached by Ansible's own connection.
+"""A controller like a new user's: the artefact in an empty environment with only ansible-core, a project that holds
+only an inventory, and one simulated host, reached through Ansible's built-in ssh connection.
 
---core=2.16: another ansible-core than 2.19. --release=trixie: in the root of another release of Debian.
---core-python=/usr/bin/python3.13: the Python that it is installed for.
+--core=2.16 chooses another ansible-core than 2.19. --core-python=/usr/bin/python3.13 chooses the Python to install it
+for. --release=trixie runs the controller in a container of another Debian release.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def core_python(core: str) -> str:
-    """The first Python of this machine that the version takes: 2.18 and 2.19 from 3.11 on, 2.20 from 3.12 on."""
+    """Returns the first installed Python that this ansible-core supports: 3.11 for 2.18 and 2.19, 3.12 for 2.20."""
     oldest = max(10, int(core.split(".")[1]) - 8) if core.startswith("2.2") else 10
     for program in ("/usr/bin/python3", *(f"python3.{minor}" for minor in (11, 12, 13, 14))):
         words = [program, "-c", f"import sys; sys.exit(sys.version_info < (3, {oldest}))"]
@@ -46,7 +46,7 @@ def core_python(core: str) -> str:
 
 
 def artefact_in(out: Path) -> Path:
-    """Build the artefact for the simulated host alone."""
+    """Builds the artefact for the platform of the simulated host only."""
     words = [sys.executable, str(ROOT / "tools" / "artefact.py"), f"--out={out}"]
     run(*words, f"--platforms=3.11-{platform.machine()}")
     (made,) = out.glob("*.tar.gz")
@@ -72,7 +72,7 @@ def controller(
 
 
 class Node:
-    """The simulated host, seen by podman and not by Ansible."""
+    """The simulated host, read through podman instead of Ansible."""
 
     container = simpodman.Host(PROJECT, HOST).container
 
@@ -80,13 +80,13 @@ class Node:
         return simpodman.podman("exec", self.container, "sh", "-ec", script)
 
     def snapshot(self) -> set[str]:
-        """What lies in the folders that roles write to: type, mode, size, link and path."""
+        """Returns a line per file in the folders that roles write to: type, mode, size, link target and path."""
         listing = self.shell("find /etc /usr /opt /var/lib /boot -xdev ! -type d -printf '%y %m %s %l %p\\n'")
         changing = ("/var/lib/systemd", "/var/lib/kubelet", "/var/lib/dpkg/lock", "/var/lib/apt", "__pycache__")
         return {line for line in listing.splitlines() if not any(word in line for word in changing)}
 
     def slices(self) -> int:
-        """How many the kubelet was offered."""
+        """Returns the number of slices that the device plugin registered with the kubelet."""
         text = self.shell("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
         return len(json.loads(text)["Data"]["RegisteredDevices"]["nvidia.com/gpu"])
 
@@ -95,7 +95,7 @@ class Node:
 def node() -> Iterator[Node]:
     hostctl = str(ROOT / "tests/hosts/hostctl")
     run(str(ROOT / "tests/hosts/payload.sh"))
-    run(hostctl, "down", "--project", PROJECT)  # what a run left that was cut off
+    run(hostctl, "down", "--project", PROJECT)  # removes the host of an interrupted run
     run(hostctl, "up", "--project", PROJECT, "--host", HOST, "--profile", f"{ROOT}/tests/hosts/profiles/{HOST}.profile")
     try:
         yield Node()

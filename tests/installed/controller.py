@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller of a stranger: an empty environment with ansible-core alone, and a project with an inventory.
+"""A controller like a new user's: an empty environment with only ansible-core, and a project with an inventory.
 
-On this machine, or in the root of another release of Debian: a container of the image that simulated hosts of that
-release are made of. The hosts are this machine's either way: from the root, podman is called beside this process.
+The controller runs on this machine or in a container of another Debian release, made from the image of the simulated
+hosts of that release. The simulated hosts always run on this machine: the container calls this machine's podman.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GROUP = {
     "ansible_ssh_transfer_method": "piped",
     "ansible_host": simpodman.Host(PROJECT, HOST).container,
     "ansible_python_interpreter": "/usr/bin/python3",
-    # podman's exec is root already, and sudo is not on these hosts.
+    # ``podman exec`` already runs as root, and these hosts have no sudo.
     "ansible_become": False,
     "nvidia_driver_kernel_module": "none",
     "nvidia_docker_repository": {"uris": ["file:/opt/vgpu-demo/apt"], "suites": ["./"], "trusted": True},
@@ -41,7 +41,8 @@ GROUP = {
     "vgpu_sharing": "vcuda",
     "vgpu_split_count": 7,
 }
-# Every program but those that the artefact spares a controller. Run where the controller is; the folder is its word.
+# Runs on the controller with a folder as its argument. It links all programs into this folder, except the compilers,
+# make and pip, which a controller does not need.
 LINKS = r"""
 import pathlib, re, sys
 spared = re.compile(r"(.*-)?(cc|gcc|clang|c[89]9|make|pip)[-0-9.]*")
@@ -51,7 +52,8 @@ for source in ("/usr/sbin", "/usr/bin", "/sbin", "/bin"):
         if not spared.fullmatch(program.name) and not link.is_symlink() and not link.exists():
             link.symlink_to(program)
 """
-# This machine's podman, among the mounts of this process: process 1 may have rights that a container lacks.
+# A wrapper that runs this machine's podman in the mount namespace of the test process, not of process 1: process 1 may
+# have rights that a container does not have.
 PODMAN = """#!/bin/sh
 exec /usr/bin/nsenter -t {pid} -m -- /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin CONTAINERS_CONF={conf} podman "$@"
 """
@@ -72,9 +74,9 @@ class Played:
 
 @dataclass
 class Controller:
-    """``folder`` has the environment, the programs in its PATH and the project that playbooks are started in.
+    """``folder`` has the virtual environment, the program links for PATH, and the project in which playbooks start.
 
-    ``root``: the name of the container whose root it lives in, "" on this machine.
+    ``root``: the name of the container that the controller runs in, "" on this machine.
     """
 
     folder: Path
@@ -99,13 +101,13 @@ class Controller:
             "HOME": str(self.folder / "home"),
             "LANG": "C.UTF-8",
             "CONTAINERS_CONF": str(simpodman.containers_conf()),
-            # Nobody serves here: whatever asks an index fails.
+            # No server listens on this port, so any access to a package index fails.
             "PIP_INDEX_URL": "http://127.0.0.1:9/",
             "PIP_CONFIG_FILE": os.devnull,
         }
 
     def play(self, playbook: str, *options: str, **variables: Any) -> Played:
-        """Run a playbook of the installed collection, with these variables of the group besides."""
+        """Runs a playbook of the installed collection, with these additional group variables."""
         folder = self.project / "group_vars"
         folder.mkdir(exist_ok=True)
         (folder / "gpu_nodes.yml").write_text(yaml.safe_dump({**self.group, **variables}))
@@ -114,7 +116,7 @@ class Controller:
         return Played(*self.call(words))
 
     def call(self, words: list[str]) -> tuple[int, str]:
-        """Run a program in the project, with the environment's and the root's programs alone in PATH."""
+        """Runs a program in the project folder; PATH has only the environment's programs and the linked programs."""
         environment, own = self.environment(), None
         if self.root:
             settings = [f"--env={name}={value}" for name, value in environment.items()]
@@ -139,7 +141,7 @@ class Controller:
         return output
 
     def furnish(self, python: str, core: str) -> None:
-        """Make the environment with ansible-core of this version, as the index has it, and the folder of programs."""
+        """Makes the virtual environment with ansible-core of this version, and the folder of program links."""
         for one in (self.programs, self.project, self.folder / "home"):
             one.mkdir()
         if self.root:
@@ -149,7 +151,7 @@ class Controller:
         self.expect(python, "-m", "venv", str(self.venv))
         inside = str(self.venv / "bin" / "python")
         version = self.expect(inside, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
-        # Fetched out here, by this machine's settings for the index: a root has none.
+        # The download runs outside the container, because the container has no settings for the package index.
         wheels = str(self.folder / "wheels")
         words = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--only-binary=:all:"]
         subprocess.run([*words, f"--python-version={version}", "-d", wheels, f"ansible-core=={core}.*"], check=True)
@@ -161,11 +163,11 @@ class Controller:
 
 @contextmanager
 def root_of(release: str, *folders: Path) -> Iterator[str]:
-    """The container of a release's image with these folders of this machine at their own paths; its name."""
+    """Runs a container of this release's image with these folders mounted at the same paths; yields its name."""
     name = f"vgpu-{PROJECT}-controller"
-    simpodman.podman("rm", "--force", "--ignore", name)  # what a run left that was cut off
+    simpodman.podman("rm", "--force", "--ignore", name)  # left by an interrupted run
     mounts = [f"--volume={one}:{one}" for one in folders]
-    # The namespaces are this machine's, and so are the hosts that are reached from here.
+    # The container shares this machine's namespaces, so that it reaches the same simulated hosts.
     words = ["run", "--detach", f"--name={name}", "--privileged", "--pid=host", "--network=host", "--cgroupns=host"]
     simpodman.podman(*words, *mounts, image.ensure(release=release).tag, "sleep", "infinity")
     try:

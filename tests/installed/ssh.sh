@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Stands for ssh: the host's name is that of a container. So Ansible's own connection is used, with no collection besides.
+# Replaces ssh by podman exec: the host's name is a container's name. So Ansible's built-in ssh connection works, and no
+# collection with a podman connection is needed.
 while [ $# -gt 0 ]; do
     case $1 in
     -[opilFES]) shift 2 ;;
@@ -8,7 +9,7 @@ while [ $# -gt 0 ]; do
     *) break ;;
     esac
 done
-# Ansible asks ssh without a host whether it knows an option.
+# Ansible also calls ssh without a host, to find out whether ssh supports an option.
 [ $# -ge 2 ] || exit 0
 host=$1
 shift

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a stranger: install the artefact, site.yml as a dry run, for good and again, another split, an upgrade,
+"""A new user's steps: install the artefact, run site.yml as a dry run, then twice for real, another split, an upgrade,
 and teardown. The controller has no compiler, no make, no pip and no index. The tests build on each other."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from conftest import Node, artefact_in
 from controller import ROOT, Controller
 
-# Of two T4.
+# The simulated host has two T4.
 CARDS = 2
 
 
@@ -25,7 +25,7 @@ def names(artefact: Path) -> list[str]:
         return bundle.getnames()
 
 
-def test_it_has_the_wheels_and_the_library(artefact: Path) -> None:
+def test_artefact_has_the_wheels_and_the_library(artefact: Path) -> None:
     inside = [Path(name).relative_to("prebuilt") for name in names(artefact) if name.startswith("prebuilt/")]
     prebuilt = [path.name for path in inside if len(path.parts) == 1]
     assert [one for one in prebuilt if one.startswith("vcuda-") and one.endswith(f"-{platform.machine()}.tar.gz")]
@@ -39,7 +39,7 @@ def test_it_has_the_wheels_and_the_library(artefact: Path) -> None:
     assert scheduler == pinned | {"vgpu_fleet_plugin"}
 
 
-def test_its_bill_of_materials_lists_every_file_of_prebuilt(artefact: Path) -> None:
+def test_bill_of_materials_lists_every_file_of_prebuilt(artefact: Path) -> None:
     files = {}
     with tarfile.open(artefact) as bundle:
         for member in bundle:
@@ -55,20 +55,20 @@ def test_its_bill_of_materials_lists_every_file_of_prebuilt(artefact: Path) -> N
     assert listed == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def test_it_is_the_same_bytes_twice(artefact: Path, tmp_path: Path) -> None:
-    # The download alone is spared.
+def test_artefact_build_is_reproducible(artefact: Path, tmp_path: Path) -> None:
+    # The download cache is reused, so only the build is repeated.
     shutil.copytree(artefact.parent / "cache", tmp_path / "cache")
     assert artefact_in(tmp_path).read_bytes() == artefact.read_bytes()
 
 
 @pytest.mark.parametrize("program", ["make", "cc", "gcc", "pip"])
-def test_the_controller_has_no(controller: Controller, program: str) -> None:
+def test_controller_has_no_build_program(controller: Controller, program: str) -> None:
     assert shutil.which(program, path=controller.environment()["PATH"]) is None
     assert controller.call([str(controller.venv / "bin" / "python"), "-c", "import pip"])[0] != 0
 
 
 def test_the_scheduler_is_packed_without_a_download(controller: Controller, tmp_path: Path) -> None:
-    """As the role does it, in the version that the role of the installed collection asks for."""
+    """Packs the scheduler with the role's command and with the version that the installed collection computes."""
     home = controller.project.parent / "home"
     (installed,) = home.glob(".ansible/collections/ansible_collections/vgpu/fleet")
     python = str(controller.venv / "bin" / "python")
@@ -107,7 +107,7 @@ def test_site_proves_the_node(controller: Controller, node: Node) -> None:
     assert (again.code, again.counters["changed"]) == (0, 0), again.output
 
 
-def test_another_split(controller: Controller, node: Node) -> None:
+def test_site_applies_another_split(controller: Controller, node: Node) -> None:
     played = controller.play("site", vgpu_split_count=4)
     assert played.code == 0, played.output
     assert node.slices() == 4 * CARDS

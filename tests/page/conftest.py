@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that the role ``report`` itself writes of made-up hosts, and a headless browser that opens them."""
+"""Reports that the real role ``report`` writes for made-up hosts, and a headless browser to open the pages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAY = """
 
 
 def facts(uuids: list[str], per_gpu: int = 7, **spoiled: Any) -> dict[str, Any]:
-    """What the role ``verify`` leaves of a host with these GPUs, all of it well unless spoiled."""
+    """Returns the role ``verify``'s facts of a healthy host with these GPUs. ``spoiled`` overrides capacity fields."""
     ids = [f"{uuid}::{number}" for uuid in uuids for number in range(per_gpu)]
     gpus = [
         {
@@ -87,7 +87,7 @@ def make_page(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def driver():
-    """A headless browser, one for all tests: its start is what costs."""
+    """A headless browser, shared by all tests because its start is slow."""
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"):
@@ -100,7 +100,7 @@ def driver():
 
 @pytest.fixture
 def browser(driver):
-    """``browser(folder, part, width, dark)`` opens the report of a folder on a screen of that width."""
+    """``browser(folder, part, width, dark)`` opens a folder's report on a screen ``width`` pixels wide."""
 
     def open_page(folder: Path, part: str = "", width: int = 1280, dark: bool = False) -> webdriver.Chrome:
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report page in a real browser: what it shows, its filters, light and dark, on a phone, and of a thousand nodes.
+"""Tests the report page in a real browser: content, filters, light and dark mode, a phone, a thousand nodes.
 
-Expected values are written down here, not read from the report's own sums.
+The expected values are written by hand, not read from the report's own sums.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def isolation(verdict, *checks):
 
 
 def fleet():
-    """Five hosts, each in another state."""
+    """Returns the facts of five hosts, each in a different state."""
     usage = [{"by": "ns/trainer/main", "slices": ["GPU-a::0"], "used_mib": 900}]
     well = facts(["GPU-a", "GPU-a2"], usage=usage, kubernetes=KUBERNETES, memory_enforcement=ENFORCED)
     a100 = facts(["GPU-d"], 2, ok=False, advertised=["GPU-d::0"], drift=[DRIFT])
@@ -66,7 +66,7 @@ def names(browser):
     return [one.text for one in browser.find_elements(By.CSS_SELECTOR, "td.node button")]
 
 
-def test_the_page_shows_every_node_and_asks_nobody(page, browser):
+def test_page_shows_every_node_and_makes_no_network_request(page, browser):
     seen = browser(page)
     assert names(seen) == ["dark", "broken", "differs", "never-proven", "well"]
     states = [one.text for one in seen.find_elements(By.CSS_SELECTOR, "#nodes td .state")]
@@ -79,7 +79,7 @@ def test_the_page_shows_every_node_and_asks_nobody(page, browser):
     assert urls and not [url for url in urls if not url.startswith(("file:", "data:"))]
 
 
-def test_what_a_host_says_stays_text(page, browser):
+def test_html_in_host_data_is_shown_as_text(page, browser):
     seen = browser(page)
     next(one for one in seen.find_elements(By.CSS_SELECTOR, "td.node button") if one.text == "broken").click()
     more = seen.find_element(By.CSS_SELECTOR, "td.more")
@@ -135,7 +135,7 @@ def test_filters_are_in_the_address(page, browser, part, expected):
     assert seen.find_element(By.ID, "count").text == f"{len(expected)} of 5 nodes"
 
 
-def test_filters_and_order_by_hand(page, browser):
+def test_filters_and_sorting_by_click(page, browser):
     seen = browser(page)
     seen.find_element(By.CSS_SELECTOR, "#states button[value=passed]").click()
     assert names(seen) == ["well"] and "states=passed" in seen.current_url
@@ -189,12 +189,12 @@ return [...document.querySelectorAll("body *")].filter((e) => written(e)
 
 @pytest.mark.parametrize("width", [1280, 360])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_light_dark_and_a_phone(page, browser, width, dark):
+def test_contrast_and_width_in_light_and_dark_mode(page, browser, width, dark):
     seen = browser(page, width=width, dark=dark)
     for button in seen.find_elements(By.CSS_SELECTOR, "td.node button"):
         seen.execute_script("arguments[0].click()", button)
     assert (brightness(seen, seen.find_element(By.TAG_NAME, "body")) < 128) == dark
-    # Text that is harder to read than WCAG's level AA allows.
+    # CONTRAST lists all text with less contrast than WCAG's level AA requires.
     assert seen.execute_script(CONTRAST) == []
     wide = seen.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert wide[0] <= wide[1], "the page itself scrolls sideways"
@@ -209,7 +209,7 @@ return [...rows.values()];
 
 
 @pytest.mark.parametrize(("width", "rows"), [(1280, [8]), (1024, [8]), (800, [4, 4]), (360, [2, 2, 2, 2])])
-def test_no_sum_stands_alone(page, browser, width, rows):
+def test_summary_tiles_fill_rows_evenly(page, browser, width, rows):
     assert browser(page, width=width).execute_script(ROWS) == rows
 
 
@@ -245,7 +245,9 @@ OLD = {"xid": 13, "count": 7, "last": None}
 
 @pytest.fixture(scope="module")
 def busy_page(make_page):
-    """Two nodes at work: ten containers on one, one on the other; Xids of both."""
+    """A page of three nodes: ``one`` with ten containers, ``two`` with one container, both with Xids, and an idle
+    node.
+    """
     uses = [
         {"by": f"ns/p-{number}/main", "slices": [f"GPU-a::{number}"], "used_mib": number << 10} for number in range(10)
     ]
@@ -295,7 +297,7 @@ LONG = "machine-learning/trainer-7c9d8b6f5d-x2x7q/main"
 
 @pytest.mark.parametrize(("width", "most"), [(1280, 1), (800, 1), (390, 4)])
 def test_names_of_holders_are_not_broken_into_pieces(browser, make_page, width, most):
-    """Also from the second report on, which has a plot more."""
+    """Checks the first and the second report; the second report has one more plot."""
     uses = [{"by": LONG, "slices": ["GPU-a::0"], "used_mib": 900}, {"by": "docker web", "slices": ["GPU-a::1"]}]
     hosts = {"gpu-a100-12": facts(["GPU-a"], usage=uses)}
     folder = make_page(hosts)
@@ -313,7 +315,7 @@ return new Set([...range.getClientRects()].map((one) => Math.round(one.top))).si
 """
 
 
-def test_details_and_text_have_what_the_cards_show(busy_page, browser):
+def test_details_and_text_report_show_gpu_values(busy_page, browser):
     seen = browser(busy_page, "#find=one")
     seen.find_element(By.CSS_SELECTOR, "td.node button").click()
     more = seen.find_element(By.CSS_SELECTOR, "td.more").text
@@ -322,7 +324,7 @@ def test_details_and_text_have_what_the_cards_show(busy_page, browser):
     assert "- two: GPU 0 A100-80GB: Xid 79, 1 times, the last at 2026-11-24T04:00:59Z" in text
 
 
-def test_much_trouble_is_counted_and_none_takes_no_room(browser, make_page):
+def test_long_problem_list_is_cut_and_empty_list_is_hidden(browser, make_page):
     many = {
         f"n-{number:02}": {"groups": [], "fault": {"state": "unreachable", "message": EVIL}} for number in range(25)
     }
@@ -360,7 +362,7 @@ AGES = [(0, "just now"), (59, "just now"), (60, "1 minute ago"), (7199, "119 min
 AGES += [(172800, "2 days ago"), (-3600, "")]
 
 
-def test_age_of_the_page_in_words(page, browser):
+def test_page_shows_its_age_in_words(page, browser):
     seen = browser(page)
     assert seen.find_element(By.ID, "age").text == "just now" or "minute" in seen.find_element(By.ID, "age").text
     assert [seen.execute_script("return age(arguments[0])", seconds) for seconds, _said in AGES] == [
@@ -368,7 +370,7 @@ def test_age_of_the_page_in_words(page, browser):
     ]
 
 
-def test_sums_that_need_somebody_stand_out(page, browser, make_page):
+def test_summary_tiles_with_problems_are_highlighted(page, browser, make_page):
     def loud(seen):
         return [one.text.split("\n")[1] for one in seen.find_elements(By.CSS_SELECTOR, ".sum.bad")]
 
@@ -377,7 +379,7 @@ def test_sums_that_need_somebody_stand_out(page, browser, make_page):
 
 
 def test_details_on_a_phone(page, browser):
-    """Nothing lies beyond the edge of the screen; what a node does not say is no line of its own."""
+    """No element lies beyond the edge of the screen, and a missing value of a node takes no line."""
     for name, words in (("broken", "found: 6 MiB"), ("differs", "next step: restart it"), ("well", "each slice: 2194")):
         seen = browser(page, f"#find={name}", width=360)
         seen.find_element(By.CSS_SELECTOR, "td.node button").click()
@@ -396,13 +398,13 @@ def test_details_on_a_phone(page, browser):
 
 
 def proof(uuid):
-    """A slice of each GPU with as many checks as a real one has."""
+    """Returns isolation results: one slice per GPU, with as many checks as a real run has."""
     names = ", ".join(f"bypass-number-{n}" for n in range(28))
     return {"slice": f"{uuid}::9", "uuid": uuid, "verdict": "passed", "detail": "", "passed": names, "checks": [SHARE]}
 
 
 def processor_ms(seen):
-    """What opening the page once more takes of its thread's processor time: the same beside other work, or nearly."""
+    """Returns the CPU seconds of the page's thread for one reload. Other load on the machine hardly changes them."""
 
     def spent():
         metrics = seen.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
@@ -438,7 +440,7 @@ def test_a_thousand_nodes(make_page, browser, record_property):
     assert len(names(seen)) == 100
 
 
-def test_the_other_forms(page):
+def test_report_in_text_and_json(page):
     written = json.loads((page / "fleet.json").read_text())
     assert [one["name"] for one in written["nodes"]] == ["dark", "broken", "differs", "never-proven", "well"]
     text = (page / "fleet.md").read_text()
@@ -448,17 +450,17 @@ def test_the_other_forms(page):
     assert "timed out" in text and "limit-exact is violated" in text
 
 
-def test_a_fleet_of_none(make_page, browser):
+def test_report_of_an_empty_fleet(make_page, browser):
     seen = browser(make_page({}))
     assert names(seen) == [] and seen.get_log("browser") == []
 
 
-def test_check_mode_writes_it_too(make_page):
+def test_check_mode_writes_the_report(make_page):
     folder = make_page({"well": facts(["GPU-a"])}, None, "Lab", "--check")
     assert sorted(one.name for one in folder.iterdir()) == ["fleet.html", "fleet.json", "fleet.md"]
 
 
-def test_who_enforces_memory_is_in_the_text_too(page):
+def test_text_report_shows_who_enforces_memory(page):
     lines = (page / "fleet.md").read_text().splitlines()
     assert lines[lines.index("## Who enforces memory") + 2] == f"- well: {ENFORCED}"
     assert "memory is enforced" not in "".join(line for line in lines if not line.startswith("- well"))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts with real dnf and zypper: a Debian root that says it is Rocky 9 or SLES 15, with real roles on it.
+"""Hosts with real dnf and zypper, on which the tests run the real roles. Each host is a Debian root file system that
+identifies as Rocky 9 or SLES 15.
 
-Each host is an overlay over one root that is made once (.build/rpm), in a mount namespace of its own for each command.
+All hosts are overlays over one root that is built once (.build/rpm). Each command has its own mount namespace.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ SYSTEMS = {
     },
 }
 REPOSITORIES = {"rocky": "/etc/yum.repos.d", "sles": "/etc/zypp/repos.d"}
-# What package managers write beside what they were asked for: caches, logs and their own history.
+# Files that package managers write for themselves: caches, logs and their history.
 OWN_NOTES = re.compile(r"^/etc/(dnf/(modules\.d|aliases\.d)/?$|zypp/credentials|ld\.so\.cache)")
 
 
 @dataclass
 class Run:
-    """How a playbook ended, and what it said."""
+    """One run of a playbook: its exit status and its output."""
 
     code: int
     output: str
@@ -70,12 +71,12 @@ class Run:
 
     @property
     def said(self) -> str:
-        """The output in one line, for sentences that were folded."""
+        """The output as one line, to search for messages that Ansible wrapped."""
         return " ".join(self.output.replace("\\n", " ").split())
 
 
 class RpmHost:
-    """A root of a system; ``kind`` is rocky or sles."""
+    """The root file system of one host; ``kind`` is rocky or sles."""
 
     def __init__(self, folder: Path, base: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
@@ -83,20 +84,20 @@ class RpmHost:
         for name in ("root", "upper", "work"):
             (folder / name).mkdir(parents=True)
         if self.enter("true").returncode != 0:
-            # An overlay cannot lie on an overlay: then a copy, which is slower.
+            # If the folder itself is on an overlay, no overlay can be mounted over it. A copy is slower but works.
             self.lower = ""
             (folder / "root").rmdir()
             subprocess.run(["cp", "-a", str(base), str(folder / "root")], check=True)
         release = "".join(f'{key}="{value}"\\n' for key, value in SYSTEMS[kind].items())
         repository = "[base]\\nname=base\\nbaseurl=file:///srv/base\\nenabled=1\\ngpgcheck=0\\n"
-        # What says that this is Debian.
+        # These files identify the system as Debian.
         self.must("rm", "-f", "/etc/os-release", "/etc/debian_version", "/var/lib/dpkg/status")
         self.must("sh", "-c", f"printf '%b' '{release}' > /etc/os-release")
         self.must("sh", "-c", f"rpm -i /srv/{kind}/*.rpm && mkdir -p {REPOSITORIES[kind]}")
         self.must("sh", "-c", f"printf '%b' '{repository}' > {REPOSITORIES[kind]}/base.repo")
 
     def enter(self, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command of the machine that sees this root mounted, with this machine's network."""
+        """Runs one of this machine's commands with the root mounted and with this machine's network."""
         words = ["unshare", "--mount", "sh", "-c", ENTER, "sh", str(self.root), self.lower, *command]
         return subprocess.run(
             words,
@@ -119,7 +120,7 @@ class RpmHost:
         return done.stdout
 
     def play(self, tasks: list[dict[str, Any]], *options: str, **variables: Any) -> Run:
-        """Run tasks on this host as Ansible does anywhere, over a connection into its root."""
+        """Runs tasks on this host through Ansible, over a chroot connection."""
         host = {
             "ansible_connection": "community.general.chroot",
             "ansible_host": str(self.root),
@@ -146,13 +147,13 @@ class RpmHost:
         return Run(done.returncode, done.stdout)
 
     def versions(self) -> dict[str, str]:
-        """What rpm has, by name; keys are left out."""
+        """Returns the version of each installed rpm package by name, without signing keys."""
         lines = self.must("rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\\n").splitlines()
         pairs = (line.split() for line in lines if " " in line and not line.startswith("warning"))
         return {name: version for name, version in pairs if name != "gpg-pubkey"}
 
     def trace(self) -> dict[str, str]:
-        """Everything that a run may leave: packages, trusted keys, and each file of /etc and of the roles' records."""
+        """Returns everything that a run may leave: packages, trusted keys, files of /etc and the roles' records."""
         script = "rpm -qa | sort; find /etc /var/lib/vgpu -type f 2>/dev/null | sort | xargs -d '\\n' sha256sum"
         found = {}
         for line in self.must("sh", "-c", script).splitlines():
@@ -169,7 +170,7 @@ class RpmHost:
 
 @pytest.fixture(scope="session")
 def base() -> Path:
-    """The root that all hosts lie over, made when its recipe changed."""
+    """Returns the root file system below all hosts; builds it again if its build scripts changed."""
     files = [HERE / "make_root.sh", *sorted((HERE / "inside").iterdir())]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
     folder = ROOT / ".build" / "rpm"
@@ -196,7 +197,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def mirror(base: Path) -> Iterator[str]:
-    """The repositories over HTTP; what is not there is answered with 404."""
+    """Serves the repositories over HTTP; yields the server's address. A missing file gets status 404."""
     handler = functools.partial(Quiet, directory=str(base / "srv"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -205,7 +206,7 @@ def mirror(base: Path) -> Iterator[str]:
 
 
 class Forwards(Quiet):
-    """A proxy that knows one host, which no name server does; ``asked`` keeps what it was asked for."""
+    """A proxy that serves one host name that no DNS server knows; ``asked`` lists the requested URLs."""
 
     HOST = "http://mirror.invalid/"
     asked: list[str] = []
@@ -221,7 +222,7 @@ class Forwards(Quiet):
 
 @pytest.fixture
 def proxy(base: Path) -> Iterator[tuple[str, list[str]]]:
-    """The same repositories behind a proxy: its address, and what it was asked for."""
+    """Serves the same repositories through a proxy; yields the proxy's address and the list of requested URLs."""
     asked: list[str] = []
     kind = type("Forwards", (Forwards,), {"asked": asked})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(kind, directory=base / "srv")) as server:
@@ -237,7 +238,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path, base: Path) -> RpmHost:
 
 @contextlib.contextmanager
 def told(run: Run) -> Iterator[None]:
-    """Show the whole run where something in it was not as expected."""
+    """Prints the whole output of a run if an assertion about it fails."""
     try:
         yield
     except AssertionError:

@@ -10,7 +10,8 @@ part=$root.part
 rm -rf "$part"
 
 # shellcheck disable=SC2016 # the inner shells expand these
-# Debian's dnf-plugins-core excludes zypper for one program of the same name: unpacked beside, for a package of ours.
+# Debian's dnf-plugins-core conflicts with zypper over one program of the same name. So it is only unpacked, and
+# inside/build.py makes a package of the parts that the tests need.
 mmdebstrap --quiet --variant=minbase --include=python3,dnf,python3-dateutil,rpm,zypper,createrepo-c,gpg,gpg-agent \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt='path-exclude=/usr/share/man/*' \
@@ -18,7 +19,7 @@ mmdebstrap --quiet --variant=minbase --include=python3,dnf,python3-dateutil,rpm,
         dpkg-deb -x dnf-plugins-core_*.deb "$1"/opt/dnf-plugins-core && rm dnf-plugins-core_*.deb' \
     bookworm "$part"
 
-# Debian keeps rpm's database in the caller's home.
+# Debian's default is a database in the caller's home folder.
 mkdir -p "$part/etc/rpm" "$part/root/inside"
 echo '%_dbpath /var/lib/rpm' >"$part/etc/rpm/macros"
 cp "$here"/inside/* "$part/root/inside/"

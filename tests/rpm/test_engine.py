@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""container_runtime on real dnf and zypper: an engine from Docker's repository or from SLES, and one that is there."""
+"""Tests container_runtime with real dnf and zypper: an engine from Docker's repository, from SLES, or by name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ OF_SLES = ["docker", "containerd"]
 
 
 def engine(host: RpmHost, *options: str, **variables: Any) -> Run:
-    """The role itself. No systemd is in the root, so daemon.json is written and no daemon asked."""
+    """Runs the role. The root has no systemd, so the role writes daemon.json and reloads no daemon."""
     tasks = [{"ansible.builtin.import_role": {"name": "vgpu.fleet.container_runtime"}}]
-    # NVIDIA's runtime is brought by another role; a program that is there stands for it.
+    # Another role installs NVIDIA's runtime; an existing program replaces it here.
     given = {"container_runtime_runtimes": {"nvidia": {"path": "/usr/bin/true"}}, **variables}
     return host.play(tasks, *options, **given)
 
@@ -28,7 +28,7 @@ def of(host: RpmHost) -> set[str]:
     return set(host.versions()) & {*CE, *OF_SLES}
 
 
-def test_dockers_repository_brings_the_engine_and_it_goes_without_a_trace(host: RpmHost, mirror: str) -> None:
+def test_engine_from_dockers_repository_is_installed_and_removed_completely(host: RpmHost, mirror: str) -> None:
     before = host.trace()
     tried = engine(host, "--check", **dockers(mirror))
     with told(tried):
@@ -48,7 +48,7 @@ def test_dockers_repository_brings_the_engine_and_it_goes_without_a_trace(host: 
         assert host.trace() == before
 
 
-def test_a_key_of_somebody_else_is_refused(host: RpmHost, mirror: str) -> None:
+def test_wrong_signing_key_is_refused(host: RpmHost, mirror: str) -> None:
     before = host.trace()
     repository = {"baseurl": f"{mirror}/docker-ce", "key": f"{mirror}/keys/stranger.asc"}
     run = engine(host, container_runtime_repository=repository)
@@ -58,8 +58,8 @@ def test_a_key_of_somebody_else_is_refused(host: RpmHost, mirror: str) -> None:
         assert host.trace() == before
 
 
-def test_what_the_distribution_has(host: RpmHost) -> None:
-    """SLES has docker; RHEL and Rocky have none, and the way out is named before anything is changed."""
+def test_engine_from_the_distribution(host: RpmHost) -> None:
+    """SLES has a docker package. Rocky has none, so the role fails before any change and names the variable to set."""
     before = host.trace()
     run = engine(host)
     with told(run):
@@ -76,7 +76,7 @@ def test_what_the_distribution_has(host: RpmHost) -> None:
 
 
 @pytest.mark.parametrize("name", ["docker", "containerd"])
-def test_packages_that_are_named_are_taken_as_they_are(host: RpmHost, name: str) -> None:
+def test_named_packages_are_installed_unchanged(host: RpmHost, name: str) -> None:
     run = engine(host, container_runtime_packages=[name])
     with told(run):
         assert run.code == 0

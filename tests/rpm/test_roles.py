@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvidia_driver and nvidia_docker on real dnf and zypper: to a version, up, down, away; and what is refused.
+"""Tests nvidia_driver and nvidia_docker with real dnf and zypper: install, upgrade, downgrade, removal and refusals.
 
-What is installed is asked of rpm, what a lock is worth of the package manager's own upgrade of the whole system.
+The tests read the installed versions from rpm, and check version locks by an upgrade of the whole system.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def role(name: str) -> list[dict[str, Any]]:
 
 
 def driver(host: RpmHost, mirror: str, *options: str, **variables: Any) -> Run:
-    """The role itself, user space alone: the root has no kernel to load a module into."""
+    """Runs the role with the user-space packages only: the root has no kernel to load a module into."""
     given = {
         "nvidia_driver_source": "cuda",
         "nvidia_driver_kernel_module": "none",
@@ -57,18 +57,18 @@ def toolkit(host: RpmHost, mirror: str, *options: str, repository: str = "toolki
 
 
 def of(host: RpmHost, names: list[str]) -> set[str]:
-    """The versions that these packages have, without release."""
+    """Returns the installed versions of these packages without the release part."""
     there = host.versions()
     return {there.get(name, "none").partition("-")[0] for name in names}
 
 
 def upgrade_all(host: RpmHost) -> str:
-    """What an administrator types for the whole system."""
+    """Upgrades all packages with the command that an administrator would use."""
     words = ["zypper", "--non-interactive", "update"] if host.kind == "sles" else ["dnf", "-y", "upgrade"]
     return host.must(*words)
 
 
-def test_a_driver_comes_stays_and_goes_without_a_trace(host: RpmHost, mirror: str) -> None:
+def test_driver_is_installed_locked_and_removed_completely(host: RpmHost, mirror: str) -> None:
     before = host.trace()
     tried = driver(host, mirror, "--check")
     assert (tried.code, tried.changed) == (0, 1), tried.output
@@ -87,8 +87,8 @@ def test_a_driver_comes_stays_and_goes_without_a_trace(host: RpmHost, mirror: st
     assert (twice.code, twice.changed) == (0, 0), twice.output
 
 
-def test_without_a_lock_the_whole_systems_upgrade_takes_the_driver_along(host: RpmHost, mirror: str) -> None:
-    """The control of the lock above: what holds the version is it alone."""
+def test_system_upgrade_upgrades_an_unlocked_driver(host: RpmHost, mirror: str) -> None:
+    """Shows that in the test above only the lock keeps the version."""
     run = driver(host, mirror, nvidia_driver_hold=False)
     assert run.code == 0, run.output
     assert LOCKER not in host.versions()
@@ -96,7 +96,7 @@ def test_without_a_lock_the_whole_systems_upgrade_takes_the_driver_along(host: R
     assert of(host, DRIVER[host.kind]) == {NEW}
 
 
-def test_a_locked_driver_moves_up_and_down_by_the_role(host: RpmHost, mirror: str) -> None:
+def test_role_upgrades_and_downgrades_a_locked_driver(host: RpmHost, mirror: str) -> None:
     for version in (MIDDLE, NEW, OLD, MIDDLE):
         run = driver(host, mirror, nvidia_driver_version=version)
         assert run.code == 0, run.output
@@ -109,10 +109,11 @@ def test_a_locked_driver_moves_up_and_down_by_the_role(host: RpmHost, mirror: st
     assert (again.code, again.changed) == (0, 0), again.output
 
 
-# Variables → what the message must name. The host must be as it was, and the next run must heal.
+# fault → (variables that cause it, texts that the message must contain). The run must leave the host unchanged, and the
+# next run without the fault must succeed.
 DRIVER_FAULTS = {
     "version": ({"nvidia_driver_version": "580.1.1"}, ["no version 580.1.1", MIDDLE]),
-    # zypper does not say 404, but that no metadata were found there.
+    # "404" is not expected: zypper reports missing metadata instead.
     "mirror": (
         {"nvidia_driver_repository": {"baseurl": "{mirror}/nowhere", "key": ""}},
         ["vgpu-nvidia-driver", "/nowhere"],
@@ -129,7 +130,7 @@ DRIVER_FAULTS = {
 
 
 @pytest.mark.parametrize("name", sorted(DRIVER_FAULTS))
-def test_what_cannot_be_had_leaves_the_host_as_it_was(host: RpmHost, mirror: str, name: str) -> None:
+def test_unavailable_driver_leaves_the_host_unchanged(host: RpmHost, mirror: str, name: str) -> None:
     given, expected = DRIVER_FAULTS[name]
     variables = {
         key: {inner: text.format(mirror=mirror, repository=REPOSITORY[host.kind]) for inner, text in value.items()}
@@ -148,7 +149,7 @@ def test_what_cannot_be_had_leaves_the_host_as_it_was(host: RpmHost, mirror: str
     assert of(host, DRIVER[host.kind]) == {MIDDLE}
 
 
-def test_the_toolkit_keeps_one_version_and_goes_without_a_trace(host: RpmHost, mirror: str) -> None:
+def test_toolkit_has_one_version_and_is_removed_completely(host: RpmHost, mirror: str) -> None:
     archived = "/etc/zypp/repos.d" if host.kind == "sles" else "/etc/yum.repos.d"
     text = "[nvidia-docker]\\nname=old\\nbaseurl=https://nvidia.github.io/nvidia-docker/rhel7\\nenabled=0\\n"
     host.must("sh", "-c", f"printf '%b' '{text}' > {archived}/nvidia-docker.repo")
@@ -167,7 +168,7 @@ def test_the_toolkit_keeps_one_version_and_goes_without_a_trace(host: RpmHost, m
 
 
 def test_a_mirror_behind_a_proxy(host: RpmHost, proxy: tuple[str, list[str]]) -> None:
-    """Repository and key; without the proxy the mirror's name is nobody's."""
+    """Repository and key are fetched through the proxy. Without the proxy the mirror's name does not resolve."""
     address, asked = proxy
     mirror, before = "http://mirror.invalid", host.trace()
     nowhere = {"http_proxy": "", "HTTP_PROXY": "", "no_proxy": "", "NO_PROXY": ""}
@@ -183,15 +184,15 @@ def test_a_mirror_behind_a_proxy(host: RpmHost, proxy: tuple[str, list[str]]) ->
         assert [path for path in asked if path.endswith(".rpm")]
 
 
-def test_without_a_version_all_four_get_the_newest(host: RpmHost, mirror: str) -> None:
+def test_all_four_toolkit_packages_are_newest_without_a_version(host: RpmHost, mirror: str) -> None:
     run = toolkit(host, mirror, nvidia_docker_toolkit_version="", nvidia_docker_package="nvidia-container-toolkit")
     assert run.code == 0, run.output
     assert of(host, TOOLKIT) == {"1.18.0"}
     assert "nvidia-docker2" not in host.versions()
 
 
-def test_an_index_signed_by_somebody_else_is_refused(host: RpmHost, mirror: str) -> None:
-    """Its key lies beside the index, where a package manager that imports what it is offered would take it."""
+def test_index_signed_with_a_wrong_key_is_refused(host: RpmHost, mirror: str) -> None:
+    """The foreign key lies next to the index, so a package manager that imports any offered key would accept it."""
     before = host.trace()
     run = toolkit(host, mirror, repository="toolkit-stranger")
     assert run.code != 0, run.output
@@ -200,7 +201,7 @@ def test_an_index_signed_by_somebody_else_is_refused(host: RpmHost, mirror: str)
     assert toolkit(host, mirror).code == 0
 
 
-def test_somebody_elses_lock_is_not_broken(host: RpmHost, mirror: str) -> None:
+def test_version_lock_of_another_user_is_respected(host: RpmHost, mirror: str) -> None:
     assert toolkit(host, mirror).code == 0
     if host.kind == "sles":
         host.must("zypper", "--non-interactive", "addlock", "libnvidia-container1")
@@ -214,7 +215,7 @@ def test_somebody_elses_lock_is_not_broken(host: RpmHost, mirror: str) -> None:
     assert host.trace() == before
 
 
-def test_what_others_need_is_not_removed(host: RpmHost, mirror: str) -> None:
+def test_packages_that_others_need_are_not_removed(host: RpmHost, mirror: str) -> None:
     assert toolkit(host, mirror).code == 0
     install = ["zypper", "--non-interactive", "install"] if host.kind == "sles" else ["dnf", "-y", "install"]
     host.must(*install, "theirs")

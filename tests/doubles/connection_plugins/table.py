@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection whose far side is a table: it names the module that was sent, and answers what the table has for it.
+"""A connection plugin without a host: it finds the name of the module that was sent and returns the table's answer.
 
-Everything up to the connection is the controller's real work: templates, the build of the module's archive, the worker.
+The controller works as usual up to the connection: templates, the build of the module's archive, the worker.
 ``VGPU_TABLE`` names a JSON file: ``{kind-group: {module: answer}}``, with the kinds of tests/doubles/fleet.py.
-``VGPU_TABLE_NOTES`` is a folder where a changed host leaves a file of its name; after that ``done`` answers.
+``VGPU_TABLE_NOTES`` is a folder where a changed host writes a file with its name; from then on its kind is ``done``.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ DOCUMENTATION = """
                 - name: table_dies_at
 """
 
-# The archive's wrapper names its module; which words do so changed between releases of ansible-core.
+# The module's name in the wrapper of its archive. Each release of ansible-core writes the name in another form.
 MODULE = re.compile(rb"""(?:ansible_module|_module_name|module_name)\s*=\s*['"]([\w.]+)['"]|AnsiballZ_(\w+)\.py""")
-# Programs whose answers the table has.
+# Programs for which the table has an own answer when the module ``command`` runs them.
 PROGRAMS = ("vgpuctl", "wheelhouse")
-# A host that fails its proof also with the new version.
+# The kind of host that fails the isolation check also after the upgrade.
 FAILING = "unproven"
-# The step after which a host is as wanted.
+# The module after whose run the host counts as being in the desired state.
 LAST = "systemd_service"
 
 
@@ -64,7 +64,7 @@ class Connection(ConnectionBase):
         super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
         sent = in_data or cmd.encode()
         found = MODULE.search(sent)
-        if not found:  # a folder that is made, a mode that is set
+        if not found:  # no module, but a command that makes a folder or sets a mode
             return 0, b"/tmp/table\n", b""
         module = next(word for word in found.groups() if word).decode().rpartition(".")[2]
         program = next((word for word in PROGRAMS if module == "command" and word.encode() in sent), "")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs inside the root: two keys, every package of the table, and their repositories below /srv.
+"""Runs inside the root: makes two signing keys, all packages of TABLE, and their repositories below /srv.
 
-The packages are empty but for their names, versions and dependencies, which are those of NVIDIA's CUDA repository (RHEL
-with its epoch, SLES with the kernel's version in that of the module) and container toolkit. One is real: the plugin
-that locks versions, out of Debian's package.
+The packages have only names, versions and dependencies. These are the ones of NVIDIA's CUDA repository (on RHEL with
+the epoch, on SLES with the kernel's version in the module's version) and of the container toolkit. Only the dnf plugin
+versionlock has real content, taken from Debian's package.
 """
 
 import os
@@ -63,14 +63,15 @@ TABLE = {
         },
     ),
     "toolkit/docker": (["2.14.0"], "1", "", {"nvidia-docker2": ["nvidia-container-toolkit >= 1.13.0"]}),
-    # The names of Docker's own repositories.
+    # These package names are the names in Docker's own repositories.
     "docker-ce": (
         ["28.5.1"],
         "1.el9",
         "3",
         {"docker-ce-cli": [], "containerd.io": [], "docker-ce": ["docker-ce-cli", "containerd.io"]},
     ),
-    # What the distribution itself brings; the role asks for it beside the driver.
+    # The distribution's packages: kernel headers, which the role installs with the driver; ``theirs``, which depends
+    # on the toolkit.
     "base": (
         ["1.0"],
         "1.el9",
@@ -99,7 +100,7 @@ STREAMS = [(branch, kind) for branch in ("570", "580") for kind in ("dkms", "ope
 
 
 def modules() -> str:
-    """The document that tells dnf which packages belong to which stream."""
+    """Returns the modulemd document: it lists the packages of each stream for dnf."""
     _versions, release, epoch, packages = TABLE["cuda-el"]
     text = ""
     for branch, kind in STREAMS:
@@ -126,7 +127,7 @@ def tags(version: str, release: str, epoch: str) -> str:
 
 
 def spec(place: str, version: str) -> str:
-    """One source whose packages are those of one row."""
+    """Returns the spec file that builds all packages of one row of TABLE."""
     _versions, release, epoch, packages = TABLE[place]
     common = "Summary: Stand-in\nLicense: Apache-2.0\n"
     text = f"Name: {place.replace('/', '-')}-source\n{common}{tags(version, release, epoch)}"
@@ -166,7 +167,7 @@ def main() -> None:
             (WORK / "one.spec").write_text(spec(place, version))
             name = "_rpmfilename %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm"
             run("rpmbuild", "--quiet", "-bb", "--define", f"_rpmdir {folder}", "--define", name, "one.spec")
-    # The driver's and Docker's packages are signed one by one, the toolkit's repository by its index, as NVIDIA does.
+    # As in the real repositories, driver and Docker packages are signed one by one; for the toolkit only the index is.
     by_package = [SRV / name for name in ("cuda-el", "cuda-sles", "docker-ce")]
     signed = [str(path) for folder in by_package for path in sorted(folder.glob("*.rpm"))]
     run("rpmsign", "--define", "_gpg_name vendor", "--define", "__gpg /usr/bin/gpg", "--addsign", *signed)
@@ -175,7 +176,7 @@ def main() -> None:
     (WORK / "modules.yaml").write_text(modules())
     run("modifyrepo_c", "--mdtype=modules", "modules.yaml", "/srv/cuda-el/repodata")
     sign_index(SRV / "toolkit", "vendor")
-    # The same, signed by somebody else, who offers his key beside it as such repositories do.
+    # A copy of the toolkit repository, signed with another key. As in real repositories, the key is next to the index.
     shutil.copytree(SRV / "toolkit", SRV / "toolkit-stranger")
     sign_index(SRV / "toolkit-stranger", "stranger")
     shutil.copy(SRV / "keys" / "stranger.asc", SRV / "toolkit-stranger" / "repodata" / "repomd.xml.key")

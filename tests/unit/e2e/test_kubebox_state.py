@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each file of tests/e2e finds the same state whatever ran before it; no Kubernetes is started here."""
+"""Tests that each file of tests/e2e starts from the same state, whatever ran before. Starts no Kubernetes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kubebox.gpunode import GpuNode  # noqa: E402
 
 
 class FakeApi:
-    """The pods of one namespace; a deleted pod is gone at once, and its slices one question later."""
+    """An API with the pods of one namespace. A deleted pod disappears at once, its slice only at the next query."""
 
     def __init__(self, steps: list[str]) -> None:
         self.steps = steps
@@ -49,7 +49,7 @@ class FakeApi:
 
 
 class FakeService:
-    """A program by its name that writes down when it starts and stops."""
+    """A service that starts no program and only records its starts and stops."""
 
     steps: list[str] = []
 
@@ -71,7 +71,7 @@ class FakeService:
 
 @pytest.fixture
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A started cluster and node whose programs, images and files are doubles."""
+    """A started cluster and node with doubles of all programs, images and files."""
     steps: list[str] = []
     monkeypatch.setattr(FakeService, "steps", steps)
     monkeypatch.setattr(clusters, "Service", FakeService)
@@ -101,7 +101,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def disturb(box: SimpleNamespace) -> None:
-    """What a file may leave: pods, our programs with another command, folders that a role removed."""
+    """Changes the state as a test file may leave it: pods, programs with other arguments, a removed folder."""
     box.api.pods = ["a", "b"]
     box.node.plugin.command = ["other"]
     box.node.plugin.start()
@@ -127,7 +127,7 @@ def test_every_file_finds_the_same_state_in_any_order(box: SimpleNamespace, orde
         assert f"{folder}/containerd" in box.cluster.containerd.command
 
 
-def test_runtime_is_changed_without_pods_and_without_a_kubelet(box: SimpleNamespace) -> None:
+def test_pods_and_kubelet_stop_before_the_runtime_changes(box: SimpleNamespace) -> None:
     disturb(box)
     state.reset(box.cluster, box.node, WITH_CDI)
     assert [one for one in box.steps if not one.startswith("delete")] == [
@@ -137,12 +137,12 @@ def test_runtime_is_changed_without_pods_and_without_a_kubelet(box: SimpleNamesp
     assert box.steps[:2] == ["delete a", "delete b"], "pods end while the kubelet runs"
 
 
-def test_runtime_that_runs_already_is_left_alone(box: SimpleNamespace) -> None:
+def test_running_runtime_is_not_restarted(box: SimpleNamespace) -> None:
     state.reset(box.cluster, box.node, DEBIAN)
     assert box.steps == []
 
 
-def test_files_of_one_runtime_run_together_and_else_in_their_order() -> None:
+def test_test_files_are_sorted_by_runtime_only() -> None:
     def item(name: str, **names: str) -> SimpleNamespace:
         return SimpleNamespace(name=name, module=SimpleNamespace(**names))
 
@@ -152,5 +152,5 @@ def test_files_of_one_runtime_run_together_and_else_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("folder", ["e2e", "e2e_scheduler"])
-def test_no_file_orders_itself_by_its_name(folder: str) -> None:
+def test_no_test_file_is_named_to_run_last(folder: str) -> None:
     assert [one.name for one in (E2E.parent / folder).glob("test_z*.py")] == []

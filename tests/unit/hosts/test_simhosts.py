@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pure parts of the simulated hosts: which mirrors feed the image, and what a profile means for a host."""
+"""Tests the pure functions of the simulated hosts: the choice of mirrors for an image, and the parsing of profiles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_components_by_distribution(os_release: str, components: list[str]) -> N
 
 
 @pytest.mark.parametrize("os_release", ['ID="fedora"\nVERSION_ID=41\n', "ID=debian\nVERSION_ID=sid\n", ""])
-def test_other_distributions_are_refused(os_release: str) -> None:
+def test_unsupported_distributions_are_refused(os_release: str) -> None:
     with pytest.raises(sources.SourcesError, match="debian or ubuntu"):
         sources.distribution(os_release)
 
@@ -41,14 +41,14 @@ def test_other_distributions_are_refused(os_release: str) -> None:
     [
         ("Debian|bookworm|http://mirror.example/debian/|/a.sources:1", True),
         ("Debian|bookworm|file:/srv/mirror/|/a.list:3", True),
-        # Third parties name their suites after the distribution; only the Origin of their Release file tells.
+        # A vendor's suite may have the distribution's name; only the Origin in its Release file shows the difference.
         ("HashiCorp|bookworm|https://vendor.example/|/b.list:1", False),
-        # A CD in the drive is no mirror.
+        # A CD-ROM is not a mirror.
         ("Debian|bookworm|cdrom:[Debian]/|/c.list:1", False),
         ("", False),
     ],
 )
-def test_only_the_distributions_own_sources(line: str, taken: bool) -> None:
+def test_only_mirrors_of_the_distribution_are_taken(line: str, taken: bool) -> None:
     assert bool(sources.parse_targets(line, "debian")) is taken
 
 
@@ -66,7 +66,7 @@ OWN = [
 ]
 
 
-def test_another_release_comes_from_the_same_mirrors_under_the_same_keys() -> None:
+def test_another_debian_release_uses_the_same_mirrors_and_keys() -> None:
     machine, moved = sources.of_release(MACHINE, OWN, "trixie", no_keys)
     assert (machine.version, machine.codename) == ("13", "trixie")
     assert [one.suite for one in moved] == ["trixie", "trixie-updates", "trixie-security/updates"]
@@ -77,7 +77,7 @@ def test_another_release_comes_from_the_same_mirrors_under_the_same_keys() -> No
     ("os_release", "release"),
     [(BOOKWORM, "sid"), ('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n', "trixie")],
 )
-def test_a_release_that_cannot_be_made_here_is_refused(os_release: str, release: str) -> None:
+def test_unsupported_release_is_refused(os_release: str, release: str) -> None:
     with pytest.raises(sources.SourcesError, match=f"--release {release}: hosts can be made of"):
         sources.of_release(sources.distribution(os_release), OWN, release, no_keys)
 
@@ -86,7 +86,7 @@ def test_a_release_that_cannot_be_made_here_is_refused(os_release: str, release:
     ("named", "mirror"),
     [("", "http://archive.ubuntu.com/ubuntu"), ("http://mirror.example/ubuntu/", "http://mirror.example/ubuntu")],
 )
-def test_a_release_of_ubuntu_comes_from_its_own_archive_under_its_own_keys(
+def test_ubuntu_release_on_debian_uses_ubuntus_archive_and_keys(
     monkeypatch: pytest.MonkeyPatch, named: str, mirror: str
 ) -> None:
     monkeypatch.setenv("VGPU_UBUNTU_MIRROR", named)
@@ -105,7 +105,7 @@ def test_a_release_of_ubuntu_comes_from_its_own_archive_under_its_own_keys(
     assert asked == [mirror]
 
 
-def test_a_machine_of_ubuntu_makes_its_other_release_from_its_own_mirrors() -> None:
+def test_other_ubuntu_release_uses_the_machines_mirrors() -> None:
     machine = sources.Distribution("ubuntu", "24.04", "noble")
     own = [sources.Source("http://mirror.example/ubuntu", "noble-updates", "/k/own.gpg")]
     assert sources.of_release(machine, own, "jammy", no_keys) == (
@@ -115,7 +115,7 @@ def test_a_machine_of_ubuntu_makes_its_other_release_from_its_own_mirrors() -> N
 
 
 def helper(folder: Path, status: int) -> str:
-    """A program in the place of apt's, which writes down what it was asked for and brings a package that is none."""
+    """Writes a replacement of apt-helper: it records its arguments, "downloads" an invalid package, and exits."""
     program = folder / "apt-helper"
     program.write_text(f'#!/bin/sh\necho "$@" >"{folder}/asked"\necho none >"$3"\nexit {status}\n')
     program.chmod(0o755)
@@ -123,7 +123,7 @@ def helper(folder: Path, status: int) -> str:
 
 
 @pytest.mark.parametrize(("status", "failing"), [(100, "apt-helper"), (0, "dpkg-deb")])
-def test_keys_that_cannot_be_had_are_refused(
+def test_unavailable_ubuntu_keys_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, failing: str
 ) -> None:
     monkeypatch.delenv("VGPU_UBUNTU_KEYRING", raising=False)
@@ -133,11 +133,11 @@ def test_keys_that_cannot_be_had_are_refused(
         sources.ubuntu_keyring("http://mirror.example/ubuntu", tmp_path / "keys")
     asked = (tmp_path / "asked").read_text()
     assert f"http://mirror.example/ubuntu/{sources.KEYRING_PACKAGE} " in asked
-    # The download is only taken with this digest.
+    # apt-helper must verify the download with this digest.
     assert f"SHA256:{sources.KEYRING_SHA256}" in asked
 
 
-def test_keys_that_are_there_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_ubuntu_keys_are_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "APT_HELPER", "/bin/false")
     monkeypatch.delenv("VGPU_UBUNTU_KEYRING", raising=False)
     monkeypatch.setattr(sources, "UBUNTU_KEYRING", tmp_path / "own.gpg")
@@ -145,7 +145,7 @@ def test_keys_that_are_there_are_not_fetched(tmp_path: Path, monkeypatch: pytest
     kept = tmp_path / "keys" / str(sources.UBUNTU_KEYRING).lstrip("/")
     kept.parent.mkdir(parents=True)
     kept.touch()
-    # What an earlier download left, then what the machine has, then what a person named.
+    # Order of preference, lowest first: an earlier download, the machine's keyring, the user's variable.
     assert sources.ubuntu_keyring("http://m", tmp_path / "keys") == kept
     (tmp_path / "own.gpg").touch()
     assert sources.ubuntu_keyring("http://m", tmp_path / "keys") == tmp_path / "own.gpg"
@@ -157,7 +157,7 @@ def test_keys_that_are_there_are_not_fetched(tmp_path: Path, monkeypatch: pytest
         sources.ubuntu_keyring("http://m", tmp_path / "keys")
 
 
-def test_each_release_that_can_be_made_has_a_python() -> None:
+def test_each_supported_release_has_a_python() -> None:
     assert set(image.PYTHONS) == {name for known in sources.RELEASES.values() for name in known}
 
 
@@ -181,7 +181,7 @@ def test_keyring_of_a_source(tmp_path: Path, name: str, text: str, entry: int, k
     assert sources.signed_by(f"{tmp_path / name}:{entry}") == key
 
 
-def test_apt_options_that_fetching_depends_on() -> None:
+def test_apt_options_for_fetching_are_copied() -> None:
     dump = """Acquire "";
 Acquire::http "";
 Acquire::http::Proxy "http://proxy.example:3142";
@@ -213,12 +213,12 @@ def test_a_profile_without_gpus_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("count", "allowed"), [(1, 27), (10, 128), (30, 346)])
-def test_hosts_that_the_kernel_lets_watch_files(count: int, allowed: int) -> None:
+def test_hosts_within_the_inotify_limit_are_accepted(count: int, allowed: int) -> None:
     podman.expect_room(count, allowed)
 
 
 @pytest.mark.parametrize(("count", "allowed", "raised"), [(1, 26, 256), (11, 128, 274), (30, 345, 692)])
-def test_more_hosts_than_the_kernel_lets_watch_files_are_refused(count: int, allowed: int, raised: int) -> None:
+def test_hosts_beyond_the_inotify_limit_are_refused(count: int, allowed: int, raised: int) -> None:
     words = f"{count} hosts .* found {allowed}. Raise it: sysctl -w fs.inotify.max_user_instances={raised}"
     with pytest.raises(podman.PodmanError, match=words):
         podman.expect_room(count, allowed)
@@ -226,7 +226,7 @@ def test_more_hosts_than_the_kernel_lets_watch_files_are_refused(count: int, all
 
 @pytest.mark.parametrize("left", [[], ["docker"], ["docker", "containerd"]])
 def test_a_new_host_has_empty_stores(left: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Volumes of a run that was cut off before the container was there."""
+    """An interrupted run may have left volumes without a container."""
     host = podman.Host("p", "h")
     there = {f"vgpu-p-h-{store}": "stale" for store in left}
 
@@ -245,7 +245,7 @@ def test_a_new_host_has_empty_stores(left: list[str], monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("profile", ["driver_version = 1\n[gpu]\n", "[gpu]\n"])
-def test_the_driver_is_that_of_the_repository(profile: str) -> None:
+def test_profile_gets_the_repositorys_driver_version(profile: str) -> None:
     changed = hardware.with_driver(profile, "535.309.01")
     assert changed.splitlines()[0] == "driver_version = 535.309.01"
     assert changed.count("driver_version") == 1
@@ -255,7 +255,7 @@ def test_the_driver_is_that_of_the_repository(profile: str) -> None:
     ("version", "driver"),
     [("535.309.01-0+deb12u1", "535.309.01"), ("2:550.163.01-2", "550.163.01"), ("535.1", "535.1")],
 )
-def test_driver_version_of_a_packages_index(version: str, driver: str) -> None:
+def test_driver_version_is_read_from_a_packages_index(version: str, driver: str) -> None:
     index = f"Package: other\nVersion: 1\n\nPackage: nvidia-smi\nArchitecture: amd64\nVersion: {version}\n"
     assert image.driver_version(index, "nvidia-smi") == driver
 
@@ -278,7 +278,7 @@ def test_archive_has_folders_modes_and_links() -> None:
     assert other.digest != payload.digest
 
 
-def test_docker_does_what_allocate_answered() -> None:
+def test_docker_command_follows_the_allocate_response() -> None:
     lease = {
         "envs": {"B": "2", "A": "1"},
         "mounts": [

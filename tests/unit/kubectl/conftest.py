@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts ``kubectl vgpu`` on the path."""
+"""Makes the package of ``kubectl vgpu`` importable."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kubectl vgpu slices``, ``resize``, ``drain`` and ``undrain``: what is asked of kubectl, and what is said of it. The
-exporter's text is made by the exporter's own code."""
+"""Tests ``kubectl vgpu slices``, ``resize``, ``drain`` and ``undrain``: the calls of kubectl and the printed result.
+
+The real exporter's code makes the metrics text.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ NODE_OF_SLICES = {"metadata": {"name": "equal"}, "status": {"capacity": {"nvidia
 
 
 def pod(name: str, node: str, *containers: tuple[str, str], owner: bool = True, **notes: str) -> dict[str, Any]:
-    """``containers``: (name, UUID of its GPU)."""
+    """Returns a pod. ``containers``: (name, UUID of its GPU)."""
     parts = [{"name": one, "kind": "app", "gpus": [[uuid, 3000, 30]]} for one, uuid in containers]
     annotations = {"vgpu.fleet/plan": json.dumps({"version": 1, "containers": parts})} if parts else {}
     metadata: dict[str, Any] = {"name": name, "namespace": "ml", "uid": f"uid-{name}"}
@@ -54,7 +56,7 @@ PODS = [
 
 
 def exported() -> str:
-    """As the node's own exporter writes it: two GPUs with two slices each, one container."""
+    """Returns the metrics text of a node's exporter: two GPUs with two slices each, one container."""
     gpus = [
         {"index": n, "uuid": uuid, "model": "Tesla T4", "memory_mib": 15360, "healthy": True}
         for n, uuid in enumerate((A, B))
@@ -170,7 +172,7 @@ def said(capsys, *words: str) -> tuple[int, str]:
 # ---- slices
 
 
-def test_slices_and_who_holds_them(kubectl, capsys):
+def test_slices_and_their_pods(kubectl, capsys):
     status, text = said(capsys, "slices", "-o", "json")
     found = json.loads(text)
     rows = [(one["node"], one["gpu"], one["slice"], one["state"], one["memory_mib"]) for one in found["slices"]]
@@ -204,7 +206,7 @@ def test_table_of_slices(kubectl, capsys):
     assert "nvidia.com/gpu" in said(capsys, "slices", "-o", "wide")[1]
 
 
-def test_text_that_is_no_metric_is_left_out():
+def test_lines_that_are_not_metrics_are_ignored():
     assert list(exporters.samples('x 1\nx{a="1"} y\n# HELP x\nx{a="1",b="\\\\n"} 2\n')) == [
         ("x", {"a": "1", "b": "\\n"}, 2.0)
     ]
@@ -214,7 +216,7 @@ def test_text_that_is_no_metric_is_left_out():
 
 
 def resized(text: str) -> list[dict]:
-    """Pods as they are read: before, and once the scheduler has granted it, and once the node has given it."""
+    """Returns the pod's states at three reads: before the resize, granted by the scheduler, applied by the node."""
     given = {"resize": text, "resized": text}
     return [
         PODS[0],
@@ -231,7 +233,7 @@ def test_resize_writes_the_request_and_waits_for_the_grant(kubectl, capsys):
     assert kubectl.asked("annotate") == [f"annotate pod train --namespace ml vgpu.fleet/resize={text} --overwrite"]
 
 
-def test_resize_that_is_not_granted_says_why(kubectl, capsys):
+def test_resize_prints_why_it_is_not_granted(kubectl, capsys):
     event = {"reason": "VgpuResizeWaits", "message": "GPU-a has 100 MiB left", "eventTime": "2026-11-25T10:00:00Z"}
     kubectl(**{"get events --namespace ml --field-selector involvedObject.uid=uid-train": {"items": [event]}})
     status, out = said(capsys, "resize", "train", "-n", "ml", "--memory", "15000", "--wait", "0.05")
@@ -239,7 +241,7 @@ def test_resize_that_is_not_granted_says_why(kubectl, capsys):
 
 
 REQUESTS = [
-    # pod, container, memory, cores, annotation
+    # columns: the pod, the container, memory in MiB, cores in %, the expected annotation
     (PODS[0], "", 100, None, '{"main":{"memory_mib":100}}'),
     (PODS[0], "main", None, 0, '{"main":{"cores":0}}'),
     (PODS[1], "other", 100, None, '{"other":{"memory_mib":100}}'),
@@ -256,7 +258,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("found", "container", "memory", "cores", "text"), REQUESTS)
-def test_request(found, container, memory, cores, text):
+def test_request_annotation_of_a_resize(found, container, memory, cores, text):
     assert changes.request(found, container, memory, cores) == text
 
 
@@ -289,7 +291,7 @@ def test_sizes(text, mib):
 
 
 @pytest.mark.parametrize("words", [["--memory", "8G"], ["--memory", "0"], ["--memory", "17Ti"], ["--cores", "101"]])
-def test_sizes_that_are_none(capsys, words):
+def test_invalid_sizes_are_refused(capsys, words):
     assert main.main(["resize", "ml/train", *words]) == 2
     assert "expected" in capsys.readouterr().err
 
@@ -297,7 +299,7 @@ def test_sizes_that_are_none(capsys, words):
 # ---- drain
 
 
-def test_drain_of_a_gpu_whose_pods_are_planned(kubectl, capsys):
+def test_drain_evicts_the_pods_that_the_scheduler_planned_on_the_gpu(kubectl, capsys):
     status, out = said(capsys, "drain", "parts", "0")
     assert status == 0 and "evicted: ml/train" in out and "evicted: ml/two" in out and "alone" not in out
     assert kubectl.asked("annotate") == [f"annotate node parts vgpu.fleet/drained-gpus={A} --overwrite"]
@@ -307,7 +309,7 @@ def test_drain_of_a_gpu_whose_pods_are_planned(kubectl, capsys):
     ]
 
 
-def test_drain_of_a_gpu_of_equal_slices_asks_the_exporter(kubectl, capsys):
+def test_drain_of_equal_slices_reads_the_exporter(kubectl, capsys):
     status, out = said(capsys, "drain", "equal", "0")
     assert status == 0 and "evicted: ml/equal-1" in out and "equal-2" not in out
     assert kubectl.asked("annotate") == [f"annotate node equal vgpu.fleet/drained-gpus={A} --overwrite"]
@@ -315,7 +317,7 @@ def test_drain_of_a_gpu_of_equal_slices_asks_the_exporter(kubectl, capsys):
     assert status == 0 and "nobody is on it" in out
 
 
-def test_drain_without_an_exporter_says_what_to_do(kubectl, capsys):
+def test_drain_without_an_exporter_prints_a_remedy(kubectl, capsys):
     kubectl(**{"get --raw /api/v1/nodes/equal:9410/proxy/metrics": "no metrics here"})
     status, out = said(capsys, "drain", "equal", "0")
     assert status == 1 and "name the GPU by its whole UUID" in out
@@ -325,14 +327,14 @@ def test_drain_without_an_exporter_says_what_to_do(kubectl, capsys):
     assert status == 1 and "vgpuctl top on equal" in out
 
 
-def test_drain_of_what_nobody_makes_again(kubectl, capsys):
+def test_drain_evicts_pods_without_a_controller_only_with_force(kubectl, capsys):
     status, out = said(capsys, "drain", "parts", "1", "--keep-pods")
     assert status == 0 and "stays: ml/alone" in out and kubectl.sent() == []
     status, out = said(capsys, "drain", "parts", "1", "--force")
     assert status == 0 and "evicted: ml/alone" in out
 
 
-def test_pod_that_may_not_be_evicted_stays(kubectl, capsys, tmp_path):
+def test_drain_reports_pods_that_cannot_be_evicted(kubectl, capsys, tmp_path):
     answers = json.loads((tmp_path / "answers.json").read_text())
     del answers["create"]
     (tmp_path / "answers.json").write_text(json.dumps(answers))
@@ -351,11 +353,11 @@ DRAINED = [
 
 
 @pytest.mark.parametrize(("before", "uuid", "away", "after"), DRAINED)
-def test_annotation_of_a_node(before, uuid, away, after):
+def test_drain_annotation_of_a_node(before, uuid, away, after):
     node = {"metadata": {"annotations": {"vgpu.fleet/drained-gpus": before}}}
     assert changes.drained(node, uuid, away) == after
 
 
-def test_undrain_takes_the_annotation_away(kubectl, capsys):
+def test_undrain_removes_the_annotation(kubectl, capsys):
     assert said(capsys, "undrain", "parts", "GPU-b") == (0, f"parts: {B} gets pods again\n")
     assert kubectl.asked("annotate") == ["annotate node parts vgpu.fleet/drained-gpus-"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kubectl vgpu`` against a kubectl that answers from files: rows, tables, formats, faults."""
+"""Tests ``kubectl vgpu`` with a kubectl double that answers from files: rows, tables, formats, errors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ REFUSED = {"type": "VgpuConfiguration", "status": "False", "reason": "Refused", 
 NODES = [PARTS, EQUAL, node("plain", amounts={"cpu": "4"}), node("odd", {"vgpu.fleet/gpus": "{"}, conditions=[REFUSED])]
 PODS = [
     pod("train", "parts", annotations={"vgpu.fleet/plan": plan(("main", "app", [[A, 3000, 30], [B, 1000, 0]]))}),
-    # An init container runs before: the greater of both counts.
+    # An init container runs before the others, so the pod counts with the greater of both requests.
     pod(
         "phases",
         "parts",
@@ -112,7 +112,7 @@ print(answers[key] if isinstance(answers[key], str) else json.dumps(answers[key]
 
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
-    """A kubectl that gives the answers of the cluster above; more or other answers by the words of the question."""
+    """Writes a kubectl that returns the cluster above. Keywords add or replace answers by kubectl's arguments."""
     program = tmp_path / "kubectl"
     program.write_text(KUBECTL.format(python=sys.executable))
     program.chmod(0o755)
@@ -141,7 +141,7 @@ def test_nodes(kubectl, capsys):
     assert list(found) == ["equal", "odd", "parts"]
     wanted = {
         "equal": (False, False, 4, 0, "A100-SHARED", None, None, 1, {"nvidia.com/gpu": (28, 28, 2)}),
-        # Of the pods of parts: train 4000, phases 5000, moved 500.
+        # planned MiB on the node ``parts``: pod train 4000, phases 5000, moved 500
         "parts": (True, True, 2, 1, "Tesla T4", 30720, 9500, 4, {"nvidia.com/gpu": (20, 20, 4)}),
         "odd": (True, True, None, 0, "", None, None, 0, {"nvidia.com/gpu": (20, 20, 0)}),
     }
@@ -154,13 +154,13 @@ def test_nodes(kubectl, capsys):
 
 
 CARDS = {
-    # healthy, planned MiB, cores, slots, who
+    # GPU → healthy, planned MiB, planned cores, planned slices, (pod, planned MiB) of each pod
     A: (True, 8000, 50, 2, [("ml/phases", 5000), ("ml/train", 3000)]),
     B: (False, 1500, 5, 2, [("ml/moved", 500), ("ml/train", 1000)]),
 }
 
 
-def test_cards(kubectl, capsys):
+def test_gpus_with_their_planned_pods(kubectl, capsys):
     assert main.main(["cards", "-o", "yaml"]) == 0
     found = yaml.safe_load(capsys.readouterr().out)["cards"]
     assert [(one["node"], one["gpu"], one["uuid"]) for one in found] == [("parts", 0, A), ("parts", 1, B)]
@@ -181,7 +181,7 @@ HAS = {
 }
 
 
-@pytest.mark.parametrize("words", [[], ["-n", "ml"]], ids=["all namespaces", "one"])
+@pytest.mark.parametrize("words", [[], ["-n", "ml"]], ids=["all namespaces", "one namespace"])
 def test_pods(kubectl, capsys, words):
     assert main.main(["pods", "-o", "json", *words]) == 0
     found = {one["pod"]: one for one in json.loads(capsys.readouterr().out)["pods"]}
@@ -208,7 +208,7 @@ WHY = {
 
 
 @pytest.mark.parametrize(("name", "said"), WHY.items())
-def test_why(kubectl, capsys, name, said):
+def test_why_explains_a_pod(kubectl, capsys, name, said):
     assert main.main(["why", name, "-n", "ml"]) == 0
     out = capsys.readouterr().out
     places = [out.find(one) for one in said]
@@ -217,7 +217,7 @@ def test_why(kubectl, capsys, name, said):
         assert out.index("newer") < out.index("older") < out.index("Odd")
 
 
-def test_promise_and_limit_of_a_pod_that_may_burst():
+def test_promised_and_maximum_memory_of_a_bursting_pod():
     plan_ = json.loads(plan(("main", "app", [[A, 2000, 30], [B, 1000, 0]])))
     plan_["containers"][0]["burst"] = [6000, 0]
     one = pod(
@@ -228,12 +228,12 @@ def test_promise_and_limit_of_a_pod_that_may_burst():
     assert f"{A[:12]} 2000 to 8000 MiB, 30 %; {B[:12]} 1000 MiB, any share" in "\n".join(text.pods([row]))
     said = rows.why(one, [])
     assert f"    {A}: 2000 MiB promised, up to 8000 MiB, 30 %" in said and f"    {B}: 1000 MiB, any %" in said
-    # What the card is planned for is what was promised.
+    # A burst limit is not planned, only the promised memory.
     (card, _other) = rows.cards([PARTS], [one])
     assert card["planned_mib"] == 2000
 
 
-def test_tables_name_what_somebody_should_look_at(kubectl, capsys):
+def test_tables_show_problems(kubectl, capsys):
     for command, said in {
         "nodes": [
             "equal",
@@ -272,14 +272,14 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("other", "said"), FAULTS)
-def test_answers_that_are_none(kubectl, capsys, other, said):
+def test_invalid_output_of_kubectl_is_an_error(kubectl, capsys, other, said):
     kubectl(**other)
     assert main.main(["nodes"]) == 1
     shown = capsys.readouterr()
     assert said in shown.err and not shown.out
 
 
-def test_words_of_kubectl_are_the_message(kubectl, capsys, monkeypatch):
+def test_kubectls_error_message_is_printed(kubectl, capsys, monkeypatch):
     assert main.main(["why", "nobody", "-n", "ml"]) == 1
     assert "Forbidden" in capsys.readouterr().err
     monkeypatch.setenv("VGPU_KUBECTL", "/none/kubectl")
@@ -287,14 +287,14 @@ def test_words_of_kubectl_are_the_message(kubectl, capsys, monkeypatch):
     assert "/none/kubectl is not on the PATH; install kubectl, or set VGPU_KUBECTL" in capsys.readouterr().err
 
 
-def test_options_of_kubectl_are_handed_on(kubectl, tmp_path):
+def test_options_are_passed_to_kubectl(kubectl, tmp_path):
     kubectl(**{"--context=lab get nodes": {"items": []}, "--context=lab get pods --all-namespaces": {"items": []}})
     assert main.main(["nodes", "--context", "lab"]) == 0
     assert (tmp_path / "asked").read_text().splitlines()[0] == "--context=lab get nodes"
 
 
 @pytest.mark.parametrize("words", [[], ["no-such"], ["nodes", "-o", "xml"], ["why"]])
-def test_wrong_command_lines(capsys, words):
+def test_wrong_command_lines_print_usage(capsys, words):
     assert main.main(words) == 2
     assert "usage: kubectl vgpu" in capsys.readouterr().err
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node in a folder: GPUs, mounts and time are doubles; files, sockets and gRPC are real."""
+"""A node in a folder. GPUs, mounts and time are doubles; files, sockets and gRPC are real."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from .node_api import NodeApi  # noqa: E402
 
 
 class FakeMounter:
-    """Keeps account of mounts; a folder serves as the tmpfs."""
+    """Records mounts without mounting; a plain folder replaces the tmpfs."""
 
     def __init__(self) -> None:
         self.mounted: dict[Path, int] = {}
@@ -66,20 +66,20 @@ class FakeMounter:
 
 
 class FakeGpus:
-    """A driver whose Xid events the test puts in ``xids``."""
+    """A driver double. It reports the Xid events that a test puts into ``xids``."""
 
     def __init__(self, gpus: list[Gpu]) -> None:
         self.listed = gpus
         self.xids: Queue[tuple[str, int] | Exception] = Queue()
         self.closed = False
-        # UUID → what the driver says against it; a GPU that is to vanish is taken out of ``listed``.
+        # UUID → the driver's error. To make a GPU disappear, remove it from ``listed``.
         self.faults: dict[str, str] = {}
         self.opened = 1
-        # UUID → what the GPU shows.
+        # UUID → the GPU's gauges.
         self.shown: dict[str, Gauges] = {}
-        # Index of a GPU that is counted and cannot be read → what the driver says.
+        # Index of a GPU that is counted but unreadable → the driver's error.
         self.lost: dict[int, str] = {}
-        # Limits of control groups, by (UUID, folder); ``backend`` empty: a driver before 615.
+        # Memory limits of control groups by (UUID, folder). An empty ``backend`` means a driver before 615.
         self.limits: dict[tuple[str, str], Limits] = {}
         self.backend = ""
         self.drops = False
@@ -159,7 +159,7 @@ class Node:
     mounter: FakeMounter = field(default_factory=FakeMounter)
     clock: FakeClock = field(default_factory=FakeClock)
 
-    # The whole text of node.yaml, where a test needs more than other values of sharing.vcuda.
+    # The whole text of node.yaml, for tests that change more than sharing.vcuda.
     config_text: str = ""
 
     def configure(self, **vcuda: Any) -> Settings:
@@ -176,13 +176,13 @@ class Node:
         return folder
 
     def setup(self, extras: Extras | None = None, clean_s: float = CLEAN_S) -> Setup:
-        """What main.py makes of a command line."""
+        """Returns the setup that main.py makes of a command line."""
         extras = extras or Extras()
         choice = ConfigChoice(self.paths, follows=bool(extras.kubeconfig))
         return Setup(self.paths, choice, self.mounter, clean_s, extras)
 
     def parts(self, **vcuda: Any) -> tuple[Pool, Allocator, AllocationFiles]:
-        """The parts below gRPC, put together as the daemon does; again for what a restarted program would see."""
+        """Assembles the parts below gRPC, as the daemon does; a second call simulates a restarted program."""
         settings = self.configure(**vcuda)
         pool = Pool(self.gpus, make_slices(self.gpus, settings))
         records = RecordStore(self.paths.records)
@@ -213,7 +213,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def running() -> Iterator[Callable[[Any], threading.Thread]]:
-    """Runs objects with ``run`` and ``stop`` in threads and ends them after the test."""
+    """Runs objects with ``run`` and ``stop`` in threads, and stops them after the test."""
     started: list[tuple[Any, threading.Thread]] = []
 
     def run(one: Any) -> threading.Thread:
@@ -231,7 +231,7 @@ def running() -> Iterator[Callable[[Any], threading.Thread]]:
 
 @pytest.fixture
 def kubelet(node: Any) -> Iterator[Manager]:
-    """The kubelet double at the node's folder."""
+    """The kubelet double, in the node's folder."""
     manager = Manager(node.paths.kubelet_dir)
     manager.start()
     yield manager
@@ -240,7 +240,7 @@ def kubelet(node: Any) -> Iterator[Manager]:
 
 @pytest.fixture(autouse=True, scope="session")
 def rights() -> Iterator[None]:
-    """The API server of a node's tests refuses what the account that we ship may not do."""
+    """The API server of the tests refuses all requests that the shipped account may not make."""
     granted = {one[:3] for one in grants(manifests(Desired("x/plugin:1")), NAME)}
     NodeApi.may = staticmethod(lambda access: access[:3] in granted)
     yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes API as the device plugin of one node uses it."""
+"""The Kubernetes API as one node's device plugin uses it."""
 
 from __future__ import annotations
 

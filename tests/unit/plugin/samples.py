@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs, configurations and checkpoints as tests need them."""
+"""Sample GPUs, configurations and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def node_yaml(library_root: Path, **vcuda: Any) -> str:
 
 
 def until(what: Callable[[], Any], about: str) -> Any:
-    """Waits for something that other threads bring about; the limit only ends a test that would hang."""
+    """Waits for a condition that other threads make true. The time limit only stops a hanging test."""
     limit = time.monotonic() + 60
     while True:
         found = what()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The alerts that are shipped: made of one table, of metrics and labels that a node has; each fires on its fault and
-stays quiet without, by Prometheus' own program.
+"""Tests the shipped alerts: they are generated from one table, use only existing metrics and labels, fire on their
+fault and stay quiet without it. Prometheus' own program promtool evaluates them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ assert spec is not None and spec.loader is not None
 tool = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tool)
 
-# The scheduler's packages are in an environment of their own: its table is read as text.
+# The scheduler's packages are in another environment, so its metrics table is read as text.
 OF_SCHEDULER = set(
     re.findall(
         r'^    "(vgpu_scheduler_\w+)"', (PLUGIN / "src" / "vgpu_scheduler" / "metrics.py").read_text(), re.MULTILINE
@@ -50,14 +50,14 @@ def test_object_of_the_operator_has_the_same_rules():
 
 @pytest.mark.parametrize("one", tool.ALERTS, ids=lambda one: one.name or one.expr[:40])
 def test_row_of_the_table(one):
-    """Also of the rows that are no alert: an expression is of metrics that exist."""
+    """Every row, also one that is no alert, uses only existing metrics."""
     names = set(re.findall(r"vgpu_[a-z_]+", one.expr))
     assert names and names <= {*metrics.TYPES, *OF_SCHEDULER}
     assert one.summary and bool(one.name) == bool(one.severity) == bool(one.description)
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda one: one["alert"])
-def test_alert_is_of_labels_that_exist(rule):
+def test_alert_uses_existing_labels(rule):
     assert set(rule["labels"]) == {"severity"}
     name = re.findall(r"vgpu_[a-z_]+", rule["expr"])[0]
     have = {"instance", *(() if name in OF_SCHEDULER else metrics_labels(name))}
@@ -70,21 +70,21 @@ def test_alert_is_of_labels_that_exist(rule):
             assert set(values.split("|")) <= wanted
 
 
-def test_what_bypasses_pages():
+def test_alerts_on_bypasses_are_critical():
     paging = [one["expr"] for one in rules() if one["labels"]["severity"] == "page"]
     for name in ("memory_violations_total", "watch_findings_total", "watch_finding"):
         assert any(re.search(rf"{name}\b", one) for one in paging)
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda one: one["alert"])
-def test_isolation_check_rouses_nobody(rule):
-    """It tries every bypass with a lease, on each node."""
+def test_isolation_check_causes_no_alert(rule):
+    """The isolation check tries every bypass with a lease on each node, and must not cause alerts."""
     if re.search("violations|watch_finding", rule["expr"]):
         assert 'kind!="lease"' in rule["expr"]
 
 
 def metrics_labels(name: str) -> set[str]:
-    """Of a metric, as a node writes it."""
+    """Returns the labels of a metric as a node writes it."""
     status = dict.fromkeys(("version", "config_name", "library", "config_sha256", "config_fault"), "")
     gpu = {"index": 0, "uuid": "GPU-a", "model": "T4", "memory_mib": 1, "healthy": True}
     status |= {"gpus": [gpu], "slices": [], "registered": True, "warnings": [], "allocations": []}
@@ -102,7 +102,7 @@ def metrics_labels(name: str) -> set[str]:
     return set(found[0].labels)
 
 
-# ---- each fires on its fault, and stays quiet without: promtool test rules
+# ---- each alert fires on its fault and stays quiet without it: promtool test rules
 
 NODE = {"instance": "gpu-1:9410", "job": "vgpu"}
 POD = {**NODE, "allocation": "a1", "uuid": "GPU-a", "namespace": "ml", "pod": "train", "container": "main"}
@@ -113,8 +113,8 @@ TOTAL = "vgpu_watch_findings_total"
 VIOLATIONS = "vgpu_container_memory_violations_total"
 ECC = "vgpu_gpu_ecc_errors_total"
 
-# Alert: minute that is asked about, then series that make it fire (and the value), and series with which it is quiet.
-# A series is (metric, labels, values as promtool writes them: one a minute).
+# Alert → (the evaluated minute, series that make it fire, its value then, lists of series with which it stays quiet). A
+# series is (metric, labels, values in promtool's notation, one a minute).
 Series = tuple[str, dict[str, str], str]
 FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
     "VgpuMemoryViolation": (
@@ -128,7 +128,7 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
     ),
     "VgpuBypass": (
         8,
-        # The container is gone since; the counter of the node is not.
+        # The container has ended since, but the node's counter remains.
         [(TOTAL, {**NODE, "reason": "no-slot", "kind": "kubelet"}, "0x5 1x30")],
         1,
         [
@@ -177,9 +177,9 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
         1,
         [
             [("vgpu_plugin_info", INFO, "1x60")],
-            # Another version, by an upgrade.
+            # The version changes by an upgrade.
             [("vgpu_plugin_info", INFO, "1x5 _x40"), ("vgpu_plugin_info", {**INFO, "version": "2"}, "_x5 1x60")],
-            # A restart of two minutes.
+            # A restart takes two minutes.
             [("vgpu_plugin_info", INFO, "1x20 _ _ 1x40")],
         ],
     ),
@@ -215,9 +215,11 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
         ],
         1,
         [
-            [("vgpu_scheduler_leader", {"instance": "a"}, "1x5 0x40"),
-             ("vgpu_scheduler_leader", {"instance": "b"}, "0x6 1x40")],
-            [],  # a fleet without a scheduler of ours
+            [
+                ("vgpu_scheduler_leader", {"instance": "a"}, "1x5 0x40"),
+                ("vgpu_scheduler_leader", {"instance": "b"}, "0x6 1x40"),
+            ],
+            [],  # a fleet without this project's scheduler
         ],
     ),
     "VgpuOversold": (
@@ -232,13 +234,13 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
         1,
         [[("vgpu_scheduler_unplanned_pods", NODE, "0x30")], [("vgpu_scheduler_unplanned_pods", NODE, "0x5 1x30")]],
     ),
-}  # fmt: skip
+}  # Labels that an alert does not have, because its expression sums over them.
 # Labels that an alert does not carry on: its expression sums over them.
 DROPPED = {"VgpuPluginSilent": {*INFO} - {"instance"}, "VgpuSchedulerNoLeader": {"instance"}}
 RULES = {one["alert"]: one for one in rules()}
 
 
-def test_every_alert_is_tried():
+def test_every_alert_has_test_series():
     assert set(FAULTS) == set(RULES)
 
 
@@ -251,7 +253,7 @@ def series(found: list[Series]) -> list[dict[str, str]]:
 
 
 def fired(alert: str, found: list[Series], value: float) -> dict[str, Any]:
-    """The alert as Prometheus would send it."""
+    """Returns the alert in the form that Prometheus sends."""
     rule = RULES[alert]
     labels = {key: text for key, text in found[0][1].items() if key not in DROPPED.get(alert, ())}
 
@@ -264,7 +266,7 @@ def fired(alert: str, found: list[Series], value: float) -> dict[str, Any]:
 
 
 def tried(tmp_path, alert: str, minute: int, found: list[Series], expected: list[dict[str, Any]]) -> str:
-    """What promtool has against it; empty: it is as expected."""
+    """Returns promtool's errors; "" if the alerts are as expected."""
     promtool = shutil.which("promtool")
     if not promtool:
         pytest.skip("promtool is not installed: package prometheus")
@@ -293,7 +295,7 @@ def test_alert_is_quiet_without_its_fault(tmp_path, alert, number):
     assert tried(tmp_path, alert, minute, quiet[number], []) == ""
 
 
-def test_try_that_must_fail(tmp_path):
-    """Else a promtool that tried nothing would look as one that found nothing."""
+def test_missing_alert_fails_promtool(tmp_path):
+    """Control: promtool must fail if the expected alert is missing."""
     minute, found, _value, _quiet = FAULTS["VgpuNotRegistered"]
     assert "FAILED" in tried(tmp_path, "VgpuNotRegistered", minute, found, [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong around the plugin ends in a gRPC status or a message with a sentence, and never ends the program."""
+"""Tests that faults around the plugin cause a gRPC status or a message, and never end the program."""
 
 from __future__ import annotations
 
@@ -80,21 +80,26 @@ def prestart(*ids: str):
 REQUESTS = [
     ("no container", allocate(), "INVALID_ARGUMENT", "names no container"),
     ("no id", allocate([]), "INVALID_ARGUMENT", "names no slice"),
-    ("an id never offered", allocate(["GPU-x::0"]), "INVALID_ARGUMENT", "was never offered"),
-    ("an id beyond the split", allocate([f"{FIRST}::2"]), "INVALID_ARGUMENT", "was never offered"),
+    ("an id that was never offered", allocate(["GPU-x::0"]), "INVALID_ARGUMENT", "was never offered"),
+    ("an id with a slice number beyond the split", allocate([f"{FIRST}::2"]), "INVALID_ARGUMENT", "was never offered"),
     ("a negative id", allocate([f"{FIRST}::-1"]), "INVALID_ARGUMENT", "was never offered"),
     ("an empty id", allocate([""]), "INVALID_ARGUMENT", "was never offered"),
     ("a path", allocate(["../../../etc/passwd"]), "INVALID_ARGUMENT", "was never offered"),
-    ("an endless id", allocate([LONG]), "INVALID_ARGUMENT", "was never offered"),
+    ("a very long id", allocate([LONG]), "INVALID_ARGUMENT", "was never offered"),
     ("an id twice", allocate([f"{FIRST}::0", f"{FIRST}::0"]), "INVALID_ARGUMENT", "comes twice"),
     ("two slices of one GPU", allocate([f"{FIRST}::0", f"{FIRST}::1"]), "FAILED_PRECONDITION", "distinct"),
-    ("one bad container of two", allocate([f"{FIRST}::0"], ["GPU-x::0"]), "INVALID_ARGUMENT", "was never offered"),
-    ("more than there are", prefer([f"{FIRST}::0"], [], 2), "INVALID_ARGUMENT", "out of 1 available"),
-    ("one that is available twice", prefer([f"{FIRST}::0"] * 2, [], 2), "INVALID_ARGUMENT", "out of 1 available"),
-    ("must, and not available", prefer([f"{FIRST}::0"], ["GPU-x::0"], 1), "INVALID_ARGUMENT", "is not available"),
-    ("a start of what was never given", prestart(f"{FIRST}::1"), "FAILED_PRECONDITION", "knows an allocation"),
-    ("a start of what was never offered", prestart("GPU-x::0"), "INVALID_ARGUMENT", "was never offered"),
-    ("a start of nothing", prestart(), "INVALID_ARGUMENT", "names no slice"),
+    ("one invalid container of two", allocate([f"{FIRST}::0"], ["GPU-x::0"]), "INVALID_ARGUMENT", "was never offered"),
+    ("more ids requested than available", prefer([f"{FIRST}::0"], [], 2), "INVALID_ARGUMENT", "out of 1 available"),
+    ("an id that is available twice", prefer([f"{FIRST}::0"] * 2, [], 2), "INVALID_ARGUMENT", "out of 1 available"),
+    (
+        "a required id that is not available",
+        prefer([f"{FIRST}::0"], ["GPU-x::0"], 1),
+        "INVALID_ARGUMENT",
+        "is not available",
+    ),
+    ("a start without an allocation", prestart(f"{FIRST}::1"), "FAILED_PRECONDITION", "knows an allocation"),
+    ("a start with an id that was never offered", prestart("GPU-x::0"), "INVALID_ARGUMENT", "was never offered"),
+    ("a start without ids", prestart(), "INVALID_ARGUMENT", "names no slice"),
 ]
 
 
@@ -108,7 +113,7 @@ def test_requests(node, kubelet, stub, about, call, code, words):
         not node.paths.allocations.exists()
         or [one.name for one in node.paths.allocations.iterdir() if not one.name.startswith("slice-")] == []
     )
-    assert kubelet.run_pod("after")["ids"]  # and it goes on
+    assert kubelet.run_pod("after")["ids"]  # the plugin continues to serve
 
 
 @pytest.mark.parametrize("how", ["sick", "vanished"])
@@ -124,7 +129,7 @@ def test_allocate_while_the_gpu_is_gone(node, kubelet, daemon, stub, how):
     assert (fault.value.code().name, "is unhealthy" in fault.value.details()) == ("UNAVAILABLE", True)
 
 
-def test_message_that_is_none(node, stub):
+def test_invalid_grpc_message(node, stub):
     with grpc.insecure_channel(f"unix:{node.paths.endpoint(RESOURCE)}") as channel:
         call = channel.unary_unary("/v1beta1.DevicePlugin/Allocate")
         with pytest.raises(grpc.RpcError) as fault:
@@ -137,7 +142,7 @@ def test_message_that_is_none(node, stub):
 
 
 class Deaf:
-    """Takes connections and never answers."""
+    """A server that accepts connections and never responds."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -164,7 +169,7 @@ def test_socket_of_the_kubelet(node, running, capsys, monkeypatch, what):
             deaf.close()
     node.configure()
     running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
-    # The file of a socket is there a moment before somebody listens on it.
+    # A socket's file exists shortly before its program listens on it.
     until(lambda: ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0, "an answer")
     capsys.readouterr()
     found = status(node, capsys)
@@ -187,7 +192,7 @@ def test_socket_of_the_kubelet(node, running, capsys, monkeypatch, what):
 
 
 @pytest.mark.parametrize("what", ["a folder", "not UTF-8", "empty", "a number", "a list", "endless nesting"])
-def test_configuration_that_is_none(node, what):
+def test_invalid_configuration_file(node, what):
     path = node.paths.config
     contents = {
         "not UTF-8": b'{"version": "\xff"}',
@@ -205,8 +210,8 @@ def test_configuration_that_is_none(node, what):
     assert len(str(fault.value)) < 2000
 
 
-def test_clock_that_is_set_ends_nothing(node, monkeypatch):
-    """Leases and collection go by clocks that nobody can set."""
+def test_setting_the_clock_ends_nothing(node, monkeypatch):
+    """Leases and collection use monotonic clocks, which nobody can set."""
     monkeypatch.setattr("time.time", lambda: 0.0)
     first = Clock().now()
     monkeypatch.setattr("time.time", lambda: 4e9)
@@ -217,9 +222,10 @@ DAY_S = 86400.0
 
 
 @pytest.mark.parametrize("jump", [-DAY_S, DAY_S])
-def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump):
-    """By a day, in the middle of a GPU's clean period, of an allocation's grace and of a lease. The clock that they go
-    by moves as it did: nothing ends early, and nothing waits for the day to pass."""
+def test_clock_jump_does_not_change_waits(node, monkeypatch, jump):
+    """The wall clock jumps by a day during a GPU's clean period, an allocation's grace period and a lease. The
+    monotonic clock does not jump, so nothing ends early or late.
+    """
     pool, allocator, files = node.parts()
     began, since, shift = time.time(), [500.0], [0.0]
     monkeypatch.setattr("time.time", lambda: began + since[0] + shift[0])
@@ -233,7 +239,9 @@ def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump
     assert collector.collect() == []
 
     def later(seconds: float) -> tuple[bool, int, int]:
-        """Whether the GPU is well, and how many allocations of containers and leases there are."""
+        """Advances the monotonic clock; returns whether the GPU is healthy, and the number of container allocations
+        and of leases.
+        """
         since[0] += seconds
         node.clock.seconds += seconds
         watch.recover()
@@ -253,14 +261,16 @@ def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump
     assert not files.folder(gone.allocation).exists()
 
 
-def test_no_wait_of_the_program_goes_by_the_wall_clock():
-    """What waits asks a clock that nobody can set. Three files tell others the time: labels, a condition, the log."""
+def test_no_wait_uses_the_wall_clock():
+    """All waits use a monotonic clock. Only three files read the wall clock, to report the time: in labels, a
+    condition, the log.
+    """
     asks = re.compile(r"\btime\.time(_ns)?\(|datetime\.|CLOCK_REALTIME|time\.localtime|time\.gmtime")
     found = {path.name for path in (PLUGIN / "src/vgpu_plugin").rglob("*.py") if asks.search(path.read_text())}
     assert found == {"labels.py", "logs.py", "node_label.py"}
 
 
-def test_two_plugins_at_once(node, kubelet, running):
+def test_second_plugin_is_refused_at_a_concurrent_start(node, kubelet, running):
     node.configure()
     faults: list[Fatal] = []
     daemons = [Daemon(node.setup(), lambda: FakeGpus(node.gpus)) for _time in range(2)]
@@ -280,7 +290,7 @@ def test_two_plugins_at_once(node, kubelet, running):
     for one in daemons:
         running(Started(one))
     until(lambda: faults, "one to be refused")
-    # The other may hold the lock and not have written its pid yet.
+    # The first plugin may have the lock before it has written its pid.
     assert re.search(rf"another vgpu-device-plugin runs already \(pid ({os.getpid()}|unknown)\)", str(faults[0]))
     until(lambda: allocatable(kubelet) == 4, "the other to serve")
     assert len(faults) == 1

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which units begin before those that start containers: an engine that is first makes directories for our files."""
+"""Tests which units start before container engines: an engine that starts first makes directories in place of the
+plugin's files.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def arbiter_unit() -> str:
 
 
 def named(unit: str, key: str) -> set[str]:
-    """Every unit that the lines of ``key`` name, as systemd reads them: several lines add up."""
+    """Returns all units in the lines ``key=``. As in systemd, several lines add up."""
     lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith(f"{key}=")]
     return {name for line in lines for name in line.split()}
 
@@ -40,6 +42,6 @@ def named(unit: str, key: str) -> set[str]:
 @pytest.mark.parametrize("unit", [plugin_unit, arbiter_unit])
 def test_unit_is_before_what_starts_containers(unit, engine):
     assert engine in named(unit(), "Before")
-    # An order alone: neither is a reason to start or to stop the other.
+    # The unit only orders the start; neither unit starts or stops the other.
     for key in ("Requires", "Wants", "BindsTo", "PartOf", "After"):
         assert engine not in named(unit(), key)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod that is promised less than its limit: the whole program at an API double and the kubelet double. The limits on
-disk are looked at, and what a person reads of them."""
+"""Tests a pod whose limit exceeds its promised memory: the whole program with an API double and the kubelet double, by
+the limits on disk and the values shown to users.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def said(node, capsys, *words):
     return status, capsys.readouterr().out
 
 
-def test_a_pod_bursts_and_gives_back_and_its_neighbour_keeps_what_it_has(node, kubelet, api, start):  # noqa: F811
+def test_pod_bursts_and_returns_memory(node, kubelet, api, start):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "quiet", (first, 3000, 20))
@@ -71,7 +72,7 @@ def test_cores_are_resized_by_grant_and_by_root_and_the_promise_stays(node, kube
     assert sizes(pod) == [(first, 6000, 30)]
 
 
-def test_a_restart_of_the_program_keeps_promise_and_limit(node, kubelet, api, start):  # noqa: F811
+def test_restart_keeps_promise_and_limit(node, kubelet, api, start):  # noqa: F811
     one, thread = start()
     first = node.gpus[0].uuid
     plan(api, "bursts", (first, 2000, 20, 20000))
@@ -85,7 +86,7 @@ def test_a_restart_of_the_program_keeps_promise_and_limit(node, kubelet, api, st
     assert sizes(pod) == [(first, 2000, 20)]
 
 
-def test_people_and_prometheus_see_both(node, kubelet, api, start, capsys):  # noqa: F811
+def test_vgpuctl_and_metrics_show_promise_and_limit(node, kubelet, api, start, capsys):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "quiet", (first, 3000, 20))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole daemon against the kubelet double: over real sockets, with the driver and mounts as doubles."""
+"""Tests the whole daemon with the kubelet double over real sockets. The driver and mounts are doubles."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_pod_gets_limited_slice(node, kubelet, daemon):
     share = Path(mounts["/dev/vgpu/0"]["host_path"])
     assert abi_files.parse_gpu_page((share / f"gpu-{uuid}").read_bytes())["uuid"] == uuid
     limits = abi_files.parse_limits((share / "limits").read_bytes())
-    # 15360 MiB over 7: the table of the issue says 2194 MiB each.
+    # The expected 2194 MiB are 15360 MiB divided by 7.
     assert [(one["uuid"], one["memory_bytes"]) for one in limits["devices"]] == [(uuid, 2194 << 20)]
     assert pod["answer"]["envs"] == {"NVIDIA_VISIBLE_DEVICES": uuid, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     assert Path(mounts["/dev/vgpu/lib"]["host_path"]) == node.library_root / "0.1.0-aaaaaaaaaaaa"
@@ -86,22 +86,22 @@ def end_streams(kubelet: Manager) -> None:
         endpoint.stop()
 
 
-def test_kubelet_that_ends_the_stream_is_registered_with_again(node, kubelet, daemon, capsys):
-    """A kubelet that lost its plugin does not ask again, and its socket is the same."""
+def test_plugin_registers_again_after_its_stream_ends(node, kubelet, daemon, capsys):
+    """A kubelet that lost its plugin does not ask for a new registration, and its socket stays the same."""
     for _time in range(3):
         end_streams(kubelet)
         until(lambda: allocatable(kubelet) == 14, "registered again")
     until(lambda: vgpuctl(node, capsys, "status")[1]["registered"], "status")
 
 
-def test_kubelet_that_is_dead_is_not_called_registered(node, kubelet, daemon, capsys, monkeypatch):
-    """Killed, a kubelet leaves its socket behind; what tells is that nobody listens to us any more."""
+def test_dead_kubelet_is_not_shown_as_registered(node, kubelet, daemon, capsys, monkeypatch):
+    """A killed kubelet leaves its socket behind; only its missing ListAndWatch stream shows that it is dead."""
     monkeypatch.setattr("vgpu_kubelet_double.manager.VERSIONS", ())  # every call of Register fails
     end_streams(kubelet)
     status = until(lambda: unregistered(node, capsys), "status without registration")
     assert node.paths.kubelet_socket.exists()
     assert str(node.paths.kubelet_socket) in status["kubelet_error"]
-    rc, lease, _err = vgpuctl(node, capsys, "lease")  # a kubelet without a stream hands nothing out
+    rc, lease, _err = vgpuctl(node, capsys, "lease")  # a kubelet without a stream cannot allocate devices
     assert (rc, len(lease["ids"])) == (0, 1)
     monkeypatch.undo()
     until(lambda: allocatable(kubelet) == 13, "registered again")
@@ -114,7 +114,7 @@ def unregistered(node: Node, capsys) -> dict:
     return {} if status["registered"] else status
 
 
-def test_kubelet_that_registers_and_never_listens(node, kubelet, running, capsys, monkeypatch):
+def test_kubelet_that_never_calls_listandwatch(node, kubelet, running, capsys, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.kubelet.registration.FIRST_STREAM_S", 0.2)
     monkeypatch.setattr("vgpu_plugin.kubelet.registration.LAST_RETRY_S", 0.1)
     asked = []
@@ -134,7 +134,7 @@ def test_kubelet_that_registers_and_never_listens(node, kubelet, running, capsys
     until(lambda: allocatable(kubelet) == 14, "registered until it listens")
 
 
-def test_kubelet_that_comes_later_is_found(node, running, tmp_path):
+def test_later_kubelet_is_found(node, running, tmp_path):
     node.configure(splitCount=7)
     node.paths.kubelet_dir.rmdir()
     running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
@@ -149,7 +149,7 @@ def test_kubelet_that_comes_later_is_found(node, running, tmp_path):
 
 def test_xid_marks_all_slices_of_one_gpu(node, kubelet, daemon):
     first = node.gpus[0].uuid
-    daemon.source.xids.put((first, 13))  # of an application
+    daemon.source.xids.put((first, 13))  # an Xid of an application
     daemon.source.xids.put((first, 79))
     until(lambda: allocatable(kubelet) == 7, "half of the slices")
     sick = {one for one, device in kubelet.endpoints[RESOURCE].devices.items() if device.health == "Unhealthy"}
@@ -196,7 +196,7 @@ def test_no_free_slice_is_exit_3(node, kubelet, daemon, capsys):
     until(lambda: vgpuctl(node, capsys, "status")[1]["registered"], "status")
 
 
-def test_status_says_what_runs(node, kubelet, daemon, capsys):
+def test_status_shows_the_running_version(node, kubelet, daemon, capsys):
     pod = kubelet.run_pod("one")
     _rc, status, _err = vgpuctl(node, capsys, "status")
     assert status["registered"] is True
@@ -207,10 +207,10 @@ def test_status_says_what_runs(node, kubelet, daemon, capsys):
     assert status["slices"][0]["memory_mib"] == 2194
     before = status["config_sha256"]
     node.configure(splitCount=3)
-    assert vgpuctl(node, capsys, "status")[1]["config_sha256"] == before  # what runs, not what lies on disk
+    assert vgpuctl(node, capsys, "status")[1]["config_sha256"] == before  # the running version, not the version on disk
 
 
-def test_housekeeping_that_fails_does_not_end_the_program(node, kubelet, monkeypatch, running, capsys):
+def test_failed_housekeeping_does_not_end_the_program(node, kubelet, monkeypatch, running, capsys):
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.01)
     fails = threading.Event()
     looks = threading.Semaphore(0)
@@ -231,7 +231,7 @@ def test_housekeeping_that_fails_does_not_end_the_program(node, kubelet, monkeyp
 
 
 @pytest.mark.parametrize("spoil", ["folder", "lock"])
-def test_state_folder_that_cannot_be_used_is_said(node, spoil):
+def test_unusable_state_folder_is_reported(node, spoil):
     from vgpu_plugin.errors import Fatal
 
     node.configure()

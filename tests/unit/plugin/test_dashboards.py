@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grafana's dashboards that are shipped: made of one table, of metrics and labels that exist, in Prometheus' language
-and in the shape that Grafana imports. Grafana itself is not run.
+"""Tests the shipped Grafana dashboards: generated from one table, with existing metrics and labels, queries that
+Prometheus accepts, and the format that Grafana imports. Grafana itself does not run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ spec.loader.exec_module(tool)
 
 SOURCES = {
     "node": (PLUGIN / "src" / "vgpu_plugin" / "admin" / "metrics.py").read_text(),
-    # The scheduler's packages are in an environment of their own: its table is read as text.
+    # The scheduler's packages are in another environment, so its metrics table is read as text.
     "scheduler": (PLUGIN / "src" / "vgpu_scheduler" / "metrics.py").read_text(),
 }
 OF_SCHEDULER = set(re.findall(r'^    "(vgpu_scheduler_\w+)"', SOURCES["scheduler"], re.MULTILINE))
-# Of a counter of requests, by verb; Prometheus adds where it scraped.
+# Labels of a request counter by verb; Prometheus adds the labels of the scrape target.
 SCRAPED = {"instance", "job"}
 CARD = {"gpu", "uuid", "model"}
 TENANT = {"allocation", "uuid", "namespace", "pod", "container"}
@@ -60,7 +60,7 @@ QUERIES = [
 
 
 def labels_of(name: str) -> set[str]:
-    """By the longest prefix of the table."""
+    """Returns a metric's labels by the longest matching prefix in the table."""
     return LABELS[max((one for one in LABELS if name.startswith(one)), key=len)] | SCRAPED
 
 
@@ -70,7 +70,7 @@ def test_files_are_made_of_the_table(made):
     assert (tool.FOLDER / made.file).read_text() == text, "run `.build/venv/bin/python tools/dashboards.py`"
 
 
-def test_no_other_file_is_there():
+def test_folder_has_no_other_file():
     assert {one.name for one in tool.FOLDER.glob("*.json")} == {made.file for made in tool.DASHBOARDS}
 
 
@@ -89,15 +89,15 @@ def test_query_is_of_metrics_and_labels_that_exist(file, title, expr, legend):
     assert title
 
 
-def test_labels_of_the_table_are_those_that_are_written():
-    """Held against the programs: each label is a word of the file that writes it."""
+def test_labels_of_the_table_are_written_by_the_programs():
+    """Each label of the table must occur in the source file that writes the metric."""
     for name, labels in LABELS.items():
         source = SOURCES["scheduler" if name.startswith("vgpu_scheduler") else "node"]
         for label in labels:
             assert re.search(rf'\b{label}=|"{label}"', source), (name, label)
 
 
-def test_prometheus_reads_every_query(tmp_path):
+def test_prometheus_accepts_every_query(tmp_path):
     promtool = shutil.which("promtool")
     if not promtool:
         pytest.skip("promtool is not installed: package prometheus")
@@ -112,7 +112,7 @@ def test_prometheus_reads_every_query(tmp_path):
 
 
 @pytest.mark.parametrize("made", tool.DASHBOARDS, ids=lambda one: one.file)
-def test_panels_have_what_grafana_wants(made):
+def test_panels_have_the_fields_that_grafana_needs(made):
     found = tool.document(made)
     assert found["title"].startswith("vgpu.fleet: ") and found["uid"] == made.file[:-5] and found["schemaVersion"] == 39
     places = [tuple(one["gridPos"][key] for key in "xy") for one in found["panels"]]

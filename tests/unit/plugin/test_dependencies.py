@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs import is declared: `pip install native/plugin` brings all that a command needs."""
+"""Tests that all imports of the programs are declared, so that `pip install native/plugin` installs everything a
+command needs.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ import pytest
 import tomllib
 
 PLUGIN = Path(__file__).resolve().parents[3] / "native" / "plugin"
-# Module → distribution, where they differ.
+# Module → distribution, if the names differ.
 NAMES = {"grpc": "grpcio", "google": "protobuf", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 OWN = {"vgpu_plugin", "vgpu_scheduler", "vgpu_kubectl", "vgpu_kubelet_double"}
 
 
 def imported(source: str) -> set[str]:
-    """Distributions that a file imports anywhere, functions included."""
+    """Returns the distributions that a file imports, also inside functions."""
     found = set()
     for one in ast.walk(ast.parse(source)):
         if isinstance(one, ast.Import):
@@ -50,7 +52,7 @@ def test_every_import_is_declared(package: str) -> None:
 
 
 @pytest.mark.parametrize(("package", "file"), [("vgpu_plugin", "plugin.in"), ("vgpu_scheduler", "scheduler.in")])
-def test_every_package_that_is_pinned_is_imported(package: str, file: str) -> None:
+def test_every_pinned_package_is_imported(package: str, file: str) -> None:
     lines = (PLUGIN.parents[1] / "requirements" / file).read_text().splitlines()
     assert {line for line in lines if line and line[0] not in "#-"} - imported_by(package) == set()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet double does what a kubelet does: a plugin that gets these wrong must fail against it."""
+"""Tests that the kubelet double behaves as a kubelet, so that a faulty plugin fails with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESOURCE = "example.com/thing"
 
 
 class Plugin(rpc.DevicePluginServicer):
-    """A plugin that does as it is told and keeps a list of calls."""
+    """A plugin with configurable behaviour that records its calls."""
 
     def __init__(self, folder, ids=("a", "b", "c")):
         self.calls: list[tuple] = []
@@ -110,7 +110,7 @@ def test_start_empties_the_folder_but_for_the_checkpoint(tmp_path):
         ({"name": "nobody.sock"}, "failed to dial device plugin"),
     ],
 )
-def test_registrations_that_are_refused(kubelet, plugin, monkeypatch, change, sentence):
+def test_invalid_registrations_are_refused(kubelet, plugin, monkeypatch, change, sentence):
     monkeypatch.setattr(endpoint, "CONNECT_S", 0.2)
     with pytest.raises(grpc.RpcError) as refused:
         plugin.register(kubelet, **change)
@@ -127,7 +127,7 @@ def test_calls_of_a_pod_in_order(kubelet, plugin):
     assert plugin.calls == [("prestart", ["c"])]
 
 
-def test_preference_is_advice(kubelet, plugin):
+def test_preferred_allocation_is_only_advice(kubelet, plugin):
     registered(kubelet, plugin)
     plugin.preferred = ["nonsense"]
     assert kubelet.run_pod("p", resource=RESOURCE)["ids"] == ["a"]
@@ -139,7 +139,7 @@ def test_init_container_shares_the_devices(kubelet, plugin):
     assert [one[0] for one in plugin.calls] == ["prefer", "allocate", "allocate", "prestart", "prestart"]
 
 
-def test_refusal_and_shortage(kubelet, plugin):
+def test_refused_pod_and_missing_devices(kubelet, plugin):
     registered(kubelet, plugin)
     with pytest.raises(PodError, match=r"1 Insufficient example.com/thing \(3 free\)") as pending:
         kubelet.run_pod("p", resource=RESOURCE, count=4)
@@ -154,7 +154,7 @@ def test_refusal_and_shortage(kubelet, plugin):
     assert kubelet.state()["pods"] == []
 
 
-def test_plugin_that_ends_is_unhealthy(kubelet, plugin):
+def test_ended_plugins_devices_are_unhealthy(kubelet, plugin):
     registered(kubelet, plugin)
     plugin.server.stop(0).wait()
     until(lambda: kubelet.state()["resources"][RESOURCE]["allocatable"] == 0, "no device")
@@ -162,7 +162,7 @@ def test_plugin_that_ends_is_unhealthy(kubelet, plugin):
         kubelet.run_pod("p", resource=RESOURCE)
 
 
-def test_checkpoint_and_pods_outlive_a_restart(kubelet, plugin):
+def test_checkpoint_and_pods_survive_a_restart(kubelet, plugin):
     registered(kubelet, plugin)
     kubelet.run_pod("p", namespace="n", resource=RESOURCE)
     data = json.loads((kubelet.folder / CHECKPOINT).read_text())["Data"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The double's manager of claims is led through the story that a real kubelet was recorded in (tests/e2e_dra), and must
-do the same."""
+"""Runs the scenario that was recorded with a real kubelet (tests/e2e_dra) with the double's claim manager; both must
+behave the same.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ WIPE_S = 0.2
 
 
 class Double:
-    """The double as the story asks for a kubelet."""
+    """Maps the scenario's kubelet steps to the double."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -113,13 +114,13 @@ class Double:
 
 @pytest.fixture
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[scenario.Story]:
-    double = Double(tmp_path_factory.mktemp("k"))  # a socket has a path of 107 characters at most
+    double = Double(tmp_path_factory.mktemp("k"))  # a socket's path has at most 107 characters
     out = scenario.Story(double)
     yield out
     double.manager.stop()
     out.plugin.stop()
 
 
-def test_double_asks_for_claims_as_the_real_kubelet(story: scenario.Story) -> None:
+def test_double_prepares_claims_as_the_real_kubelet(story: scenario.Story) -> None:
     steps = story.tell()
     assert scenario.differences(scenario.recorded()["steps"], steps) == []

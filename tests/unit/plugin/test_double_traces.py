@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet double is led through the story that a real kubelet was recorded in (tests/e2e), and must do the same."""
+"""Runs the scenario that was recorded with a real kubelet (tests/e2e) with the kubelet double; both must behave the
+same.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from kubetrace import scenario  # noqa: E402
 
 
 class Double:
-    """The double as the story asks for a kubelet."""
+    """Maps the scenario's kubelet steps to the double."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "device-plugins"
@@ -37,7 +39,7 @@ class Double:
         try:
             self.manager.run_pod(name, resource=scenario.RESOURCE, count=count, init_container=init_container)
         except PodError as fault:
-            self.refused.add(name)  # the double keeps no object of a pod that it does not run
+            self.refused.add(name)  # the double keeps only pods that it runs
             return f"{fault.reason}: {fault}"
         return "Running"
 

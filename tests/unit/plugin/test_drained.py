@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU that an administrator drains: the whole program at an API double and the kubelet double."""
+"""Tests a GPU that an administrator drains: the whole program with an API double and the kubelet double."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def allocatable(kubelet) -> int:
     return (kubelet.state()["resources"].get(RESOURCE) or {}).get("allocatable", -1)
 
 
-def test_no_more_slices_of_a_drained_gpu(node, kubelet, api, start, capsys):
+def test_drained_gpu_gets_no_more_pods(node, kubelet, api, start, capsys):
     start()
     until(lambda: allocatable(kubelet) == 8, "all slices")
     annotate(api, node.gpus[0].uuid)
@@ -66,7 +66,7 @@ def test_no_more_slices_of_a_drained_gpu(node, kubelet, api, start, capsys):
     until(lambda: allocatable(kubelet) == 8, "all again")
 
 
-def test_the_scheduler_is_told(node, kubelet, api, start):
+def test_scheduler_sees_the_drained_gpu(node, kubelet, api, start):
     def healthy() -> list[bool]:
         text = api.annotations.get("vgpu.fleet/gpus")
         return [gpu.healthy for gpu in pod_annotations.read_gpus(text)] if text else []
@@ -77,7 +77,7 @@ def test_the_scheduler_is_told(node, kubelet, api, start):
     until(lambda: healthy() == [True, False], "the drained one")
 
 
-def test_a_sick_gpu_that_is_well_again_stays_drained(node, kubelet, api, start):
+def test_recovered_gpu_stays_drained(node, kubelet, api, start):
     one = start()
     until(lambda: allocatable(kubelet) == 8, "all slices")
     annotate(api, node.gpus[0].uuid)
@@ -91,7 +91,7 @@ def test_a_sick_gpu_that_is_well_again_stays_drained(node, kubelet, api, start):
     until(lambda: allocatable(kubelet) == 8, "all again")
 
 
-def test_a_restart_of_the_program_keeps_it(node, kubelet, api, start):
+def test_gpu_stays_drained_over_a_restart(node, kubelet, api, start):
     one = start()
     annotate(api, node.gpus[0].uuid)
     until(lambda: allocatable(kubelet) == 4, "those of the other GPU")
@@ -101,7 +101,7 @@ def test_a_restart_of_the_program_keeps_it(node, kubelet, api, start):
     until(lambda: allocatable(kubelet) == 4, "the same")
 
 
-def test_removal_takes_the_annotation_away(node, kubelet, api, start):
+def test_removal_deletes_the_annotation(node, kubelet, api, start):
     one = start()
     annotate(api, node.gpus[0].uuid)
     until(lambda: allocatable(kubelet) == 4, "those of the other GPU")

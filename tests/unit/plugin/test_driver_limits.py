@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver enforces, as the plugin polls it: limits lost, dropped or lowered, and containers without one."""
+"""Tests how the plugin polls the driver's memory limits: lost, removed or lowered limits, and containers without a
+limit.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ MIB = 1 << 20
 
 
 class Place:
-    """A folder of allocations, groups, and a driver that enforces (``misc``)."""
+    """A folder of allocations, control groups, and a driver that enforces limits (backend ``misc``)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.cgroups = folder / "allocations", folder / "cgroup"
@@ -35,7 +37,7 @@ class Place:
         self.limits.tell = lambda name, text: self.told.append((name, text))
 
     def container(self, name: str, mib: int = 1000, enforcement: str = "driver", card: int = 0, **more: object) -> str:
-        """As the hook left it; returns the folder of its group."""
+        """Makes a container as the hook leaves it; returns the folder of its control group."""
         group = self.cgroups / name
         group.mkdir(parents=True)
         (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
@@ -63,7 +65,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_a_limit_as_promised(place: Place) -> None:
+def test_correct_limit_has_no_fault(place: Place) -> None:
     place.container("a")
     assert place.state() == [("a", 1000, 1000, 7, "")]
     assert (place.told, place.limits.notes(), place.limits.repaired) == ([], [], 0)
@@ -87,7 +89,7 @@ def test_a_limit_that_was_lost_is_set_again(place: Place, found: Limits | None) 
     assert place.state()[0][-1] == "", "and the next poll finds it as promised"
 
 
-def test_a_set_that_does_nothing_stays_a_fault(place: Place) -> None:
+def test_ineffective_set_stays_a_fault(place: Place) -> None:
     group = place.container("a")
     place.source.limits[place.uuid, group] = Limits(0, UNLIMITED, 7)
     place.source.drops = True
@@ -97,7 +99,7 @@ def test_a_set_that_does_nothing_stays_a_fault(place: Place) -> None:
     assert len(place.told) == 1, "one event, however many polls"
 
 
-def test_a_resize_takes_the_same_way(place: Place) -> None:
+def test_resize_sets_the_drivers_limit(place: Place) -> None:
     group = place.container("a", 1000, card=15360)
     place.promise("a", 3000, 15360)
     assert place.limits.apply("a") == ""
@@ -111,8 +113,8 @@ def test_a_resize_takes_the_same_way(place: Place) -> None:
     assert place.limits.apply("of nobody") == ""
 
 
-def test_several_allocations_keep_their_sum(place: Place) -> None:
-    """The limits file of one of them is not what its group has."""
+def test_shared_group_keeps_the_sum_of_its_allocations(place: Place) -> None:
+    """Two allocations share the group, so its limit is their sum and not the value in one limits file."""
     place.container("a", 5000, shared_with=1)
     place.promise("a", 2000)
     assert place.state() == [("a", 5000, 5000, 7, "")]
@@ -128,7 +130,7 @@ ENDED = {
 
 
 @pytest.mark.parametrize("case", ENDED)
-def test_a_container_that_ended_is_not_asked_for(place: Place, case: str) -> None:
+def test_ended_container_is_not_polled(place: Place, case: str) -> None:
     group = Path(place.container("a"))
     ENDED[case](place, group)
     assert place.state() == []
@@ -136,13 +138,13 @@ def test_a_container_that_ended_is_not_asked_for(place: Place, case: str) -> Non
         assert place.source.limits[place.uuid, str(group)].hard == UNLIMITED, "cleared while the group is there"
 
 
-def test_the_library_alone_is_told_with_the_reason(place: Place) -> None:
+def test_enforcement_by_the_library_only_is_reported(place: Place) -> None:
     place.container("a", enforcement="library")
     assert place.state() == []
     assert place.limits.notes() == ["allocation a: the library alone enforces its memory: no luck"]
 
 
-def test_an_end_clears_while_the_group_lives(place: Place) -> None:
+def test_ended_allocation_clears_the_limit(place: Place) -> None:
     group = place.container("a")
     place.limits.clear("a")
     assert place.source.limits[place.uuid, group].hard == UNLIMITED
@@ -151,14 +153,14 @@ def test_an_end_clears_while_the_group_lives(place: Place) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"group": 1}', '{"group": "/a", "inode": "x"}'])
-def test_a_spoilt_file_is_passed_by(place: Place, text: str) -> None:
+def test_damaged_file_is_skipped(place: Place, text: str) -> None:
     place.container("a")
     place.container("b")
     (place.folder / "a/driver-limit").write_text(text)
     assert [one[0] for one in place.state()] == ["b"]
 
 
-def test_the_hook_is_of_each_card_and_of_no_mig_device() -> None:
+def test_gpus_have_the_hook_and_mig_devices_do_not() -> None:
     hook = limit_hook.hook("/p/vgpu-limit-hook", "/run/a", "/sys/fs/cgroup", "/lib/nvml.so", "misc", "driver")
     assert hook["hookName"] == "createRuntime"
     assert hook["args"] == [
@@ -170,8 +172,8 @@ def test_the_hook_is_of_each_card_and_of_no_mig_device() -> None:
     assert cdi.with_hooks(devices, []) == devices
 
 
-def test_limits_name_the_card_where_the_driver_enforces(node) -> None:
-    """The driver shows a limit as the card, so the library reads the card's own size from the limits file."""
+def test_limits_have_the_gpus_real_size(node) -> None:
+    """The driver reports a limit as the GPU's size, so the library reads the real size from the limits file."""
     pool, allocator, _files = node.parts()
     source = FakeGpus(node.gpus)
     source.backend = "misc"
@@ -186,11 +188,11 @@ def test_limits_name_the_card_where_the_driver_enforces(node) -> None:
     assert "card_bytes" not in allocator.records.get(answer.allocation).limits["devices"][0]
 
 
-# --- containers that no hook ran for ------------------------------------------------------------------------------
+# --- containers without the hook
 
 
 def enforced(node, requested: str, strategies: tuple[str, ...] = ("cdi-cri",)):
-    """An allocator on a node whose driver was proved to enforce; nothing of the kubelet was there at that time."""
+    """Returns an allocator on a node whose driver was proven to enforce limits before any kubelet started."""
     pool, allocator, _files = node.parts()
     source = FakeGpus(node.gpus)
     source.backend = "misc"
@@ -212,7 +214,7 @@ def enforced(node, requested: str, strategies: tuple[str, ...] = ("cdi-cri",)):
     ],
 )
 def test_a_pod_without_cdi_does_not_start_where_the_driver_must_enforce(node, requested, strategies, refused) -> None:
-    """Whenever the kubelet comes: it may start after this program, which had then no reason against the driver."""
+    """The kubelet may start after this program, so its CDI support is checked at each allocation."""
     pool, allocator = enforced(node, requested, strategies)
     if refused:
         with pytest.raises(Refused, match="starts without CDI, so no hook"):
@@ -227,7 +229,7 @@ def test_a_pod_without_cdi_does_not_start_where_the_driver_must_enforce(node, re
     [
         ("driver", Terms("container", "x", "docker", by_cdi=False), True),
         ("driver", Terms("container", "x", "podman", by_cdi=True), False),
-        ("driver", Terms("exec", "x"), True),  # a program of the host, in no container's group
+        ("driver", Terms("exec", "x"), True),  # a program of the host, outside any container's group
         ("driver", Terms("lease"), False),  # of the isolation check, which proves it
         ("auto", Terms("container", "x", "docker", by_cdi=False), False),
         ("auto", Terms("exec", "x"), False),
@@ -255,7 +257,7 @@ def test_a_lease_without_cdi_is_refused_where_the_driver_must_enforce(node, requ
     ],
 )
 def test_a_container_that_no_hook_ran_for_is_named(place: Place, by_driver, in_use, hook, named) -> None:
-    """Its library runs and its group has no limit: it got its GPU without CDI, or from before."""
+    """The container's library runs but its group has no limit: the container started without CDI or before the hook."""
     place.limits.in_use = lambda path: in_use and path == str(place.folder / "a/rw/ledger")
     verdict = place.limits._enforcement.verdict
     place.limits._enforcement.verdict = verdict._replace(active="driver-misc" if by_driver else "library")

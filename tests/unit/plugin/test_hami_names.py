@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HAMi's names of our metrics, recorded by Prometheus' own program out of a node's metrics."""
+"""Tests the recording rules that give this project's metrics HAMi's names. promtool evaluates them on a node's
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ spec.loader.exec_module(tool)
 
 CARD = 'gpu="1",uuid="GPU-a",model="Tesla T4",instance="n1"'
 TENANT = 'allocation="x",uuid="GPU-a",namespace="ml",pod="train",container="main",instance="n1"'
-# Forty samples of 15 s: ten minutes.
+# 40 samples, one per 15 s: ten minutes.
 SERIES = {
     f"vgpu_gpu_memory_used_bytes{{{CARD}}}": "1000x40",
     f"vgpu_gpu_utilization_ratio{{{CARD}}}": "0.42x40",
     f"vgpu_container_memory_used_bytes{{{TENANT}}}": "300x40",
     f"vgpu_container_memory_limit_bytes{{{TENANT}}}": "500x40",
     f"vgpu_container_memory_context_bytes{{{TENANT}}}": "20x40",
-    # A quarter of the GPU's time: 15 s a minute.
+    # A quarter of the GPU's time: 15 s per minute.
     f"vgpu_container_device_seconds_total{{{TENANT}}}": "0+3.75x40",
 }
 NEW_CARD = f'{CARD},device_index="1",device_uuid="GPU-a",device_type="Tesla T4",zone="vGPU"'
@@ -52,18 +54,18 @@ EXPECTED = {
 }
 
 
-def test_file_is_made_of_the_table():
+def test_file_is_generated_from_the_table():
     assert tool.FILE.read_text() == tool.text(), "run `.build/venv/bin/python tools/hami_names.py`"
     assert [one.name for one in tool.NAMES] == list(EXPECTED)
 
 
 @pytest.mark.parametrize("one", tool.NAMES, ids=lambda one: one.name)
-def test_name_is_of_metrics_that_exist(one):
+def test_rule_uses_existing_metrics(one):
     (name,) = re.findall(r"vgpu_[a-z_]+", one.expr)
     assert name in metrics.TYPES
 
 
-def test_prometheus_records_them(tmp_path):
+def test_prometheus_evaluates_the_rules(tmp_path):
     promtool = shutil.which("promtool")
     if not promtool:
         pytest.skip("promtool is not installed: package prometheus")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images a new build of an image takes away, with a program in the engine's place that keeps names and ids."""
+"""Tests which old images a new build removes. A program that keeps names and ids replaces the engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FORMER = {
 
 
 @pytest.mark.parametrize("there", FORMER)
-def test_a_new_image_takes_away_what_is_left_without_a_name(tool, tmp_path, there):
+def test_new_image_removes_unnamed_old_images(tool, tmp_path, there):
     images, stay = FORMER[there]
     engine = tmp_path / "engine"
     engine.write_text(ENGINE)
@@ -68,7 +68,7 @@ def test_a_new_image_takes_away_what_is_left_without_a_name(tool, tmp_path, ther
 
 
 def built(tool, tmp_path, **extras):
-    """Of the same archive each time; (whether something was built, words of each save)."""
+    """Builds from the same archive each time; returns (whether an image was built, the arguments of each save)."""
     engine = tmp_path / "podman"
     engine.write_text(
         ENGINE.replace(
@@ -91,7 +91,7 @@ def built(tool, tmp_path, **extras):
     return made, [one[1:] for one in words if one[0] == "save"]
 
 
-def test_a_second_file_in_the_format_of_oci(tool, tmp_path):
+def test_second_archive_has_the_oci_format(tool, tmp_path):
     oci = tmp_path / "image.oci.tar"
     made, saved = built(tool, tmp_path, oci=oci)
     assert made and oci.exists()
@@ -102,7 +102,7 @@ def test_a_second_file_in_the_format_of_oci(tool, tmp_path):
     assert made and oci.exists()
 
 
-def test_another_library_is_another_image(tool, tmp_path):
+def test_new_library_makes_a_new_image(tool, tmp_path):
     library = tmp_path / "vcuda-1-x86_64.tar.gz"
     library.write_text("one")
     assert built(tool, tmp_path)[0]
@@ -112,7 +112,7 @@ def test_another_library_is_another_image(tool, tmp_path):
     assert built(tool, tmp_path, library=library)[0]
 
 
-def test_docker_writes_no_file_of_oci(tool, tmp_path):
+def test_docker_writes_no_oci_archive(tool, tmp_path):
     archive = tmp_path / "vgpu-plugin.pyz"
     with zipfile.ZipFile(archive, "w") as content:
         content.writestr("about.json", json.dumps({"name": "vgpu-plugin", "version": "1"}))

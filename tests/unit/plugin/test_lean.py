@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program does not load: each in a process of its own, for a module that was imported stays."""
+"""Tests which modules the program does not load. Each test starts a new process, because an imported module stays
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,12 @@ def said(lean: str, after: str = "") -> list[str]:
     return found.stdout.splitlines()
 
 
-def test_what_is_not_needed_is_not_loaded():
+def test_unneeded_modules_are_not_loaded():
     assert said(QUIET) == ["[]"]
 
 
-def test_servers_are_quiet():
-    """By grpc's own name for it: a release that names it otherwise makes an idle program dearer, and this fail."""
+def test_grpc_servers_check_rarely():
+    """The period is a private constant of grpc. If a release renames the constant, this test fails."""
     look = "import grpc._server as s; print(s._DEALLOCATED_SERVER_CHECK_PERIOD_S)"
     assert said("", look)[1] == "1.0"
     assert said(QUIET, look)[1] == "60.0"
@@ -95,7 +97,7 @@ os._exit(0)
 """
 
 
-def test_threads_of_grpc_wake_together_and_ours_when_they_say(tmp_path):
+def test_only_grpc_threads_get_coarse_timers(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("needs root: changes the slack of other threads")
     found: dict[tuple[str, str], set[int]] = {}
@@ -113,8 +115,8 @@ def test_threads_of_grpc_wake_together_and_ours_when_they_say(tmp_path):
     assert ("stopped", "here") in found
 
 
-def test_a_thread_that_ends_under_the_look_is_no_fault_of_the_others(tmp_path, caplog, monkeypatch):
-    """A file of a thread that has ended can be opened before, and not be read (ESRCH)."""
+def test_ending_thread_does_not_affect_others(tmp_path, caplog, monkeypatch):
+    """A file of an ended thread can be open and then fail to be read with ESRCH."""
     caplog.set_level("DEBUG")
     for task in ("17", "18"):
         (tmp_path / "self" / "task" / task).mkdir(parents=True)
@@ -135,8 +137,8 @@ def test_a_thread_that_ends_under_the_look_is_no_fault_of_the_others(tmp_path, c
     assert not caplog.records
 
 
-def test_where_the_kernel_forbids_it_timers_stay_as_they_are(tmp_path, caplog):
-    """Of no thread is it said that it is known, so the next look tries again."""
+def test_timers_stay_unchanged_without_permission(tmp_path, caplog):
+    """No thread is recorded as done, so the next poll tries again."""
     caplog.set_level("DEBUG")
     task = tmp_path / "self" / "task" / "17"
     task.mkdir(parents=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kubelet before 1.19: no GetPreferredAllocation, no PodResources. It takes the first free ids, so without
-legacyPreferred its pods pile up on one GPU.
+"""Tests a kubelet before 1.19, without GetPreferredAllocation and PodResources. It allocates the first free ids, so
+without the option legacyPreferred all pods get one GPU.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def test_pods_are_spread(node, kubelet, start, capsys, legacy, gpus):
         kubelet.run_pod("one-too-many")
 
 
-def test_two_slices_of_a_container_lie_on_two_gpus(kubelet, start):
-    """Without the option the same request is refused: the kubelet took two slices of one GPU."""
+def test_two_slices_of_a_container_are_on_two_gpus(kubelet, start):
+    """The kubelet requests two slices of one GPU; without the option this request is refused."""
     start(legacyPreferred=True)
     pods = [kubelet.run_pod(f"p{n}", count=4) for n in range(4)]
     assert all(len({one["uuid"] for one in limits(pod)["devices"]}) == 4 for pod in pods)
@@ -115,7 +115,7 @@ def test_restarts_of_container_and_program(node, kubelet, start, capsys):
     assert gpu(kubelet.run_pod("p3")) not in before
 
 
-def test_lost_records_are_rebuilt_on_the_gpus_that_containers_have(node, kubelet, start, capsys):
+def test_lost_records_are_rebuilt_with_the_containers_gpus(node, kubelet, start, capsys):
     one, thread = start(legacyPreferred=True)
     pods = [kubelet.run_pod(f"p{n}") for n in range(3)]
     before = [gpu(pod) for pod in pods]
@@ -129,7 +129,7 @@ def test_lost_records_are_rebuilt_on_the_gpus_that_containers_have(node, kubelet
     assert sorted(one.partition("::")[0] for one in given(node, capsys)) == sorted(before)
 
 
-def test_init_container_has_the_slice_of_its_pod(node, kubelet, start, capsys):
+def test_init_container_shares_its_pods_slice(node, kubelet, start, capsys):
     start(legacyPreferred=True)
     kubelet.run_pod("first")
     kubelet.run_pod("two", init_container=True)
@@ -137,8 +137,8 @@ def test_init_container_has_the_slice_of_its_pod(node, kubelet, start, capsys):
     assert (len(held), len(set(held))) == (3, 2)
 
 
-def test_id_that_comes_again_and_a_full_node(kubelet, start):
-    """Pods come and go faster than their records: the kubelet's word that an id is free holds."""
+def test_reused_ids_on_a_full_node(kubelet, start):
+    """Pods end and start faster than their records are removed: an id that the kubelet allocates is free."""
     start(legacyPreferred=True)
     for n in range(16):
         kubelet.run_pod(f"p{n}")
@@ -147,7 +147,7 @@ def test_id_that_comes_again_and_a_full_node(kubelet, start):
         kubelet.run_pod(f"q{n}")
 
 
-def test_lease_beside(node, kubelet, start, capsys):
+def test_lease_next_to_substituted_slices(node, kubelet, start, capsys):
     start(legacyPreferred=True)
     for n in range(3):
         kubelet.run_pod(f"p{n}")
@@ -161,7 +161,7 @@ def test_lease_beside(node, kubelet, start, capsys):
     assert leased[0] in held
 
 
-def test_kubelet_that_asks_is_left_alone(node, running, caplog):
+def test_newer_kubelets_choice_is_kept(node, running, caplog):
     manager = Manager(node.paths.kubelet_dir)
     manager.start()
     try:
@@ -194,15 +194,15 @@ def record(kind, slices, asked=()):
 
 
 ROWS = [
-    # about, asked, records, spread, given
-    ("nothing speaks for others", [A0], [], False, [A0]),
+    # columns: the case, the requested ids, the records, whether the option is on, the allocated ids
+    ("option off, no records", [A0], [], False, [A0]),
     ("an empty node", [A1], [], True, [A0]),
     ("the least used GPU", [A1], [record(KUBELET, [A0])], True, [B0]),
     ("a lease is not given out", [A1], [record(LEASE, [A0])], True, [B0]),
-    ("the same ids again", [A0], [record(KUBELET, [B1], [A0])], True, [B1]),
-    ("switched off, and the slice stands for another id", [B0], [record(KUBELET, [B0], [A0])], False, [A0]),
-    ("switched off, and it does not", [B1], [record(KUBELET, [B0], [A0])], False, [B1]),
-    ("one id of two came back", [A0, B1], [record(KUBELET, [A0, B0], [A0, A1])], True, [A0, B0]),
+    ("the kubelet requests the same ids again", [A0], [record(KUBELET, [B1], [A0])], True, [B1]),
+    ("option off, the slice replaced another id", [B0], [record(KUBELET, [B0], [A0])], False, [A0]),
+    ("option off, another slice", [B1], [record(KUBELET, [B0], [A0])], False, [B1]),
+    ("one of two ids is free again", [A0, B1], [record(KUBELET, [A0, B0], [A0, A1])], True, [A0, B0]),
 ]
 
 
@@ -211,7 +211,7 @@ def test_substitution(offers, about, ids, records, spread, expected):
     assert substitute(ids, offers[0](), records, spread) == expected
 
 
-def test_sick_gpus_give_none(offers):
+def test_unhealthy_gpus_are_not_substitutes(offers):
     found, pool = offers
     pool.mark_unhealthy(A, "Xid 79")
     assert substitute([A0], found(), [], True) == [B0]

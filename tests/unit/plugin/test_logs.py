@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs as lines for people, or as one JSON object a line."""
+"""Tests the log formats: text lines, and one JSON object per line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vgpu_plugin import logs
 from .conftest import PLUGIN, ROOT
 
 MESSAGES = [
-    # message, arguments, level, the text
+    # columns: the message, its arguments, the level, the expected text
     ("GPU %s: Xid %d", ("GPU-a", 79), logging.ERROR, "GPU GPU-a: Xid 79"),
     ("two\nlines", (), logging.INFO, "two\nlines"),
     ('quotes " and \\', (), logging.WARNING, 'quotes " and \\'),
@@ -42,7 +42,7 @@ def test_json_lines(message, arguments, level, text):
     assert datetime.fromisoformat(found["time"]).tzinfo is not None
 
 
-def test_fault_is_one_line_too():
+def test_traceback_is_one_json_line():
     line = ""
     try:
         raise ValueError("no")
@@ -58,7 +58,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
 
 
-def test_end_of_the_program_is_json_too():
+def test_fatal_error_is_json():
     done = run("--log-format=json")
     assert done.returncode == 1
     found = [json.loads(line) for line in done.stderr.splitlines()]
@@ -66,7 +66,7 @@ def test_end_of_the_program_is_json_too():
 
 
 @pytest.mark.parametrize("options", [(), ("--log-format=text",)])
-def test_lines_for_people_stay_as_they_were(options):
+def test_text_format_is_unchanged(options):
     done = run(*options)
     assert done.returncode == 1
     assert done.stderr.startswith("vgpu-device-plugin: ") and "/no/such/node.yaml" in done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is removed under a plugin that runs comes back, with all that it stands for; a socket, folders, records."""
+"""Tests that the running plugin restores removed files: its socket, folders and records, with their content."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def held(found: dict) -> set[tuple[str, str, tuple[str, ...]]]:
 
 
 def remove(path, mounted) -> None:
-    """As ``rm -rf``, which takes all but what something is mounted on."""
+    """Removes a folder as ``rm -rf`` does: everything except mount points and their parents."""
     if path.is_symlink() or path.is_file() or path.is_socket():
         path.unlink(missing_ok=True)
         return
     for one in list(path.iterdir()):
         remove(one, mounted)
     if path not in mounted and not any(path in one.parents for one in mounted):
-        remove_all(path)  # the daemon makes files of it meanwhile
+        remove_all(path)  # the daemon creates files in the folder meanwhile
 
 
 def remove_all(path) -> None:
-    """As shutil.rmtree, again and again: the daemon makes files of the folder meanwhile."""
+    """Repeats shutil.rmtree, because the daemon creates files in the folder meanwhile."""
     for _attempt in range(1000):
         try:
             shutil.rmtree(path)
@@ -112,7 +112,7 @@ def hosts(answer: dict) -> list[str]:
     return [one["host_path"] for one in answer["mounts"]]
 
 
-def test_allocation_that_cannot_be_mended_stops_no_other(node, kubelet, daemon, capsys, monkeypatch):
+def test_unrepairable_allocation_does_not_affect_others(node, kubelet, daemon, capsys, monkeypatch):
     pods = [kubelet.run_pod(name) for name in ("one", "two")]
     bad, good = sorted(one for one in node.paths.allocations.iterdir() if not one.name.startswith("slice-"))
     real = node.mounter.is_mount
@@ -128,12 +128,12 @@ def test_allocation_that_cannot_be_mended_stops_no_other(node, kubelet, daemon, 
     until((good / "rw" / "ledger").exists, "the other's ledger")
     until(lambda: any(str(bad) in one for one in status(node, capsys)["warnings"]), "the warning")
     monkeypatch.undo()
-    # The ledger is the first of the files that are made.
+    # The ledger is the first file that is made.
     until(lambda: all(os.path.exists(host) for pod in pods for host in hosts(pod["answer"])), "its files")
 
 
-def test_files_that_are_there_are_left_alone(node, kubelet, daemon, capsys):
-    """A container has them mounted: only what is missing is made."""
+def test_existing_files_are_not_replaced(node, kubelet, daemon, capsys):
+    """A container has the files mounted, so only missing files are made."""
     kubelet.run_pod("one")
     (folder,) = [one for one in node.paths.allocations.iterdir() if not one.name.startswith("slice-")]
     before = {name: os.stat(folder / name).st_ino for name in ("rw/ledger", "rw/tenant", "limits")}
@@ -143,7 +143,7 @@ def test_files_that_are_there_are_left_alone(node, kubelet, daemon, capsys):
 
 
 def _overwrite(path, data: bytes) -> None:
-    """As a tenant does: the file stays the same one."""
+    """Overwrites a file in place, as a tenant does, so the inode stays the same."""
     with path.open("r+b") as stream:
         stream.truncate(len(data))
         stream.write(data)
@@ -157,13 +157,13 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_spoilt_ledger_is_named_and_written_again_when_nobody_uses_it(node, daemon, capsys, what):
+def test_damaged_ledger_is_reported_and_repaired_when_unused(node, daemon, capsys, what):
     assert ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"]) == 0
     lease = json.loads(capsys.readouterr().out)["allocation"]
     path = node.paths.allocations / lease / "rw" / "ledger"
     whole = path.read_bytes()
     held = os.open(path, os.O_RDWR)
-    # A live process of a container holds its slot by a lock of the kernel.
+    # A live process of a container locks its slot.
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_fields.LEDGER_ALIVE_BASE, 1, 0)
     fcntl.fcntl(held, F_OFD_SETLK, lock)
     inode = path.stat().st_ino
@@ -173,6 +173,6 @@ def test_spoilt_ledger_is_named_and_written_again_when_nobody_uses_it(node, daem
     assert path.read_bytes() == spoilt
     os.close(held)
     until(lambda: path.read_bytes() == whole, "the ledger as it was")
-    # One that a container has mounted already stays that one.
+    # A container may have the ledger mounted, so it is repaired in place.
     assert path.stat().st_ino == inode
     until(lambda: status(node, capsys).get("warnings") == [], "no warning")

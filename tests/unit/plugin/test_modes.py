@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocate in every mode, and several resources at one kubelet double."""
+"""Tests Allocate in every sharing mode, and several resources with one kubelet double."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(node, sharing, **more) -> None:
     node.config_text = json.dumps({"version": "v1", "sharing": sharing, **more})
 
 
-def test_time_slicing_gives_the_gpu_and_limits_nothing(node):
+def test_time_slicing_sets_no_limits(node):
     write(node, TIME_SLICED)
     pool, allocator, files = node.parts()
     assert len(pool.slices) == 8
@@ -76,14 +76,14 @@ def test_status_warns_of_several_replicas_of_one_gpu(node, kubelet, running, cap
     until(lambda: allocatable(kubelet).get("nvidia.com/gpu") == 8, "eight replicas of two GPUs")
     kubelet.run_pod("modest", resource="nvidia.com/gpu")
     assert status(node, capsys)["warnings"] == []
-    # Of two GPUs, so at least one is given twice.
+    # 5 replicas of 2 GPUs, so at least one GPU is allocated twice.
     kubelet.run_pod("greedy", resource="nvidia.com/gpu", count=5)
     (warning,) = status(node, capsys)["warnings"]
     assert "5 replicas of 2 GPUs" in warning
     assert "gets no more compute" in warning
 
 
-def test_compat_gives_two_replicas_of_one_gpu_as_one_like_nvidias_plugin(node):
+def test_compat_mode_merges_replicas_of_one_gpu(node):
     write(node, TIME_SLICED, compat="nvidia-v1")
     _pool, allocator, _files = node.parts()
     uuid = node.gpus[0].uuid
@@ -133,7 +133,7 @@ CAPABILITIES = "proc/driver/nvidia/capabilities/gpu0/mig"
 
 
 def mig_host(node, monkeypatch, nodes=("nvidia0", "nvidia-caps/nvidia-cap21", "nvidia-caps/nvidia-cap22")):
-    """A host with a MIG device that has nodes, as files that count as nodes."""
+    """Makes a host with a MIG device and its device nodes; plain files replace the nodes."""
     monkeypatch.setattr("vgpu_plugin.inject.cdi.is_node", Path.exists)
     devices = tuple(dataclasses.replace(one, gpu_instance=7 + one.index) for one in with_mig(node.gpus[0]).mig)
     node.gpus[0] = dataclasses.replace(node.gpus[0], mig_enabled=True, mig=devices)
@@ -155,13 +155,13 @@ def test_mig_device_by_cdi(node, monkeypatch):
     assert answer.cdi_devices == [f"vgpu.fleet/gpu={MIG}"]
     root = node.paths.host_root
     named = dict(cdi.mig_devices(node.gpus, root / "proc", root))
-    # The other device of the GPU has no files, and is left out.
+    # The other MIG device of the GPU has no device nodes and is left out.
     assert {name: [one["path"] for one in edits["deviceNodes"]] for name, edits in named.items()} == {
         MIG: ["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22"]
     }
 
 
-def test_mig_device_without_its_nodes_is_refused(node, monkeypatch):
+def test_mig_device_without_device_nodes_is_refused(node, monkeypatch):
     mig_host(node, monkeypatch, ("nvidia0", "nvidia-caps/nvidia-cap21"))
     _pool, allocator, _files = node.parts()
     with pytest.raises(Refused, match=r"nvidia-cap22 does not exist; nvidia-modprobe makes it"):
@@ -171,7 +171,7 @@ def test_mig_device_without_its_nodes_is_refused(node, monkeypatch):
 
 
 def test_vcuda_and_time_sliced_gpu_in_one_container(node):
-    """The library sees both GPUs; a limits file that did not name the second would hide it."""
+    """The library would hide a GPU that the limits file does not name, so the file also has the unlimited GPU."""
     mixed = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": [1]}]}}
     write(node, {**mixed, "vcuda": {"libraryRoot": str(node.library_root), "splitCount": 3}})
     _pool, allocator, files = node.parts()
@@ -198,20 +198,20 @@ def test_features_of_the_runtime(node, flags, name):
     assert answer.envs[name] == "enabled"
 
 
-def test_faults_of_gpus_and_file_are_told_with_their_place(node):
+def test_configuration_errors_name_their_place(node):
     write(node, {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": [7]}]}})
     with pytest.raises(Fatal, match=r"node\.yaml: sharing\.timeSlicing\.resources\[0\]\.devices: no device 7"):
         node.parts()
 
 
-# ---- at a kubelet
+# ---- with a kubelet
 
 
 def allocatable(kubelet) -> dict[str, int]:
     return {name: one["allocatable"] for name, one in kubelet.state()["resources"].items() if one["connected"]}
 
 
-def test_resource_whose_name_is_too_long_for_a_socket_is_offered(node, kubelet, running):
+def test_resource_with_a_very_long_name_is_offered(node, kubelet, running):
     name = "gpu." + "a-name-of-sixty-three-characters-is-the-longest-of-kubernetes"[:59]
     write(node, {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 4, "devices": [0], "rename": name}]}})
     node.configure()
@@ -221,7 +221,7 @@ def test_resource_whose_name_is_too_long_for_a_socket_is_offered(node, kubelet, 
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", f"{'d' * 253}/{'n' * 63}", f"{'d' * 253}/{'m' * 63}", "a/b"])
-def test_sockets_fit_and_differ(node, resource):
+def test_socket_names_are_short_and_unique(node, resource):
     paths = dataclasses.replace(node.paths, kubelet_dir=Path("/var/lib/kubelet/device-plugins"))
     found = paths.endpoint(resource)
     assert found.parent == paths.kubelet_dir and len(str(found)) <= 107

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Prometheus operator is given to find our metrics, against the pods that are made and the labels they carry.
+"""Tests the PodMonitor and ScrapeConfig objects for the Prometheus operator against the shipped pods and labels.
 
-The operator itself is not run.
+The operator itself does not run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def template(name: str) -> dict[str, Any]:
     return made
 
 
-def test_there_is_one_for_each_program():
+def test_each_program_has_a_pod_monitor():
     assert set(MONITORS) == set(PODS)
     assert {(one["apiVersion"], one["kind"]) for one in MONITORS.values()} == {
         ("monitoring.coreos.com/v1", "PodMonitor")
@@ -45,7 +45,7 @@ def test_there_is_one_for_each_program():
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_pods_are_found_by_their_labels_and_the_names_of_their_ports(name):
+def test_pod_monitors_match_pod_labels_and_ports(name):
     wanted = MONITORS[name]["spec"]
     made = template(name)
     assert wanted["selector"]["matchLabels"].items() <= made["metadata"]["labels"].items()
@@ -55,7 +55,7 @@ def test_pods_are_found_by_their_labels_and_the_names_of_their_ports(name):
     assert [one["honorLabels"] for one in ours] == [True], "labels of tenants would be renamed"
 
 
-def test_nodes_are_found_by_a_label_that_we_set():
+def test_scrape_config_uses_the_plugins_node_label():
     (config,) = [one for one in yaml.safe_load_all((FOLDER / "vgpu-scrapeconfig.yml").read_text()) if one]
     keep, address, instance = config["spec"]["relabelings"]
     label = (labels.PREFIX + "gpu.present").replace(".", "_").replace("/", "_")

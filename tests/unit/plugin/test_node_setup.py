@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod of the chart does to its node, with an archive of the library's own builder, and its inverse."""
+"""Tests node setup in a pod of the chart, with an archive of the real builder, and its removal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def archive(folder: Path, version: str = VERSION, content: str = "one") -> Path:
 
 @pytest.fixture
 def place(tmp_path):
-    """A call of the program in this folder: variables → (exit status, what it said)."""
+    """Returns a function that runs the program in the test's folder with these variables and returns
+    its exit status.
+    """
 
     def call(variables, version=VERSION, content="one"):
         images = tmp_path / f"image-{version}"
@@ -59,7 +61,7 @@ def test_library_and_configuration(place, tmp_path):
     assert big["sharing"]["vcuda"]["splitCount"] == 2
 
 
-def test_what_is_there_is_left_as_it_is(place, tmp_path, capsys):
+def test_existing_installation_is_not_changed(place, tmp_path, capsys):
     assert place({}) == 0
     before = {str(one): one.stat().st_ino for one in tmp_path.rglob("*") if one.is_file() and "lib" in one.parts}
     capsys.readouterr()
@@ -68,8 +70,8 @@ def test_what_is_there_is_left_as_it_is(place, tmp_path, capsys):
     assert {one: Path(one).stat().st_ino for one in before} == before
 
 
-def test_another_version_comes_next_to_one_that_is_mapped(place, tmp_path):
-    """Judged by the kernel: a process of this test has the former version's file mapped."""
+def test_new_version_is_installed_next_to_the_mapped_one(place, tmp_path):
+    """The old library stays, because a process of this test has it mapped."""
     assert place({}) == 0
     held = tmp_path / "lib" / VERSION / "libvgpu.so"
     program = "import mmap, sys\nf = open(sys.argv[1])\nm = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)\n"
@@ -88,7 +90,7 @@ def test_another_version_comes_next_to_one_that_is_mapped(place, tmp_path):
 
 
 FAULTS = [
-    # variables, what the message has
+    # columns: the variables, words of the message
     ({"vgpu_split_count": 0}, ["vgpu_split_count", "expected", "found"]),
     ({"vgpu_splt_count": 3}, ["vgpu_splt_count", "vgpu_split_count"]),
     ({"vgpu_sharing": "mps"}, ["vgpu_sharing", "expected one of vcuda", "found mps"]),
@@ -101,14 +103,14 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("variables", "words"), FAULTS)
-def test_fault_is_named_and_changes_nothing(place, tmp_path, capsys, variables, words):
+def test_invalid_variables_change_nothing(place, tmp_path, capsys, variables, words):
     assert place(variables) == 1
     said = capsys.readouterr().err
     assert [one for one in words if one not in said] == [], said
     assert not (tmp_path / "lib").exists() and not (tmp_path / "etc").exists()
 
 
-def test_warning_of_the_table_is_said(place, capsys):
+def test_warnings_are_printed(place, capsys):
     assert place({"vgpu_sharing": "time-slicing", "vgpu_oom_killer": True}) == 0
     assert "warning: vgpu_oom_killer: has no effect" in capsys.readouterr().err
 
@@ -128,8 +130,10 @@ def test_archive_of_another_machine_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
-def test_removal_leaves_nothing_of_ours_and_all_of_others(tmp_path):
-    """In a root of its own, for it removes by the names that a host has; a link of the host leads where it means it."""
+def test_removal_deletes_only_the_products_files(tmp_path):
+    """Runs in a chroot, because the removal uses the host's fixed paths. Links of the host are followed inside the
+    chroot.
+    """
     root = tmp_path / "host"
     for folder in ("run/vgpu", "run/cdi", "var/lib/vgpu", "etc/vgpu", "usr/local/lib/vgpu/.half.new", "var/lib/other"):
         (root / folder).mkdir(parents=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PreStartContainer refuses a pod that mounts over our files: the whole program at an API double and the kubelet
-double. Which paths conflict is the table of the core; here are a few of it."""
+"""Tests that PreStartContainer refuses a pod that mounts over the product's files: the whole program with an API
+double and the kubelet double. tests/doubles/mount_cases.py has the full table of paths; here are a few.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def start(node, kubelet, api, running, tmp_path, monkeypatch):
 
 
 def put(node, api, *containers, name="one", **spec):
-    """A pod of this node, planned for where its node has requested sizes."""
+    """Stores a pod of this node, with a plan, which a node with requested sizes needs."""
     plan = [Part("main", pod_annotations.APP, (Device(node.gpus[0].uuid, 1000, 10),))]
     annotations = {pod_annotations.PLAN: pod_annotations.write_plan(plan)}
     api.add_pod(name, f"uid-{name}", annotations, spec={"containers": list(copy.deepcopy(containers)), **spec})
@@ -74,7 +75,7 @@ def reasons(api):
 
 @pytest.fixture
 def unchecked(node, capsys):
-    """Reads the metric as an operator does."""
+    """Returns a function that reads the metric of unchecked mounts with vgpuctl."""
 
     def read() -> int:
         capsys.readouterr()
@@ -92,7 +93,7 @@ def unchecked(node, capsys):
         (container("main", ASKS, OVER), OVER),
         (container("main", ASKS, "/data", "/etc/"), "/etc/"),
         (container("main", ASKS, terminationMessagePath="/etc/ld.so.preload"), "/etc/ld.so.preload"),
-        # By what is mounted and not by the names: the node's own may be others by now.
+        # The check depends on the mounts, not on the resource name, which the node may have changed meanwhile.
         (container("main", {"example.com/gpu": "1"}, OVER), OVER),
     ],
 )
@@ -107,7 +108,7 @@ def test_pod_that_mounts_over_our_files_does_not_start(node, kubelet, api, start
 
 
 @pytest.mark.parametrize("sizing", ["equal", "requested"])
-def test_honest_pod_starts_and_is_asked_for_once(node, kubelet, api, start, unchecked, sizing):
+def test_valid_pod_starts_with_one_api_request(node, kubelet, api, start, unchecked, sizing):
     start(sizing)
     put(node, api, container("main", ASKS, FINE), container("side", None, "/dev"))
     run(kubelet)
@@ -117,7 +118,7 @@ def test_honest_pod_starts_and_is_asked_for_once(node, kubelet, api, start, unch
     assert api.count("GET", pod_path("one")) == asked and unchecked() == 0
 
 
-def test_init_container_is_found_by_its_name(node, kubelet, api, start):
+def test_init_container_is_identified_by_name(node, kubelet, api, start):
     start()
     put(node, api, container("main", ASKS), initContainers=[container("init", ASKS, OVER)])
     with pytest.raises(PodError, match="container init: "):
@@ -125,7 +126,7 @@ def test_init_container_is_found_by_its_name(node, kubelet, api, start):
 
 
 @pytest.mark.parametrize("fault", [503, 403, "hang"])
-def test_api_server_that_does_not_answer_stops_no_pod(node, kubelet, api, start, unchecked, caplog, fault):
+def test_unresponsive_api_server_does_not_stop_pods(node, kubelet, api, start, unchecked, caplog, fault):
     start()
     put(node, api, container("main", ASKS, OVER))
     api.fault = lambda method, path: fault if "/pods" in path else None
@@ -138,12 +139,12 @@ def test_api_server_that_does_not_answer_stops_no_pod(node, kubelet, api, start,
     assert unchecked() == 1
 
 
-def test_start_does_not_wait_for_mounts_as_long_as_for_a_size(node, kubelet, api, start, unchecked, monkeypatch):
+def test_mount_check_has_a_short_timeout(node, kubelet, api, start, unchecked, monkeypatch):
     start()
     waits = []
     get = kube_api.Api.get
 
-    # By path: the node's label is followed at the same time, and a watch waits longer.
+    # Records only this pod's reads: the program also reads the node meanwhile, with other timeouts.
     def noted(one, path):
         if path == pod_path("one"):
             waits.append(one._timeout)
@@ -155,14 +156,14 @@ def test_start_does_not_wait_for_mounts_as_long_as_for_a_size(node, kubelet, api
     assert waits == [assembly.MOUNTS_ANSWER_S] and unchecked() == 0
 
 
-def test_without_credentials_nobody_is_asked(node, kubelet, api, start, unchecked):
+def test_no_api_request_without_credentials(node, kubelet, api, start, unchecked):
     start(known=False)
     put(node, api, container("main", ASKS, OVER))
     run(kubelet)
     assert api.calls == [] and unchecked() == 0
 
 
-def test_a_pod_is_asked_for_again_once_its_allocation_has_ended(node):
+def test_pod_is_read_again_after_its_allocation_ends(node):
     _pool, allocator, _files = node.parts(splitCount=4)
     (answer,) = allocator.allocate([[f"{node.gpus[0].uuid}::0"]])
     asked = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wire contract with the kubelet. The numbers are those of the kubelet's published API; ours must never drift."""
+"""Tests the protobuf contract with the kubelet: the field numbers must equal the kubelet's published API."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_services_and_methods():
 
 
 def test_known_bytes():
-    # Written out by hand from the protobuf wire format: field 3 of RegisterRequest, length-delimited.
+    # Encoded by hand from the protobuf wire format: field 3 of RegisterRequest, length-delimited.
     request = deviceplugin_pb2.RegisterRequest(resource_name="a/b")
     assert request.SerializeToString() == b"\x1a\x03a/b"
     assert deviceplugin_pb2.Device(ID="x", health="Healthy").SerializeToString() == b"\x0a\x01x\x12\x07Healthy"

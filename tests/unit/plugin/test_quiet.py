@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin does while nothing happens: it looks at little, and still sees whatever changes."""
+"""Tests an idle plugin: it reads little, and still notices every change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .samples import until
 
 @pytest.fixture
 def looks(monkeypatch):
-    """How often the slices for containers outside Kubernetes were looked at as a whole."""
+    """Counts the full checks of the slices for containers outside Kubernetes."""
     seen = []
     whole = cdi.common_edits
     monkeypatch.setattr(static_slices.cdi, "common_edits", lambda *given: seen.append(1) or whole(*given))
@@ -67,10 +67,11 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_is_mended_at_the_next_look(node, looks, change):
+def test_changed_files_are_repaired_at_the_next_check(node, looks, change):
     outside, pool, allocator, files = made(node, splitCount=3)
     outside.refresh()
-    # Times of files are those of the clock's ticks: a change within the tick of the last look would not show.
+    # File times have the resolution of clock ticks: a change in the tick of the last check would be invisible. So the
+    # files get old times.
     for path in (*node.paths.cdi_dir.rglob("*"), *node.paths.allocations.rglob("*"), node.paths.cdi_dir):
         os.utime(path, (1, 1))
     outside.refresh()
@@ -91,7 +92,7 @@ def test_what_was_changed_is_mended_at_the_next_look(node, looks, change):
     assert len(looks) == 1, "and it is quiet again"
 
 
-def test_another_library_or_holder_is_seen(node, looks):
+def test_changed_library_or_user_is_noticed(node, looks):
     outside, pool, allocator, files = made(node, splitCount=3)
     outside.refresh()
     node.install_library("0.2.0-bbbbbbbbbbbb")
@@ -104,13 +105,13 @@ def test_another_library_or_holder_is_seen(node, looks):
     assert len(looks) == 3
 
 
-def test_what_changes_during_a_look_is_seen_at_the_next(node, looks, monkeypatch):
+def test_changes_during_a_check_are_found_at_the_next(node, looks, monkeypatch):
     outside, _pool, _allocator, _files = made(node, splitCount=3)
     outside.refresh()
     whole = static_slices.cdi.write
 
     def switched(*given):
-        # The library was asked for by now.
+        # The library's path was read before this point.
         monkeypatch.setattr(static_slices.cdi, "write", whole)
         whole(*given)
         node.install_library("0.2.0-bbbbbbbbbbbb")
@@ -131,8 +132,8 @@ def test_what_changes_during_a_look_is_seen_at_the_next(node, looks, monkeypatch
     assert len(looks) == 3
 
 
-def test_every_change_of_the_pool_is_seen(node, looks, monkeypatch):
-    """Also where the pool's new shape says the same, and lies where the last one lay."""
+def test_every_change_of_the_pool_is_noticed(node, looks, monkeypatch):
+    """The change is noticed even if the new list is at the address of the old one."""
     monkeypatch.setattr(static_slices, "id", lambda _thing: 1, raising=False)
     outside, pool, _allocator, files = made(node, splitCount=3)
     outside.refresh()
@@ -148,8 +149,8 @@ def test_every_change_of_the_pool_is_seen(node, looks, monkeypatch):
 # ---- the library's folder
 
 
-def test_library_is_followed_wherever_current_leads(node):
-    """A link is read again only where it leads elsewhere; each way in which it may is a row."""
+def test_library_follows_the_link_current(node):
+    """The link is resolved again only if its target changes; the test covers each kind of change."""
     _pool, allocator, _files = node.parts()
     first = node.library_root / "0.1.0-aaaaaaaaaaaa"
     current = node.library_root / "current"
@@ -157,12 +158,12 @@ def test_library_is_followed_wherever_current_leads(node):
     assert first == current.resolve() == allocator.library()
     second = node.install_library("0.3.0-cccccccccccc")
     assert allocator.library() == second.resolve()
-    # The folder itself gets another name, and the link too: the same inode, another path.
+    # Folder and link get a new name: the same inode, another path.
     renamed = second.rename(node.library_root / "0.4.0-dddddddddddd")
     current.unlink()
     current.symlink_to(renamed.name)
     assert allocator.library() == renamed.resolve()
-    # Another folder under the old name: the same path, another inode.
+    # Another folder gets the old name: the same path, another inode.
     shutil.rmtree(renamed)
     node.install_library(renamed.name)
     assert allocator.library() == renamed.resolve()
@@ -174,8 +175,8 @@ def test_library_is_followed_wherever_current_leads(node):
 # ---- the files of an allocation
 
 
-def test_limits_come_last_and_whole(node, monkeypatch):
-    """The arbiter and the watcher go by the limits; a reader finds none of them while they are made, or all."""
+def test_limits_file_is_written_last_and_complete(node, monkeypatch):
+    """The arbiter and the watcher look for the limits file, so it must appear last and complete."""
     pool, allocator, files = node.parts()
     order = []
     for name in ("open", "replace"):
@@ -195,7 +196,7 @@ def test_limits_come_last_and_whole(node, monkeypatch):
     )
 
 
-def test_half_made_folder_of_a_killed_program_is_made_whole(node):
+def test_incomplete_folder_of_a_killed_program_is_completed(node):
     pool, allocator, files = node.parts()
     answer = allocator.grant([pool.slices[0].id], KUBELET)
     folder = files.folder(answer.allocation)
@@ -209,11 +210,11 @@ def test_half_made_folder_of_a_killed_program_is_made_whole(node):
     assert (folder / "rw/tenant").stat().st_size == abi_files.fields.TENANT_FILE_SIZE
 
 
-# ---- the head of a ledger
+# ---- the header of a ledger
 
 
 def with_slots_at(offset: int) -> bytes:
-    """A ledger whose tenant wrote that its slots lie elsewhere."""
+    """Returns a ledger in which the tenant changed the offset of the slots."""
     data = bytearray(abi_files.pack_ledger(["GPU-1"]))
     struct.pack_into("<I", data, abi_files.fields.LEDGER_FIELDS["slot_offset"][0], offset)
     return bytes(data)
@@ -231,11 +232,11 @@ def with_slots_at(offset: int) -> bytes:
         with_slots_at(abi_files.fields.LEDGER_FILE_SIZE) + bytes(abi_files.fields.LEDGER_FILE_SIZE),
     ],
 )
-def test_head_says_what_the_whole_ledger_says(tmp_path, data):
+def test_header_check_agrees_with_full_parse(tmp_path, data):
     path = tmp_path / "ledger"
     path.write_bytes(data)
     try:
-        # What lies behind the size of a ledger is a tenant's, and read by nobody.
+        # Bytes after the size of a ledger are the tenant's and are never read.
         expected = abi_files.parse_ledger(data[: abi_files.fields.LEDGER_FILE_SIZE])["devices"]
     except abi_files.LayoutError as fault:
         with pytest.raises(abi_files.LayoutError) as found:
@@ -247,7 +248,7 @@ def test_head_says_what_the_whole_ledger_says(tmp_path, data):
 
 
 def says(**fields: int) -> bytes:
-    """The ledger of GPU-1 and the allocation a, with other figures in its head."""
+    """Returns a ledger of GPU-1 and allocation a with these header fields changed."""
     data = bytearray(abi_files.pack_ledger(["GPU-1"], "a"))
     for name, value in fields.items():
         struct.pack_into("<I", data, abi_files.fields.LEDGER_FIELDS[name][0], value)
@@ -266,7 +267,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_readable_ledger_of_another_program_is_replaced(node, kind):
-    """Each is one that parse_ledger takes."""
+    """parse_ledger accepts each of these ledgers."""
     abi_files.parse_ledger(OTHERS[kind])
     pool, allocator, files = node.parts()
     record = allocator.records.get(allocator.grant([pool.slices[0].id], KUBELET).allocation)
@@ -287,7 +288,7 @@ def test_readable_ledger_of_another_program_is_replaced(node, kind):
 
 
 def test_ledger_of_another_version_that_can_be_read_is_kept(node):
-    """Its slots may lie elsewhere and be larger; version N works with N+1."""
+    """Its slots may be elsewhere and larger, because version N works with version N+1."""
     assert abi_files.fields.LEDGER_MIN_READER <= abi_files.fields.LEDGER_VERSION
     path = node.paths.allocations.parent / "ledger"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -327,7 +328,7 @@ class Source:
         return {}
 
 
-def test_watcher_asks_for_ledgers_where_somebody_is_on_a_gpu(node):
+def test_watcher_reads_ledgers_only_if_a_gpu_is_in_use(node):
     pool, allocator, files = node.parts()
     allocator.grant([pool.slices[0].id], KUBELET)
     mounts = []
@@ -342,7 +343,7 @@ def test_watcher_asks_for_ledgers_where_somebody_is_on_a_gpu(node):
     assert len(mounts) == 1, "and once a look, however many GPUs are busy"
 
 
-def test_gpus_that_the_library_shares_change_with_the_pool(node):
+def test_shared_gpus_follow_the_pool(node):
     pool, _allocator, _files = node.parts()
     uuids = tuple(gpu.uuid for gpu in node.gpus)
     assert pool.shape().limited == uuids

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that pods asked for: the whole program at an API double with plans and the kubelet double with PodResources."""
+"""Tests sizes that pods request: the whole program with an API double that has plans and the kubelet double with
+PodResources.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ from .samples import until
 
 RESOURCE = "nvidia.com/gpu"
 MIB = 1 << 20
-# Of the randomised pairs, each of about half a second on a busy machine. A thousand want --basetemp on a tmpfs, as /run
-# of a node is one: a disk's file system writes each file out before another takes its name.
+# The number of random pairs; each takes about half a second on a busy machine. For a thousand, set --basetemp to a
+# tmpfs, as a node's /run is: a disk file system syncs each file before its rename.
 TRIALS = int(os.environ.get("VGPU_TRIALS", "15"))
 
 
@@ -68,7 +70,7 @@ def allocatable(kubelet) -> int:
 
 
 def plan(api, name, *devices, container="main", uid="", extra=(), **spec):
-    """A pod that the scheduler bound to this node."""
+    """Stores a pod with a plan that the scheduler bound to this node."""
     parts = [*extra, Part(container, pod_annotations.APP, tuple(Device(*one) for one in devices))]
     api.add_pod(name, uid or f"uid-{name}", {pod_annotations.PLAN: pod_annotations.write_plan(parts)}, **spec)
 
@@ -90,7 +92,7 @@ def sizes(pod) -> list[tuple[str, int, int]]:
     return [(one["uuid"], one["memory_bytes"] // MIB, one["sm_percent"]) for one in found["devices"]]
 
 
-def test_pod_gets_what_was_planned(node, kubelet, api, start):
+def test_pod_gets_its_planned_size(node, kubelet, api, start):
     start()
     second = node.gpus[1].uuid
     plan(api, "one", (second, 5000, 30))
@@ -101,7 +103,7 @@ def test_pod_gets_what_was_planned(node, kubelet, api, start):
     assert sizes(kubelet.state()["pods"][0]) == [(second, 5000, 30)]
 
 
-def test_until_then_limits_say_deny(node, kubelet, api, start, monkeypatch):
+def test_limits_deny_before_the_size_is_known(node, kubelet, api, start, monkeypatch):
     start()
     plan(api, "one", (node.gpus[0].uuid, 5000, 30))
     seen = []
@@ -117,7 +119,7 @@ def test_until_then_limits_say_deny(node, kubelet, api, start, monkeypatch):
     assert sizes(pod) == [(node.gpus[0].uuid, 5000, 30)]
 
 
-def test_two_pods_at_one_moment_never_get_each_others_sizes(node, kubelet, api, start):
+def test_concurrent_pods_get_their_own_sizes(node, kubelet, api, start):
     start()
     choose = random.Random(20261121)
     wrong = []
@@ -154,13 +156,13 @@ def test_other_gpu_than_planned_is_reported_and_wins(node, kubelet, api, start):
 
 
 def forgotten(kubelet, name) -> None:
-    """Deletes a pod and waits until the kubelet's file lacks it, for which the plugin's housekeeping must ask."""
+    """Deletes a pod and waits until the kubelet's checkpoint omits it, which the plugin's housekeeping causes."""
     kubelet.delete_pod(name)
     file = kubelet.folder / "kubelet_internal_checkpoint"
     until(lambda: f"uid-{name}" not in file.read_text(), "the kubelet to write its checkpoint")
 
 
-def test_what_does_not_fit_where_the_kubelet_put_it_is_refused_with_an_event(node, kubelet, api, start, monkeypatch):
+def test_pod_without_room_on_the_kubelets_gpu_gets_an_event(node, kubelet, api, start, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
@@ -172,7 +174,7 @@ def test_what_does_not_fit_where_the_kubelet_put_it_is_refused_with_an_event(nod
     events = [one for one in api.of("events") if one["involvedObject"]["kind"] == "Pod"]
     assert {(one["reason"], one["involvedObject"]["name"]) for one in events} == {("VgpuNoRoom", "two")}
     forgotten(kubelet, "one")
-    kubelet.restart_container("two")  # room was made
+    kubelet.restart_container("two")  # now there is enough memory
 
 
 def somebody_else_takes(lock) -> bool:
@@ -210,8 +212,8 @@ def test_report_to_the_api_server_holds_no_lock(node, kubelet, api, start, monke
     assert free == {"write_given": True, "report": True}
 
 
-def test_room_is_kept_during_the_report_to_the_api_server(node, kubelet, api, start, monkeypatch):
-    """Another pod asks for it meanwhile and does not get it; a pod whose report failed releases it."""
+def test_memory_is_reserved_during_the_report(node, kubelet, api, start, monkeypatch):
+    """Another pod requests the reserved memory meanwhile and is refused. A failed report releases the reservation."""
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
     refused = []
@@ -255,7 +257,7 @@ def test_pod_without_a_plan_does_not_start(kubelet, api, start, annotations, wor
         run(kubelet, "one")
 
 
-def test_api_server_that_is_away_delays_a_start_and_no_restart(node, kubelet, api, start):
+def test_missing_api_server_delays_first_starts_only(node, kubelet, api, start):
     start()
     plan(api, "one", (node.gpus[0].uuid, 5000, 30))
     run(kubelet, "one")
@@ -285,7 +287,7 @@ def test_init_container_has_its_own_size(node, kubelet, api, start):
     assert found == [12000, 5000]
 
 
-def test_priority_is_the_pods(node, kubelet, api, start):
+def test_priority_comes_from_the_pod(node, kubelet, api, start):
     start()
     asked = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "5000", "nvidia.com/priority": "0"}
     spec = {"containers": [{"name": "main", "resources": {"limits": asked}}]}
@@ -295,7 +297,7 @@ def test_priority_is_the_pods(node, kubelet, api, start):
     assert limits(run(kubelet, "two"))["priority"] == 1
 
 
-def test_priority_is_the_pods_by_the_nodes_own_names(node, kubelet, api, start):
+def test_priority_by_the_nodes_own_resource_names(node, kubelet, api, start):
     start(resourceName=RESOURCE, priorityResource="x.io/priority")
     spec = {"containers": [{"name": "main", "resources": {"limits": {RESOURCE: "1", "x.io/priority": "0"}}}]}
     plan(api, "one", (node.gpus[0].uuid, 5000, 30), spec=spec)
@@ -305,7 +307,7 @@ def test_priority_is_the_pods_by_the_nodes_own_names(node, kubelet, api, start):
     assert limits(run(kubelet, "two"))["priority"] == 1
 
 
-def test_node_names_its_gpus_and_keeps_them_named(node, kubelet, api, start):
+def test_node_annotation_lists_its_gpus(node, kubelet, api, start):
     daemon, _thread = start(memoryScaling="1.5")
 
     def find():
@@ -322,7 +324,7 @@ def test_node_names_its_gpus_and_keeps_them_named(node, kubelet, api, start):
     until(lambda: pod_annotations.GPUS in api.annotations, "written again")
 
 
-def test_node_tells_the_policy_of_its_topology_manager(node, api, start):
+def test_node_annotation_has_the_topology_policy(node, api, start):
     config = node.paths.kubelet_config
     config.write_text("topologyManagerPolicy: single-numa-node\n")
     start()
@@ -334,14 +336,14 @@ def test_node_tells_the_policy_of_its_topology_manager(node, api, start):
     until(lambda: "topology" not in api.annotations[pod_annotations.GPUS], "no policy")
 
 
-def test_node_that_is_split_equally_from_now_on_offers_no_parts(node, api, start):
+def test_change_to_equal_slices_removes_parts(node, api, start):
     start()
     until(lambda: "GPU-" in api.annotations.get(pod_annotations.GPUS, ""), "the annotation")
     node.configure(splitCount=4)
     until(lambda: pod_annotations.read_gpus(api.annotations[pod_annotations.GPUS]) == (), "no GPUs")
 
 
-def test_equal_slice_beside_a_size_from_before_does_not_oversell(node, kubelet, api, start):
+def test_equal_slice_next_to_an_old_size_does_not_oversell(node, kubelet, api, start):
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
     plan(api, "one", (first, 12000, 0))
@@ -366,7 +368,7 @@ def test_lease_does_not_oversell(node, kubelet, api, start, capsys, monkeypatch)
     assert ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"]) == 0
 
 
-def test_without_an_api_server_it_is_refused(node):
+def test_requested_sizes_need_an_api_server(node):
     node.paths.config.write_text(samples.node_yaml(node.library_root, sliceSizing="requested"))
     with pytest.raises(Fatal, match="give --kubeconfig"):
         Daemon(node.setup(), lambda: FakeGpus(node.gpus)).run()
@@ -392,7 +394,7 @@ ASSIGNED = [
 
 
 @pytest.mark.parametrize(("about", "planned", "given", "before", "out"), ASSIGNED, ids=[one[0] for one in ASSIGNED])
-def test_assign(about, planned, given, before, out):
+def test_assignment_of_planned_sizes(about, planned, given, before, out):
     found = assign([Device(*one) for one in planned], given, CONFIG, before)
     assert [tuple(one[:3]) for one in found] == out
 
@@ -408,12 +410,12 @@ NOT_ASSIGNED = [
 @pytest.mark.parametrize(
     ("about", "planned", "given", "before", "words"), NOT_ASSIGNED, ids=[r[0] for r in NOT_ASSIGNED]
 )
-def test_not_assigned(about, planned, given, before, words):
+def test_impossible_assignments(about, planned, given, before, words):
     with pytest.raises(Refused, match=words):
         assign([Device(*one) for one in planned], given, CONFIG, before)
 
 
-def test_init_container_with_more_gpus_leaves_them_to_the_next(node, kubelet, api, start):
+def test_next_container_reuses_the_init_containers_gpus(node, kubelet, api, start):
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
     init = Part("init", pod_annotations.INIT, (Device(first, 15000, 100), Device(second, 15000, 100)))
@@ -432,7 +434,7 @@ def test_init_container_with_more_gpus_leaves_them_to_the_next(node, kubelet, ap
     assert sizes(kubelet._shown(held[1])) == [(first, 15000, 100)]
 
 
-def test_held_counts_containers_that_share_ids_once():
+def test_containers_with_shared_ids_count_once():
     def record(ids, mib, cores, **more):
         ids = [f"{X.uuid}::{one}" if one.isdigit() else one for one in ids]
         devices = [{"uuid": X.uuid, "memory_bytes": mib * MIB, "sm_percent": 1}]
@@ -440,7 +442,7 @@ def test_held_counts_containers_that_share_ids_once():
 
     records = [
         record(["0"], 100, 10),
-        record(["0", f"{Y.uuid}::0"], 300, 5),  # an init container with a GPU more
+        record(["0", f"{Y.uuid}::0"], 300, 5),  # an init container with an additional GPU
         record(["1"], 50, 20),
         record(["2"], 900, 9, deny=True),
     ]

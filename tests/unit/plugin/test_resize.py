@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another size for a pod that runs: the whole program at an API double and the kubelet double. The scheduler's part is
-the test's: it writes on the pod what a grant writes. The limits on disk are looked at."""
+"""Tests size changes of a running pod: the whole program with an API double and the kubelet double. The test writes
+the grant on the pod in place of the scheduler and reads the limits on disk.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def text_of(*devices, container="main"):
 
 
 def grant(api, name, *devices):  # noqa: F811
-    """As the scheduler writes it."""
+    """Writes a grant on the pod, as the scheduler does."""
     with api.edit(pod_path(name)) as pod:
         annotations = pod["metadata"]["annotations"]
         former = annotations.get(pod_annotations.GIVEN) or annotations[pod_annotations.PLAN]
@@ -57,7 +58,7 @@ def events(api, reason):  # noqa: F811
 
 
 def hold(pod, mib):
-    """A process of the container that holds memory; returns what ends it."""
+    """Starts a process of the container that uses memory; returns a function that ends it."""
     paths = {one["container_path"]: one["host_path"] for one in pod["answer"]["mounts"]}
     ledger = Path(paths["/dev/vgpu/0"]).parent / "rw" / "ledger"
     ready, writes = os.pipe()
@@ -83,7 +84,7 @@ def hold(pod, mib):
     return end
 
 
-def test_a_pod_gets_what_it_was_granted_and_its_neighbour_keeps_what_it_has(node, kubelet, api, start):  # noqa: F811
+def test_granted_size_is_applied_and_neighbours_keep_theirs(node, kubelet, api, start):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))
@@ -101,7 +102,7 @@ def test_a_pod_gets_what_it_was_granted_and_its_neighbour_keeps_what_it_has(node
     assert sizes(kubelet.state()["pods"][0]) == [(first, 11360, 70)]
 
 
-def test_what_is_in_use_is_not_taken_and_is_said_once(node, kubelet, api, start):  # noqa: F811
+def test_memory_in_use_is_not_removed_and_reported_once(node, kubelet, api, start):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 8000, 20))
@@ -124,7 +125,7 @@ def test_what_is_in_use_is_not_taken_and_is_said_once(node, kubelet, api, start)
     assert sizes(pod) == [(first, 5999, 20)]
 
 
-def test_a_grant_while_the_program_was_away_and_one_before_the_container_started(node, kubelet, api, start):  # noqa: F811
+def test_grants_during_downtime_and_before_the_start(node, kubelet, api, start):  # noqa: F811
     one, thread = start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))
@@ -141,9 +142,10 @@ def test_a_grant_while_the_program_was_away_and_one_before_the_container_started
     until(lambda: is_done(api, "early"), "what it began with")
 
 
-def test_what_somebody_else_wrote_meanwhile_is_not_lost(node, kubelet, api, start, monkeypatch):  # noqa: F811
-    """A second grant comes between the limits and the word that the first is done: that word is refused, and the
-    second is kept."""
+def test_second_grant_is_not_lost(node, kubelet, api, start, monkeypatch):  # noqa: F811
+    """A second grant arrives after the limits of the first are written and before the first is confirmed. The
+    confirmation is refused and the second grant remains.
+    """
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 8000, 20))
@@ -169,7 +171,7 @@ def asked(node, capsys, *words):
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_root_resizes_a_pod_and_the_scheduler_hears_of_it(node, kubelet, api, start, capsys):  # noqa: F811
+def test_resize_by_root_is_written_to_the_pod(node, kubelet, api, start, capsys):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))
@@ -186,7 +188,7 @@ def test_root_resizes_a_pod_and_the_scheduler_hears_of_it(node, kubelet, api, st
         assert asked(node, capsys, name, "--memory", f"{4000 + n}Mi")[1]["changed"] is False
     status, answer = asked(node, capsys, "default/one", "--memory", "16Gi")
     assert (status, answer["code"]) == (1, "FAILED_PRECONDITION") and "16384 MiB are asked for" in answer["error"]
-    # Before the grant, which would be done at once else.
+    # The process starts before the grant; otherwise the grant would be applied at once.
     end = hold(pod, 100)
     grant(api, "one", (first, 1, 1))
     try:
@@ -197,8 +199,8 @@ def test_root_resizes_a_pod_and_the_scheduler_hears_of_it(node, kubelet, api, st
     until(lambda: is_done(api, "one"), "the grant")
 
 
-def test_a_pod_whose_predecessor_had_the_same_slice_is_one(node, kubelet, api, start, capsys):  # noqa: F811
-    """The record of a pod that has ended stays for a minute."""
+def test_resize_finds_the_new_pod_of_a_reused_slice(node, kubelet, api, start, capsys):  # noqa: F811
+    """The record of the ended pod stays for a minute."""
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))
@@ -215,7 +217,7 @@ def test_a_pod_whose_predecessor_had_the_same_slice_is_one(node, kubelet, api, s
     assert sizes(pod) == [(first, 5000, 20)]
 
 
-def test_where_the_api_server_does_not_answer_nothing_changes(node, kubelet, api, start, capsys):  # noqa: F811
+def test_no_resize_if_the_api_server_does_not_respond(node, kubelet, api, start, capsys):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))
@@ -229,7 +231,7 @@ def test_where_the_api_server_does_not_answer_nothing_changes(node, kubelet, api
     assert asked(node, capsys, "default/one", "--memory", "4000Mi")[0] == 0
 
 
-def test_text_says_what_changed(node, kubelet, api, start, capsys):  # noqa: F811
+def test_text_names_the_change(node, kubelet, api, start, capsys):  # noqa: F811
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))

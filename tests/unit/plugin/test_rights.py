@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rights of the device plugin's account are those that it uses: the whole program at an API server that notes what
-each request needs. Every other test with a NodeApi runs with these rights too, and no more (conftest)."""
+"""Tests that the device plugin's account has exactly the rights that the program uses: an API server records the right
+of each request.
+
+All other tests with a NodeApi run with the same rights (conftest).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ RIGHTS = grants(MANIFESTS, NAME)
 
 @pytest.fixture
 def asked(node, kubelet, api, start, tmp_path):  # noqa: F811
-    """A pod that gets other GPUs than planned, one that is refused, an outcome of the label, and the end."""
+    """Runs the program with a pod that gets other GPUs than planned, a refused pod, a label's result,
+    and the removal.
+    """
     one, thread = start()
     first, second = (gpu.uuid for gpu in node.gpus)
     plan(api, "one", (first, 15000, 0))
@@ -51,13 +56,13 @@ def test_its_rights_are_what_it_asks_for(asked):
     assert all(missing(RIGHTS - {one}, asked) for one in RIGHTS), "of these rights none could go"
 
 
-def test_nobody_else_has_any_and_no_role_of_others_is_bound():
+def test_no_other_account_has_rights():
     assert accounts(MANIFESTS) == {NAME} and built_in(MANIFESTS, NAME) == set()
     assert not any("*" in one for one in RIGHTS)
 
 
 def test_what_is_not_granted_is_refused(api):  # noqa: F811
-    """The check itself: the API server of these tests obeys the rights."""
+    """Control: the API server of these tests refuses a request without a right."""
     client = kube_api.Api(kube_access.Access(api.url))
     assert client.get(NODE)
     for path in ("/api/v1/secrets", "/api/v1/namespaces/kube-system/configmaps/a"):

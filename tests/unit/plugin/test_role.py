@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the role device_plugin restarts the program, and its options: its own expressions, over what a host says."""
+"""Tests when the role device_plugin restarts the program, and the program's options, by evaluating the role's own
+expressions on facts of a host.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# A host where nothing is to be done: the program has run since 1000, the unit file is of 900.
+# A finished host: the program has run since 1000 s, the unit file is of 900 s.
 AT_REST: dict[str, Any] = {
     "__device_plugin_unit": UNIT,
     "__device_plugin_unit_path": UNIT_FILE,
@@ -41,12 +43,12 @@ AT_REST: dict[str, Any] = {
         }
     },
 }
-# A node label chose another configuration, and the program has taken it over.
+# A node label selected another configuration, and the program has applied it.
 BIG = {"version": "1.0-a", "config_path": "/etc/vgpu/configs/big.yaml", "config_sha256": sha256(BIG_YAML)}
 STATE = ("__device_plugin_found", "state")
 ROWS = [
-    # about, where, what is there instead, is the program restarted
-    ("nothing is to be done", (), None, False),
+    # columns: the case, the key path to change, the new value, whether the program is restarted
+    ("finished host", (), None, False),
     ("this run switched the version", ("__device_plugin_switched", "changed"), True, True),
     ("this run wrote the unit", ("__device_plugin_written", "written"), [UNIT_FILE], True),
     ("this run wrote the configuration", ("__device_plugin_written", "written"), ["/etc/vgpu/node.yaml"], True),
@@ -56,13 +58,23 @@ ROWS = [
     ("the unit was never started", (*STATE, "units", UNIT, "started"), None, True),
     ("killed after the switch", (*STATE, "plugin", "status", "version"), "0.9-b", True),
     ("killed after the configuration", (*STATE, "plugin", "status", "config_sha256"), "0" * 64, True),
-    ("a named configuration is in force", (*STATE, "plugin", "status"), BIG, False),
-    ("and has another text", (*STATE, "plugin", "status"), {**BIG, "config_sha256": sha256(NODE_YAML)}, True),
-    ("and is gone", (*STATE, "plugin", "status"), {**BIG, "config_path": "/etc/vgpu/configs/x.yaml"}, True),
+    ("a named configuration is active", (*STATE, "plugin", "status"), BIG, False),
+    (
+        "the named configuration's text changed",
+        (*STATE, "plugin", "status"),
+        {**BIG, "config_sha256": sha256(NODE_YAML)},
+        True,
+    ),
+    (
+        "the named configuration was removed",
+        (*STATE, "plugin", "status"),
+        {**BIG, "config_path": "/etc/vgpu/configs/x.yaml"},
+        True,
+    ),
     ("the program does not answer", (*STATE, "plugin", "status"), None, True),
     ("the unit file cannot be read", (*STATE, "files", UNIT_FILE), None, False),
 ]
-# Of these, those for which systemd reads its units anew: that takes GPUs from containers of NVIDIA's legacy mode.
+# The cases in which systemd reloads its units. A reload removes GPUs from containers of NVIDIA's legacy mode.
 RELOADED = {"this run wrote the unit", "killed after the unit was written"}
 
 
@@ -79,7 +91,7 @@ def task() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("about", "where", "there", "restarted"), ROWS, ids=[one[0] for one in ROWS])
-def test_restart(task, about, where, there, restarted):
+def test_cases_of_a_restart(task, about, where, there, restarted):
     host = copy.deepcopy(AT_REST)
     if where:
         parent = host
@@ -101,18 +113,18 @@ def test_restart(task, about, where, there, restarted):
 
 
 METRICS = [
-    # vgpu_metrics_listen (None: not set), device_plugin_options, options that the program gets
+    # columns: vgpu_metrics_listen (None: not set), device_plugin_options, the program's options
     (None, [], [f"--metrics-listen={schema.VARIABLES['vgpu_metrics_listen'].default}"]),
     (":9410", [], ["--metrics-listen=:9410"]),
     ("", [], []),
     ("", ["--log-level=debug"], ["--log-level=debug"]),
-    # The former way: of two of a name the program takes the last.
+    # The old style of setting the option: if an option is given twice, the program takes the last.
     (None, ["--metrics-listen=:1"], ["--metrics-listen=127.0.0.1:9410", "--metrics-listen=:1"]),
 ]
 
 
 def options_of(**host: Any) -> list[str]:
-    """What the role's own expressions give the program."""
+    """Returns the program's options as the role's expressions compute them."""
     variables = yaml.safe_load((ROOT / "roles" / "device_plugin" / "vars" / "main.yml").read_text())
     environment = jinja2.Environment()
     environment.filters["bool"] = bool
@@ -153,7 +165,7 @@ TAINTS = [
     ({"device_plugin_deploy": "daemonset"}, "none"),
     ({"device_plugin_deploy": "daemonset", "vgpu_unhealthy_taint": "any"}, "any"),
     ({"device_plugin_kubeconfig": "/k", "vgpu_unhealthy_taint": "all"}, "all"),
-    ({"vgpu_unhealthy_taint": "any"}, "none"),  # it has no way to the API
+    ({"vgpu_unhealthy_taint": "any"}, "none"),  # without credentials for the API
 ]
 
 

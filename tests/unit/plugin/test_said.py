@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong while the plugin runs is in its status, with the path that it is about, and goes again."""
+"""Tests that faults of the running plugin are in its status with the affected path, and are removed once fixed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_configuration_that_is_spoilt_while_it_runs(node, daemon, capsys, how):
+def test_configuration_damaged_at_run_time(node, daemon, capsys, how):
     path = node.paths.config
     until(lambda: warnings(node, capsys) == [], "a plugin that is well")
     text = path.read_bytes()
@@ -57,8 +57,8 @@ def test_configuration_that_is_spoilt_while_it_runs(node, daemon, capsys, how):
     until(lambda: warnings(node, capsys) == [], "the end of the warning")
 
 
-def test_full_run_folder_is_named(node, daemon, capsys, monkeypatch):
-    """What cannot be made again for want of room."""
+def test_full_run_folder_is_reported(node, daemon, capsys, monkeypatch):
+    """The run folder is full, so a removed file cannot be made again."""
     until(lambda: warnings(node, capsys) == [], "a plugin that is well")
 
     def full(path, *_rest, **_named):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people and Prometheus are shown: usage, metrics, labels, vgpuctl."""
+"""Tests what users and Prometheus see: usage, metrics, labels, vgpuctl."""
 
 from __future__ import annotations
 
@@ -63,11 +63,13 @@ def vgpuctl(node, capsys, *arguments: str) -> str:
 
 
 def tenant(pod, used: int, context: int, device_ns: int) -> int:
-    """Writes what a process of the pod's container would write, and holds its slot; the lock is the descriptor's."""
+    """Writes the ledger and tenant page as a process of the container does, and locks its slot; returns the open
+    descriptor.
+    """
     mounts = {one["container_path"]: one["host_path"] for one in pod["answer"]["mounts"]}
     descriptor = os.open(mounts["/dev/vgpu/0/ledger"], os.O_RDWR)
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.fields.LEDGER_ALIVE_BASE, 1, 0)
-    fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
+    fcntl.fcntl(descriptor, 37, lock)  # the constant F_OFD_SETLK
     fields, base = abi_files.fields.LEDGER_SLOT_FIELDS, abi_files.fields.LEDGER_SLOT_OFFSET
     for name, value in (("used", used), ("context", context)):
         os.pwrite(descriptor, struct.pack("<Q", value), base + fields[name][0])
@@ -80,7 +82,7 @@ def tenant(pod, used: int, context: int, device_ns: int) -> int:
 
 
 def samples(text: str) -> dict[str, list]:
-    """By name; an independent reader of the format, which refuses what is not."""
+    """Returns name → samples, by prometheus_client's parser, which rejects invalid text."""
     found: dict[str, list] = {}
     for family in text_string_to_metric_families(text):
         for one in family.samples:
@@ -123,12 +125,13 @@ def test_metrics_of_a_container(node, kubelet, daemon, capsys):
 
 
 WAITS = [
-    # balance, seconds since it wanted, since it waited for the gate; active, throttled
+    # columns: balance, seconds since the container wanted the GPU, seconds since it last waited, expected active,
+    # expected throttled
     (0, 0.0, 99.0, 1, 0),
     (-5, 0.0, 99.0, 1, 1),
     (5, 0.0, 0.0, 1, 1),
     (-5, 9.0, 9.0, 0, 0),
-    (-5, -9.0, 9.0, 0, 0),  # a time to come is a lie
+    (-5, -9.0, 9.0, 0, 0),  # a time in the future is ignored
 ]
 
 
@@ -146,13 +149,13 @@ def test_throttled(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, 
         ):
             stream.seek(base + fields[name][0])
             stream.write(struct.pack(form, value))
-    if wanted == 0:  # a busy machine may take longer to look than a time is recent
+    if wanted == 0:  # on a busy machine the check may come later than a time counts as recent
         monkeypatch.setattr(usage, "RECENT_NS", 60_000_000_000)
     found = samples(vgpuctl(node, capsys, "metrics"))
     assert [found[f"vgpu_container_{one}"][0].value for one in ("active", "throttled")] == [active, throttled]
 
 
-def test_violations_count_each_time_that_it_goes_over():
+def test_each_crossing_of_the_limit_counts():
     one = usage.Usage("a", "kubelet", usage.NOBODY, (), "GPU-a", 100, 0, 0, 1, 1.0, -1.0, 0.0)
     seen = usage.Violations()
     rows = [(100, 0), (101, 1), (150, 1), (100, 1), (101, 2)]
@@ -161,12 +164,12 @@ def test_violations_count_each_time_that_it_goes_over():
         assert found.violations == expected
     unlimited = dataclasses.replace(one, memory_limit=0, memory_used=1)
     assert [found.violations for found in usage.Violations().seen([unlimited], watched())] == [0]
-    seen.seen([], watched())  # an allocation that ended is forgotten
+    seen.seen([], watched())  # an ended allocation is forgotten
     assert [found.violations for found in seen.seen([one], watched())] == [0]
 
 
 def watched(*reasons: str) -> State:
-    """The watcher's findings of allocation a."""
+    """Returns the watcher's findings of allocation a."""
     findings = [Finding("a", "kubelet", "GPU-a", Suspicion(reason, ()), 2, 1.0, 2.0) for reason in reasons]
     return State("report", 2.0, 9, "", tuple(findings), (), {}, {}, shown={("a", "GPU-a"): 200})
 
@@ -174,8 +177,8 @@ def watched(*reasons: str) -> State:
 @pytest.mark.parametrize(
     ("reason", "count"), [("no-slot", 1), ("more-memory", 1), ("more-time", 0), ("foreign-mount", 0)]
 )
-def test_what_the_watcher_finds_of_memory_is_a_violation(reason, count):
-    """The ledger of a container that bypasses says nothing of it."""
+def test_memory_finding_of_the_watcher_is_a_violation(reason, count):
+    """The ledger of a container that bypasses the library does not show this memory."""
     one = usage.Usage("a", "kubelet", usage.NOBODY, (), "GPU-a", 100, 0, 0, 1, 1.0, -1.0, 0.0)
     seen = usage.Violations()
     for _poll in range(3):
@@ -191,7 +194,7 @@ def test_violation_reaches_the_metrics(node, kubelet, daemon, capsys):
 
 
 @pytest.mark.parametrize(("used", "devices"), [(2**64 - 1, 1), (2**63, 1), (MIB, 0)])
-def test_figures_of_one_tenant_do_not_hide_those_of_others(node, kubelet, daemon, capsys, used, devices):
+def test_broken_tenant_data_does_not_hide_other_tenants(node, kubelet, daemon, capsys, used, devices):
     first, liar = (kubelet.run_pod(name, ids=[f"{node.gpus[n].uuid}::0"]) for n, name in enumerate(("first", "liar")))
     held = [tenant(first, MIB, 0, 1), tenant(liar, used, used, 1)]
     os.pwrite(held[1], struct.pack("<I", devices), abi_files.fields.LEDGER_FIELDS["device_count"][0])
@@ -232,7 +235,7 @@ def test_metrics_by_http(node, kubelet, running):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "no.such.host.invalid:9410"])
-def test_address_that_cannot_be_is_fatal(node, address):
+def test_invalid_metrics_address_is_fatal(node, address):
     from vgpu_plugin.errors import Fatal
 
     node.configure()
@@ -291,7 +294,7 @@ def test_top_slices_and_explain(node, kubelet, daemon, capsys):
 
 
 @pytest.mark.parametrize(("then", "seconds", "got"), [(4.0, 2.0, "25"), (None, 2.0, "-"), (9.0, 2.0, "0")])
-def test_share_that_was_got(then, seconds, got):
+def test_granted_compute_share(then, seconds, got):
     usage = {
         "pod": "",
         "kind": "lease",
@@ -454,7 +457,7 @@ def test_packed_takes_the_most_used_gpu(packed, wanted):
 
 
 @pytest.mark.parametrize("theirs", [[], ["features.d/theirs"], ["theirs"]])
-def test_labels_are_taken_back_with_the_folders_that_held_nothing_else(tmp_path, theirs):
+def test_feature_file_is_removed_with_its_empty_folders(tmp_path, theirs):
     file = tmp_path / "kubernetes" / "node-feature-discovery" / "features.d" / "gfd"
     labels.write(file, {"nvidia.com/gpu.count": "2"})
     for name in theirs:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node programs are built with where nothing is installed, and out of folders of wheels without a network."""
+"""Tests the build of the node programs' archives on a machine without installed tools, and from folders of wheels
+without a network.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ SPEC.loader.exec_module(wheelhouse)
 
 @pytest.mark.parametrize("name", wheelhouse.BUILD_NEEDS)
 def test_build_needs_are_complete_and_pinned(name):
-    """pip refuses to install by digest where a package that another one requires has none."""
+    """pip refuses to install by digest if a required package has no digest."""
     blocks = dict(wheelhouse.locked_blocks(wheelhouse.LOCK))
     version = blocks[name].split("==")[1].split()[0]
     assert "--hash=sha256:" in blocks[name]
@@ -33,7 +35,7 @@ def test_build_needs_are_complete_and_pinned(name):
     assert needed <= set(wheelhouse.BUILD_NEEDS)
 
 
-# A wheel's name, the host's Python and architecture, whether it is for them.
+# columns: the wheel's name, the host's Python and architecture, whether the wheel fits
 FITTING = [
     ("grpcio-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "3.11", "x86_64", True),
     ("grpcio-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "3.12", "x86_64", False),
@@ -49,7 +51,7 @@ FITTING = [
 
 
 @pytest.mark.parametrize(("wheel", "python", "arch", "fits"), FITTING)
-def test_a_wheel_is_taken_by_its_name_where_it_fits(wheel: str, python: str, arch: str, fits: bool) -> None:
+def test_fitting_wheels_are_chosen_by_name(wheel: str, python: str, arch: str, fits: bool) -> None:
     assert wheelhouse.fits(wheel, wheelhouse.Wanted("vgpu-plugin", "1.0-a", python, arch)) is fits
 
 
@@ -70,13 +72,13 @@ def unasked(name: str) -> Callable[..., None]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with every wheel of a lock of two packages, and ours."""
+    """A folder with every wheel of a lock of two packages, and the project's own wheel."""
     lock = tmp_path / "lock.txt"
     digest = {name: hashlib.sha256(content).hexdigest() for name, content in WHEELS.items()}
     one, three, _ours = digest.values()
     lock.write_text(f"one-two==1.5 \\\n    --hash=sha256:{one}\nthree==2 \\\n    --hash=sha256:{three}\n")
     monkeypatch.setattr(wheelhouse, "REQUIREMENTS", lock)
-    # What asks pip or a compiler instead is seen.
+    # Calls of pip or of a compiler raise an error that names the call.
     for name in ("download", "build_wheels"):
         monkeypatch.setattr(wheelhouse, name, unasked(name))
     made = tmp_path / "wheels"
@@ -87,7 +89,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def archive(folder: Path, python: str = "3.11", version: str = "1.0-a", name: str = "vgpu-plugin") -> str:
-    """Why no archive was made of the folder, or "" where it was."""
+    """Makes an archive from the folder; returns the error, or "" on success."""
     wanted = wheelhouse.Wanted(name, version, python, "x86_64")
     try:
         wheelhouse.make(folder.parent / "out", wanted, [folder.parent / "none", folder])
@@ -107,11 +109,11 @@ def test_a_folder_with_all_wheels_needs_neither_pip_nor_a_compiler(folder: Path)
         (OWN, {}, "build_wheels"),
         ("", {"python": "3.12"}, "download"),
         ("", {"version": "1.0-b"}, "build_wheels"),
-        # It has the wheel of one program, and the double is a second one.
+        # The folder has only the plugin's wheel, so another program needs a build.
         ("", {"name": "vgpu-kubelet-double"}, "build_wheels"),
     ],
 )
-def test_what_a_folder_lacks_is_had_as_without_it(
+def test_missing_wheels_are_downloaded_or_built(
     folder: Path, missing: str, options: dict[str, str], asked: str
 ) -> None:
     if missing:
@@ -124,7 +126,7 @@ def test_the_schedulers_archive_is_made_of_a_folder_too(folder: Path, monkeypatc
     assert archive(folder, name="vgpu-scheduler") == ""
 
 
-# The Python of the host, and what it needs of a lock whose lines have markers, whatever Python reads it.
+# A lock whose lines have markers. The host's Python decides, not the Python that reads the lock.
 LOCKED = """\
 cffi==2.1 ; platform_python_implementation != 'PyPy' \\
     --hash=sha256:00
@@ -149,7 +151,7 @@ yaml==6 \\
         ("3.13", ["cffi==2.1", "numpy==2.5", "yaml==6"]),
     ],
 )
-def test_a_host_gets_what_its_python_needs(
+def test_markers_are_evaluated_for_the_hosts_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str, needed: list[str]
 ) -> None:
     lock = tmp_path / "lock.txt"
@@ -171,6 +173,6 @@ def test_the_locks_have_no_other_markers() -> None:
         assert wheelhouse.needed_blocks(wheelhouse.Wanted(name, "1.0-a", "3.11", "x86_64"))
 
 
-def test_a_wheel_with_another_digest_is_not_taken(folder: Path) -> None:
+def test_wheel_with_a_wrong_digest_is_not_used(folder: Path) -> None:
     (folder / "three-2-py3-none-any.whl").write_bytes(b"another")
     assert archive(folder) == "download"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the scheduler and what it imports on the path: its pinned packages have an environment of their own."""
+"""Makes the scheduler importable, with its pinned packages from their own virtual environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from vgpu_plugin._shared.kube import scheduler_manifests  # noqa: E402
 
 @pytest.fixture(autouse=True, scope="session")
 def rights():
-    """Every API server of these tests refuses what the account that we ship may not do; names are the tests' own."""
+    """All API servers of these tests refuse requests that the shipped account may not make. Object
+    names are ignored.
+    """
     desired = scheduler_manifests.Desired("x/vgpu-scheduler:1", "x/kube-scheduler:v1.34.2", config={"claims": True})
     granted = {one[:3] for one in grants(scheduler_manifests.manifests(desired), scheduler_manifests.NAME)}
     before, KubeApi.may = KubeApi.may, staticmethod(lambda access: access[:3] in granted)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes and asks for the tests, and an account of holdings that uses none of the ledger's code."""
+"""Sample nodes and requests, and a check of plans that shares no code with the ledger."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def pod_ask(*asks, **preferences):
 
 
 def faults(nodes, plans):
-    """What is wrong with plans, (node, plan) of each pod: the account of the tests, by plain addition.
+    """Returns the faults of ``plans``, a list of (node, plan) with one entry per pod, by plain addition.
 
-    A pod's moments are each of its init containers (with the sidecars) and all others at once; over several pods the
-    worst moments are taken together, since they may coincide.
+    A pod uses the most in one of its phases: each init container together with the sidecars, or all other containers.
+    The greatest phases of several pods are added, because they may happen at the same time.
     """
     found = []
     sums, owners, shares = defaultdict(lambda: [0, 0, 0]), defaultdict(int), defaultdict(int)
@@ -73,7 +73,7 @@ def faults(nodes, plans):
 
 
 def can_place(gpus, asks):
-    """Whether containers fit on empty GPUs at all, by trying every way."""
+    """Returns whether containers fit on empty GPUs, by trying all combinations."""
     ways = [list(combinations(range(len(gpus)), one.gpus)) for one in asks]
     for way in product(*ways):
         used = [[0, 0, 0, 0] for _each in gpus]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates: made, kept, renewed, trusted by a client that knows the bundle alone; shared by replicas."""
+"""Tests the webhook's certificates: creation, reuse, renewal, trust by the CA bundle, and one Secret
+for all replicas.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ SECRET = "/api/v1/namespaces/kube-system/secrets/vgpu-scheduler-tls"
 HOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/vgpu-scheduler"
 
 AGES = [
-    # days later, is the certificate new, is the authority new
+    # columns: the age in days, whether the certificate is renewed, whether the authority is renewed
     (0, False, False),
     (59, False, False),
     (61, True, False),
@@ -35,7 +37,7 @@ AGES = [
 
 
 @pytest.mark.parametrize(("days", "certificate", "authority"), AGES)
-def test_renewed_once_two_thirds_of_the_time_are_over(days, certificate, authority):
+def test_certificate_is_renewed_after_two_thirds_of_its_lifetime(days, certificate, authority):
     old = certificates.renewed(None, NAMES, NOW)
     new = certificates.renewed(old, NAMES, NOW + timedelta(days=days))
     assert (new.certificate != old.certificate, new.authority != old.authority) == (certificate, authority)
@@ -43,7 +45,7 @@ def test_renewed_once_two_thirds_of_the_time_are_over(days, certificate, authori
         assert new.bundle == new.authority + old.authority, "what runs with the old one is still trusted"
 
 
-def test_other_names_are_another_certificate():
+def test_changed_names_renew_the_certificate():
     old = certificates.renewed(None, NAMES, NOW)
     assert certificates.renewed(old, NAMES[:1], NOW).certificate != old.certificate
 
@@ -111,7 +113,7 @@ def test_a_secret_with_a_broken_authority_is_replaced(field):
     asyncio.run(go())
 
 
-def test_no_right_to_the_secret_is_said():
+def test_missing_right_to_the_secret_is_an_error():
     async def go():
         async with KubeApi() as double, Api(Access(double.url)) as api:
             double.fault = lambda _method, _path: 403

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of dialects that get claims: what is put into them, what is refused, and the claims that are made of it."""
+"""Tests pods that get ResourceClaims for their GPU requests: changes at admission, refusals, and the created claims."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ ASKS = {MEM: "3000", CORES: "30"}
 
 
 def review(made, of_namespace="", settings=None, last=False):
-    """The response."""
+    """Sends a pod to admission; returns the response."""
     request = wire.AdmissionRequest("7", "CREATE", "default", made)
     way = webhook.Way(of_namespace, not last)
     return webhook.mutate(request, settings or Settings(claims=True), classes=classes_of(), way=way)
 
 
 @pytest.mark.parametrize(("labels", "of_namespace"), [(DRA, ""), ({}, "dra"), (DRA, "extender")])
-def test_a_pod_gets_a_claim_for_what_it_asks(labels, of_namespace):
+def test_pod_gets_a_claim_for_its_request(labels, of_namespace):
     made = pod({**ASKS, "cpu": "1"}, labels)
     made["spec"]["containers"][0]["resources"]["requests"] = {**ASKS, "cpu": "1"}
     made["spec"]["containers"].append({"name": "side", "resources": {"limits": {"memory": "1Gi"}}})
@@ -80,7 +80,7 @@ def test_a_pod_gets_a_claim_for_what_it_asks(labels, of_namespace):
         assert response["allowed"] and "patch" not in response, "a second look changes nothing"
 
 
-def test_claims_that_a_pod_has_stay_and_containers_have_their_own():
+def test_existing_claims_of_a_pod_are_kept():
     own = [{"name": "vgpu-main", "resourceClaimName": "net"}]
     made = pod(ASKS, DRA, schedulerName="vgpu-scheduler", resourceClaims=own)
     made["spec"]["containers"][0]["resources"]["claims"] = [{"name": "vgpu-main"}]
@@ -97,7 +97,7 @@ def test_claims_that_a_pod_has_stay_and_containers_have_their_own():
     assert spec["initContainers"][0]["resources"] == {"limits": {}, "claims": [{"name": "vgpu-first"}]}
 
 
-def test_annotations_by_which_it_asked_go():
+def test_request_annotations_are_removed():
     made = pod({}, DRA, {"gpu-memory": "2000", "other": "x", CLAIMS: "by hand"})
     changed = applied(made, review(made))
     said = {"other": "x", CLAIMS: f'{{"claims":{{"{NAME}":[1,2000,0]}},"selectors":[]}}'}
@@ -106,7 +106,8 @@ def test_annotations_by_which_it_asked_go():
     assert response["allowed"] and "patch" not in response
 
 
-# Limits, labels, of the namespace, more of the spec, settings, words of the refusal.
+# columns: limits, labels, the namespace's label, further fields of the spec, whether claims are enabled, words of the
+# refusal
 REFUSALS = [
     ({"nvidia.com/gpumem-percentage": "50"}, DRA, "", {}, True, "label the pod vgpu.fleet/allocation: extender"),
     (ASKS, {LABEL_OF_POD: "DRA"}, "", {}, True, 'expected dra or extender, found "DRA"'),
@@ -118,18 +119,18 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("limits", "labels", "of_namespace", "spec", "claims", "words"), REFUSALS)
-def test_what_is_refused(limits, labels, of_namespace, spec, claims, words):
+def test_refused_pods(limits, labels, of_namespace, spec, claims, words):
     response = review(pod(limits, labels, **spec), of_namespace, Settings(claims=claims))
     assert not response["allowed"] and words in response["status"]["message"]
 
 
-def test_a_pod_that_another_webhook_made_ask_again_is_refused_at_the_end():
+def test_request_added_by_a_later_webhook_is_refused():
     response = review(pod(ASKS, DRA), last=True)
     assert not response["allowed"] and "another webhook" in response["status"]["message"]
 
 
 @pytest.mark.parametrize(("labels", "of_namespace"), [({}, ""), (EXTENDER, "dra"), ({}, "extender")])
-def test_elsewhere_it_stays_on_the_extender(labels, of_namespace):
+def test_pod_without_the_label_uses_the_extender(labels, of_namespace):
     made = pod(ASKS, labels)
     changed = applied(made, review(made, of_namespace))["spec"]
     assert changed["schedulerName"] == "vgpu-scheduler" and "resourceClaims" not in changed
@@ -139,7 +140,7 @@ def test_elsewhere_it_stays_on_the_extender(labels, of_namespace):
 
 
 def claiming(name, claims, named=None, **annotations):
-    """A stored pod as the program reads it. ``claims``: name → count, MiB, percent."""
+    """Returns a stored pod in the form that the program reads. ``claims``: name → [count, MiB, percent]."""
     text = json.dumps({"claims": claims, "selectors": []})
     sources = [{"name": f"c{n}", "resourceClaimName": one} for n, one in enumerate(claims if named is None else named)]
     meta = {"name": name, "namespace": "default", "uid": f"uid-{name}", "labels": {CLAIMS: "wanted"}}
@@ -167,7 +168,7 @@ def told(double):
     return [one["message"] for one in double.of("events")]
 
 
-def test_a_stored_pod_gets_its_claims_once():
+def test_stored_pod_gets_its_claims_once():
     async def go(double, claims, clock):
         claims.pod(False, claiming("a", {**ONE, "other": [2, 1024, 0]}, named=[NAME, "other", "net"]))
         await claims.round()
@@ -177,7 +178,7 @@ def test_a_stored_pod_gets_its_claims_once():
         assert owner == {"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "uid-a", "controller": True}
         request = double.objects[f"{FOLDER}/other"]["spec"]["devices"]["requests"][0]["exactly"]
         assert (request["count"], request["capacity"]) == (2, {"requests": {"memory": "1Gi"}})
-        # Other events of the pod ask nothing again.
+        # Further events of the pod cause no more requests.
         calls = len(double.calls)
         claims.pod(False, claiming("a", {**ONE, "other": [2, 1024, 0]}, named=[NAME, "other"], more="x"))
         clock.now += LAST_PAUSE
@@ -187,7 +188,7 @@ def test_a_stored_pod_gets_its_claims_once():
     with_claims(go)
 
 
-def test_a_claim_that_was_deleted_is_made_again_with_the_next_list():
+def test_deleted_claim_is_created_again_at_the_next_list():
     async def go(double, claims, _clock):
         claims.pod(False, claiming("a", ONE))
         await claims.round()
@@ -199,7 +200,7 @@ def test_a_claim_that_was_deleted_is_made_again_with_the_next_list():
     with_claims(go)
 
 
-def test_another_replica_finds_what_was_made():
+def test_another_replica_finds_the_existing_claim():
     async def go(double, claims, _clock):
         claims.pod(False, claiming("a", ONE))
         await claims.round()
@@ -229,7 +230,7 @@ def leaving(pod):
 
 
 @pytest.mark.parametrize("end", [ended, bound, leaving, lambda pod: (True, pod)])
-def test_a_pod_that_needs_none_any_more_gets_none(end):
+def test_ended_bound_or_deleted_pod_gets_no_claim(end):
     async def go(double, claims, _clock):
         claims.pod(False, claiming("a", ONE))
         claims.pod(*end(claiming("a", ONE)))
@@ -240,7 +241,7 @@ def test_a_pod_that_needs_none_any_more_gets_none(end):
 
 
 OWN = {"ownerReferences": [{"uid": "uid-a"}]}
-# What stands there under the name, and words of the event.
+# columns: metadata of the existing claim with this name, its spec, words of the expected event
 FOREIGN = [
     ({"ownerReferences": [{"uid": "uid-b"}]}, SPEC, "found another's; create the pod again"),
     ({}, SPEC, "found another's; create the pod again"),
@@ -265,7 +266,7 @@ def test_a_claim_of_another_is_left_alone(meta, spec, words):
     with_claims(go)
 
 
-def test_an_api_server_that_drops_fields_of_shares_is_given_no_claim():
+def test_no_claim_if_the_api_server_drops_share_fields():
     async def go(double, claims, _clock):
         double.keeps = lambda sent: {**sent, "spec": {"devices": {}}} if sent["kind"] == "ResourceClaim" else sent
         writes = list(double.writes)
@@ -278,7 +279,7 @@ def test_an_api_server_that_drops_fields_of_shares_is_given_no_claim():
     with_claims(go)
 
 
-# What a tenant wrote by hand.
+# columns: a pod whose annotation a tenant forged, words of the expected event
 FORGED = [
     (claiming("a", ONE, named=[]), "expected names of the pod's spec.resourceClaims"),
     (claiming("a", {"../../secrets": [1, 1, 1]}, named=["x"]), "expected names of the pod's spec.resourceClaims"),
@@ -298,7 +299,7 @@ def test_what_admission_did_not_write_makes_nothing(forged, words):
 
 
 @pytest.mark.parametrize("code", [403, 422, 500])
-def test_what_the_api_server_refuses_is_tried_again_ever_later(code):
+def test_refused_claim_is_retried_with_growing_delay(code):
     async def go(double, claims, clock):
         double.fault = refusing("POST", FOLDER, code, "exceeded quota")
         claims.pod(False, claiming("a", ONE))
@@ -320,7 +321,7 @@ def test_what_the_api_server_refuses_is_tried_again_ever_later(code):
     with_claims(go)
 
 
-def test_another_annotation_is_tried_at_once():
+def test_changed_annotation_is_tried_at_once():
     async def go(double, claims, _clock):
         claims.pod(False, claiming("a", {NAME: [1]}))
         await claims.round()
@@ -331,7 +332,7 @@ def test_another_annotation_is_tried_at_once():
     with_claims(go)
 
 
-def test_a_round_is_bounded():
+def test_claims_per_round_are_limited():
     async def go(double, claims, clock):
         claims.all_pods([claiming(f"p{n}", {f"c{n}": [1, 100, 1]}) for n in range(MAX_SERVED + 10)], 0.0)
         await claims.round()
@@ -349,7 +350,7 @@ def test_a_round_is_bounded():
     with_claims(go)
 
 
-# ---- the program
+# ---- the whole program
 
 
 async def admission(one, made, path="/mutate", dry_run=False):
@@ -367,7 +368,7 @@ def test_a_review_writes_nothing_and_the_stored_pod_has_its_claims():
             response = await admission(one, made, "/mutate/dra")
             assert response["allowed"] and double.writes == writes
             assert not (await admission(one, made, "/mutate/unknown"))["allowed"]
-            # Of a namespace without the label the pod is the extender's.
+            # Without the namespace's label the extender places the pod.
             kept = await admission(one, made)
             assert applied(made, kept)["spec"]["schedulerName"] == "vgpu-scheduler"
             stored = applied(made, response)

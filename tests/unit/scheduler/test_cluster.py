@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the reconciler keeps and clears up, step by step without a server."""
+"""Tests which reservations the reconciler keeps and releases, step by step, without an API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .test_service import node_object, pod_object
 
 
 class Server:
-    """Bind and read of one pod, with what a test lets happen between question and answer."""
+    """An API server that binds and returns one pod. A test can run code during a read (``during_read``)."""
 
     def __init__(self):
         self.node = ""
@@ -65,8 +65,8 @@ AGES = [-math.inf, 0.0]
 
 
 @pytest.mark.parametrize("begun", AGES)
-def test_what_is_bound_while_it_is_cleared_up_still_holds(begun):
-    """The answer that it has no node is older than the bind that was tried again meanwhile, and won."""
+def test_pod_bound_during_cleanup_keeps_its_reservation(begun):
+    """The read that finds no node is outdated: a second bind succeeded during this read, so the reservation stays."""
 
     async def go():
         server, extender, cluster = parts()
@@ -88,7 +88,7 @@ def test_what_is_bound_while_it_is_cleared_up_still_holds(begun):
     asyncio.run(go())
 
 
-def test_what_is_at_the_server_now_is_not_cleared_up():
+def test_running_bind_is_not_cleaned_up():
     async def go():
         server, extender, cluster = parts()
         extender.filter(wire.ExtenderArgs(pod_object("a"), ["n0"]))
@@ -106,7 +106,7 @@ def test_what_is_at_the_server_now_is_not_cleared_up():
                 server.during_read = begins
             await cluster.clear_up()
             assert extender.ledger.held("uid-a") is not None and "uid-a" in extender.uncertain, moment
-        # The control: nothing is on the way, and it was not done.
+        # Control: without a running bind, the pod that was never bound loses its reservation.
         extender.posting.clear()
         server.during_read = None
         await cluster.clear_up()
@@ -115,7 +115,7 @@ def test_what_is_at_the_server_now_is_not_cleared_up():
     asyncio.run(go())
 
 
-def test_a_node_s_lost_annotation_is_said_once(caplog):
+def test_lost_node_annotation_is_logged_once(caplog):
     _server, extender, cluster = parts()
     bare = item(node_object("n0"), wire.Node)
     broken = node_object("n0")
@@ -133,7 +133,7 @@ def test_a_node_s_lost_annotation_is_said_once(caplog):
         cluster.node(False, whole)
         cluster.node(False, bare)
         assert cluster.drift["gpus_deleted"] == 2
-        # What it says afterwards counts, the same as before or not; and a node that went is a new one.
+        # A new annotation is used, and a node that was removed starts again without a recorded fault.
         cluster.node(False, other)
         assert len(extender.ledger.nodes["n0"]) == 1
         cluster.node(False, bare)
@@ -144,7 +144,7 @@ def test_a_node_s_lost_annotation_is_said_once(caplog):
         assert cluster._faulty == {}
 
 
-def test_pods_that_are_gone_or_bound_are_not_remembered():
+def test_deleted_and_bound_pods_are_forgotten():
     _server, extender, cluster = parts()
     for name in ("gone", "bound", "ended", "waits"):
         extender.filter(wire.ExtenderArgs(pod_object(name), ["n0"]))
@@ -156,7 +156,7 @@ def test_pods_that_are_gone_or_bound_are_not_remembered():
     assert list(extender._waiting) == ["uid-waits"] and list(extender.quotas._waiting["default"]) == ["uid-waits"]
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
+def test_number_of_waiting_pods_is_limited(monkeypatch):
     monkeypatch.setattr("vgpu_scheduler.extender.MAX_WAITING", 3)
     _server, extender, _cluster = parts()
     for n in range(10):
@@ -164,8 +164,8 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     assert list(extender._waiting) == ["uid-p7", "uid-p8", "uid-p9"] and MAX_WAITING > 3
 
 
-def test_a_pod_that_changed_is_read_again():
-    """Annotations say where it wants its GPUs, and may change while it waits."""
+def test_changed_pod_is_parsed_again():
+    """A pod's annotations select its GPUs and may change while the pod is pending."""
     _server, extender, _cluster = parts()
     pod = pod_object("a")
     pod["metadata"]["resourceVersion"] = "1"
@@ -176,7 +176,7 @@ def test_a_pod_that_changed_is_read_again():
     assert extender.filter(wire.ExtenderArgs(pod, ["n0"])).NodeNames == []
 
 
-def test_lists_keep_the_text_of_containers_only_of_pods_that_wait():
+def test_lists_keep_container_specs_only_of_pending_pods():
     for made, kept in (
         (pod_object("a"), True),
         (pod_object("a", nodeName="n0"), False),

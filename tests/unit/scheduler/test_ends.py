@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs for ever ends when it is told to, at whichever of its steps that is."""
+"""Tests that the endless loops end when they are cancelled, at any step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NoCluster:
 
 
 class Nothing:
-    """An API server that has nothing and ends each watch after a step."""
+    """An API server without objects that ends each watch after one step."""
 
     async def list(self, _path, kind, _query):
         yield kind(wire.ListMeta("1"), [])
@@ -54,7 +54,7 @@ async def steps(count):
 
 @pytest.mark.parametrize("made", [reflector, leadership])
 @pytest.mark.parametrize("between", range(6))
-def test_it_ends_at_every_step_also_when_it_is_woken_just_before(made, between):
+def test_loop_ends_when_cancelled_at_any_step(made, between):
     async def ends_after(count):
         run, event = made()
         task = asyncio.create_task(run)
@@ -69,7 +69,7 @@ def test_it_ends_at_every_step_also_when_it_is_woken_just_before(made, between):
         return bool(done)
 
     async def go():
-        # At once: one that does not end is waited for only once.
+        # All runs are parallel, so the timeout for loops that do not end is waited for only once.
         ends = await asyncio.gather(*(ends_after(count) for count in range(STEPS)))
         assert [count for count, ended in enumerate(ends) if not ended] == []
 
@@ -81,8 +81,8 @@ STRANGE = [b'{"metadata": {"annotations": {"a": 1}}}', b'{"metadata": "x"}', b"[
 
 @pytest.mark.parametrize("text", STRANGE)
 @pytest.mark.parametrize("event", ["MODIFIED", "ERROR"])
-def test_an_object_that_cannot_be_read_is_a_fault_and_no_end(text, event):
-    """One that ended the program would end it again after each start."""
+def test_unreadable_object_is_a_fault_and_does_not_end_the_loop(text, event):
+    """If an unreadable object ended the program, the object would end it again after each restart."""
 
     class Strange(Nothing):
         async def watch(self, *_about, **_query):

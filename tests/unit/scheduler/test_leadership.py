@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The election of the replica that binds: over real HTTP before an API server in memory, and step by step with a clock
-of the test's own."""
+"""Tests the election of the replica that binds: over HTTP with an in-memory API server, and step by step with a fake
+clock.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/extender"
 
 
 class Listed:
-    """As much of Cluster as an election asks for: lists that are always new."""
+    """Replaces Cluster for an election: its lists are always up to date."""
 
     synced = True
 
@@ -50,7 +51,7 @@ class Clock:
 
 @pytest.fixture
 def stage():
-    """Runs a story with an API server, a clock, and electors by name."""
+    """Runs a test coroutine with an API server, a clock, three electors by name, and a dictionary of busy electors."""
 
     def run(story):
         async def go():
@@ -77,7 +78,7 @@ def holder(double):
     return double.objects[LEASE]["spec"]["holderIdentity"]
 
 
-def test_the_first_takes_it_renews_it_and_the_others_follow(stage):
+def test_first_replica_takes_and_renews_the_lease(stage):
     async def story(double, clock, electors, _busy):
         one, two, _three = electors.values()
         assert await one.may_bind() and not one.writes()
@@ -91,7 +92,7 @@ def test_the_first_takes_it_renews_it_and_the_others_follow(stage):
             await two.round()
         assert holder(double) == "one" and await one.may_bind() == ""
         assert double.objects[LEASE]["spec"]["leaseTransitions"] == 0
-        # One request to renew: the API server is not asked what is known.
+        # A renewal is a single request: the elector does not read the lease again.
         calls = len(double.calls)
         await one.round()
         assert double.calls[calls:] == [("PUT", LEASE)]
@@ -99,18 +100,18 @@ def test_the_first_takes_it_renews_it_and_the_others_follow(stage):
     stage(story)
 
 
-def test_a_dead_holder_is_waited_for_and_stops_before_it_is_replaced(stage):
+def test_dead_holder_is_replaced_after_its_lease_ends(stage):
     async def story(double, clock, electors, _busy):
         one, two, _three = electors.values()
         await one.round()
         clock.time += 3
         await two.round()
-        # By its own clock the holder binds until a call could outlive its lease.
+        # The holder stops binding as soon as, by its own clock, a call could last longer than its lease.
         clock.time = 1000 + 15 - api_module.TIMEOUT
         assert await one.may_bind() == ""
         clock.time += 0.1
         assert "about to end" in await one.may_bind() and not one.writes()
-        # The other counts from when it saw the lease, which is later.
+        # The second elector counts the lease's time from when it first saw the lease.
         clock.time = 1000 + 15 + 2.9
         await two.round()
         assert holder(double) == "one" and not two.leads
@@ -118,7 +119,7 @@ def test_a_dead_holder_is_waited_for_and_stops_before_it_is_replaced(stage):
         await two.round()
         assert holder(double) == "two" and await two.may_bind() == ""
         assert double.objects[LEASE]["spec"]["leaseTransitions"] == 1
-        # The former one comes back, and sees that it is over.
+        # The first elector runs again and notices that it lost the lease.
         await one.round()
         await one.round()
         assert not one.leads and "the one that binds is two" in await one.may_bind()
@@ -126,8 +127,8 @@ def test_a_dead_holder_is_waited_for_and_stops_before_it_is_replaced(stage):
     stage(story)
 
 
-def test_the_clocks_of_machines_are_never_compared(stage):
-    """The holder's renewals carry a time that is years away; the lease holds all the same, and ends all the same."""
+def test_clocks_of_machines_are_not_compared(stage):
+    """A renewTime that is years off neither shortens nor extends the lease."""
 
     async def story(double, clock, electors, _busy):
         one, two, _three = electors.values()
@@ -147,7 +148,7 @@ def test_the_clocks_of_machines_are_never_compared(stage):
     stage(story)
 
 
-def test_who_is_called_asks_and_an_idle_holder_hands_over(stage):
+def test_idle_holder_releases_the_lease_to_a_called_replica(stage):
     async def story(double, clock, electors, busy):
         one, two, three = electors.values()
         await one.round()
@@ -155,7 +156,7 @@ def test_who_is_called_asks_and_an_idle_holder_hands_over(stage):
         two.called()
         await two.round()
         assert double.objects[LEASE]["metadata"]["annotations"][WANTED] == "two"
-        # The holder is called itself: it keeps the lease, whoever asks.
+        # A holder that receives calls keeps the lease, even if another replica requests it.
         await one.round()
         await one.round()
         assert holder(double) == "one" and await one.may_bind() == ""
@@ -171,7 +172,7 @@ def test_who_is_called_asks_and_an_idle_holder_hands_over(stage):
         await one.round()
         await one.round()
         assert holder(double) == "" and not one.leads
-        # A third that nobody calls leaves it to who asked.
+        # A third replica without calls does not take the lease that the second replica requested.
         await three.round()
         assert holder(double) == ""
         await two.round()
@@ -181,7 +182,7 @@ def test_who_is_called_asks_and_an_idle_holder_hands_over(stage):
     stage(story)
 
 
-def test_what_was_handed_over_and_not_taken_is_anybodys(stage):
+def test_released_lease_that_is_not_taken_is_free_for_all(stage):
     async def story(double, clock, electors, _busy):
         one, two, three = electors.values()
         await one.round()
@@ -199,7 +200,7 @@ def test_what_was_handed_over_and_not_taken_is_anybodys(stage):
     stage(story)
 
 
-def test_nobody_asks_for_what_nobody_calls_it_for(stage):
+def test_replica_without_recent_calls_does_not_request_the_lease(stage):
     async def story(double, clock, electors, _busy):
         one, two, _three = electors.values()
         await one.round()
@@ -211,7 +212,7 @@ def test_nobody_asks_for_what_nobody_calls_it_for(stage):
     stage(story)
 
 
-def test_an_end_in_order_frees_the_lease_at_once(stage):
+def test_regular_shutdown_releases_the_lease(stage):
     async def story(double, _clock, electors, _busy):
         one, two, _three = electors.values()
         await one.round()
@@ -229,7 +230,7 @@ FAULTS = [403, 404, 409, 500, "hang"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_api_server_that_does_not_answer_makes_nobody_a_leader_and_unmakes_one_in_time(fault, monkeypatch):
+def test_leader_stops_binding_if_the_api_server_does_not_respond(fault, monkeypatch):
     monkeypatch.setattr(leadership_module, "RETRY", 0.1)
 
     async def go():
@@ -249,7 +250,8 @@ def test_an_api_server_that_does_not_answer_makes_nobody_a_leader_and_unmakes_on
 
 
 WHILE_READ = [
-    # what happens while the pod is read, seconds and who asks for the lease; what bind says
+    # columns: seconds that the read of the pod takes, the replica that requests the lease meanwhile, words of bind's
+    # error
     (0.0, "", ""),
     (12.0, "", "about to end"),
     (4.0, "two", "two is called"),
@@ -257,7 +259,7 @@ WHILE_READ = [
 
 
 @pytest.mark.parametrize(("seconds", "asks", "says"), WHILE_READ)
-def test_a_bind_that_had_to_read_its_pod_asks_again_whether_it_may(seconds, asks, says, stage):
+def test_bind_checks_the_lease_again_after_reading_the_pod(seconds, asks, says, stage):
     async def story(double, clock, electors, _busy):
         one, two, _three = electors.values()
         await one.round()
@@ -284,8 +286,8 @@ def test_a_bind_that_had_to_read_its_pod_asks_again_whether_it_may(seconds, asks
     stage(story)
 
 
-def test_a_storm_of_electors_never_has_two_that_may_bind(stage):
-    """Random clocks' steps, calls, deaths and awakenings: at no moment may two bind."""
+def test_two_electors_may_never_bind_at_once(stage):
+    """Random clock steps, calls, crashes and restarts: two replicas must never be allowed to bind at the same time."""
 
     async def story(_double, clock, electors, busy):
         chance = random.Random(11)
@@ -311,7 +313,7 @@ def test_a_storm_of_electors_never_has_two_that_may_bind(stage):
     stage(story)
 
 
-def test_only_the_holder_binds_and_only_once_it_has_listed():
+def test_only_the_holder_binds_and_only_after_listing():
     async def go():
         async with world(lease=NAME) as found:
             double, one, names = found
@@ -322,9 +324,9 @@ def test_only_the_holder_binds_and_only_once_it_has_listed():
                 await first.until(lambda: first.cluster.pods.listed_at >= first.leadership._since)
                 assert await first.bind(pods[0], "n0") == ""
                 assert "the one that binds is" in await second.bind(pods[1], "n0")
-                # Both replicas filter: an autoscaler may ask either.
+                # Both replicas filter, because an autoscaler may call either.
                 assert (await second.verb("filter", {"Pod": pods[1], "NodeNames": names}))[1]["NodeNames"] == names
-                # What the leader binds last never reaches the other by events.
+                # The second replica gets no event of the leader's last bind.
                 double.silent = True
                 assert await first.bind(pods[1], "n0") == ""
                 await first.leadership.release()
@@ -341,8 +343,8 @@ def test_only_the_holder_binds_and_only_once_it_has_listed():
     asyncio.run(go())
 
 
-def test_the_leader_dies_in_the_middle_and_no_pod_is_lost_or_placed_twice(monkeypatch):
-    """A kube-scheduler that continues next to the other replica: it tries each pod until it is bound."""
+def test_no_pod_is_lost_or_placed_twice_when_the_leader_dies(monkeypatch):
+    """A kube-scheduler continues with the second replica and tries each pod until it is bound."""
     monkeypatch.setattr(leadership_module, "RETRY", 0.2)
 
     async def go():
@@ -353,11 +355,11 @@ def test_the_leader_dies_in_the_middle_and_no_pod_is_lost_or_placed_twice(monkey
             async with replica(double, NAME, "two", seconds=8.0) as two:
 
                 async def bound(by, left, rounds):
-                    """As a kube-scheduler does: again and again, what is not bound yet."""
+                    """Schedules the unbound pods repeatedly, as a kube-scheduler does."""
                     for _round in range(rounds):
                         for pod in left:
                             await by.schedule(pod, names)
-                        # It watches pods, and lets those be that have a node.
+                        # A kube-scheduler watches pods and skips pods that have a node.
                         left = [one for one in left if not double.objects[path_of(one)]["spec"].get("nodeName")]
                         if not left:
                             return
@@ -365,7 +367,7 @@ def test_the_leader_dies_in_the_middle_and_no_pod_is_lost_or_placed_twice(monkey
                     raise AssertionError([pod["metadata"]["name"] for pod in left])
 
                 await bound(one, pods[:6], 200)
-                # In the middle of a bind: it is done, and nobody is told; then the program is gone.
+                # The API server carries out a bind, but its response is lost, and then the first replica ends.
                 double.fault = lambda _method, path: "done" if path.endswith("/binding") else None
                 assert (await one.schedule(pods[6], names))[1]
                 double.fault = None
@@ -377,7 +379,7 @@ def test_the_leader_dies_in_the_middle_and_no_pod_is_lost_or_placed_twice(monkey
     asyncio.run(go())
 
 
-def test_a_plan_is_written_again_by_the_holder_alone(monkeypatch):
+def test_only_the_holder_restores_a_deleted_plan(monkeypatch):
     monkeypatch.setattr(leadership_module, "RETRY", 0.2)
 
     async def go():
@@ -405,5 +407,5 @@ def test_a_plan_is_written_again_by_the_holder_alone(monkeypatch):
 
 
 def test_the_timeout_of_a_call_is_shorter_than_a_lease_leaves():
-    # Two renewals may be missed, and a bind still has its time.
+    # After two missed renewals there must still be time for one bind.
     assert api_module.TIMEOUT + 3 * leadership_module.RETRY < 15

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of requests: tables of what fits and why not, and properties over random pods and nodes."""
+"""Tests the ledger of requests: tables of what fits, the reasons of refusals, and properties of random
+pods and nodes.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,15 @@ def bind(ledger, uid, asked, name):
 
 
 def one_gpu(memory=0, cores=0, shares=0, **card):
-    """A node of one GPU on which a pod holds so much."""
+    """Returns the ledger of a node with one GPU. A pod uses this memory (MiB), compute (%) and number of slots."""
     ledger = ledger_of({"a": (gpu("GPU-a", **card),)})
     devices = [Device("GPU-a", memory or 1, cores)] if shares else []
     ledger.hold("other", "default/other", "a", [Part(f"c{n}", APP, tuple(devices)) for n in range(shares)])
     return ledger
 
 
-# What is asked of a GPU of 16160 MiB and 10 slots, what others hold there, the reason, and whether waiting can help.
+# columns: the request on a GPU of 16160 MiB and 10 slots, the use by other pods, and the refusal: "never" or "failed"
+# (a wait may help) with words of the reason
 FITS = [
     (ask(3000), {}, None),
     (ask(16160), {}, None),
@@ -70,7 +73,7 @@ FITS = [
 
 
 @pytest.mark.parametrize(("wanted", "there", "why"), FITS)
-def test_what_fits_on_a_gpu_and_why_not(wanted, there, why):
+def test_requests_that_fit_on_a_gpu_and_refusals(wanted, there, why):
     ledger = one_gpu(**there)
     answer = ledger.filter(pod_ask(wanted), ["a"])
     if why is None:
@@ -93,7 +96,7 @@ SELECTED = [
 ]
 
 
-# What is promised and the limit; what others were promised of the 16160 MiB; the plan, or None where it has no room.
+# columns: promised MiB, additional burst MiB, MiB promised to others on a GPU of 16160 MiB, the planned device or None
 BURST = [
     (2000, 6000, 0, Device("GPU-a", 2000, 0, 6000)),
     (2000, 6000, 14160, Device("GPU-a", 2000, 0, 6000)),
@@ -104,7 +107,7 @@ BURST = [
 
 
 @pytest.mark.parametrize(("promised", "burst", "others", "expected"), BURST)
-def test_what_is_promised_is_counted_and_the_limit_is_planned(promised, burst, others, expected):
+def test_promise_is_counted_and_burst_limit_is_planned(promised, burst, others, expected):
     ledger = one_gpu(memory=others, shares=bool(others))
     asked = pod_ask(ask(promised, burst_mib=burst))
     assert ledger.filter(asked, ["a"]).fits == (["a"] if expected else [])
@@ -158,7 +161,7 @@ def test_linked_gpus_are_taken_together():
     assert [one.uuid for one in ledger.place(pod_ask(ask(gpus=2)), "a")[0].devices] == ["GPU-1", "GPU-3"]
 
 
-def test_preemption_thinks_pods_away_and_takes_nothing_off():
+def test_preemption_query_does_not_change_the_ledger():
     ledger = one_gpu(memory=15000, shares=1)
     before = ledger.use("a")
     assert ledger.filter(pod_ask(), ["a"], {"a": ["other"]}).fits == ["a"]
@@ -177,8 +180,8 @@ def test_init_containers_use_what_the_others_will():
         ledger.place(pod_ask(ask(16000, init=True), ask(9000, sidecar=True)), "a")
 
 
-def test_containers_that_fit_in_one_way_alone():
-    # The largest ask of one GPU would take GPU 0 from the container that fits nowhere else.
+def test_only_possible_placement_is_found():
+    # If the largest request were placed first, it would take GPU 0, the only GPU on which another container fits.
     gpus = (gpu("GPU-0", 10000), gpu("GPU-1", 9000), gpu("GPU-2", 4000))
     asked = pod_ask(ask(40, kind=PERCENT), ask(60, kind=PERCENT), ask(60, kind=PERCENT), ask(4000), ask(3600))
     ledger = ledger_of({"a": gpus})
@@ -187,8 +190,9 @@ def test_containers_that_fit_in_one_way_alone():
     assert faults({"a": gpus}, [("a", bind(ledger, "x", asked, "a"))]) == []
 
 
-def test_containers_that_only_fit_tightly_are_bound_tightly():
-    # Spread, the app and the sidecar take a GPU each, and the init container needs both GPUs next to the sidecar.
+def test_tight_placement_is_found_despite_spread():
+    # With the policy "spread", app and sidecar would each take a GPU. But the init container needs both GPUs and runs
+    # together with the sidecar, so the two must share a GPU.
     gpus = (gpu("GPU-0", slots=2), gpu("GPU-1", slots=1))
     asked = pod_ask(ask(1), ask(1, sidecar=True), ask(1, gpus=2, init=True))
     ledger = ledger_of({"a": gpus}, gpu_policy="spread")
@@ -196,8 +200,8 @@ def test_containers_that_only_fit_tightly_are_bound_tightly():
     assert faults({"a": gpus}, [("a", bind(ledger, "x", asked, "a"))]) == []
 
 
-def test_the_answer_of_a_node_does_not_depend_on_other_nodes():
-    # Half of the GPU of b is the larger size, half of those of a is not.
+def test_result_for_a_node_does_not_depend_on_other_nodes():
+    # 50 % of b's GPU is more than the other request of 5000 MiB, 50 % of a's GPUs is not more.
     nodes = {"a": (gpu("GPU-0", 900), gpu("GPU-1", 10000)), "b": (gpu("GPU-2", 40000, slots=1),)}
     asked = pod_ask(ask(5000, sidecar=True), ask(50, kind=PERCENT, sidecar=True), ask(2000, init=True))
     ledger = ledger_of(nodes, gpu_policy="binpack")
@@ -210,14 +214,14 @@ def test_the_answer_of_a_node_does_not_depend_on_other_nodes():
     assert [name for name in nodes if ledger.filter(asked, [name]).fits] == placed
 
 
-def test_a_node_that_goes_and_comes_back_holds_what_it_held():
+def test_returning_node_keeps_its_usage():
     ledger = ledger_of({"a": node("a", 2)})
     bind(ledger, "x", pod_ask(ask(5000, 20)), "a")
     before = ledger.use("a")
     ledger.drop_node("a")
     assert ledger.filter(pod_ask(), ["a"]).never["a"].startswith("the node tells no GPUs")
     ledger.set_node("a", ())
-    # That is how a node says that it offers no parts any more.
+    # An empty GPU list means that the node no longer offers parts of GPUs.
     assert list(ledger.filter(pod_ask(), ["a"]).never) == ["a"] and ledger.prioritize(pod_ask(), ["a"]) is not None
     ledger.set_node("a", node("a", 2))
     assert ledger.use("a") == before
@@ -231,7 +235,7 @@ def test_a_node_that_goes_and_comes_back_holds_what_it_held():
     assert set(ledger.use("a").values()) == {Use(0, 0, 0)}
 
 
-def test_the_truth_may_be_more_than_there_is_and_then_nothing_more_fits():
+def test_oversold_gpu_takes_no_more_pods():
     ledger = one_gpu(memory=15000, shares=2)
     assert ledger.oversold() == [("a", "GPU-a")]
     assert ledger.filter(pod_ask(ask(1)), ["a"]).fits == []
@@ -284,7 +288,7 @@ pods = st.lists(st.tuples(st.lists(asks, min_size=1, max_size=3), st.integers(0,
 
 @settings(deadline=None, max_examples=80)
 @given(fleets, pods, st.sampled_from(["binpack", "spread", "topology"]), st.randoms(use_true_random=False))
-def test_never_oversold_and_the_same_after_a_rebuild_in_any_order(nodes, wanted, policy, chance):
+def test_never_oversold_and_rebuilt_ledger_is_equal(nodes, wanted, policy, chance):
     ledger = ledger_of(nodes, gpu_policy=policy)
     plans = {}
     for n, (one, _node) in enumerate(wanted):
@@ -298,7 +302,7 @@ def test_never_oversold_and_the_same_after_a_rebuild_in_any_order(nodes, wanted,
             except NoRoom:
                 placed = False
             assert placed == (name in answer.fits) or len(one) > 1
-            # The filter looks for other ways only where the greedy one finds no node at all.
+            # The filter searches beyond the greedy placement only if that finds no node.
             assert placed or name not in answer.fits
         if answer.fits:
             name = chance.choice(answer.fits)
@@ -323,7 +327,7 @@ def test_never_oversold_and_the_same_after_a_rebuild_in_any_order(nodes, wanted,
 
 @settings(deadline=None, max_examples=120)
 @given(st.lists(cards, min_size=1, max_size=3), st.lists(asks, min_size=1, max_size=3))
-def test_what_can_be_placed_is_placed(gpus, wanted):
+def test_every_possible_placement_is_found(gpus, wanted):
     gpus = tuple(one._replace(uuid=f"GPU-{n}", healthy=True) for n, one in enumerate(gpus))
     wanted = [one._replace(init=False, sidecar=False) for one in wanted]
     ledger = ledger_of({"a": gpus})
@@ -332,7 +336,7 @@ def test_what_can_be_placed_is_placed(gpus, wanted):
 
 @settings(deadline=None, max_examples=150)
 @given(asks, cards)
-def test_sizes_of_arrays_are_those_of_the_dialects(wanted, card):
+def test_array_sizes_equal_the_request_sizes(wanted, card):
     table = GpuTable()
     table.put("a", [card])
     view = table.view(table.rows(["a"]))
@@ -341,7 +345,7 @@ def test_sizes_of_arrays_are_those_of_the_dialects(wanted, card):
     assert size == (None if need == placement.IMPOSSIBLE else (int(need), int(cores)))
 
 
-def test_the_table_grows_and_forgets():
+def test_gpu_table_grows_and_removes_nodes():
     table = GpuTable(rows=2, columns=1)
     chance = random.Random(1)
     there = {}
@@ -363,7 +367,7 @@ def test_the_table_grows_and_forgets():
     assert table.view(np.array([], np.intp)).there.shape[0] == 0
 
 
-def test_use_of_a_plan_is_its_highest_moment():
+def test_use_of_a_plan_is_its_peak():
     def part(kind, memory, cores=0, uuid="GPU-a"):
         return Part("c", kind, (Device(uuid, memory, cores),))
 

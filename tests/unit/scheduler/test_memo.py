@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is remembered of nodes: the same answers as a ledger that remembers nothing, and few looks."""
+"""Tests the ledger's cache of node results: it gives the same results as no cache, with few evaluations of nodes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ASKS = [
     pod_ask(ask(3000), ask(5000)),
 ]
 
-# By uid, of what the ledger under test holds.
+# Pod uid → plan, for each pod in the tested ledger.
 PLANS: dict = {}
 
 
 def fresh(ledger):
-    """The same facts in a ledger that has been asked nothing."""
+    """Returns a new ledger with the same nodes and pods and an empty cache."""
     made = Ledger()
     for name, gpus in ledger.nodes.items():
         made.set_node(name, gpus)
@@ -39,7 +39,7 @@ def fresh(ledger):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_same_as_without_remembering(seed):
+def test_cached_results_equal_uncached_results(seed):
     chance = random.Random(seed)
     ledger = Ledger()
     PLANS.clear()
@@ -72,7 +72,7 @@ def test_the_same_as_without_remembering(seed):
                 ledger.set_node(name, node(name, 2, healthy=chance.random() < 0.7))
 
 
-def test_only_what_changed_is_looked_at_again():
+def test_only_changed_nodes_are_evaluated_again():
     ledger = Ledger()
     names = [f"n{n}" for n in range(100)]
     for name in names:
@@ -84,17 +84,17 @@ def test_only_what_changed_is_looked_at_again():
         ledger.prioritize(one, names)
         ledger.filter(one, names)
         ledger.hold(f"u{n}", "default/p", "n7", ledger.place(one, "n7"))
-    # Ten changes of one node, the last of which nobody asked about.
+    # Ten changes of one node; no query followed the last change.
     assert memo.looked == 109
-    # A preemption thinks pods away; nothing of that is remembered.
+    # A query for preemption ignores some pods, so its result is not cached.
     ledger.filter(one, names, {"n7": ["u1"]})
     assert memo.looked == 109
     ledger.filter(pod_ask(ask(3001)), names)
     assert memo.looked == 209
 
 
-def test_a_change_that_is_not_counted_is_seen_by_these_tests(monkeypatch):
-    """The control: without the table's count the answer of before stands."""
+def test_tests_notice_a_stale_cache(monkeypatch):
+    """Control: without the table's change counter, the outdated result stays in the cache, and the tests can see it."""
     ledger = Ledger()
     ledger.set_node("n0", node("n0", 1))
     one = pod_ask(ask(16160))
@@ -107,7 +107,7 @@ def test_a_change_that_is_not_counted_is_seen_by_these_tests(monkeypatch):
     assert fresh(ledger).filter(one, ["n0"]).fits == []
 
 
-def test_what_is_remembered_is_bounded_and_grows_with_the_table():
+def test_cache_is_limited_and_grows_with_the_table():
     ledger = Ledger()
     ledger.set_node("n0", node("n0", 1))
     for n in range(memo_module.MAX_ASKS + 5):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes whose kubelet admits devices of one NUMA node alone: filter and plan obey it, and no other node is affected."""
+"""Tests nodes whose kubelet admits only devices of one NUMA node: filter and plan obey this, on these nodes only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ NUMA = "free on one NUMA node, as its topology manager wants"
 
 
 def ledger_of(numas, topology, full=(), **policies):
-    """A node with a GPU for each NUMA node named; of ``full`` no memory is left."""
+    """Returns the ledger of a node with one GPU per entry of the list of NUMA nodes. GPUs in ``full`` have no free
+    memory.
+    """
     ledger = Ledger(**policies)
     ledger.set_node("a", [gpu(f"g{n}", CARD, numa=numa) for n, numa in enumerate(numas)], topology)
     for n in full:
@@ -35,7 +37,8 @@ def one():
     return ask(CARD)
 
 
-# NUMA nodes of the GPUs, topology, full GPUs, containers; the GPUs of each container, or "" and part of the reason.
+# columns: each GPU's NUMA node, the kubelet's topology policy, full GPUs, the containers' requests, and the expected
+# GPUs of each container or words of the refusal
 TABLE = [
     ([0, 1], FREE, (), [two()], [{0, 1}]),
     ([0, 1], Topology("restricted"), (), [two()], [{0, 1}]),
@@ -51,7 +54,7 @@ TABLE = [
     ([0, 0, 1, 1], PER_CONTAINER, (), [two(3)], NUMA),
     ([0, 0, 1, 1], PER_CONTAINER, (), [two(5)], "fewer than 5 GPUs"),
     ([0, 0, 1, 1], PER_CONTAINER, (0, 1, 2), [two()], "not 2 GPUs with"),
-    # By container each may have another NUMA node, by pod all have one.
+    # With scope "container" each container may use another NUMA node; with scope "pod" all use the same.
     ([0, 0, 1, 1], PER_CONTAINER, (), [two(), two()], [{0, 1}, {2, 3}]),
     ([0, 0, 1, 1], PER_POD, (), [two(), two()], NUMA),
     ([0, 0, 1, 1], PER_POD, (), [one(), one()], [{0}, {1}]),
@@ -59,14 +62,14 @@ TABLE = [
     ([0, 1], PER_CONTAINER, (), [one(), one()], [{0}, {1}]),
     ([0, 0, 1, 1, 1], PER_POD, (), [two(), one()], [{2, 3}, {4}]),
     ([0, 0, 1, 1], PER_POD, (0,), [one(), one()], [{2}, {3}]),
-    # The greedy way gives the single one a GPU of the pair.
+    # A greedy placement would give the first container a GPU of the pair that the second container needs.
     ([0, 0, 1], PER_CONTAINER, (), [one(), two()], [{2}, {0, 1}]),
     ([0, 1, 1], PER_CONTAINER, (), [one(), two()], [{0}, {1, 2}]),
     # Init containers run before the others.
     ([0, 0, 1], PER_CONTAINER, (), [two(init=True), two()], [{0, 1}, {0, 1}]),
     ([0, 1], PER_CONTAINER, (), [two(init=True), one()], NUMA),
     ([0, 0, 1], PER_POD, (), [two(init=True), one()], [{0, 1}, {0}]),
-    # The kubelet aligns by what the devices tell; where none tells anything it does nothing.
+    # -1: the GPU reports no NUMA node. If no device reports one, the kubelet does not align.
     ([-1, -1], PER_CONTAINER, (), [two()], [{0, 1}]),
     ([-1, -1], PER_POD, (), [two()], [{0, 1}]),
     ([-1, -1, 0], PER_CONTAINER, (), [two()], NUMA),
@@ -95,7 +98,7 @@ def test_where_containers_go(numas, topology, full, asks, expected, policy):
     assert found == expected or policy == "topology" or len(set(numas)) == 1
 
 
-def test_a_node_s_policy_is_its_own_and_may_change():
+def test_numa_policy_is_per_node_and_may_change():
     ledger = Ledger()
     gpus = [gpu(f"g{n}", CARD, numa=n) for n in range(2)]
     for name, topology in (("strict", PER_CONTAINER), ("free", FREE)):
@@ -109,13 +112,13 @@ def test_a_node_s_policy_is_its_own_and_may_change():
     assert ledger.filter(asked, ["strict", "free"]).fits == ["strict", "free"]
     assert ledger.set_node("strict", strict, PER_POD)
     assert ledger.filter(asked, ["strict", "free"]).fits == ["free"]
-    # A row that is free again keeps no policy.
+    # The node that reuses the row does not inherit the policy.
     ledger.drop_node("strict")
     ledger.set_node("other", gpus)
     assert ledger.filter(asked, ["other"]).fits == ["other"]
 
 
-def test_room_that_a_victim_makes_counts_where_it_is_on_one_numa_node():
+def test_victims_memory_counts_if_on_one_numa_node():
     ledger = ledger_of([0, 0, 1, 1], PER_CONTAINER, (0, 2))
     asked = pod_ask(two())
     assert ledger.filter(asked, ["a"], {"a": ["full-0"]}).fits == ["a"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies of pods and nodes: empty cards, one NUMA node, chains, and labels of nodes with ACK's as aliases."""
+"""Tests policies of pods and nodes: empty GPUs, one NUMA node, policy chains, and node labels with ACK's aliases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOLE, PART = ask(0, 100, kind=CARD), ask(3000, kind=MIB)
 
 
 def ledger_of(*used, numas=(0, 0, 1, 1), labels=None, **policies):
-    """A node of four cards; ``used``: MiB that another pod holds of each."""
+    """Returns the ledger of a node with four GPUs. ``used``: MiB that another pod uses on each."""
     ledger = Ledger(**policies)
     gpus = [gpu(f"g{n}", MEMORY, numa=numa) for n, numa in enumerate(numas)]
     ledger.set_node("a", gpus, labels=labels or NodeLabels())
@@ -32,13 +32,13 @@ def ledger_of(*used, numas=(0, 0, 1, 1), labels=None, **policies):
 
 
 def asked(annotations, gpus=1, memory=3000):
-    """What a pod with these annotations asks for, by the dialects themselves."""
+    """Returns the request of a pod with these annotations, as the real parser reads it."""
     container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": gpus, "nvidia.com/gpumem": memory}}}
     return read_pod({"metadata": {"annotations": annotations}, "spec": {"containers": [container]}})
 
 
 def placed(ledger, wanted):
-    """The numbers of the cards of each container; or the reason why there are none."""
+    """Returns the GPU numbers of each container as strings, or the reason for the refusal."""
     answer = ledger.filter(wanted, ["a"])
     if not answer.fits:
         with pytest.raises(NoRoom):
@@ -49,21 +49,22 @@ def placed(ledger, wanted):
 
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 BIND = "nvidia.com/numa-bind"
-# What is used of four cards, annotations, GPUs; the cards, or a part of the reason.
+# columns: MiB used on each of four GPUs, annotations, number of requested GPUs, the expected GPUs or words of the
+# reason
 CHAINS = [
     ((1, 0, 0, 0), {GPU_POLICY: "mutex"}, 1, "1"),
     ((1, 1, 1, 0), {GPU_POLICY: "mutex"}, 1, "3"),
     ((1, 1, 1, 0), {GPU_POLICY: "mutex"}, 2, "not 2 GPUs that no pod uses"),
     ((1, 1, 1, 1), {GPU_POLICY: "mutex,binpack"}, 1, "not a GPU that no pod uses"),
     ((1, 1, 1, 1), {}, 1, "0"),
-    # One NUMA node, whatever the fullness says.
+    # The annotation for one NUMA node takes precedence over binpack.
     ((9, 0, 8, 0), {GPU_POLICY: "binpack"}, 2, "02"),
     ((9, 0, 8, 0), {GPU_POLICY: "binpack", BIND: "true"}, 2, "01"),
     ((0, 0, 8, 7), {GPU_POLICY: "binpack", BIND: "true"}, 2, "23"),
     ((0, MEMORY, 0, MEMORY), {BIND: "true"}, 2, "free on one NUMA node, as the pod wants"),
     ((0, MEMORY, 0, MEMORY), {}, 2, "02"),
     ((0, 0, 0, 0), {BIND: "true"}, 3, "free on one NUMA node, as the pod wants"),
-    # Chains: the first word decides, the next among what is equal for it.
+    # In a chain, each further policy decides only between GPUs that are equal for the policies before it.
     ((9, 0, 8, 0), {GPU_POLICY: "binpack,numa"}, 2, "02"),
     ((9, 0, 8, 0), {GPU_POLICY: "numa,binpack"}, 2, "01"),
     ((5, 5, 0, 5), {GPU_POLICY: "binpack,numa"}, 2, "01"),
@@ -79,22 +80,22 @@ CHAINS = [
 
 
 @pytest.mark.parametrize(("used", "annotations", "gpus", "expected"), CHAINS)
-def test_chains_of_pods(used, annotations, gpus, expected):
+def test_policy_chains_of_pods(used, annotations, gpus, expected):
     found = placed(ledger_of(*used), asked(annotations, gpus))
     assert found == [expected] or expected in found, found
 
 
-def test_who_came_alone_is_joined_by_others_and_joins_nobody():
+def test_mutex_pod_starts_on_an_empty_gpu_and_others_may_join():
     ledger = ledger_of(numas=(0,))
     alone = asked({GPU_POLICY: "mutex"})
     ledger.hold("x", "default/x", "a", ledger.place(alone, "a"))
     assert placed(ledger, alone) == "not a GPU that no pod uses"
     assert placed(ledger, asked({})) == ["0"]
-    # Preemption may help: it is nothing that lasts.
+    # The refusal is not permanent: preemption may free the GPU.
     assert ledger.filter(alone, ["a"], {"a": ["x"]}).fits == ["a"] and not ledger.filter(alone, ["a"]).never
 
 
-def test_containers_of_a_pod_that_wants_empty_cards_have_one_each():
+def test_containers_of_a_mutex_pod_get_separate_gpus():
     two = pod_ask(ask(alone=True), ask(alone=True))
     assert placed(ledger_of(1), two) == ["1", "2"]
     assert "not all containers fit at once" in placed(ledger_of(1, 1, 1), two)
@@ -102,21 +103,21 @@ def test_containers_of_a_pod_that_wants_empty_cards_have_one_each():
     assert placed(ledger_of(numas=(0, 0, 1)), one_way) == ["2", "01"]
 
 
-def test_where_no_gpu_tells_its_numa_node_there_is_one():
+def test_gpus_without_numa_nodes_count_as_one_numa_node():
     assert placed(ledger_of(numas=(-1, -1)), asked({BIND: "true"}, 2)) == ["01"]
     assert placed(ledger_of(numas=(-1, -1, 0)), asked({BIND: "true"}, 2)) == (
         "not 2 GPUs with 3000 MiB free on one NUMA node, as the pod wants"
     )
 
 
-# Labels of the node, policy of the scheduler, annotations; the card of a pod beside 5000 MiB on card 0.
+# columns: the node's labels, the scheduler's policy, the pod's annotations, the chosen GPU if GPU 0 has 5000 MiB in use
 LABELS = [
     ({}, "spread", {}, "1"),
     ({"vgpu.fleet/gpu-policy": "binpack"}, "spread", {}, "0"),
     ({"ack.node.gpu.placement": "binpack"}, "spread", {}, "0"),
     ({"ack.node.gpu.placement": "spread"}, "binpack", {}, "1"),
     ({"vgpu.fleet/gpu-policy": "spread", "ack.node.gpu.placement": "binpack"}, "binpack", {}, "1"),
-    # What the pod says of itself wins.
+    # The pod's annotation takes precedence over the node's label.
     ({"vgpu.fleet/gpu-policy": "binpack"}, "binpack", {GPU_POLICY: "spread"}, "1"),
     ({"vgpu.fleet/gpu-policy": "spred"}, "binpack", {}, "0"),
 ]
@@ -132,11 +133,11 @@ def told(labels, policy="spread", name="a"):
 
 
 @pytest.mark.parametrize(("labels", "policy", "annotations", "expected"), LABELS)
-def test_labels_order_the_gpus_of_a_node(labels, policy, annotations, expected):
+def test_node_label_sets_the_gpu_policy(labels, policy, annotations, expected):
     ledger, _cluster, _made = told(labels, policy)
     ledger.hold("x", "default/x", "a", [Part("c", APP, (Device("g0", 5000, 0),))])
     assert placed(ledger, asked(annotations)) == [expected]
-    # With several containers too, and next to a node without labels.
+    # A second node without labels does not change the result.
     ledger.set_node("b", node("b", 4))
     two = pod_ask(ask(100), gpu_policy=asked(annotations).preferences.gpu_policy)
     assert ledger.filter(two, ["a", "b"]).fits == ["a", "b"]
@@ -155,17 +156,17 @@ SHARING = [
 
 
 @pytest.mark.parametrize(("label", "value", "whole", "part"), SHARING)
-def test_labels_say_whose_the_gpus_of_a_node_are(label, value, whole, part):
+def test_node_label_limits_gpus_to_whole_or_partial_requests(label, value, whole, part):
     ledger, _cluster, _made = told({label: value})
     for wanted, fits, kind in ((pod_ask(WHOLE), whole, "parts of GPUs"), (pod_ask(PART), part, "whole GPUs")):
         answer = ledger.filter(wanted, ["a"])
         assert (answer.fits == ["a"]) is fits
         assert answer.never == ({} if fits else {"a": f"labelled for pods that take {kind}"})
-    # One container that takes a part makes it a pod of parts.
+    # A single container with a part of a GPU makes the pod a pod of parts.
     assert (ledger.filter(pod_ask(WHOLE, PART), ["a"]).fits == ["a"]) is part
 
 
-def test_a_label_that_changes_is_followed_and_one_that_is_wrong_is_said_once(caplog):
+def test_label_changes_are_followed_and_wrong_labels_logged_once(caplog):
     ledger, cluster, made = told({"ack.node.gpu.schedule": "cgpu"})
     assert ledger.filter(pod_ask(WHOLE), ["a"]).fits == []
     with caplog.at_level(logging.WARNING):
@@ -175,7 +176,7 @@ def test_a_label_that_changes_is_followed_and_one_that_is_wrong_is_said_once(cap
     assert ledger.filter(pod_ask(WHOLE), ["a"]).fits == ["a"]
     (line,) = [record.message for record in caplog.records if "ack.node.gpu.schedule" in record.message]
     assert "node a" in line and "expected one of default, cgpu" in line
-    # A row that another node gets has no labels left.
+    # The node that reuses the row does not inherit the labels.
     made["metadata"]["labels"] = {"vgpu.fleet/gpu-sharing": "exclusive"}
     cluster.node(False, item(made, wire.Node))
     cluster.node(True, item(made, wire.Node))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Victims for a pod of higher priority, and the room that is kept for it until they have left."""
+"""Tests the choice of victims for a pod of higher priority, and the reservation of their memory for this pod."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CARD, SLOTS = 10000, 4
 
 
 def bound(cluster, name, node, *devices, priority=0, ending=False):
-    """A pod as the watch tells it, on GPUs of a node: (UUID, MiB)."""
+    """Enters a pod that is bound to GPUs of a node, as a watch event. ``devices``: (UUID, MiB)."""
     made = pod_object(name, nodeName=node, priority=priority)
     plan = pod_annotations.write_plan([Part("main", APP, tuple(Device(uuid, mib, 0) for uuid, mib in devices))])
     made["metadata"]["annotations"][pod_annotations.PLAN] = plan
@@ -40,7 +40,7 @@ def waiting(name, memory, priority=0, nominated="", gpus=1, **annotations):
 
 
 def preempt(extender, pod, **picked):
-    """By node, the uids that are to go. ``picked``: names of pods that the kube-scheduler chose."""
+    """Returns node → names of the victims. ``picked``: node → names of the kube-scheduler's victims."""
     meta = {
         node: wire.MetaVictims([wire.MetaPod(f"uid-{name}") for name in names], 1) for node, names in picked.items()
     }
@@ -57,8 +57,8 @@ def stage(*names, gpus=1):
     return server, extender, cluster
 
 
-# What is bound on a GPU or two of 10000 MiB as (name, GPU, MiB, priority), what the pod of priority 5 asks for, whom
-# the kube-scheduler picked, and who has to go; None: the node does not help.
+# columns: bound pods (name, GPU, MiB, priority) on one or two GPUs of 10000 MiB; the MiB (and GPUs) that a pod of
+# priority 5 requests; the kube-scheduler's victims; the expected victims (None: the node does not help)
 FULL = [("a", 0, 4000, 1), ("b", 0, 3000, 2), ("c", 0, 2000, 3), ("d", 0, 1000, 4)]
 TABLE = [
     (FULL, 1000, "d", "d"),
@@ -67,27 +67,27 @@ TABLE = [
     (FULL, 5000, "a", "ab"),
     (FULL, 7000, "a", "ab"),
     (FULL, 10000, "a", "abcd"),
-    # Of one priority, the largest go: few and not many.
+    # Among pods of equal priority the largest are evicted, so that few pods are evicted.
     ([("a", 0, 1000, 1), ("b", 0, 6000, 1), ("c", 0, 1500, 1), ("d", 0, 1500, 1)], 7000, "a", "ab"),
-    # Nobody of the same priority, or of a higher one.
+    # No pod of equal or higher priority is evicted.
     ([("a", 0, 5000, 1), ("b", 0, 5000, 5)], 6000, "a", None),
     ([("a", 0, 5000, 1), ("b", 0, 5000, 9)], 6000, "a", None),
     ([("a", 0, 5000, 1), ("b", 0, 5000, 5)], 5000, "a", "a"),
-    # On the GPU where few have to go, and nobody on the other.
+    # Victims are on the GPU with the fewest necessary evictions only.
     ([("a", 0, 5000, 1), ("b", 0, 5000, 1), ("c", 1, 9000, 1), ("d", 1, 500, 1)], 9500, "d", "cd"),
-    # But rather two of a low priority than one of a higher.
+    # Two victims of low priority are preferred to one of higher priority.
     ([("a", 0, 5000, 1), ("b", 0, 5000, 1), ("c", 1, 9000, 2), ("d", 1, 500, 2)], 9500, "a", "ab"),
-    # Two GPUs with the least: one has room already.
+    # A request of two GPUs; the second GPU has enough free memory.
     ([("a", 0, 9000, 1), ("b", 0, 500, 1), ("c", 1, 100, 1)], (9500, 2), "b", "ab"),
-    # Two of which one can be had, the other not.
+    # A request of two GPUs, of which only one can be freed.
     ([("a", 0, 9000, 1), ("c", 1, 1000, 7)], (9500, 2), "a", None),
-    # More than a GPU has.
+    # The request is larger than the GPU.
     (FULL, 10001, "a", None),
 ]
 
 
 @pytest.mark.parametrize(("there", "asked", "picked", "expected"), TABLE)
-def test_who_has_to_go(there, asked, picked, expected):
+def test_victims_of_a_preemption(there, asked, picked, expected):
     _server, extender, cluster = stage("n", gpus=2 if any(one[1] for one in there) else 1)
     for name, n, mib, priority in there:
         bound(cluster, name, "n", (f"n-{n}", mib), priority=priority)
@@ -98,11 +98,11 @@ def test_who_has_to_go(there, asked, picked, expected):
     assert extender.ledger.use("n") == before
 
 
-def test_those_that_are_ending_go_first_and_unknown_ones_never():
+def test_ending_pods_are_first_victims_and_unknown_pods_never():
     _server, extender, cluster = stage("n")
     bound(cluster, "a", "n", ("n-0", 2000))
     bound(cluster, "b", "n", ("n-0", 4000), priority=4, ending=True)
-    # Its bind is on the way: nobody has told its priority yet.
+    # The bind of pod c is not confirmed, so its priority is unknown.
     extender.ledger.hold("uid-c", "default/c", "n", [Part("main", APP, (Device("n-0", 4000, 0),))])
     assert preempt(extender, waiting("p", 3000, 5), n="") == {"n": ["b"]}
     assert preempt(extender, waiting("p", 7000, 5), n="") == {}
@@ -110,8 +110,10 @@ def test_those_that_are_ending_go_first_and_unknown_ones_never():
     assert preempt(extender, waiting("p", 7000, 5), n="") == {"n": ["b", "c"]}
 
 
-def test_a_node_that_tells_no_gpus_does_not_help_and_disturbs_nobody():
-    """The kube-scheduler asks about it: its own count of slots fails there before any extender is called."""
+def test_node_without_gpus_does_not_help_preemption():
+    """The kube-scheduler also names nodes without our GPUs, because its own resource check fails
+    before any extender.
+    """
     _server, extender, cluster = stage("n")
     for name, n, mib, priority in FULL:
         bound(cluster, name, "n", (f"n-{n}", mib), priority=priority)
@@ -120,8 +122,8 @@ def test_a_node_that_tells_no_gpus_does_not_help_and_disturbs_nobody():
     assert preempt(extender, waiting("p", 5000, 5), stock="x", n="a") == {}
 
 
-def test_nodes_that_cannot_help_do_not_stand_before_one_that_can(monkeypatch):
-    """Only so many nodes are completed in a call, and their names come in the order of the alphabet, each time."""
+def test_useless_nodes_do_not_use_up_the_limit_of_nodes(monkeypatch):
+    """A call completes the victims of a limited number of nodes, and nodes always come in alphabetical order."""
     monkeypatch.setattr(preemption, "MAX_COMPLETED", 2)
     names = ["a", "b", "c", "d", "e", "f", "g"]
     _server, extender, cluster = stage(*names)
@@ -134,8 +136,8 @@ def test_nodes_that_cannot_help_do_not_stand_before_one_that_can(monkeypatch):
 
 
 @pytest.mark.parametrize(("hard", "expected"), [("15000", {"n": ["a", "b"]}), ("14999", {})])
-def test_nobody_goes_for_a_pod_that_its_quota_stops(hard, expected):
-    """10000 MiB are in use of it. Nobody goes for a quota either, also who counts in it."""
+def test_no_victims_for_a_pod_over_its_quota(hard, expected):
+    """10000 MiB of the quota are in use. No pod is evicted to free quota."""
     _server, extender, cluster = stage("n")
     for name, n, mib, priority in FULL:
         bound(cluster, name, "n", (f"n-{n}", mib), priority=priority)
@@ -144,22 +146,22 @@ def test_nobody_goes_for_a_pod_that_its_quota_stops(hard, expected):
     assert preempt(extender, waiting("p", 5000, 5), n="a") == expected
 
 
-def test_a_pod_with_several_containers_gets_room_for_all_of_them():
+def test_victims_make_room_for_all_containers():
     _server, extender, cluster = stage("n", gpus=2)
     for name, n, mib in (("a", 0, 5000), ("b", 0, 3000), ("c", 1, 9000), ("d", 1, 100)):
         bound(cluster, name, "n", (f"n-{n}", mib))
     pod = waiting("p", 6000, 5)
     pod["spec"]["containers"].append({**pod["spec"]["containers"][0], "name": "second"})
-    # 7000 MiB on one GPU, and 9900 on the other; b stays.
+    # d is the kube-scheduler's victim. Without a and c, the GPUs have 7000 and 9900 MiB free, so b stays.
     assert preempt(extender, pod, n="d") == {"n": ["a", "c", "d"]}
     bound(cluster, "c", "n", ("n-1", 9000), priority=5)
     assert preempt(extender, pod, n="d") == {}
 
 
-def test_victims_are_the_fewest_by_an_account_of_our_own():
-    """Random nodes: with the victims gone there is room, with any of the added ones back there is none, no victim is of
-    the pod's priority, a node is left out exactly where all of them would not do, and where all have one priority no
-    fewer would do."""
+def test_victims_are_minimal_on_random_nodes():
+    """Checks the victims on random nodes. Without them the pod fits; if any added victim stays, it does not fit. All
+    victims have a lower priority. A node is missing only if evicting all lower pods would not help. If all pods have
+    equal priority, no smaller set of victims would be enough."""
     chance = random.Random(6)
     seen = {"helped": 0, "useless": 0, "added": 0}
     for number in range(150):
@@ -203,7 +205,7 @@ def test_victims_are_the_fewest_by_an_account_of_our_own():
 
 
 def is_room(held, asked, node, gone):
-    """Whether a card of the node holds what is asked for once these pods are gone."""
+    """Returns whether a GPU of the node has enough free memory without these pods."""
     for n in range(2):
         stay = [one[2] for name, one in held.items() if one[1] == f"{node}-{n}" and name not in gone]
         if len(stay) < SLOTS and sum(stay) + asked <= CARD:
@@ -221,22 +223,22 @@ def bind(extender, name, node="n"):
     return asyncio.run(extender.bind(wire.BindArgs(name, "default", f"uid-{name}", node))).Error
 
 
-def test_room_is_kept_from_the_nomination_to_the_bind():
+def test_memory_is_reserved_from_nomination_to_bind():
     async def go():
         _server, extender, cluster = stage("n")
         bound(cluster, "victim", "n", ("n-0", 6000), ending=True)
         important = waiting("important", 9000, 5, nominated="n")
         cluster.pod(False, item(important))
         before = extender.ledger.use("n")
-        # While the victim is there, what is free already is kept as well.
+        # While the victim still runs, the free memory is reserved too.
         for name, priority, fits in (("low", 0, False), ("same", 5, False), ("high", 6, True)):
             other = waiting(name, 3000, priority)
             found, why = names_of(extender, other, "n")
             assert (found == ["n"]) == fits and (KEPT in why.values()) != fits, other
-        # Another pod of its priority is not sent there either, one above it is.
+        # A pod of equal priority gets no reserved memory, a pod of higher priority does.
         assert preempt(extender, waiting("same", 3000, 5), n="") == {}
         assert preempt(extender, waiting("high", 7000, 6), n="") == {"n": ["victim"]}
-        # It is gone: room for the one, and for another only beside it.
+        # The victim has ended: the nominated pod fits; another pod gets only the memory that remains.
         cluster.pod(True, item(pod_object("victim")))
         assert names_of(extender, waiting("low", 3000), "n")[0] == []
         assert names_of(extender, waiting("small", 1000), "n")[0] == ["n"]
@@ -248,7 +250,7 @@ def test_room_is_kept_from_the_nomination_to_the_bind():
 
 
 @pytest.mark.parametrize("end", ["bound", "gone", "cleared", "unreadable", "unlisted"])
-def test_room_is_kept_no_longer_than_the_nomination(end):
+def test_reservation_ends_with_the_nomination(end):
     _server, extender, cluster = stage("n")
     cluster.pod(False, item(waiting("important", 9000, 5, nominated="n")))
     low = waiting("low", 3000)
@@ -267,8 +269,8 @@ def test_room_is_kept_no_longer_than_the_nomination(end):
     assert names_of(extender, low, "n")[0] == ["n"]
 
 
-def test_of_two_nominated_for_one_room_one_gets_it():
-    """Neither waits for the other for ever; the second is nominated before the first is told."""
+def test_one_of_two_pods_nominated_for_the_same_memory_gets_it():
+    """The two pods do not block each other, even if the second is nominated before the event of the first arrives."""
     _server, extender, cluster = stage("n")
     pods = {name: waiting(name, 6000, 5, nominated="n") for name in ("b", "a", "c")}
     for pod in pods.values():
@@ -277,8 +279,8 @@ def test_of_two_nominated_for_one_room_one_gets_it():
     assert bind(extender, "b") != "" and bind(extender, "a") == ""
 
 
-def test_who_waits_for_kept_room_is_told_so():
-    """Not that there is room, which is what the ledger says once the filter call is over."""
+def test_refusal_names_reserved_memory():
+    """The reason names the reserved memory; the ledger itself would report the memory as free."""
     _server, extender, cluster = stage("n")
     bound(cluster, "victim", "n", ("n-0", 6000), ending=True)
     cluster.pod(False, item(waiting("important", 9000, 5, nominated="n")))
@@ -288,8 +290,8 @@ def test_who_waits_for_kept_room_is_told_so():
 
 
 @pytest.mark.parametrize("lost", ["", "sick", "equal", "away"])
-def test_nothing_is_kept_where_no_victims_end_makes_room_any_more(lost):
-    """The nomination stands meanwhile: the kube-scheduler takes it back when it tries the pod again, or not at all."""
+def test_no_reservation_if_no_victim_can_free_enough(lost):
+    """The nomination remains: the kube-scheduler clears it only when it tries the pod again, or never."""
     _server, extender, cluster = stage("n", gpus=2)
     bound(cluster, "victim", "n", ("n-0", 4000), ending=True)
     bound(cluster, "other", "n", ("n-1", 6000), priority=5)
@@ -304,12 +306,12 @@ def test_nothing_is_kept_where_no_victims_end_makes_room_any_more(lost):
     fits, why = names_of(extender, waiting("low", 3000), "n")
     assert fits == (["n"] if lost else []), why
     assert (why == {"n": KEPT}) == (not lost)
-    # And a preemption of its own priority may begin there.
+    # A pod of the same priority may start a preemption on this node.
     assert ("n" in preempt(extender, waiting("same", 3000, 5), n="victim")) == bool(lost)
 
 
 @pytest.mark.parametrize(("limit", "fits"), [(2, ["a", "b", "c"]), (1, ["a", "c"])])
-def test_what_one_filter_call_looks_at_is_bounded(limit, fits, monkeypatch):
+def test_nominated_pods_per_filter_call_are_limited(limit, fits, monkeypatch):
     monkeypatch.setattr(preemption, "MAX_KEPT", limit)
     _server, extender, cluster = stage("a", "b", "c")
     for name, priority in (("a", 6), ("b", 5)):
@@ -318,8 +320,8 @@ def test_what_one_filter_call_looks_at_is_bounded(limit, fits, monkeypatch):
     assert list(extender.ledger.held_by()) == []
 
 
-def test_what_is_tried_is_bounded_also_where_victims_are_still_there(monkeypatch):
-    """A job that takes the place of hundreds: each filter call would try them all, for as long as victims take."""
+def test_placements_per_filter_call_are_limited(monkeypatch):
+    """A job may have hundreds of nominated pods. Without a bound, each filter call would try them all."""
     monkeypatch.setattr(preemption, "MAX_KEPT", 3)
     names = [f"n{n}" for n in range(9)]
     _server, extender, cluster = stage(*names)
@@ -332,8 +334,8 @@ def test_what_is_tried_is_bounded_also_where_victims_are_still_there(monkeypatch
     assert len(tried) == 3
 
 
-def test_a_bind_leaves_the_gpu_that_a_nominated_pod_needs():
-    """The emptiest GPU is what the policy takes, and the only one that is large enough for the other."""
+def test_bind_avoids_the_gpu_of_a_nominated_pod():
+    """The policy would choose the emptiest GPU, but only this GPU is large enough for the nominated pod."""
     taken = {}
     for nominated in ("", "n"):
         _server, extender, cluster = stage("n", gpus=2)
@@ -348,7 +350,7 @@ def test_a_bind_leaves_the_gpu_that_a_nominated_pod_needs():
     assert taken == {"": "n-0", "n": "n-1"}
 
 
-def test_a_bind_that_comes_after_the_nomination_is_refused():
+def test_bind_after_a_nomination_is_refused():
     _server, extender, cluster = stage("n")
     low = waiting("low", 3000)
     assert names_of(extender, low, "n")[0] == ["n"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program itself: its files, its sockets, its end."""
+"""Tests the whole scheduler program: its configuration files, its sockets and its shutdown."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def eventually(ask, seconds=60.0):
             await asyncio.sleep(0.1)
 
 
-def test_the_program_serves_both_and_drains_at_sigterm(tmp_path):
+def test_program_serves_extender_and_webhook_and_drains_at_sigterm(tmp_path):
     async def go():
         async with KubeApi() as double, aiohttp.ClientSession() as session:
             double.put(HOOK, {"metadata": {"name": "x"}, "webhooks": [{"name": "a"}]})
@@ -85,7 +85,7 @@ def test_the_program_serves_both_and_drains_at_sigterm(tmp_path):
                 review = json.dumps({"request": {"uid": "9", "object": pod}})
 
                 async def reviewed():
-                    # The API server puts its timeout behind the path.
+                    # The API server appends its timeout to the path.
                     url = f"https://127.0.0.1:{outer}/mutate?timeout=5s"
                     async with session.post(url, data=review, ssl=context) as answer:
                         return await answer.json()
@@ -99,7 +99,7 @@ def test_the_program_serves_both_and_drains_at_sigterm(tmp_path):
                         assert (answer.status, await answer.text()) == (503, "this replica ends\n")
 
                 await eventually(refused)
-                # Whoever has not seen yet that it ends is answered, and asks another replica next.
+                # Callers that do not know of the shutdown yet still get a response; they call another replica next.
                 url = f"https://127.0.0.1:{outer}/mutate?timeout=5s"
                 async with session.post(url, data=review, ssl=context) as answer:
                     assert (await answer.json())["response"]["allowed"]
@@ -154,7 +154,7 @@ def defaults(document):
 
 
 class Server:
-    """Answers every call, and notes what the caller showed."""
+    """Responds to every call and records the caller's token."""
 
     def __init__(self, tls=None):
         self.shown = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quotas of namespaces: what pods count, admission and bind, over real HTTP before an API server in memory."""
+"""Tests namespace quotas: the amounts that pods count, admission and bind, over HTTP with an in-memory API server."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def pod(limits, labels=None, init=(), sidecars=()):
 
 G, M, C = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 COUNTS = [
-    # the pod, the cards of the fleet, MiB and percent on all of its GPUs together: by hand
+    # columns: the pod, the GPU models of the fleet, (MiB, percent) over all GPUs of the pod, computed by hand
     (pod({G: 1, M: 3000, C: 30}), [V100], (3000, 30)),
     (pod({G: 4, M: 3000, C: 30}), [V100], (12000, 120)),
     (pod({M: 3000}), [V100], (3000, 0)),
     (pod({G: 2, "nvidia.com/gpumem-percentage": 50}), [V100], (16160, 0)),
-    # Which card it will be nobody knows: the least.
+    # The GPU model is not known yet, so the smallest amount counts.
     (pod({G: 2, "nvidia.com/gpumem-percentage": 50}), [V100, T4], (15360, 0)),
     (pod({G: 1}), [V100, T4], (15360, 100)),
     (pod({G: 1, M: 15500}), [V100, T4], (15500, 0)),
@@ -49,7 +49,7 @@ COUNTS = [
     (pod({"tencent.com/vcuda-core": 200}), [V100], (32320, 200)),
     (pod({"nvidia.com/gpu.shared": 1}), [T4], (2194, 14)),
     (pod([{M: 1000}, {M: 2000, C: 10}]), [V100], (3000, 10)),
-    # An init container and what comes after it are never there at once; a sidecar is always.
+    # An init container and the containers after it never run together; a sidecar runs with all of them.
     (pod({M: 1000}, init=[{M: 4000, C: 5}]), [V100], (4000, 5)),
     (pod({M: 1000, C: 20}, init=[{M: 300}]), [V100], (1000, 20)),
     (pod({M: 1000}, init=[{M: 4000}], sidecars=[{M: 500}]), [V100], (4500, 0)),
@@ -58,12 +58,12 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("made", "cards", "expected"), COUNTS)
-def test_what_a_pod_counts(made, cards, expected):
+def test_quota_amounts_of_a_pod(made, cards, expected):
     assert tuple(least(read_pod(made), cards)) == expected
 
 
 def quotas_of(hard, held=(), config=None):
-    """Quotas of the namespace ``team``, in which pods hold (MiB, percent)."""
+    """Returns the quotas of the namespace ``team``, whose pods use ``held``: (MiB, percent) of each."""
     ledger = Ledger()
     ledger.set_node("n0", node("n0", 8))
     for n, (memory, cores) in enumerate(held):
@@ -75,7 +75,8 @@ def quotas_of(hard, held=(), config=None):
 
 
 HARD = [
-    # what quotas say, what is held, what a pod asks for, "" or words of the refusal
+    # columns: the quotas' hard limits, (MiB, percent) of running pods, the new pod's request, "" or words of the
+    # refusal
     ({}, [], {M: 3000}, ""),
     ({"q": {MEM: "3000"}}, [], {M: 3000}, ""),
     ({"q": {MEM: "2999"}}, [], {M: 3000}, "limits.nvidia.com/gpumem: 3000 asked for on all GPUs"),
@@ -92,20 +93,20 @@ HARD = [
     ({"q": {CORES: "50"}}, [(1, 30)], {M: 5, C: 21}, "limits.nvidia.com/gpucores: 21 asked for"),
     ({"q": {CORES: "50"}}, [(1, 30)], {M: 5, C: 20}, ""),
     ({"q": {CORES: "50"}}, [], {G: 1}, "100 asked for"),
-    # What takes what others leave counts no cores, also where none are left.
+    # A pod without a request for compute counts 0 % and is admitted even if the quota is used up.
     ({"q": {CORES: "0"}}, [], {M: 5}, ""),
-    # More is held than a quota was lowered to: nothing ends, nothing joins, and other names are not held up.
+    # A quota was lowered below the current use: no new pod that counts in this resource, but others are admitted.
     ({"q": {MEM: "100"}}, [(3000, 0)], {M: 1}, "3000 of 100 in use; ask for at most 0"),
     ({"q": {CORES: "10", MEM: "9000"}}, [(3000, 90)], {M: 1}, ""),
-    # Each of several holds.
+    # If a namespace has several quotas, all of them apply.
     ({"a": {MEM: "9000"}, "b": {MEM: "500"}}, [], {M: 600}, "quota b of namespace team"),
-    # Kubernetes counts its own.
+    # These resources are counted by Kubernetes itself.
     ({"q": {"requests.nvidia.com/gpumem": "1", "pods": "0", "limits.cpu": "0"}}, [], {M: 600}, ""),
 ]
 
 
 @pytest.mark.parametrize(("hard", "held", "asks", "words"), HARD)
-def test_quotas(hard, held, asks, words):
+def test_quota_admits_or_refuses(hard, held, asks, words):
     quotas = quotas_of(hard, held)
     said = quotas.admit("team", "u", read_pod(pod(asks)))
     assert (words in said and said) if words else said == ""
@@ -113,7 +114,7 @@ def test_quotas(hard, held, asks, words):
     assert bool(quotas.fits("team", read_pod(pod(asks)))) == (bool(words) and bool(said))
 
 
-def test_a_quota_that_goes_or_changes_is_forgotten():
+def test_deleted_and_changed_quotas_are_followed():
     quotas = quotas_of({"a": {MEM: "10"}, "b": {CORES: "10"}})
     ask = read_pod(pod({M: 11}))
     assert "quota a" in quotas.admit("team", "u", ask)
@@ -126,7 +127,7 @@ def test_a_quota_that_goes_or_changes_is_forgotten():
     assert list(quotas.namespaces) == []
 
 
-def test_the_factor_of_memory_is_the_unit_of_the_quota():
+def test_quota_uses_the_memory_factor():
     config = read_pod.__globals__["Config"](memory_factor=1024)
     quotas = quotas_of({"q": {MEM: "4"}}, [(2048, 0)], config)
     assert quotas.admit("team", "u", read_pod(pod({M: 2}), config)) == ""
@@ -134,7 +135,7 @@ def test_the_factor_of_memory_is_the_unit_of_the_quota():
 
 
 def test_admission_reserves_nothing():
-    """Any program that reaches the webhook may send it any review: what is no stored pod takes quota from nobody."""
+    """Any client can send reviews to the webhook, so a pod counts only once it is stored."""
     quotas = quotas_of({"q": {MEM: "6000"}})
     ask = read_pod(pod({M: 3000}))
     assert [quotas.admit("team", f"forged-{n}", ask) for n in range(100)] == [""] * 100
@@ -142,15 +143,15 @@ def test_admission_reserves_nothing():
     assert quotas._waiting == {}
 
 
-def test_stored_pods_count_while_they_wait_and_while_they_hold():
+def test_stored_pods_count_while_pending_and_bound():
     quotas = quotas_of({"q": {MEM: "6000"}})
     ask = read_pod(pod({M: 3000}))
     quotas.waits("team", "a", ask)
     quotas.waits("team", "b", ask)
     assert quotas.admit("team", "c", ask)
-    # The API server may ask again about one that is stored: it counts once.
+    # The API server may review a stored pod again; the pod still counts once.
     assert quotas.admit("team", "b", ask) == ""
-    # Between its bind and the event of it a pod both holds and waits, and counts once.
+    # Between its bind and the bind's event, a pod is both bound and pending in the scheduler; it counts once.
     quotas._ledger.hold("a", "team/a", "n0", [Part("main", APP, (Device("GPU-n0-1", 3000, 0),))])
     assert quotas.admit("team", "b", ask) == ""
     quotas.forget("team", "a")
@@ -160,8 +161,8 @@ def test_stored_pods_count_while_they_wait_and_while_they_hold():
     assert quotas.admit("team", "c", ask) == ""
 
 
-def test_the_sums_of_namespaces_are_those_of_their_pods():
-    """Held, moved, released, nodes that come and go: the sums are kept, and the test adds them up again."""
+def test_namespace_sums_equal_the_sums_of_pods():
+    """Pods are added, moved and removed, nodes come and go; the test recomputes each namespace's sum from the pods."""
     import random
 
     chance = random.Random(7)
@@ -220,13 +221,13 @@ async def admission(one, made, verb="validate", **more):
     return response["allowed"], status.get("code"), status.get("message", "")
 
 
-def test_admission_refuses_with_the_numbers():
+def test_admission_refusal_has_the_amounts():
     async def go():
         async with world(nodes=1, gpus=4) as (double, one, names):
             double.put(quota_path(), quota_object({MEM: "9000", CORES: "100"}))
             await one.until(lambda: list(one.extender.quotas.namespaces) == ["default"])
             first = pod_object("a", gpus=2)
-            # Asked twice as the API server does, once before it is changed.
+            # Sent twice, as the API server does: before and after the mutation.
             assert (await admission(one, first, "mutate"))[0] and (await admission(one, first))[0]
             stored = double.put(pod_path("a"), first)
             await one.until(lambda: one.extender.quotas._waiting)
@@ -234,7 +235,7 @@ def test_admission_refuses_with_the_numbers():
             assert (allowed, code) == (False, 403)
             assert "3001 asked for" in message and "6000 of 9000 in use" in message and "quota q" in message
             assert (await admission(one, pod_object("b", memory=3001), namespace="free"))[0]
-            # Bound, it counts as it did; ended, no more.
+            # A bound pod counts the same amount; an ended pod counts nothing.
             assert (await one.schedule(stored, names))[1] == ""
             await one.until(lambda: one.extender.quotas.held("default") == Demand(6000, 0))
             assert (await admission(one, pod_object("b", memory=3001)))[1] == 403
@@ -249,7 +250,7 @@ def test_admission_refuses_with_the_numbers():
     asyncio.run(go())
 
 
-def test_what_two_replicas_admitted_at_once_is_bound_within_the_quota():
+def test_bind_enforces_the_quota_across_replicas():
     async def go():
         async with world(nodes=2, gpus=4) as found:
             double, one, names = found
@@ -257,7 +258,8 @@ def test_what_two_replicas_admitted_at_once_is_bound_within_the_quota():
                 double.put(quota_path(), quota_object({MEM: "9000"}))
                 for each in (one, two):
                     await each.until(lambda each=each: list(each.extender.quotas.namespaces) == ["default"])
-                # Neither sees what the other admits: three each, where three in all may be.
+                # The replicas do not see each other's admissions: each admits three pods, but the quota allows three in
+                # total.
                 pods = [pod_object(f"p{n}") for n in range(6)]
                 answers = [await admission(one if n < 3 else two, made) for n, made in enumerate(pods)]
                 assert all(allowed for allowed, _code, _message in answers)
@@ -278,8 +280,8 @@ def test_what_two_replicas_admitted_at_once_is_bound_within_the_quota():
     asyncio.run(go())
 
 
-def test_the_exact_size_is_judged_at_the_bind():
-    """Half of a card is less on the smaller one: admitted for that, refused on the larger."""
+def test_bind_checks_the_exact_size():
+    """50 % is less memory on the smaller GPU: the pod is admitted with that amount and refused on the larger GPU."""
 
     async def go():
         async with world(nodes=1, gpus=1) as (double, one, _names):

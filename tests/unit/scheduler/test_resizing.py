@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another size for a pod that runs: what the leader grants and refuses, step by step without a server. What was written
-on the pod and what the ledger holds are looked at, never what the program says of itself."""
+"""Tests size changes of running pods: the leader's grants and refusals, step by step, without an API server.
+
+The tests check the pod's annotations and the ledger, not the program's own status.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ CARD = 16160
 
 
 class World:
-    """Pods as the API server has them, with versions; a write of another version is a conflict."""
+    """An API server with versioned pods: a write with another version is a conflict (409)."""
 
     def __init__(self, *gpus):
         self.pods: dict[str, dict] = {}
@@ -51,7 +53,7 @@ class World:
         self.tell(name)
 
     def change(self, name, **texts):
-        """Keys: resize, given, former, resized."""
+        """Sets annotations of a pod (None deletes) and sends the event. Keys: resize, given, former, resized."""
         annotations = self.pods[f"uid-{name}"]["metadata"]["annotations"]
         for key, text in texts.items():
             if text is None:
@@ -65,7 +67,7 @@ class World:
         self.change(name, resize=json.dumps({"main": size}))
 
     def tell(self, name):
-        """An event of the watch, with the pod of now."""
+        """Sends a watch event with the pod's current state."""
         self.version += 1
         self.pods[f"uid-{name}"]["metadata"]["resourceVersion"] = str(self.version)
         self.event_of(name)
@@ -75,7 +77,7 @@ class World:
         self.cluster.pod(False, read)
 
     def done(self, name):
-        """Its node keeps what was given."""
+        """Marks the granted size as applied by the node."""
         self.change(name, former=None)
 
     def round(self, seconds=30.0):
@@ -92,7 +94,7 @@ class World:
         plan = pod_annotations.read_annotations(self.annotations(name))
         return [tuple(one[:3]) for part in plan for one in part.devices]
 
-    # --- as api.Api
+    # --- methods of api.Api
 
     async def annotate(self, namespace, name, uid, annotations, version=""):
         if self.during:
@@ -112,7 +114,7 @@ class World:
         self.events.append((pod["name"], reason, message))
 
 
-def test_more_counts_at_once_and_less_when_it_is_kept():
+def test_growth_counts_at_once_and_shrinking_after_confirmation():
     here = World()
     here.add("a", (A, 3000, 10))
     here.ask("a", 8000, 40)
@@ -134,8 +136,8 @@ def test_more_counts_at_once_and_less_when_it_is_kept():
     assert len(here.writes) == 2, "what was granted is asked for no more"
 
 
-def test_what_others_changed_since_the_grant_is_not_undone():
-    """As by vgpuctl: the request that stands was granted, and is no reason to grant it again."""
+def test_later_changes_by_others_are_not_reverted():
+    """vgpuctl, for example, may change the size later. The old request was granted once and is not granted again."""
     here = World()
     here.add("a", (A, 3000, 10))
     here.ask("a", 8000)
@@ -149,7 +151,7 @@ def test_what_others_changed_since_the_grant_is_not_undone():
     assert here.given("a") == [(A, 8001, 10)]
 
 
-# What others hold of the GPU, what the pod holds, its request, and "" or the words of the event.
+# columns: (MiB, %) of other pods on the GPU, the pod's size, its request (None: unchanged), "" or words of the event
 FITS = [
     ([], (3000, 0), (CARD, None), ""),
     ([], (3000, 0), (CARD + 1, None), f"{CARD + 1} MiB are asked for, 0 of {CARD} are held by others; at most {CARD}"),
@@ -183,7 +185,7 @@ def test_room_of_the_gpu(others, has, asks, words):
         assert here.events == [] and here.given("a") == [(A, *wanted)]
 
 
-def test_one_that_waits_is_granted_when_there_is_room_and_says_so_once():
+def test_waiting_resize_is_granted_later_with_one_event():
     here = World()
     here.add("other", (A, 10000, 0))
     here.add("a", (A, 3000, 0))
@@ -197,13 +199,13 @@ def test_one_that_waits_is_granted_when_there_is_room_and_says_so_once():
 
 
 NONSENSE = ["", "{", "{}", "[]", '{"main": {"memory_mib": -1}}', '{"other": {"cores": 1}}', "[" * 5000]
-# Half of a pair is no text, and what is answered is sent as text.
+# An unpaired surrogate cannot be encoded as UTF-8, and the event's message must be.
 NONSENSE += ['{"\\ud800": {"cores": 1}}', '{"\\udfff": 1}']
 
 
 @pytest.mark.parametrize("text", NONSENSE)
 def test_nonsense_is_answered_once_and_changes_nothing(text):
-    """It passes where no webhook was asked."""
+    """Without the webhook an invalid request is not refused at admission."""
     here = World()
     here.add("a")
     here.change("a", resize=text)
@@ -218,10 +220,10 @@ def test_nonsense_is_answered_once_and_changes_nothing(text):
 
 
 QUOTAS = [
-    # hard MiB, MiB of another pod of the namespace, the pod, its request, words
+    # columns: the quota in MiB, MiB of another pod of the namespace, MiB of the pod, its request, words of the event
     (10000, 4000, 3000, 6000, ""),
     (10000, 4000, 3000, 6001, "quota own of namespace default: limits.nvidia.com/gpumem: 6001 asked for"),
-    (5000, 4000, 3000, 2000, ""),  # a quota that was lowered since
+    (5000, 4000, 3000, 2000, ""),  # the quota was lowered below the use
     (5000, 4000, 3000, 3001, "in use"),
 ]
 
@@ -241,8 +243,8 @@ def test_quota_of_the_namespace(hard, other, has, asks, words):
         assert here.given("a") == [(A, asks, 0)] and here.events == []
 
 
-def test_room_that_is_granted_is_nobody_elses_while_the_answer_is_on_its_way():
-    """An event of before the grant, as of a heartbeat, comes while it is written: the room stays claimed."""
+def test_granted_memory_is_reserved_during_the_write():
+    """An outdated event arrives while the grant is written; the granted memory stays reserved."""
     here = World()
     here.add("a", (A, 3000, 0))
     here.ask("a", 12000)
@@ -269,9 +271,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "held"), FAULTS)
-def test_a_write_that_fails(fault, held):
-    """Refused: its room is free again. Without an answer it may have been done, and stays claimed for as long as a
-    request lives."""
+def test_failed_write_of_a_grant(fault, held):
+    """A refused write frees the memory. A write without a response may have succeeded, so its memory stays reserved for
+    the request's lifetime."""
     here = World()
     here.add("a", (A, 3000, 0))
     here.ask("a", 12000)
@@ -289,8 +291,8 @@ def test_a_write_that_fails(fault, held):
     assert here.given("a") == [(A, 12000, 0)]
 
 
-def test_a_grant_is_made_on_the_pod_that_was_judged():
-    """Its node wrote meanwhile: what that said is not overwritten."""
+def test_grant_does_not_overwrite_a_changed_pod():
+    """The node wrote the pod meanwhile; the grant must not overwrite the node's change."""
     here = World()
     here.add("a", (A, 3000, 0))
     here.ask("a", 12000)
@@ -321,7 +323,7 @@ def test_a_flood_of_requests_is_answered_a_few_at_a_time(monkeypatch):
         here.round(1.0)
         assert len(here.writes) - writes <= 20 and len(here.events) - events <= 5
     assert ("honest", 9000) in [(name, here.given(name)[0][1]) for name, _texts in here.writes]
-    # One who changes his mind with every second is granted something each ten, and no more.
+    # A pod whose request changes every second gets a grant every ten seconds at most.
     writes = len(here.writes)
     for second in range(30):
         here.ask("p1", 30 + second)
@@ -329,7 +331,7 @@ def test_a_flood_of_requests_is_answered_a_few_at_a_time(monkeypatch):
     assert 2 <= sum(name == "p1" for name, _texts in here.writes[writes:]) <= 4
 
 
-def test_what_is_gone_is_forgotten():
+def test_deleted_pods_are_forgotten():
     here = World()
     here.add("a")
     here.ask("a", 1 << 20)
@@ -343,8 +345,8 @@ def test_what_is_gone_is_forgotten():
     assert here.resizing.pending == 0 and here.resizing._said == {}
 
 
-def test_a_ledger_that_begins_anew_counts_the_same():
-    """Of the annotations alone, in whatever order they come."""
+def test_new_ledger_computes_the_same_use():
+    """A new ledger computes the same use from the annotations alone, in any order of pods."""
     here = World()
     here.add("a", (A, 3000, 10))
     here.ask("a", 1000, 60)
@@ -359,7 +361,7 @@ def test_a_ledger_that_begins_anew_counts_the_same():
     assert again.writes == []
 
 
-def test_room_that_is_kept_for_a_pod_whose_victims_leave_is_not_given():
+def test_memory_reserved_for_a_nominated_pod_is_not_granted():
     here = World(gpu(A, slots=1))
     here.add("a", (A, 3000, 0))
     waits = pod_object("high", 14000)
@@ -374,7 +376,7 @@ def test_room_that_is_kept_for_a_pod_whose_victims_leave_is_not_given():
     assert here.given("a") == [(A, 100, 0)], "less is always granted"
 
 
-def test_a_replica_that_does_not_bind_grants_nothing():
+def test_replica_without_the_lease_grants_nothing():
     here = World()
     here.add("a")
     here.ask("a", 8000)
@@ -390,8 +392,10 @@ def test_a_replica_that_does_not_bind_grants_nothing():
     assert len(here.writes) == 1
 
 
-def test_over_http_with_the_rights_that_we_ship():
-    """The whole program at an API server that obeys them: annotation, grant, and the word of the node."""
+def test_resize_over_http_with_the_shipped_rights():
+    """The whole program with an API server that enforces the shipped rights: request, grant,
+    confirmation by the node.
+    """
 
     async def go():
         async with world(nodes=1) as (double, one, names):
@@ -412,7 +416,7 @@ def test_over_http_with_the_rights_that_we_ship():
             assert one.ledger.held("uid-a").uses == ((given.uuid, 16000, 0, 1),)
             with double.edit(pod_path("a")) as stored:
                 del stored["metadata"]["annotations"][resizes.FORMER]
-            # Beyond the card: an event, and no write.
+            # A request larger than the GPU causes an event and no write.
             writes = len(double.writes)
             change(**{resizes.RESIZE: '{"main": {"memory_mib": 16161}}'})
             await one.until(lambda: double.of("events"))

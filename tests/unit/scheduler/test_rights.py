@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rights of the scheduler's account are those that it uses: the program's own client at an API server that notes
-what each request needs. Every other test of this folder runs with these rights too, and no more (conftest)."""
+"""Tests that the scheduler's account has exactly the rights that the program uses: an API server records the right of
+each request of the real client. All other tests of this folder run with the same rights (conftest)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RIGHTS = grants(MANIFESTS, NAME)
 HOOKS = "/apis/admissionregistration.k8s.io/v1"
 SECRET = f"/api/v1/namespaces/kube-system/secrets/{NAME}-tls"
 
-# The other container of each pod, the stock kube-scheduler, has the same account. Of its rights each has a source.
+# Rights of the stock kube-scheduler, which runs in the same pod with the same account. Each entry names its source.
 OF_KUBE_SCHEDULER = {
     # client-go's LeaseLock gets, creates and updates; bootstrappolicy names the lease kube-scheduler alone.
     *((verb, "coordination.k8s.io", "leases", LEASES[0]) for verb in ("get", "update")),
@@ -43,7 +43,7 @@ BUILT_IN = {
 
 
 async def certificates(api, double):
-    """Made, made again where the Secret is broken, and trusted by both webhook configurations."""
+    """Creates certificates, replaces a broken Secret, and updates both webhook configurations."""
     for kind in tls.KINDS:
         double.put(f"{HOOKS}/{kind}/{NAME}", {"metadata": {"name": NAME}, "webhooks": [{"name": "a"}]})
     for _twice in range(2):
@@ -53,7 +53,7 @@ async def certificates(api, double):
 
 
 async def election(api):
-    """One takes and renews the Lease, the other asks for it."""
+    """The first replica takes, renews and releases the Lease; the second requests it."""
     one, two = (Leadership(api, Listed(), Candidacy(f"kube-system/{LEASES[1]}", name)) for name in ("one", "two"))
     await one.round()
     await one.round()
@@ -63,7 +63,7 @@ async def election(api):
 
 
 async def life_of_pods(double):
-    """Bound, a plan that is deleted, a bind after a restart, one that finds no room, one for which another leaves."""
+    """Binds a pod, restores a deleted plan, refuses a bind after a restart, and evicts a pod for a higher priority."""
     double.put("/api/v1/nodes/n0", node_object("n0", node("n0", 1)))
     pods = [double.put(pod_path(name), pod_object(name, memory)) for name, memory in (("a", 3000), ("b", 16160))]
     async with replica(double) as one:
@@ -82,7 +82,7 @@ async def life_of_pods(double):
 
 
 async def claims(api, double):
-    """Made once, and looked at by another replica."""
+    """The first replica creates the claim; the second finds the existing claim."""
     for made in (1, 0):
         one = PodClaims(api)
         one.all_pods([claiming("a", {"vgpu-1": [1, 1000, 10]})], 0.0)
@@ -103,7 +103,7 @@ def asked():
     return asyncio.run(go())
 
 
-def test_it_may_do_all_that_it_does(asked):
+def test_all_used_rights_are_granted(asked):
     assert missing(RIGHTS, asked) == set()
 
 
@@ -112,20 +112,20 @@ def test_it_may_do_nothing_that_it_never_does(asked):
     assert left == OF_KUBE_SCHEDULER
 
 
-def test_each_right_that_is_left_out_is_found_missing(asked):
-    """The check itself: of the rights that the program uses none could go."""
+def test_each_missing_right_is_detected(asked):
+    """Control of the check: without any one of the used rights, the check reports a missing right."""
     used = {one for one in RIGHTS if (one.verb, one.group, one.resource, one.name) not in OF_KUBE_SCHEDULER}
     assert len(used) > 20
     assert all(missing(RIGHTS - {one}, asked) for one in used)
 
 
-def test_without_claims_it_may_not_touch_them():
+def test_no_rights_on_claims_if_claims_are_disabled():
     less = grants(scheduler_manifests.manifests(Desired(*IMAGES)), NAME)
     assert {one.resource for one in RIGHTS - less} == {"resourceclaims"} and less < RIGHTS
 
 
 def test_what_is_not_granted_is_refused():
-    """The API servers of this folder's tests obey the rights."""
+    """The API servers of this folder's tests enforce the rights."""
 
     async def go():
         async with KubeApi() as double, Api(KubeAccess(double.url), timeout=60.0) as api:
@@ -136,7 +136,7 @@ def test_what_is_not_granted_is_refused():
     asyncio.run(go())
 
 
-def test_other_roles_are_the_kube_schedulers_and_nobody_else_has_any():
+def test_other_roles_belong_to_the_kube_scheduler():
     assert built_in(MANIFESTS, NAME) == set(BUILT_IN)
     assert accounts(MANIFESTS) == {NAME}
     assert not any("*" in one for one in RIGHTS)

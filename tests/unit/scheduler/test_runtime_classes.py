@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods whose containers another runtime than runc would start: refused at admission, by the filter and at the bind."""
+"""Tests pods with a container runtime other than runc: admission, filter and bind refuse them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def of(handlers=(), known=None):
     return classes
 
 
-# RuntimeClass of the pod, further handlers, and words of the refusal; none where it is taken.
+# columns: the pod's RuntimeClass, additional allowed handlers, words of the refusal (none: accepted)
 JUDGED = [
     ("", (), ()),
     ("plain", (), ()),
@@ -47,12 +47,12 @@ JUDGED = [
 
 
 @pytest.mark.parametrize(("name", "handlers", "words"), JUDGED)
-def test_which_handlers_have_slices(name, handlers, words):
+def test_accepted_runtime_handlers(name, handlers, words):
     found = of(handlers).refusal("default/p", name)
     assert bool(found) is bool(words) and all(one in found for one in words), found
 
 
-def test_before_the_first_list_nothing_is_known_and_what_goes_is_forgotten():
+def test_runtime_classes_follow_list_and_events():
     classes = RuntimeClasses()
     assert "have not been listed yet" in classes.refusal("default/p", "plain") and not classes.refusal("default/p", "")
     classes = of()
@@ -65,13 +65,13 @@ def test_before_the_first_list_nothing_is_known_and_what_goes_is_forgotten():
     assert "is not known here" in classes.refusal("default/p", "plain")
 
 
-# Limits, spec, settings, and whether it is admitted.
+# columns: limits, further fields of the spec, settings, whether the pod is admitted
 REVIEWS = [
     ({GPU: "1"}, {"runtimeClassName": "gpus"}, {}, True),
     ({GPU: "1"}, {"runtimeClassName": "kata"}, {}, False),
     ({GPU: "1"}, {}, {"runtime_class": "kata"}, False),
     ({GPU: "1"}, {"runtimeClassName": "gpus"}, {"runtime_class": "kata"}, True),
-    # A device plugin gives it a slice whoever bound it.
+    # The device plugin gives the pod a slice, whichever scheduler binds it, so the pod is refused.
     ({GPU: "1"}, {"runtimeClassName": "kata", "schedulerName": "other"}, {}, False),
     ({"cpu": "1"}, {"runtimeClassName": "kata"}, {}, True),
     ({GPU: "0"}, {"runtimeClassName": "kata"}, {}, True),
@@ -97,11 +97,11 @@ def test_admission_filter_and_bind_follow_the_api_server():
             await one.until(lambda: "safe" in one.extender.classes.handlers)
             allowed, code, message = await admission(one, pod)
             assert (allowed, code) == (False, 422) and "kata-qemu" in message
-            # As with a label that keeps it from the webhook.
+            # A pod that bypassed the webhook, for example by a label.
             _status, found = await one.verb("filter", {"Pod": pod, "NodeNames": names})
             assert not found["NodeNames"] and "kata-qemu" in found["FailedAndUnresolvableNodes"]["n0"]
             assert 'pod default/a: RuntimeClass "kata"' in await one.bind(pod, "n0")
-            # One that no filter call came before: the pod is read.
+            # A bind without an earlier filter call: the program reads the pod from the API server.
             text = (await one.get("/explain/default/a"))[1]
             assert "kata-qemu" in text and "nodes have room" not in text
             fresh = double.put(pod_path("b"), pod_object("b", runtimeClassName="kata"))
@@ -128,7 +128,7 @@ def test_no_preemption_for_a_pod_that_never_gets_a_slice():
     asyncio.run(go())
 
 
-def test_where_they_cannot_be_read_no_pod_that_names_one_has_a_slice():
+def test_unreadable_runtime_classes_refuse_pods_that_name_one():
     async def go():
         async with world(nodes=1, wait=False) as (double, _one, _names):
             double.fault = refusing("GET", CLASSES, 403, "no rights")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The extender over real HTTP, before an API server in memory: binds, restarts, lost events, leaders, bad bodies."""
+"""Tests the extender over HTTP with an in-memory API server: binds, restarts, lost events, leaders, invalid bodies."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pod_path(name):
 
 
 class Replica:
-    """One of the program: its parts, and its extender over a socket."""
+    """One replica of the program: its parts, with the extender on a socket."""
 
     def __init__(self, double, session):
         self.double, self.session = double, session
@@ -78,7 +78,7 @@ class Replica:
             return answer.status, await answer.text()
 
     async def schedule(self, pod, nodes):
-        """What a kube-scheduler does with one pod. The node, or None; and what bind said."""
+        """Schedules one pod as a kube-scheduler does. Returns (node or None, bind's error)."""
         status, found = await self.verb("filter", {"Pod": pod, "NodeNames": nodes})
         assert status == 200 and not found["Error"], found
         if not found["NodeNames"]:
@@ -103,7 +103,7 @@ class Replica:
 
 @asynccontextmanager
 async def replica(double, lease="", identity="one", resync=300.0, wait=True, timeout=60.0, seconds=15.0):
-    # As long as a busy machine may need; a test of what hangs says less.
+    # The default timeout is long enough for a busy machine; tests of hanging calls pass a shorter one.
     async with Api(Access(double.url), timeout=timeout) as api, aiohttp.ClientSession() as session:
         one = Replica(double, session)
         one.ledger = Ledger()
@@ -130,7 +130,7 @@ async def replica(double, lease="", identity="one", resync=300.0, wait=True, tim
             for each in (task, election):
                 each.cancel()
             ends = await asyncio.gather(task, election, return_exceptions=True)
-            # Nothing may end by itself but an election that is none.
+            # Only an election without a lease may end by itself.
             assert isinstance(ends[0], asyncio.CancelledError), ends[0]
             assert ends[1] is None or isinstance(ends[1], asyncio.CancelledError), ends[1]
             await runner.cleanup()
@@ -149,7 +149,7 @@ async def world(nodes=2, gpus=2, **options):
 
 
 def plans(double):
-    """(node, plan) of each bound pod, as the API server has it."""
+    """Returns (node, plan) of each bound pod in the API server."""
     found = []
     for one in double.of("pods"):
         if one["spec"].get("nodeName"):
@@ -162,7 +162,7 @@ def plans(double):
     return found
 
 
-def test_a_pod_is_bound_with_its_plan_in_one_request():
+def test_bind_writes_plan_and_node_in_one_request():
     async def go():
         async with world() as (double, one, names):
             pod = double.put(pod_path("a"), pod_object("a"))
@@ -178,10 +178,10 @@ def test_a_pod_is_bound_with_its_plan_in_one_request():
     asyncio.run(go())
 
 
-def test_many_at_once_never_oversell_and_every_refusal_is_said():
+def test_concurrent_pods_never_oversell():
     async def go():
         async with world(nodes=3, gpus=2) as (double, one, names):
-            # Each GPU takes five of them: 30 in all, 45 asked at the same moment, all for the node that looks best.
+            # Each GPU has room for five pods, 30 in total. 45 pods are scheduled at once, all to the best node.
             pods = [double.put(pod_path(f"p{n}"), pod_object(f"p{n}")) for n in range(45)]
             answers = await asyncio.gather(*(one.schedule(pod, names) for pod in pods))
             for _round in range(4):
@@ -196,7 +196,7 @@ def test_many_at_once_never_oversell_and_every_refusal_is_said():
     asyncio.run(go())
 
 
-def test_the_ledger_comes_back_from_pods_and_nodes():
+def test_ledger_is_rebuilt_from_pods_and_nodes():
     async def go():
         async with world() as (double, one, names):
             for n in range(6):
@@ -217,7 +217,7 @@ def test_the_ledger_comes_back_from_pods_and_nodes():
 
 
 BINDS = [
-    # what the API server does, is the pod bound then, does it hold at once, and in the end
+    # columns: the API server's fault, whether the pod is bound then, whether it has a reservation at once, and finally
     (lambda _m, path: 409 if path.endswith("/binding") else None, False, True, False),
     (lambda _m, path: 404 if path.endswith("/binding") else None, False, False, False),
     (lambda _m, path: 503 if path.endswith("/binding") else None, False, True, False),
@@ -227,7 +227,7 @@ BINDS = [
 
 
 @pytest.mark.parametrize(("fault", "bound", "holds", "finally_holds"), BINDS)
-def test_binds_that_go_wrong(fault, bound, holds, finally_holds, monkeypatch):
+def test_failing_binds(fault, bound, holds, finally_holds, monkeypatch):
     monkeypatch.setattr(cluster_module, "GIVE_UP", 1.5)
 
     async def go():
@@ -247,7 +247,7 @@ def test_binds_that_go_wrong(fault, bound, holds, finally_holds, monkeypatch):
     asyncio.run(go())
 
 
-def test_a_bind_that_was_done_unseen_and_is_tried_again_still_holds():
+def test_retried_bind_after_a_lost_response_succeeds():
     async def go():
         async with world(timeout=2.0) as (double, one, names):
             pod = double.put(pod_path("a"), pod_object("a"))
@@ -263,7 +263,7 @@ def test_a_bind_that_was_done_unseen_and_is_tried_again_still_holds():
     asyncio.run(go())
 
 
-def test_lost_events_are_made_good_by_the_next_list():
+def test_next_list_repairs_lost_events():
     async def go():
         async with world(resync=1.5) as (double, one, names):
             for name in ("a", "b"):
@@ -281,7 +281,7 @@ def test_lost_events_are_made_good_by_the_next_list():
     asyncio.run(go())
 
 
-def test_a_version_that_is_too_old_means_a_new_list():
+def test_too_old_version_causes_a_new_list():
     async def go():
         async with world(resync=300.0) as (double, one, names):
             double.silent = True
@@ -298,7 +298,7 @@ def test_a_version_that_is_too_old_means_a_new_list():
     asyncio.run(go())
 
 
-def test_a_plan_that_somebody_deleted_is_written_again():
+def test_deleted_plan_is_restored():
     async def go():
         async with world() as (double, one, names):
             pod = double.put(pod_path("a"), pod_object("a"))
@@ -347,7 +347,7 @@ def test_a_plan_that_somebody_changed_is_not_believed_and_is_written_again(chang
     asyncio.run(go())
 
 
-def test_what_the_kubelet_gave_stands_when_its_annotation_is_deleted():
+def test_kubelets_choice_remains_after_its_annotation_is_deleted():
     async def go():
         async with world() as (double, one, names):
             pod = double.put(pod_path("a"), pod_object("a"))
@@ -367,7 +367,7 @@ def test_what_the_kubelet_gave_stands_when_its_annotation_is_deleted():
     asyncio.run(go())
 
 
-def test_the_ledger_follows_what_the_kubelet_gave():
+def test_ledger_follows_the_kubelets_choice():
     async def go():
         async with world(nodes=1) as (double, one, names):
             pod = double.put(pod_path("a"), pod_object("a"))
@@ -384,7 +384,7 @@ def test_the_ledger_follows_what_the_kubelet_gave():
     asyncio.run(go())
 
 
-def test_nodes_that_go_come_back_and_lose_their_annotation():
+def test_removed_and_returning_nodes():
     async def go():
         async with world() as (double, one, names):
             pod = double.put(pod_path("a"), pod_object("a"))
@@ -405,7 +405,7 @@ def test_nodes_that_go_come_back_and_lose_their_annotation():
     asyncio.run(go())
 
 
-def test_a_bind_reads_the_pod_where_a_restart_forgot_it():
+def test_bind_reads_an_unknown_pod_after_a_restart():
     async def go():
         async with world() as (double, one, _names):
             pod = double.put(pod_path("a"), pod_object("a"))
@@ -455,7 +455,7 @@ BODIES = [
 ]
 
 
-def test_bad_bodies_get_a_status_and_a_sentence_and_the_service_stays_up():
+def test_invalid_bodies_get_an_error_and_the_service_continues():
     async def go():
         async with world() as (_double, one, _names):
             for verb, body, status, words in BODIES:
@@ -470,7 +470,7 @@ def test_bad_bodies_get_a_status_and_a_sentence_and_the_service_stays_up():
     asyncio.run(go())
 
 
-def test_a_pod_that_cannot_be_is_said_to_be_so_for_every_node():
+def test_invalid_pod_is_refused_on_every_node():
     async def go():
         async with world() as (_double, one, names):
             wrong = pod_object("a", memory="-5")
@@ -505,7 +505,7 @@ def test_what_people_see(capsys):
             assert await asyncio.to_thread(main_module.ask, "127.0.0.1:1", "a") == 1
             said = capsys.readouterr()
             assert "it would fit on n0" in said.out and "404" in said.err and "nobody listens" in said.err
-            # Nobody reads the figures of the cluster where the API server calls.
+            # The webhook's socket, which the API server calls, serves no cluster metrics.
             async with one.session.get(f"{one.webhook_url}/metrics") as refused:
                 assert refused.status == 404
             status, text = await one.get("/metrics")
@@ -517,7 +517,7 @@ def test_what_people_see(capsys):
             bounds = {each.labels.get("le") for each in families["vgpu_scheduler_request_duration_seconds"].samples}
             assert {"10.0", "+Inf"} <= bounds, "as long as a kube-scheduler waits"
             assert families["process_resident_memory_bytes"].samples[0].value > 0
-            if shutil.which("promtool"):  # Debian's package prometheus
+            if shutil.which("promtool"):  # promtool is in Debian's package prometheus.
                 checked = await asyncio.to_thread(by_prometheus, text)
                 assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
             assert families["vgpu_scheduler_binds"].type == "counter"
@@ -528,7 +528,7 @@ def test_what_people_see(capsys):
     asyncio.run(go())
 
 
-def test_not_ready_and_no_bind_before_the_first_lists():
+def test_service_is_not_ready_before_the_first_lists():
     async def go():
         async with KubeApi() as double:
             double.fault = lambda _method, _path: 403
@@ -537,10 +537,10 @@ def test_not_ready_and_no_bind_before_the_first_lists():
                 status, text = await one.get("/readyz")
                 assert status == 503 and "403" in text
                 assert "being listed" in await one.bind(pod_object("a"), "n0")
-                # An error, which is tried again soon, and not "no node has GPUs".
+                # An error is retried soon; the result "no node has GPUs" would not be.
                 _status, found = await one.verb("filter", {"Pod": pod_object("a"), "NodeNames": ["n0"]})
                 assert "being listed" in found["Error"] and not found["FailedAndUnresolvableNodes"]
-                # Nobody is deleted by what is known so far.
+                # No pod is evicted while the data is incomplete.
                 asked = {"Pod": pod_object("a"), "NodeNameToMetaVictims": {"n0": {"Pods": [{"UID": "uid-b"}]}}}
                 status, text = await one.verb("preempt", asked)
                 assert status == 503 and "being listed" in text
@@ -549,5 +549,5 @@ def test_not_ready_and_no_bind_before_the_first_lists():
 
 
 def test_the_timeout_of_a_call_is_shorter_than_a_lease_leaves():
-    # kube-scheduler: lease 15 s, given up 10 s after the last renewal.
+    # kube-scheduler's lease lasts 15 s; the holder gives up 10 s after its last renewal.
     assert api_module.TIMEOUT < 15 - 10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preemption where slots are free and memory alone is short: whom the API server is asked to evict, and who stays."""
+"""Tests preemption if slots are free and only memory is short: which pods are evicted and which stay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVICTION = "/eviction"
 
 
 class Stage:
-    """A program without its loops, at an API server over HTTP; ``told`` enters what the API server has."""
+    """The program without its loops, with an API server over HTTP. ``told`` reads all objects of the API server."""
 
     def __init__(self, double, api):
         self.double, self.may = double, ""
@@ -57,7 +57,7 @@ class Stage:
         self.told()
 
     def tries(self, name):
-        """What a kube-scheduler asks. The nodes with room."""
+        """Sends the kube-scheduler's filter call; returns the nodes with enough memory."""
         pod = self.double.objects[pod_path(name)]
         return self.extender.filter(wire.ExtenderArgs(pod, list(self.ledger.nodes))).NodeNames
 
@@ -65,7 +65,7 @@ class Stage:
         return {one["metadata"]["name"] for one in self.double.of("pods") if "deletionTimestamp" in one["metadata"]}
 
     async def helps(self, name):
-        """It is tried, and looked at. (names of those that are asked to leave, nominated node)."""
+        """Schedules a pod and runs the preemption; returns (names of evicted pods, nominated node)."""
         before = self.ending()
         assert self.tries(name) == []
         await self.shortages.help()
@@ -75,7 +75,7 @@ class Stage:
 
 
 def on_stage(test):
-    """Runs it with a Stage."""
+    """Runs a test coroutine with a Stage."""
 
     async def go(*args):
         async with KubeApi() as double, Api(Access(double.url), timeout=60.0) as api:
@@ -89,17 +89,17 @@ def on_stage(test):
     return run
 
 
-# On two cards of 10000 MiB: (name, card, MiB, priority); what the pod of priority 5 asks for, and who has to go.
+# columns: pods (name, GPU, MiB, priority) on two GPUs of 10000 MiB, the request of a pod of priority 5, the victims
 TABLE = [
     ([("a", 0, 9000, 0), ("b", 1, 9000, 1)], 9500, ["a"]),
     ([("a", 0, 9000, 2), ("b", 1, 9000, 1)], 9500, ["b"]),
     ([("a", 0, 4000, 0), ("b", 0, 4000, 0), ("c", 1, 9000, 0)], 9500, ["c"]),
     ([("a", 0, 4000, 0), ("b", 0, 4000, 0), ("c", 1, 9000, 1)], 9500, ["a", "b"]),
-    # Nobody is asked who need not go, and nobody of the pod's own priority or above.
+    # Only necessary victims are evicted, and only pods of lower priority.
     ([("a", 0, 4000, 0), ("b", 0, 4000, 0), ("c", 1, 9000, 5)], 5000, ["a"]),
     ([("a", 0, 9000, 5), ("b", 1, 9000, 9)], 9500, None),
     ([("a", 0, 4000, 0), ("b", 0, 4000, 5), ("c", 1, 9000, 5)], 7000, None),
-    # Larger than any card: nobody's end changes that.
+    # Larger than any GPU: no eviction would help.
     ([("a", 0, 9000, 0), ("b", 1, 9000, 0)], 10001, None),
 ]
 
@@ -115,7 +115,7 @@ def test_who_has_to_go_where_memory_is_short(there, asked, expected):
         gone, node = await stage.helps("p")
         assert (gone, node) == ((expected, "n") if expected else ([], ""))
         assert stage.shortages.evicted == len(gone)
-        # It is kept for the pod meanwhile, and nobody else has to go.
+        # The memory is reserved for the pod meanwhile, and no further pod is evicted.
         if expected:
             stage.waits("low", 100, 0)
             assert stage.tries("low") == []
@@ -128,8 +128,10 @@ def test_who_has_to_go_where_memory_is_short(there, asked, expected):
     go()
 
 
-def test_a_victim_is_marked_as_the_kube_scheduler_marks_its_own():
-    """It waits for the end of these, and keeps the nomination until then. An event says it to the victim's owner."""
+def test_victim_gets_the_kube_schedulers_condition():
+    """The kube-scheduler waits for pods with this condition and keeps the nomination. An event informs the victim's
+    owner.
+    """
 
     @on_stage
     async def go(stage):
@@ -147,7 +149,7 @@ def test_a_victim_is_marked_as_the_kube_scheduler_marks_its_own():
     go()
 
 
-def test_the_node_where_the_lowest_priority_goes_is_taken():
+def test_node_with_the_lowest_priority_victims_is_chosen():
     @on_stage
     async def go(stage):
         for name, priority in (("a", 3), ("b", 1), ("c", 2)):
@@ -160,7 +162,7 @@ def test_the_node_where_the_lowest_priority_goes_is_taken():
 
 
 @pytest.mark.parametrize("chunk", [1, 64])
-def test_who_ends_already_need_not_be_asked(chunk, monkeypatch):
+def test_ending_pods_are_not_evicted_again(chunk, monkeypatch):
     monkeypatch.setattr(shortage, "MAX_NODES", chunk)
 
     @on_stage
@@ -171,7 +173,7 @@ def test_who_ends_already_need_not_be_asked(chunk, monkeypatch):
         stage.bound("on-b", "b", 9000, 3, ending=True)
         stage.waits("p", 9000)
         assert await stage.helps("p") == ([], "b")
-        # For a second one the other node is left.
+        # A second pod gets the other node.
         stage.waits("q", 9000)
         assert await stage.helps("q") == (["on-a"], "a")
 
@@ -179,7 +181,7 @@ def test_who_ends_already_need_not_be_asked(chunk, monkeypatch):
 
 
 def refuses(*names):
-    """A disruption budget keeps these."""
+    """Refuses the eviction of these pods, as a disruption budget does."""
     return lambda method, path: 429 if any(path.endswith(f"/{name}{EVICTION}") for name in names) else None
 
 
@@ -199,8 +201,8 @@ def test_a_disruption_budget_is_kept():
     go()
 
 
-def test_a_budget_that_allows_one_of_two_costs_nobody():
-    """They are asked for as a try first."""
+def test_budget_for_one_of_two_victims_evicts_none():
+    """Evictions are tried as a dry run first, so a refused second eviction evicts no pod."""
 
     @on_stage
     async def go(stage):
@@ -221,7 +223,7 @@ NOT = ["never", "quota", "no-leader", "no-lower", "helped", "bound"]
 
 
 @pytest.mark.parametrize("why", NOT)
-def test_nobody_goes(why):
+def test_cases_without_eviction(why):
     @on_stage
     async def go(stage):
         stage.node("n")
@@ -235,7 +237,7 @@ def test_nobody_goes(why):
             stage.may = "another replica binds"
         assert stage.tries("p") == []
         if why == "helped":
-            # Slots are short on another node: the kube-scheduler's own preemption comes first.
+            # Another node has too few free slots, so the kube-scheduler's own preemption comes first.
             stage.node("m", slots=1)
             stage.bound("b", "m", 1000)
             picked = {"m": wire.MetaVictims([wire.MetaPod("uid-b")])}
@@ -249,8 +251,8 @@ def test_nobody_goes(why):
     go()
 
 
-def test_what_is_looked_at_is_bounded(monkeypatch):
-    """By number, and a pod that nothing helps comes again after a while."""
+def test_pods_per_round_are_limited(monkeypatch):
+    """The number of pods per round is limited, and a pod that no eviction helps is tried again later."""
     monkeypatch.setattr(shortage, "MAX_DUE", 2)
     now = [0.0]
 
@@ -280,7 +282,7 @@ def test_what_is_looked_at_is_bounded(monkeypatch):
     go()
 
 
-def test_the_loop_waits_for_the_kube_scheduler_and_ends_what_it_began(monkeypatch):
+def test_loop_waits_for_the_kube_scheduler(monkeypatch):
     monkeypatch.setattr(shortage, "DELAY", 0.05)
 
     @on_stage
@@ -301,8 +303,8 @@ def test_the_loop_waits_for_the_kube_scheduler_and_ends_what_it_began(monkeypatc
 
 
 @pytest.mark.parametrize("end", ["gone", "bound"])
-def test_a_pod_that_needs_nothing_any_more_while_the_api_server_is_asked(end):
-    """Nobody leaves for it, and nothing is kept for it."""
+def test_pod_that_ends_during_the_eviction_calls(end):
+    """If the pod ends during the API calls, no pod is evicted and no memory is reserved for it."""
 
     @on_stage
     async def go(stage):
@@ -327,7 +329,7 @@ def test_a_pod_that_needs_nothing_any_more_while_the_api_server_is_asked(end):
     go()
 
 
-def test_an_api_server_that_fails_disturbs_nobody_and_it_is_tried_again():
+def test_failing_api_server_is_retried_without_evictions():
     @on_stage
     async def go(stage):
         stage.node("n")

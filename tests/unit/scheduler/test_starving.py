@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callers of the webhook that send nothing, or slowly, or much: each is let go, and others are answered meanwhile."""
+"""Tests webhook clients that send nothing, slowly or too much: each is disconnected, and other clients are served."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def of_length(size, text):
     return HEAD + f"Content-Length: {size}\r\n\r\n".encode() + text
 
 
-# What is sent, and how the answer begins; nothing where the connection is closed without one.
+# columns: the sent bytes, the start of the response (empty: the connection is closed without a response)
 SLOW = [
     (b"", b""),
     (b"POST /mut", b""),
@@ -65,10 +65,10 @@ def test_who_is_slow_is_let_go(text, begins, monkeypatch):
     asyncio.run(go())
 
 
-def test_large_bodies_are_read_a_few_at_a_time_and_hold_up_no_small_one():
+def test_large_bodies_do_not_delay_small_ones():
     async def go():
         async with world(nodes=1) as (_double, one, _names), contextlib.AsyncExitStack() as held:
-            # All but their last byte: they wait for as long as BODY_SECONDS.
+            # Each client sends all but the last byte, so the server waits for BODY_SECONDS.
             slow = [await sends(one, of_length(LARGE, b" " * (LARGE - 1))) for _n in range(server_module.AT_ONCE)]
             for _reader, writer in slow:
                 held.callback(writer.close)
@@ -86,8 +86,8 @@ def test_large_bodies_are_read_a_few_at_a_time_and_hold_up_no_small_one():
     asyncio.run(go())
 
 
-def test_connections_that_say_nothing_take_no_descriptor_that_others_need(tmp_path):
-    """Where a shell or an engine gives few, the program takes what it may have."""
+def test_idle_connections_do_not_use_up_descriptors(tmp_path):
+    """If the limit of open files is low, the program raises it to the allowed maximum."""
 
     async def go():
         async with KubeApi() as double, aiohttp.ClientSession() as session, contextlib.AsyncExitStack() as held:
@@ -122,7 +122,7 @@ def few_descriptors():
 
 
 async def asked(port):
-    """By a connection of its own."""
+    """Sends a request over a new connection."""
     async with aiohttp.ClientSession() as session:
         body = json.dumps({"Pod": pod_object("a"), "NodeNames": []})
         async with session.post(f"http://127.0.0.1:{port}/filter", data=body) as answer:

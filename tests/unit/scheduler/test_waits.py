@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events on pods that wait: what they say, how often, and to whom they name whom."""
+"""Tests events of pending pods: their text, their frequency, and which other pods they may name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def hold(ledger, name, node_name, memory, space="default"):
     )
 
 
-def test_what_it_says():
+def test_text_of_the_event():
     async def go(_clock, told, ledger, waiting):
         hold(ledger, "big", "n0", 12000)
         hold(ledger, "other", "n1", 10000, space="secret")
@@ -61,7 +61,7 @@ def test_what_it_says():
         assert (name, reason) == ("a", "GpusNotFree")
         assert text.startswith("0 of 3 nodes have room: 2 not a GPU with 8000 MiB free (n0, n1); ")
         assert "1 not a GPU large enough for 8000 MiB (n2)" in text
-        # The least that would have to go belongs to somebody else: its size is said and not its name.
+        # The smallest sufficient pod is in another namespace, so the event has its size but not its name.
         assert (
             text.endswith("It would fit on n1 once a pod of another namespace (10000 MiB) ends")
             and "secret" not in text
@@ -83,7 +83,7 @@ HELPS = [
 
 
 @pytest.mark.parametrize(("asked", "words"), HELPS)
-def test_what_would_help(asked, words):
+def test_event_names_what_would_help(asked, words):
     async def go(_clock, told, _ledger, waiting):
         waiting.add(Waits(about("a"), asked, ["n0", "n1"], ""))
         await waiting.tell()
@@ -92,8 +92,10 @@ def test_what_would_help(asked, words):
     story(go)
 
 
-def test_how_often():
-    """At once; with other reasons after a minute; with the same seldom; never for a pod that is gone."""
+def test_frequency_of_events():
+    """The first event is immediate, new reasons follow after a minute, equal reasons are rare; a deleted pod gets
+    none.
+    """
 
     async def go(clock, told, ledger, waiting):
         for name in ("n0", "n1"):
@@ -123,7 +125,7 @@ def test_how_often():
     story(go)
 
 
-def test_faults_and_bounds(monkeypatch):
+def test_event_errors_and_limits(monkeypatch):
     monkeypatch.setattr(waits_module, "MAX_DUE", 3)
     monkeypatch.setattr(waits_module, "MAX_REPORTED", 2)
 
@@ -140,7 +142,7 @@ def test_faults_and_bounds(monkeypatch):
     story(go)
 
 
-def test_over_http_one_event_for_a_pod_that_waits_and_none_for_one_that_does_not(monkeypatch):
+def test_only_pending_pods_get_an_event_over_http(monkeypatch):
     monkeypatch.setattr(waits_module, "BETWEEN", 0.01)
 
     async def go():
@@ -158,7 +160,7 @@ def test_over_http_one_event_for_a_pod_that_waits_and_none_for_one_that_does_not
             assert event["involvedObject"]["uid"] == "uid-waits" and event["involvedObject"]["name"] == "waits"
             assert "It would fit on n0 once default/first (12000 MiB) ends" in event["message"]
             assert "vgpu_scheduler_waiting_events_total 1" in (await one.get("/metrics"))[1]
-            # A quota is a reason too, and the person hears it from both.
+            # A quota is also a reason; both the event and bind report it.
             double.put(quota_path(), quota_object({MEM: "12500"}))
             await one.until(lambda: list(one.extender.quotas.namespaces))
             small = double.put(pod_path("small"), pod_object("small", memory=700))
@@ -167,7 +169,7 @@ def test_over_http_one_event_for_a_pod_that_waits_and_none_for_one_that_does_not
             assert "12000 of 12500 in use" in double.of("events")[-1]["message"]
             text = (await one.get("/explain/default/small"))[1]
             assert "12000 of 12500 in use" in text and "what it waits for is not GPUs" not in text
-            # Bound or gone, it is forgotten.
+            # A bound or deleted pod is removed from memory.
             double.remove(pod_path("waits"))
             await one.until(lambda: "uid-waits" not in one.extender.waiting._reported)
             task.cancel()
@@ -175,7 +177,7 @@ def test_over_http_one_event_for_a_pod_that_waits_and_none_for_one_that_does_not
     asyncio.run(go())
 
 
-def test_a_pod_that_fits_makes_no_event():
+def test_fitting_pod_gets_no_event():
     async def go():
         async with world(nodes=1, gpus=1) as (double, one, names):
             double.put("/api/v1/nodes/n9", node_object("n9"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission: what a pod is given, what is refused and why, and that a second look changes nothing."""
+"""Tests admission: the changes to a pod, the refusals with their reasons, and that a second review changes nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def review(made, settings=None, operation="CREATE", old=None, user="", ledger=No
 
 
 def applied(made, response):
-    """The pod after the patch, by the rules of JSON patch for add: an own reading of them."""
+    """Returns the pod after the JSON patch. Only the operation "add" is supported."""
     made = copy.deepcopy(made)
     for step in json.loads(base64.b64decode(response.get("patch", base64.b64encode(b"[]")))):
         assert step["op"] == "add"
@@ -70,7 +70,7 @@ GIVEN = [
 
 
 @pytest.mark.parametrize(("limits", "labels", "after"), GIVEN)
-def test_what_a_pod_is_given(limits, labels, after):
+def test_changes_to_a_pod(limits, labels, after):
     made = pod(limits, labels)
     response = review(made)
     assert response["allowed"] and response["uid"] == "7"
@@ -92,7 +92,7 @@ def test_what_a_pod_is_given(limits, labels, after):
         ({f"{LIMIT}.limit": "8Gi", f"{LIMIT}.request": "2Gi"}, "1"),
     ],
 )
-def test_a_pod_that_asks_by_annotations_of_kai_gets_the_count(annotations, count):
+def test_kai_annotations_become_a_gpu_count(annotations, count):
     made = pod({}, annotations=annotations)
     changed = applied(made, review(made))
     assert changed["spec"]["containers"][0]["resources"] == {"limits": {GPU: count}, "requests": {GPU: count}}
@@ -101,7 +101,7 @@ def test_a_pod_that_asks_by_annotations_of_kai_gets_the_count(annotations, count
     assert again["allowed"] and "patch" not in again
 
 
-# The annotation, the limits, the limit of memory that is written, words of the refusal.
+# columns: the annotation, the limits, the memory limit after admission, words of the refusal
 PROMISED = [
     ("2000", {GPU: "1", MEM: "8000"}, "8000", ""),
     ("2000", {GPU: "1", CORES: "30"}, "5000", ""),
@@ -113,7 +113,7 @@ PROMISED = [
 
 
 @pytest.mark.parametrize(("value", "limits", "limit", "words"), PROMISED)
-def test_a_pod_that_is_promised_less_than_its_limit(value, limits, limit, words):
+def test_pod_with_a_promise_below_its_limit(value, limits, limit, words):
     made = pod(limits, annotations={burst.REQUEST: value})
     response = review(made)
     assert response["allowed"] is not bool(words), response
@@ -159,7 +159,7 @@ LEFT = [
 
 
 @pytest.mark.parametrize("made", LEFT)
-def test_pods_that_are_left_as_they_are(made):
+def test_unchanged_pods(made):
     response = review(made)
     assert response["allowed"] and "patch" not in response
     assert ("warnings" in response) == (made.get("spec", {}).get("schedulerName") == "other")
@@ -195,14 +195,14 @@ def test_refused_with_field_and_reason(made, words):
 
 
 def fleet_of(**counts):
-    """A ledger whose nodes have so many GPUs; those of ``big`` are smaller in memory."""
+    """Returns a ledger whose nodes have these numbers of GPUs. The GPUs of node ``big`` have less memory."""
     ledger = Ledger()
     for name, count in counts.items():
         ledger.set_node(name, node(name, count, memory=15360 if name == "big" else 16160))
     return ledger
 
 
-def test_a_gpu_larger_than_any_of_today_is_admitted_with_a_warning():
+def test_request_larger_than_any_gpu_gets_a_warning():
     ledger = fleet_of(small=2, big=8)
     assert "the largest has 16160" in review(pod({GPU: "1", MEM: "20000"}), ledger=ledger)["warnings"][0]
     assert "warnings" not in review(pod({GPU: "8", MEM: "15360"}), ledger=ledger)
@@ -210,7 +210,7 @@ def test_a_gpu_larger_than_any_of_today_is_admitted_with_a_warning():
 
 LARGEST = "the node with most, big, has 8"
 A100 = {"nvidia.com/use-gputype": "A100"}
-# Limits, labels, annotations, GPUs of each node, and what the refusal says; "": admitted.
+# columns: limits, labels, annotations, number of GPUs per node, words of the refusal ("": admitted)
 MANY = [
     ({GPU: "9", MEM: "5"}, {}, {}, {"small": 2, "big": 8}, LARGEST),
     ({GPU: "9"}, {}, {}, {"small": 2, "big": 8}, f"container main asks for 9 different GPUs, and {LARGEST}"),
@@ -223,7 +223,7 @@ MANY = [
     ({GPU: "9"}, {}, {}, {}, ""),
     ({GPU: "9"}, {}, {}, {"empty": 0}, ""),
     ({GPU: "1"}, {}, {}, {"empty": 0}, ""),
-    # Of GPUs that the pod does not take none count; where it takes none at all, their number says nothing.
+    # GPUs that the pod's annotations exclude do not count. If all are excluded, the number of GPUs is not the reason.
     ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3"}, {"big": 8}, "has 1 that the pod's annotations take"),
     ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3,GPU-big-4"}, {"big": 8}, ""),
     ({GPU: "3"}, {}, {"nvidia.com/nouse-gputype": "V100"}, {"big": 8}, ""),
@@ -243,7 +243,7 @@ def test_more_gpus_than_any_node_has_are_refused(limits, labels, annotations, no
         assert waits["allowed"] and words in waits["warnings"][0] and "the pod waits" in waits["warnings"][0]
 
 
-def test_unhealthy_gpus_count_and_a_node_that_is_gone_does_not():
+def test_unhealthy_gpus_count_and_removed_nodes_do_not():
     ledger = fleet_of(small=2, big=8)
     ledger.set_node("big", node("big", 8, healthy=False))
     assert review(pod({GPU: "8"}), ledger=ledger)["allowed"], "they may be healthy again when it starts"
@@ -252,7 +252,7 @@ def test_unhealthy_gpus_count_and_a_node_that_is_gone_does_not():
     assert "the node with most, small, has 2; ask for at most 2" in message
 
 
-def test_names_and_defaults_are_the_configuration_s():
+def test_names_and_defaults_follow_the_configuration():
     settings = Settings(Config(gpu="example.com/gpu", memory="example.com/mem", default_memory_mib=100))
     made = pod({"example.com/gpu": "1", CORES: "30"})
     limits = applied(made, review(made, settings))["spec"]["containers"][0]["resources"]["limits"]
@@ -308,8 +308,8 @@ RESIZES = [
 
 
 @pytest.mark.parametrize(("text", "words"), RESIZES)
-def test_a_request_for_another_size_that_cannot_be_read_is_refused(text, words):
-    """By whoever writes it, on a pod that runs and on a new one; what stands already is in nobody's way."""
+def test_invalid_resize_annotation_is_refused(text, words):
+    """An invalid resize annotation is refused for any user, on new and on running pods, unless it was there before."""
     made = pod({GPU: "1"})
     made["spec"]["containers"].append({"name": "side"})
     annotations = {pod_annotations.PLAN: PLANNED}

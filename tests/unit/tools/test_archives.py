@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make archives` asks, and what it calls wrong; apt is the real one, on repositories of a test."""
+"""Tests the questions of `make archives` to package archives and the faults it reports, with real apt on test
+repositories.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def test_every_branch_engine_and_python_of_the_tables_is_asked(archives: ModuleT
 
 KERNELS = {f"linux-image-{version}-generic": "" for version in ("6.8.0-7", "6.8.0-11", "6.11.0-20")}
 
-# packages of the archive with what they depend on, those asked for, what must not come -> words of the fault
+# columns: the archive's packages with their dependencies, the requested packages, packages that must not be installed,
+# words of the expected fault
 ANSWERS = [
     ({"a": "b", "b": ""}, ["a"], [], ""),
     ({"a": "b", "b": ""}, ["a"], ["b*"], "b would come along"),
@@ -53,7 +56,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("there", "wanted", "refused", "words"), ANSWERS)
-def test_a_set_that_does_not_resolve_is_wrong(
+def test_unresolvable_package_sets_are_faults(
     archives: ModuleType, tmp_path: Path, there: dict[str, str], wanted: list, refused: list, words: str
 ) -> None:
     folder = tmp_path / "archive"
@@ -71,7 +74,7 @@ def test_a_set_that_does_not_resolve_is_wrong(
     assert (words in fault) if words else not fault
 
 
-def test_a_repository_that_does_not_answer_is_not_asked(archives: ModuleType) -> None:
+def test_unreachable_repository_is_skipped(archives: ModuleType) -> None:
     key = archives.repository_keys.TOOLKIT
     faults, why = archives.of_nvidia("one", key, ["http://127.0.0.1:9/x"])
     assert not faults and why.startswith("one: ")

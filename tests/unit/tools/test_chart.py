@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generator of the chart. What Helm makes of it is tests/chart's."""
+"""Tests the generator of the Helm chart. tests/chart tests the output of Helm."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def texts(folder: Path) -> dict[str, str]:
     return {str(one.relative_to(folder)): one.read_text() for one in folder.rglob("*") if one.is_file()}
 
 
-def test_the_same_sources_give_the_same_files(made: Path, tmp_path: Path) -> None:
+def test_generation_is_reproducible(made: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools/chart"), f"--out={tmp_path}"]
     (tmp_path / "vgpu-fleet" / "templates").mkdir(parents=True)
     (tmp_path / "vgpu-fleet" / "templates" / "stale.yaml").touch()
@@ -57,7 +57,7 @@ def test_registry_and_namespace(tmp_path: Path) -> None:
 
 
 def test_a_version_follows_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image holds the library, so its version does too."""
+    """The image contains the library, so a change of the library changes the image's version."""
     plugin, scheduler = images.names()
     assert plugin.startswith("localhost/vgpu-device-plugin:") and scheduler.startswith("localhost/vgpu-scheduler:")
     former = images.source_version
@@ -67,7 +67,7 @@ def test_a_version_follows_every_source(monkeypatch: pytest.MonkeyPatch) -> None
     assert images.names()[0] == plugin.rpartition("-")[0] + "-f" and images.names()[1] == scheduler
 
 
-def test_bases_of_kustomize_are_the_objects_of_default_values(made: Path) -> None:
+def test_kustomize_bases_equal_the_default_values_objects(made: Path) -> None:
     wanted = values.defaults(NAMES)
     wanted["scheduler"]["kubeSchedulerImage"] = "registry.k8s.io/kube-scheduler"
     node = list(yaml.safe_load_all((made / "kustomize/node/objects.yaml").read_text()))
@@ -82,28 +82,28 @@ def test_bases_of_kustomize_are_the_objects_of_default_values(made: Path) -> Non
     assert (made / "kustomize/node/variables.json").read_text().strip() == config_map["data"]["variables.json"]
 
 
-def test_a_mark_without_an_expression_stops_the_generation() -> None:
+def test_placeholder_without_an_expression_is_an_error() -> None:
     with pytest.raises(ValueError, match="@@odd@@"):
         templates.text_of([{"kind": "X", "value": "@@odd@@"}])
     with pytest.raises(ValueError, match=r"has \{\{"):
         templates.text_of([{"kind": "X", "value": "{{ a }}"}])
 
 
-def test_names_without_a_setting_are_those_of_the_scheduler() -> None:
-    """Two tables of the same names."""
+def test_default_resource_names_equal_the_schedulers() -> None:
+    """The chart and the scheduler each have a table of default resource names; both must be equal."""
     own = values.names({"variables": {}})
     full = {"resourceNames": own}
     assert scheduler_manifests.resource_names(full) == scheduler_manifests.resource_names({})
     assert scheduler_manifests.extender(full) == scheduler_manifests.extender({})
 
 
-def test_all_of_the_table_is_a_value_or_left_out_on_purpose() -> None:
+def test_every_variable_is_a_value_or_listed_as_left_out() -> None:
     known = set(chart.schema.variables()["properties"])
     assert known | set(values.NOT_IN_A_CHART) == set(table.VARIABLES)
     assert not known & set(values.NOT_IN_A_CHART)
 
 
-def test_every_value_is_in_the_schema_and_the_defaults_fit(made: Path) -> None:
+def test_defaults_are_valid_in_the_schema(made: Path) -> None:
     schema = json.loads((made / "vgpu-fleet/values.schema.json").read_text())
     found = yaml.safe_load((made / "vgpu-fleet/values.yaml").read_text())
     assert found == values.defaults(NAMES)
@@ -113,7 +113,7 @@ def test_every_value_is_in_the_schema_and_the_defaults_fit(made: Path) -> None:
     assert set(schema["properties"]["scheduler"]["properties"]) == set(found["scheduler"])
 
 
-# Values as YAML reads them; whether the table's own reader takes each is asked, not written down.
+# Values as YAML reads them. The table has no verdicts: the reader of the variables decides which value is valid.
 TRIED: dict[str, list[Any]] = {
     "vgpu_split_count": [1, 7, 1024, 0, 1025, -1, 1.5, True, None, [], {}],
     "vgpu_memory_scaling": [1, 1.5, "0.29", "1.0", 0, -1, "0", "0.0", "-1", "x", "1.", True, None],
@@ -158,11 +158,11 @@ TRIED: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("name", sorted(TRIED))
 def test_schema_and_reader_agree(name: str) -> None:
-    """Where a value has the type that it should: the reader takes texts of numbers, which come from a command line."""
+    """The values have the right YAML types: the reader also accepts numbers as strings, the schema does not."""
     validator = jsonschema.Draft7Validator(chart.schema.variables())
     for value in TRIED[name]:
         if value is None:
-            continue  # Helm takes it for "forget this value"
+            continue  # Helm treats null as "remove this value"
         findings: list[kinds.Finding] = []
         table.read({name: value}, findings)
         assert validator.is_valid({name: value}) == (not kinds.errors(findings)), (name, value, findings)
@@ -180,11 +180,11 @@ HOST_ALONE = [
 
 
 @pytest.mark.parametrize("given", HOST_ALONE)
-def test_what_a_pod_cannot_do_is_no_value(given: dict[str, Any]) -> None:
+def test_variables_that_need_the_host_are_not_values(given: dict[str, Any]) -> None:
     assert not jsonschema.Draft7Validator(chart.schema.variables()).is_valid(given)
 
 
-def test_a_kind_that_nobody_described_is_an_error() -> None:
+def test_unknown_kind_of_variable_is_an_error() -> None:
     class Odd(kinds.Kind):
         pass
 
@@ -192,8 +192,8 @@ def test_a_kind_that_nobody_described_is_an_error() -> None:
         chart.schema.of(Odd())
 
 
-def test_merging_is_helms() -> None:
-    """A mapping is merged, all else is replaced."""
+def test_values_are_merged_as_in_helm() -> None:
+    """As in Helm, mappings are merged and all other values are replaced."""
     found = values.merged(NAMES, {"nodeSelector": {"zone": "a"}, "scheduler": {"replicas": 3, "tolerations": []}})
     assert found["nodeSelector"] == {device_plugin_manifests.NODE_LABEL: "daemonset", "zone": "a"}
     assert (found["scheduler"]["replicas"], found["scheduler"]["tolerations"]) == (3, [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of other kits as group variables: a row for each option that their documents name."""
+"""Tests the conversion of other projects' settings to group variables: one row for each option that they document."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ spec:
          {"device_plugin_options": ["--nvidia-driver-root=/run/nvidia/driver"]}),
     ],
 )  # fmt: skip
-def test_options_of_a_plugin(words, expected):
+def test_options_of_a_plugin_are_converted(words, expected):
     assert converted(daemonset(*words)).variables == {"vgpu_sharing": "vcuda", **expected}
 
 
@@ -84,7 +84,7 @@ def test_options_of_a_plugin(words, expected):
         ('{name: LIBCUDA_LOG_LEVEL, value: "5"}', {"vgpu_log_level": 5}),
     ],
 )
-def test_environment_of_a_plugin(env, expected):
+def test_environment_of_a_plugin_is_converted(env, expected):
     assert converted(daemonset(env=env)).variables == {"vgpu_sharing": "vcuda", **expected}
 
 
@@ -106,7 +106,7 @@ def test_environment_of_a_plugin(env, expected):
         ("resourceCores: a.b/c", {"vgpu_resource_names": {"cores": "a.b/c"}}),
         ("resourceName: a.b/c\nresourcePriority: a.b/p",
          {"vgpu_resource_names": {"count": "a.b/c", "priority": "a.b/p"}}),
-        # A pod with a count alone gets it there.
+        # In HAMi the default memory applies to a pod that requests only a count.
         ("scheduler: {defaultMem: 5000}", {"scheduler_default_memory": 5000, "scheduler_plain": "default"}),
         ("scheduler: {defaultMem: '3000'}", {"scheduler_default_memory": 3000, "scheduler_plain": "default"}),
         ("scheduler: {defaultMem: 0}", {"scheduler_default_memory": 0}),
@@ -122,12 +122,12 @@ def test_environment_of_a_plugin(env, expected):
          {"device_plugin_options": ["--nvidia-driver-root=/run/nvidia/driver"]}),
         ("devices: {nvidia: {gpuCorePolicy: force, libCudaLogLevel: 4}}\nschedulerName: hami-scheduler",
          {"vgpu_core_policy": "force", "vgpu_log_level": 4}),
-        # With all values of a chart that has NVIDIA's key too.
+        # A full values file of a chart, whose resourceName is NVIDIA's default.
         ("devicePlugin: {enabled: true, deviceSplitCount: 4}\nresourceName: nvidia.com/gpu",
          {"vgpu_split_count": 4, "vgpu_resource_names": {"count": "nvidia.com/gpu"}}),
     ],
 )  # fmt: skip
-def test_values_of_hami(text, expected):
+def test_values_of_hami_are_converted(text, expected):
     assert converted(text).variables == {**CHART, **expected}
 
 
@@ -144,14 +144,14 @@ def test_values_of_hami(text, expected):
         ("devicePlugin: {monitor: {ctrPath: /usr/local/vgpu/containers}}", "devicePlugin.monitor.ctrPath"),
     ],
 )
-def test_nothing_of_hami_is_dropped_in_silence(text, path):
+def test_unknown_values_of_hami_get_a_note(text, path):
     found = converted(text)
     assert path in [note.path for note in found.notes]
     assert found.variables == CHART
 
 
 NEEDED = [
-    # the values, words of a note
+    # columns: the values, words of the expected note
     ("devicePlugin: {deviceSplitCount: 5}", "cluster.yml"),
     ("devicePlugin: {deviceSplitCount: 5}", "older charts give a pod with a count alone 5000 MiB"),
     ("scheduler: {defaultMem: 5000}", "all compute of the card"),
@@ -159,11 +159,11 @@ NEEDED = [
 
 
 @pytest.mark.parametrize(("text", "words"), NEEDED)
-def test_what_else_a_group_of_hami_needs(text, words):
+def test_notes_name_additional_steps_for_hami(text, words):
     assert [one for one in converted(text).notes if words in one.text], converted(text).notes
 
 
-def test_nothing_is_said_of_a_default_that_was_set():
+def test_no_note_on_a_default_that_is_set():
     assert not [one for one in converted("scheduler: {defaultMem: 0}").notes if "5000" in one.text]
 
 
@@ -175,8 +175,8 @@ RENAMED = [
 
 
 @pytest.mark.parametrize(("name", "ours"), RENAMED)
-def test_a_name_that_the_schema_refuses_gets_another(name, ours):
-    """Preflight would refuse the whole group; the label of the nodes is told."""
+def test_invalid_configuration_names_are_changed(name, ours):
+    """Preflight would refuse the old name, so it is changed, and a note names the new value of the nodes' label."""
     inner = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}"
     values = {"config": {"default": "all", "map": {"all": inner % 2, name: inner % 8}}}
     found = convert.convert([values])
@@ -186,7 +186,7 @@ def test_a_name_that_the_schema_refuses_gets_another(name, ours):
     assert not [one for one in found.notes if one.text.startswith("preflight says (error)")], found.notes
 
 
-def test_two_names_that_become_one_are_not_merged():
+def test_configurations_with_equal_new_names_are_not_merged():
     inner = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}"
     values = {"config": {"default": "all", "map": {"all": inner % 2, "Big": inner % 8, "big": inner % 4}}}
     found = convert.convert([values])
@@ -194,7 +194,7 @@ def test_two_names_that_become_one_are_not_merged():
     assert [one.path for one in found.notes if "is taken" in one.text] == ["config.map.big"]
 
 
-def test_cards_of_other_vendors_are_one_note():
+def test_other_vendors_devices_give_one_note():
     found = converted(
         "resourceName: nvidia.com/gpu\nmluResourceName: a.b/c\nhcuResourceMem: a.b/d\n"
         "devices: {ascend: {enabled: true}, kunlun: {customresources: [a.b/e]}}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's driver: phases side by side, what it says of one that fails, and two texts beside each other."""
+"""Tests the demo's driver: parallel phases, the report of a failed phase, and two texts in columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEMO = Path(__file__).resolve().parents[3] / "tools" / "demo.py"
 
 @pytest.fixture
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/demo.py, with its logs and its private podman file in a folder of the test."""
+    """tools/demo.py, with its logs and its podman configuration in the test's folder."""
     spec = importlib.util.spec_from_file_location("vgpu_demo", DEMO)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -29,8 +29,8 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_phases_run_beside_each_other(demo: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Each waits for the other's file: one after the other they would never end.
+def test_phases_run_in_parallel(demo: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Each phase waits for a file of the other phase, so both end only if they run in parallel.
     wait = "touch {0}; while [ ! -e {1} ]; do sleep 0.05; done"
     first = demo.Phase("first", ["timeout", "60", "sh", "-c", wait.format("a", "b")], "one")
     second = demo.Phase("second", ["timeout", "60", "sh", "-c", wait.format("b", "a")], "two")
@@ -40,8 +40,8 @@ def test_phases_run_beside_each_other(demo: ModuleType, tmp_path: Path, capsys: 
         assert words in said
 
 
-def test_a_failed_phase_is_named_with_its_log_and_the_others_end(demo: ModuleType, tmp_path: Path) -> None:
-    # The bad one fails when the other has a child, so that a child left behind would be seen.
+def test_failed_phase_is_reported_and_stops_the_others(demo: ModuleType, tmp_path: Path) -> None:
+    # ``bad`` fails only after ``good`` has a child process, so the test can check that this child is killed too.
     good = demo.Phase("good", ["sh", "-c", "sleep 600 & echo $! >child; wait"], "sleeps")
     bad = demo.Phase("bad", ["sh", "-c", "until [ -s child ]; do sleep 0.05; done; echo the reason; exit 7"], "fails")
     with pytest.raises(demo.PhaseFailed) as failure:
@@ -49,7 +49,7 @@ def test_a_failed_phase_is_named_with_its_log_and_the_others_end(demo: ModuleTyp
     for words in ("phase bad failed", "status 7", "logs/bad.log", "the reason"):
         assert words in str(failure.value)
     child = int((tmp_path / "child").read_text())
-    # The signal was sent; when the kernel ends the process is not ours to say.
+    # The signal was sent, but the kernel may end the process a little later.
     deadline = time.monotonic() + 60
     while alive(child) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -57,7 +57,7 @@ def test_a_failed_phase_is_named_with_its_log_and_the_others_end(demo: ModuleTyp
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
+    """Returns whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except OSError:
@@ -72,7 +72,7 @@ def alive(pid: int) -> bool:
         (True, 5, ["", "L", "aa", "c", "", "R", "b", ""]),
     ],
 )
-def test_two_texts_beside_each_other(
+def test_two_texts_are_printed_in_columns(
     demo: ModuleType, monkeypatch: pytest.MonkeyPatch, terminal: bool, columns: int, expected: list[str]
 ) -> None:
     monkeypatch.setattr(demo.sys, "stdout", type("Out", (), {"isatty": staticmethod(lambda: terminal)})())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages tell people to type exists: commands, options, playbooks, variables, targets, units, files, links."""
+"""Tests that all names in the pages exist: commands, options, playbooks, variables, targets, units, files, links."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PAGES = sorted(
         *(ROOT / one for one in ("tests/gpu/README.md", "tests/gpu/workloads/README.md") if (ROOT / one).exists()),
     }
 )
-# Where a path in a page may begin; the page's own folder is tried too.
+# First folders of paths in a page. Paths relative to the page's folder are checked too.
 FOLDERS = ("changelogs", "docs", "inventories", "molecule", "native", "playbooks", "plugins", "requirements", "roles")
 FOLDERS += ("tests", "tools")
-# What --tags may name: the tags of site.yml.
+# Valid values of --tags: the tags of site.yml.
 TAGS = set(re.findall(r"^ +tags: \[(\w+)\]$", (ROOT / "playbooks/tasks/roles.yml").read_text(), re.MULTILINE)) | {
     "verify"
 }
-# Made on a person's machine, or by a build: no page of this repository can show that they exist.
+# Paths that a user or a build creates; they are not in the repository, so they are not checked.
 MADE = ("native/build", "tests/output", "inventories/yours", "inventories/ours")
 PLACEHOLDER = re.compile(r"[<>*{}…$]|\bX\b|%")
 
@@ -47,7 +47,7 @@ def known_variables() -> set[str]:
     found = set(schema.VARIABLES)
     for role in tables.roles(ROOT):
         found |= set(tables.options_of(ROOT, role)) | set(tables.defaults_of(ROOT, role))
-        # What a role leaves for others.
+        # Variables that the role registers or sets for other roles.
         for file in (ROOT / "roles" / role / "tasks").glob("*.yml"):
             found |= set(re.findall(r"^\s+(?:register: )?([a-z]\w+)(?::|$)", file.read_text(), re.M))
     for playbook in ROOT.glob("playbooks/*.yml"):
@@ -56,7 +56,7 @@ def known_variables() -> set[str]:
 
 
 def known_words() -> set[str]:
-    """Other names that begin as a variable of a role does: modules, packages, metrics, programs of tests."""
+    """Returns names that look like a role's variable but are not: modules, packages, metrics, programs of tests."""
     found = {path.stem for path in ROOT.glob("plugins/*/*.py")} | {path.stem for path in ROOT.glob("plugins/filter/*")}
     found |= set(re.findall(r'"(vgpu_\w+)": \("', read("native/plugin/src/vgpu_plugin/admin/metrics.py")))
     found |= set(re.findall(r'"(vgpu_\w+)": \("', read("native/plugin/src/vgpu_scheduler/metrics.py")))
@@ -68,7 +68,7 @@ def known_words() -> set[str]:
 
 PREFIXES = tuple(f"{one}_" for one in ("vgpu", *tables.roles(ROOT)))
 VARIABLES = known_variables()
-# The last: the group that a plan adds hosts to.
+# vgpu_to_change is the group to which a plan adds hosts.
 WORDS = known_words() | {"vgpu_to_change"}
 TARGETS = {word for line in re.findall(r"^([a-z][a-z0-9 -]*):(?!=)", read("Makefile"), re.M) for word in line.split()}
 CTL = read("native/plugin/src/vgpu_plugin/ctl/arguments.py")
@@ -94,7 +94,7 @@ UNITS = set(
 
 
 def code_of(text: str) -> list[str]:
-    """Lines of code blocks and the spans between backticks."""
+    """Returns the lines of code blocks and the text between backticks."""
     blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S)
     rest = re.sub(r"^```[^\n]*\n.*?^```", "", text, flags=re.M | re.S)
     indented = re.findall(r"(?:^|\n\n)((?:    [^\n]*\n)+)", rest)
@@ -103,10 +103,10 @@ def code_of(text: str) -> list[str]:
 
 
 def findings(text: str, folder: Path = ROOT) -> list[str]:
-    """What a page names that does not exist."""
+    """Returns the names in a page that do not exist."""
     found = []
     for code in code_of(text):
-        # The program at the start of a command, not the word in a sentence or in the help of another program.
+        # Matches vgpuctl only at the start of a command, not inside a sentence or another program's help text.
         for rest in re.findall(r"(?:^\s*|[|;&(] *|exec -it \S+ |\$ |sudo )vgpuctl ([^|;#)]*)", code):
             words = rest.partition(" -- ")[0].split()
             command = next((word for word in words if not word.startswith("-")), "")
@@ -157,7 +157,7 @@ def findings(text: str, folder: Path = ROOT) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Headings as GitHub makes links of them."""
+    """Returns the link anchors that GitHub makes of the headings."""
     headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
 
@@ -167,7 +167,7 @@ def exists(path: str, folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("page", [str(path.relative_to(ROOT)) for path in PAGES])
-def test_a_page_names_what_exists(page: str) -> None:
+def test_page_names_only_existing_things(page: str) -> None:
     assert findings(read(page), (ROOT / page).parent) == []
 
 
@@ -193,7 +193,7 @@ def test_a_page_names_what_exists(page: str) -> None:
         ("`plugins/module_utils/slice.py`", "plugins/module_utils/slice.py"),
     ],
 )
-def test_what_does_not_exist_is_found(text: str, fault: str) -> None:
+def test_missing_names_are_found(text: str, fault: str) -> None:
     assert any(fault in one for one in findings(text + "\n"))
 
 
@@ -209,11 +209,11 @@ def test_what_does_not_exist_is_found(text: str, fault: str) -> None:
         "# A name, with `code`\n\n[above](#a-name-with-code)",
     ],
 )
-def test_what_exists_is_not_found(text: str) -> None:
+def test_existing_names_are_not_reported(text: str) -> None:
     assert findings(text + "\n") == []
 
 
-# What the pages for operators say that people will see, and the file that says it.
+# Text that the operators' pages quote → the source file that prints this text.
 FOR_OPERATORS = ("docs/operations.md", "docs/upgrade.md")
 PLUGIN = "native/plugin/src/vgpu_plugin"
 RULES = "plugins/module_utils"
@@ -246,7 +246,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("words", sorted(SEEN))
-def test_what_operations_quotes_is_what_is_said(words: str) -> None:
+def test_quotes_in_operators_pages_match_the_source(words: str) -> None:
     assert any(words in read(page) for page in FOR_OPERATORS), "the pages do not say so any more: take the row out"
     assert words in read(SEEN[words]), f"{SEEN[words]} says something else now: correct the page"
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The execution environment names this version, and what the collection imports on a controller."""
+"""Tests that the execution environment has this version and all packages that the collection imports
+on a controller.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
-# What ansible-core brings, and what kubernetes brings.
+# Packages that ansible-core and kubernetes install as their dependencies.
 BROUGHT = {"ansible", "ansible_collections", "yaml", "jinja2", "urllib3"}
 
 
@@ -21,7 +23,7 @@ def load(name: str) -> Any:
     return yaml.safe_load((ROOT / name).read_text())
 
 
-def test_the_archive_is_of_this_version() -> None:
+def test_execution_environment_has_this_version() -> None:
     galaxy, wanted = load("galaxy.yml"), load("execution-environment.yml")
     archive = "{namespace}-{name}-{version}.tar.gz".format(**galaxy)
     assert wanted["version"] == 3
@@ -29,7 +31,7 @@ def test_the_archive_is_of_this_version() -> None:
     assert [Path(one["src"]).name for one in wanted["additional_build_files"]] == [archive]
 
 
-def test_ansible_is_what_the_collection_asks_for() -> None:
+def test_ansible_core_matches_the_collections_requirement() -> None:
     least = load("meta/runtime.yml")["requires_ansible"].split(".0")[0]
     assert load("execution-environment.yml")["dependencies"]["ansible_core"]["package_pip"].startswith(
         f"ansible-core{least}"
@@ -37,12 +39,12 @@ def test_ansible_is_what_the_collection_asks_for() -> None:
 
 
 @pytest.mark.parametrize("kind", ["python", "system"])
-def test_the_files_that_are_named_are_there(kind: str) -> None:
+def test_named_files_exist(kind: str) -> None:
     assert (ROOT / load("meta/execution-environment.yml")["dependencies"][kind]).exists()
 
 
 def imports(path: Path) -> set[str]:
-    """Top-level packages that a file imports by an absolute name."""
+    """Returns the top-level packages that a file imports by absolute name."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

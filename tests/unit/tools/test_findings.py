@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/gates.md names for each fault that was found by installing the collection, by harming finished hosts, by a
-hostile driver, and by a review of the cluster's side, the tests that are red without its mend: all faults are there,
-and so are the tests. Here too: what no other file tests."""
+"""Tests the tables of fixed faults in docs/gates.md. They list faults found by installing the collection, by damaging
+finished hosts, by a hostile driver and by a review of the cluster code, with the tests that fail without the fix. Every
+fault must have a row, and every named test must exist. This file also has tests that fit into no other file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from test_threat_model import functions, rows
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "gates.md"
-# The head of each table's first column, and the names in it.
+# The header of a table's first column → the names that the column must contain.
 TABLES = {
     "fault": [f"F{number}" for number in range(1, 15)],
     "day 2": [f"F{number}" for number in range(1, 13)],
@@ -27,7 +27,7 @@ TABLES = {
 
 
 def wrong(text: str, head: str = "fault") -> list[str]:
-    """What is wrong with a table of a page."""
+    """Returns the errors in one table of the page."""
     table = rows(text, [head, "what was wrong", "tests"])
     found = [f"{name}: expected one row" for name in TABLES[head] if [row[0] for row in table].count(name) != 1]
     for row in table:
@@ -42,7 +42,7 @@ def wrong(text: str, head: str = "fault") -> list[str]:
 
 
 @pytest.mark.parametrize("head", TABLES)
-def test_every_fault_has_tests_that_are_there(head: str) -> None:
+def test_every_fault_has_existing_tests(head: str) -> None:
     assert wrong(PAGE.read_text(), head) == []
 
 
@@ -57,7 +57,7 @@ def test_every_fault_has_tests_that_are_there(head: str) -> None:
         (r"test_loader.py::", "test_loaders.py::", "F1: tests/native/vcuda/test_loaders.py::"),
     ],
 )
-def test_a_table_that_lacks_something_is_found(old: str, new: str, said: str) -> None:
+def test_incomplete_fault_tables_are_found(old: str, new: str, said: str) -> None:
     changed = re.sub(old, new, PAGE.read_text())
     assert changed != PAGE.read_text()
     assert any(said in one for head in TABLES for one in wrong(changed, head))
@@ -66,10 +66,10 @@ def test_a_table_that_lacks_something_is_found(old: str, new: str, said: str) ->
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        # Security updates of the kernel come by default.
+        # The default allows security updates of the kernel.
         ("nvidia_driver_hold_kernel", False),
         ("nvidia_driver_prebuilt", "auto"),
-        # A host without a kubelet may get one later, and nvidia-docker2 has had no release since 2023.
+        # "auto", because a host without a kubelet may get one later. nvidia-docker2 has had no release since 2023.
         ("container_runtime_engine", "auto"),
         ("container_runtime_systemd_cgroup", "auto"),
         ("nvidia_docker_package", "auto"),
@@ -85,9 +85,9 @@ def test_a_default_is_what_was_agreed(name: str, value: object) -> None:
 
 
 def test_an_ansible_core_without_origins_of_values_is_enough() -> None:
-    """Before 2.19 it has no such module; messages lack file and line alone."""
+    """ansible-core before 2.19 does not have this module. Then only file and line are missing in messages."""
     script = (
-        # Of the ansible-core that is here, other modules need it themselves.
+        # Imported first: in newer releases of ansible-core these modules need the hidden module themselves.
         "import ansible.inventory.helpers, ansible.utils.vars, ansible.vars.plugins\n"
         "sys.modules['ansible._internal._datatag._tags'] = None\n"
         "from ansible_collections.vgpu.fleet.plugins.plugin_utils import variable_source as one\n"

@@ -23,7 +23,7 @@ def run(*folders: Path) -> tuple[int, str]:
 
 
 def body(lines: int) -> str:
-    """A function of so many lines in all."""
+    """Returns the source of a function with this number of lines in total."""
     return "def long():\n" + "    pass\n" * (lines - 1)
 
 
@@ -42,7 +42,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("source", "fault"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
-def test_planted_functions(tmp_path: Path, source: str, fault: str) -> None:
+def test_long_functions_are_refused(tmp_path: Path, source: str, fault: str) -> None:
     file = tmp_path / "deep" / "planted.py"
     file.parent.mkdir()
     file.write_text(source)
@@ -58,7 +58,7 @@ def test_folder_without_a_file_is_a_fault(tmp_path: Path) -> None:
     assert run()[0] == 2
 
 
-def test_node_programs_hold_it() -> None:
+def test_node_programs_pass() -> None:
     source = ROOT / "native" / "plugin" / "src"
     status, text = run(source / "vgpu_plugin", source / "vgpu_scheduler")
     assert status == 0, text

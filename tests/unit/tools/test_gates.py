@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gates' driver: which gates it chooses, what it counts, what it names at its end, and what it shows of a test that
+"""Tests the gates' driver: which gates it runs, what it counts, its last lines, and what it prints of a test that
 failed."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_one():
 
 @pytest.fixture
 def gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/gates.py in a folder of the test."""
+    """tools/gates.py, with the test's folder as repository root."""
     monkeypatch.syspath_prepend(str(GATES.parent))
     spec = importlib.util.spec_from_file_location("vgpu_gates", GATES)
     assert spec and spec.loader
@@ -60,7 +60,7 @@ def test_failures_are_counted_and_named(gates, tmp_path, name, text, passed, fai
     assert (outcome.passed, outcome.failures) == (passed, failures)
 
 
-def test_fault_is_shown_and_not_what_was_logged(gates, tmp_path, capsys):
+def test_failure_is_shown_without_the_log(gates, tmp_path, capsys):
     write(tmp_path, "bad", NOISE)
     gates.run_gates([gates.Gate("one", {}, ["bad"])])
     shown = capsys.readouterr().out
@@ -68,14 +68,14 @@ def test_fault_is_shown_and_not_what_was_logged(gates, tmp_path, capsys):
     assert shown.count("noise") < 20
 
 
-def test_program_that_is_missing_fails_its_gate_alone(gates, capsys):
+def test_missing_program_fails_only_its_gate(gates, capsys):
     gate = gates.Gate("g", {"none": ["no-such-program"], "fine": ["true"]})
     outcome = gates.run_gates([gate])
     assert (outcome.passed, outcome.failures) == (1, ["none"])
     assert "no-such-program could not be started" in capsys.readouterr().out
 
 
-def test_commands_count_as_one_each(gates, capsys):
+def test_each_command_counts_as_one(gates, capsys):
     outcome = gates.run_gates([gates.Gate("one", {"fine": ["true"], "not fine": ["sh", "-c", "echo why; false"]})])
     assert (outcome.passed, outcome.failures) == (1, ["not fine"])
     assert "       why\n" in capsys.readouterr().out
@@ -83,7 +83,7 @@ def test_commands_count_as_one_each(gates, capsys):
 
 @pytest.fixture
 def small(gates: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Three gates and a sweep of each kind, which all pass at once."""
+    """The driver with a build gate, two gates and three sweeps. Each runs ``true`` only."""
     true = {"x": ["true"]}
     monkeypatch.setattr(gates, "BUILD_GATE", gates.Gate("build", {"build": ["true"]}))
     monkeypatch.setattr(gates, "GATES", [gates.Gate("one", true), gates.Gate("two", true, lane="hosts")])
@@ -93,7 +93,7 @@ def small(gates: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(("commands", "code"), [({"fine": ["true"]}, 0), ({"a": ["false"], "b": ["false"]}, 1)])
-def test_last_lines_are_failures_and_the_count(small, monkeypatch, capsys, commands, code):
+def test_last_lines_list_failures_and_counts(small, monkeypatch, capsys, commands, code):
     monkeypatch.setattr(small, "GATES", [small.Gate("one", commands), small.GATES[1]])
     assert small.main([]) == code
     lines = capsys.readouterr().out.splitlines()
@@ -102,7 +102,7 @@ def test_last_lines_are_failures_and_the_count(small, monkeypatch, capsys, comma
     assert lines[len(lines) - 1 - len(failed) : -1] == [f"failed: {name}" for name in failed]
 
 
-def test_sweep_that_fails_fails_the_run(small, monkeypatch, capsys):
+def test_failed_sweep_fails_the_run(small, monkeypatch, capsys):
     monkeypatch.setattr(small, "SWEEPS", [small.Gate("early", {"early": ["false"]}, group=0)])
     assert small.main([]) == 0
     assert small.main(["--group", "0"]) == 1
@@ -123,7 +123,7 @@ def test_sweep_that_fails_fails_the_run(small, monkeypatch, capsys):
     ],
 )
 def test_group_chooses_the_sweeps(small, capsys, argv, started):
-    """The folder of the test has no history: the turn is that of group 0."""
+    """The test's folder has no git history, so ``--group turn`` chooses group 0."""
     assert small.main(argv) == 0
     shown = capsys.readouterr().out
     assert (
@@ -131,7 +131,7 @@ def test_group_chooses_the_sweeps(small, capsys, argv, started):
     )
 
 
-def test_sweeps_that_do_not_run_are_named_with_what_runs_them(small, capsys):
+def test_skipped_sweeps_are_listed_with_their_command(small, capsys):
     small.main(["--group", "0"])
     shown = capsys.readouterr().out
     assert "early: left out" not in shown
@@ -155,7 +155,7 @@ def test_wrong_command_line_runs_nothing(small, capsys, argv, fault):
     assert fault in shown.err
 
 
-def test_markers_leave_out_and_say_so(gates, tmp_path, capsys):
+def test_tests_skipped_by_marker_are_counted(gates, tmp_path, capsys):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow: x\n")
     text = "import pytest\n@pytest.mark.slow\ndef test_slow(): assert 0\ndef test_quick(): pass\n"
     write(tmp_path, "some", text)
@@ -167,7 +167,7 @@ def test_markers_leave_out_and_say_so(gates, tmp_path, capsys):
     assert "left out" not in capsys.readouterr().out
 
 
-# ---- whose turn it is
+# ---- the group of a commit
 
 
 def git(folder: Path, *words: str) -> None:
@@ -177,7 +177,7 @@ def git(folder: Path, *words: str) -> None:
 
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
-    """A repository of seven commits."""
+    """A git repository with seven commits."""
     folder = tmp_path / "history"
     folder.mkdir()
     git(folder, "init", "-q")
@@ -186,16 +186,16 @@ def history(tmp_path: Path) -> Path:
     return folder
 
 
-def test_turn_is_the_number_of_commits(gates, history):
+def test_group_follows_the_number_of_commits(gates, history):
     assert gates.group_of_commit(history) == 7 % 6
 
 
-def test_turn_without_history_is_group_0(gates, tmp_path):
+def test_group_without_history_is_0(gates, tmp_path):
     assert gates.group_of_commit(tmp_path) == 0
 
 
-def test_turn_of_a_shallow_clone_is_group_0(gates, history, tmp_path):
-    """Its count is that of the commits that were fetched."""
+def test_group_of_a_shallow_clone_is_0(gates, history, tmp_path):
+    """A shallow clone knows only the number of fetched commits, so its count is not used."""
     git(tmp_path, "clone", "-q", "--depth", "3", history.as_uri(), "shallow")
     assert gates.git(tmp_path / "shallow", "rev-list", "--count", "HEAD") == "3"
     assert gates.group_of_commit(tmp_path / "shallow") == 0
@@ -237,7 +237,7 @@ def test_list_names_every_gate_once_and_runs_nothing(gates, capsys):
 
 
 def test_every_folder_of_tests_is_in_a_gate(gates):
-    """tests/hosts is what molecule runs."""
+    """Every test folder belongs to a gate, except tests/hosts, which molecule runs."""
     root = GATES.parents[1]
     gated = {folder for gate in gates.GATES + gates.SWEEPS for folder in gate.tests}
     gated |= {"tests/hosts/checks", "tests/e2e", "tests/e2e_dra", "tests/e2e_scheduler"}
@@ -246,8 +246,8 @@ def test_every_folder_of_tests_is_in_a_gate(gates):
     assert {one for one in found if not any(f"{one}/".startswith(f"{folder}/") for folder in gated)} == set()
 
 
-def test_gates_that_run_tests_of_one_folder_are_of_one_lane(gates):
-    """Two pytest processes in the same folder would compete for what its tests make on the machine."""
+def test_gates_that_share_a_folder_are_in_one_lane(gates):
+    """Gates of one lane run one after the other. Parallel pytest runs of one folder would share machine state."""
     lanes: dict[str, set[str]] = {}
     for gate in gates.GATES + gates.SWEEPS:
         for folder in gate.tests:
@@ -255,7 +255,7 @@ def test_gates_that_run_tests_of_one_folder_are_of_one_lane(gates):
     assert {folder: found for folder, found in lanes.items() if len(found) > 1} == {}
 
 
-def test_page_shows_the_groups_as_they_are(gates):
+def test_page_shows_the_current_groups(gates):
     page = (GATES.parents[1] / "docs" / "gates.md").read_text()
     for number in range(gates.GROUPS):
         sweeps = [gate for gate in gates.SWEEPS if gate.group == number]

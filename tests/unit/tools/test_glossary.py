@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("plugins", "roles", "playbooks", "native", "tools")
 
-# What not to write, and what to write instead: forbidden everywhere in these folders.
+# Forbidden word → replacement, in all text and names of these folders.
 EVERYWHERE = {
     r"wish(es|ed|ing)?": "desired state",
     r"rivals?": "conflicting device plugin",
@@ -35,9 +35,9 @@ EVERYWHERE = {
     r"way[ _]+back": "rollback",
     r"(go|goes|going|went|gone)[ _]+round": "bypass",
 }
-# Besides, in comments and docstrings.
+# Additional forbidden words → replacement, in comments and docstrings only.
 IN_COMMENTS = {r"by +itself": "automatically, alone", r"beside": "next to"}
-# (file, word): why the word stays. At most 20.
+# Exceptions: (file, word) → the reason. At most 20.
 ALLOWED: dict[tuple[str, str], str] = {}
 MOST_ALLOWED = 20
 
@@ -49,17 +49,17 @@ C_PARTS = re.compile(r"(/\*.*?\*/|//[^\n]*)|(\"(?:\\.|[^\"\\\n])*\")|('(?:\\.|[^
 
 
 def spaced(text: str) -> str:
-    """A text whose line breaks within sentences are blanks, so that two words are found over a break; same length."""
+    """Returns a text of the same length with spaces for line breaks, so that a phrase across a line break is found."""
     return re.sub(r"\s", " ", text)
 
 
 def words(identifier: str) -> str:
-    """An identifier in its words: ``heldBack`` is ``held_Back``."""
+    """Splits an identifier into words: ``heldBack`` becomes ``held_Back``."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", identifier)
 
 
 def in_python(text: str) -> Iterator[tuple[int, str]]:
-    """Lines and forbidden words of a Python file."""
+    """Returns (line, forbidden word) of a Python file."""
     docstrings = {
         (node.body[0].lineno, node.body[0].col_offset)
         for node in ast.walk(ast.parse(text))
@@ -82,7 +82,7 @@ def in_python(text: str) -> Iterator[tuple[int, str]]:
 
 
 def in_c(text: str) -> Iterator[tuple[int, str]]:
-    """Lines and forbidden words of a C file."""
+    """Returns (line, forbidden word) of a C file."""
     plain = list(text)
     for part in C_PARTS.finditer(text):
         rule = COMMENTS if part[1] else NAMES
@@ -95,7 +95,7 @@ def in_c(text: str) -> Iterator[tuple[int, str]]:
 
 
 def in_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines and forbidden words of YAML, Makefiles, shell and the like, whose comments begin with a hash."""
+    """Returns (line, forbidden word) of YAML, Makefiles, shell and other files with ``#`` comments."""
     for number, line in enumerate(text.splitlines(), 1):
         code, _hash, comment = line.partition("#")
         for match in (*NAMES.finditer(code), *COMMENTS.finditer(comment)):
@@ -126,7 +126,7 @@ def test_words(folder: str) -> None:
     assert not found, f"{len(found)} words to replace (the table above says by what):\n" + "\n".join(found)
 
 
-def test_the_list_of_exceptions_stays_short_and_true() -> None:
+def test_exceptions_are_few_and_used() -> None:
     assert len(ALLOWED) <= MOST_ALLOWED
     for (name, word), reason in ALLOWED.items():
         assert reason

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contracts of the Python packages refuse an import that goes up: one is planted for each."""
+"""Tests that every import-linter contract refuses an upward import, by adding such an import for each contract."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCES = {
 
 
 def lint(tree: Path) -> subprocess.CompletedProcess[str]:
-    """Run lint-imports over the packages in ``tree``."""
+    """Runs lint-imports on the packages in ``tree``."""
     program = Path(sys.executable).with_name("lint-imports")
     argv = [str(program), "--config", str(ROOT / ".importlinter"), "--no-cache"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}

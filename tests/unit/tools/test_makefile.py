@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets in a clean clone: what one runs finds what it needs, whatever was there before; ``make help`` lists all."""
+"""Tests the Makefile: in a clean clone each target builds what it needs, and ``make help`` lists all targets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def phony() -> list[str]:
     return [name for line in re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.M) for name in line.split()]
 
 
-def test_whatever_runs_tests_has_made_the_collection_they_import() -> None:
+def test_test_targets_build_the_collection_first() -> None:
     runs = {
         name: needs
         for name, (needs, recipe) in rules().items()
@@ -42,6 +42,6 @@ def test_help_has_one_line_for_each_target() -> None:
     assert max(len(line) for line in shown.splitlines()) <= 120
 
 
-def test_no_target_is_a_file() -> None:
+def test_all_targets_are_phony() -> None:
     made = {name for targets in rules() for name in targets.split()}
     assert made == set(phony())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/next-to-others.md says of each other scheduler, plugin and host system how far it was tried: by a test, which is
-there, on tables, or not at all."""
+"""Tests docs/next-to-others.md: the row of each other scheduler, plugin and host system states how it was tested: by an
+existing test, on tables, or not at all."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from test_threat_model import rows
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "next-to-others.md"
 HEAD = ["next to", "works", "does not work", "how far it was tried"]
-# Words of a cell that need no test; else it names one.
+# A cell with one of these words needs no test; any other cell must name a test.
 UNTRIED = ("not tried", "on tables", "tables")
-# What users of the field ask about, as words of the first column.
+# Systems that users ask about; each must be in the first column.
 ASKED = (
     *("default scheduler", "Cluster Autoscaler", "Karpenter", "Kueue", "Volcano", "KAI", "HAMi", "ACK", "gangs"),
     *("queues", "Descheduler", "DRA driver", "PriorityClasses", "docker", "MIG", "MPS", "Slurm", "Enroot", "Apptainer"),
@@ -24,7 +24,7 @@ ASKED = (
 
 
 def wrong(text: str) -> list[str]:
-    """What is wrong with the rows of a page."""
+    """Returns the errors in the rows of the page."""
     found = []
     for row in rows(text, HEAD):
         if len(row) != len(HEAD) or not all(row):
@@ -56,7 +56,7 @@ def test_what_was_asked_about_is_there(word: str) -> None:
         (r"test_preemption\.py", "test_preemptions.py", "is not there"),
     ],
 )
-def test_a_row_that_lacks_something_is_found(old: str, new: str, said: str) -> None:
+def test_incomplete_rows_are_found(old: str, new: str, said: str) -> None:
     text = PAGE.read_text()
     changed = re.sub(old, new, text)
     assert changed != text and any(said in one for one in wrong(changed)), wrong(changed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each role names the systems on which site.yml works, and the oldest ansible-core that runs the collection."""
+"""Tests that each role's metadata names the systems that site.yml supports and the oldest supported ansible-core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.host import distributio
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plugin_python
 
 ROOT = Path(__file__).resolve().parents[3]
-# What Galaxy calls the systems of our tables.
+# System in our tables → Galaxy's name.
 NAMES = {"debian": "Debian", "ubuntu": "Ubuntu", "el": "EL", "sles": "SLES"}
 RELEASES = {
     ("debian", "12"): "bookworm",
@@ -21,7 +21,7 @@ RELEASES = {
     ("ubuntu", "22.04"): "jammy",
     ("ubuntu", "24.04"): "noble",
     ("ubuntu", "26.04"): "resolute",
-    # Galaxy has no word for all service packs; the Python of the device plugin is there from the fourth on.
+    # Galaxy has no name for all service packs. The device plugin's Python exists from service pack 4 on.
     ("sles", "15"): "15SP4 15SP5 15SP6 15SP7",
 }
 ROLES = sorted(path.parent.parent.name for path in ROOT.glob("roles/*/meta/main.yml"))
@@ -32,7 +32,7 @@ def galaxy_info(role: str) -> dict[str, Any]:
 
 
 def supported() -> list[dict[str, Any]]:
-    """Systems of the tables that have a Python for the device plugin: on others site.yml refuses the host."""
+    """Returns the systems with a Python for the device plugin; site.yml refuses all other systems."""
     found: dict[str, list[str]] = {}
     for (family, release), row in plugin_python.TABLE.items():
         if row.python:
@@ -41,12 +41,12 @@ def supported() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_platforms_are_those_of_the_tables(role: str) -> None:
+def test_role_platforms_match_the_tables(role: str) -> None:
     assert galaxy_info(role)["platforms"] == supported()
 
 
 @pytest.mark.parametrize("family, release", sorted(plugin_python.TABLE))
-def test_the_tables_know_the_same_systems(family: str, release: str) -> None:
+def test_all_tables_have_the_same_systems(family: str, release: str) -> None:
     name = {"el": "rhel"}.get(family, family)
     system = distribution.system({"id": name, "version_id": release})
     assert system is not None and (system.family, system.release) == (family, release)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is printed of a playbook's output, by output as Ansible's default callback writes it."""
+"""Tests the filter that shortens a playbook's output, with output of Ansible's default callback."""
 
 from __future__ import annotations
 
@@ -74,22 +74,22 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("start", play_lines.SHOWN)
-def test_what_is_shown_on_purpose_is_a_task_of_ours(start: str) -> None:
+def test_shown_task_names_exist(start: str) -> None:
     files = [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]
     assert [one for one in files if f"- name: {start}" in one.read_text()]
 
 
-def test_play_is_named(shown: list[str]) -> None:
+def test_play_name_is_shown(shown: list[str]) -> None:
     assert shown[0] == "Do the work"
 
 
-def test_one_plan_is_shown_and_the_other_named(shown: list[str]) -> None:
+def test_only_one_plan_is_shown_in_full(shown: list[str]) -> None:
     assert shown.count("  2 GPUs: 2 x Tesla T4") == 1
     assert '  1. vcuda: it\'s "old"' in shown
     assert len([one for one in shown if one.endswith("plan: in .build/site.log")]) == 1
 
 
-def test_a_task_that_changes_hosts_is_one_line_and_others_none(shown: list[str]) -> None:
+def test_only_changing_tasks_are_shown(shown: list[str]) -> None:
     assert shown.count("  Write a file") == 1
     assert not [one for one in shown if "Look" in one or "Leave out" in one]
 
@@ -98,11 +98,11 @@ def test_reports_of_all_hosts_are_shown_as_lines(shown: list[str]) -> None:
     assert {"  a  as expected", "  b  as expected", "    a  b"} <= set(shown)
 
 
-def test_faults_are_shown_whole_with_their_task(shown: list[str]) -> None:
+def test_errors_are_shown_in_full_with_their_task(shown: list[str]) -> None:
     at = shown.index("Fail on one:")
     assert "fatal: [b]" in shown[at + 1] and "b is wrong" in " ".join(shown[at:])
 
 
-def test_the_recap_ends_it(shown: list[str]) -> None:
+def test_output_ends_with_the_recap(shown: list[str]) -> None:
     at = shown.index("result by host:")
     assert [line.split()[0] for line in shown[at + 1 :]] == ["a", "b"]

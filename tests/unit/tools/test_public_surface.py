@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public modules are in the group vgpu and on docs/modules.md; every other plugin says that it is internal."""
+"""Tests that public modules are in the group vgpu and in docs/modules.md, and that all others are marked internal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ assert spec and spec.loader
 tool = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tool)
 
-# A promise to users: a name leaves this list with a major release alone.
+# The public modules. A name may be removed from this list only in a major release.
 PUBLIC = {
     "apt_packages",
     "containerd_config",
@@ -44,7 +44,7 @@ def about_module(name: str) -> dict[str, Any]:
 
 
 def about_plugin(path: Path) -> dict[str, Any]:
-    """The documentation of a filter or lookup."""
+    """Returns the documentation of a filter or lookup."""
     if path.suffix == ".yml":
         return dict(yaml.safe_load(path.read_text())["DOCUMENTATION"])
     found = re.search(r'^DOCUMENTATION = r"""(.*?)"""', path.read_text(), re.M | re.S)
@@ -52,25 +52,25 @@ def about_plugin(path: Path) -> dict[str, Any]:
     return dict(yaml.safe_load(found[1]))
 
 
-def test_the_group_holds_each_public_module() -> None:
+def test_group_has_each_public_module() -> None:
     assert sorted(GROUPS["vgpu"]) == sorted(PUBLIC)
 
 
-def test_the_group_of_the_api_holds_each_module_that_takes_its_options() -> None:
-    """A member that does not know ``kubeconfig`` would refuse the defaults of the group."""
+def test_api_group_has_each_module_with_its_options() -> None:
+    """A module without the option ``kubeconfig`` would fail with the group's defaults."""
     takes = [one for one in MODULES if "vgpu.fleet.kubernetes" in about_module(one)["extends_documentation_fragment"]]
     assert sorted(GROUPS["kube"]) == takes
     assert takes == [one for one in MODULES if '"kubeconfig": {' in (ROOT / f"plugins/modules/{one}.py").read_text()]
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_names_its_groups(name: str) -> None:
+def test_module_documents_its_groups(name: str) -> None:
     member = (about_module(name).get("attributes") or {}).get("action_group", {}).get("membership", [])
     assert sorted(member) == sorted(f"vgpu.fleet.{one}" for one, names in GROUPS.items() if name in names)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_is_public_or_says_that_it_is_internal(name: str) -> None:
+def test_module_is_public_or_marked_internal(name: str) -> None:
     assert (INTERNAL in about_module(name)["extends_documentation_fragment"]) == (name not in PUBLIC)
 
 
@@ -79,7 +79,7 @@ def test_a_module_is_public_or_says_that_it_is_internal(name: str) -> None:
     [*sorted(ROOT.glob("plugins/filter/*.yml")), *sorted(ROOT.glob("plugins/lookup/*.py"))],
     ids=lambda one: one.stem,
 )
-def test_filters_and_lookups_say_that_they_are_internal(path: Path) -> None:
+def test_filters_and_lookups_are_marked_internal(path: Path) -> None:
     assert INTERNAL in about_plugin(path).get("extends_documentation_fragment", [])
 
 
@@ -89,17 +89,17 @@ def test_the_page_shows_public_modules_first() -> None:
     assert shown == [PUBLIC, set(MODULES) - PUBLIC]
 
 
-PLUMBING = re.compile(r"_(record|text|path|(?<!mem_)unit|list|load|sha256)$")  # one is a unit of memory
+PLUMBING = re.compile(r"_(record|text|path|(?<!mem_)unit|list|load|sha256)$")  # mem_unit is a unit of memory
 
 
-def test_no_public_variable_is_plumbing() -> None:
-    """Records, units, texts and paths that a role writes, and digests that it computes, are inner variables."""
+def test_implementation_variables_are_not_public() -> None:
+    """Variables for records, units, texts and paths that a role writes, and for computed digests, must be internal."""
     public = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/variables.md").read_text(), re.M)
     assert len(public) > 100 and [name for name in public if PLUMBING.search(name)] == []
 
 
 def texts(path: Path) -> set[str]:
-    """The texts of a program that are not docstrings."""
+    """Returns the string literals of a program, without docstrings."""
     tree = ast.parse(path.read_text())
     holders = (ast.Module, ast.ClassDef, ast.FunctionDef)
     alone = {
@@ -114,8 +114,8 @@ def texts(path: Path) -> set[str]:
     }
 
 
-def test_no_message_sends_a_person_to_a_folder_of_the_checkout() -> None:
-    """Who installed the collection starts vgpu.fleet.site and has no folder playbooks/."""
+def test_no_message_names_a_playbook_file() -> None:
+    """A user who installed the collection runs vgpu.fleet.site and has no folder playbooks/."""
     folders = ("plugins/action", "plugins/module_utils", "plugins/plugin_utils", "native/plugin/src")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     found = {path.name: text for path in paths for text in texts(path) if re.search(r"playbooks/\w+\.yml", text)}
@@ -123,7 +123,7 @@ def test_no_message_sends_a_person_to_a_folder_of_the_checkout() -> None:
 
 
 def given_to_roles(tasks: Any) -> Iterator[tuple[str, str]]:
-    """(role, variable) of every task of a playbook that runs a role with variables of its own."""
+    """Yields (role, variable) for each variable that a task of a playbook passes to a role."""
     for task in tasks or []:
         for name in ("ansible.builtin.include_role", "ansible.builtin.import_role"):
             if name in task:
@@ -132,8 +132,8 @@ def given_to_roles(tasks: Any) -> Iterator[tuple[str, str]]:
             yield from given_to_roles(task.get(part))
 
 
-def test_no_playbook_gives_a_role_what_the_role_defines_itself() -> None:
-    """It would take the place of the role's own value in all of its tasks."""
+def test_no_playbook_overrides_a_roles_own_variable() -> None:
+    """A passed variable would override the role's own value in all tasks of the role."""
     given = {
         (role, name)
         for path in (ROOT / "playbooks").rglob("*.yml")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README.md against the code: its inventories pass the check of variables, its figures and names are those of now."""
+"""Tests README.md against the code: its inventories are valid, and its figures and names are current."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZING = (ROOT / "docs" / "sizing.md").read_text()
 
 
 class HostVars:
-    """What Ansible knows of one host; the check needs nothing else of it."""
+    """Replaces Ansible's variables of one host, with only the parts that the check uses."""
 
     _inventory = None
 
@@ -37,7 +37,7 @@ def mistakes(variables: dict[str, Any]) -> list[Mistake]:
 
 
 def inventories() -> list[dict[str, Any]]:
-    """The variables of the first inventory, and of it with each of the others added."""
+    """Returns the variables of the first inventory, alone and combined with each of the others."""
     first = yaml.safe_load(BLOCKS[0])["all"]["children"]["gpu_nodes"]["vars"]
     return [first, *({**first, **yaml.safe_load(block)} for block in BLOCKS[1:])]
 
@@ -48,25 +48,25 @@ def test_there_are_three_inventories() -> None:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_an_inventory_passes_the_check(number: int) -> None:
+def test_inventories_pass_the_check(number: int) -> None:
     variables = inventories()[number]
     assert mistakes(variables) == []
     assert mistakes({**variables, "vgpu_split_count": "seven"}), "the check finds a mistake among them"
 
 
-def test_the_bypasses_are_counted() -> None:
+def test_number_of_bypasses_is_current() -> None:
     assert f"in {len(verdicts.PROBE_BYPASSES)} ways" in README
     assert f"| {len(verdicts.PROBE_BYPASSES)} bypasses are tried" in README
 
 
-def test_every_playbook_that_is_named_is_in_the_collection() -> None:
+def test_every_named_playbook_exists() -> None:
     named = set(re.findall(r"\bvgpu\.fleet\.(\w+)", README))
     assert {"site", "report", "teardown"} <= named
     assert [one for one in named if not (ROOT / "playbooks" / f"{one}.yml").exists()] == []
 
 
-def test_sizes_are_those_of_the_arithmetic() -> None:
-    """docs/sizing.md: K, S and C give whole slices, by integers here and not by the code under test."""
+def test_slice_sizes_in_sizing_page_are_correct() -> None:
+    """Computes the slice sizes of docs/sizing.md from K, S and C by integer arithmetic, not by the code under test."""
     rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", SIZING, re.M)
     assert len(rows) >= 5
     for memory, split, scaling, cores, count, each, percent in rows:
@@ -80,7 +80,7 @@ SHAPE = ["Use", "Behaviour", "Variables", "Undo", "Tried", "Code"]
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("roles/*/README.md")), ids=lambda one: one.parent.name)
-def test_the_page_of_a_role_has_the_shape_of_all(path: Path) -> None:
+def test_role_readmes_have_the_same_sections(path: Path) -> None:
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
     assert re.findall(r"^# (\w+)$", text, re.M) == [path.parent.name]
     assert re.findall(r"^## (.+)$", text, re.M) == SHAPE

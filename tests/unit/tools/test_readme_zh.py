@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README.zh.md says what README.md says: the same commands to the byte, the same sections, rows, links and figures."""
+"""Tests that README.zh.md matches README.md: identical commands, and equal sections, table rows, links and figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ENGLISH = (ROOT / "README.md").read_text()
 CHINESE = (ROOT / "README.zh.md").read_text()
 BLOCK = re.compile(r"^```[^\n]*\n.*?^```\n|(?<=\n\n)(?:    [^\n]*\n)+", re.M | re.S)
-# The two pages name each other; a page has no use for a link to itself.
+# Each page links to the other page, so these links differ and are ignored.
 EACH_OTHER = {"README.md", "README.zh.md"}
 IN_WORDS = {"fourteen": "14", "fifteen": "15", "sixteen": "16", "seventeen": "17", "eighteen": "18", "twenty": "20"}
 
@@ -22,7 +22,7 @@ def blocks(text: str) -> list[str]:
 
 
 def headings(text: str) -> list[int]:
-    """The levels of all headings, in order."""
+    """Returns the levels of all headings, in order."""
     return [len(one) for one in re.findall(r"^(#+) ", BLOCK.sub("", text), re.M)]
 
 
@@ -31,12 +31,12 @@ def links(text: str) -> list[str]:
 
 
 def tables(text: str) -> list[int]:
-    """Rows of each table."""
+    """Returns the number of rows of each table."""
     return [len(one.splitlines()) for one in re.findall(r"(?:^\|[^\n]*\n)+", BLOCK.sub("", text), re.M)]
 
 
 def figures(text: str) -> set[str]:
-    """Numbers of two digits and more, those in words too; of one digit there are too many that mean nothing."""
+    """Returns all numbers with two or more digits, also those in words. Most one-digit numbers carry no information."""
     text = re.sub(r"(?<=\d) (?=\d{3}\b)", "", BLOCK.sub("", text))
     for word, number in IN_WORDS.items():
         text = re.sub(rf"\b{word}\b", number, text)
@@ -44,7 +44,7 @@ def figures(text: str) -> set[str]:
 
 
 def stale(english: str, chinese: str) -> list[str]:
-    """In what the two differ."""
+    """Returns the differences between the two pages."""
     found = []
     ours, theirs = blocks(chinese), blocks(english)
     found += [f"code block {n}" for n, (a, b) in enumerate(zip(ours, theirs)) if a != b]
@@ -57,7 +57,7 @@ def stale(english: str, chinese: str) -> list[str]:
     return found + ([f"figures that only one of them has: {', '.join(sorted(differ))}"] if differ else [])
 
 
-def test_the_chinese_page_says_what_the_english_page_says() -> None:
+def test_chinese_readme_matches_the_english_readme() -> None:
     assert stale(ENGLISH, CHINESE) == [], "carry the change of README.md over to README.zh.md"
 
 
@@ -73,6 +73,6 @@ def test_the_chinese_page_says_what_the_english_page_says() -> None:
         ("28 bypasses", "29 bypasses", "figures"),
     ],
 )
-def test_a_page_that_was_left_behind_is_found(old: str, new: str, fault: str) -> None:
+def test_outdated_chinese_readme_is_found(old: str, new: str, fault: str) -> None:
     assert old in ENGLISH, "this row of the table changes nothing any more: choose other words of README.md"
     assert any(fault in one for one in stale(ENGLISH.replace(old, new), CHINESE))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What root runs on a host comes from places that only root can write to: no predictable name in a folder that all
-users share, and no Python that imports from its working directory or from a variable of its caller.
+"""Tests that root runs only code from places that only root can write to: the sources use no predictable file name in a
+shared folder, and no Python of root imports from its working directory or from PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("roles", "plugins", "playbooks", "tools", "native")
-PAGES = (".md", ".json")  # for people, and dashboards
+PAGES = (".md", ".json")  # documents and dashboards
 
-# A name in a shared folder, and what asks for one that can be guessed. The other functions of tempfile, mkstemp and
-# Ansible's tempfile choose names that nobody knows beforehand.
+# Matches paths in a shared folder and functions that return predictable names. mkstemp, Ansible's tempfile and the
+# other functions of tempfile choose unpredictable names.
 SHARED = re.compile(r"(?<![\w.{}-])/(?:var/)?tmp(?![\w-])|\bmktemp\(|\btmpnam\b|\btempnam\b|\bgettempdir\b")
-# File → why it may name such a folder.
+# Exceptions: file → the reason why it may name a shared folder.
 SHARED_ALLOWED = {
     "plugins/module_utils/kube/client.py": "says why the client's own discovery, which keeps a file there, is not used",
     "plugins/module_utils/kube/scheduler_manifests.py": "a volume of the pod's own, mounted there in the container",
@@ -31,7 +31,7 @@ SHARED_ALLOWED = {
     "native/vcuda/probe/bypass.c": "in a container: folders where a tenant may write, names by mkstemp",
 }
 
-# Started as root on a host or in an image of ours. The rest runs on the controller or in a checkout, as who called it.
+# Files whose programs run as root, on a host or in an image. All others run as the user who calls them.
 BY_ROOT = ("roles/", "plugins/", "native/plugin/src/", "native/plugin/image/", "native/plugin/tools/installer.py")
 MODULE = re.compile(r"""(?<![\w-])-[A-Za-z]*m(?=["',\s]+(?:[a-z_]\w*(?:\.\w+)*)\b)""")
 PYTHON = re.compile(r"""(?:python3?(?:\.\d+)?|@PYTHON@|sys\.executable|playbook_python)(?=["'\s),}\]]|$)""")
@@ -82,7 +82,7 @@ def test_no_predictable_name_in_a_shared_folder() -> None:
         ('"tmp": 0o1777, "var/tmp": 0o1777', False),
     ],
 )
-def test_what_counts_as_a_shared_folder(line: str, is_one: bool) -> None:
+def test_predictable_names_in_shared_folders_are_found(line: str, is_one: bool) -> None:
     assert shared(line) is is_one
 
 
@@ -90,7 +90,7 @@ COMMANDS = {f"{prefix}{name}" for prefix in ("ansible.builtin.", "") for name in
 
 
 def of_tasks(node: object) -> Iterator[str]:
-    """Each command of a file of tasks, its words as text."""
+    """Yields the text of each command in a file of Ansible tasks."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key in COMMANDS:
@@ -102,7 +102,7 @@ def of_tasks(node: object) -> Iterator[str]:
 
 
 def of_python(text: str) -> Iterator[str]:
-    """Each list of a program that begins with a Python and says more: a command to run."""
+    """Yields each list in a Python program that is a command line starting with a Python interpreter."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.List) and len(node.elts) > 1:
             first = ast.unparse(node.elts[0])
@@ -111,7 +111,7 @@ def of_python(text: str) -> Iterator[str]:
 
 
 def commands(path: str) -> list[str]:
-    """The commands that a file holds for a host."""
+    """Returns the commands in a file that run on a host."""
     text = (ROOT / path).read_text(encoding="utf-8")
     found = re.findall(r"^Exec\w+=[^\n]+|^(?:RUN|CMD|ENTRYPOINT)[^\n]+(?:\n\s+&&[^\n]+)*", text, re.MULTILINE)
     if path.endswith(".yml"):
@@ -122,7 +122,7 @@ def commands(path: str) -> list[str]:
 
 
 def wrong(command: str) -> str:
-    """What is wrong with how a command starts Python; empty where nothing is."""
+    """Returns the fault in how a command starts Python, or ""."""
     if "PYTHONPATH" in command:
         return "passes PYTHONPATH"
     if not PYTHON.search(command) or ISOLATED.search(command):
@@ -130,7 +130,7 @@ def wrong(command: str) -> str:
     return "starts a module" if MODULE.search(command) else "starts Python without -I"
 
 
-def test_no_program_of_root_imports_from_where_it_stands() -> None:
+def test_root_starts_python_isolated() -> None:
     looked, found = 0, []
     for path in tracked():
         if not path.startswith(BY_ROOT) and not path.endswith(".service"):
@@ -162,5 +162,5 @@ def test_no_program_of_root_imports_from_where_it_stands() -> None:
         ("ExecStart=/usr/local/lib/vgpu/current/vgpu-arbiter --run /run/vgpu", ""),
     ],
 )
-def test_what_counts_as_a_wrong_start(command: str, reason: str) -> None:
+def test_unsafe_starts_of_python_are_found(command: str, reason: str) -> None:
     assert wrong(command) == reason

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates whose text is JSON stay text on every ansible-core that we name.
+"""Tests that templates with JSON text give text on every supported ansible-core.
 
 Before 2.19 a result that looks like a dictionary or a list is read back as one, unless the template ends with a filter
 that makes text. Found with 2.16: the record of the last proof was handed on as a dictionary, and ``site.yml`` failed.
@@ -17,7 +17,7 @@ JSON = re.compile(r"\|\s*to_(?:nice_)?json(?:\([^)|]*\))?(?P<after>[^}]*)\}\}")
 
 
 def wrong(text: str) -> list[str]:
-    """Templates in which something follows the filter that makes JSON."""
+    """Returns the templates in which another filter follows the filter that makes JSON."""
     return [found[0] for found in JSON.finditer(text) if found["after"].strip()]
 
 
@@ -35,7 +35,7 @@ def test_rule(text: str, count: int) -> None:
     assert len(wrong(text)) == count
 
 
-def test_no_template_of_ours_ends_otherwise() -> None:
+def test_all_templates_end_with_the_json_filter() -> None:
     files = [*ROOT.glob("roles/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
     found = {str(path.relative_to(ROOT)): wrong(path.read_text()) for path in files}
     assert len(files) > 100

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/threat-model.md says of each way what becomes of it in one of three words, and what tries it: a check of
-vgpu_isolation or a test, which is there.
+"""Tests docs/threat-model.md: the row of each bypass has a verdict of one word (prevented, detected, open) and names an
+existing test or check of vgpu_isolation that tries the bypass.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "threat-model.md"
 CHECKS = {*verdicts.PROBE_CHECKS, *verdicts.PROBE_BYPASSES, *verdicts.OWN}
 HEAD = ["way", "memory", "compute", "tried by"]
-# What becomes of memory by who enforces it.
+# The table that compares the verdicts on memory with and without enforcement by the driver.
 ENFORCED = ["way", "memory, by the library", "memory, by the driver too", "tried by"]
 KINDS = ["way", "root, uid 1000 without capabilities, or a user namespace; no profile", "RuntimeDefault"]
 WORDS = ("prevented", "detected", "open")
 NONE = "–"
-# Each of their tests is an attempt, and on a row.
+# Each test in these files is an attempted attack and must be named in a row.
 ATTACKS = sorted((ROOT / "tests" / "e2e_scheduler").glob("test_attacker*.py"))
-# What a row says of itself that no test tries; then it claims nothing.
+# The start of the last cell if no test tries the bypass. Such a row must not claim "prevented" or "detected".
 UNTRIED = "nothing: "
 
 
 def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:
-    """(head, rows) of each table of a page."""
+    """Returns (header, rows) of each table of a page."""
     found: list[tuple[list[str], list[list[str]]]] = []
     before = ""
     for line in text.splitlines():
@@ -48,7 +48,7 @@ def rows(text: str, head: list[str]) -> list[list[str]]:
 
 
 def verdict(cell: str) -> str:
-    """The first word, where it is one of the three, or the dash of a way that has nothing to do with it."""
+    """Returns the first word of a cell if it is a verdict or the dash for "not applicable", otherwise ""."""
     word = re.split(r"[:,. ]", cell, maxsplit=1)[0]
     return word if word in (*WORDS, NONE) else ""
 
@@ -62,19 +62,19 @@ def functions(path: str) -> frozenset[str]:
 
 
 def attempts() -> list[str]:
-    """The tests of the attacker's suite."""
+    """Returns the ids of all tests in the attacker's files."""
     files = [str(path.relative_to(ROOT)) for path in ATTACKS]
     return [f"{file}::{one}" for file in files for one in sorted(functions(file)) if one.startswith("test_")]
 
 
 def is_there(name: str) -> bool:
-    """Whether the name in the last column is a check, or the id of a test."""
+    """Returns whether a name of the last column is an existing check or test id."""
     path, colons, function = name.partition("::")
     return function in functions(path) if colons else name in CHECKS
 
 
 def claims(memory: str, compute: str, tried: list[str]) -> list[str]:
-    """What the verdicts of a row say that its checks do not."""
+    """Returns the contradictions between a row's verdicts and its checks."""
     bypasses = [name for name in tried if name.startswith(verdicts.BYPASS)]
     may_be_open = [name for name in bypasses if name in verdicts.MAY_BE_OPEN]
     found = [f"{name} must be prevented" for name in bypasses if memory != "prevented" and name not in may_be_open]
@@ -87,7 +87,7 @@ def claims(memory: str, compute: str, tried: list[str]) -> list[str]:
 
 
 def faults(text: str) -> list[str]:
-    """What is wrong with the page."""
+    """Returns the errors in the page."""
     found, named = [], set()
     for row in rows(text, HEAD):
         way = row[0]
@@ -115,15 +115,15 @@ def faults(text: str) -> list[str]:
     return found
 
 
-def test_every_row_has_its_verdicts_and_is_tried() -> None:
+def test_every_row_has_verdicts_and_tests() -> None:
     assert faults(PAGE.read_text()) == []
 
 
-def test_the_attackers_suite_is_read() -> None:
+def test_attackers_tests_are_found() -> None:
     assert len(attempts()) > 12 and len({name.partition("::")[0] for name in attempts()}) == len(ATTACKS) == 3
 
 
-def test_every_bypass_by_the_kind_of_container() -> None:
+def test_bypass_table_by_container_kind_is_complete() -> None:
     table = rows(PAGE.read_text(), KINDS)
     assert len(table) > 4
     for way, *cells in table:
@@ -153,14 +153,14 @@ def test_every_bypass_by_the_kind_of_container() -> None:
         ),
     ],
 )
-def test_a_page_that_says_something_else_is_found(old: str, new: str, said: str) -> None:
+def test_wrong_claims_are_found(old: str, new: str, said: str) -> None:
     text = PAGE.read_text()
     changed = re.sub(old, new, text)
     assert changed != text
     assert any(said in one for one in set(faults(changed)) - set(faults(text))), faults(changed)
 
 
-def test_what_the_driver_enforces_has_a_verdict_and_a_test_for_each():
+def test_driver_enforcement_table_is_complete():
     found = rows(PAGE.read_text(), ENFORCED)
     assert len(found) >= 8
     for row in found:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that are made from tables are as fresh as the tables, and the tables of a role agree with each other."""
+"""Tests that the generated pages of variables are up to date and that the variable tables of each role agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ spec.loader.exec_module(tool)
 
 
 @pytest.mark.parametrize("page", sorted(tool.PAGES))
-def test_page_is_fresh(page: str) -> None:
+def test_generated_page_is_current(page: str) -> None:
     assert (ROOT / page).read_text() == tool.PAGES[page](), (
         f"{page} is old: run `.build/venv/bin/python tools/variables.py`"
     )
@@ -26,7 +26,7 @@ def test_page_is_fresh(page: str) -> None:
 
 @pytest.mark.parametrize("role", tool.roles(ROOT))
 def test_defaults_and_specification_name_the_same_variables(role: str) -> None:
-    """A default that no specification knows is never checked, and stands on no page."""
+    """A default without a specification is never validated and is on no page."""
     options, defaults = tool.options_of(ROOT, role), tool.defaults_of(ROOT, role)
     assert sorted(set(defaults) - set(options)) == []
     for name, option in options.items():
@@ -44,8 +44,10 @@ def names_in(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("role", tool.roles(ROOT))
-def test_a_variable_is_public_or_internal_by_where_it_lies(role: str) -> None:
-    """One of vars/main.yml that looks public could be set, and would not hold; one with ``__`` is nobody's to set."""
+def test_prefix_marks_internal_variables(role: str) -> None:
+    """Users can set public variables. A user's value for a variable of vars/main.yml has no effect, so it must be
+    internal.
+    """
     public = set(tool.options_of(ROOT, role)) | set(tool.defaults_of(ROOT, role))
     assert sorted(name for name in public if name.startswith("_")) == []
     vars_file = ROOT / "roles" / role / "vars/main.yml"
@@ -54,7 +56,7 @@ def test_a_variable_is_public_or_internal_by_where_it_lies(role: str) -> None:
 
 
 def inner_names_set(folder: Path) -> list[str]:
-    """Internal variables that the files of an inventory set, as file: name."""
+    """Returns the internal variables that an inventory sets, as "file: name"."""
     found = []
     for path in sorted(path for kind in ("*.yml", "*.yaml", "*.ini") for path in folder.rglob(kind)):
         for name in re.findall(r"(?<!\w)__[a-z]\w*(?=\s*[:=])", re.sub(r"(?m)#.*$", "", path.read_text())):
@@ -70,13 +72,13 @@ def test_no_example_sets_an_internal_variable(tmp_path: Path) -> None:
     assert inner_names_set(tmp_path) == ["group_vars/a.yml: __mps_root", "hosts.ini: __mig_record"]
 
 
-# What a role sets itself, for playbooks and later tasks.
+# Facts that a role sets for playbooks and later tasks.
 RESULTS = {"preflight_plan", "verify_facts", "verify_report"}
 
 
 @pytest.mark.parametrize("role", tool.roles(ROOT))
-def test_every_variable_that_a_role_uses_is_specified(role: str) -> None:
-    """A name in a template that no specification has can never be set right."""
+def test_role_uses_only_specified_variables(role: str) -> None:
+    """A user cannot set a variable that has no specification."""
     used = set()
     for path in [*ROOT.glob(f"roles/{role}/*/*.yml"), *ROOT.glob(f"roles/{role}/templates/*")]:
         text = re.sub(r"(?m)#.*$", "", path.read_text())
@@ -88,10 +90,10 @@ def test_every_variable_that_a_role_uses_is_specified(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", tool.roles(ROOT))
-def test_a_role_without_a_default_says_so(role: str) -> None:
-    """An option that is neither required nor has a default would be undefined where the role uses it."""
+def test_options_without_a_default_are_required(role: str) -> None:
+    """An option that is not required and has no default would be undefined when the role uses it."""
     defaults = tool.defaults_of(ROOT, role)
-    optional = {"site_hosts", "upgrade_serial"}  # of playbooks, which have the default themselves
+    optional = {"site_hosts", "upgrade_serial"}  # options of playbooks; the playbooks have the default
     for name, option in tool.options_of(ROOT, role).items():
         assert option.get("required") or name in defaults or name in optional, name
 
@@ -101,8 +103,8 @@ def test_a_role_without_a_default_says_so(role: str) -> None:
     [path for path in sorted(ROOT.glob("roles/*/tasks/*.yml")) if re.search(r"_packages:$", path.read_text(), re.M)],
     ids=lambda path: f"{path.parts[-3]}-{path.stem}",
 )
-def test_every_installation_of_packages_gets_the_proxy(path: Path) -> None:
-    """One that does not would fail in a network that has its archives behind a proxy alone."""
+def test_package_tasks_pass_the_proxy(path: Path) -> None:
+    """An installation task without the proxy variables fails in a network that reaches archives only by a proxy."""
     for task in yaml.safe_load(path.read_text()):
         module = task.get("vgpu.fleet.apt_packages") or task.get("vgpu.fleet.rpm_packages")
         if module and module.get("state") != "absent":
@@ -121,7 +123,7 @@ def test_every_installation_of_packages_gets_the_proxy(path: Path) -> None:
         ("CUDA(tm) stays", "CUDA(tm) stays"),
     ],
 )
-def test_markup(text: str, shown: str) -> None:
+def test_ansible_markup_becomes_markdown(text: str, shown: str) -> None:
     assert tool.markup(text) == shown
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/words.py: what it takes out of each kind of file, and that a seed gives one sheet."""
+"""Tests tools/words.py: the texts it extracts from each kind of file, and that a seed always gives the same sheet."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ FILES = [
 
 
 @pytest.mark.parametrize(("name", "source", "found"), FILES, ids=[one[0] for one in FILES])
-def test_texts_of_a_file(words: ModuleType, name: str, source: str, found: list[tuple[int, str, str]]) -> None:
+def test_texts_are_extracted_by_file_type(
+    words: ModuleType, name: str, source: str, found: list[tuple[int, str, str]]
+) -> None:
     assert [tuple(one) for one in words.texts(name, source)] == found
 
 
@@ -115,7 +117,7 @@ def files_of(sheet: str) -> list[str]:
     return re.findall(r"^## \d+\. (\S+)$", sheet, re.M)
 
 
-def test_a_seed_gives_one_sheet(words: ModuleType, tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_sheet(words: ModuleType, tmp_path: Path) -> None:
     names = [f"{n}.py" for n in range(40)]
     root = repository(tmp_path, [*names, "changelogs/a.yml"])
     sheet = words.sheet(root, "7", 25)
@@ -128,12 +130,12 @@ def test_a_seed_gives_one_sheet(words: ModuleType, tmp_path: Path) -> None:
         words.sheet(root, "7", 41)
 
 
-def test_another_file_moves_no_other(words: ModuleType) -> None:
+def test_new_file_does_not_change_the_order_of_others(words: ModuleType) -> None:
     names = [f"{n}.py" for n in range(40)]
     assert [one for one in words.drawn([*names, "new.py"], "7") if one != "new.py"] == words.drawn(names, "7")
 
 
-def test_the_command_prints_this_tree() -> None:
+def test_command_prints_a_sheet_of_this_repository() -> None:
     command = [sys.executable, str(TOOL), "20261126"]
     runs = [subprocess.run(command, capture_output=True, text=True, check=False) for _time in range(2)]
     assert runs[0].returncode == 0, runs[0].stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of the cards: each figure that a card has, in base units; no sample for one that it does not have."""
+"""Tests the metrics of GPUs: each value that a GPU reports appears in base units; a missing value has no sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..conftest import FakeGpus
 from ..samples import until
 
 FULL = Gauges(1234, 37, 41, 70_123, 1590, 5001, 3, 0)
-# In base units.
+# The expected values, in base units.
 FIGURES = {
     "vgpu_gpu_memory_bytes": [15360 << 20] * 2,
     "vgpu_gpu_memory_used_bytes": [1234 << 20],
@@ -46,7 +46,7 @@ def daemon(node, kubelet, running):
 
 
 def status(node, capsys) -> dict:
-    """What `vgpuctl status --json` prints."""
+    """Returns the output of `vgpuctl status --json`."""
     capsys.readouterr()
     assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -72,7 +72,7 @@ def values(written: str) -> dict[str, list[float]]:
 
 
 def test_figures_in_base_units(node, daemon, capsys):
-    """The second GPU shows nothing: no figure of it is written, and none is 0."""
+    """The second GPU reports no values, so it gets no samples, and no sample is 0."""
     daemon.source.shown = {node.gpus[0].uuid: FULL}
     written = text(node, capsys)
     assert values(written) == FIGURES
@@ -86,14 +86,15 @@ LACKING = [(field, name) for field, name, _unit in metrics.FIGURES]
 
 
 @pytest.mark.parametrize(("field", "name"), LACKING)
-def test_figure_that_a_card_lacks_is_left_out(node, daemon, capsys, field, name):
+def test_missing_gpu_value_has_no_sample(node, daemon, capsys, field, name):
     daemon.source.shown = {node.gpus[0].uuid: FULL._replace(**{field: -1})}
     expected = {other: rows for other, rows in FIGURES.items() if other != name}
     assert values(text(node, capsys)) == expected
 
 
 XIDS = [
-    # Events, the sum, by number, the last. 31 is of an application: the GPU stays healthy, and it counts.
+    # columns: Xid events, their sum, the count by number, the last Xid. Xid 31 is an application's fault: it is
+    # counted, but the GPU stays healthy.
     ([], 0, {}, None),
     ([31], 1, {"31": 1}, 31),
     ([79, 31, 31], 3, {"31": 2, "79": 1}, 31),
@@ -119,13 +120,13 @@ def test_xids(node, daemon, capsys, events, total, by_number, last):
     assert set(ages) == set(by_number) and all(0 <= age < 60 for age in ages.values())
 
 
-def test_xid_of_no_named_card_is_of_all(node, daemon, capsys):
+def test_xid_without_a_gpu_counts_for_all_gpus(node, daemon, capsys):
     daemon.source.xids.put(("", 48))
     until(lambda: values(text(node, capsys))["vgpu_gpu_xids_total"] == [1, 1], "the event")
 
 
 def test_metrics_of_a_plugin_of_a_former_version():
-    """It answers without power, clocks and errors: vgpuctl of this version writes none of them, and no 0."""
+    """An old plugin does not report power, clocks and errors: the new vgpuctl omits these metrics and writes no 0."""
     gpu = {"index": 0, "uuid": "GPU-a", "model": "T4", "memory_mib": 1, "healthy": True}
     gpu |= {"memory_used_mib": -1, "utilisation": -1, "temperature": -1}
     status = dict.fromkeys(("version", "config_name", "library", "config_sha256", "config_fault"), "")
@@ -135,7 +136,7 @@ def test_metrics_of_a_plugin_of_a_former_version():
 
 
 def test_names_by_prometheus_rules(node, daemon, capsys):
-    """By Prometheus' own program, of Debian's package ``prometheus``, on every metric that a node may write."""
+    """promtool of Debian's package ``prometheus`` checks the names of all metrics that a node may write."""
     promtool = shutil.which("promtool")
     if not promtool:
         pytest.skip("promtool is not installed: package prometheus")

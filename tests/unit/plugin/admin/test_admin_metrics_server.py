@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GET /metrics on an address: what is answered, and what becomes of an address that is taken."""
+"""Tests the metrics server: responses to GET /metrics, and an address that another program uses."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_requests(serve, method, path, status):
     assert (body == TEXT) == (status == 200)
 
 
-def test_fault_is_an_answer(serve):
+def test_error_is_sent_as_a_response(serve):
     server = serve("127.0.0.1:0", broken)
     for _time in range(2):
         status, body = get(server.port)
@@ -83,13 +83,13 @@ def test_addresses(serve, address, host):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "no.such.host.invalid:9410", ":"])
-def test_address_that_can_never_be(address):
+def test_invalid_listen_address(address):
     with pytest.raises((OSError, ValueError)):
         Server(address, lambda: TEXT)
 
 
 def test_port_of_another_program_is_taken_once_it_is_free(serve, caplog):
-    """GPUs are offered meanwhile: metrics are no reason to offer none."""
+    """The plugin offers GPUs meanwhile: a metrics port in use must not prevent that."""
     other = socket.create_server(("127.0.0.1", 0))
     port = other.getsockname()[1]
     with caplog.at_level(logging.WARNING):
@@ -104,7 +104,7 @@ def test_port_of_another_program_is_taken_once_it_is_free(serve, caplog):
     assert get(port) == (200, TEXT)
 
 
-def test_connection_that_asks_nothing_keeps_no_other_waiting(serve):
+def test_silent_connection_does_not_delay_others(serve):
     server = serve("127.0.0.1:0")
     with socket.create_connection(("127.0.0.1", server.port)):
         assert get(server.port) == (200, TEXT)
@@ -129,7 +129,7 @@ server.stop()
 """
 
 
-def test_nothing_is_loaded_before_somebody_asks():
+def test_server_modules_are_loaded_only_when_needed():
     script = LAZY.format(path=[str(PLUGIN / "src")])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exporter says of its own process, against what the kernel says of it by other ways."""
+"""Tests an exporter's metrics of its own process against values that the test reads from the kernel in other ways."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def values() -> dict[str, float]:
     return {one.name: one.value for family in families for one in family.samples}
 
 
-def test_figures_are_those_of_this_process():
+def test_values_match_this_process():
     found = values()
     used = resource.getrusage(resource.RUSAGE_SELF)
     assert found["process_cpu_seconds_total"] == pytest.approx(used.ru_utime + used.ru_stime, abs=0.5)
@@ -42,6 +42,6 @@ def test_names_by_prometheus_rules():
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_what_cannot_be_read_is_left_out(monkeypatch, tmp_path):
+def test_unreadable_values_are_omitted(monkeypatch, tmp_path):
     monkeypatch.setattr(process, "SELF", tmp_path)
     assert list(values()) == ["process_max_fds"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl's way to the plugin: every call over a real socket, and callers that are none."""
+"""Tests the admin socket of vgpuctl: every call over a real socket, and invalid callers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..samples import until
 
 
 class Service:
-    """Answers a version; ``fault`` is raised instead, ``gate`` holds every call until it is set."""
+    """A service that returns its version. It raises ``fault`` if set, and blocks every call until ``gate`` is set."""
 
     def __init__(self) -> None:
         self.fault: Exception | None = None
@@ -59,7 +59,7 @@ def service() -> Service:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch) -> Path:
-    # The path of a socket has an end, pytest's folder may lie beyond it.
+    # A socket's path is limited in length, and pytest's folder may be too long.
     monkeypatch.chdir(tmp_path)
     return Path("plugin.sock")
 
@@ -76,7 +76,7 @@ def ask(path: Path, timeout_s: float = 30.0) -> api.StatusResponse:
     return Client(path, timeout_s).call("Status", api.StatusRequest())
 
 
-def test_calls_are_those_of_the_proto_file():
+def test_calls_match_the_proto_file():
     methods = api.DESCRIPTOR.services_by_name["Admin"].methods_by_name
     expected = {name: (one.input_type.name, one.output_type.name) for name, one in methods.items()}
     found = {name: tuple(one.DESCRIPTOR.name for one in messages) for name, messages in admin_socket.METHODS.items()}
@@ -84,7 +84,7 @@ def test_calls_are_those_of_the_proto_file():
     assert all(callable(getattr(admin_answers.Admin, name)) for name in expected)
 
 
-def test_an_answer_of_any_length_from_a_socket_of_roots_alone(server, path):
+def test_long_response_from_a_root_only_socket(server, path):
     assert len(ask(path).version) == 300_000
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [one.name for one in Path().iterdir()] == ["plugin.sock"]
@@ -102,7 +102,7 @@ def test_an_answer_of_any_length_from_a_socket_of_roots_alone(server, path):
         (KeyError("x"), "INTERNAL", "Status failed in the plugin: KeyError('x'); see its log"),
     ],
 )
-def test_every_fault_is_a_code_and_a_sentence(server, service, path, fault, code, text):
+def test_every_error_has_a_code_and_a_message(server, service, path, fault, code, text):
     service.fault = fault
     with pytest.raises(Fault) as found:
         ask(path)
@@ -129,7 +129,7 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize("said", [*SAID, *ANSWERED])
-def test_callers_that_are_none(server, path, said):
+def test_invalid_callers(server, path, said):
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(30)
         caller.connect(str(path))
@@ -140,13 +140,13 @@ def test_callers_that_are_none(server, path, said):
             while part := caller.recv(4096):
                 answer += part
         except ConnectionResetError:
-            pass  # it closed with what was not read
+            pass  # the server closed the connection before it read all input
     assert answer.startswith(ANSWERED[said][1] if said in ANSWERED else b"")
     assert bool(answer) is (said in ANSWERED)
     assert ask(path).version, "and the next one is answered"
 
 
-def test_callers_that_say_nothing_do_not_stay(path, service, monkeypatch):
+def test_silent_callers_are_disconnected(path, service, monkeypatch):
     monkeypatch.setattr(admin_socket, "SILENT_S", 0.2)
     server = Server(path, service)
     silent = [socket.socket(socket.AF_UNIX) for _number in range(2 * admin_socket.MOST_CALLS)]
@@ -160,7 +160,7 @@ def test_callers_that_say_nothing_do_not_stay(path, service, monkeypatch):
         server.stop()
 
 
-def test_several_at_once_and_no_more_than_that(server, service, path):
+def test_number_of_concurrent_calls_is_limited(server, service, path):
     service.gate.clear()
     answers: list[int] = []
     callers = [
@@ -170,7 +170,8 @@ def test_several_at_once_and_no_more_than_that(server, service, path):
     for one in callers:
         one.start()
     until(lambda: service.inside == admin_socket.MOST_CALLS, "as many calls as are taken")
-    time.sleep(0.2)  # for a call more than that to come in; a slow machine makes this see less, not fail
+    # time for an extra call to be accepted; on a slow machine the test may miss a fault but never fails wrongly
+    time.sleep(0.2)
     assert service.inside == admin_socket.MOST_CALLS
     service.gate.set()
     for one in callers:
@@ -178,14 +179,14 @@ def test_several_at_once_and_no_more_than_that(server, service, path):
     assert len(answers) == len(callers)
 
 
-def test_stop_waits_for_no_call_that_is_under_way(server, service, path):
+def test_stop_does_not_wait_for_running_calls(server, service, path):
     service.gate.clear()
     for _number in range(admin_socket.MOST_CALLS):
         threading.Thread(target=request_without_answer, args=(path,), daemon=True).start()
     until(lambda: service.inside == admin_socket.MOST_CALLS, "as many calls as are taken")
     ending = threading.Thread(target=server.stop, daemon=True)
     ending.start()
-    ending.join(30)  # every call is held for 60 s
+    ending.join(30)  # each call would block for 60 s
     assert not ending.is_alive() and not path.exists()
 
 
@@ -195,8 +196,10 @@ def request_without_answer(path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["it was ended", "it waited for long enough"])
-def test_a_lease_that_nobody_hears_of_ends(server, service, path, why):
-    """While the kubelet is waited for. The control: who is there keeps its own."""
+def test_lease_ends_if_its_caller_is_gone(server, service, path, why):
+    """The caller leaves while the service waits for the kubelet, so its lease is released. A caller that stays keeps
+    its lease.
+    """
     kept = Client(path, 30.0).call("Lease", api.LeaseRequest()).allocation
     service.gate.clear()
     if why == "it was ended":
@@ -214,7 +217,7 @@ def test_a_lease_that_nobody_hears_of_ends(server, service, path, why):
 
 
 @pytest.mark.parametrize("what", ["a descriptor", "a thread"])
-def test_who_asks_while_something_is_scarce_is_answered_later(path, service, monkeypatch, what):
+def test_calls_are_served_later_if_resources_are_scarce(path, service, monkeypatch, what):
     monkeypatch.setattr(admin_socket, "AGAIN_S", 0.01)
     refused = []
 
@@ -255,7 +258,7 @@ def test_who_asks_while_something_is_scarce_is_answered_later(path, service, mon
         ("a plugin of gRPC", "does not answer: no line end"),
     ],
 )
-def test_what_vgpuctl_says_where_nobody_answers(path, what, text):
+def test_vgpuctls_error_without_a_server(path, what, text):
     listening = socket.socket(socket.AF_UNIX)
     answered: threading.Thread | None = None
     if what == "a file":
@@ -268,7 +271,7 @@ def test_what_vgpuctl_says_where_nobody_answers(path, what, text):
 
         def settings() -> None:
             caller = listening.accept()[0]
-            # What a server of HTTP/2 says first: a frame of settings.
+            # The first bytes of an HTTP/2 server: a SETTINGS frame.
             caller.sendall(struct.pack(">BHBBI", 0, 96, 4, 0, 0) + b"\0" * 96)
             caller.recv(4096)
             caller.close()
@@ -287,11 +290,11 @@ def test_what_vgpuctl_says_where_nobody_answers(path, what, text):
         answered.join(30)
 
 
-def test_stop_removes_the_socket_and_a_start_takes_a_dead_one_over(path, service):
+def test_socket_is_removed_at_stop_and_stale_socket_replaced(path, service):
     first = Server(path, service)
     first.stop()
     assert list(Path().iterdir()) == []
-    for left in ("plugin.sock", "new.sock"):  # of a program that was killed
+    for left in ("plugin.sock", "new.sock"):  # a socket that a killed program left
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(left)
     second = Server(path, service)
@@ -301,7 +304,7 @@ def test_stop_removes_the_socket_and_a_start_takes_a_dead_one_over(path, service
 
 
 def test_vgpuctl_loads_no_grpc():
-    """It would be most of what a question costs."""
+    """Loading grpc would take most of a call's time."""
     code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl.main; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slice is not free while somebody who had it still runs on the GPU, whatever files and records say."""
+"""Tests that a slice is not free while a process of its container still runs on the GPU, whatever files and records
+say.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from ..inject.test_inject_handover import static_slices
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_allocation_does_not_end_while_its_processes_run(node, recorded):
-    """Of a pod that the kubelet deleted, and of a folder that no record explains."""
+    """Covers an allocation of a deleted pod and a folder without a record."""
     pool, allocator, files = node.parts()
     time, alive = [0.0], set()
     collector = Collector(allocator, files, node.paths.checkpoint, monotonic=lambda: time[0])
@@ -29,13 +31,13 @@ def test_allocation_does_not_end_while_its_processes_run(node, recorded):
         time[0] += GRACE_S
     assert files.present() == [one.allocation]
     alive.clear()
-    assert collector.collect() == []  # missing for the first time
+    assert collector.collect() == []  # the first poll without the allocation in the checkpoint
     time[0] += GRACE_S
     assert collector.collect() == [one.allocation]
 
 
 def test_slice_of_a_container_whose_files_were_removed_is_not_free(node):
-    """A new ledger says that nobody is in it: the container that runs has the one before."""
+    """The new ledger shows no process, because the running container still uses the removed ledger."""
     outside, pool, _allocator, files = static_slices(node, splitCount=2)
     outside.refresh()
     piece = pool.slices[0].id
@@ -48,7 +50,7 @@ def test_slice_of_a_container_whose_files_were_removed_is_not_free(node):
     assert piece not in {offer.slice.id for offer in pool.offers()[1] if offer.healthy}
     assert piece in outside.in_use()
     limits = files.folder(name) / "limits"
-    # Two ledgers of one slice would be two slices: no other container begins in it.
+    # A second ledger would allow the slice's memory twice, so no other container may start in the slice.
     assert abi_files.parse_limits(limits.read_bytes())["deny"] is True
     outside.deny([piece], False)
     assert abi_files.parse_limits(limits.read_bytes())["deny"] is True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocate and PreStartContainer, judged by the files on disk."""
+"""Tests Allocate and PreStartContainer by the files that they write."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def devices_of(answer) -> list[tuple[str, int, int]]:
     return [(one["uuid"], one["memory_bytes"] // MIB, one["sm_percent"]) for one in limits_of(answer)["devices"]]
 
 
-def test_limits_say_what_the_issue_says(node):
-    """Rows of the issue's table: GPU MiB, K, S, C, MiB of a slice, SM % of a slice."""
+def test_limits_of_slices(node):
+    """Rows: GPU MiB, split count K, memory scaling S, cores scaling C, expected MiB and SM % of a slice."""
     table = [
         (16160, 2, "1.0", "2", 8080, 100),
         (16160, 4, "2.0", "1", 8080, 25),
@@ -70,7 +70,7 @@ def test_limits_say_what_the_issue_says(node):
         ),
     ],
 )
-def test_flags_of_the_group_reach_the_limits(node, vcuda, flags):
+def test_configured_flags_are_in_the_limits(node, vcuda, flags):
     _pool, allocator, _files = node.parts(**vcuda)
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     limits = limits_of(answer)
@@ -78,7 +78,7 @@ def test_flags_of_the_group_reach_the_limits(node, vcuda, flags):
     assert limits["allocation"] == answer.allocation
 
 
-def test_oversubscribe_is_of_the_own_gpu(node):
+def test_oversubscribe_flag_depends_on_the_gpu(node):
     _pool, allocator, _files = node.parts(devices=[{"match": {"index": 0}, "memoryScaling": "2"}])
     (answer,) = allocator.allocate([[slice_id(node.gpus[1])]])
     assert limits_of(answer)["oversubscribe"] is False
@@ -103,8 +103,10 @@ def test_files_and_their_rights(node):
     assert [one["uuid"] for one in tenant["devices"]] == [node.gpus[0].uuid]
 
 
-def test_what_a_container_has_mounted(node):
-    """A folder with the very files that arbiter and watcher use, and places for those that the container writes."""
+def test_mounts_of_a_new_container(node):
+    """The mounted folder has the very files that arbiter and watcher use, and mount points for files that the
+    container writes.
+    """
     _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     folder = files.folder(answer.allocation)
@@ -121,12 +123,12 @@ def test_what_a_container_has_mounted(node):
     assert sorted(one.name for one in share.iterdir()) == sorted(["limits", page, "ld.so.preload", "ledger", "tenant"])
     assert [(share / one).samefile(folder / one) for one in ("limits", page)] == [True, True]
     assert [(share / one).stat().st_size for one in ("ledger", "tenant")] == [0, 0]
-    # Any user of a container finds the files; the mount is read-only.
+    # All users of a container can read the files; the mount is read-only.
     places = [share, folder / "root", folder / "root/lib", folder / "root/0"]
     assert [oct(one.stat().st_mode & 0o7777) for one in places] == ["0o755"] * 4
     assert [list(one.iterdir()) for one in places[2:]] == [[], []]
     assert (share / "ld.so.preload").read_text() == "/dev/vgpu/lib/libvgpu.so\n"
-    # A container of an older version's answer has its own library, where that version mounted it; a new one does not.
+    # A container from an older version has its own library mounted at the old path; a new container does not.
     assert not (folder / "ld.so.preload").exists()
     allocator.prestart([slice_id(node.gpus[0])])
     assert oct((folder / "ld.so.preload").stat().st_mode & 0o7777) == "0o444"
@@ -134,14 +136,14 @@ def test_what_a_container_has_mounted(node):
 
 
 SPOILT = [
-    ("an older version's", shutil.rmtree),
-    ("limits of a folder before", lambda share: replace_by(share / "limits", b"other")),
-    ("a page of a folder before", lambda share: replace_by(next(share.glob("gpu-*")), b"other")),
-    ("no folder above", lambda share: (share.parent / "root").unlink()),
+    ("files of an older version", shutil.rmtree),
+    ("limits file of an earlier folder", lambda share: replace_by(share / "limits", b"other")),
+    ("GPU page of an earlier folder", lambda share: replace_by(next(share.glob("gpu-*")), b"other")),
+    ("parent folder missing", lambda share: (share.parent / "root").unlink()),
     ("no page", lambda share: next(share.glob("gpu-*")).unlink()),
-    ("no place for the ledger", lambda share: (share / "ledger").unlink()),
-    ("no place for the tenant page", lambda share: (share / "tenant").unlink()),
-    ("half a preload file", lambda share: replace_by(share / "ld.so.preload", b"/dev/vg")),
+    ("mount point of the ledger missing", lambda share: (share / "ledger").unlink()),
+    ("mount point of the tenant page missing", lambda share: (share / "tenant").unlink()),
+    ("incomplete preload file", lambda share: replace_by(share / "ld.so.preload", b"/dev/vg")),
     ("half a limits file of a killed program", lambda share: (share.parent / "limits.new").write_bytes(b"half")),
 ]
 
@@ -153,7 +155,7 @@ def replace_by(path: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("again", ["make", "make_share"])
 @pytest.mark.parametrize(("about", "spoil"), SPOILT, ids=[one[0] for one in SPOILT])
-def test_what_a_container_has_mounted_is_made_whole(node, about, spoil, again):
+def test_missing_mounted_files_are_restored(node, about, spoil, again):
     _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     folder = files.folder(answer.allocation)
@@ -165,7 +167,7 @@ def test_what_a_container_has_mounted_is_made_whole(node, about, spoil, again):
     getattr(files, again)(record)
     assert files.is_whole(record)
     kept = {name: (folder / name).stat().st_ino for name in before} == before
-    assert kept is (again == "make_share")  # while a container runs its files stay what they are
+    assert kept is (again == "make_share")  # the files of a running container do not change
 
 
 def test_two_slices_of_one_gpu(node):
@@ -180,7 +182,7 @@ def test_two_slices_of_one_gpu(node):
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{node.gpus[0].uuid},{node.gpus[1].uuid}"
 
 
-def test_merged_cores_end_at_the_whole_card(node):
+def test_cores_of_merged_slices_are_at_most_100_percent(node):
     _pool, allocator, _files = node.parts(splitCount=2, coresScaling="2", multiSlice="merge")
     (answer,) = allocator.allocate([[slice_id(node.gpus[0], 0), slice_id(node.gpus[0], 1)]])
     assert devices_of(answer) == [(node.gpus[0].uuid, 15360, 100)]
@@ -203,14 +205,14 @@ def test_bad_requests(node, ids, kind, sentence):
     assert files.present() == []
 
 
-def test_one_bad_container_takes_back_the_good_one(node):
+def test_one_invalid_container_reverts_the_whole_request(node):
     _pool, allocator, files = node.parts()
     with pytest.raises(BadRequest):
         allocator.allocate([[slice_id(node.gpus[0])], ["GPU-x::0"]])
     assert (files.present(), allocator.records.all(), node.mounter.mounted) == ([], [], {})
 
 
-def test_mount_that_fails_leaves_nothing(node):
+def test_failed_mount_leaves_no_files(node):
     _pool, allocator, files = node.parts()
     node.mounter.fail_with = OSError(1, "Operation not permitted")
     with pytest.raises(NotNow, match="its files cannot be made"):
@@ -218,14 +220,14 @@ def test_mount_that_fails_leaves_nothing(node):
     assert (files.present(), allocator.records.all()) == ([], [])
 
 
-def test_no_library(node):
+def test_missing_library_is_an_error(node):
     _pool, allocator, _files = node.parts()
     (node.library_root / "current").unlink()
     with pytest.raises(Refused, match="the role vcuda installs it"):
         allocator.allocate([[slice_id(node.gpus[0])]])
 
 
-def test_switch_of_the_library_is_for_new_allocations(node):
+def test_new_library_is_used_for_new_allocations_only(node):
     _pool, allocator, _files = node.parts()
     (old,) = allocator.allocate([[slice_id(node.gpus[0], 0)]])
     node.install_library("0.2.0-bbbbbbbbbbbb")
@@ -264,11 +266,9 @@ def test_prestart_after_a_reboot(node):
     shutil.rmtree(node.paths.run_dir)
     node.mounter.mounted.clear()
     node.install_library("0.2.0-bbbbbbbbbbbb")
-    _pool, allocator, files = node.parts(
-        splitCount=3, logLevel=5
-    )  # the program starts anew, with another configuration
+    _pool, allocator, files = node.parts(splitCount=3, logLevel=5)  # the program restarts with another configuration
     allocator.prestart([slice_id(node.gpus[0])])
-    assert limits_of(answer) == before  # the answer of Allocate stays, so the limits that it had stay
+    assert limits_of(answer) == before  # the limits stay as in the response to Allocate
     (record,) = allocator.records.all()
     for _inside, host, _read_only in (*answer.mounts, *files.old_mounts(record)):
         assert Path(host).exists()
@@ -327,7 +327,7 @@ def test_prestart_rebuilds_lost_records_from_the_checkpoint(node):
         (lambda node: shutil.rmtree(node.library_root / "0.1.0-aaaaaaaaaaaa"), "is gone, and the container mounts"),
     ],
 )
-def test_prestart_that_cannot_be(node, spoil, sentence):
+def test_prestart_errors(node, spoil, sentence):
     _pool, allocator, _files = node.parts()
     allocator.allocate([[slice_id(node.gpus[0])]])
     spoil(node)
@@ -336,7 +336,7 @@ def test_prestart_that_cannot_be(node, spoil, sentence):
         allocator.prestart([slice_id(node.gpus[0])])
 
 
-def test_records_that_cannot_be_read_are_put_aside(node):
+def test_unreadable_records_are_moved_away(node):
     node.paths.records.write_text('{"version": 1, "allocations": [{"id": 3')
     _pool, allocator, _files = node.parts()
     assert allocator.records.all() == []
@@ -344,11 +344,11 @@ def test_records_that_cannot_be_read_are_put_aside(node):
     assert node.paths.records.with_suffix(".broken").exists()
 
 
-# ---- a disk that takes nothing
+# ---- a disk that cannot be written
 
 
 class Disk:
-    """A disk that may be full: a part of the records is written, as a real one lets happen."""
+    """A disk that may be full: only a part of the records is written, as on a real disk."""
 
     def __init__(self, monkeypatch) -> None:
         self.full = False
@@ -367,7 +367,7 @@ def disk(monkeypatch):
     return Disk(monkeypatch)
 
 
-def test_allocation_that_cannot_be_written_down_leaves_nothing(node, disk):
+def test_allocation_without_a_record_leaves_no_files(node, disk):
     _pool, allocator, files = node.parts()
     (kept,) = allocator.allocate([[slice_id(node.gpus[0])]])
     disk.full = True
@@ -376,11 +376,12 @@ def test_allocation_that_cannot_be_written_down_leaves_nothing(node, disk):
     assert [one.id for one in allocator.records.all()] == [kept.allocation]
     assert files.present() == [kept.allocation]
     disk.full = False
-    assert [one.id for one in node.parts()[1].records.all()] == [kept.allocation]  # what was on disk is whole
+    # the records on disk were not damaged
+    assert [one.id for one in node.parts()[1].records.all()] == [kept.allocation]
 
 
-def test_end_of_an_allocation_needs_no_disk(node, disk):
-    """A lease must end and a slice come free, also where the record on disk cannot be changed."""
+def test_allocation_ends_even_if_the_disk_is_full(node, disk):
+    """Even if the record on disk cannot be changed, a lease must end and a slice become free."""
     _pool, allocator, files = node.parts()
     (one,) = allocator.allocate([[slice_id(node.gpus[0])]])
     (two,) = allocator.allocate([[slice_id(node.gpus[1])]])
@@ -388,11 +389,11 @@ def test_end_of_an_allocation_needs_no_disk(node, disk):
     allocator.forget(one.allocation)
     assert ([record.id for record in allocator.records.all()], files.present()) == ([two.allocation],) * 2
     disk.full = False
-    allocator.forget(two.allocation)  # the next change brings the file up to date
+    allocator.forget(two.allocation)  # the next change updates the file
     assert node.parts()[1].records.all() == []
 
 
-def test_prestart_whose_rebuilt_record_cannot_be_written_down(node, disk):
+def test_prestart_fails_if_the_rebuilt_record_cannot_be_written(node, disk):
     _pool, allocator, files = node.parts()
     ids = [slice_id(node.gpus[0])]
     (answer,) = allocator.allocate([ids])
@@ -404,10 +405,11 @@ def test_prestart_whose_rebuilt_record_cannot_be_written_down(node, disk):
     disk.full = True
     with pytest.raises(NotNow, match="No space left on device"):
         allocator.prestart(ids)
-    assert files.present() == [answer.allocation]  # the kubelet still has it, and asks again
+    # the kubelet still lists the allocation and calls PreStartContainer again
+    assert files.present() == [answer.allocation]
 
 
-def test_broken_records_that_cannot_be_put_aside(node, monkeypatch):
+def test_broken_records_that_cannot_be_moved_away(node, monkeypatch):
     node.paths.records.write_text("{")
 
     def refuse(*_arguments):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory between what was promised and the limit: how it is shared out, judged by the limits on disk; programs are
-slots of the ledger whose locks a child holds.
+"""Tests how memory between promise and limit is distributed, by the limits on disk. Programs are ledger slots that a
+child process locks.
 """
 
 from __future__ import annotations
@@ -19,25 +19,30 @@ from vgpu_plugin.errors import NoFreeSlice, NotNow, Refused
 
 from .test_allocation_resizer import MIB, REQUESTED, Ground
 
-# MiB that nobody was promised; of each holder what it was promised, its limit and what it uses; what each may use.
+# columns: the case; MiB that are promised to no pod; (promised, limit, used) MiB of each pod; MiB that each pod may use
 SPREAD = [
-    ("one alone", 10000, [(2000, 8000, 0)], [8000]),
-    ("less free than its limit", 3000, [(2000, 8000, 0)], [5000]),
-    ("nothing free", 0, [(2000, 8000, 0)], [2000]),
-    ("more was promised than there is", -500, [(2000, 8000, 0)], [2000]),
-    ("two alike", 6000, [(2000, 8000, 0), (2000, 8000, 0)], [5000, 5000]),
-    ("the small one leaves the rest", 6000, [(2000, 3000, 0), (2000, 12000, 0)], [3000, 7000]),
-    ("odd MiB", 5, [(10, 100, 0), (10, 100, 0)], [12, 13]),
-    ("one uses more than its part", 6000, [(2000, 8000, 7000), (2000, 8000, 0)], [7000, 3000]),
-    ("one uses all of it", 6000, [(2000, 8000, 8000), (2000, 8000, 0)], [8000, 2000]),
-    ("in use, and promised since", -1000, [(2000, 8000, 6000), (2000, 8000, 1000)], [6000, 2000]),
-    ("three, of which two are over", 3000, [(100, 5000, 1900), (100, 5000, 1200), (100, 5000, 0)], [1900, 1200, 200]),
+    ("one pod and enough memory", 10000, [(2000, 8000, 0)], [8000]),
+    ("less free memory than the pod's limit", 3000, [(2000, 8000, 0)], [5000]),
+    ("no free memory", 0, [(2000, 8000, 0)], [2000]),
+    ("oversold GPU", -500, [(2000, 8000, 0)], [2000]),
+    ("two equal pods", 6000, [(2000, 8000, 0), (2000, 8000, 0)], [5000, 5000]),
+    ("small pod leaves the rest to the large pod", 6000, [(2000, 3000, 0), (2000, 12000, 0)], [3000, 7000]),
+    ("odd number of free MiB", 5, [(10, 100, 0), (10, 100, 0)], [12, 13]),
+    ("one pod uses more than its part", 6000, [(2000, 8000, 7000), (2000, 8000, 0)], [7000, 3000]),
+    ("one pod uses all free memory", 6000, [(2000, 8000, 8000), (2000, 8000, 0)], [8000, 2000]),
+    ("one pod uses memory that was promised later", -1000, [(2000, 8000, 6000), (2000, 8000, 1000)], [6000, 2000]),
+    (
+        "three pods, two of them over their part",
+        3000,
+        [(100, 5000, 1900), (100, 5000, 1200), (100, 5000, 0)],
+        [1900, 1200, 200],
+    ),
     ("nobody", 5000, [], []),
 ]
 
 
 @pytest.mark.parametrize(("_about", "room", "holders", "expected"), SPREAD, ids=[row[0] for row in SPREAD])
-def test_spread(_about, room, holders, expected):
+def test_distribution_of_burst_memory(_about, room, holders, expected):
     found = [Holder(Bounds(promised, limit), used) for promised, limit, used in holders]
     assert spread(room, found) == expected
 
@@ -54,13 +59,13 @@ def test_nobody_gets_less_than_promised_or_in_use_and_nothing_is_given_out_twice
     for mib, one in zip(out, holders, strict=True):
         assert max(one.bounds.promised, one.used) <= mib <= one.bounds.limit
     assert sum(extra) <= max(room, sum(needed))
-    # What is left over is wanted by nobody.
+    # Memory remains only if all pods have reached their limits.
     if sum(extra) < room:
         assert out == [one.bounds.limit for one in holders]
 
 
 class Node(Ground):
-    """With pods that may burst on its first GPU, of 15360 MiB."""
+    """A node with bursting pods on its first GPU, which has 15360 MiB."""
 
     def begin(self) -> None:
         super().begin()
@@ -70,7 +75,7 @@ class Node(Ground):
         self.allocator.sizer.lender = self.resizer.lender = self.burst
 
     def pod(self, n: int, promised: int, limit: int = 0, now: int = 0, **flags) -> str:
-        """A container in slice ``n`` as PreStartContainer leaves it; ``now``: its limit."""
+        """Makes a container in slice ``n`` as PreStartContainer leaves it; ``now`` is its current limit in MiB."""
         allocation = self.take(self.first, n)
         self.sized(allocation, (now or promised, 0))
         if limit:
@@ -82,7 +87,7 @@ class Node(Ground):
         return allocation
 
     def comes(self, n: int, promised: int, burst: int = 0) -> str:
-        """A container in slice ``n`` starts; raises what its start raises."""
+        """Starts a container in slice ``n``; raises the errors of the start."""
         found = [one for one in self.records.all() if one.slice_ids == (f"{self.first.uuid}::{n}",)]
         allocation = found[0].id if found else self.take(self.first, n)
         sizer = self.allocator.sizer
@@ -93,7 +98,7 @@ class Node(Ground):
         return allocation
 
     def mib(self, *allocations: str) -> list[int]:
-        """By the limits that their programs have mapped, and by the records."""
+        """Returns the current limits in MiB; checks that limits files and records agree."""
         found = [self.sizes(one)[0][0] for one in allocations]
         assert found == [self.kept(one)[0][0] for one in allocations]
         return found
@@ -113,13 +118,13 @@ def ground(node):
             one.end(pid)
 
 
-def test_what_is_free_is_used_and_given_back(ground):
+def test_burst_memory_is_used_and_returned(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     assert here.mib(one) == [12000], "at once, for a program may ask only once"
     plain = here.comes(1, 3360)
     assert here.mib(one, plain) == [12000, 3360]
-    # Of the 12000 MiB only 1000 are in use; what the newcomer was promised is there before it starts.
+    # Only 1000 of the 12000 MiB are in use. The new pod gets its promised memory before it starts.
     here.holds(one, 1000)
     other = here.comes(2, 6000)
     assert here.mib(one, plain, other) == [6000, 3360, 6000]
@@ -136,7 +141,7 @@ def test_what_is_in_use_makes_the_newcomer_wait_with_a_reason(ground):
     with pytest.raises(NotNow, match=words):
         here.comes(2, 6000)
     assert here.mib(one, plain) == [9000, 3360], "no less than in use, and no more"
-    # While somebody waits, what is freed is not taken again.
+    # While a pod waits, freed memory is not distributed to bursting pods.
     here.end(pid)
     here.holds(one, 4000)
     here.burst.poll()
@@ -146,15 +151,15 @@ def test_what_is_in_use_makes_the_newcomer_wait_with_a_reason(ground):
     assert here.mib(one) == [6000]
 
 
-def test_what_waits_and_what_is_reserved_are_never_counted_both(ground):
-    """The free memory is shared out between the moment in which a newcomer's room is kept and that of its record."""
+def test_waiting_and_reserved_memory_count_once(ground):
+    """A poll runs between the reservation for a new pod and the pod's record; the memory must count only once."""
     here = ground()
     one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
     sizer, newcomer = here.allocator.sizer, here.take(here.first, 2)
     sizer._reserve_promised(here.records.get(newcomer), [Device(here.first.uuid, 6000, 0)], 1)
     here.burst.poll()
     assert here.mib(one, plain) == [6000, 3360]
-    # So with one that grows: the API server is asked meanwhile.
+    # The same for a growing pod: a poll runs during its call to the API server.
     with here.records.lock:
         here.records.put(sizer._reserved.pop(newcomer))
     here.files.make(here.records.get(newcomer))
@@ -168,7 +173,7 @@ def test_what_waits_and_what_is_reserved_are_never_counted_both(ground):
     assert seen == [[4360]] and here.mib(one, plain, newcomer) == [4360, 5000, 6000]
 
 
-def test_who_waits_no_more_holds_nothing_back(ground):
+def test_ended_wait_releases_its_memory(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     pid = here.holds(one, 12000)
@@ -182,7 +187,7 @@ def test_who_waits_no_more_holds_nothing_back(ground):
     assert here.mib(one) == [12000]
 
 
-def test_more_than_was_promised_is_refused_and_nobody_gives_back(ground):
+def test_promise_larger_than_the_free_memory_is_refused(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     with pytest.raises(Refused, match="13361 MiB are asked for, 2000 of 15360 are held by others"):
@@ -190,8 +195,10 @@ def test_more_than_was_promised_is_refused_and_nobody_gives_back(ground):
     assert here.mib(one) == [12000]
 
 
-def test_the_oom_killers_rule_is_that_of_the_slice(ground):
-    """One that has it is lowered below what it uses, but only as far as others wait for it; its neighbour never."""
+def test_oom_killer_setting_applies_per_slice(ground):
+    """A pod with the OOM killer may be lowered below its use, but only as far as other pods need; its neighbour never
+    is.
+    """
     here = ground()
     kills = here.pod(0, 2000, 9000, 9000, oom_killer=True)
     gentle = here.pod(1, 2000, 6000, 6000)
@@ -201,7 +208,7 @@ def test_the_oom_killers_rule_is_that_of_the_slice(ground):
     assert here.mib(kills, gentle) == [9000, 6000]
     with pytest.raises(NotNow, match="still in use"):
         here.comes(2, 4000)
-    # Of the 7360 MiB that nobody was promised half to each.
+    # 7360 MiB are promised to no pod; each pod gets half.
     assert here.mib(kills, gentle) == [5680, 5680]
     assert here.resizer.leaving(kills)
     here.end(here.children[0])
@@ -209,7 +216,7 @@ def test_the_oom_killers_rule_is_that_of_the_slice(ground):
     assert not here.resizer.leaving(kills)
 
 
-def test_two_that_burst_share_and_a_third_is_promised(ground):
+def test_two_bursting_pods_yield_to_a_third_pods_promise(ground):
     here = ground()
     one, two = here.comes(0, 1000, 20000), here.comes(1, 1000, 20000)
     assert here.mib(one, two) == [7680, 7680]
@@ -218,7 +225,7 @@ def test_two_that_burst_share_and_a_third_is_promised(ground):
     assert sum(here.mib(one, two, three)) == 15360
 
 
-def test_a_neighbour_that_grows_gets_what_was_promised(ground):
+def test_growing_neighbour_gets_its_promise(ground):
     here = ground()
     one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
     here.resize(plain, 9000)
@@ -232,7 +239,7 @@ def test_a_neighbour_that_grows_gets_what_was_promised(ground):
     assert here.mib(one, plain) == [6000, 9000]
 
 
-def test_memory_between_both_is_nobodys_to_resize_and_cores_are(ground):
+def test_burst_memory_cannot_be_resized_but_cores_can(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     with pytest.raises(Refused, match="is from 2000 to 12000 MiB by the vgpu"):
@@ -242,7 +249,7 @@ def test_memory_between_both_is_nobodys_to_resize_and_cores_are(ground):
     assert sizing.bounds_of(here.records.get(one), here.first.uuid) == Bounds(2000, 12000)
 
 
-def test_bounds_outlive_the_program(ground):
+def test_promise_and_limit_survive_a_restart(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     here.begin()
@@ -251,7 +258,7 @@ def test_bounds_outlive_the_program(ground):
     assert here.mib(here.comes(1, 9360), one) == [9360, 6000]
 
 
-def test_what_grew_meanwhile_keeps_its_limit_until_the_next_look(ground):
+def test_grown_pod_keeps_its_limit_until_the_next_poll(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     here.while_waiting = lambda: here.holds(one, 11000) if not here.children else None
@@ -260,8 +267,8 @@ def test_what_grew_meanwhile_keeps_its_limit_until_the_next_look(ground):
     assert here.mib(one) == [11000]
 
 
-def test_a_lease_gets_what_is_free_and_ends_nobody(ground):
-    """It was promised nothing: a slice with an OOM killer keeps what it uses."""
+def test_lease_gets_free_memory_only(ground):
+    """A lease has no promise: with the OOM killer, a slice still keeps the memory that it uses."""
     here = ground()
     leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
     one = here.pod(0, 2000, 20000, 15360, oom_killer=True)
@@ -279,7 +286,7 @@ def test_a_lease_gets_what_is_free_and_ends_nobody(ground):
 
 
 def test_init_container_and_container_share_a_slice(ground):
-    """Both are of one pod and never run at once: what the greater holds counts once."""
+    """The two are of one pod and never run at once, so only the greater use counts."""
     here = ground()
     first = here.comes(0, 2000, 10000)
     (answer,) = here.allocator.allocate([[f"{here.first.uuid}::0"]])
@@ -292,7 +299,7 @@ def test_init_container_and_container_share_a_slice(ground):
     assert here.mib(here.comes(1, 10360), first, second) == [10360, 5000, 5000]
 
 
-def test_a_gpu_that_the_node_does_not_split_any_more_changes_nobody(ground):
+def test_pods_on_a_gpu_without_a_split_do_not_change(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     assert here.records.get(one).limits["devices"][0]["memory_bytes"] == 12000 * MIB

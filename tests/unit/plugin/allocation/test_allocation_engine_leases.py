@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases of containers of docker and podman: their size, how many GPUs, and that they last as long as the container."""
+"""Tests leases of docker and podman containers: their size, their number of GPUs, and that they last as long as the
+container.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ DOCKER = Terms("container", "docker", "docker")
 
 
 class Engines:
-    """What docker shows; None: it does not answer."""
+    """Replaces the engines' list of containers; None: the engine does not respond."""
 
     def __init__(self) -> None:
         self.shown: dict[str, str] | None = {}
@@ -38,7 +40,7 @@ def leases_of(node, parts, engines=None) -> Leases:
 
 
 def limits_of(node, allocation: str) -> list[tuple[int, int]]:
-    """(bytes, percent) of each GPU, as the container reads them."""
+    """Returns (bytes, percent) of each GPU from the container's limits file."""
     found = abi_files.parse_limits((node.paths.allocations / allocation / "limits").read_bytes())
     return [(one["memory_bytes"], one["sm_percent"]) for one in found["devices"]]
 
@@ -52,19 +54,19 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("at_most", "limits"), SIZES)
-def test_container_gets_no_more_than_it_asks_for(node, at_most, limits):
+def test_lease_is_at_most_the_requested_size(node, at_most, limits):
     answer = leases_of(node, node.parts(splitCount=4, coresScaling="1")).lease(terms=replace(DOCKER, at_most=at_most))
     assert limits_of(node, answer.allocation) == [limits]
 
 
 @pytest.mark.parametrize("at_most", [AtMost(3841 * MIB), AtMost(0, 26)])
-def test_no_slice_is_so_large(node, at_most):
+def test_request_larger_than_any_slice_is_refused(node, at_most):
     leases = leases_of(node, node.parts(splitCount=4, coresScaling="1"))
     with pytest.raises(NoFreeSlice, match="the largest has 3840 MiB and 25 % of the SMs; ask for less"):
         leases.lease(terms=replace(DOCKER, at_most=at_most))
 
 
-def test_the_larger_gpu_is_taken_where_the_other_is_too_small(node):
+def test_larger_gpu_is_chosen_if_needed(node):
     node.gpus[:] = gpus("T4", "A100-80GB")
     terms = replace(DOCKER, at_most=AtMost(5000 * MIB))
     (one,) = leases_of(node, node.parts(splitCount=4)).lease(terms=terms).slice_ids
@@ -79,7 +81,7 @@ def test_slices_of_two_gpus(node):
     assert len(limits_of(node, answer.allocation)) == 2
     with pytest.raises(NoFreeSlice, match="not 3 GPUs with a free slice each: this node has 2 GPUs"):
         leases.lease(terms=replace(DOCKER, gpus=3))
-    # What was taken in vain is offered again.
+    # The slices that were taken before the failure are offered again.
     assert {offer.slice.id for offer in parts[0].offers()[1] if offer.healthy} == {
         one.id for one in parts[0].slices
     } - set(answer.slice_ids)
@@ -98,18 +100,19 @@ BAD = [
 
 
 @pytest.mark.parametrize(("uuid", "terms", "sentence"), BAD)
-def test_terms_that_cannot_be(node, uuid, terms, sentence):
+def test_invalid_lease_terms(node, uuid, terms, sentence):
     with pytest.raises(BadRequest, match=sentence):
         leases_of(node, node.parts()).lease(node.gpus[0].uuid if uuid else "", terms=terms)
 
 
-# What docker shows in look after look ("web": it has the container), seconds before each; whether the lease is there.
+# columns: the case; successive (engine's answer, seconds before it), where "web" is the running container and None no
+# response; whether the lease still exists
 LIVES = [
-    ("it runs for long", [("web", 10), ("web", 100000)], True),
-    ("it was never seen, and its time is not over", [("", 10), ("", 10), ("", 10)], True),
-    ("it was never seen", [("", 10), ("", 10000)], False),
-    ("it was removed", [("web", 10), ("", 10), ("", 10)], False),
-    ("compose made it again", [("web", 10), ("", 10), ("web", 10), ("", 10)], True),
+    ("the container runs for long", [("web", 10), ("web", 100000)], True),
+    ("the container never appeared, its start time is not over", [("", 10), ("", 10), ("", 10)], True),
+    ("the container never appeared", [("", 10), ("", 10000)], False),
+    ("the container was removed", [("web", 10), ("", 10), ("", 10)], False),
+    ("compose made the container again", [("web", 10), ("", 10), ("web", 10), ("", 10)], True),
     ("docker does not answer", [("web", 10), (None, 10), (None, 100000), (None, 10)], True),
     ("docker did not answer in between", [("web", 10), ("", 10), (None, 10), ("", 10)], False),
 ]
@@ -131,7 +134,7 @@ def test_lease_lasts_as_long_as_the_container(node, _name, looks, there):
     assert (answer.slice_ids[0] in healthy) is not there
 
 
-def test_holder_is_the_container_by_its_name(node):
+def test_holder_is_named_after_the_container(node):
     parts, engines = node.parts(), Engines()
     leases = leases_of(node, parts, engines)
     answer = leases.lease(terms=DOCKER)
@@ -143,7 +146,7 @@ def test_holder_is_the_container_by_its_name(node):
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_reboot(node, seen):
-    """/run is empty then. A container that there was finds its files as soon as its engine starts it."""
+    """After a reboot /run is empty. A container from before must find its files as soon as its engine starts it."""
     parts, engines = node.parts(), Engines()
     leases = leases_of(node, parts, engines)
     answer = leases.lease(terms=DOCKER)
@@ -154,7 +157,7 @@ def test_reboot(node, seen):
     node.mounter.mounted.clear()
     node.clock.boot, node.clock.seconds = "boot-b", 5.0
     parts = node.parts()
-    engines.shown = None  # docker begins after the plugin
+    engines.shown = None  # docker starts after the plugin
     leases = leases_of(node, parts, engines)
     leases.follow()
     leases.expire()
@@ -163,14 +166,14 @@ def test_reboot(node, seen):
         return
     assert all((node.paths.allocations / answer.allocation / name).exists() for name in ("ro/limits", "rw/ledger"))
     assert answer.slice_ids[0] not in {offer.slice.id for offer in parts[0].offers()[1] if offer.healthy}
-    # The next start of the program within that boot makes nothing again: the container may run by then.
+    # A later restart of the plugin in the same boot keeps the files, because the container may already run.
     made = (node.paths.allocations / answer.allocation / "rw/ledger").stat().st_ino
     parts = node.parts()
     leases_of(node, parts, engines)
     assert (node.paths.allocations / answer.allocation / "rw/ledger").stat().st_ino == made
 
 
-def test_a_lease_of_a_check_asks_no_engine(node):
+def test_checks_lease_does_not_query_an_engine(node):
     parts, engines = node.parts(), Engines()
     leases = leases_of(node, parts, engines)
     leases.lease()
@@ -178,7 +181,7 @@ def test_a_lease_of_a_check_asks_no_engine(node):
     assert len(parts[1].records.all()) == 1
 
 
-# As docker 20.10, docker 28 and podman 4.3 print them.
+# Container lists as printed by docker 20.10, docker 28 and podman 4.3.
 LISTS = [
     ("web\tvgpu.fleet/lease=00ff00ff00ff00ff\n", {"00ff00ff00ff00ff": "web"}),
     ("web\ta=b,vgpu.fleet/lease=00ff00ff00ff00ff,c=d\n", {"00ff00ff00ff00ff": "web"}),
@@ -190,10 +193,10 @@ LISTS = [
 
 
 @pytest.mark.parametrize(("output", "leases"), LISTS)
-def test_list_of_an_engine(tmp_path, output, leases):
+def test_container_list_of_an_engine_is_parsed(tmp_path, output, leases):
     pid = tmp_path / "docker.pid"
     lists = EngineLists(lambda _words: output, pid)
-    assert lists.leases(["docker"]) == {}  # a daemon that does not run is not started by a question
+    assert lists.leases(["docker"]) == {}  # listing containers does not start a stopped daemon
     pid.touch()
     assert lists.leases(["docker", "docker"]) == ({} if leases is None else {"docker": leases})
     assert lists.leases(["podman"]) == ({} if leases is None else {"podman": leases})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that Allocate keeps: they must equal those that it would compute again, whatever changes in between."""
+"""Tests cached values of Allocate: they must equal freshly computed values after any change."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_flags_follow_the_settings(node):
         assert {key: found[key] for key in expected} == expected, vcuda
 
 
-def test_flags_are_of_the_gpu_that_is_there_now(node):
-    """A GPU of another model under the same UUID, for which an exception holds."""
+def test_flags_follow_the_current_gpu_model(node):
+    """Another GPU model appears under the same UUID, and an exception applies to that model."""
     exception = [{"match": {"model": "V100"}, **OVERSOLD}]
     node.gpus = gpus("T4", "V100-16GB")
     pool, allocator, _files = node.parts(splitCount=4, devices=exception)
@@ -59,8 +59,8 @@ def test_flags_are_of_the_gpu_that_is_there_now(node):
     assert found == [False, True, False]
 
 
-def test_flags_of_one_container_are_not_those_of_another(node):
-    """A start of a container whose size is not known yet denies; that is said of its own limits alone."""
+def test_flags_are_per_container(node):
+    """A starting container of unknown size has ``deny`` in its own limits only."""
     _pool, allocator, _files = node.parts()
     uuid = node.gpus[0].uuid
     (answer,) = allocator.allocate([[f"{uuid}::0"]])
@@ -68,7 +68,7 @@ def test_flags_of_one_container_are_not_those_of_another(node):
     assert limits_of(allocator.allocate([[f"{uuid}::1"]])[0])["deny"] is False
 
 
-# ---- pages
+# ---- memory pages of a GPU
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_flags_of_one_container_are_not_those_of_another(node):
     ],
     ids=["gpu page", "tenant page", "ledger"],
 )
-def test_pages_of_one_gpu_are_named_each_by_its_own_allocation(pack, parse):
+def test_gpu_pages_belong_to_their_own_allocation(pack, parse):
     long = "f" * (abi_files.fields.ALLOCATION_SIZE - 1)
     for uuids in (["GPU-a"], ["GPU-b"], ["GPU-a"]):
         for name in ("a1b2", long, "c3", ""):
@@ -102,11 +102,12 @@ def store(path: Path) -> RecordStore:
     return out
 
 
-def test_leases_and_substitutes_are_known_as_a_new_program_would_know_them(tmp_path):
+def test_cached_leases_equal_reloaded_leases(tmp_path):
     path = tmp_path / "allocations.json"
     kept = store(path)
     rows = [
-        # what is done; who leases a and b; whether any has other slices than the kubelet named
+        # columns: the operation and its argument, the lease that uses slice a, the lease that uses slice b, whether any
+        # record has other slices than the kubelet named
         ("put", Record("1", KUBELET, ("a",)), None, None, False),
         ("put", Record("2", LEASE, ("b",)), None, "2", False),
         ("put", Record("3", KUBELET, ("c",), asked=("d",)), None, "2", True),
@@ -127,7 +128,7 @@ def test_leases_and_substitutes_are_known_as_a_new_program_would_know_them(tmp_p
         assert kept.all() == store(path).all()
 
 
-def test_record_that_could_not_be_written_is_known_to_nobody(tmp_path, monkeypatch):
+def test_unwritten_record_is_not_cached(tmp_path, monkeypatch):
     path = tmp_path / "allocations.json"
     kept = store(path)
     kept.put(Record("1", LEASE, ("a",)))
@@ -148,8 +149,8 @@ def test_record_that_could_not_be_written_is_known_to_nobody(tmp_path, monkeypat
 
 @pytest.mark.parametrize("kind", [KUBELET, LEASE])
 @pytest.mark.parametrize("wrong", ["slice_ids", "asked"])
-def test_of_a_file_that_cannot_be_read_nothing_stays(tmp_path, kind, wrong):
-    """What it is put aside for may be its last entry: a slice that no name can be."""
+def test_invalid_file_leaves_no_records(tmp_path, kind, wrong):
+    """The invalid entry may be the last one, so no entry of the file may stay in memory."""
     path = tmp_path / "allocations.json"
     store(path).put(Record("1", LEASE, ("a",), asked=("b",)))
     data = json.loads(path.read_text())

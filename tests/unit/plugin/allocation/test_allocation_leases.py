@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases and the collection of allocations: what is kept, what ends, and when."""
+"""Tests leases and the collection of allocations: what stays, what ends, and when."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def healthy(pool) -> set[str]:
     return {offer.slice.id for offer in pool.offers()[1] if offer.healthy}
 
 
-def test_lease_takes_the_slice_that_the_kubelet_would_take_last(node):
+def test_lease_takes_the_kubelets_last_choice(node):
     parts = node.parts(splitCount=3)
     answer = leases_of(node, parts).lease(node.gpus[1].uuid)
     assert answer.slice_ids == (f"{node.gpus[1].uuid}::2",)
@@ -53,11 +53,12 @@ def test_lease_takes_the_slice_that_the_kubelet_would_take_last(node):
 def test_slices_in_use_are_not_leased(node):
     parts = node.parts(splitCount=1)
     leases = leases_of(node, parts)
-    parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])  # ours, not in the checkpoint yet
+    # three slices in use: in our records; in records but not yet in the checkpoint; in the checkpoint only
+    parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
     write_checkpoint(node, ids_only=[f"{node.gpus[1].uuid}::0"])  # of an earlier life, unknown to us
     with pytest.raises(NoFreeSlice, match="all 2 are in use, leased or unhealthy"):
         leases.lease()
-    assert len(healthy(parts[0])) == 2  # nothing stays withheld
+    assert len(healthy(parts[0])) == 2  # no slice stays withheld
 
 
 def test_unhealthy_gpu_is_not_leased(node):
@@ -76,18 +77,18 @@ def test_unhealthy_gpu_is_not_leased(node):
         ("", 3601, BadRequest, "expected 1 to 3600"),
     ],
 )
-def test_bad_lease(node, uuid, ttl, kind, sentence):
+def test_invalid_lease_requests(node, uuid, ttl, kind, sentence):
     with pytest.raises(kind, match=sentence):
         leases_of(node, node.parts()).lease(uuid, ttl)
 
 
-def test_kubelet_that_gave_the_slice_away_meanwhile_wins(node):
+def test_kubelets_concurrent_allocation_wins_over_a_lease(node):
     parts = node.parts(splitCount=1)
     first, second = (f"{gpu.uuid}::0" for gpu in node.gpus)
     asked = []
 
     def registered() -> bool:
-        # The kubelet withdraws each slice that is withheld, but a pod got the first one just before.
+        # The kubelet withdraws each withheld slice, but a pod has just received the first one.
         if not asked:
             asked.append(True)
             write_checkpoint(node, ids_only=[first], advertised=[second])
@@ -99,8 +100,8 @@ def test_kubelet_that_gave_the_slice_away_meanwhile_wins(node):
     assert healthy(parts[0]) == {first}
 
 
-def test_allocate_that_comes_just_before_the_grant_wins(node, monkeypatch):
-    """The kubelet's Allocate arrives after the last look at who holds the slice."""
+def test_late_allocate_wins_over_a_lease(node, monkeypatch):
+    """The kubelet's Allocate arrives after the last check of which slices are in use."""
     parts = node.parts(splitCount=1)
     first, second = (f"{gpu.uuid}::0" for gpu in node.gpus)
     look = Leases._withdrawn
@@ -120,7 +121,7 @@ def test_allocate_that_comes_just_before_the_grant_wins(node, monkeypatch):
     assert parts[2].present() == sorted(one.id for one in parts[1].records.all())
 
 
-def test_kubelet_that_does_not_withdraw(node, monkeypatch):
+def test_lease_fails_if_the_kubelet_does_not_withdraw(node, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.allocation.leases.CONFIRM_S", 0.05)
     parts = node.parts(splitCount=1)
     write_checkpoint(node, advertised=[one.id for one in parts[0].slices])
@@ -129,11 +130,11 @@ def test_kubelet_that_does_not_withdraw(node, monkeypatch):
     assert len(healthy(parts[0])) == 2
 
 
-def test_lease_outlives_a_restart_and_ends_in_time(node):
+def test_lease_survives_a_restart_and_expires(node):
     parts = node.parts()
     answer = leases_of(node, parts).lease(ttl_s=100)
     parts = node.parts()
-    leases = leases_of(node, parts)  # the program starts anew
+    leases = leases_of(node, parts)  # the program restarts
     assert answer.slice_ids[0] not in healthy(parts[0])
     node.clock.seconds += 99
     leases.expire()
@@ -145,7 +146,7 @@ def test_lease_outlives_a_restart_and_ends_in_time(node):
 
 
 @pytest.mark.parametrize(("boot", "seconds"), [("boot-b", 0.0), ("boot-a", 5000.0)])
-def test_lease_of_another_boot_or_that_is_over_ends_at_the_start(node, boot, seconds):
+def test_expired_lease_ends_at_the_start(node, boot, seconds):
     answer = leases_of(node, node.parts()).lease(ttl_s=100)
     node.clock.boot, node.clock.seconds = boot, node.clock.seconds + seconds
     parts = node.parts()
@@ -177,18 +178,18 @@ class Time:
         return self.now
 
 
-def test_collection_waits_for_the_kubelet(node):
+def test_collection_needs_the_kubelets_checkpoint(node):
     parts = node.parts()
     time = Time()
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
     (kept,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
     (gone,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
     leased = leases_of(node, parts).lease()
-    assert collector.collect() == []  # no checkpoint: a kubelet that is down still has containers
+    assert collector.collect() == []  # without a checkpoint nothing ends: a stopped kubelet still has containers
     time.now += 10 * GRACE_S
     assert collector.collect() == []
     write_checkpoint(node, [kept])
-    assert collector.collect() == []  # missing for the first time
+    assert collector.collect() == []  # the first poll without the allocation
     time.now += GRACE_S - 1
     assert collector.collect() == []
     node.paths.checkpoint.write_text("{torn")
@@ -200,8 +201,8 @@ def test_collection_waits_for_the_kubelet(node):
     assert {one.id for one in parts[1].records.all()} == {kept.allocation, leased.allocation}
 
 
-def test_allocation_that_pod_resources_knows_does_not_end(node):
-    """A checkpoint that lost an entry is not the kubelet's only account."""
+def test_allocation_in_pod_resources_does_not_end(node):
+    """PodResources still lists the allocation, although the checkpoint lost its entry."""
     parts = node.parts()
     time = Time()
     held = {f"{node.gpus[0].uuid}::0": ("ml", "train", "main")}
@@ -213,13 +214,13 @@ def test_allocation_that_pod_resources_knows_does_not_end(node):
     time.now += GRACE_S
     assert collector.collect() == [gone.allocation]
     held.clear()
-    assert collector.collect() == []  # missing for the first time
+    assert collector.collect() == []  # the first poll without the allocation
     time.now += GRACE_S
     assert collector.collect() == [kept.allocation]
 
 
-def test_slice_that_another_pod_has_by_now_does_not_keep_the_former_allocation(node):
-    """PodResources has slices and no allocations: the checkpoint says which of two it means."""
+def test_former_allocation_of_a_reused_slice_ends(node):
+    """PodResources names slices, not allocations; the checkpoint shows which of two allocations has the slice."""
     parts = node.parts()
     time = Time()
     slice_id = f"{node.gpus[0].uuid}::0"
@@ -228,18 +229,20 @@ def test_slice_that_another_pod_has_by_now_does_not_keep_the_former_allocation(n
     (former,) = parts[1].allocate([[slice_id]])
     (now,) = parts[1].allocate([[slice_id]])
     write_checkpoint(node)
-    assert collector.collect() == []  # of neither: either may be the holder's
+    assert collector.collect() == []  # the checkpoint names neither, so either may be in use
     time.now += GRACE_S
     assert collector.collect() == []
     write_checkpoint(node, [now])
-    assert collector.collect() == []  # missing for the first time
+    assert collector.collect() == []  # the first poll without the allocation
     time.now += GRACE_S
     assert collector.collect() == [former.allocation]
     assert parts[2].present() == [now.allocation]
 
 
-def test_kubelet_that_keeps_a_deleted_pod_is_asked_to_write_its_checkpoint(node):
-    """It drops a deleted pod from its file no earlier than something makes it write; PodResources lacks it at once."""
+def test_kubelet_is_made_to_write_its_checkpoint(node):
+    """The kubelet removes a deleted pod from its checkpoint only at its next write; PodResources omits the pod at
+    once.
+    """
     parts = node.parts()
     time, asked = Time(), []
     slice_id = f"{node.gpus[0].uuid}::0"
@@ -251,13 +254,13 @@ def test_kubelet_that_keeps_a_deleted_pod_is_asked_to_write_its_checkpoint(node)
     write_checkpoint(node, [one])
     start = time.now
     assert (collector.collect(), asked) == ([], [])
-    held = None  # PodResources does not answer: nothing is known
+    held = None  # without a response from PodResources nothing is known
     assert (collector.collect(), asked) == ([], [])
     held = {}
     assert (collector.collect(), asked) == ([], [start])
     for later in (9, 10, 29, 30, 69, 70):
         time.now = start + later
-        # The kubelet alone judges: while its file names the pod, the allocation lives.
+        # Only the kubelet decides: while its checkpoint names the pod, the allocation stays.
         assert collector.collect() == []
     assert asked == [start, start + 10, start + 30, start + 70]
     write_checkpoint(node)
@@ -267,7 +270,7 @@ def test_kubelet_that_keeps_a_deleted_pod_is_asked_to_write_its_checkpoint(node)
     assert len(asked) == 4
 
 
-def test_one_poll_with_the_allocation_restarts_the_grace(node):
+def test_seen_allocation_restarts_the_grace_period(node):
     parts = node.parts()
     time = Time()
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
@@ -279,7 +282,7 @@ def test_one_poll_with_the_allocation_restarts_the_grace(node):
     assert collector.collect() == []
 
 
-def test_checkpoint_that_names_only_ids_keeps_the_allocation(node):
+def test_checkpoint_without_responses_keeps_the_allocation(node):
     parts = node.parts()
     time = Time()
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
@@ -290,14 +293,14 @@ def test_checkpoint_that_names_only_ids_keeps_the_allocation(node):
         time.now += 2 * GRACE_S
 
 
-def test_containers_of_the_resource_under_its_former_name_keep_their_files(node):
-    """The resource was renamed; its containers run on, and the kubelet lists them under the name they asked for."""
+def test_containers_of_a_renamed_resource_keep_their_files(node):
+    """The resource was renamed. Running containers stay listed under the old name."""
     parts = node.parts(splitCount=1)
     time = Time()
     (kept,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
     (lost,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
     write_checkpoint(node, [kept, lost], resource="example.com/former")
-    parts[1].records.drop(lost.allocation)  # its folder is explained by the checkpoint alone
+    parts[1].records.drop(lost.allocation)  # only the checkpoint explains the folder
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
     for _time in range(3):
         assert collector.collect() == []
@@ -307,7 +310,7 @@ def test_containers_of_the_resource_under_its_former_name_keep_their_files(node)
         leases_of(node, parts).lease()
 
 
-def test_folder_that_nobody_explains_is_removed(node):
+def test_unknown_folder_is_removed(node):
     parts = node.parts()
     time = Time()
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine that starts a container before our files are there makes a directory in the place of each."""
+"""Tests directories that an engine leaves: if it starts a container before our files exist, it makes a directory for
+each.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from vgpu_plugin.offer import settings
 from ..conftest import FakeGpus
 from ..inject.test_inject_handover import specs, static_slices
 
-# What the mounts of a container name below the folder of its allocation, now and in a former version.
+# Mount sources below an allocation's folder, of this version and of an older version.
 NOW = ("root", "ro", "rw/ledger", "rw/tenant", "ro/ld.so.preload")
 FORMER = ("ld.so.preload", "limits", "rw/ledger", "rw/tenant", "gpu-{uuid}")
 SINGLE = tuple(dict.fromkeys((*NOW, *FORMER, "ro/limits", "ro/ledger", "ro/tenant", "ro/gpu-{uuid}", "limits.new")))
 
 
 def engine_makes(node, folder, names: tuple[str, ...], uuid: str) -> None:
-    """As after a reboot: the mounts are gone, and the engine has made directories with its own mode."""
+    """Simulates a reboot: the tmpfs mounts are gone, and the engine has made directories with its own mode."""
     node.mounter.mounted.clear()
     shutil.rmtree(folder)
     for name in names:
@@ -39,7 +41,7 @@ def one_becomes_a_directory(folder, name: str, uuid: str) -> None:
 
 
 @pytest.mark.parametrize("names", [NOW, FORMER, NOW + FORMER], ids=["now", "former", "both"])
-def test_directories_of_an_engine_give_way_before_a_container_starts(node, names):
+def test_engine_made_directories_are_replaced_before_a_start(node, names):
     _pool, allocator, files = node.parts()
     uuid = node.gpus[0].uuid
     (answer,) = allocator.allocate([[f"{uuid}::0"]])
@@ -57,7 +59,7 @@ def test_directories_of_an_engine_give_way_before_a_container_starts(node, names
 
 @pytest.mark.parametrize("again", ["make", "make_share"])
 @pytest.mark.parametrize("name", SINGLE)
-def test_one_directory_in_the_place_of_a_file(node, name, again):
+def test_single_engine_made_directory_is_replaced(node, name, again):
     _pool, allocator, files = node.parts()
     uuid = node.gpus[0].uuid
     (answer,) = allocator.allocate([[f"{uuid}::0"]])
@@ -74,7 +76,7 @@ def test_one_directory_in_the_place_of_a_file(node, name, again):
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_slice_for_docker_and_podman_comes_back(node, name):
+def test_slice_for_docker_and_podman_is_restored(node, name):
     outside, pool, _allocator, files = static_slices(node, splitCount=3)
     outside.refresh()
     desired = specs(node)
@@ -90,7 +92,7 @@ def test_slice_for_docker_and_podman_comes_back(node, name):
 
 
 def unusable(node, monkeypatch, slice_name: str) -> None:
-    """The folder of one slice cannot be made, whoever tries."""
+    """Makes the folder of one slice impossible to create, even for root."""
     real = node.mounter.mount_tmpfs
 
     def mount(target, size):
@@ -101,7 +103,7 @@ def unusable(node, monkeypatch, slice_name: str) -> None:
     monkeypatch.setattr(node.mounter, "mount_tmpfs", mount)
 
 
-def test_slice_that_cannot_be_offered_stops_no_other(node, monkeypatch):
+def test_broken_slice_does_not_affect_others(node, monkeypatch):
     outside, pool, _allocator, files = static_slices(node, splitCount=3)
     bad, *others = [one.id for one in pool.slices]
     unusable(node, monkeypatch, files.static_name(bad))
@@ -119,7 +121,7 @@ def test_slice_that_cannot_be_offered_stops_no_other(node, monkeypatch):
 
 
 def test_no_slice_can_be_offered(node):
-    """The fault of all is a warning too, and named once."""
+    """A fault of all slices also becomes a warning, and only one."""
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
     (node.library_root / "current").unlink()
@@ -132,7 +134,7 @@ def test_no_slice_can_be_offered(node):
 
 
 def test_status_warns_of_a_slice_that_cannot_be_offered(node, monkeypatch):
-    """As the daemon puts the parts together."""
+    """Assembles the parts as the daemon does."""
     driver = DriverFiles((("libcuda.so.1", "/lib/libcuda.so.1"),))
     monkeypatch.setattr("vgpu_plugin.inject.driver_files.find", lambda *_given, **_named: driver)
     found = node.configure(splitCount=2)

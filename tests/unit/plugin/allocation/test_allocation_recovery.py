@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that are lost come back from their copies in /run/vgpu, so that no slice that somebody has is free."""
+"""Tests the recovery of lost records from their copies in /run/vgpu, so that no slice in use becomes free."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def leases_of(node, parts) -> Leases:
 
 
 def begun(node, split: int = 2):
-    """As the daemon puts the parts together."""
+    """Assembles the parts as the daemon does."""
     parts = node.parts(splitCount=split)
     parts[2].prepare()
     recovery.recover(parts[1].records, parts[2])
@@ -52,14 +52,14 @@ def test_no_slice_is_sold_twice(node, how):
     with pytest.raises(NoFreeSlice):
         leases.lease()
     assert len(json.loads(node.paths.records.read_text())["allocations"]) == 2
-    # And they are what they were: released, ended after their time, collected.
+    # Recovered allocations behave as before: they are released, expire and are collected.
     node.clock.seconds += 100
     leases.expire()
     assert [one.id for one in parts[1].records.all()] == [pod.allocation]
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_a_warning_says_what_was_recovered(node, how):
+def test_recovery_is_reported_as_a_warning(node, how):
     parts = begun(node, 1)
     leases_of(node, parts).lease()
     LOST[how](node.paths.records)
@@ -69,8 +69,10 @@ def test_a_warning_says_what_was_recovered(node, how):
     assert str(node.paths.allocations) in warnings
 
 
-def test_records_that_are_whole_rule(node):
-    """A folder without a record is what an allocation left that ended: it is not made one again."""
+def test_intact_records_take_precedence(node):
+    """If the records are intact, a folder without a record is a leftover of an ended allocation and is
+    not recovered.
+    """
     parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     parts[1].records.drop(one.allocation)
@@ -90,7 +92,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_folder_that_cannot_be_understood_stops_no_other(node, how):
+def test_unreadable_folder_does_not_stop_the_recovery(node, how):
     parts = begun(node)
     (bad, good) = parts[1].allocate([[parts[0].slices[0].id], [parts[0].slices[3].id]])
     SPOILT[how](parts[2].folder(bad.allocation))
@@ -100,8 +102,8 @@ def test_folder_that_cannot_be_understood_stops_no_other(node, how):
     assert parts[2].present() == sorted([bad.allocation, good.allocation])
 
 
-def test_limits_of_now_are_recovered(node):
-    """Limits that were changed while the container runs are what counts, not those of its beginning."""
+def test_current_limits_are_recovered(node):
+    """The recovered limits are the current ones, not the ones at the container's start."""
     parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     path = parts[2].folder(one.allocation) / "limits"
@@ -114,7 +116,7 @@ def test_limits_of_now_are_recovered(node):
     assert abi_files.says(path.read_bytes(), record.limits)
 
 
-def test_nobody_but_root_reads_it(node):
+def test_record_copy_is_readable_by_root_only(node):
     parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     path = parts[2].folder(one.allocation) / "record"
@@ -122,7 +124,7 @@ def test_nobody_but_root_reads_it(node):
     assert not (parts[2].folder(one.allocation) / "ro" / "record").exists()
 
 
-def test_allocations_of_a_former_version_get_one_at_the_start(node):
+def test_old_allocations_get_a_record_copy_at_the_start(node):
     parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     (parts[2].folder(one.allocation) / "record").unlink()
@@ -132,7 +134,7 @@ def test_allocations_of_a_former_version_get_one_at_the_start(node):
 
 
 REPLICAS = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2}]}}
-# Of whom whole GPUs are: a check's lease, a container's, a pod.
+# Users of whole GPUs: a check's lease, a container's lease, a pod.
 OF_WHOLE = {
     "a lease": lambda node, parts: leases_of(node, parts).lease(ttl_s=100),
     "a container of docker": lambda node, parts: leases_of(node, parts).lease(
@@ -160,15 +162,15 @@ def test_gpus_that_nothing_limits_are_recovered(node, how, who):
     assert parts[1].records.all() == before
     assert leases.in_use() == frozenset(given.slice_ids)
     assert "1 allocation was recovered" in " ".join(parts[1].records.warnings)
-    # Its end leaves nothing that would be recovered once more.
+    # After its end, nothing remains that could be recovered.
     parts[1].forget(given.allocation)
     node.paths.records.unlink()
     assert begun(node)[1].records.all() == []
     assert sorted(one.name for one in node.paths.allocations.iterdir()) == []
 
 
-def test_copy_that_was_removed_is_made_again(node):
-    """As where /run was emptied under the program: the next loss must not find less."""
+def test_removed_record_copy_is_made_again(node):
+    """/run may be emptied while the program runs; after that a loss of the records must still be recoverable."""
     whole(node)
     parts = begun(node)
     lease = leases_of(node, parts).lease()
@@ -179,13 +181,13 @@ def test_copy_that_was_removed_is_made_again(node):
     assert [one.id for one in begun(node)[1].records.all()] == [lease.allocation]
 
 
-# Bytes free, files free, all files; what is said of it.
+# columns: free bytes, free inodes, total inodes, words of the warning
 ROOMS = [
     (1 << 30, 1000, 2000, ""),
     ((1 << 20) - 4096, 1000, 2000, "1020 KiB"),
     (0, 1000, 2000, "0 KiB"),
     (1 << 30, 3, 2000, "room for 3 files"),
-    (1 << 30, 0, 0, ""),  # btrfs has no limit of files
+    (1 << 30, 0, 0, ""),  # btrfs has no limit on inodes
 ]
 
 

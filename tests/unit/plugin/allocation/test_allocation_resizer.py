@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another size for an allocation that runs, judged by the limits and the ledger on disk; programs are slots of the
-ledger whose locks a child holds.
+"""Tests size changes of running allocations, by limits and ledger on disk. Programs are ledger slots that a child
+process locks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZE = struct.calcsize("hhqqi4x")
 
 
 class Ground:
-    """A node with two T4 of four equal slices each, and what was allocated of it."""
+    """A node with two T4 of four equal slices each, and the test's allocations."""
 
     def __init__(self, node, **vcuda):
         self.node = node
@@ -38,7 +38,7 @@ class Ground:
         self.children: list[int] = []
 
     def begin(self) -> None:
-        """Also as a program that was started again sees it."""
+        """Assembles the program's parts; a second call simulates a restart of the program."""
         self.pool, self.allocator, self.files = self.node.parts(**self.vcuda)
         self.records = self.allocator.records
         self.resizer = Resizer(self.records, self.pool, self.files, self.allocator.sizer, self.waited)
@@ -52,7 +52,7 @@ class Ground:
         return answer.allocation
 
     def sized(self, allocation: str, *devices: tuple[int, int]) -> None:
-        """As PreStartContainer leaves it with requested sizes."""
+        """Gives an allocation requested sizes, as PreStartContainer does."""
         record = self.records.get(allocation)
         rows = [
             {**row, "memory_bytes": mib * MIB, "sm_percent": cores or 100}
@@ -76,7 +76,9 @@ class Ground:
         return [(one["memory_bytes"] // MIB, one["sm_percent"]) for one in devices]
 
     def holds(self, allocation: str, mib: int, slot: int = 0, device: int = 0, context: int = 0) -> int:
-        """A process with so many MiB in a slot of its own, ``context`` of them of a context; returns its pid."""
+        """Forks a process that uses this many MiB in its own ledger slot, ``context`` MiB of them for a context;
+        returns its pid.
+        """
         path = str(self.files.folder(allocation) / "rw" / "ledger")
         base = fields.LEDGER_SLOT_OFFSET + slot * fields.LEDGER_SLOT_SIZE
         offset, _form = fields.LEDGER_SLOT_FIELDS["used"]
@@ -125,16 +127,30 @@ def ground(node):
 
 
 REQUESTED = {"sliceSizing": "requested"}
-# Of a T4 with 15360 MiB: what others hold as (MiB, cores), what it has, what it uses, what is asked for (None: as it
-# is), what it gets or the words of the refusal.
+# columns: the case; (MiB, cores) of other pods on a T4 of 15360 MiB; the pod's size; its use in MiB; the request (None:
+# unchanged); the new size or words of the refusal
 TABLE = [
-    ("up", [], (4000, 20), 0, (8000, 40), (8000, 40)),
-    ("up to the last MiB", [(5360, 30)], (4000, 20), 0, (10000, 70), (10000, 70)),
-    ("one MiB more", [(5360, 30)], (4000, 20), 0, (10001, 20), "10001 MiB are asked for, 5360 of 15360 are held"),
-    ("one percent more", [(5360, 30)], (4000, 20), 0, (4000, 71), "71 % of the SMs are asked for, 30 % are held"),
-    ("more than the card", [], (4000, 20), 0, (15361, None), "15361 MiB are asked for, 0 of 15360 are held"),
-    ("memory alone", [], (4000, 20), 0, (8000, None), (8000, 20)),
-    ("cores alone", [], (4000, 20), 0, (None, 100), (4000, 100)),
+    ("larger size", [], (4000, 20), 0, (8000, 40), (8000, 40)),
+    ("all of the GPU's free memory", [(5360, 30)], (4000, 20), 0, (10000, 70), (10000, 70)),
+    (
+        "one MiB more than is free",
+        [(5360, 30)],
+        (4000, 20),
+        0,
+        (10001, 20),
+        "10001 MiB are asked for, 5360 of 15360 are held",
+    ),
+    (
+        "one percent more than is free",
+        [(5360, 30)],
+        (4000, 20),
+        0,
+        (4000, 71),
+        "71 % of the SMs are asked for, 30 % are held",
+    ),
+    ("more memory than the GPU has", [], (4000, 20), 0, (15361, None), "15361 MiB are asked for, 0 of 15360 are held"),
+    ("only memory changes", [], (4000, 20), 0, (8000, None), (8000, 20)),
+    ("only cores change", [], (4000, 20), 0, (None, 100), (4000, 100)),
     ("cores without a limit", [], (4000, 20), 0, (None, 0), (4000, 100)),
     ("down", [], (4000, 20), 0, (1, 1), (1, 1)),
     ("down to what is in use", [], (4000, 20), 1500, (1500, None), (1500, 20)),
@@ -148,14 +164,14 @@ TABLE = [
     ("a huge size", [], (4000, 20), 0, (1 << 40, None), "are asked for, 0 of 15360 are held"),
     ("cores below", [], (4000, 20), 0, (None, -1), "0 to 100 %"),
     ("cores above", [], (4000, 20), 0, (None, 101), "0 to 100 %"),
-    # A GPU that is oversold since: what is less always fits.
-    ("down on a full card", [(15000, 90)], (4000, 20), 0, (3000, 10), (3000, 10)),
-    ("cores down, memory up", [(15000, 90)], (4000, 20), 0, (4001, 10), "4001 MiB are asked for"),
+    # The GPU was oversold meanwhile: a smaller size always fits.
+    ("smaller size on a full GPU", [(15000, 90)], (4000, 20), 0, (3000, 10), (3000, 10)),
+    ("fewer cores and more memory", [(15000, 90)], (4000, 20), 0, (4001, 10), "4001 MiB are asked for"),
 ]
 
 
 @pytest.mark.parametrize(("_about", "others", "has", "uses", "asks", "expected"), TABLE, ids=[row[0] for row in TABLE])
-def test_sizes_of_a_pod(ground, _about, others, has, uses, asks, expected):
+def test_resize_of_a_pod(ground, _about, others, has, uses, asks, expected):
     here = ground(**REQUESTED)
     neighbours = [here.take(here.first, 1 + n) for n in range(len(others))]
     for neighbour, size in zip(neighbours, others, strict=True):
@@ -181,7 +197,7 @@ def test_sizes_of_a_pod(ground, _about, others, has, uses, asks, expected):
     assert not here.allocator.sizer.reserved(allocation)
 
 
-def test_a_size_outlives_the_program_the_container_and_the_boot(ground):
+def test_size_survives_restarts_and_reboots(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 20))
@@ -189,14 +205,14 @@ def test_a_size_outlives_the_program_the_container_and_the_boot(ground):
     here.begin()
     here.resizer.restore()
     assert here.sizes(allocation) == here.kept(allocation) == [(8000, 40)]
-    here.files.remove(allocation)  # as after a boot
+    here.files.remove(allocation)  # simulates a reboot
     here.allocator.prestart([f"{here.first.uuid}::0"])
     assert here.sizes(allocation) == [(8000, 40)]
 
 
 @pytest.mark.parametrize("wanted", [(8000, 40), (1000, 10)])
-def test_a_program_that_was_killed_in_between_leaves_the_size_of_its_record(ground, wanted, monkeypatch):
-    """Killed at each step that writes: what counts is then what the limits are made to say."""
+def test_size_after_a_kill_follows_the_record(ground, wanted, monkeypatch):
+    """The program is killed at each writing step; after the restart the limits must match the record."""
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     for killed_at in ("put", "rewrite"):
@@ -224,8 +240,8 @@ def test_a_program_that_was_killed_in_between_leaves_the_size_of_its_record(grou
         assert before.id == allocation
 
 
-def test_what_is_taken_while_the_limits_are_lowered_is_no_ones_loss(ground):
-    """An allocation that the former limits let pass comes to the ledger late: the former size comes back."""
+def test_allocation_during_a_resize_restores_the_old_size(ground):
+    """A process allocates under the old limits just before they change, so the resizer restores the old size."""
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 20))
@@ -262,7 +278,7 @@ def test_what_is_given_up_counts_until_it_is_kept(ground):
     assert here.sizes(other) == [(6000, 40)]
 
 
-def test_what_is_asked_for_counts_before_it_is_written(ground):
+def test_requested_memory_counts_before_it_is_written(ground):
     here = ground(**REQUESTED)
     one, other = here.take(here.first, 0), here.take(here.first, 1)
     here.sized(one, (5000, 40))
@@ -280,7 +296,7 @@ def test_what_is_asked_for_counts_before_it_is_written(ground):
     assert found == [[(5000, 40)]], "the cluster hears of more before there is more"
 
 
-def test_where_the_cluster_cannot_be_told_nothing_is_changed(ground):
+def test_no_resize_without_the_api_server(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (5000, 40))
@@ -302,8 +318,8 @@ def test_where_the_cluster_cannot_be_told_nothing_is_changed(ground):
 
 
 @pytest.mark.parametrize("by", ["the group", "the command"])
-def test_the_oom_killer_lets_a_size_below_what_is_in_use(ground, by):
-    """The processes end at their next call; until then their room is theirs, over a restart too."""
+def test_oom_killer_allows_a_size_below_the_use(ground, by):
+    """The processes are killed at their next call; until then their memory stays reserved, also over a restart."""
     here = ground(**REQUESTED, **({"oomKiller": True} if by == "the group" else {}))
     allocation, other = here.take(here.first, 0), here.take(here.first, 1)
     here.sized(allocation, (10000, 20))
@@ -327,7 +343,7 @@ def test_the_oom_killer_lets_a_size_below_what_is_in_use(ground, by):
     here.resize(other, 13000)
 
 
-def test_who_does_not_wait_for_the_oom_killer_hears_that_it_is_not_done(ground):
+def test_resize_without_waiting_reports_pending_kills(ground):
     here = ground(**REQUESTED, oomKiller=True)
     allocation = here.take(here.first)
     here.sized(allocation, (10000, 20))
@@ -340,7 +356,7 @@ def test_who_does_not_wait_for_the_oom_killer_hears_that_it_is_not_done(ground):
     assert not here.resizer.leaving(allocation)
 
 
-def test_the_oom_killer_that_has_done_its_work(ground):
+def test_resize_completes_after_the_oom_killer(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (10000, 20))
@@ -356,13 +372,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("_about", "make", "kind", "words"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_what_has_no_size(ground, _about, make, kind, words):
+def test_allocations_without_a_size_cannot_be_resized(ground, _about, make, kind, words):
     here = ground(**REQUESTED)
     with pytest.raises(kind, match=words):
         here.resizer.resize(make(here), {})
 
 
-def test_the_size_of_a_claim_is_the_kube_schedulers(ground):
+def test_claims_cannot_be_resized_on_the_node(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 20))
@@ -384,8 +400,10 @@ def test_of_a_spoilt_ledger_only_less_cannot_be_known(ground):
     assert here.sizes(allocation) == [(5000, 20)]
 
 
-def test_after_a_restart_limits_say_what_the_record_says_whatever_the_ledger_is(ground):
-    """Killed between the record of a smaller share and its limits; the ledger is the tenant's to spoil."""
+def test_restart_restores_limits_from_the_record(ground):
+    """The program was killed after it wrote a smaller share to the record. A tenant may also have
+    damaged the ledger.
+    """
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 80))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one folder of a node that every container has at /dev/vgpu: what makes it whole, and older allocations."""
+"""Tests the node's shared root folder, which every container has at /dev/vgpu: its repair, and older allocations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def slice_id(gpu) -> str:
 
 
 def whole(root: Path) -> bool:
-    """Folders of this user that anybody can enter, and nothing else below them."""
+    """Returns whether the folders exist, belong to this user, are open to all, and contain nothing else."""
     folders = [root, root / "lib", root / "0"]
     return (
         all(one.is_dir() and not one.is_symlink() for one in folders)
@@ -27,7 +27,7 @@ def whole(root: Path) -> bool:
 
 
 def instead(path: Path) -> None:
-    """A link to a folder that somebody else may write."""
+    """Replaces the folder by a link to a folder that another user may write."""
     shutil.rmtree(path)
     elsewhere = path.parent / "elsewhere"
     for name in ("lib", "0"):
@@ -64,7 +64,7 @@ if os.geteuid() == 0:
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
 @pytest.mark.parametrize(("about", "spoil"), SPOILT, ids=[one[0] for one in SPOILT])
-def test_root_of_the_node_is_made_whole(node, about, spoil, umask):
+def test_root_of_the_node_is_repaired(node, about, spoil, umask):
     files = AllocationFiles(node.paths.allocations, node.mounter)
     before = os.umask(umask)
     try:
@@ -78,19 +78,19 @@ def test_root_of_the_node_is_made_whole(node, about, spoil, umask):
     finally:
         os.umask(before)
     assert whole(made)
-    # Containers have it mounted: it is not made again without need.
+    # Containers have the folder mounted, so it is not made again without need.
     assert about != "nothing" or made.stat().st_ino == inode
     assert oct(node.paths.allocations.stat().st_mode) == "0o40700"
 
 
-def test_folder_of_all_allocations_is_closed(node):
+def test_allocations_folder_is_root_only(node):
     node.paths.allocations.mkdir(mode=0o755)
     AllocationFiles(node.paths.allocations, node.mounter).prepare()
     assert oct(node.paths.allocations.stat().st_mode) == "0o40700"
 
 
 def allocation(node, folder_of_its_own: str):
-    """An allocation as this version makes it, or as a version did that made a root for each."""
+    """Makes an allocation as this version does, or with its own root folder as an older version did."""
     _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     (record,) = allocator.records.all()
@@ -103,10 +103,10 @@ def allocation(node, folder_of_its_own: str):
     return allocator, files, record, source
 
 
-def test_allocations_have_the_nodes_root(node):
+def test_allocations_use_the_nodes_root(node):
     _allocator, files, record, source = allocation(node, "")
     assert source == files.folder(record.id) / "root"
-    # A former version that is rolled back to makes what it does not find at this name, and finds this.
+    # After a rollback, the old version would make a root here only if none exists; it finds this link.
     assert os.readlink(source) == "../../root"
     assert source.samefile(node.paths.run_dir / "root")
     assert [(source / name).is_dir() for name in ("lib", "0")] == [True, True]
@@ -117,7 +117,9 @@ AGAIN = [(how, own) for how in ("make", "make_share") for own in ("", "whole", "
 
 @pytest.mark.parametrize(("how", "own"), AGAIN, ids=[f"{how}, {own or 'of the node'}" for how, own in AGAIN])
 def test_root_of_an_older_allocation_stays(node, how, own):
-    """A container has it mounted, and the watcher judges by where this name leads; one cut short nobody can mount."""
+    """A container has the root mounted, and the watcher follows this path, so it stays. An incomplete root is
+    replaced.
+    """
     _allocator, files, record, source = allocation(node, own)
     before = os.stat(source).st_ino
     getattr(files, how)(record)
@@ -128,8 +130,8 @@ def test_root_of_an_older_allocation_stays(node, how, own):
 
 
 @pytest.mark.parametrize("own", ["", "whole"])
-def test_root_is_there_after_a_reboot(node, own):
-    """The kubelet keeps the answer of an older version too, and /run is empty."""
+def test_root_is_restored_after_a_reboot(node, own):
+    """The kubelet also keeps responses of an older version, and /run is empty after a reboot."""
     allocator, _files, _record, source = allocation(node, own)
     shutil.rmtree(node.paths.run_dir)
     node.mounter.mounted.clear()
@@ -137,14 +139,14 @@ def test_root_is_there_after_a_reboot(node, own):
     assert [(source / name).is_dir() for name in ("lib", "0")] == [True, True]
 
 
-def test_root_of_the_node_outlives_an_allocation(node):
+def test_root_remains_after_an_allocation_ends(node):
     _allocator, files, record, _source = allocation(node, "")
     files.remove(record.id)
     assert whole(node.paths.run_dir / "root")
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_nothing_is_left_of_it(node, there):
+def test_removal_deletes_the_root(node, there):
     files = AllocationFiles(node.paths.allocations, node.mounter)
     if there:
         files.prepare()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl run: what an engine is told, by CDI or without, and when slices are given back. The engine is a double."""
+"""Tests vgpuctl run: the engine's arguments with and without CDI, and the release of slices. The engine is a double."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vgpu_plugin.daemon import Daemon
 from ..conftest import FakeGpus
 from ..samples import until
 
-# It keeps what it was told; a container of it is a file named after its lease.
+# The engine double records its arguments; each container is a file named after its lease.
 ENGINE = """\
 #!/bin/sh
 cd {folder}
@@ -115,7 +115,7 @@ def test_engine_without_cdi_gets_mounts_and_devices(node, daemon, engine, tmp_pa
         "/dev/vgpu/0/ledger",
         "/etc/ld.so.preload,readonly",
     }
-    # The plugin hands GPUs over by the variable of NVIDIA's runtime, which would add the whole GPU's files.
+    # NVIDIA's runtime would add the files of the whole GPU if this variable named one, so it is "void".
     assert "NVIDIA_VISIBLE_DEVICES=void" in after("--env", said)
     minors = {f"/x:/dev/nvidia{gpu.minor}" for gpu in node.gpus}
     nodes = after("--device", said)
@@ -137,7 +137,7 @@ def test_engine_without_cdi_gets_mounts_and_devices(node, daemon, engine, tmp_pa
         ("podman", "version", "4.2.0", False),
     ],
 )
-def test_engine_that_knows_cdi_gets_a_name(node, daemon, engine, tmp_path, monkeypatch, name, file, text, by_name):
+def test_engine_with_cdi_gets_a_device_name(node, daemon, engine, tmp_path, monkeypatch, name, file, text, by_name):
     monkeypatch.setattr(containers, "PODMAN_FOLDERS", (str(tmp_path / "cdi-of-test"),))
     (engine / "exits").write_text("0")
     (engine / file).write_text(text.format(cdi=tmp_path / "cdi-of-test"))
@@ -157,9 +157,7 @@ def test_engine_that_knows_cdi_gets_a_name(node, daemon, engine, tmp_path, monke
         (["--", "--rm", "image"], True, False),
     ],
 )
-def test_container_is_removed_at_its_end_unless_it_is_to_stay(
-    node, daemon, engine, tmp_path, options, removed, detached
-):
+def test_container_is_removed_at_its_end_by_default(node, daemon, engine, tmp_path, options, removed, detached):
     (engine / "exits").write_text("0")
     assert ctl.main(words(node, tmp_path, *options)) == 0
     said = told(engine)
@@ -176,14 +174,14 @@ def test_detached_container_keeps_its_slices(node, daemon, engine, tmp_path, cap
 
 
 @pytest.mark.parametrize(("left", "status"), [(False, 125), (True, 127)])
-def test_container_that_did_not_start_keeps_nothing(node, daemon, engine, tmp_path, capsys, left, status):
+def test_failed_container_start_releases_its_slices(node, daemon, engine, tmp_path, capsys, left, status):
     (engine / ("stays" if left else "refuses")).touch()
     (engine / "exits").write_text("127")
     assert ctl.main(words(node, tmp_path, "--detach", "--", "image")) == status
     assert (allocations(node, capsys), list((engine / "containers").iterdir())) == ([], [])
 
 
-def test_no_engine_and_no_driver_are_said_and_keep_nothing(node, daemon, engine, tmp_path, capsys):
+def test_missing_engine_or_driver_is_an_error(node, daemon, engine, tmp_path, capsys):
     (tmp_path / "cdi-of-test" / "vgpu-vgpu.fleet-gpu.json").unlink()
     assert ctl.main(words(node, tmp_path, "--", "image")) == 1
     assert "does not exist: the plugin found no libcuda.so.1" in capsys.readouterr().err
@@ -198,7 +196,9 @@ def test_no_engine_and_no_driver_are_said_and_keep_nothing(node, daemon, engine,
     [("2.26.1", "", True), ("", "1.29.2", False), ("2.26.1", "1.29.2", True), ("", "2.26.1", True), ("", "", True)],
 )
 def test_service_of_compose(node, daemon, engine, tmp_path, capsys, plugin, standalone, says):
-    """Without the option docker compose 2 makes a folder where a file of ours is gone; 1.29 does not, nor knows it."""
+    """Without this option docker compose 2 makes a folder in place of a missing file. docker-compose 1.29 does not,
+    and it does not know the option.
+    """
     if not plugin:
         (engine / "no-plugin").touch()
     if standalone:
@@ -217,13 +217,14 @@ def test_service_of_compose(node, daemon, engine, tmp_path, capsys, plugin, stan
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signal_reaches_the_container_and_the_slice_is_free(node, daemon, engine, tmp_path, capsys, number):
+def test_signal_ends_the_container_and_frees_the_slice(node, daemon, engine, tmp_path, capsys, number):
     code = f"import sys; sys.path[:0] = {sys.path!r}; from vgpu_plugin.ctl.main import main; sys.exit(main())"
-    # The tests' own parent may ignore SIGHUP. A preexec_fn would fork among gRPC's threads, and hang at times.
+    # The tests' parent process may ignore SIGHUP. A preexec_fn is no alternative: it would fork among gRPC's threads
+    # and sometimes hang.
     hears = ["env", "--default-signal=HUP"]
     with subprocess.Popen([*hears, sys.executable, "-c", code, *words(node, tmp_path, "--", "image")]) as one:
         until(lambda: any((engine / "containers").iterdir()), "the container")
-        # What --rm does when its program ends.
+        # The container ends, as with --rm when its program ends.
         next((engine / "containers").iterdir()).unlink()
         until(lambda: Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text().strip(), "the engine's command")
         os.kill(one.pid, number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/vgpuctl.md against what --json prints: each command has its own fields, and each field is in the page."""
+"""Tests docs/vgpuctl.md against the output of --json: each command prints exactly its documented fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vgpu_plugin.daemon import Daemon
 from ..conftest import ROOT, FakeGpus, Gauges
 from ..samples import until
 
-# Of messages: lists may be empty on a node.
+# Fields of messages, whose lists may be empty on a node.
 MESSAGES = {
     "status": api.StatusResponse,
     "top": api.UsageResponse,
@@ -31,7 +31,9 @@ KINDS = {bool: "bool", int: "integer", float: "number", str: "text"}
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Command → field → type. A line: the object unless it is the outermost, the type, the fields with notes."""
+    """Returns command → field → type. A line of the page has the object (none: the outermost), the type, and the
+    fields.
+    """
     found = {}
     for part in re.split(r"^## ", (ROOT / "docs" / "vgpuctl.md").read_text(), flags=re.M)[1:]:
         command, _end, lines = part.partition("\n")
@@ -44,7 +46,7 @@ def documented() -> dict[str, dict[str, str]]:
 
 def of_row(place: str, kind: str, cell: str, before: dict[str, str]) -> dict[str, str]:
     if kind.startswith("as `"):
-        # A list of the same fields as the one before.
+        # A list with the same fields as the list before.
         like = kind[4:-1]
         return {one.replace(like, place, 1): what for one, what in before.items() if one.startswith(f"{like}.")}
     names = re.findall(r"`([^`]+)`", re.sub(r"\([^()]*\)", "", cell))
@@ -62,7 +64,7 @@ def of_message(descriptor: Any, before: str = "") -> Iterator[tuple[str, str]]:
 
 
 def of_value(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Objects below these names are tables of what a user named."""
+    """Objects with these names are maps with user-defined keys, so their keys are not fields."""
     if isinstance(value, dict) and not name.endswith(("labels", "envs", "annotations")):
         for key, one in value.items():
             yield from of_value(one, f"{name}.{key}" if name else key)
@@ -97,7 +99,7 @@ def test_fields_of_messages(command):
     assert documented()[command] == dict(of_message(MESSAGES[command].DESCRIPTOR))
 
 
-def test_fields_that_are_printed(node, kubelet, daemon, capsys):
+def test_printed_fields_are_documented(node, kubelet, daemon, capsys):
     kubelet.run_pod("train")
     pages = documented()
     lease = asked(node, capsys, "lease")[1]
@@ -109,7 +111,7 @@ def test_fields_that_are_printed(node, kubelet, daemon, capsys):
     for command, answer in answers.items():
         printed = dict(of_value(answer))
         extra = {name: kind for name, kind in printed.items() if pages[command].get(name) != kind}
-        # Lists that are empty here have no fields to see.
+        # Lists that are empty here show no fields.
         assert {name for name in extra if not name.endswith("[]")} == set(), command
     for command in ("slices", "explain", "metrics", "release", "resize"):
         assert dict(of_value(answers[command])) == pages[command]
@@ -133,14 +135,14 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("words", "status", "code", "sentence"), FAULTS)
-def test_fault_is_json_too(node, daemon, capsys, words, status, code, sentence):
+def test_errors_are_printed_as_json(node, daemon, capsys, words, status, code, sentence):
     found, answer = asked(node, capsys, *words)
     assert (found, set(answer)) == (status, {"error", "code"})
     assert sentence in answer["error"] and code in (None, answer["code"])
 
 
 def test_states_of_slices(node, kubelet, running, capsys):
-    """A GPU with a fault makes its slices unhealthy, those in use too; a lease makes one in use, which is no fault."""
+    """A GPU fault makes all its slices unhealthy, also slices in use. A leased slice is in use, not unhealthy."""
     node.configure(splitCount=2)
     source = FakeGpus(node.gpus)
     running(Daemon(node.setup(), lambda: source))
@@ -173,7 +175,7 @@ def test_examples_of_the_help_are_commands_that_parse(command):
 
 
 def completed(tmp_path, *words: str) -> set[str]:
-    """What bash offers for the last word."""
+    """Returns the completions that bash offers for the last word."""
     script = tmp_path / "completion"
     script.write_text(completion.script(parser(), "bash"))
     line = f"source {script}; COMP_WORDS=({' '.join(map(repr, words))}); COMP_CWORD={len(words) - 1}; _vgpuctl; "
@@ -205,6 +207,6 @@ def test_completion(tmp_path, words, offered):
     assert completed(tmp_path, *words) == offered
 
 
-def test_completion_of_zsh_is_that_of_bash():
+def test_zsh_completion_equals_bash_completion():
     text = completion.script(parser(), "zsh")
     assert text.startswith("#compdef vgpuctl\n") and completion.script(parser(), "bash") in text

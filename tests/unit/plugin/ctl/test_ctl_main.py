@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl as people meet it: where nobody answers, without rights, in a pipe, in a narrow terminal, ended from outside.
-None of it ends in a traceback, and each has its exit status.
+"""Tests vgpuctl in bad environments: no plugin, no rights, a closed pipe, a narrow terminal, a signal. No case may end
+in a traceback, and each has its exit status.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(vgpuctl, words: str, **given):
 
 
 def here(node, capsys, words: str) -> tuple[int, str, str]:
-    """In this process: exit status, output, errors."""
+    """Runs vgpuctl in this process; returns exit status, output and errors."""
     try:
         status = ctl.main(["--socket", str(node.paths.admin_socket), *words.split()])
     except SystemExit as end:
@@ -69,7 +69,7 @@ def own_signals():
         signal.signal(number, handler)
 
 
-def test_where_nobody_answers_each_command_says_so(node, capsys, own_signals):
+def test_each_command_reports_a_missing_plugin(node, capsys, own_signals):
     socket = node.paths.admin_socket
     for words in COMMANDS:
         status, out, err = here(node, capsys, words)
@@ -78,7 +78,7 @@ def test_where_nobody_answers_each_command_says_so(node, capsys, own_signals):
         assert (status, out, err.startswith(text)) == (1, "", True), (words, err)
 
 
-def test_refused_caller_learns_who_may_call(vgpuctl, node, tmp_path):
+def test_permission_error_names_allowed_users(vgpuctl, node, tmp_path):
     if os.geteuid() != 0:
         pytest.skip("root alone can become nobody")
     closed = tmp_path / "closed"
@@ -117,17 +117,17 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("words", "said"), USAGE)
-def test_command_line_that_is_wrong_is_exit_2(node, capsys, words, said):
+def test_wrong_command_line_exits_with_2(node, capsys, words, said):
     status, out, err = here(node, capsys, words)
     assert (status, out, said in err) == (2, "", True), err
 
 
-def test_argument_that_is_no_text(vgpuctl):
+def test_argument_that_is_not_valid_utf8(vgpuctl):
     done = subprocess.run([*vgpuctl, "release", b"\xff\xfe"], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, b"vgpuctl: an argument is no text in UTF-8\n")
 
 
-def test_answers_of_each_kind_have_their_exit_status(node, daemon, capsys):
+def test_exit_status_by_kind_of_error(node, daemon, capsys):
     rows = [
         ("status", 0, "plugin ", ""),
         ("explain 7", 1, "", "this node has no GPU and no slice 7"),
@@ -141,8 +141,8 @@ def test_answers_of_each_kind_have_their_exit_status(node, daemon, capsys):
         assert (found[0], out in found[1], err in found[2]) == (status, True, True), (words, found)
 
 
-def test_reader_that_has_had_enough_ends_it_quietly(vgpuctl, daemon):
-    """More than a pipe holds is not needed: the reader is gone before anything is written."""
+def test_closed_pipe_ends_vgpuctl_quietly(vgpuctl, daemon):
+    """The reader closes the pipe before anything is written, so even short output meets a closed pipe."""
     for words in ("slices", "metrics", "top --interval 0.1", "--help", "exec --help"):
         reading, writing = os.pipe()
         os.close(reading)
@@ -153,13 +153,13 @@ def test_reader_that_has_had_enough_ends_it_quietly(vgpuctl, daemon):
         assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b""), words
 
 
-def test_output_that_takes_nothing_is_said(vgpuctl, daemon):
+def test_write_error_of_the_output_is_reported(vgpuctl, daemon):
     with open("/dev/full", "wb") as full:
         done = subprocess.run([*vgpuctl, "status"], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, b"vgpuctl: [Errno 28] No space left on device\n")
 
 
-def test_terminal_without_every_character(vgpuctl):
+def test_terminal_without_unicode(vgpuctl):
     done = run(vgpuctl, "exec --help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, "-- PROGRAM ?" in done.stdout) == (0, True), done.stderr
 
@@ -169,7 +169,7 @@ def test_terminal_without_every_character(vgpuctl):
 
 @pytest.fixture(autouse=True)
 def hangups_end_programs():
-    """Not so where the tests themselves are run below nohup, for which exec has a rule of its own."""
+    """SIGHUP must end programs. If the tests run under nohup, SIGHUP is ignored and exec behaves differently."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl explain pod: by the scheduler where it listens, else by the API server."""
+"""Tests vgpuctl explain pod: it asks the scheduler if one listens, otherwise the API server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def event(reason, message, writer="vgpu-scheduler", when="2026-01-01T00:00:00Z",
 
 
 def cluster(made, events=()):
-    """A cluster with a pod, its events, and one of another pod."""
+    """A cluster with a pod, the pod's events, and an event of another pod."""
     out = KubeClient()
     out.put(PATH, made)
     for number, one in enumerate([*events, event("GpusNotFree", "of another pod")]):
@@ -59,7 +59,7 @@ def cluster(made, events=()):
 
 
 TOLD = [
-    # pod, events, words that must be there, words that must not
+    # columns: the pod, its events, required words, forbidden words
     (
         pod(),
         [],
@@ -101,7 +101,7 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("made", "events", "words", "absent"), TOLD)
-def test_what_the_api_server_tells(made, events, words, absent):
+def test_explanation_by_the_api_server(made, events, words, absent):
     text = "\n".join(ctl_pod.of_api(cluster(made, events), "team", "a"))
     assert all(word in text for word in words), text
     assert not any(word in text for word in absent), text
@@ -110,7 +110,7 @@ def test_what_the_api_server_tells(made, events, words, absent):
         assert text.index("first") < text.index("second")
 
 
-def test_events_that_may_not_be_read_are_said():
+def test_forbidden_events_are_reported():
     api = cluster(pod())
 
     def get(path):
@@ -124,7 +124,7 @@ def test_events_that_may_not_be_read_are_said():
 
 @pytest.fixture
 def scheduler():
-    """One that listens: knows the pod team/a, and refuses others."""
+    """A listening scheduler that knows only the pod team/a."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -145,7 +145,7 @@ def scheduler():
     server.server_close()
 
 
-def test_the_command_asks_the_scheduler_first(scheduler, capsys):
+def test_command_asks_the_scheduler_first(scheduler, capsys):
     address, asked = scheduler
     assert ctl.main(["explain", "pod", "team/a", "--scheduler", address]) == 0
     assert capsys.readouterr().out == "team/a: waits\n  for room\n" and asked == ["/explain/team/a"]
@@ -157,7 +157,7 @@ def test_the_command_asks_the_scheduler_first(scheduler, capsys):
     assert "needs a name" in capsys.readouterr().err
 
 
-def test_the_command_asks_the_api_server_else(tmp_path, capsys, monkeypatch):
+def test_command_falls_back_to_the_api_server(tmp_path, capsys, monkeypatch):
     with KubeApi() as double:
         double.put(PATH, pod())
         path = write_kubeconfig(tmp_path / "kubeconfig", double.url)
@@ -172,7 +172,7 @@ def test_the_command_asks_the_api_server_else(tmp_path, capsys, monkeypatch):
         assert "nothing" in capsys.readouterr().err
 
 
-def test_no_kubeconfig_at_all_is_said(monkeypatch):
+def test_missing_kubeconfig_is_reported(monkeypatch):
     monkeypatch.setattr(ctl_pod, "KUBECONFIGS", ("/nowhere/conf",))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     with pytest.raises(Fatal, match="name one with --kubeconfig"):

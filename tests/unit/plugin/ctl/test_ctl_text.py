@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vgpuctl prints of a node: no line contradicts another."""
+"""Tests vgpuctl's text output of a node: no two lines contradict each other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def piece(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def status(slices: list[dict[str, Any]], kinds: dict[str, str] | None = None, **gpu: Any) -> dict[str, Any]:
-    """``kinds``: slice → kind of the allocation that holds it."""
+    """Returns a status response. ``kinds``: slice → kind of the allocation that uses the slice."""
     return {
         "version": "1",
         "pid": 1,
@@ -76,13 +76,13 @@ def test_slices_of_two_sizes_are_two_lines():
     ]
 
 
-def test_what_is_sold_is_the_sum_of_the_slices():
+def test_promised_memory_is_the_sum_of_the_slices():
     (line,) = texts(status(MIG), "GPU-a::0")
     assert texts(status(MIG), "0::0") == [line]
     assert line.startswith("slice GPU-a::0: 4864 MiB, one of 2 of a GPU of 40960 MiB (24832 MiB sold)")
 
 
-# Kind of the allocation, health and state of the slice, reason of the GPU; why it is withheld.
+# columns: kind of the allocation, health and state of the slice, the GPU's fault, the reason why the slice is withheld
 WITHHELD = [
     ("", "Healthy", "free", "", ""),
     ("kubelet", "Healthy", "in use", "", ""),
@@ -96,7 +96,7 @@ WITHHELD = [
 
 
 @pytest.mark.parametrize(("kind", "health", "state", "reason", "why"), WITHHELD)
-def test_why_a_slice_is_withheld(kind, health, state, reason, why):
+def test_reason_for_a_withheld_slice(kind, health, state, reason, why):
     held = {"GPU-a::0": kind} if kind else {}
     one = piece(0, health=health, in_use=state == "in use", state=state)
     answer = status([one], held, reason=reason, healthy=not reason)
@@ -107,7 +107,7 @@ def test_why_a_slice_is_withheld(kind, health, state, reason, why):
     assert withheld == ([f"the kubelet may not give it out: {why}"] if why else [])
 
 
-# Width of the terminal; how a slice is named.
+# columns: terminal width, the shown name of a slice
 WIDTHS = [(0, "GPU-a-with-a-long-uuid-067d-967c-c921-df91885a18d2::0"), (60, "0::0"), (80, "0::0"), (200, "GPU-a")]
 
 
@@ -123,8 +123,8 @@ def test_slices_fit_the_terminal(width, name):
     assert "in use" in lines[1] and "ml/pppppp" in lines[1]
 
 
-def test_slices_show_what_their_holder_has():
-    """Resized, or of the size that its pod asked for. Two slices of one GPU have one size together."""
+def test_slices_show_their_current_size():
+    """The slice was resized or has its pod's requested size. Two slices of one GPU share one size."""
     pieces = [piece(n, state="in use", in_use=True) for n in range(3)] + [piece(3)]
     answer = status(pieces, {"GPU-a::0": "kubelet"})
     (mine,) = answer["allocations"]
@@ -178,7 +178,7 @@ WATCHED = [
 
 
 @pytest.mark.parametrize(("now", "past", "everything", "lines"), WATCHED)
-def test_checks_of_this_host_are_no_trouble_once_they_are_over(now, past, everything, lines):
+def test_finished_checks_are_not_shown_as_problems(now, past, everything, lines):
     found = watched(now, past, everything)
     assert found == lines or (lines is None and all(one.startswith("over for 2 h") for one in found))
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of top and its live screen: names of tenants, figures, processes, within the terminal."""
+"""Tests the table of vgpuctl top and its live screen: tenant names, figures and processes within the
+terminal's size.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ LONG = "a-pod-with-a-name-as-long-as-people-like-to-have-them-0"
 
 
 @pytest.mark.parametrize("width", [0, 60, 80, 100, 132, 200])
-def test_names_give_way_to_figures(width):
+def test_names_are_shortened_before_figures(width):
     usages = [row("train", (4711, "python3")), row(LONG, (123456, "torchrun"))]
     whole = ctl_top.top(usages, indexes={UUID: 0}).splitlines()
     lines = ctl_top.top(usages, width=width, indexes={UUID: 0}).splitlines()
@@ -49,7 +51,7 @@ def test_names_give_way_to_figures(width):
         assert lines[1].startswith("0    ml/train") and lines[2].endswith("torchrun")
 
 
-# Changes of a usage → its tenant, and the end of its lines.
+# columns: changes of a usage, the shown tenant, the end of its lines
 SHOWN = [
     ({}, "ml/train/main", ["-", "3 in ledger"]),
     ({"processes": 0}, "ml/train/main", ["-", "-"]),
@@ -60,13 +62,13 @@ SHOWN = [
 
 
 @pytest.mark.parametrize(("changes", "tenant", "end"), SHOWN)
-def test_who_it_is(changes, tenant, end):
+def test_tenant_of_a_usage(changes, tenant, end):
     (line,) = ctl_top.top([row("train", **changes)], indexes={UUID: 3}).splitlines()[1:]
     cells = re.split(r"\s{2,}", line)
     assert (cells[0], cells[1], cells[-2:]) == ("3", tenant, end)
 
 
-def test_every_process_has_its_line_up_to_a_few():
+def test_processes_are_listed_up_to_a_maximum():
     programs = [(100 + n, f"worker-{n}") for n in range(6)]
     lines = ctl_top.top([row("train", *programs)], indexes={UUID: 0}).splitlines()
     assert [re.split(r"\s{2,}", line.strip())[-2:] for line in lines[1:5]] == [
@@ -86,7 +88,7 @@ def test_every_process_has_its_line_up_to_a_few():
         ("0::/user.slice", "web", ""),
     ],
 )
-def test_name_of_a_container_by_its_process(tmp_path, group, answer, name):
+def test_container_name_is_found_by_its_process(tmp_path, group, answer, name):
     (tmp_path / "17").mkdir()
     (tmp_path / "17" / "cgroup").write_text(group.format("ab" * 32) + "\n")
     asked: list[tuple[str, ...]] = []
@@ -99,7 +101,7 @@ def test_name_of_a_container_by_its_process(tmp_path, group, answer, name):
     usages = [row("", (17, "python3"))]
     assert tenants.of(usages) == ({"a1": name} if name else {})
     assert tenants.of(usages) == tenants.of(usages) and len(asked) == (1 if name else 0)
-    # A pod, and who gave its name, need no engine; and nobody who is gone is asked for.
+    # A pod or a lease with a holder's name needs no query of an engine, and neither does an ended process.
     assert tenants.of([row("train", (17, "x")), row("", (17, "x"), holder="ann: x"), row("", (18, "x"))]) == {}
 
 
@@ -112,7 +114,9 @@ class Tty(io.StringIO):
 
 
 def live_top(monkeypatch, answers: list, *options: str, lines: str = "24") -> tuple[int, list[str]]:
-    """Screens of a terminal of 80 columns; Ctrl-C once the answers are used up. The first answer begins the shares."""
+    """Returns the exit status and the screens of an 80-column terminal. Ctrl-C comes after the last answer. Shares
+    start with the first.
+    """
     left, shown = list(answers), Tty()
 
     def usages(_source):
@@ -144,7 +148,7 @@ def live_top(monkeypatch, answers: list, *options: str, lines: str = "24") -> tu
 GONE = Fault("UNAVAILABLE", "it does not answer")
 
 
-def test_live_screen_outlives_a_restart_of_the_plugin(monkeypatch):
+def test_live_screen_survives_a_plugin_restart(monkeypatch):
     status, screens = live_top(monkeypatch, [[row("train")], [row("train")], GONE, GONE, [row("train")], []])
     assert (status, len(screens)) == (0, 5)
     assert all(one.startswith("vgpuctl: it does not answer\nno answer for 0 s") for one in screens[1:3])
@@ -156,7 +160,7 @@ def test_live_screen_outlives_a_restart_of_the_plugin(monkeypatch):
 
 
 @pytest.mark.parametrize("lines", [8, 12, 24])
-def test_screen_is_as_high_as_the_terminal(monkeypatch, lines):
+def test_screen_fits_the_terminals_height(monkeypatch, lines):
     usages = [row(f"train-{n}", allocation=f"a{n}") for n in range(15)]
     _status, screens = live_top(monkeypatch, [usages, usages], lines=str(lines))
     found = screens[0].splitlines()
@@ -165,12 +169,12 @@ def test_screen_is_as_high_as_the_terminal(monkeypatch, lines):
     assert (sum("ml/train-" in line for line in found) + hidden == 15) == (lines == 24 or hidden > 0)
 
 
-def test_live_table_of_nobody_ends_at_once(monkeypatch, capsys):
+def test_live_table_without_tenants_ends_at_once(monkeypatch, capsys):
     assert live_top(monkeypatch, [GONE])[0] == 1
     assert capsys.readouterr().err == "vgpuctl: it does not answer\n"
 
 
-def test_interrupt_within_a_call_is_no_traceback(monkeypatch):
+def test_interrupt_in_a_call_prints_no_traceback(monkeypatch):
     assert live_top(monkeypatch, [KeyboardInterrupt()])[0] == 130
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vgpuctl prints of a node in trouble, at the widths of terminals: nothing is wider, no sentence is cut, columns
-of figures have units, and each trouble is there once.
+"""Tests vgpuctl's output of a faulty node at several terminal widths: no line is too wide, no sentence is cut, each
+column of figures has a unit, and each fault appears once.
 
-The node: GPU 0 is full, GPU 1 had Xid 79, GPU 3 is off the bus; a lease has no container, GPU 2 a process of nobody.
+The node: GPU 0 is full, GPU 1 had Xid 79, GPU 3 is off the bus, a lease has no container, and GPU 2 has a process of no
+allocation.
 """
 
 from __future__ import annotations
@@ -116,11 +117,11 @@ SHOWN = {
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", SHOWN)
-def test_nothing_is_wider_than_the_terminal(name, width):
+def test_no_line_is_wider_than_the_terminal(name, width):
     assert [line for line in SHOWN[name](width).splitlines() if len(line) > width] == []
 
 
-# Command → what it says of each trouble, word by word at every width, and how often.
+# columns: the command, the words that it must show at every width, how often
 SAID = [
     ("status", XID, 1),
     ("status", LOST, 1),
@@ -143,7 +144,7 @@ SAID = [
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("name", "words", "times"), SAID)
-def test_no_sentence_is_cut_and_each_trouble_is_there_once(name, words, times, width):
+def test_each_problem_appears_once_and_uncut(name, words, times, width):
     assert " ".join(SHOWN[name](width).split()).count(words) == times
 
 
@@ -157,13 +158,13 @@ GPUS = [
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_narrow_table_of_gpus_is_whole(width):
+def test_narrow_gpu_table_is_complete(width):
     lines = [" ".join(line.split()) for line in ctl_text.gpu_table(STATUS, width)]
     assert lines == GPUS or width > 80
 
 
 @pytest.mark.parametrize("width", [0, *WIDTHS])
-def test_every_column_of_figures_has_its_unit(width):
+def test_columns_of_figures_have_units(width):
     units = {"MiB", "%", "s", "°C"}
     for name, words in (("top", "GPU TENANT PID PROGRAM"), ("slices", "GPU STATE MODE HELD BY SLICE")):
         head = SHOWN[name](width).splitlines()[0]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose pods get GPUs by claims: an API server with claims and slices, and the kubelet's manager of claims."""
+"""A node whose pods get GPUs by ResourceClaims: an API server with claims and ResourceSlices, and a double of the
+kubelet's claim manager.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from ..samples import until
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 NAME = "0-gpu.vgpu.fleet-node-1"
 SLICE = f"{SLICES}/{NAME}"
-# What system:node:<n> may do here, without any role of ours.
+# Requests that Kubernetes' own rules allow the user system:node:<n> here, without any role of this project.
 GRANTED = {
     ("get", "resource.k8s.io", "resourceclaims"),
     ("get", "", "nodes"),
@@ -40,7 +42,7 @@ def claim_path(name: str) -> str:
 
 
 class ClaimApi(NodeApi):
-    """``allocate`` is what a scheduler and a person do together."""
+    """An API server. ``allocate`` creates a claim and allocates it, as a user and a scheduler do together."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -54,7 +56,7 @@ class ClaimApi(NodeApi):
         return ClaimRef("default", name, uid)
 
     def slices(self) -> dict[str, Any]:
-        """Devices by name, of all slices of this node."""
+        """Returns device name → device, over all ResourceSlices of this node."""
         found = [one for path, one in self.objects.items() if path.startswith(SLICES)]
         return {device["name"]: device for one in found for device in one["spec"]["devices"]}
 
@@ -101,7 +103,7 @@ Begin = Callable[..., Daemon]
 
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The driver's, where the loader finds them."""
+    """The driver's libraries, in a folder where the loader finds them."""
     folder = tmp_path / "driver"
     folder.mkdir()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
@@ -121,7 +123,7 @@ def start(
     libraries: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Begin:
-    """Starts the program with the node.yaml that is there."""
+    """Starts the program with the current node.yaml."""
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.registration.POLL_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.publish.FIRST_RETRY_S", 0.05)
@@ -141,7 +143,7 @@ def start(
 
 @pytest.fixture
 def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """``polls(5)``: waits until the program has come by so often, now and then."""
+    """``polls(5)`` waits until the program has polled five more times."""
     from vgpu_plugin.dra.driver import ClaimDriver
 
     came: list[ClaimDriver] = []
@@ -162,7 +164,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture
 def begin(node: Node, api: ClaimApi, manager: ClaimManager, start: Begin) -> Begin:
-    """Starts the program and the kubelet's manager; waits for the slices unless ``publishes`` is false."""
+    """Starts the program and the kubelet's claim manager; waits for the slices unless ``publishes`` is false."""
 
     def begin(publishes: bool = True, **vcuda: Any) -> Daemon:
         configure(node, **vcuda)

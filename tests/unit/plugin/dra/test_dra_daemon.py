@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole program with claims, against the kubelet's manager of claims and an API server, over real sockets and HTTP.
+"""Tests the whole program with claims, against doubles of the kubelet's claim manager and the API server, over real
+sockets and HTTP.
 
-What the kubelet does, and when, is what a real kubelet 1.36.3 was seen to do: it deletes slices at its start and when
-the plugin is gone, asks once for a claim in the life of its process, adds a later answer to what it has, and never asks
+The double repeats the recorded behaviour of kubelet 1.36.3: it deletes ResourceSlices at its start and when the plugin
+is gone, prepares a claim once per kubelet process, adds later responses to the ones it has, and does not prepare again
 at a container's restart.
 """
 
@@ -35,12 +36,14 @@ GPUS = [f"GPU-{n:08d}-0000-0000-0000-000000000000" for n in range(2)]
 
 
 def pod(name: str, *claims: ClaimRef, **containers: tuple[tuple[str, str], ...]) -> Pod:
-    """Without containers: one that names every claim."""
+    """Returns a pod. Without ``containers`` it has one container that uses every claim."""
     return Pod(name, claims, containers or {"main": tuple((one.uid, "") for one in claims)})
 
 
 def injected(node: Node, ids: list[str]) -> dict[str, dict[str, Any]]:
-    """Mounts by container path, as a runtime makes them of CDI devices: a later one replaces one of its path."""
+    """Returns the mounts by container path, as a runtime applies the CDI devices: a later mount replaces an earlier
+    one.
+    """
     mounts: dict[str, dict[str, Any]] = {}
     for one in ids:
         kind, _equals, name = one.partition("=")
@@ -55,7 +58,7 @@ def specifications(node: Node) -> list[dict[str, Any]]:
 
 
 def limits(mounts: Mapping[str, Mapping[str, Any]], number: int) -> dict[str, tuple[int, int]]:
-    """What a container's share allows: UUID → (bytes, percent)."""
+    """Returns UUID → (bytes, percent) from the limits file of one share of a container."""
     found = abi_files.parse_limits((Path(mounts[f"/dev/vgpu/{number}"]["hostPath"]) / "limits").read_bytes())
     return {one["uuid"]: (one["memory_bytes"], one["sm_percent"]) for one in found["devices"]}
 
@@ -68,10 +71,10 @@ def records(node: Node) -> list[dict[str, Any]]:
     return json.loads(node.paths.records.read_text())["allocations"] if node.paths.records.exists() else []
 
 
-# --- the way of one claim --------------------------------------------------------------------------
+# --- the life of one claim
 
 
-def test_a_pod_gets_what_its_claim_was_given(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_pod_gets_its_claims_allocation(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     begin()
     claim = api.allocate("c", part(memory="4Gi", cores="30"))
     (ids,) = manager.run_pod(pod("p", claim)).values()
@@ -99,7 +102,7 @@ def test_a_pod_gets_what_its_claim_was_given(node: Node, api: ClaimApi, manager:
 def test_a_container_gets_the_drivers_files(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, libraries: list[str], again: bool
 ) -> None:
-    """From the start on: nothing of the configuration changes meanwhile."""
+    """The container gets the driver's files from the start; no configuration change is needed."""
     daemon = begin()
     manager.run_pod(pod("p", api.allocate("c", part())))
     if again:
@@ -128,14 +131,14 @@ def test_without_the_drivers_library_no_container_starts(
 def test_no_resource_is_registered_beside_claims(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, kubelet: Any
 ) -> None:
-    """A node that advertises nvidia.com/gpu is not asked for claims of that name."""
+    """If the node advertised nvidia.com/gpu as well, pods could get its GPUs without a claim."""
     begin()
     manager.run_pod(pod("p", api.allocate("c", part())))
     assert kubelet.state()["resources"] == {}
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_both_versions_of_the_service_answer_the_same(
+def test_both_service_versions_respond_equally(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, version: str
 ) -> None:
     begin()
@@ -154,11 +157,13 @@ def test_both_versions_of_the_service_answer_the_same(
     assert (list(device.cdi_device_ids), device.share_id) == (["vgpu.fleet/claim=uid-c.gpu"], "share-gpu-0")
 
 
-# --- several shares --------------------------------------------------------------------------------
+# --- several shares
 
 
 def test_two_requests_are_two_shares(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
-    """A container that names the claim has both, one that names a request has that."""
+    """A container that uses the whole claim gets both shares; a container that uses one request gets
+    only that share.
+    """
     begin()
     claim = api.allocate("c", part("a", 0, "4Gi", "30"), part("b", 0, "2Gi", "20"))
     ids = manager.run_pod(
@@ -184,7 +189,9 @@ def test_two_claims_of_a_pod_never_share_a_path(node: Node, api: ClaimApi, manag
     assert {path for path in injected(node, ids) if path[-1].isdigit()} == {"/dev/vgpu/1", "/dev/vgpu/0"}
 
 
-def test_a_request_of_two_devices_is_one_share(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_request_for_two_devices_gives_one_share(
+    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin
+) -> None:
     begin()
     claim = api.allocate("c", part(gpu=0), part(gpu=1))
     (ids,) = manager.run_pod(pod("p", claim)).values()
@@ -192,7 +199,7 @@ def test_a_request_of_two_devices_is_one_share(node: Node, api: ClaimApi, manage
     assert limits(injected(node, ids), 0) == dict.fromkeys(GPUS, (4096 * MIB, 30))
 
 
-def test_two_parts_of_one_device_are_its_sum(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_two_parts_of_one_device_are_added(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     begin()
     two = [part(memory="1Gi", cores="50"), part(memory="2Gi", cores="30", shareID="share-2")]
     ids = manager.run_pod(pod("p", api.allocate("c", *two)))["main"]
@@ -205,7 +212,7 @@ def test_two_parts_of_one_device_are_its_sum(node: Node, api: ClaimApi, manager:
         manager.run_pod(pod("r", api.allocate("e", part(cores="60"), part(cores="50", shareID="share-2"))))
 
 
-def test_pods_with_one_claim_have_one_ledger(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_pods_of_one_claim_share_one_ledger(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     begin()
     claim = api.allocate("c", part())
     one, other = (injected(node, manager.run_pod(pod(name, claim))["main"]) for name in ("one", "other"))
@@ -216,15 +223,17 @@ def test_pods_with_one_claim_have_one_ledger(node: Node, api: ClaimApi, manager:
     assert allocations(node) == []
 
 
-# --- restarts --------------------------------------------------------------------------------------
+# --- restarts
 
 
 def inodes(mounts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     return {path: Path(one["hostPath"]).stat().st_ino for path, one in mounts.items()}
 
 
-def test_prepared_again_the_files_stay(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
-    """As after a restart of the kubelet, with the next pod of the claim: containers of the first have them mounted."""
+def test_second_preparation_keeps_the_files(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+    """The kubelet restarts and prepares the claim again for another pod. The first pod has the files mounted, so they
+    stay.
+    """
     begin()
     claim = api.allocate("c", part())
     mounts = injected(node, manager.run_pod(pod("one", claim))["main"])
@@ -237,7 +246,7 @@ def test_prepared_again_the_files_stay(node: Node, api: ClaimApi, manager: Claim
     assert manager.restart_container("one", "main") == ids, "and tells the first one's container, too"
 
 
-def test_after_a_reboot_the_same_ids_have_files_again(
+def test_files_are_restored_after_a_reboot(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, running: Any
 ) -> None:
     daemon = begin()
@@ -248,14 +257,14 @@ def test_after_a_reboot_the_same_ids_have_files_again(
     daemon.stop()
     daemon.thread.join(20)  # type: ignore[attr-defined]
     manager.stop()
-    # /run and /var/run are empty, nothing is mounted.
+    # After the reboot /run and /var/run are empty, and nothing is mounted.
     node.mounter.mounted.clear()
     for folder in (node.paths.run_dir, node.paths.cdi_dir or node.paths.run_dir):
         _empty(folder)
     begin()
     manager.start()
     until(lambda: len(api.slices()) == 2, "slices")
-    manager.start_again()  # every pod at once, so two ask for one claim
+    manager.start_again()  # all pods start at once, so two of them prepare the same claim
     assert records(node) == before
     for one in manager.pods.values():
         mounts = injected(node, one.ids["main"])
@@ -271,11 +280,11 @@ def _empty(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    # The program may be at it again already.
+    # The running program may already be creating the files again.
     shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def test_the_program_that_starts_again_serves_what_it_prepared(
+def test_restarted_program_serves_prepared_claims(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin
 ) -> None:
     daemon = begin()
@@ -292,12 +301,10 @@ def test_the_program_that_starts_again_serves_what_it_prepared(
 
 
 @pytest.mark.parametrize("gone", ["claims", "claims.ld.so.preload", "claims/255", "allocations"])
-def test_files_that_somebody_removes_come_back(
-    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, gone: str
-) -> None:
+def test_removed_files_are_restored(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, gone: str) -> None:
     begin()
     mounts = injected(node, manager.run_pod(pod("p", api.allocate("c", part())))["main"])
-    if gone == "allocations":  # all but its tmpfs, which is busy
+    if gone == "allocations":  # the tmpfs mounts themselves are busy, so only the files in them are removed
         for one in node.paths.allocations.glob("*/ro/limits"):
             one.unlink()
     else:
@@ -308,15 +315,15 @@ def test_files_that_somebody_removes_come_back(
     assert limits(mounts, 0) == {GPUS[0]: (4096 * MIB, 30)}
 
 
-def test_slices_that_somebody_deletes_come_back(api: ClaimApi, begin: Begin) -> None:
+def test_deleted_resource_slices_are_restored(api: ClaimApi, begin: Begin) -> None:
     begin()
     for _time in range(3):
         api.wipe(None)
         until(lambda: len(api.slices()) == 2, "slices again")
 
 
-def test_the_extender_is_given_no_gpu_of_claims(api: ClaimApi, begin: Begin) -> None:
-    """The scheduler of claims has all of them; what a former program wrote of them goes."""
+def test_extender_gets_no_gpus_with_claims(api: ClaimApi, begin: Begin) -> None:
+    """All GPUs belong to the scheduler of claims; the annotation that an earlier program wrote is removed."""
     gpus = [NodeGpu(GPUS[0], "Tesla T4", 15360, 15360, 4, 3840, 25)]
     api.node["metadata"]["annotations"] = {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)}
     begin()
@@ -324,7 +331,7 @@ def test_the_extender_is_given_no_gpu_of_claims(api: ClaimApi, begin: Begin) -> 
     assert not [name for name in api.node["status"].get("capacity") or {} if "gpu" in name]
 
 
-def test_a_purge_takes_the_slices_away(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_purge_deletes_the_resource_slices(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     daemon = begin()
     daemon.stop()
     daemon.thread.join(20)  # type: ignore[attr-defined]
@@ -335,7 +342,7 @@ def test_a_purge_takes_the_slices_away(node: Node, api: ClaimApi, manager: Claim
 
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_a_purge_of_a_node_without_claims_asks_in_vain(api: ClaimApi, begin: Begin, status: int) -> None:
+def test_purge_of_a_node_without_claims_succeeds(api: ClaimApi, begin: Begin, status: int) -> None:
     daemon = begin()
     daemon.stop()
     daemon.thread.join(20)  # type: ignore[attr-defined]
@@ -343,7 +350,7 @@ def test_a_purge_of_a_node_without_claims_asks_in_vain(api: ClaimApi, begin: Beg
     purge(daemon._setup)
 
 
-# --- refusals --------------------------------------------------------------------------------------
+# --- refusals
 
 
 def opaque(**parameters: Any) -> dict[str, Any]:
@@ -364,7 +371,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("results", "config", "reason"), [one[1:] for one in REFUSED], ids=[one[0] for one in REFUSED])
-def test_what_is_refused_leaves_nothing(
+def test_refused_claim_leaves_no_files(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, results: tuple, config: tuple, reason: str
 ) -> None:
     begin()
@@ -374,7 +381,7 @@ def test_what_is_refused_leaves_nothing(
         manager.run_pod(pod("p", api.allocate("c", *results, config=config)))
     assert reason in str(refused.value)
     assert (records(node), allocations(node), specifications(node)) == before
-    # What the API server corrects is taken the next time.
+    # After the claim is corrected in the API server, the next attempt succeeds.
     assert manager.run_pod(pod("p", api.allocate("c", part(memory="1Gi", cores="10"))))["main"]
 
 

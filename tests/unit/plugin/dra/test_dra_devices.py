@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node publishes, by its GPUs and its configuration; and the rules of the API that a slice must keep."""
+"""Tests the ResourceSlices that a node publishes for its GPUs and configuration, and the API's rules for a slice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def devices(config: dict[str, Any], gpus: list[Gpu] | None = None, **more: Any) 
     return [one for part in slices_of(view(config, gpus, **more)) for one in part["devices"]]
 
 
-def test_a_node_is_one_pool() -> None:
+def test_node_publishes_one_pool() -> None:
     (found,) = slices_of(view(EQUAL))
     assert {key: found[key] for key in ("driver", "nodeName", "pool")} == {
         "driver": "gpu.vgpu.fleet",
@@ -42,11 +42,11 @@ def test_a_node_is_one_pool() -> None:
     assert [one["name"] for one in found["devices"]] == ["gpu-00000000", "gpu-00000001"]
 
 
-def test_a_node_without_pieces_publishes_no_device() -> None:
+def test_node_without_slices_publishes_no_device() -> None:
     assert devices(EQUAL, []) == []
 
 
-# configuration → what the first card has: (capacity, its default, what may be asked for)
+# columns: the configuration, and for the first GPU each capacity's value, default and valid request range
 VALID, RANGE = "validValues", "validRange"
 CAPACITIES = [
     (
@@ -115,19 +115,19 @@ def test_policies_keep_the_rules_of_the_api(config: dict[str, Any]) -> None:
                 assert all(quantity.exact(text) <= value for text in policy[VALID])
 
 
-def test_equal_slices_of_a_card_fill_it_and_no_more() -> None:
-    """K claims of the default fit, and another one does not."""
+def test_equal_slices_fill_a_gpu_exactly() -> None:
+    """K claims of the default size fit on a GPU, and one more does not."""
     for capacity in devices(EQUAL)[0]["capacity"].values():
         value, default = quantity.exact(capacity["value"]), quantity.exact(capacity["requestPolicy"]["default"])
         assert 7 * default <= value < 8 * default
 
 
-def test_a_card_that_is_not_shared_has_one_owner() -> None:
+def test_unshared_gpu_has_one_owner() -> None:
     first = devices({"sharing": {}})[0]
     assert "allowMultipleAllocations" not in first and first["capacity"] == {"memory": {"value": "15Gi"}}
 
 
-def test_attributes_tell_what_a_claim_may_select_by() -> None:
+def test_attributes_for_selectors_of_claims() -> None:
     _first, second = devices(EQUAL)
     assert second["attributes"] == {
         "type": {"string": "gpu"},
@@ -142,7 +142,7 @@ def test_attributes_tell_what_a_claim_may_select_by() -> None:
     }
 
 
-def test_a_mig_device_is_a_device_of_its_own() -> None:
+def test_mig_device_is_a_separate_device() -> None:
     (gpu,) = samples.gpus("A100-80GB")
     mig = MigDevice(index=0, uuid="MIG-aaaaaaaa-0000-0000-0000-000000000000", profile="3g.40gb", memory_mib=40192)
     gpu = replace(gpu, mig_enabled=True, mig=(mig,))
@@ -166,7 +166,7 @@ TAINTS = [
 
 
 @pytest.mark.parametrize(("unhealthy", "moving", "expected"), TAINTS)
-def test_taints_keep_new_pods_away_and_end_none(unhealthy: dict, moving: frozenset, expected: list) -> None:
+def test_taints_affect_new_pods_only(unhealthy: dict, moving: frozenset, expected: list) -> None:
     uuids = [gpu.uuid for gpu in samples.gpus("T4", "T4")]
     first, second = devices(
         EQUAL,
@@ -177,7 +177,7 @@ def test_taints_keep_new_pods_away_and_end_none(unhealthy: dict, moving: frozens
     assert {one["effect"] for one in first.get("taints", [])} <= {"NoSchedule"} and "taints" not in second
 
 
-def test_many_devices_are_cut_into_slices_of_one_pool() -> None:
+def test_many_devices_are_split_into_slices_of_one_pool() -> None:
     (gpu,) = samples.gpus("A100-80GB")
     gpus = [
         replace(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests the program makes of the API server: what a cluster of many nodes pays for each change."""
+"""Tests the number of API requests per change, which a cluster of many nodes multiplies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def of_slices(api: ClaimApi) -> list[str]:
     return [method for method, path in api.calls if "resourceslices" in path and method != "GET"]
 
 
-def test_a_change_is_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
-    """Lists, which are looks at what is there, not counted."""
+def test_change_causes_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
+    """Counts only requests that write; lists are not counted."""
     daemon = begin()
     assert of_slices(api) == ["POST", "POST"]
     api.calls.clear()
@@ -25,12 +25,12 @@ def test_a_change_is_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, poll
     until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "a taint")
     polls(5)
     assert of_slices(api) == ["PUT", "PUT"]
-    # One finds the change, one is for the event of the write; each may be split by what comes meanwhile.
+    # One list finds the change and one follows the write's event. Other events may add one more to each.
     assert 2 <= api.count("GET", "resourceslices") <= 4
 
 
-def test_an_idle_node_asks_nothing_of_slices(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
-    """5 000 nodes that looked every ten seconds would be 500 lists a second."""
+def test_idle_node_sends_no_slice_requests(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
+    """If 5 000 nodes listed every ten seconds, the API server would get 500 lists a second."""
     begin()
 
     def quiet() -> bool:
@@ -41,7 +41,7 @@ def test_an_idle_node_asks_nothing_of_slices(api: ClaimApi, begin: Begin, polls:
     until(quiet, "five polls without a request")
 
 
-def test_a_claim_is_read_once_each_time_it_is_prepared(api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_preparation_reads_the_claim_once(api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     begin()
     claim = api.allocate("c", part())
     for name in ("one", "two"):

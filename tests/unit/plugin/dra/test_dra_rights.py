@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program does at the API server for claims is what a DaemonSet's account may do there, and the other way."""
+"""Tests that the DaemonSet's account has exactly the rights that the program uses for claims."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .conftest import Begin, ClaimApi, part
 from .test_dra_daemon import GPUS, dropping, pod
 
 
-def test_rights_are_those_that_are_used(api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_granted_rights_equal_used_rights(api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     daemon = begin()
     manager.run_pod(pod("p", api.allocate("c", part())))
     manager.end_pod("p")

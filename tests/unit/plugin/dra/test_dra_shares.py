@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a claim of the API server to shares of a node's devices, and parameters that only tighten."""
+"""Tests how an allocated claim becomes shares of the node's devices, and that its parameters can only
+tighten limits.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +41,16 @@ PART = Part("gpu-00000000", "s1", 4096, 30)
 SHARES = [
     ("one request", [result()], [Share("gpu", (PART,))]),
     (
-        "a request of two devices",
+        "one request for two devices",
         [result(), result(device="gpu-00000001", shareID="s2")],
         [Share("gpu", (PART, Part("gpu-00000001", "s2", 4096, 30)))],
     ),
     (
-        "two requests, of one device",
+        "two requests for one device",
         [result("a"), result("b", shareID="s2", consumedCapacity={"memory": "1536Mi", "cores": "5", "slots": "1"})],
         [Share("a", (PART,)), Share("b", (Part("gpu-00000000", "s2", 1536, 5),))],
     ),
-    ("the chosen one of alternatives", [result("gpu/large")], [Share("gpu", (PART,))]),
+    ("the chosen alternative request", [result("gpu/large")], [Share("gpu", (PART,))]),
     (
         "a device with one owner",
         [{**result(), "shareID": None, "consumedCapacity": None}],
@@ -60,13 +62,17 @@ SHARES = [
         [result(consumedCapacity={"gpu.vgpu.fleet/memory": "4Gi", "gpu.vgpu.fleet/cores": "30"})],
         [Share("gpu", (PART,))],
     ),
-    ("another driver's alone", [result(driver="gpu.nvidia.com")], []),
-    ("another driver's too", [result(driver="gpu.nvidia.com", request="x"), result()], [Share("gpu", (PART,))]),
+    ("only a device of another driver", [result(driver="gpu.nvidia.com")], []),
+    (
+        "also a device of another driver",
+        [result(driver="gpu.nvidia.com", request="x"), result()],
+        [Share("gpu", (PART,))],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("results", "expected"), [one[1:] for one in SHARES], ids=[one[0] for one in SHARES])
-def test_shares_are_what_was_consumed(results: list, expected: list) -> None:
+def test_shares_follow_consumed_capacity(results: list, expected: list) -> None:
     assert shares_of(CLAIM, claim(*results), "n1") == expected
 
 
@@ -82,12 +88,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("found", "reason"), [one[1:] for one in REFUSED], ids=[one[0] for one in REFUSED])
-def test_a_claim_that_is_not_understood_is_refused(found: dict, reason: str) -> None:
+def test_invalid_claim_is_refused(found: dict, reason: str) -> None:
     with pytest.raises(Refused, match=reason.replace("'", ".")):
         shares_of(CLAIM, found, "n1")
 
 
-# --- parameters -------------------------------------------------------------------------------------------------------
+# --- parameters
 
 BAD = [
     (None, "expected an object"),
@@ -135,7 +141,7 @@ def test_parameters_of_the_class_come_first(config: tuple, expected: dict) -> No
     assert {share.request: [dict(words) for _source, words in share.given]} == expected
 
 
-def test_parameters_for_one_of_the_alternatives() -> None:
+def test_parameters_for_one_alternative_request() -> None:
     config = (opaque(requests=("gpu/large",), logLevel=3), opaque(requests=("gpu/small",), logLevel=4))
     (share,) = shares_of(CLAIM, claim(result("gpu/large"), config=config), "n1")
     assert [words for _source, words in share.given] == [{"logLevel": 3}]
@@ -164,7 +170,7 @@ def test_parameters_only_tighten(given: list, changed: dict) -> None:
     assert parameters.tightened(NODE, given) == {**NODE, "priority": 1, **changed}
 
 
-def test_oversubscription_is_the_nodes_to_allow() -> None:
+def test_oversubscription_needs_the_nodes_permission() -> None:
     assert (
         parameters.tightened({**NODE, "oversubscribe": False}, [(CLASS, {"oversubscribe": True})])["oversubscribe"]
         is False

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node.yaml changes between slices and claims under a program that runs: it ends, its unit starts it again, and no GPU
-is on both ways meanwhile."""
+"""Tests a change of node.yaml between slices and claims while the program runs: the program ends, its unit restarts
+it, and no GPU is offered in both ways at once.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ WAYS: dict[str, Callable[[Node], Any]] = {"claims": configure, "slices": slices}
 
 
 def offered(api: ClaimApi, kubelet: Any, manager: ClaimManager) -> list[str]:
-    """The ways on which the node gives out GPUs now."""
+    """Returns how the node offers its GPUs now: as slices, as claims, or both."""
     found = kubelet.state()["resources"].get(RESOURCE)
     ways = {"slices": found and found["connected"], "claims": api.slices() and manager.find_drivers()}
     return [way for way, there in ways.items() if there]
@@ -37,7 +38,7 @@ def offered(api: ClaimApi, kubelet: Any, manager: ClaimManager) -> list[str]:
 
 @pytest.mark.parametrize("named", ["", "other"], ids=["node.yaml", "by label"])
 @pytest.mark.parametrize("ways", [("claims", "slices"), ("slices", "claims")], ids=" to ".join)
-def test_a_changed_way_ends_the_program(
+def test_changed_allocation_mode_ends_the_program(
     node: Node, api: ClaimApi, kubelet: Any, manager: ClaimManager, start: Begin, ways: tuple[str, str], named: str
 ) -> None:
     before, after = ways
@@ -64,7 +65,7 @@ def test_a_changed_way_ends_the_program(
     assert again.thread.is_alive(), "it ends once"  # type: ignore[attr-defined]
 
 
-def test_claims_in_use_keep_the_way(
+def test_claims_in_use_keep_the_allocation_mode(
     node: Node,
     api: ClaimApi,
     kubelet: Any,
@@ -72,7 +73,7 @@ def test_claims_in_use_keep_the_way(
     begin: Begin,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without our driver their pods would never end."""
+    """Pods with claims could not end without this driver, so the node keeps offering claims."""
     daemon = begin()
     manager.run_pod(pod("p", api.allocate("c", part())))
     slices(node)

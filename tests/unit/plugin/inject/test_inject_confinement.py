@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SELinux label on a container's files: which files get it, and the report where the kernel refuses."""
+"""Tests the SELinux label on a container's files: which files get it, and the report if the kernel refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vgpu_plugin.node.paths import CONTAINER_LIBRARY_FOLDER, OLD_LIBRARY
 
 @pytest.mark.parametrize("before", [False, True], ids=["a new folder", "one that was there"])
 def test_every_file_of_an_allocation_is_labelled(node, before):
-    """All that is mounted but the library, which lies below /usr, where containers may read."""
+    """All mounted files are labelled, except the library: it is below /usr, where containers may read."""
     _pool, allocator, _files = node.parts()
     (answer,) = allocator.allocate([[f"{node.gpus[0].uuid}::0"]])
     store = RecordStore(node.paths.records)
@@ -35,13 +35,13 @@ def test_every_file_of_an_allocation_is_labelled(node, before):
     hosts += [host for inside, host, _read_only in files.old_mounts(record) if inside != OLD_LIBRARY]
     share = files.folder(record.id) / "ro"
     hosts += [str(one) for one in (*share.iterdir(), *(files.folder(record.id) / "root").iterdir())]
-    # The share, its root and two places there; limits and gpu page once each, though they have two names; both files of
-    # rw, and their places; two preload files.
+    # Four folders (the share, its root, two mount points), limits and GPU page (once each, although both have two
+    # names), both files of rw, their two mount points, and two preload files.
     assert len({os.stat(host).st_ino for host in hosts}) == 4 + 2 + 2 + 2 + 2
     assert {os.stat(host).st_ino for host in hosts} == set(labelled)
 
 
-def test_the_label_is_of_all_containers():
+def test_label_allows_all_containers():
     calls: list[tuple[int, str, bytes]] = []
     confinement.Labeller(lambda *words: calls.append(words))(7)
     assert calls == [(7, "security.selinux", b"system_u:object_r:container_file_t:s0\0")]
@@ -65,8 +65,8 @@ KERNELS = [
 
 
 @pytest.mark.parametrize(("text", "labels"), KERNELS, ids=["SELinux", "another", "no list"])
-def test_who_labels(tmp_path, text, labels):
-    """By what the kernel has: the pod of a DaemonSet does not see where the host has SELinux's files mounted."""
+def test_labelling_depends_on_the_kernel(tmp_path, text, labels):
+    """Decides by /proc/filesystems, because a DaemonSet's pod does not see the host's SELinux file system."""
     if text is not None:
         (tmp_path / "filesystems").write_text(text)
     assert (confinement.labeller(str(tmp_path / "filesystems")) is not None) is labels

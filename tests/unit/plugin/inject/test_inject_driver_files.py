@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program in a pod, where the host's root folder is seen below another one."""
+"""Tests the program in a pod, where the host's root folder is mounted below another folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vgpu_plugin.errors import Refused
 from vgpu_plugin.inject import driver_files, handover
 
 
-def test_arguments_are_those_of_the_program():
-    """What the program's own parser does not know would end every pod."""
+def test_manifests_arguments_are_valid():
+    """An argument that the program's parser does not know would make every pod fail."""
     desired = manifests.Desired("image", options=["--labels"], kubelet_dir="/data/kubelet")
     given = main.parser().parse_args(manifests.arguments(desired))
     assert (str(given.host_root), given.in_container, given.kubeconfig) == ("/host", True, "in-cluster")
@@ -22,14 +22,14 @@ def test_arguments_are_those_of_the_program():
 
 
 LINKS = [
-    # about, link → where it leads, path of the host, what it is on the host
+    # columns: the case, link → target, a path on the host, the path after all links are resolved on the host
     ("no link", {}, "/usr/lib/a", "/usr/lib/a"),
-    ("a file beside it", {"usr/lib/a": "a.1"}, "/usr/lib/a", "/usr/lib/a.1"),
+    ("a link to a file in the same folder", {"usr/lib/a": "a.1"}, "/usr/lib/a", "/usr/lib/a.1"),
     ("an absolute link stays on the host", {"usr/lib/a": "/etc/alternatives/a"}, "/usr/lib/a", "/etc/alternatives/a"),
-    ("a folder of the way", {"lib": "usr/lib"}, "/lib/a", "/usr/lib/a"),
-    ("two in a row", {"x": "/y", "y": "z/w"}, "/x/a", "/z/w/a"),
-    ("upwards", {"usr/lib/a": "../share/a"}, "/usr/lib/a", "/usr/share/a"),
-    ("above the root is the root", {"a": "../../../b"}, "/a", "/b"),
+    ("a parent folder is a link", {"lib": "usr/lib"}, "/lib/a", "/usr/lib/a"),
+    ("two links in a row", {"x": "/y", "y": "z/w"}, "/x/a", "/z/w/a"),
+    ("a link with ..", {"usr/lib/a": "../share/a"}, "/usr/lib/a", "/usr/share/a"),
+    ("a link above the root ends at the root", {"a": "../../../b"}, "/a", "/b"),
 ]
 
 
@@ -49,7 +49,7 @@ def test_links_in_a_circle_end(tmp_path):
 
 @pytest.fixture
 def host(tmp_path):
-    """A host with a driver below its root: libraries, loader's cache (ldconfig's own), a program."""
+    """A host with a driver below its root folder: libraries, a loader cache made by ldconfig, and a program."""
     root = tmp_path / "host"
     folder = root / "usr/lib/nvidia"
     folder.mkdir(parents=True)
@@ -71,7 +71,7 @@ def host(tmp_path):
 
 
 def test_driver_files_have_the_paths_of_the_host(host, monkeypatch):
-    # What the container itself has, or is told to load, is not the host's.
+    # The pod's own LD_LIBRARY_PATH must not affect which libraries are found on the host.
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/cuda/compat")
     found = driver_files.find(Path("/"), Path("/nowhere"), host_root=host)
     assert found.libraries == (
@@ -82,7 +82,7 @@ def test_driver_files_have_the_paths_of_the_host(host, monkeypatch):
 
 
 def test_driver_below_a_folder_of_the_host(host, tmp_path):
-    """A driver container: nvidiaDriverRoot on a host that is itself below /host."""
+    """nvidiaDriverRoot names a driver container's folder on a host that is itself mounted at /host."""
     outer = tmp_path / "outer"
     (outer / "run/nvidia").mkdir(parents=True)
     host.rename(outer / "run/nvidia/driver")

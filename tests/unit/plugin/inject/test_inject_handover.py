@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a container gets its GPU: every strategy, auto on a host, the CDI files, the driver's files."""
+"""Tests how a container gets its GPU: every device list strategy, the choice of "auto" on a host, the CDI files, the
+driver's files.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def configured(node, **plugin_flags) -> None:
     node.config_text = json.dumps(config)
 
 
-# What an answer holds for GPUs 0 and 1: NVIDIA_VISIBLE_DEVICES, /dev/null mounts, CDI devices, annotation values.
+# columns: strategy, more options, and the response for GPUs 0 and 1: NVIDIA_VISIBLE_DEVICES, /dev/null mounts, CDI
+# devices, annotation values
 STRATEGIES = [
     ("envvar", {}, "{0},{1}", [], [], []),
     ("envvar", {"deviceIDStrategy": "index"}, "0,1", [], [], []),
@@ -39,7 +42,7 @@ STRATEGIES = [
     ("volume-mounts", {"deviceIDStrategy": "index"}, AS_MOUNTS, ["0", "1"], [], []),
     (["envvar", "volume-mounts"], {}, AS_MOUNTS, ["{0}", "{1}"], [], []),
     ("cdi-cri", {}, None, [], ["vgpu.fleet/gpu={0}", "vgpu.fleet/gpu={1}"], []),
-    # A CDI device is named by its UUID whatever the other strategies go by.
+    # A CDI device's name always has the UUID, also if deviceIDStrategy is "index".
     ("cdi-cri", {"deviceIDStrategy": "index"}, None, [], ["vgpu.fleet/gpu={0}", "vgpu.fleet/gpu={1}"], []),
     ("cdi-annotations", {}, None, [], [], ["vgpu.fleet/gpu={0},vgpu.fleet/gpu={1}"]),
     (["envvar", "cdi-cri"], {}, "{0},{1}", [], ["vgpu.fleet/gpu={0}", "vgpu.fleet/gpu={1}"], []),
@@ -47,7 +50,7 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize(("strategy", "more", "visible", "mounts", "devices", "annotations"), STRATEGIES)
-def test_strategies(node, strategy, more, visible, mounts, devices, annotations):
+def test_response_by_device_list_strategy(node, strategy, more, visible, mounts, devices, annotations):
     configured(node, deviceListStrategy=strategy, **more)
     _pool, allocator, _files = node.parts()
     uuids = [gpu.uuid for gpu in node.gpus]
@@ -64,7 +67,7 @@ def test_strategies(node, strategy, more, visible, mounts, devices, annotations)
     assert [one.name for one in message.cdi_devices] == named(devices)
     assert message.annotations.pop("vgpu.fleet/devices") == ",".join(uuids)
     assert list(message.annotations.values()) == named(annotations)
-    # Whatever the way, the limits come along.
+    # With every strategy, the response also mounts the limits.
     assert "/dev/vgpu/0" in [one.container_path for one in message.mounts]
     assert len(message.devices) == 0
 
@@ -91,19 +94,20 @@ def test_device_nodes_are_passed_where_they_exist(node, tmp_path):
     ]
 
 
-# ---- auto
+# ---- the strategy "auto"
 
 V2, V3 = "version = 2\n[plugins]\n", 'version = 3\n[plugins."io.containerd.cri.v1.runtime"]\n'
 ACCEPTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
 HOSTS = [
-    # kubelet, containerd's file, CRI-O, NVIDIA runtime's file, what auto is
+    # columns: kubelet version, containerd's configuration, whether CRI-O is used, NVIDIA runtime's configuration, the
+    # strategy that "auto" chooses
     (None, None, False, None, "envvar"),
     ("v1.34.1", "enable_cdi = true\n" + V2, False, None, "cdi-cri"),
-    ("v1.34.1", V2, False, None, "envvar"),  # containerd 1.7 has CDI off unless told
+    ("v1.34.1", V2, False, None, "envvar"),  # containerd 1.7 has CDI off by default
     ("v1.34.1", V3, False, None, "cdi-cri"),
     ("v1.34.1", V3 + "  enable_cdi = false\n", False, None, "envvar"),
     ("v1.34.1", V2 + "  # enable_cdi = true\n", False, None, "envvar"),
-    ("v1.20.2", V3, False, None, "envvar"),  # a kubelet that drops CDI devices would start containers without GPU
+    ("v1.20.2", V3, False, None, "envvar"),  # this kubelet ignores CDI devices, so containers would start without a GPU
     (None, V3, False, None, "envvar"),
     ("v1.29.0", None, True, None, "cdi-cri"),
     ("v1.34.1", None, False, ACCEPTS, "volume-mounts"),
@@ -114,7 +118,7 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("kubelet", "containerd", "crio", "nvidia", "wanted"), HOSTS)
-def test_auto(tmp_path, kubelet, containerd, crio, nvidia, wanted):
+def test_choice_of_the_strategy_auto(tmp_path, kubelet, containerd, crio, nvidia, wanted):
     files = {
         "etc/containerd/config.toml": containerd,
         "etc/crio/crio.conf": "" if crio else None,
@@ -161,7 +165,7 @@ def test_auto_follows_the_options_of_the_runtime_while_the_program_runs(node):
 # ---- the driver's files
 
 
-def test_loader_cache_is_what_the_loader_says():
+def test_loader_cache_equals_ldconfigs_output():
     said = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     lines = [re.fullmatch(r"\t(\S+) \(.*x86-64.*\) => (\S+)", line) for line in said.splitlines()]
     listed: dict[str, str] = {}
@@ -175,7 +179,7 @@ def test_loader_cache_is_what_the_loader_says():
 
 
 @pytest.mark.parametrize("content", [None, b"", b"glibc-ld.so.cache1.0", driver_files.CACHE_MAGIC + b"\xff\xff\0\0"])
-def test_loader_cache_that_is_none(tmp_path, content):
+def test_invalid_loader_cache(tmp_path, content):
     (tmp_path / "etc").mkdir()
     if content is not None:
         (tmp_path / "etc/ld.so.cache").write_bytes(content)
@@ -187,7 +191,8 @@ def test_files_are_found_where_the_loader_would(tmp_path):
     for folder in (first, second):
         folder.mkdir()
         (folder / "libcuda.so.1").touch()
-        (folder / "libnvcuvid.so.1").touch()  # video memory is charged to nobody
+        # not injected: the video memory of this library would be charged to no container
+        (folder / "libnvcuvid.so.1").touch()
     (second / "libnvidia-ml.so.535.1").touch()
     (second / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.535.1")
     (second / "libnvidia-gpucomp.so.535.1").touch()
@@ -196,7 +201,8 @@ def test_files_are_found_where_the_loader_would(tmp_path):
     ours = [(name, host) for name, host in found.libraries if host.startswith(str(tmp_path))]
     assert ours == [
         ("libcuda.so.1", str(first / "libcuda.so.1")),
-        ("libnvidia-ml.so.1", str(second / "libnvidia-ml.so.535.1")),  # a container cannot follow the host's link
+        # a container cannot follow a link of the host, so the link's target is mounted
+        ("libnvidia-ml.so.1", str(second / "libnvidia-ml.so.535.1")),
         ("libnvidia-gpucomp.so.535.1", str(second / "libnvidia-gpucomp.so.535.1")),
     ]
     assert (found.programs[:1], found.nodes) == ((str(first / "nvidia-smi"),), ())
@@ -204,7 +210,7 @@ def test_files_are_found_where_the_loader_would(tmp_path):
 
 # ---- CDI files
 
-# The rules of the specification: vendor and class of a kind, and the names of devices.
+# The CDI specification's rules for names: vendor and class of a kind, and devices.
 VENDOR = r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
 CLASS = r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?"
 DEVICE = r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?"
@@ -276,7 +282,7 @@ def record_of(files, piece):
     return Record(files.static_name(piece.id), "slice", (piece.id,), {"devices": [{"uuid": piece.uuid}]}, "/lib")
 
 
-def test_second_look_writes_nothing(node):
+def test_second_check_writes_nothing(node):
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
     before = {path: path.stat().st_ino for path in node.paths.cdi_dir.iterdir()}
@@ -293,7 +299,7 @@ def test_second_look_writes_nothing(node):
         ("unfinished.tmp", "kind: nvidia.com/gpu\n", True),
     ],
 )
-def test_cdi_kind_of_nvidia_stays_with_its_owner(node, name, text, ours):
+def test_nvidia_cdi_kind_is_written_only_without_another_owner(node, name, text, ours):
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
     node.paths.cdi_dirs_of_others[0].mkdir()
@@ -311,15 +317,15 @@ def test_without_a_driver_no_file_is_left(node):
 
 
 def hold(files, slice_id: str, slot: int = 3) -> int:
-    """Holds a slot of the ledger as a process of a container does; the lock is the descriptor's."""
+    """Locks a slot of the ledger as a container's process does; closing the descriptor ends the lock."""
     descriptor = os.open(files.folder(files.static_name(slice_id)) / "rw" / "ledger", os.O_RDWR)
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.fields.LEDGER_ALIVE_BASE + slot, 1, 0)
-    fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
+    fcntl.fcntl(descriptor, 37, lock)  # the constant F_OFD_SETLK
     return descriptor
 
 
-def test_beside_claims_only_slices_in_use_are_offered(node):
-    """The scheduler gives all of a card to claims."""
+def test_with_claims_only_used_slices_are_offered(node):
+    """With claims, the scheduler assigns whole GPUs to claims, so no new slices are offered."""
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()
     used = f"{node.gpus[0].uuid}::1"
@@ -338,7 +344,7 @@ def test_beside_claims_only_slices_in_use_are_offered(node):
     assert files.static() == []
 
 
-def test_slice_in_use_outside_is_withdrawn_and_refused(node):
+def test_slice_in_use_outside_kubernetes_is_withdrawn(node):
     outside, pool, allocator, files = static_slices(node)
     outside.refresh()
     used, free = f"{node.gpus[0].uuid}::1", f"{node.gpus[0].uuid}::0"
@@ -365,7 +371,7 @@ def slots_behind_the_end_of_a_file_that_is_grown(descriptor: int) -> None:
 
 
 @pytest.mark.parametrize("spoil", [nonsense, slots_behind_the_end_of_a_file_that_is_grown])
-def test_slice_whose_ledger_its_container_spoils_stays_in_use(node, spoil):
+def test_slice_with_a_damaged_ledger_stays_in_use(node, spoil):
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()
     used = f"{node.gpus[0].uuid}::1"
@@ -375,7 +381,7 @@ def test_slice_whose_ledger_its_container_spoils_stays_in_use(node, spoil):
     outside.poll()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == [used]
     os.close(descriptor)
-    outside.refresh()  # whole again for the next one
+    outside.refresh()  # makes the ledger intact again for the next container
     outside.poll()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == []
     ledger = files.folder(files.static_name(used)) / "rw" / "ledger"
@@ -383,7 +389,7 @@ def test_slice_whose_ledger_its_container_spoils_stays_in_use(node, spoil):
     assert abi_files.read_ledger(str(ledger))["devices"] == [node.gpus[0].uuid]
 
 
-def test_slice_that_is_taken_outside_while_it_is_given_out_is_refused(node, monkeypatch):
+def test_slice_used_outside_during_its_allocation_is_refused(node, monkeypatch):
     outside, _pool, allocator, files = static_slices(node)
     outside.refresh()
     mine = f"{node.gpus[0].uuid}::1"
@@ -406,7 +412,7 @@ def denied(files, slice_id: str) -> bool:
     return abi_files.parse_limits((files.folder(files.static_name(slice_id)) / "limits").read_bytes())["deny"]
 
 
-def test_slice_that_was_given_out_is_denied_outside(node):
+def test_allocated_slice_is_denied_outside_kubernetes(node):
     outside, _pool, allocator, files = static_slices(node)
     outside.refresh()
     mine, other = f"{node.gpus[0].uuid}::1", f"{node.gpus[0].uuid}::0"
@@ -415,13 +421,13 @@ def test_slice_that_was_given_out_is_denied_outside(node):
     assert (denied(files, mine), denied(files, other)) == (True, False)
     outside.refresh()
     assert denied(files, mine)
-    # A program that starts anew finds the allocation and denies again.
+    # A restarted program finds the allocation and denies the slice again.
     again, _pool, allocator, _files = static_slices(node)
     again.refresh()
     assert denied(files, mine)
     allocator.forget(answer.allocation)
     assert denied(files, mine) is False
-    # In place: a container that runs has the file mapped.
+    # The limits file is changed in place, because a running container has it mapped.
     assert (files.folder(files.static_name(mine)) / "limits").stat().st_ino == inode
 
 
@@ -436,9 +442,9 @@ def test_new_library_is_for_new_containers(node):
 
 
 @pytest.mark.parametrize("in_use", [True, False])
-def test_slice_of_an_older_version_gets_its_share(node, monkeypatch, in_use):
-    """Its files stay: a container has them mounted, also one that has not begun to use its GPU, and its ledger says
-    when it does. The next container finds all that it mounts.
+def test_old_slice_gets_the_new_mount_folder(node, monkeypatch, in_use):
+    """The old files stay, because a container may have them mounted and may not use its GPU yet. The next container
+    finds all that it mounts.
     """
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()
@@ -454,8 +460,8 @@ def test_slice_of_an_older_version_gets_its_share(node, monkeypatch, in_use):
     assert {name: (folder / name).stat().st_ino for name in before} == before
 
 
-def test_folders_come_before_what_lies_in_them(node):
-    """docker, podman, containerd and CRI-O sort by depth; what else reads the file may not."""
+def test_parent_folders_are_mounted_first(node):
+    """docker, podman, containerd and CRI-O sort mounts by depth, but other readers of the file may not."""
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
     for device in specs(node)["vgpu.fleet/slice"]["devices"]:
@@ -463,7 +469,7 @@ def test_folders_come_before_what_lies_in_them(node):
         assert all(above not in paths[place:] for place, path in enumerate(paths) for above in path.parents)
 
 
-def test_unfinished_file_is_none_that_a_reader_takes(node, monkeypatch):
+def test_unfinished_cdi_file_has_another_suffix(node, monkeypatch):
     seen = []
     monkeypatch.setattr("os.replace", lambda source, target: seen.append((Path(source), Path(target))))
     cdi.write(node.paths.cdi_dir, {"kind": "vgpu.fleet/gpu"})
@@ -471,7 +477,7 @@ def test_unfinished_file_is_none_that_a_reader_takes(node, monkeypatch):
     assert (source.suffix in (".json", ".yaml"), target.suffix) == (False, ".json")
 
 
-def test_files_are_not_for_the_collector(node):
+def test_collector_keeps_static_slice_files(node):
     outside, _pool, _allocator, files = static_slices(node)
     outside.refresh()
     assert (files.present(), len(files.static())) == ([], 4)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many ListAndWatch streams at once: each gets each change, calls are answered meanwhile, too many are refused."""
+"""Tests many concurrent ListAndWatch streams: each gets each change, other calls are served meanwhile, and too many
+streams are refused.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ MANY = 60
 
 @pytest.fixture
 def served(node, tmp_path):
-    """The service alone on a socket: (pool, service, stub)."""
+    """Starts the service alone on a socket; yields (pool, service, stub)."""
     pool, allocator, _files = node.parts(splitCount=2)
     one = service.DevicePlugin(pool, allocator)
     server = grpc.server(ThreadPoolExecutor(max_workers=service.WORKERS))
@@ -35,7 +37,7 @@ def healths(answer: api.ListAndWatchResponse) -> list[str]:
     return [one.health for one in answer.devices]
 
 
-def test_every_stream_hears_of_every_change_and_calls_are_answered_beside(served):
+def test_all_streams_get_all_changes_and_calls_are_served(served):
     pool, one, stub = served
     streams = [stub.ListAndWatch(api.Empty()) for _number in range(MANY)]
     assert {tuple(healths(next(stream))) for stream in streams} == {("Healthy",) * 4}
@@ -52,7 +54,7 @@ def test_every_stream_hears_of_every_change_and_calls_are_answered_beside(served
     assert healths(next(streams[-1])) == ["Healthy"] * 4
 
 
-def test_one_too_many_is_refused_with_a_sentence_and_none_of_the_others_ends(served, monkeypatch):
+def test_too_many_streams_are_refused(served, monkeypatch):
     pool, one, stub = served
     monkeypatch.setattr(service, "MAX_STREAMS", 3)
     streams = [stub.ListAndWatch(api.Empty()) for _number in range(3)]
@@ -70,7 +72,7 @@ def test_one_too_many_is_refused_with_a_sentence_and_none_of_the_others_ends(ser
     assert next(stub.ListAndWatch(api.Empty()))
 
 
-def test_so_many_that_no_node_has_them():
-    """A stream holds a thread as long as it lasts; calls have threads of their own."""
+def test_very_many_streams():
+    """Each stream occupies a thread. Other calls have their own threads, so many streams cannot block them."""
     assert service.MAX_STREAMS >= 256
     assert service.WORKERS > service.MAX_STREAMS

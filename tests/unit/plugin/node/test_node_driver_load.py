@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The signs that the kernel driver was loaded again."""
+"""Tests how the program detects that the kernel driver was loaded again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from vgpu_plugin.node.driver_load import DriverLoad
 
 
 class Host:
-    """Former folders stay elsewhere: a new one must not get the inode of one that is gone, as in sysfs."""
+    """A host whose removed folders are kept elsewhere, because a new folder must not reuse an old
+    inode, as in sysfs.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root, self.lost, self.loads = root, 0, 0
@@ -34,7 +36,7 @@ class Host:
         pass
 
 
-# What happens one after the other, and what each next look answers.
+# Successive events, each with the expected result of the next check.
 STORIES = [
     ([("nothing", False), ("nothing", False)]),
     ([("load", True), ("nothing", False), ("load", True)]),
@@ -44,7 +46,7 @@ STORIES = [
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_signs_of_a_load(tmp_path: Path, story: list[tuple[str, bool]]) -> None:
+def test_driver_reload_is_detected(tmp_path: Path, story: list[tuple[str, bool]]) -> None:
     host = Host(tmp_path)
     host.load()
     load = DriverLoad(tmp_path, lambda: host.lost)
@@ -53,8 +55,8 @@ def test_signs_of_a_load(tmp_path: Path, story: list[tuple[str, bool]]) -> None:
         assert load.again() is expected, word
 
 
-def test_a_host_without_that_folder_shows_lost_limits(tmp_path: Path) -> None:
-    """As where the module has another name, or sysfs is not seen."""
+def test_lost_limits_show_a_reload_without_sysfs(tmp_path: Path) -> None:
+    """The module may have another name, or sysfs may not be visible; then lost limits show the reload."""
     host = Host(tmp_path)
     load = DriverLoad(tmp_path, lambda: host.lost)
     assert not load.again()

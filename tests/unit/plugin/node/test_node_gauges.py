@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU shows: each figure that the driver has, none that it has not; read in bounded time, and not too often."""
+"""Tests a GPU's gauges: exactly the values that the driver reports, read within bounded time and not too often."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL = Gauges(
 
 
 class Nvml:
-    """NVML of one GPU; calls whose name is in ``refused`` answer NOT_SUPPORTED."""
+    """NVML with one GPU. Functions named in ``refused`` fail with NOT_SUPPORTED."""
 
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
     NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 0, 1, 0
@@ -46,7 +46,7 @@ class Nvml:
 
     def __getattr__(self, name):
         if name in self.refused:
-            raise self.NVMLError(name)  # as a driver of a release that has no such function
+            raise self.NVMLError(name)  # the driver's release does not have this function
         return self.answers[name]
 
 
@@ -63,12 +63,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("refused", "unknown"), REFUSED.values(), ids=REFUSED)
-def test_figure_that_is_refused_hides_no_other(refused, unknown):
+def test_unsupported_gauge_does_not_hide_others(refused, unknown):
     assert gauges.read(Nvml(*refused), "GPU-a") == ALL._replace(**unknown)
 
 
 class Source:
-    """Counts reads; a read of a UUID in ``stuck`` waits for ``release``."""
+    """Counts reads. A read of a UUID in ``stuck`` blocks until ``release``."""
 
     def __init__(self) -> None:
         self.reads: list[str] = []
@@ -102,12 +102,12 @@ def test_reads_are_cached(source, later, reads):
     assert (cached.of(["GPU-a"])["GPU-a"].temperature, len(source.reads)) == (reads, reads)
 
 
-# Seconds since the last figures, and whether they are shown while the driver hangs.
+# columns: seconds since the last values, whether these values are still shown while the driver hangs
 HANGS = [(1.5, True), (4.9, True), (5.1, False), (60.0, False)]
 
 
 @pytest.mark.parametrize(("later", "shown"), HANGS)
-def test_driver_that_hangs_delays_nobody_for_long(source, later, shown):
+def test_hanging_driver_delays_reads_only_briefly(source, later, shown):
     now = [100.0]
     cached = Cached(source.gauges, wait_s=0.05, monotonic=lambda: now[0])
     cached.of(["GPU-a"])
@@ -122,14 +122,14 @@ def test_driver_that_hangs_delays_nobody_for_long(source, later, shown):
     assert cached.of(["GPU-a"])["GPU-a"].temperature == 2
 
 
-def test_cards_that_all_hang_are_waited_for_together(source):
+def test_hanging_gpus_are_waited_for_in_parallel(source):
     source.stuck = {f"GPU-{number}" for number in range(16)}
     begun = time.monotonic()
     assert Cached(source.gauges, wait_s=0.2).of(sorted(source.stuck)) == dict.fromkeys(source.stuck, Gauges())
     assert time.monotonic() - begun < 1.6, "the wait of one, and not of sixteen"
 
 
-def test_fault_of_a_read_is_no_fault_of_the_scrape():
+def test_read_error_does_not_fail_the_scrape():
     def broken(uuid: str) -> Gauges:
         raise OSError(uuid)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program reads of the host and tells it: checkpoint, driver, systemd, folders."""
+"""Tests the program's access to the host: the kubelet's checkpoint, the driver, systemd, folders."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def kept(allocation: str, devices: str = "GPU-a,GPU-b") -> str:
 
 
 def kept_of_files(allocation: str) -> str:
-    """As a version answered that mounted single files."""
+    """Returns an Allocate response of an older version, which mounted single files."""
     folder = f"/run/vgpu/allocations/{allocation}"
     return answered(
         ("/usr/local/lib/vgpu/libvgpu.so", "/lib/1.2-x/libvgpu.so"),
@@ -61,14 +61,14 @@ def kept_of_files(allocation: str) -> str:
 
 BOTH = ("GPU-a", "GPU-b")
 ENTRIES = [
-    ("by NUMA node", entry({"0": ["a"], "-1": ["b"]}, kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
-    ("a list, before Kubernetes 1.20", entry(["a", "b"], kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
+    ("ids grouped by NUMA node", entry({"0": ["a"], "-1": ["b"]}, kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
+    ("ids as a list, before Kubernetes 1.20", entry(["a", "b"], kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
     ("single files", entry(["a", "b"], kept_of_files("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
-    ("no devices named", entry(["a", "b"], kept("x1", "")), {"a", "b"}, "x1", "/lib/1.2-x", ()),
-    ("mounts of another plugin", entry(["a"], answered(("/dev/other", "/x/y/z"))), {"a"}, "", "", ()),
+    ("entry without devices", entry(["a", "b"], kept("x1", "")), {"a", "b"}, "x1", "/lib/1.2-x", ()),
+    ("entry with mounts of another plugin", entry(["a"], answered(("/dev/other", "/x/y/z"))), {"a"}, "", "", ()),
     ("no answer", entry({"0": ["a"]}), {"a"}, "", "", ()),
-    ("an answer that is no message", entry({"0": ["a"]}, "!!!"), {"a"}, "", "", ()),
-    ("an answer of another program", entry({"0": ["a"]}, base64.b64encode(b"\xff\xff").decode()), {"a"}, "", "", ()),
+    ("invalid protobuf response", entry({"0": ["a"]}, "!!!"), {"a"}, "", "", ()),
+    ("response of another program", entry({"0": ["a"]}, base64.b64encode(b"\xff\xff").decode()), {"a"}, "", "", ()),
     ("nothing", entry(None), set(), "", "", ()),
 ]
 
@@ -84,7 +84,7 @@ def test_entries_of_the_checkpoint(tmp_path, about, one, ids, allocation, librar
     found = checkpoint.read(path)
     assert found.registered == {RESOURCE: {"a", "c"}, "example.com/other": {"z"}}
     assert [found.advertised(one) for one in ("a", "b", "z")] == [True, False, True]
-    foreign, read = found.entries  # what runs under another name is in use too
+    foreign, read = found.entries  # an allocation under another resource name is in use too
     assert (foreign.slice_ids, foreign.allocation) == ({"z"}, "")
     assert (read.slice_ids, read.allocation, read.library, read.uuids) == (ids, allocation, library, uuids)
 
@@ -132,7 +132,7 @@ def test_nvml_lists_gpus(monkeypatch, tmp_path):
     ]
 
 
-def test_nvml_that_fails(monkeypatch, tmp_path):
+def test_nvml_errors(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", Pynvml(nvmlInit=failing(9)))
     with pytest.raises(GpuError, match="NVML does not start: Driver Not Loaded"):
         Nvml(tmp_path)
@@ -163,7 +163,7 @@ def test_nvml_events(monkeypatch, tmp_path):
     assert [source.next_xid(5) for _time in range(4)] == [("GPU-1", 79), ("GPU-0", 48), None, None]
     with pytest.raises(GpuError, match="does not deliver events"):
         source.next_xid(5)
-    assert sets[0] == [("handle-0", 8), ("handle-1", 10)]  # registered once, for what each GPU has
+    assert sets[0] == [("handle-0", 8), ("handle-1", 10)]  # each GPU's supported events are registered once
     assert all(one is sets[0] for one in sets)
 
 
@@ -179,7 +179,7 @@ def test_health_marks_only_the_gpu_and_not_for_faults_of_applications(running):
     assert (pool.unhealthy_reason(found[0].uuid), pool.unhealthy_reason(found[1].uuid)) == ("", "Xid 48")
 
 
-def test_health_goes_on_after_a_fault_of_the_driver(running, monkeypatch):
+def test_health_watch_continues_after_a_driver_error(running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.PAUSE_S", 0.01)
     found = gpus("T4")
     pool, source = Pool(found, []), FakeGpus(found)
@@ -206,8 +206,10 @@ def test_notify_without_systemd(tmp_path):
     assert notify("READY=1", str(tmp_path / "nobody")) is False
 
 
-def test_new_folder_watch_lets_the_caller_look_again(tmp_path):
-    """A change between the caller's look and the start of the watch must not be slept over."""
+def test_new_folder_watch_returns_at_once(tmp_path):
+    """The first wait returns at once: a change may have happened between the caller's check and the start of the
+    watch.
+    """
     watch = FolderWatch(tmp_path)
     (tmp_path / "kubelet.sock").touch()
     watch.wait(None)
@@ -216,10 +218,10 @@ def test_new_folder_watch_lets_the_caller_look_again(tmp_path):
     watch.close()
 
 
-def test_wake_after_the_end_touches_nothing(tmp_path):
+def test_wake_after_close_writes_nothing(tmp_path):
     watch = FolderWatch(tmp_path)
     watch.close()
-    ends = os.pipe()  # takes the numbers that are free now
+    ends = os.pipe()  # the new pipe gets the file descriptor numbers that the closed watch used
     watch.wake()
     os.set_blocking(ends[0], False)
     with pytest.raises(BlockingIOError):
@@ -241,7 +243,7 @@ def test_folder_watch_wakes_for_each_change(tmp_path):
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    folder.mkdir()  # a folder that comes later is found
+    folder.mkdir()  # the watch finds a folder that is created later
     for change in (
         (folder / "kubelet.sock").touch,
         (folder / "kubelet.sock").unlink,

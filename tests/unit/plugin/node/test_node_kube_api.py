@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the API server is reached: kubeconfig files, tokens, certificates."""
+"""Tests access to the API server: kubeconfig files, tokens, certificates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..node_api import NODE, NodeApi
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
-    """A certificate for 127.0.0.1 that vouches for itself, and one of a stranger."""
+    """Returns a self-signed certificate for 127.0.0.1, and one of another authority."""
     folder = tmp_path_factory.mktemp("tls")
     for name in ("server", "stranger"):
         subprocess.run(
@@ -58,7 +58,7 @@ def test_known_authority_by_file_and_by_data(tmp_path, authority, server):
             assert reached(tmp_path, {"server": server.url, **cluster}, user) == "node-1"
 
 
-def test_stranger_is_not_believed(tmp_path, authority, server):
+def test_unknown_certificate_authority_is_refused(tmp_path, authority, server):
     for cluster in ({"certificate-authority": str(authority / "stranger.crt")}, {}):
         with pytest.raises(kube_api.ApiError, match="CERTIFICATE_VERIFY_FAILED"):
             reached(tmp_path, {"server": server.url, **cluster}, {"token": "secret"})
@@ -138,7 +138,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("config", "words"), FAULTS, ids=[one[1] for one in FAULTS])
-def test_file_that_is_no_kubeconfig_is_refused_by_its_place(tmp_path, config, words):
+def test_invalid_kubeconfig_error_names_the_place(tmp_path, config, words):
     path = tmp_path / "config"
     path.write_text(config if isinstance(config, str) else json.dumps(config))
     with pytest.raises(Fatal, match=words) as fault:
@@ -146,7 +146,7 @@ def test_file_that_is_no_kubeconfig_is_refused_by_its_place(tmp_path, config, wo
     assert str(path) in str(fault.value)
 
 
-def test_server_that_is_away_or_talks_nonsense(tmp_path):
+def test_missing_or_invalid_server(tmp_path):
     with pytest.raises(kube_api.ApiError, match=r"127\.0\.0\.1:1: .*refused"):
         reached(tmp_path, {"server": "http://127.0.0.1:1"}, None)
     with pytest.raises(Fatal, match="No such file"):

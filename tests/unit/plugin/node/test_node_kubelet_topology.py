@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's topology manager, as its configuration file has it."""
+"""Tests the reading of the topology manager's settings from the kubelet's configuration file."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("text", "expected"), TEXTS)
-def test_what_a_file_says(text, expected):
+def test_topology_settings_of_a_file(text, expected):
     assert parse(text) == expected
 
 
-def test_it_is_read_again_when_it_changes_and_none_is_no_fault(tmp_path):
+def test_changed_file_is_read_again(tmp_path):
     path = tmp_path / "config.yaml"
     topology = KubeletTopology(path)
     assert topology.read() == NO_POLICY
@@ -53,6 +53,6 @@ def test_it_is_read_again_when_it_changes_and_none_is_no_fault(tmp_path):
     assert topology.read() == NO_POLICY
 
 
-def test_where_it_lies(tmp_path):
+def test_location_of_the_kubelets_configuration(tmp_path):
     assert str(Paths().kubelet_config) == "/var/lib/kubelet/config.yaml"
     assert Paths(host_root=tmp_path, in_container=True).kubelet_config == tmp_path / "var/lib/kubelet/config.yaml"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole GPUs that are near to each other, as a table; and the ways between GPUs as a driver tells them."""
+"""Tests the choice of whole GPUs with fast interconnects, by table, and the reading of the interconnects from the
+driver.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def symmetric(pairs: dict[str, int]) -> dict[str, dict[str, int]]:
     return out
 
 
-# Two boards of four; NVLink joins A-D and B-C twice, E-F once.
+# Two boards with four GPUs each. NVLink connects A-D and B-C with two links, E-F with one.
 LINKS = symmetric(
     {
         **{one + other: 20 for half in ("ABCD", "EFGH") for one, other in itertools.combinations(half, 2)},
@@ -41,21 +43,21 @@ LINKS = symmetric(
     }
 )
 CASES = [
-    # about, available, must include, size, answer
-    ("a pair: most links", ORDER, "", 2, "AD"),
-    ("the next pair", "BCEFGH", "", 2, "BC"),
+    # columns: the case, available GPUs, GPUs that must be included, the number of GPUs, the expected choice
+    ("two GPUs: the pair with most links", ORDER, "", 2, "AD"),
+    ("two GPUs: the next best pair", "BCEFGH", "", 2, "BC"),
     ("one link is better than none", "BEFGH", "", 2, "EF"),
-    ("one: nobody misses it", ORDER, "", 1, "G"),
-    ("four: one board", ORDER, "", 4, "ABCD"),
-    ("its pair of what must be included", ORDER, "C", 2, "BC"),
+    ("one GPU: a GPU without NVLink", ORDER, "", 1, "G"),
+    ("four GPUs: one board", ORDER, "", 4, "ABCD"),
+    ("the required GPU's best partner", ORDER, "C", 2, "BC"),
     ("all", ORDER, "", 8, "ABCDEFGH"),
-    ("all that is asked for is given already", ORDER, "H", 1, "H"),
-    ("nothing is known: by index", "XYZ", "", 2, "XY"),
+    ("the required GPU is enough", ORDER, "H", 1, "H"),
+    ("no known links: by index", "XYZ", "", 2, "XY"),
 ]
 
 
 @pytest.mark.parametrize(("about", "available", "must", "size", "answer"), CASES, ids=[one[0] for one in CASES])
-def test_nearest(about, available, must, size, answer):
+def test_nearest_gpus(about, available, must, size, answer):
     found = nearest(list(available), list(must), size, LINKS, ORDER)
     assert sorted(found) == sorted(answer)
     assert sorted(nearest(list(reversed(available)), list(must), size, LINKS, ORDER)) == sorted(answer)
@@ -72,8 +74,8 @@ def worth(names, links) -> int:
 
 
 @pytest.mark.parametrize(("cards", "sizes", "least"), [(8, (2, 3, 4, 5), 1.0), (16, (3,), 0.75)])
-def test_against_all_sets(cards, sizes, least):
-    """On machines of any wiring: the best set of 8 GPUs, and of 16 one that is near it."""
+def test_choice_is_nearly_optimal(cards, sizes, least):
+    """Random interconnects: the choice is optimal on 8 GPUs, and at least 75 % as good as the best on 16 GPUs."""
     choose = random.Random(7)
     order = [f"G{n:02d}" for n in range(cards)]
     for trial in range(40):
@@ -95,7 +97,7 @@ def test_scores():
 
 
 class Driver:
-    """The calls of nvidia-ml-py about ways between GPUs."""
+    """The functions of nvidia-ml-py that report interconnects between GPUs."""
 
     NVML_NVLINK_MAX_LINKS = 18
     NVML_FEATURE_ENABLED = 1
@@ -103,7 +105,7 @@ class Driver:
     class NVMLError(Exception):
         pass
 
-    # GPU → what each of its links ends at; None: a link that is off.
+    # GPU → the PCI address at the end of each NVLink; None: the link is off.
     links = {"a": ["00000000:02:00.0", None, "00000000:99:00.0"], "b": ["00000000:01:00.0"], "c": []}
 
     def nvmlDeviceGetHandleByIndex(self, index):
@@ -123,7 +125,7 @@ class Driver:
         return SimpleNamespace(busId=self.links[handle][link].encode())
 
 
-def test_ways_as_the_driver_tells_them():
+def test_interconnects_reported_by_the_driver():
     nvml = Nvml.__new__(Nvml)
     nvml._nvml = Driver()
     cards = [SimpleNamespace(uuid=u, index=n, pci=f"00000000:{n + 1:02x}:00.0") for n, u in enumerate("abc")]
@@ -131,7 +133,7 @@ def test_ways_as_the_driver_tells_them():
     assert {uuid: dict(row) for uuid, row in found.items()} == {"a": {"b": 140}, "b": {"a": 140}}
 
 
-def test_kubelet_gets_near_gpus(node, kubelet, running):
+def test_kubelet_is_offered_near_gpus(node, kubelet, running):
     cards = gpus("T4", "T4", "T4", "T4")
     far, near = cards[0].uuid, [cards[1].uuid, cards[3].uuid]
     cards = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which faults make which slices unhealthy, and what brings them back."""
+"""Tests which faults make which slices unhealthy, and what makes them healthy again."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..samples import gpus, until
 
 RESOURCE = "nvidia.com/gpu"
 
-# DP_DISABLE_HEALTHCHECKS, DP_ENABLE_HEALTHCHECKS, Xids that are critical, Xids that are not
+# columns: DP_DISABLE_HEALTHCHECKS, DP_ENABLE_HEALTHCHECKS, Xids that are critical, Xids that are not
 VARIABLES = [
     (None, None, (46, 48, 62, 64, 74, 79, 92, 94, 95, 119, 120), (13, 31, 43, 45, 68, 109)),
-    (None, None, (), (8, 11, 25, 32, 69)),  # a program's own stream of commands
+    (None, None, (), (8, 11, 25, 32, 69)),  # faults in a program's own command stream
     (None, None, (), (39, 60, 70, 77, 82, 85, 88, 96, 105, 126, 135, 139)),  # engines that a program drives
     (None, "8 32 69", (8, 32, 69), (13, 70)),
     ("all", None, (), (48, 79, 13)),
@@ -30,7 +30,7 @@ VARIABLES = [
     ("79, 74", None, (48,), (74, 79)),
     (None, "13", (13, 79), (31,)),
     ("79", "79", (79,), ()),
-    ("all", "79", (79,), (48, 13)),  # NVIDIA's plugin turns 79 off as well
+    ("all", "79", (79,), (48, 13)),  # as in NVIDIA's plugin, "all" also disables Xid 79
     ("all", "all", (48, 79), (13,)),
     ("garbage", "", (79,), (13,)),
 ]
@@ -67,13 +67,13 @@ def unhealthy(watch) -> list[bool]:
     return [bool(watch.pool.unhealthy_reason(uuid)) for uuid in watch.uuids]
 
 
-def test_well_again_after_a_clean_period(watch):
+def test_gpu_is_healthy_after_a_clean_period(watch):
     first = watch.uuids[0]
     watch.saw(first, 79)
     watch.time.now += 59
     watch.recover()
     assert unhealthy(watch) == [True, False]
-    watch.saw(first, 79)  # the period begins again
+    watch.saw(first, 79)  # another Xid restarts the clean period
     watch.time.now += 59
     watch.recover()
     assert unhealthy(watch) == [True, False]
@@ -82,7 +82,7 @@ def test_well_again_after_a_clean_period(watch):
     assert unhealthy(watch) == [False, False]
 
 
-def test_not_well_while_the_driver_says_no(watch):
+def test_gpu_stays_unhealthy_while_the_driver_reports_a_fault(watch):
     first = watch.uuids[0]
     watch.saw(first, 79)
     watch.source.faults[first] = "the driver says: GPU is lost"
@@ -94,12 +94,12 @@ def test_not_well_while_the_driver_says_no(watch):
     assert unhealthy(watch) == [False, False]
 
 
-def test_fault_of_an_unknown_gpu_is_that_of_all(watch):
+def test_fault_of_an_unknown_gpu_counts_for_all_gpus(watch):
     watch.saw("", 79)
     assert unhealthy(watch) == [True, True]
 
 
-def test_lost_gpu_is_well_as_soon_as_it_answers(watch):
+def test_lost_gpu_is_healthy_once_it_responds(watch):
     watch.lost(watch.uuids[1], "NVML does not list it")
     assert unhealthy(watch) == [False, True]
     watch.source.faults[watch.uuids[1]] = "the driver says: not found"
@@ -119,7 +119,9 @@ def test_loss_does_not_end_the_clean_period_of_an_xid(watch):
 
 @pytest.mark.parametrize("first", ["the Xid", "the loss"])
 def test_gpu_that_falls_off_the_bus_is_lost_whatever_xid_says_so(watch, first):
-    """The driver reports an Xid 79 too: that is no reason to wait for a clean period, nor to ask the GPU for more."""
+    """The driver also reports Xid 79. The GPU is lost: no clean period applies, and the plugin must not query the GPU
+    further.
+    """
     gone = watch.uuids[0]
     steps = [lambda: watch.saw(gone, 79), lambda: watch.lost(gone, "GPU is lost")]
     for step in steps if first == "the Xid" else reversed(steps):
@@ -129,20 +131,21 @@ def test_gpu_that_falls_off_the_bus_is_lost_whatever_xid_says_so(watch, first):
         watch.recover()
         watch.lost(gone, "GPU is lost")
         assert watch.pool.unhealthy_reason(gone) == "lost: GPU is lost" and watch.pool.is_lost(gone)
-    # It answers again, within the clean period of its Xid: it is lost no more, and rests.
+    # The GPU responds again within the Xid's clean period: it is not lost any more, but stays unhealthy until the
+    # period ends.
     watch.source.faults = {}
     watch.recover()
     assert watch.pool.unhealthy_reason(gone) == "Xid 79"
     watch.time.now += 61
     watch.recover()
     assert unhealthy(watch) == [False, False]
-    # Lost for another reason later, it is well as soon as it answers.
+    # If the GPU is lost later for another reason, it is healthy as soon as it responds.
     watch.lost(gone, "not listed")
     watch.recover()
     assert unhealthy(watch) == [False, False]
 
 
-def test_driver_that_ends_is_opened_again(watch, running, monkeypatch):
+def test_ended_driver_is_opened_again(watch, running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.PAUSE_S", 0.01)
     opened = []
 
@@ -156,7 +159,7 @@ def test_driver_that_ends_is_opened_again(watch, running, monkeypatch):
         watch.source.xids.put(GpuError("NVML does not deliver events: uninitialized"))
     running(watch)
     until(lambda: len(opened) == 3, "the driver to be opened again")
-    assert unhealthy(watch) == [True, True]  # while it did not start
+    assert unhealthy(watch) == [True, True]  # the driver did not start meanwhile
     watch.ask()
     until(lambda: unhealthy(watch) == [False, False], "both to come back")
 
@@ -190,24 +193,25 @@ def test_xid_and_recovery_reach_the_kubelet(node, kubelet, daemon):
     until(lambda: allocatable(kubelet) == 14, "the slices to come back")
 
 
-def test_gpu_that_vanishes_and_comes_back(node, kubelet, daemon):
+def test_gpu_disappears_and_returns(node, kubelet, daemon):
     both = list(daemon.source.listed)
     daemon.source.faults[both[1].uuid] = "the driver says: not found"
     daemon.source.listed = both[:1]
     until(lambda: allocatable(kubelet) == 7, "the slices of the lost GPU to go")
-    assert len(kubelet.endpoints[RESOURCE].devices) == 14  # told as unhealthy, for containers may hold them
+    # reported as unhealthy, because containers may still use the slices
+    assert len(kubelet.endpoints[RESOURCE].devices) == 14
     daemon.source.listed = both
     daemon.source.faults.clear()
     until(lambda: allocatable(kubelet) == 14, "the slices to come back")
 
 
-def test_gpu_that_appears_later_is_offered_without_a_restart(node, kubelet, daemon):
+def test_new_gpu_is_offered_without_a_restart(node, kubelet, daemon):
     third = dataclasses.replace(gpus("T4", "T4", "T4")[2])
     daemon.source.listed = [*node.gpus, third]
     until(lambda: allocatable(kubelet) == 21, "the slices of the new GPU")
 
 
-def test_driver_that_does_not_answer_makes_all_unhealthy(node, kubelet, daemon, monkeypatch):
+def test_unresponsive_driver_makes_all_gpus_unhealthy(node, kubelet, daemon, monkeypatch):
     def fail():
         raise GpuError("NVML does not list the GPUs: driver not loaded")
 
@@ -221,7 +225,7 @@ def test_driver_that_does_not_answer_makes_all_unhealthy(node, kubelet, daemon, 
     until(lambda: allocatable(kubelet) == 14, "all slices to come back")
 
 
-def test_driver_that_comes_later_is_waited_for(node, kubelet, running, monkeypatch):
+def test_program_waits_for_the_driver(node, kubelet, running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.daemon.DRIVER_RETRY_S", 0.02)
     tries = []
 

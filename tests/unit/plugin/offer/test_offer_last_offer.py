@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A restart with another split: the devices that the kubelet gets, and the sum that is promised of a card."""
+"""Tests a restart with another split: the devices that the kubelet gets, and the total memory promised on a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESOURCE = "nvidia.com/gpu"
 
 @pytest.fixture
 def begin(node, running):
-    """``begin(split)`` ends the program that runs, and starts one with another split."""
+    """``begin(split)`` stops the running program and starts it with this split."""
     alive = []
 
     def start(**vcuda):
@@ -37,7 +37,7 @@ def begin(node, running):
 
 
 def offered(kubelet, node) -> list[int]:
-    """Slices of each GPU that the kubelet may use."""
+    """Returns the number of slices of each GPU that the kubelet may allocate."""
     endpoint = kubelet.endpoints.get(RESOURCE)
     ids = endpoint.healthy() if endpoint else []
     return [sum(one.startswith(gpu.uuid) for one in ids) for gpu in node.gpus]
@@ -55,7 +55,7 @@ def bytes_of(answer: dict) -> int:
 
 
 @pytest.mark.parametrize("before, after", [(2, 4), (4, 2), (3, 7)])
-def test_a_gpu_whose_slices_are_held_keeps_its_split_over_a_restart(node, kubelet, begin, capsys, before, after):
+def test_gpu_in_use_keeps_its_split_over_a_restart(node, kubelet, begin, capsys, before, after):
     begin(splitCount=before)
     until(lambda: offered(kubelet, node) == [before, before], "the first split")
     first = node.gpus[0].uuid
@@ -65,14 +65,14 @@ def test_a_gpu_whose_slices_are_held_keeps_its_split_over_a_restart(node, kubele
     status = read_status(node, capsys)
     assert status["waiting"] == [first]
     assert [first in one for one in status["warnings"]] == [True]
-    # Whoever takes the rest of that card now: never is more promised than it has.
+    # Pods take the rest of this GPU: the total must not exceed the GPU's memory.
     for number in range(1, before):
         pod = kubelet.run_pod(f"other-{number}", ids=[f"{first}::{number}"])
         promised.append(bytes_of(pod["answer"]))
     assert sum(promised) <= node.gpus[0].memory_mib << 20
 
 
-def test_a_split_waits_over_restarts_until_the_pod_is_gone(node, kubelet, begin, capsys, monkeypatch):
+def test_new_split_waits_for_the_pod_over_restarts(node, kubelet, begin, capsys, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.allocation.collector.GRACE_S", 0.0)
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
@@ -96,7 +96,7 @@ def test_a_split_waits_over_restarts_until_the_pod_is_gone(node, kubelet, begin,
 @pytest.mark.parametrize(
     "text", [None, "", "[]", '{"version": 9, "pieces": []}', '{"version": 1, "pieces": [{"id": 1}]}']
 )
-def test_without_a_memory_gpus_are_offered_again(node, kubelet, begin, text):
+def test_gpus_are_offered_without_a_remembered_offer(node, kubelet, begin, text):
     begin(splitCount=4)
     until(lambda: offered(kubelet, node) == [4, 4], "the first split")
     kubelet.run_pod("holds", ids=[f"{node.gpus[0].uuid}::3"])
@@ -108,7 +108,7 @@ def test_without_a_memory_gpus_are_offered_again(node, kubelet, begin, text):
     until(lambda: offered(kubelet, node) == [2, 2], "both GPUs' new split")
 
 
-def test_a_gpu_that_left_is_kept_until_a_person_forgets_it(node, kubelet, begin):
+def test_removed_gpu_stays_until_the_user_forgets_it(node, kubelet, begin):
     begin(splitCount=4)
     until(lambda: offered(kubelet, node) == [4, 4], "the first split")
     gone = node.gpus.pop()
@@ -119,8 +119,8 @@ def test_a_gpu_that_left_is_kept_until_a_person_forgets_it(node, kubelet, begin)
     until(lambda: gone.uuid not in node.paths.last_offer.read_text(), "the file without it")
 
 
-def test_purge_leaves_nothing_of_it(node):
-    """Of a program that was killed while it wrote, either."""
+def test_purge_removes_the_remembered_offer(node):
+    """Also removes the temporary file of a program that was killed during the write."""
     node.paths.state_dir.mkdir(parents=True, exist_ok=True)
     node.paths.last_offer.write_text("{}")
     node.paths.last_offer.with_suffix(".new").write_text("{")

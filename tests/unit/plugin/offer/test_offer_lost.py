@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU that was offered and is lost stays visible, also after the program or the host started again."""
+"""Tests that a lost GPU stays visible if it was offered before, also after a restart of the program or the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAYS = "NVML: GPU is lost"
 
 @pytest.fixture
 def begin(node, kubelet, running, monkeypatch):
-    """``begin(listed)`` ends the program that runs, and starts one whose driver lists these GPUs."""
+    """``begin(listed)`` stops the running program and starts it with a driver that lists these GPUs."""
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     node.gpus = gpus("T4", "T4", "T4")
     node.configure(splitCount=2)
@@ -62,7 +62,7 @@ def healthy_metric(node, capsys) -> dict[tuple[str, str], int]:
     return {(one["labels"]["gpu"], one["labels"]["uuid"]): int(one["value"]) for one in found}
 
 
-# Which of three GPUs is gone, and whether the driver still counts it.
+# columns: the index of the missing one of three GPUs, whether the driver still counts it
 GONE = [(2, True), (2, False), (0, True), (1, False)]
 
 
@@ -90,7 +90,7 @@ def test_lost_gpu_is_seen_after_a_restart(node, kubelet, begin, capsys, index, c
         kubelet.run_pod("late", ids=[f"{lost}::0"])
 
 
-def test_lost_gpu_comes_back_by_itself(node, kubelet, begin, capsys):
+def test_lost_gpu_returns_without_an_action(node, kubelet, begin, capsys):
     begin(node.gpus)
     source = begin(node.gpus[:2], unreadable=[2])
     source.faults, source.lost, source.listed = {}, {}, list(node.gpus)
@@ -107,8 +107,8 @@ def test_lost_gpu_is_remembered_over_many_restarts(node, begin, capsys):
     assert [one["healthy"] for one in ask(node, capsys, "status")["gpus"]] == [True, True, False]
 
 
-def test_gpu_that_was_never_seen_and_is_counted(node, begin, capsys):
-    """As where the host came up with a GPU that cannot be read: its UUID is known to nobody."""
+def test_counted_but_never_readable_gpu_is_shown(node, begin, capsys):
+    """A GPU is unreadable from the boot on, so its UUID is unknown."""
     begin(node.gpus[:2], unreadable=[2])
     status = ask(node, capsys, "status")
     assert [(one["index"], one["uuid"], one["healthy"]) for one in status["gpus"]][2] == (2, "", False)
@@ -119,7 +119,7 @@ def test_gpu_that_was_never_seen_and_is_counted(node, begin, capsys):
     assert ask(node, capsys, "explain", "2")["facts"]
 
 
-def test_gpu_that_another_replaced_is_none_that_is_lost(node, begin, capsys):
+def test_replaced_gpu_is_not_lost(node, begin, capsys):
     begin(node.gpus)
     fresh = dataclasses.replace(node.gpus[2], uuid="GPU-9999")
     begin([*node.gpus[:2], fresh])
@@ -128,7 +128,7 @@ def test_gpu_that_another_replaced_is_none_that_is_lost(node, begin, capsys):
     assert status["warnings"] == []
 
 
-def test_gpu_that_was_removed_for_good_is_forgotten(node, begin, capsys):
+def test_user_can_forget_a_removed_gpu(node, begin, capsys):
     begin(node.gpus)
     begin(node.gpus[:2])
     lost = node.gpus[2].uuid
@@ -149,7 +149,7 @@ def test_only_a_lost_gpu_is_forgotten(node, begin, capsys, which):
 
 
 def test_lost_while_the_program_runs_and_restarted(node, kubelet, begin, capsys):
-    """As the operator of F1: it falls off, the page says so, and a restart changes nothing of that."""
+    """A GPU is lost while the program runs; the status must be the same after a restart."""
     source = begin(node.gpus)
     source.listed = node.gpus[:2]
     lose(source, node.gpus, [2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of three plugins by their names: flag over environment over file over default."""
+"""Tests the options of three plugins under their own names. Precedence: flag, environment, file, default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from vgpu_plugin.errors import Fatal
 from vgpu_plugin.offer import options
 from vgpu_plugin.offer.settings import load
 
-# flag, environment variable, place, a value in the file, one in the environment, one as a flag, and what each reads as
+# columns: the flag, the environment variable, the key in the file, then a value in the file, in the environment and as
+# a flag
 ROWS = [
     ("fail-on-init-error", "FAIL_ON_INIT_ERROR", "flags.failOnInitError", False, "true", "false"),
     ("device-split-count", "DEVICE_SPLIT_COUNT", "sharing.vcuda.splitCount", 2, "3", "4"),
@@ -72,7 +73,7 @@ def found(settings, place: str):
 
 
 def read_as(value):
-    """The file's types: what is said as text is read as the file would have it."""
+    """Converts a text value to the type that the file has."""
     return {"true": True, "false": False}.get(value, value)
 
 
@@ -95,7 +96,7 @@ def test_precedence(tmp_path, flag, variable, place, file, environment, said):
     assert found(load(path, chosen([], {variable: environment})), place) == as_file(environment)
     both = chosen([f"--{flag}={said}"], {variable: environment})
     assert found(load(path, both), place) == as_file(said)
-    # An empty variable is one that is not set.
+    # An empty variable counts as not set.
     assert found(load(path, chosen([], {variable: ""})), place) == file
 
 
@@ -108,7 +109,7 @@ def test_every_option_is_in_the_table():
 @pytest.mark.parametrize(
     ("arguments", "place", "value"),
     [
-        (["--fail-on-init-error"], "flags.failOnInitError", True),  # the flag alone, as Go programs take it
+        (["--fail-on-init-error"], "flags.failOnInitError", True),  # a flag without a value, as Go programs accept it
         (["--device-list-strategy", "envvar,cdi-annotations"], "flags.plugin.deviceListStrategy", None),
         (["--imex-channel-ids", "0"], "imex.channelIDs", [0]),
     ],
@@ -121,7 +122,7 @@ def test_spellings(tmp_path, arguments, place, value):
 
 
 def test_scaling_of_the_environment_is_exact(tmp_path):
-    """A binary float gives 28 for 100 * 0.29."""
+    """With a binary float, 100 * 0.29 would become 28."""
     from vgpu_plugin.offer.settings import make_slices
 
     from ..samples import gpus
@@ -145,7 +146,7 @@ def test_scaling_of_the_environment_is_exact(tmp_path):
         ([], {"MIG_STRATEGY": "singel"}, 'did you mean "single"'),
     ],
 )
-def test_fault_names_where_it_was_said(tmp_path, arguments, environment, words):
+def test_error_names_the_source_of_the_option(tmp_path, arguments, environment, words):
     path = tmp_path / "node.yaml"
     path.write_text('{"version": "v1"}')
     with pytest.raises(Fatal) as fault:
@@ -153,7 +154,7 @@ def test_fault_names_where_it_was_said(tmp_path, arguments, environment, words):
     assert words in str(fault.value)
 
 
-def test_yaml_as_people_write_it(tmp_path):
+def test_yaml_spellings(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
         "version: v1\nflags:\n  migStrategy: none\nsharing:\n  vcuda:\n    splitCount: 4\n    memoryScaling: 1.10\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The preferred allocation as a table."""
+"""Tests the preferred allocation, by table."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def without(*ids: str) -> list[str]:
 
 
 CASES = [
-    # what is asked, available, must include, size, answer
-    ("one of an empty node: first GPU, first slice", ALL, [], 1, ["A::0"]),
-    ("three: three GPUs", ALL, [], 3, ["A::0", "B::0", "C::0"]),
+    # columns: the case, available slices, slices that must be included, the number of slices, the expected choice
+    ("one slice on an empty node: first GPU, first slice", ALL, [], 1, ["A::0"]),
+    ("three slices: three GPUs", ALL, [], 3, ["A::0", "B::0", "C::0"]),
     ("the least used GPU first", without("A::0", "B::0", "B::1"), [], 2, ["C::0", "A::1"]),
-    ("more than GPUs: a second slice only when all gave one", ALL, [], 4, ["A::0", "B::0", "C::0", "A::1"]),
-    ("what must be included counts as taken", ALL, ["A::2"], 2, ["A::2", "B::0"]),
-    ("one GPU has slices left", ["B::1", "B::2"], [], 2, ["B::1", "B::2"]),
-    ("all that is asked for is given already", ALL, ["C::1"], 1, ["C::1"]),
-    ("numbers count as numbers", ["A::10", "A::9"], [], 1, ["A::9"]),
+    ("more slices than GPUs: a second slice after all GPUs have one", ALL, [], 4, ["A::0", "B::0", "C::0", "A::1"]),
+    ("the required slice counts as used", ALL, ["A::2"], 2, ["A::2", "B::0"]),
+    ("only one GPU has free slices", ["B::1", "B::2"], [], 2, ["B::1", "B::2"]),
+    ("the required slice is enough", ALL, ["C::1"], 1, ["C::1"]),
+    ("slice numbers are compared as numbers", ["A::10", "A::9"], [], 1, ["A::9"]),
     ("GPUs that are not shared", ["B", "A"], [], 1, ["A"]),
 ]
 
@@ -33,7 +33,7 @@ CASES = [
 @pytest.mark.parametrize(("about", "available", "must", "size", "answer"), CASES, ids=[one[0] for one in CASES])
 def test_preferred(about, available, must, size, answer):
     assert preferred(available, must, size, TOTALS, ORDER) == answer
-    # The kubelet sorts or shuffles as it likes.
+    # The kubelet may pass the ids in any order.
     assert preferred(list(reversed(available)), must, size, TOTALS, ORDER) == answer
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which node configurations the program runs with, and what it says of the others."""
+"""Tests which node configurations the program accepts, and its errors for the others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_no_file(tmp_path):
         load(tmp_path / "node.yaml")
 
 
-def test_what_was_loaded_is_known_by_its_digest(tmp_path):
+def test_loaded_configuration_is_identified_by_its_digest(tmp_path):
     path = tmp_path / "node.yaml"
     path.write_text(json.dumps({"version": "v1", "sharing": VCUDA}))
     settings = load(path)
@@ -74,7 +74,7 @@ def test_what_was_loaded_is_known_by_its_digest(tmp_path):
         ({"splitCount": 1024, "memoryScaling": "0.001"}, "less than 1 MiB a slice"),
     ],
 )
-def test_configuration_that_does_not_fit_the_gpus(tmp_path, vcuda, sentence):
+def test_configuration_that_contradicts_the_gpus(tmp_path, vcuda, sentence):
     path = tmp_path / "node.yaml"
     path.write_text(json.dumps({"version": "v1", "sharing": {"vcuda": vcuda}}))
     with pytest.raises(Fatal, match=sentence):

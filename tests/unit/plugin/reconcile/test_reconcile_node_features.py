@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature labels that the program sets on its own node: which it adds, follows, leaves to others, and takes back."""
+"""Tests feature labels of the node: which the program adds, updates, leaves to other owners, and removes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ COUNT, PRODUCT, STAMP = P + "gpu.count", P + "gpu.product", P + "gfd.timestamp"
 NFD = "nfd.node.kubernetes.io/feature-labels"
 
 PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, Any]] = {
-    # labels and annotations of the node, desired; labels of the patch, and its annotation (absent: "-")
+    # columns: the node's labels and annotations, the desired labels, the labels in the patch, the annotation in the
+    # patch ("-": none)
     "first": ({"a": "b"}, {}, {COUNT: "2", PRODUCT: "T4"}, {COUNT: "2", PRODUCT: "T4"}, "gpu.count,gpu.product"),
-    "as it is": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "2"}, None, "-"),
+    "nothing changed": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "2"}, None, "-"),
     "another value": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
-    "somebody removed it": ({}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
+    "a user removed the label": ({}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
     "no longer desired": (
         {COUNT: "2", PRODUCT: "T4"},
         {NAMES: "gpu.count,gpu.product"},
@@ -44,12 +45,13 @@ PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, An
         {PRODUCT: None},
         "gpu.count",
     ),
-    "all gone": ({COUNT: "2", "a": "b"}, {NAMES: "gpu.count"}, {}, {COUNT: None}, None),
-    "gone, and removed by somebody": ({}, {NAMES: "gpu.count"}, {}, None, None),
-    "of another owner": ({COUNT: "9"}, {}, {COUNT: "2"}, None, "-"),
-    "one of another owner": ({COUNT: "9"}, {}, {COUNT: "2", PRODUCT: "T4"}, {PRODUCT: "T4"}, "gpu.product"),
-    "another owner's is not taken back": ({COUNT: "9"}, {}, {}, None, "-"),
-    # Its master writes what it labels into an annotation: two that write one label would never end.
+    "no label desired any more": ({COUNT: "2", "a": "b"}, {NAMES: "gpu.count"}, {}, {COUNT: None}, None),
+    "no longer desired, and a user removed the label": ({}, {NAMES: "gpu.count"}, {}, None, None),
+    "label of another owner": ({COUNT: "9"}, {}, {COUNT: "2"}, None, "-"),
+    "one foreign label, one new label": ({COUNT: "9"}, {}, {COUNT: "2", PRODUCT: "T4"}, {PRODUCT: "T4"}, "gpu.product"),
+    "label of another owner is not removed": ({COUNT: "9"}, {}, {}, None, "-"),
+    # node-feature-discovery lists its labels in an annotation. Two programs that write one label would overwrite each
+    # other forever.
     "node-feature-discovery took it over": (
         {COUNT: "9"},
         {NAMES: "gpu.count", NFD: "cpu-model.id,nvidia.com/gpu.count"},
@@ -88,7 +90,7 @@ def test_node_without_labels_or_annotations():
     assert node_features.patch({"labels": None, "annotations": None}, {COUNT: "1"}) is not None
 
 
-# ---- the whole program at an API double
+# ---- the whole program with an API double
 
 
 @pytest.fixture
@@ -135,12 +137,12 @@ WANTED = {
 }
 
 
-def test_labels_come_and_are_taken_back(node, api, start):
+def test_labels_are_added_and_removed(node, api, start):
     one = start()
     until(lambda: NAMES in api.annotations, "the labels")
     found = ours(api)
     assert {name: found.get(P + name) for name in WANTED} == WANTED
-    # What has another prefix is named whole.
+    # A label with another prefix is listed by its full name.
     assert api.annotations[NAMES].split(",") == sorted([*(name[len(P) :] for name in found), ENFORCEMENT])
     assert api.node["metadata"]["labels"][ENFORCEMENT] == "library"
     assert api.node["metadata"]["labels"]["kubernetes.io/os"] == "linux"
@@ -153,7 +155,7 @@ def test_labels_come_and_are_taken_back(node, api, start):
     assert api.node["metadata"]["labels"] == {"kubernetes.io/os": "linux"}
 
 
-def test_labels_follow_the_configuration_and_hands(node, api, start):
+def test_labels_follow_the_configuration_and_manual_changes(node, api, start):
     start()
     until(lambda: ours(api).get(P + "gpu.replicas") == "4", "the labels")
     node.configure(splitCount=3)
@@ -164,7 +166,7 @@ def test_labels_follow_the_configuration_and_hands(node, api, start):
     until(lambda: ours(api).get(COUNT) == "2" and ours(api)[PRODUCT].endswith("-SHARED"), "both again")
 
 
-def test_labels_of_others_stay(node, api, start):
+def test_labels_of_other_owners_are_kept(node, api, start):
     with api.edit(NODE) as found:
         found["metadata"]["labels"][COUNT] = "9"
     one = start()
@@ -176,7 +178,7 @@ def test_labels_of_others_stay(node, api, start):
     assert ours(api) == {COUNT: "9"}
 
 
-def test_switched_off_takes_them_back(node, api, start):
+def test_disabled_option_removes_the_labels(node, api, start):
     one = start()
     until(lambda: COUNT in ours(api), "the labels")
     one.stop()
@@ -196,13 +198,13 @@ def test_oneshot_writes_once(node, kubelet, api, start):
     node.paths.config.write_text(json.dumps(config))
     resources = kubelet.state
     until(lambda: resources()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 6, "the other configuration")
-    # What the program reports afterwards shows that it saw both.
+    # The condition that the program reports next shows that it has processed both changes.
     node.paths.config.write_text("{")
     until(lambda: api.condition().get("status") == "False", "the condition of a spoilt file")
     assert COUNT not in ours(api) and ours(api)[P + "gpu.replicas"] == "4"
 
 
-def test_sleep_interval_follows_a_driver_that_was_loaded_again(node, api, start):
+def test_sleep_interval_updates_labels_after_a_driver_reload(node, api, start):
     one = start({"noTimestamp": True, "sleepInterval": "20ms"})
     until(lambda: COUNT in ours(api), "the labels")
     newer = dataclasses.replace(one.source.driver(), version="580.1")
@@ -211,7 +213,7 @@ def test_sleep_interval_follows_a_driver_that_was_loaded_again(node, api, start)
 
 
 INTERVALS = [
-    # flags.gfd, seconds since the first write, writes
+    # columns: flags.gfd, seconds since the first write, the expected number of writes
     ({}, 1e6, 1),
     ({"sleepInterval": "60s"}, 59, 1),
     ({"sleepInterval": "60s"}, 61, 2),
@@ -241,14 +243,14 @@ REFUSED = ["soon", "60", "-1s", "1 s", "1s ", "s", "1.5", True, -1, ["1s"]]
 
 
 @pytest.mark.parametrize("interval", REFUSED)
-def test_interval_that_is_none_is_refused_by_name(node, interval):
+def test_invalid_interval_is_refused(node, interval):
     config = node.configure().config
     node.paths.config.write_text(json.dumps({**config, "flags": {"gfd": {"sleepInterval": interval}}}))
     with pytest.raises(Fatal, match=r"flags\.gfd\.sleepInterval: expected a duration such as 60s"):
         load(node.paths.config)
 
 
-def test_driver_that_fails_takes_no_label_away(node, api, start):
+def test_driver_failure_removes_no_label(node, api, start):
     one = start({"noTimestamp": True, "sleepInterval": "20ms"})
     until(lambda: COUNT in ours(api), "the labels")
     asked = []
@@ -263,7 +265,7 @@ def test_driver_that_fails_takes_no_label_away(node, api, start):
 
 
 class Refusing:
-    """An API whose first write is refused."""
+    """An API that refuses the first write."""
 
     server = "https://api"
 
@@ -279,7 +281,7 @@ class Refusing:
         return {}
 
 
-def test_refused_write_is_due_again():
+def test_refused_write_is_retried():
     api = Refusing()
     label = NodeLabel(api, "n", lambda _name: None)  # type: ignore[arg-type]
     label._saw({"metadata": {}})

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU with a fatal Xid on the node's object: a condition that names it, by policy a taint, and both cleared."""
+"""Tests a GPU with a fatal Xid on the Node object: a condition that names the GPU, a taint if the policy says so, and
+the removal of both.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from ..samples import until
 
 GOOD, BAD = ("GPU 0 GPU-a", ""), ("GPU 1 GPU-b", "Xid 79")
 POLICIES = [
-    # reasons, policy, tainted
+    # columns: (GPU, fault) of each GPU, the policy, whether the node is tainted
     ([GOOD, BAD], NONE, False),
     ([GOOD, BAD], ANY, True),
     ([GOOD, BAD], ALL, False),
@@ -42,7 +44,7 @@ NOW, BEFORE = "2026-11-25T10:00:00Z", "2026-11-25T09:00:00Z"
 WELL = {"type": CONDITION, "status": "True", "reason": "AllHealthy", "message": "every GPU of this node is healthy"}
 SICK = {"type": CONDITION, "status": "False", "reason": "GpuUnhealthy", "message": "GPU 1 GPU-b: Xid 79"}
 CONDITIONS = [
-    # what the node has, what is wanted, the condition that is written, since when
+    # columns: the node's conditions, its health, the condition to write (None: no write), the transition time
     ([], Health(), WELL, NOW),
     ([{**WELL, "lastTransitionTime": BEFORE}], Health(), None, ""),
     ([{**WELL, "lastTransitionTime": BEFORE}], Health((BAD,)), SICK, NOW),
@@ -67,14 +69,14 @@ def test_condition(conditions, wanted, written, since):
         assert patch == {"status": {"conditions": [expected]}}
 
 
-def test_text_is_as_long_as_the_server_takes():
+def test_message_is_cut_to_the_servers_limit():
     patch = node_health.condition_patch({}, Health((("GPU 0", "x" * 2000),)), NOW, 100)
     assert len(patch["status"]["conditions"][0]["message"]) == 100
 
 
 OURS, OTHER = {"key": TAINT, "effect": "NoSchedule"}, {"key": "other", "effect": "NoExecute"}
 TAINTS = [
-    # taints of the node, wanted, what is written: nothing for no patch
+    # columns: the node's taints, whether a taint is desired, the taints to write ("nothing": no patch)
     (None, False, "nothing"),
     (None, True, [OURS]),
     ([OTHER], True, [OTHER, OURS]),
@@ -128,7 +130,7 @@ def taints(api) -> list:
     return (api.node.get("spec") or {}).get("taints") or []
 
 
-def test_fatal_xid_comes_and_is_cleared(node, api, start):
+def test_fatal_xid_is_reported_and_cleared(node, api, start):
     one = start(ANY, clean_s=0.5)
     until(lambda: condition(api).get("status") == "True", "the condition")
     assert taints(api) == [OTHER]
@@ -150,7 +152,7 @@ def test_xid_of_a_program_changes_nothing(node, api, start):
     assert node.gpus[0].uuid not in condition(api)["message"]
 
 
-def test_one_of_two_taints_no_node_where_all_must_be(node, api, start):
+def test_policy_all_does_not_taint_for_one_gpu(node, api, start):
     one = start(ALL)
     one.source.xids.put((node.gpus[0].uuid, 79))
     until(lambda: condition(api).get("status") == "False", "the fault")
@@ -159,7 +161,7 @@ def test_one_of_two_taints_no_node_where_all_must_be(node, api, start):
     until(lambda: OURS in taints(api), "the taint")
 
 
-def test_hands_are_undone(node, api, start):
+def test_manual_changes_are_reverted(node, api, start):
     one = start(ANY)
     one.source.xids.put((node.gpus[0].uuid, 79))
     until(lambda: OURS in taints(api), "the taint")
@@ -169,8 +171,10 @@ def test_hands_are_undone(node, api, start):
     until(lambda: taints(api) == [OURS] and condition(api).get("status") == "False", "both again")
 
 
-def test_kubelet_may_not_taint_and_the_rest_is_written(node, api, start, capsys):
-    """The API server's admission refuses it to a node; the condition comes, and the status says why."""
+def test_condition_is_written_if_the_taint_is_forbidden(node, api, start, capsys):
+    """The API server does not let a node's account add taints. The condition is still written, and the status names
+    the reason.
+    """
     refusal = refusing("PATCH", NODE, 403, 'node "node-1" is not allowed to modify taints')
     api.fault = lambda method, path, *more: refusal(method, path, *more) if path == NODE else None
     one = start(ANY)
@@ -185,7 +189,7 @@ def test_kubelet_may_not_taint_and_the_rest_is_written(node, api, start, capsys)
     assert taints(api) == [OTHER]
 
 
-def test_removal_takes_both_back(node, api, start):
+def test_removal_deletes_condition_and_taint(node, api, start):
     one = start(ANY)
     one.source.xids.put((node.gpus[0].uuid, 79))
     until(lambda: OURS in taints(api) and condition(api).get("status") == "False", "both")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration that the node's label chooses: the whole program at an API double and the kubelet double."""
+"""Tests a configuration that the node's label selects: the whole program with an API double and the kubelet double."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kubeconfig(tmp_path, api):
 
 @pytest.fixture
 def start(node, kubelet, running, monkeypatch, kubeconfig):
-    """Starts the program, and again with what the last one left."""
+    """Starts the program; a later call restarts it with the files that the former run left."""
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.reconcile.persist.FIRST_RETRY_S", 0.02)
     node.configure(splitCount=4)
@@ -84,7 +84,7 @@ def metric(node, capsys, name) -> str:
     return next(line for line in capsys.readouterr().out.splitlines() if line.startswith(name)).rpartition(" ")[2]
 
 
-def test_label_chooses_and_its_end_brings_the_nodes_own_back(node, kubelet, api, start, capsys):
+def test_label_selects_a_configuration_and_its_removal_restores_the_default(node, kubelet, api, start, capsys):
     start()
     until(lambda: capacity(kubelet) == 8, "the node's own configuration")
     api.label("big")
@@ -114,7 +114,7 @@ def test_label_chooses_and_its_end_brings_the_nodes_own_back(node, kubelet, api,
         ),
     ],
 )
-def test_what_cannot_be_taken_over_leaves_the_old_and_is_said_everywhere(
+def test_invalid_configuration_keeps_the_old_one_and_is_reported(
     node, kubelet, api, start, capsys, caplog, name, text, words
 ):
     if text:
@@ -139,7 +139,7 @@ def test_what_cannot_be_taken_over_leaves_the_old_and_is_said_everywhere(
 
 
 def refuse_to_read(node, monkeypatch) -> None:
-    """As for a user without rights; root, who runs this, has all."""
+    """Makes reading fail with "permission denied"; root, who runs the tests, could read everything."""
 
     below = str(node.paths.configs)
 
@@ -173,8 +173,8 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("words", UNREADABLE)
-def test_folder_of_configurations_that_cannot_be_read(node, kubelet, api, start, capsys, monkeypatch, words):
-    """The one in force stays, and it is said that the folder is at fault, not the label."""
+def test_unreadable_configuration_folder(node, kubelet, api, start, capsys, monkeypatch, words):
+    """The active configuration stays, and the report names the folder as the cause, not the label."""
     start()
     until(lambda: capacity(kubelet) == 8, "the node's own configuration")
     with monkeypatch.context() as patch:
@@ -205,7 +205,7 @@ def test_restart_without_the_api_server_keeps_the_configuration(node, kubelet, a
     until(lambda: not status(node, capsys)["warnings"], "the warning goes")
 
 
-def test_refused_name_is_not_remembered(node, kubelet, api, start, capsys):
+def test_refused_configuration_name_is_not_stored(node, kubelet, api, start, capsys):
     one, thread = start()
     api.label("big")
     until(lambda: capacity(kubelet) == 4, "the named one")
@@ -216,7 +216,7 @@ def test_refused_name_is_not_remembered(node, kubelet, api, start, capsys):
     until(lambda: capacity(kubelet) == 4, "the last that held")
 
 
-def test_remembered_file_that_is_gone_gives_the_nodes_own(node, kubelet, api, start, capsys):
+def test_missing_remembered_file_selects_the_default(node, kubelet, api, start, capsys):
     one, thread = start()
     api.label("big")
     until(lambda: capacity(kubelet) == 4, "the named one")
@@ -227,7 +227,7 @@ def test_remembered_file_that_is_gone_gives_the_nodes_own(node, kubelet, api, st
     until(lambda: "it holds none" in status(node, capsys)["config_fault"], "the fault")
 
 
-def test_without_kubeconfig_the_label_is_nobodys(node, kubelet, api, start, capsys):
+def test_label_is_ignored_without_a_kubeconfig(node, kubelet, api, start, capsys):
     node.paths.config_name.write_text("big\n")
     api.label("big")
     start(None)
@@ -235,7 +235,7 @@ def test_without_kubeconfig_the_label_is_nobodys(node, kubelet, api, start, caps
     assert api.calls == []
 
 
-def test_watch_that_ends_or_is_too_old_begins_again(node, kubelet, api, start):
+def test_ended_or_outdated_watch_is_restarted(node, kubelet, api, start):
     start()
     until(lambda: api.watches == 1, "a watch")
     api.end_watches()
@@ -246,7 +246,7 @@ def test_watch_that_ends_or_is_too_old_begins_again(node, kubelet, api, start):
     until(lambda: capacity(kubelet) == 4, "the label")
 
 
-def test_slices_in_use_wait_and_the_node_says_so(node, kubelet, api, start):
+def test_waiting_slices_are_reported_on_the_node(node, kubelet, api, start):
     start()
     until(lambda: capacity(kubelet) == 8, "the node's own configuration")
     kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
@@ -256,7 +256,7 @@ def test_slices_in_use_wait_and_the_node_says_so(node, kubelet, api, start):
     until(lambda: capacity(kubelet) == 6, "the kubelet's sight of it")
 
 
-def test_report_that_is_refused_does_not_delay_the_label(node, kubelet, api, start, capsys):
+def test_refused_report_does_not_delay_the_label(node, kubelet, api, start, capsys):
     api.fault = refusing("PATCH", "/api", 403, 'nodes "node-1" is forbidden')
     start()
     api.label("big")
@@ -267,8 +267,8 @@ def test_report_that_is_refused_does_not_delay_the_label(node, kubelet, api, sta
 
 
 class Impatient:
-    """An API server, or a proxy before it, that takes everything, ends every watch as it begins and keeps no
-    annotation; who asks it without an end is stopped.
+    """An API server or proxy that accepts every write, stores no annotation, and ends every watch at once. A client
+    that retries without delay is stopped.
     """
 
     server = "https://api.example"
@@ -291,7 +291,7 @@ class Impatient:
 
 
 class Pauses(threading.Event):
-    """Stands for the program's life: each wait is written down, and the last one ends it."""
+    """Replaces the program's stop event: it records each wait and is set at the last one."""
 
     def __init__(self, last: int) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ class Pauses(threading.Event):
 
 
 @pytest.mark.parametrize("task", ["run", "report"])
-def test_server_that_takes_all_and_keeps_nothing_is_asked_later_and_later(task):
+def test_retries_slow_down_if_the_server_stores_nothing(task):
     api = Impatient()
     label = NodeLabel(api, "node-1", lambda _name: None)
     label._stopping = Pauses(8)
@@ -316,7 +316,7 @@ def test_server_that_takes_all_and_keeps_nothing_is_asked_later_and_later(task):
     assert api.calls == 8
 
 
-def test_watch_that_ended_in_its_time_begins_again_at_once(monkeypatch):
+def test_expired_watch_is_restarted_at_once(monkeypatch):
     clock = iter(range(0, 10_000, 240))
     monkeypatch.setattr("vgpu_plugin.reconcile.persist.time", SimpleNamespace(monotonic=lambda: next(clock)))
     api = Impatient()
@@ -334,14 +334,15 @@ def test_watch_that_ended_in_its_time_begins_again_at_once(monkeypatch):
     assert label._stopping.waited == []
 
 
-def test_annotation_that_goes_while_the_answer_of_its_write_is_on_its_way_is_written_again():
+def test_annotation_deleted_during_its_write_is_written_again():
     label = NodeLabel(None, "node-1", lambda _name: None)
     written = []
 
     def patch(_path, change):
         written.append(change["metadata"]["annotations"])
         if len(written) == 1:
-            # The server took it, somebody deleted it, the watch said so; only then this answer arrives.
+            # The server stored the annotation, somebody deleted it, and the watch reported that, all before the write's
+            # response arrives.
             label._saw({"metadata": {"annotations": written[0]}})
             label._saw({"metadata": {"annotations": {}}})
         else:
@@ -362,18 +363,18 @@ def purge_with(node, **extras) -> None:
 
 
 def settled(api) -> str:
-    """The node less what every write changes."""
+    """Returns the node without its resourceVersion, which every write changes."""
     return json.dumps({**api.node, "metadata": {**api.node["metadata"], "resourceVersion": ""}}, sort_keys=True)
 
 
 def listed(api) -> dict[str, str]:
-    """What the scheduler may count on."""
+    """Returns the node's allocatable resources, which the scheduler uses."""
     return api.node["status"].get("allocatable") or {}
 
 
 def test_the_node_lists_the_names_by_which_pods_request_parts(node, kubelet, api, start):
     api.node["status"].update(capacity={"cpu": "8", "aliyun.com/gpu-mem": "3"}, allocatable={"cpu": "7"})
-    # All of a GPU in each of its slots: limits of pods that are promised less.
+    # Each of the four slots counts the whole GPU, because limits of bursting pods may exceed their promise.
     memory = 4 * sum(gpu.memory_mib for gpu in node.gpus)
     node.configure(splitCount=4, sliceSizing="requested", resourceNames={"cores": "x.io/cores"})
     start()
@@ -396,14 +397,14 @@ def test_the_node_lists_the_names_by_which_pods_request_parts(node, kubelet, api
         "volcano.sh/vgpu-cores": "200",
     }
     until(lambda: listed(api) == wanted, "the resources")
-    # aliyun.com/gpu-mem is somebody else's.
+    # aliyun.com/gpu-mem belongs to another plugin and is kept.
     assert api.node["status"]["capacity"] == {**wanted, "cpu": "8", "aliyun.com/gpu-mem": "3"}
-    # The kubelet resets them after a boot, and a node that joins again has none.
+    # The kubelet resets the resources after a boot; a node that joins again has none.
     with api.edit(NODE) as found:
         found["status"]["capacity"]["nvidia.com/gpumem"] = "0"
         del found["status"]["allocatable"]["x.io/cores"]
     until(lambda: listed(api) == wanted and "0" not in api.node["status"]["capacity"].values(), "them again")
-    # Sizes that nobody requests any more are no resources.
+    # Without requested sizes the size resources are removed.
     node.configure(splitCount=4)
     until(lambda: listed(api) == {"cpu": "7"}, "the node's own")
     assert api.node["status"]["capacity"] == {"cpu": "8", "aliyun.com/gpu-mem": "3"}

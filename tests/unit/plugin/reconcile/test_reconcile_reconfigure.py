@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration that changes while the program runs: judged by every list that the kubelet got meanwhile."""
+"""Tests a configuration that changes while the program runs, by every device list that the kubelet got meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def capacity(kubelet, resource: str = RESOURCE) -> int:
 
 
 def put(node, text: str) -> None:
-    """As the role does: by a rename."""
+    """Replaces the file by a rename, as the role does."""
     fresh = node.paths.config.with_suffix(".new")
     fresh.write_text(text)
     os.replace(fresh, node.paths.config)
@@ -50,7 +50,7 @@ def status(node, capsys) -> dict:
 
 
 @pytest.mark.parametrize(("split", "slices"), [(2, 4), (7, 14)])
-def test_new_split_without_a_restart_and_without_a_gap(node, kubelet, daemon, monkeypatch, split, slices):
+def test_new_split_is_applied_without_a_restart(node, kubelet, daemon, monkeypatch, split, slices):
     seen = []
     healthy = Endpoint.healthy
 
@@ -82,7 +82,7 @@ def test_new_split_without_a_restart_and_without_a_gap(node, kubelet, daemon, mo
         ),
     ],
 )
-def test_faulty_file_changes_nothing_and_is_reported(node, kubelet, daemon, capsys, text, words):
+def test_invalid_file_changes_nothing_and_is_reported(node, kubelet, daemon, capsys, text, words):
     before = status(node, capsys)["config_sha256"]
     put(node, text)
     found = until(lambda: [one for one in status(node, capsys)["warnings"] if words in one], "the warning")
@@ -93,13 +93,13 @@ def test_faulty_file_changes_nothing_and_is_reported(node, kubelet, daemon, caps
     assert status(node, capsys)["warnings"] == []
 
 
-def test_file_that_is_gone_changes_nothing(node, kubelet, daemon, capsys):
+def test_missing_file_changes_nothing(node, kubelet, daemon, capsys):
     node.paths.config.unlink()
     until(lambda: status(node, capsys)["warnings"], "the warning")
     assert capacity(kubelet) == 8
 
 
-def test_slices_in_use_are_not_taken_away(node, kubelet, daemon, capsys):
+def test_slices_in_use_are_kept(node, kubelet, daemon, capsys):
     held = kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
     put(node, node_yaml(node.library_root, splitCount=2))
     until(lambda: capacity(kubelet) == 6, "the free GPU's new split beside the old one of the other")
@@ -108,7 +108,7 @@ def test_slices_in_use_are_not_taken_away(node, kubelet, daemon, capsys):
         offered[one.partition("::")[0]] += 1
     assert offered == {node.gpus[0].uuid: 4, node.gpus[1].uuid: 2}
     assert [node.gpus[0].uuid in one for one in status(node, capsys)["warnings"]] == [True]
-    kubelet.restart_container("one")  # its files are made anew from what it was given
+    kubelet.restart_container("one")  # the container's files are made again with its former size
     limits = (
         next(one["host_path"] for one in held["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
     )
@@ -116,15 +116,15 @@ def test_slices_in_use_are_not_taken_away(node, kubelet, daemon, capsys):
         assert abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"] == 3840 << 20
 
 
-def test_split_waits_until_the_last_slice_is_free(node, kubelet, daemon, capsys, monkeypatch):
+def test_new_split_waits_for_the_last_slice(node, kubelet, daemon, capsys, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.allocation.collector.GRACE_S", 0.0)
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
     kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
     put(node, node_yaml(node.library_root, splitCount=2))
     until(lambda: capacity(kubelet) == 6, "the free GPU's new split")
-    # A slice that a running container holds under a name that is in both splits waits as well: its size differs.
+    # The container's slice has a name that exists in both splits, but its size differs. So this GPU waits too.
     kubelet.delete_pod("one")
-    # The kubelet's file still names the pod; the collector sees by PodResources that it is gone.
+    # The kubelet's checkpoint still names the pod; PodResources shows that the pod has ended.
     server = podresources.serve(kubelet, node.paths.pod_resources)
     try:
         until(lambda: capacity(kubelet) == 4, "the other GPU's too")
@@ -133,21 +133,21 @@ def test_split_waits_until_the_last_slice_is_free(node, kubelet, daemon, capsys,
     assert status(node, capsys)["warnings"] == []
 
 
-def test_container_that_runs_finds_its_files_after_its_slices_are_gone_from_the_file(node, kubelet, daemon):
-    """Same name, other mode: the container keeps what it was given."""
+def test_running_container_keeps_its_files_after_a_mode_change(node, kubelet, daemon):
+    """The GPU gets the same device name in another mode; the container keeps its former limits."""
     kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
     put(node, json.dumps({"version": "v1"}))
     until(lambda: f"{node.gpus[1].uuid}" in kubelet.endpoints[RESOURCE].devices, "the free GPU as a whole")
     kubelet.restart_container("one")
 
 
-def test_renamed_resource_is_registered_before_the_old_one_ends(node, kubelet, daemon):
+def test_new_resource_name_is_registered_before_the_old_one_ends(node, kubelet, daemon):
     put(node, node_yaml(node.library_root, splitCount=4, resourceName="example.com/gpu"))
     until(lambda: capacity(kubelet, "example.com/gpu") == 8, "the slices under the new name")
     until(lambda: capacity(kubelet) == -1, "the end of the old one")
 
 
-def test_file_that_is_replaced_while_the_program_starts_is_taken_over(node, kubelet, running, monkeypatch):
+def test_file_replaced_during_the_start_is_applied(node, kubelet, running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     node.configure(splitCount=4)
     source = FakeGpus(node.gpus)
@@ -164,8 +164,8 @@ def test_file_that_is_replaced_while_the_program_starts_is_taken_over(node, kube
     until(lambda: capacity(kubelet) == 6, "the slices of the file that is there")
 
 
-def test_nothing_is_registered_after_the_end():
-    """A look at the configuration may still be under way while the program ends."""
+def test_nothing_is_registered_after_shutdown():
+    """A configuration check may still run while the program ends."""
     made, stopped = [], []
 
     class One:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher beside containers with several shares: a process has a slot in each ledger, and is judged by the sum."""
+"""Tests the watcher on containers with several shares: a process has a slot in each ledger and is judged by the sum."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize(("owners", "expected"), TOGETHER)
-def test_which_shares_are_of_one_container(owners: dict, expected: dict) -> None:
+def test_shares_are_grouped_by_container(owners: dict, expected: dict) -> None:
     assert together(owners) == expected
 
 
@@ -41,7 +41,7 @@ def test_the_sum_of_accounts() -> None:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Watched]:
-    """Two claims of one card; a process that has shares of both."""
+    """A node with two claims on one GPU and a process that has shares of both."""
     out = Watched(tmp_path)
     out.kind = ""
     out.devices = {FIRST: "0:60", SECOND: "0:61"}
@@ -76,7 +76,8 @@ def charge(node: Watched, allocation: str, pid: int, used: int, slot: int = 0) -
     node.held.append(descriptor)
 
 
-# Of a process with both shares: bytes by the driver, charged in the first and in the second; what is found.
+# A process with both shares. columns: its memory by the driver, its use in the first and in the second ledger, the
+# findings
 JUDGED = [
     (1500, 1000, 500, []),
     (2000, 1000, 1000, []),
@@ -88,7 +89,7 @@ JUDGED = [
 
 
 @pytest.mark.parametrize(("used", "first", "second", "reasons"), JUDGED)
-def test_a_process_is_judged_by_all_its_shares(
+def test_process_is_judged_by_the_sum_of_its_shares(
     node: Watched, used: int, first: int | None, second: int | None, reasons: list
 ) -> None:
     run(node, 20, used * MIB, FIRST, SECOND)
@@ -120,7 +121,7 @@ def test_compute_is_the_sum_too(node: Watched, percent: int, reasons: list) -> N
     found = []
     for _time in range(10):
         found = node.look()
-        for name in (FIRST, SECOND):  # an arbiter that counts, and let it run for none of the time
+        for name in (FIRST, SECOND):  # the arbiter is alive and let the container run for none of the time
             _heartbeat(node.files.folder(name) / f"gpu-{UUID}", int(node.now * 1e9))
     assert sorted(set(found)) == reasons
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of real processes."""
+"""Tests the termination of real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vgpu_plugin.watch.processes import Process, Processes
 
 @pytest.fixture
 def victim() -> Any:
-    """A process that ignores SIGTERM."""
+    """Starts a process that ignores SIGTERM."""
     script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('x', flush=True); time.sleep(60)"
     one = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert one.stdout is not None
@@ -26,12 +26,12 @@ def victim() -> Any:
     one.wait()
 
 
-def test_end_first_asks_then_kills(victim):
+def test_sigterm_comes_before_sigkill(victim):
     processes = Processes()
     ender = Ender(processes.process)
     found = processes.process(victim.pid)
     assert found is not None
-    assert ender.end(found, 100.0, lambda _one: False) == ""  # not the one that was meant
+    assert ender.end(found, 100.0, lambda _one: False) == ""  # the caller no longer wants to terminate the process
     assert ender.end(found, 100.0, lambda _one: True) == "SIGTERM"
     assert ender.end(found, 100.0 + GRACE_S - 0.1, lambda _one: True) == ""
     time.sleep(0.05)
@@ -39,11 +39,11 @@ def test_end_first_asks_then_kills(victim):
     assert ender.end(found, 100.0 + GRACE_S, lambda _one: True) == "SIGKILL"
     victim.wait(30)
     assert victim.returncode == -signal.SIGKILL
-    assert ender.end(found, 200.0, lambda _one: True) == ""  # gone
+    assert ender.end(found, 200.0, lambda _one: True) == ""  # the process has ended
     assert ender.sent == {"SIGTERM": 1, "SIGKILL": 1}
 
 
-def test_end_spares_who_has_the_pid_now(victim):
+def test_process_with_a_reused_pid_is_spared(victim):
     processes = Processes()
     found = processes.process(victim.pid)
     assert found is not None
@@ -53,7 +53,7 @@ def test_end_spares_who_has_the_pid_now(victim):
 
 
 def test_one_grace_for_all_processes_of_a_finding(victim):
-    """Or a container would live on by a new process every few seconds."""
+    """With a grace period per process, a container could survive by a new process every few seconds."""
     processes = Processes()
     found = processes.process(victim.pid)
     assert found is not None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers whose files somebody removed from the node, and processes that nobody accounts for: what the watcher can
-still say, what it says that it cannot, and that nobody is ended for it.
+"""Tests the watcher on containers whose files were removed from the node, and on processes of no known container: what
+it still reports, what it reports as unknown, and that it terminates none of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def run(watched: Watched, pid: int, used: int, mounts: str = DELETED) -> None:
     watched.card.running.setdefault(watched.uuid, {})[pid] = used
 
 
-# What of the node's files is gone; whether the plugin has made others since.
+# Which of the node's files are removed, and whether the plugin has made new ones.
 STATES = {
     "all are gone": lambda watched: (
         shutil.rmtree(watched.folder / "ro") or [one.unlink() for one in watched.folder.rglob("*") if one.is_file()]
@@ -42,7 +42,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_container_whose_files_were_removed_is_no_bypass(watched, state):
+def test_removed_files_are_not_a_bypass(watched, state):
     run(watched, 20, 900 * MIB)
     STATES[state](watched)
     assert watched.look(3) == []
@@ -55,14 +55,14 @@ def test_container_whose_files_were_removed_is_no_bypass(watched, state):
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_and_its_limit_holds_by_the_drivers_account(watched, state):
+def test_limit_applies_by_driver_memory_without_files(watched, state):
     run(watched, 20, 6000 * MIB)
     run(watched, 21, 6000 * MIB)
     STATES[state](watched)
     assert watched.look(2) == [MEMORY]
 
 
-def test_started_again_it_is_as_any_other(watched):
+def test_restarted_container_is_judged_normally(watched):
     run(watched, 20, 900 * MIB)
     watched.look(2)
     del watched.card.running[watched.uuid][20]
@@ -73,9 +73,9 @@ def test_started_again_it_is_as_any_other(watched):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_memory_that_nobody_accounts_for(watched, known):
-    """Of strangers, and of folders without a record: bytes by GPU, a figure and a note."""
+    """Memory of foreign processes and of folders without a record becomes a metric by GPU and a note."""
     if known:
-        watched.kind = ""  # a folder that no record explains
+        watched.kind = ""  # a folder without a record
         watched.run(20, 900 * MIB)
     else:
         watched.proc.add(20, group="/docker/other")
@@ -91,8 +91,10 @@ def test_memory_that_nobody_accounts_for(watched, known):
     assert watch_setup.notes(watched.watch.state()) == []
 
 
-def test_programs_of_the_host_are_a_figure_and_a_note(watched):
-    """Nobody ends them and they are no stranger's; but no limit counts what they hold. NVIDIA's own server is none."""
+def test_memory_of_host_programs_is_reported(watched):
+    """Programs of the host are not terminated and are not foreign, but no limit counts their memory. NVIDIA's MPS
+    server is ignored.
+    """
     for pid in (20, 21):
         watched.proc.add(pid, mnt="mnt:[1]", pid="pid:[2]")
     watched.proc.add(22, mnt="mnt:[1]", pid="pid:[2]", name="nvidia-cuda-mps-server")
@@ -112,7 +114,7 @@ def test_programs_of_the_host_are_a_figure_and_a_note(watched):
     assert watched.watch.state().host_bytes == {watched.uuid: 0}
 
 
-def test_a_watcher_that_is_blind_is_a_note(watched):
+def test_blind_watcher_is_reported(watched):
     run(watched, 20, 900 * MIB)
     STATES["all are gone"](watched)
     watched.look()
@@ -120,19 +122,19 @@ def test_a_watcher_that_is_blind_is_a_note(watched):
     assert watched.allocation in note
 
 
-def test_status_says_that_the_watcher_found_something(watched):
+def test_status_shows_findings_of_the_watcher(watched):
     watched.mode = watch.REPORT
     watched.run(20, 900 * MIB)
     watched.look(2)
     (note,) = watch_setup.notes(watched.watch.state())
     assert "1 container" in note and "vgpuctl watch" in note
-    watched.kind = "lease"  # a check of isolation tries it on purpose
+    watched.kind = "lease"  # an isolation check bypasses on purpose
     watched.look(2)
     assert watch_setup.notes(watched.watch.state()) == []
 
 
 @pytest.mark.parametrize("ledger", ["gone", "overwritten"])
-def test_container_whose_ledger_cannot_be_read_is_listed(watched, ledger):
+def test_container_with_an_unreadable_ledger_is_listed(watched, ledger):
     path = watched.folder / "rw" / "ledger"
     path.unlink()
     if ledger == "overwritten":
@@ -146,7 +148,7 @@ def test_container_whose_ledger_cannot_be_read_is_listed(watched, ledger):
     assert row.memory_driver == 900 * MIB
 
 
-# What the maps of a process say of files on the tmpfs 0:50, and whether these were removed.
+# Lines of a process's memory map for files on tmpfs 0:50, and whether these files were removed.
 MAPS = [
     ("7f0000000000-7f0000051000 rw-s 00000000 00:32 4                          /dev/vgpu/0/ledger (deleted)", True),
     ("7f0000000000-7f0000051000 rw-s 00000000 00:32 4                          /ledger", False),
@@ -154,8 +156,8 @@ MAPS = [
 
 
 @pytest.mark.parametrize(("line", "removed"), MAPS)
-def test_container_that_shows_no_mount_is_known_by_what_it_has_mapped(watched, line, removed):
-    """A folder that is removed on the host takes the mounts on it out of every container (rmdir detaches them)."""
+def test_container_without_mounts_is_known_by_its_mapped_files(watched, line, removed):
+    """If a folder is removed on the host, its mounts disappear from every container (rmdir detaches them)."""
     watched.proc.add(20, group=CONTAINER)
     (watched.processes.proc / "20" / "maps").write_text(
         "7f1000000000-7f1000001000 r--p 00000000 fe:00 77 /usr/lib/libc.so.6\nno line of this kind\n" + line + "\n"
@@ -168,7 +170,7 @@ def test_container_that_shows_no_mount_is_known_by_what_it_has_mapped(watched, l
     assert watched.watch.stale() == ({watched.allocation} if removed else frozenset())
 
 
-def test_maps_of_another_file_system_place_nobody(watched):
+def test_maps_of_another_file_system_are_ignored(watched):
     watched.proc.add(20, group="/docker/other")
     (watched.processes.proc / "20" / "maps").write_text("7f00-7f01 rw-s 00000000 00:99 4 /ledger (deleted)\n")
     watched.card.running[watched.uuid] = {20: 900 * MIB}
@@ -176,7 +178,7 @@ def test_maps_of_another_file_system_place_nobody(watched):
     assert watched.watch.state().unplaced == {watched.uuid: 1}
 
 
-def test_slice_that_an_engine_got_by_its_cdi_name_is_named(watched):
+def test_finding_names_a_slice_used_by_cdi_name(watched):
     slice_id = f"{watched.uuid}::12"
     name = watched.files.static_name(slice_id)
     watched.files.make(replace(watched.record, id=name, kind="static", slice_ids=()))

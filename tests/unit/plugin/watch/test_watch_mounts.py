@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is mounted at our paths, by lists of mounts as the kernel writes them; and what the watcher makes of it."""
+"""Tests how the watcher reads mount lists of the kernel and judges mounts at the product's paths."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_lines_of_the_kernel_are_read():
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xff\xfe 1 2", b"1 2 3 4", LINES[:70], bytes(range(256)) * 8])
-def test_what_is_no_line_is_left_out(data):
+def test_invalid_lines_are_skipped(data):
     assert len(parse(data).rows) <= 1
 
 
-def test_own_list_is_read_whole():
-    """Longer than the kernel hands out at a time, as on a host with many containers."""
+def test_mount_list_is_read_completely():
+    """The list is longer than the kernel returns per read, as on a host with many containers."""
     data = mounts.read("/proc/self/mountinfo")
     assert data == Path("/proc/self/mountinfo").read_bytes()
     assert data.endswith(b"\n")
@@ -56,15 +56,25 @@ def table(*rows: tuple[int, int, str, str, str]) -> mounts.Table:
 
 
 ROOT, DEV = (1, 0, "0:9", "/", "/"), (2, 1, "0:5", "/", "/dev")
-# Mounts over those two; a path; the number of the mount that it leads to.
+# columns: the case, mounts in addition to ROOT and DEV, a path, the number of the mount at this path
 SEEN: list[tuple[str, list[tuple[int, int, str, str, str]], str, int]] = [
-    ("nothing there", [], "/dev/vgpu/0", 2),
-    ("a mount at it", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0", 3),
-    ("below it", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0/limits", 3),
-    ("one that only begins so", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/01", 2),
-    ("the later one lies on top", [(3, 1, "0:7", "/x", "/a"), (4, 3, "0:8", "/", "/a")], "/a", 4),
-    ("hidden by one over a folder above", [(3, 1, "0:7", "/x", "/b/a"), (4, 1, "0:8", "/", "/b")], "/b/a", 4),
-    ("not hidden by one that is below it", [(4, 1, "0:8", "/", "/b"), (3, 4, "0:7", "/x", "/b/a")], "/b/a", 3),
+    ("no mount at the path", [], "/dev/vgpu/0", 2),
+    ("a mount at the path", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0", 3),
+    ("a path below a mount", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0/limits", 3),
+    ("a path that only starts like the mount's path", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/01", 2),
+    ("a later mount covers an earlier one", [(3, 1, "0:7", "/x", "/a"), (4, 3, "0:8", "/", "/a")], "/a", 4),
+    (
+        "a later mount over a parent folder hides the mount",
+        [(3, 1, "0:7", "/x", "/b/a"), (4, 1, "0:8", "/", "/b")],
+        "/b/a",
+        4,
+    ),
+    (
+        "a mount below a mounted parent folder is visible",
+        [(4, 1, "0:8", "/", "/b"), (3, 4, "0:7", "/x", "/b/a")],
+        "/b/a",
+        3,
+    ),
     ("a root over the root", [(3, 1, "0:7", "/", "/")], "/b", 3),
 ]
 
@@ -83,17 +93,17 @@ def test_mounts_below_a_chroot_have_no_root():
     assert table((7, 3, "0:7", "/x", "/dev")).seen_at("/etc") is None
 
 
-# Where the node's own path lies, on a host and in a pod that has /run/vgpu mounted from it.
+# Where the node's folder is, on a host and in a pod that has /run/vgpu mounted.
 PLACES: list[tuple[str, list[tuple[int, int, str, str, str]], bool, Place]] = [
     ("on the host", [ROOT, (2, 1, "0:25", "/", "/run")], True, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
     ("in a pod", [ROOT, (2, 1, "0:25", "/vgpu", "/run/vgpu")], False, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
-    ("a pod that has it not", [ROOT], False, Place("/p", "", "")),
+    ("a pod without this mount", [ROOT], False, Place("/p", "", "")),
     ("on the root of the host", [ROOT], True, Place("/p", "0:9", "/run/vgpu/allocations/a/ro")),
 ]
 
 
 @pytest.mark.parametrize(("about", "rows", "own_root", "place"), PLACES, ids=[row[0] for row in PLACES])
-def test_where_the_nodes_path_lies(about, rows, own_root, place):
+def test_location_of_the_nodes_path(about, rows, own_root, place):
     assert place_of(table(*rows), "/p", "/run/vgpu/allocations/a/ro", own_root) == place
 
 
@@ -131,37 +141,63 @@ def over(parent: int, point: str) -> str:
 
 
 MOVED = OLD.replace(" /etc/vgpu/limits ", " /etc/o/limits ")
-# Of a version that made a root for each allocation.
+# Mounts of a version that made a root for each allocation.
 OWN_ROOT = NEW.replace(" /root /dev", " /allocations/aaaa/root /dev")
 OTHER_VERSION = NEW.replace("{library}", "{library}x")
-# The container's own mounts; a word of what is said of them, empty: nothing; whether they are the old ones.
+# columns: the case, the container's mounts, words of the finding (empty: none), whether the mounts are of the old
+# version
 CONTAINERS: list[tuple[str, str, str, bool]] = [
     ("as the node mounted them", TOP + NEW, "", False),
     ("another version of the library, as before an upgrade", TOP + OTHER_VERSION, "", False),
-    ("a library that lies elsewhere", TOP + NEW.replace("{library}", "/data/0.1.0"), "/dev/vgpu/lib", False),
-    ("a ledger that was made anew since", TOP + NEW.replace("/ledger /dev", "/ledger//deleted /dev"), "", False),
-    ("a volume elsewhere", TOP + NEW + over(40, "/data"), "", False),
+    ("a library from another folder", TOP + NEW.replace("{library}", "/data/0.1.0"), "/dev/vgpu/lib", False),
+    ("a ledger that was replaced meanwhile", TOP + NEW.replace("/ledger /dev", "/ledger//deleted /dev"), "", False),
+    ("a volume at another path", TOP + NEW + over(40, "/data"), "", False),
     ("shared memory", TOP + NEW + over(41, "/dev/shm"), "", False),
     ("a file over the limits", TOP + NEW + over(51, "/dev/vgpu/0/limits"), "at /dev/vgpu/0/limits", False),
-    ("a folder over ours", TOP + NEW + over(51, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
-    ("a folder over all of ours", TOP + NEW + over(49, "/dev/vgpu"), "at /dev/vgpu ", False),
-    ("below ours", TOP + over(41, "/dev/vgpu") + NEW.replace("49 41 ", "49 60 "), "", False),
+    ("a folder over the share", TOP + NEW + over(51, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
+    ("a folder over /dev/vgpu", TOP + NEW + over(49, "/dev/vgpu"), "at /dev/vgpu ", False),
+    (
+        "a foreign mount under the product's mount",
+        TOP + over(41, "/dev/vgpu") + NEW.replace("49 41 ", "49 60 "),
+        "",
+        False,
+    ),
     ("a root that the node does not have", TOP + OWN_ROOT, "at /dev/vgpu ", False),
-    ("not the folder of all", TOP + without(NEW, "/dev/vgpu").replace(" 49 ", " 41 "), "/dev/vgpu nothing", False),
+    (
+        "no root folder at /dev/vgpu",
+        TOP + without(NEW, "/dev/vgpu").replace(" 49 ", " 41 "),
+        "/dev/vgpu nothing",
+        False,
+    ),
     ("a file over the preload", TOP + NEW + over(54, "/etc/ld.so.preload"), "at /etc/ld.so.preload", False),
     ("a folder over /etc", TOP + NEW + over(40, "/etc"), "/etc/ld.so.preload nothing of ours", False),
     ("a folder over /dev", TOP + NEW + over(41, "/dev"), "at /dev/vgpu nothing of ours", False),
     ("another GPU's page", TOP + NEW + over(51, "/dev/vgpu/0/gpu-x"), "expected nothing", False),
-    ("a share that we did not give", TOP + NEW + over(49, "/dev/vgpu/1"), "expected nothing", False),
+    ("an additional share", TOP + NEW + over(49, "/dev/vgpu/1"), "expected nothing", False),
     ("no preload", TOP + without(NEW, "/etc/ld.so.preload"), "/etc/ld.so.preload nothing of ours", False),
     ("files of another allocation", TOP + NEW.replace("/aaaa/ro /dev", "/cccc/ro /dev"), "/cccc/ro", False),
-    ("old ones", TOP + OLD, "", True),
-    ("old ones on a tmpfs at /run", TOP + over(40, "/run") + OLD.replace(" 40 0:50", " 60 0:50"), "", True),
-    ("old ones, the folder renamed from inside", TOP + MOVED, "", True),
-    ("old ones, a file over the limits", TOP + OLD + over(51, "/etc/vgpu/limits"), "at /etc/vgpu/limits", True),
-    ("old ones, and a volume next to them", TOP + OLD + over(40, "/run/vgpu/x"), "expected nothing", True),
-    ("no mount of ours, as below chroot", "", "", False),
-    ("below chroot, with one of its own", over(1, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
+    ("mounts of the old version", TOP + OLD, "", True),
+    (
+        "mounts of the old version on a tmpfs at /run",
+        TOP + over(40, "/run") + OLD.replace(" 40 0:50", " 60 0:50"),
+        "",
+        True,
+    ),
+    ("mounts of the old version, folder renamed by the container", TOP + MOVED, "", True),
+    (
+        "mounts of the old version, a file over the limits",
+        TOP + OLD + over(51, "/etc/vgpu/limits"),
+        "at /etc/vgpu/limits",
+        True,
+    ),
+    (
+        "mounts of the old version and a volume next to them",
+        TOP + OLD + over(40, "/run/vgpu/x"),
+        "expected nothing",
+        True,
+    ),
+    ("no product mount, as below chroot", "", "", False),
+    ("below chroot, with a mount of the tenant", over(1, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
 ]
 
 
@@ -175,7 +211,7 @@ def watched(tmp_path) -> Watched:
 
 
 def run(watched: Watched, pid: int, listed: str) -> None:
-    """A process of the container with these mounts; all that it holds is charged."""
+    """Adds a process of the container with these mounts and 100 MiB of memory."""
     watched.proc.add(pid, group=CONTAINER)
     text = listed.format(library=watched.library_folder, uuid=watched.uuid)
     (watched.proc.root / str(pid) / "mountinfo").write_text(text)
@@ -184,7 +220,8 @@ def run(watched: Watched, pid: int, listed: str) -> None:
 
 @pytest.mark.parametrize(("about", "listed", "said", "old"), CONTAINERS, ids=[row[0] for row in CONTAINERS])
 def test_mounts_of_a_container(watched, about, listed, said, old):
-    run(watched, 19, TOP + (OLD if old else NEW))  # another of the same container, by whom a hidden one is known
+    # another process of the same container, by which a hidden process is recognised
+    run(watched, 19, TOP + (OLD if old else NEW))
     run(watched, 20, listed)
     descriptors = [watched.charge(pid, 100 * MIB, slot=pid) for pid in (19, 20)]
     found = watched.look(2)
@@ -207,12 +244,12 @@ OWN = [
 
 @pytest.mark.parametrize(("about", "listed", "said"), OWN, ids=[row[0] for row in OWN])
 def test_mounts_of_an_allocation_with_a_root_of_its_own(watched, about, listed, said):
-    """As a container has them that began before an upgrade."""
+    """The container started before an upgrade."""
     root = watched.folder / "root"
     root.unlink()
     for name in ("lib", "0"):
         (root / name).mkdir(parents=True)
-    watched.files.make_share(watched.record)  # as this version does with a folder that is there
+    watched.files.make_share(watched.record)  # as this version does with an existing folder
     run(watched, 20, listed)
     descriptor = watched.charge(20, 100 * MIB, slot=20)
     assert watched.look(2) == ([FOREIGN] if said else [])
@@ -223,11 +260,11 @@ def test_mounts_of_an_allocation_with_a_root_of_its_own(watched, about, listed, 
 STACKED = "".join(f"{n} {n - 1} " + EVIL.format("/dev/vgpu") for n in range(100, 5100)).replace("100 99 ", "100 49 ", 1)
 NEXT = "".join(f"{n} 51 " + EVIL.format(f"/dev/vgpu/0/{n}") for n in range(100, 5100))
 ELSEWHERE = "".join(f"{n} {n - 1} " + EVIL.format("/dev") for n in range(100, 5100)).replace("100 99 ", "100 41 ", 1)
-# What a tenant mounts in a user namespace of its own to keep the watcher busy; a word of what is said of it.
+# Mounts that a tenant makes in its own user namespace to keep the watcher busy, and words of the finding.
 MANY = [
-    ("one over the other", STACKED, "5006 mounts"),
-    ("side by side", NEXT, "5006 mounts"),
-    ("above", ELSEWHERE, "at "),
+    ("each mount over the one before", STACKED, "5006 mounts"),
+    ("mounts next to each other", NEXT, "5006 mounts"),
+    ("mounts over a parent folder", ELSEWHERE, "at "),
 ]
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes are on a GPU, by lists of a driver that is a double, and whose each is, on a /proc laid out in a
-folder.
+"""Tests which processes use a GPU, by process lists of a driver double, and which container each process belongs to,
+by a fake /proc.
 """
 
 from __future__ import annotations
@@ -23,26 +23,30 @@ from ..samples import until
 
 POD_UID = "11111111-2222-3333-4444-555555555555"
 DEVICES = {"0:50": "aaaa", "0:51": "bbbb"}
-# What is added to a /proc where process 20 of a container with allocation aaaa runs; whose process 30 is then.
+# Changes to a /proc in which process 20 belongs to allocation aaaa, and the allocation of process 30 then.
 OWNERS: list[tuple[str, dict[str, Any], set[str] | None]] = [
     ("the ledger is mounted", {"mounts": "0:50=/ledger"}, {"aaaa"}),
-    ("its file was made anew since", {"mounts": "0:50=/ledger//deleted"}, {"aaaa"}),
+    ("the mounted ledger was replaced meanwhile", {"mounts": "0:50=/ledger//deleted"}, {"aaaa"}),
     ("in the host's pid namespace, the ledger mounted", {"pid": HOST_PID, "mounts": "0:51=/ledger"}, {"bbbb"}),
     ("a process of the host", {"mnt": HOST_MNT, "pid": HOST_PID, "mounts": "0:50=/ledger", "group": CONTAINER}, None),
     ("a service with mounts of its own", {"pid": HOST_PID, "mounts": "0:50=/ 0:51=/", "group": CONTAINER}, None),
     ("a container without a slice", {"group": "/docker/other"}, None),
     ("the node's folders in a container (a monitor)", {"mounts": "0:50=/ 0:51=/", "group": "/docker/m"}, None),
     ("chroot in the container", {"group": CONTAINER}, {"aaaa"}),
-    ("and a group below its own", {"group": CONTAINER + "/own", "pid": "pid:[99]"}, {"aaaa"}),
+    ("chroot and a group below the container's", {"group": CONTAINER + "/own", "pid": "pid:[99]"}, {"aaaa"}),
     ("a group whose name only begins so", {"group": CONTAINER + "2"}, None),
-    ("all of a pod hides", {"group": f"/kubepods/burstable/pod{POD_UID}/77"}, {"bbbb"}),
-    ("by systemd's driver", {"group": f"/x.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/c.scope"}, {"bbbb"}),
+    ("all processes of a pod hide", {"group": f"/kubepods/burstable/pod{POD_UID}/77"}, {"bbbb"}),
+    (
+        "all processes of a pod hide, systemd cgroup driver",
+        {"group": f"/x.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/c.scope"},
+        {"bbbb"},
+    ),
     ("a pod with two slices", {"group": "/kubepods/pod99999999-2222-3333-4444-555555555555/1"}, None),
     ("no group", {"group": "/"}, None),
     ("a pod on the host's pids, below chroot", {"pid": HOST_PID, "group": f"/kubepods/pod{POD_UID}/77"}, {"bbbb"}),
     ("a container on the host's pids, unknown", {"pid": HOST_PID, "group": "/docker/" + "0a" * 32}, None),
 ]
-# Of those above that no container is known of, the ones that are not the host's either.
+# Cases in which process 30 belongs neither to a known container nor to the host.
 STRANGERS = (
     "a container without a slice",
     "the node's folders in a container (a monitor)",
@@ -68,20 +72,20 @@ def test_whose_a_process_is(tmp_path, about, what, owner):
     assert found.gone == {4711}
 
 
-def test_group_is_known_for_as_long_as_the_allocation(tmp_path):
+def test_group_is_remembered_while_the_allocation_exists(tmp_path):
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
     proc.add(30, group=CONTAINER)
     processes = Processes(tmp_path)
     assert processes.of([20], DEVICES) == {20: frozenset({"aaaa"})}
-    proc.end(20)  # the one that showed its mounts
+    proc.end(20)  # the process that showed its mounts
     assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
     assert processes.of([30], {"0:51": "bbbb"}) == {}
     assert processes.of([30], DEVICES) == {}
 
 
-def test_who_cannot_see_the_host_believes_mounts_alone(tmp_path):
-    """Without the host's namespaces nobody can tell its processes from those that hide."""
+def test_only_mounts_count_without_the_hosts_namespaces(tmp_path):
+    """Without the host's namespaces, processes of the host cannot be distinguished from processes that hide."""
     proc = Proc(tmp_path)
     proc.end(1)
     proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
@@ -89,7 +93,7 @@ def test_who_cannot_see_the_host_believes_mounts_alone(tmp_path):
     assert Processes(tmp_path).of([20, 30], DEVICES) == {20: frozenset({"aaaa"})}
 
 
-def test_namespaces_of_the_program_itself_are_the_host(tmp_path):
+def test_programs_own_namespaces_count_as_the_host(tmp_path):
     proc = Proc(tmp_path)
     proc.end(1)
     proc.add("self", mnt=HOST_MNT, pid=HOST_PID)
@@ -99,7 +103,7 @@ def test_namespaces_of_the_program_itself_are_the_host(tmp_path):
     assert Processes(tmp_path).of([30, 40], DEVICES) == {30: frozenset({"aaaa"})}
 
 
-def test_all_processes_are_looked_at_once_in_a_while_for_a_stranger(tmp_path):
+def test_all_processes_are_scanned_occasionally_for_a_stranger(tmp_path):
     proc, now, looks = Proc(tmp_path), [100.0], []
     proc.add(30, group="/docker/other")
     processes = Processes(tmp_path, lambda: now[0])
@@ -109,13 +113,13 @@ def test_all_processes_are_looked_at_once_in_a_while_for_a_stranger(tmp_path):
         now[0] = float(second)
         assert processes.of([30], DEVICES) == {}
         assert len(looks) == count
-    proc.add(31, mounts="0:50=/ledger", group="/docker/other")  # its container has one after all
+    proc.add(31, mounts="0:50=/ledger", group="/docker/other")  # the process belongs to a known container after all
     now[0] = 161.0
     assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
 
 
 CROWD = 200
-# The groups of a container's processes: one for all, or one for each below it.
+# Control groups of a container's processes: one for all, or one below it for each.
 CROWDED = [
     ("one group", "/docker/" + "0a" * 32, lambda n: "", 1),
     ("a group each", "/docker/" + "0a" * 32, lambda n: f"/{n}", 1),
@@ -126,8 +130,10 @@ CROWDED = [
 
 
 @pytest.mark.parametrize(("about", "group", "below", "groups"), CROWDED, ids=[row[0] for row in CROWDED])
-def test_a_crowd_with_long_lists_does_not_keep_the_watcher(tmp_path, monkeypatch, about, group, below, groups):
-    """Each process of a tenant may have as many mounts as the kernel lets it; the rest of the machine is looked at."""
+def test_many_long_mount_lists_do_not_block_the_watcher(tmp_path, monkeypatch, about, group, below, groups):
+    """Each process of a tenant may have as many mounts as the kernel allows. The watcher must still check all other
+    processes.
+    """
     proc, read = Proc(tmp_path), []
     long = "".join(f"{n} 22 0:66 /x /m/{n} rw - tmpfs tmpfs rw\n" for n in range(100, 30_000))
     for n in range(CROWD):
@@ -150,14 +156,14 @@ def test_a_crowd_with_long_lists_does_not_keep_the_watcher(tmp_path, monkeypatch
 
     monkeypatch.setattr(mounts, "read", counted)
     place = Processes(tmp_path).place([1000, 5001], DEVICES, dict)
-    assert place.owners == {5001: frozenset({"aaaa"})}  # named all the same: whose nobody knows
+    assert place.owners == {5001: frozenset({"aaaa"})}  # reported as a process of an unknown container
     assert place.strangers == {1000}
-    # The first read is of the process that is on the GPU.
+    # The first read is of the process on the GPU.
     assert sum(read[1:]) <= groups * (MOST_OF_OTHERS + LONGEST_OF_OTHERS + (1 << 16))
 
 
-def test_one_of_a_crowd_that_shows_its_ledger_speaks_for_all(tmp_path):
-    """Ours are mounted before a container's first process runs, so they come first in its list."""
+def test_one_visible_ledger_identifies_the_whole_group(tmp_path):
+    """The product's mounts exist before a container's first process runs, so they come first in its list."""
     proc = Proc(tmp_path)
     proc.add(30, group=CONTAINER)
     for n in range(CROWD):
@@ -169,7 +175,7 @@ def test_one_of_a_crowd_that_shows_its_ledger_speaks_for_all(tmp_path):
 
 
 @pytest.mark.parametrize("gone", [{"state": "Z"}, {"state": "X"}, {"memory": ""}])
-def test_process_that_is_about_to_go_is_none(tmp_path, gone):
+def test_ending_process_is_ignored(tmp_path, gone):
     proc = Proc(tmp_path)
     proc.add(20)
     proc.add(30, **gone)
@@ -183,7 +189,7 @@ GONE = {"state": "Z", "memory": ""}
 
 
 def ended_leader(proc: Proc, number: int, *tasks: dict[str, Any]) -> None:
-    """A process whose first thread has ended: /proc shows neither its memory nor its mount namespace."""
+    """Makes a process whose first thread has ended: /proc shows neither its memory nor its mount namespace."""
     proc.add(number, group=CONTAINER, inner="7", **GONE)
     for at, task in enumerate(tasks):
         proc.add(number, task=number + at, **{"inner": "7", "group": CONTAINER, **task})
@@ -193,10 +199,10 @@ def ended_leader(proc: Proc, number: int, *tasks: dict[str, Any]) -> None:
             (folder / "mountinfo").unlink()
 
 
-# The threads that are there; whether the process is found.
+# columns: the remaining threads, whether the process is found
 LEADERS: list[tuple[str, list[dict[str, Any]], bool]] = [
     ("a second thread goes on", [GONE, {"mounts": "0:50=/ledger"}], True),
-    ("so does a third one alone", [GONE, GONE, {"mounts": "0:50=/ledger"}], True),
+    ("only the third thread goes on", [GONE, GONE, {"mounts": "0:50=/ledger"}], True),
     ("no other thread", [GONE], False),
     ("no thread can be read", [], False),
 ]
@@ -218,7 +224,7 @@ device = os.stat(sys.argv[1]).st_dev
 print(f"{os.major(device)}:{os.minor(device)}", flush=True)
 ctypes.CDLL(None).pthread_exit(None)
 """
-# In a mount namespace of its own, with the ledger of a tmpfs mounted as a container has it.
+# The process has its own mount namespace, with a ledger on a tmpfs mounted as in a container.
 CONTAINED = (
     'mount -t tmpfs t "$1" && touch "$1/ledger" "$1/at" && mount --bind "$1/ledger" "$1/at" && exec "$2" -c "$3" "$1"'
 )
@@ -244,7 +250,7 @@ def test_real_process_whose_first_thread_has_ended(tmp_path):
             one.kill()
 
 
-def test_name_of_a_process_stays_on_its_line(tmp_path):
+def test_control_characters_in_a_process_name_are_replaced(tmp_path):
     proc = Proc(tmp_path)
     proc.add(30, name="a\x1b[31m b", inner="7")
     assert Processes(tmp_path).process(30) == Process(30, 5, "a?[31m b", (77, 7))
@@ -253,8 +259,8 @@ def test_name_of_a_process_stays_on_its_line(tmp_path):
 HYBRID = "12:memory:/docker/{0}\n11:pids:/docker/{0}\n1:name=systemd:/docker/{0}\n0::/system.slice/containerd.service\n"
 
 
-def test_a_group_of_the_daemon_is_no_container(tmp_path):
-    """On a hybrid host version 2 names the daemon's own group for every container of it."""
+def test_daemons_group_is_not_a_container(tmp_path):
+    """On a hybrid cgroup host, version 2 names the daemon's own group for every container of the daemon."""
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", groups=HYBRID.format("mine"))
     proc.add(30, groups=HYBRID.format("other"))
@@ -263,8 +269,8 @@ def test_a_group_of_the_daemon_is_no_container(tmp_path):
     assert Processes(tmp_path).of([20, 30, 31], DEVICES) == {20: mine, 31: mine}
 
 
-def test_the_root_group_is_none_from_below_either(tmp_path):
-    """As a pod with a namespace of control groups sees a container without a group of its own."""
+def test_root_group_is_not_a_container_in_a_cgroup_namespace(tmp_path):
+    """A pod with its own cgroup namespace sees this path for a container without a group of its own."""
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", group="/../../..")
     proc.add(30, group="/../../../docker/other")
@@ -274,7 +280,7 @@ def test_the_root_group_is_none_from_below_either(tmp_path):
 UNSUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 LISTED = [
-    # about, compute, graphics, what is listed; None: it is a fault
+    # columns: the case, compute processes, graphics processes, the resulting list (None: an error)
     ("compute alone", [(7, 100)], [], {7: 100}),
     ("Vulkan alone, which goes round the library", [], [(8, 300)], {8: 300}),
     ("both at once, which the driver lists twice with one figure", [(7, 500)], [(7, 500)], {7: 500}),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node judges by what the node knows: whatever a tenant writes, and while it is read. `make fuzz` tries more."""
+"""Property tests of the watcher: its findings do not depend on what a tenant writes, even during a poll. `make fuzz`
+tries more cases.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ PAGE = abi_files.pack_tenant_page([ledgers.UUID], "aaaa")
 
 @pytest.fixture(autouse=True)
 def without_pauses():
-    """Between two accounts of one poll, which read the same here."""
+    """Removes the pause between the two ledger reads of one poll; both read the same here."""
     before, watch.TRY_S = watch.TRY_S, 0.0
     yield
     watch.TRY_S = before
@@ -37,8 +39,8 @@ def test_container_above_its_limit_is_named_in_two_polls(images, page, held, imp
         attack.verdict(used)
 
 
-def test_slot_that_comes_and_goes_does_not_escape(tmp_path):
-    """Between two readings of one poll, and from poll to poll, it lives, and says any figure, or does not."""
+def test_intermittent_slot_is_still_reported(tmp_path):
+    """The slot exists at one read and not at the next, with any value, within one poll and between polls."""
     with ledgers.Attack() as attack:
         slot = bytearray(EMPTY)
         ledgers._put(slot, abi_files.fields.LEDGER_SLOT_OFFSET, ledgers.fields.LEDGER_SLOT_FIELDS, "pid", 20)
@@ -47,7 +49,7 @@ def test_slot_that_comes_and_goes_does_not_escape(tmp_path):
         attack.verdict(FULL)
 
 
-def test_ledger_of_no_slots_of_any_size_costs_nothing():
+def test_ledger_without_slots_is_cheap_to_read():
     head = bytearray(EMPTY)
     for name, value in (("slot_count", 0), ("slot_size", 0xFFFFFFFF)):
         ledgers._put(head, 0, ledgers.fields.LEDGER_FIELDS, name, value)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute share by the driver against the node's: who took too much of the time, and who used what nobody wanted."""
+"""Tests the compute share by the driver's samples: which container used too much time, and which used
+only idle time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ MS = 1_000_000
 
 
 def page(watched: Watched, gate: str = "none", opened_ns: int = 0, allocation: str = "aaaa") -> None:
-    """What the arbiter says now."""
+    """Writes the arbiter's GPU page."""
     data = bytearray(abi_files.pack_gpu_page(watched.uuid, allocation))
     values = {"heartbeat_ns": int(watched.now * 1e9), "gate": abi_files.fields.GATES[gate], "rate_ppm": 10**6}
     for name, value in {**values, "open_ns": opened_ns}.items():
@@ -39,17 +41,17 @@ def took(*parts: tuple[float, float, float], share: float = 0.2) -> Took | None:
     return window.took(share)
 
 
-# Seconds, used, alone of each part; what was found and allowed; whether it is too much.
+# columns: (seconds, used time, time alone) of each interval, the found and the allowed share, whether it is a violation
 WINDOWS: list[tuple[str, list[tuple[float, float, float]], tuple[float, float, bool] | None]] = [
-    ("not full yet", [(2, 2, 0)] * 4, None),
-    ("all of it, in company", [(2, 2, 0)] * 5, (1, 0.2, True)),
-    ("all of it, alone", [(2, 2, 2)] * 5, (1, 1, False)),
-    ("its share, in company", [(2, 0.4, 0)] * 5, (0.2, 0.2, False)),
-    ("as much as is tolerated", [(2, 0.6, 0)] * 5, (0.3, 0.2, False)),
-    ("a point more", [(2, 0.62, 0)] * 5, (0.31, 0.2, True)),
-    ("alone for half of the time, and its share else", [(2, 2, 2), (2, 0.4, 0)] * 3, (0.52, 0.52, False)),
-    ("alone for a tenth, and all of it", [(2, 2, 0.2)] * 5, (1, 0.28, True)),
-    ("what was long ago is over", [(2, 2, 0)] * 9 + [(2, 0, 0)] * 5, (0, 0.2, False)),
+    ("window not full yet", [(2, 2, 0)] * 4, None),
+    ("all of the time, GPU shared", [(2, 2, 0)] * 5, (1, 0.2, True)),
+    ("all of the time, GPU not shared", [(2, 2, 2)] * 5, (1, 1, False)),
+    ("its share, GPU shared", [(2, 0.4, 0)] * 5, (0.2, 0.2, False)),
+    ("the tolerated maximum", [(2, 0.6, 0)] * 5, (0.3, 0.2, False)),
+    ("one point over the tolerated maximum", [(2, 0.62, 0)] * 5, (0.31, 0.2, True)),
+    ("not shared for half of the time, else its share", [(2, 2, 2), (2, 0.4, 0)] * 3, (0.52, 0.52, False)),
+    ("not shared for a tenth of the time, all of the time used", [(2, 2, 0.2)] * 5, (1, 0.28, True)),
+    ("old intervals do not count", [(2, 2, 0)] * 9 + [(2, 0, 0)] * 5, (0, 0.2, False)),
 ]
 
 
@@ -76,33 +78,33 @@ SHARES: list[tuple[dict[str, Any], dict[str, Any], float | None]] = [
 
 
 @pytest.mark.parametrize(("limits", "device", "share"), SHARES)
-def test_share_that_binds(limits, device, share):
+def test_effective_share(limits, device, share):
     assert shares.share_of(limits, device) == share
 
 
 NOW = 10**12
 PAGE = {"open_ns": 500 * MS, "gate": "closed", "rate_ppm": 10**6, "heartbeat_ns": NOW - MS}
 ALONE: list[tuple[str, dict[str, Any] | None, dict[str, Any] | None, float]] = [
-    ("the arbiter counted", PAGE, {**PAGE, "open_ns": 1500 * MS}, 1.0),
-    ("and let it not", PAGE, PAGE, 0.0),
-    ("no page", PAGE, None, 2.0),
-    ("the first look", None, PAGE, 2.0),
-    ("a page that was made anew", PAGE, {**PAGE, "open_ns": 0}, 2.0),
-    ("an arbiter that does not count", {**PAGE, "gate": "open"}, {**PAGE, "gate": "open"}, 2.0),
-    ("an arbiter that ended at an open gate", PAGE, {**PAGE, "gate": "open", "heartbeat_ns": NOW - 300 * MS}, 0.0),
-    ("an open gate at the share, by policy", PAGE, {**PAGE, "gate": "open", "rate_ppm": 200_000}, 0.0),
-    ("no arbiter at all", {**PAGE, "heartbeat_ns": 0}, {**PAGE, "heartbeat_ns": 0}, 0.0),
+    ("one second of open gate", PAGE, {**PAGE, "open_ns": 1500 * MS}, 1.0),
+    ("gate closed all the time", PAGE, PAGE, 0.0),
+    ("no GPU page", PAGE, None, 2.0),
+    ("first poll", None, PAGE, 2.0),
+    ("the GPU page was replaced", PAGE, {**PAGE, "open_ns": 0}, 2.0),
+    ("gate always open", {**PAGE, "gate": "open"}, {**PAGE, "gate": "open"}, 2.0),
+    ("arbiter ended while the gate was open", PAGE, {**PAGE, "gate": "open", "heartbeat_ns": NOW - 300 * MS}, 0.0),
+    ("gate open, rate limited to the share by policy", PAGE, {**PAGE, "gate": "open", "rate_ppm": 200_000}, 0.0),
+    ("no arbiter", {**PAGE, "heartbeat_ns": 0}, {**PAGE, "heartbeat_ns": 0}, 0.0),
 ]
 
 
 @pytest.mark.parametrize(("about", "before", "after", "seconds"), ALONE, ids=[row[0] for row in ALONE])
-def test_time_for_which_it_might_have_all(about, before, after, seconds):
+def test_time_without_competition(about, before, after, seconds):
     assert shares.open_s(before, after, 2.0, NOW) == seconds
 
 
 @pytest.fixture
 def watched(tmp_path) -> Watched:
-    """A share of 50 % in process 20, whose memory is charged."""
+    """A container with a share of 50 %: process 20, whose memory is in the ledger."""
     out = Watched(tmp_path)
     out.run(20, 100 * MIB)
     descriptor = out.charge(20, 100 * MIB)
@@ -113,7 +115,7 @@ def watched(tmp_path) -> Watched:
 
 @pytest.mark.parametrize(("percent", "found"), [(50, []), (67, []), (68, [MORE_TIME]), (100, [MORE_TIME])])
 def test_more_time_than_the_share_is_named(watched, percent, found):
-    """67.5 %: a quarter and five points more than 50."""
+    """The threshold is 67.5 %: 50 % plus a quarter plus five points."""
     watched.card.taken = {20: percent}
     assert watched.look(6) == []
     assert watched.look() == found
@@ -138,7 +140,7 @@ def test_who_is_alone_may_use_all(watched):
     for turn in range(12):
         page(watched, "open", int(turn * 2e9))
         assert watched.look() == []
-    # A neighbour wakes up: the arbiter holds both to their shares from now on.
+    # The second container becomes active: from now on the arbiter limits both to their shares.
     page(watched, "closed", int(11 * 2e9))
     watched.card.taken = {20: 50}
     assert watched.look(8) == []
@@ -146,34 +148,34 @@ def test_who_is_alone_may_use_all(watched):
     assert watched.look(5) == [MORE_TIME]
 
 
-def test_policy_that_limits_nobody(watched):
+def test_policy_without_limits(watched):
     watched.record = replace(watched.record, limits={**watched.record.limits, "core_policy": "disable"})
     watched.card.taken = {20: 100}
     assert watched.look(9) == []
 
 
-def test_nobody_is_ended_for_time(watched):
-    """A kernel of half a minute cannot be held to a share by anybody, and is honest."""
+def test_no_process_is_terminated_for_its_time(watched):
+    """A kernel of half a minute cannot be stopped in time, and it is no attack."""
     watched.mode = watch.END
     watched.card.taken = {20: 100}
     assert watched.look(30) == [MORE_TIME]
     assert watched.ender.asked == []
 
 
-def test_silence_of_the_driver_is_no_time(watched):
-    """What was taken meanwhile is not known: the ten seconds begin again."""
+def test_missing_samples_are_not_counted_as_time(watched):
+    """Without samples the used time is unknown, so the ten seconds start again."""
     watched.card.taken = {20: 100}
     watched.look(5)
     watched.card.fault = "GPU is lost"
     watched.look()
     watched.card.fault = ""
     assert watched.look(6) == []
-    watched.card.taken = None  # a driver that has no such figures
+    watched.card.taken = None  # a driver without these samples
     assert watched.look(9) == []
 
 
 class Sampled:
-    """The binding of NVML, which lists samples of processes."""
+    """Replaces the NVML binding: returns lists of process samples."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer

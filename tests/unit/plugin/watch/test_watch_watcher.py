@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher: its rule on tables, whom it names, and who is ended."""
+"""Tests the watcher: its rule by tables, the processes that it names, and the processes that it terminates."""
 
 from __future__ import annotations
 
@@ -26,24 +26,30 @@ def process(pid: int = 10, space: int = 77) -> Process:
     return Process(pid, 5, "python", (space, pid))
 
 
-# Bytes by the driver of each process; slots by (namespace, pid); contexts count; the reasons.
+# columns: driver memory of each process, slots by (namespace, pid), whether contexts count, the findings
 RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, list[str]]] = [
-    ("charged to the byte", {10: 900 * MIB}, {(77, 10): 900 * MIB}, True, []),
-    ("charged more than it has", {10: 300 * MIB}, {(77, 10): 900 * MIB}, True, []),
+    ("ledger equals the driver's value", {10: 900 * MIB}, {(77, 10): 900 * MIB}, True, []),
+    ("ledger has more than the driver", {10: 300 * MIB}, {(77, 10): 900 * MIB}, True, []),
     ("no slot at all", {10: 1}, {}, True, [NO_SLOT]),
-    ("no slot, and the driver does not tell its memory", {10: None}, {}, True, [NO_SLOT]),
+    ("no slot, memory unknown to the driver", {10: None}, {}, True, [NO_SLOT]),
     ("the slot of the same pid in another pid namespace", {10: 1}, {(78, 10): 5}, True, [NO_SLOT]),
-    ("a library that wrote no namespace", {10: 1}, {(0, 10): 5}, True, []),
-    ("within a step of the library", {10: 164 * MIB}, {(77, 10): 100 * MIB}, True, []),
-    ("a byte over it", {10: 164 * MIB + 1}, {(77, 10): 100 * MIB}, True, [MEMORY]),
-    ("large ones by part", {10: 16000 * MIB}, {(77, 10): 15000 * MIB}, True, []),
-    ("and a byte over that", {10: 16000 * MIB}, {(77, 10): 15000 * MIB - 1}, True, [MEMORY]),
-    ("a context that does not count", {10: 1164 * MIB}, {(77, 10): 100 * MIB}, False, []),
-    ("more than any context", {10: 1200 * MIB}, {(77, 10): 100 * MIB}, False, [MEMORY]),
+    ("slot without a namespace", {10: 1}, {(0, 10): 5}, True, []),
+    ("within the tolerance", {10: 164 * MIB}, {(77, 10): 100 * MIB}, True, []),
+    ("one byte over the tolerance", {10: 164 * MIB + 1}, {(77, 10): 100 * MIB}, True, [MEMORY]),
+    ("large process within the relative tolerance", {10: 16000 * MIB}, {(77, 10): 15000 * MIB}, True, []),
+    (
+        "large process one byte over the relative tolerance",
+        {10: 16000 * MIB},
+        {(77, 10): 15000 * MIB - 1},
+        True,
+        [MEMORY],
+    ),
+    ("contexts are not counted", {10: 1164 * MIB}, {(77, 10): 100 * MIB}, False, []),
+    ("more memory than any context needs", {10: 1200 * MIB}, {(77, 10): 100 * MIB}, False, [MEMORY]),
     ("charged to another process of the container", {10: 500 * MIB}, {(77, 10): 0, (77, 11): 500 * MIB}, True, []),
-    ("a slot that says nothing", {10: 500 * MIB}, {(77, 10): 0}, True, [MEMORY]),
-    ("one honest, one without a slot", {10: 500 * MIB, 11: 70 * MIB}, {(77, 10): 500 * MIB}, True, [NO_SLOT]),
-    ("the driver tells no memory", {10: None}, {(77, 10): 0}, True, []),
+    ("slot with 0 bytes", {10: 500 * MIB}, {(77, 10): 0}, True, [MEMORY]),
+    ("one honest process, one without a slot", {10: 500 * MIB, 11: 70 * MIB}, {(77, 10): 500 * MIB}, True, [NO_SLOT]),
+    ("memory unknown to the driver", {10: None}, {(77, 10): 0}, True, []),
 ]
 
 
@@ -54,17 +60,24 @@ def test_rule(about, seen, slots, counted, reasons):
     assert [one.reason for one in found] == reasons
 
 
-# The limit; bytes by the driver; what the ledger says of each slot and of exported memory; the reasons.
+# columns: the limit, driver memory, the ledger's values of slots and exported memory, the findings
 LIMITED: list[tuple[str, int, dict[int, int | None], dict[tuple[int, int], int], int, list[str]]] = [
-    ("a ledger that is true, over the limit", 2048, {10: 10228}, {(77, 10): 10228}, 0, [MEMORY]),
-    ("the same in two processes", 2048, {10: 5000, 11: 5228}, {(77, 10): 5000, (77, 11): 5228}, 0, [MEMORY]),
-    ("a slot that says any figure", 2048, {10: 10228}, {(77, 10): 1 << 42}, 0, [MEMORY]),
-    ("a slot of nobody that says any figure", 2048, {10: 10228}, {(77, 10): 0, (77, 99): 1 << 42}, 0, [MEMORY]),
+    ("true ledger over the limit", 2048, {10: 10228}, {(77, 10): 10228}, 0, [MEMORY]),
+    (
+        "true ledger over the limit, two processes",
+        2048,
+        {10: 5000, 11: 5228},
+        {(77, 10): 5000, (77, 11): 5228},
+        0,
+        [MEMORY],
+    ),
+    ("a live slot with any value", 2048, {10: 10228}, {(77, 10): 1 << 42}, 0, [MEMORY]),
+    ("a dead slot with any value", 2048, {10: 10228}, {(77, 10): 0, (77, 99): 1 << 42}, 0, [MEMORY]),
     ("exported memory of any size", 2048, {10: 10228}, {(77, 10): 0}, 1 << 42, [MEMORY]),
-    ("filled to the limit", 2048, {10: 2048}, {(77, 10): 2048}, 0, []),
-    ("a step of the library over it", 2048, {10: 2176}, {(77, 10): 2176}, 0, []),
-    ("nearly the limit", 2048, {10: 2036}, {(77, 10): 2036}, 0, []),
-    ("below the limit and above the ledger", 2048, {10: 1000}, {(77, 10): 100}, 0, [MEMORY]),
+    ("memory up to the limit", 2048, {10: 2048}, {(77, 10): 2048}, 0, []),
+    ("memory over the limit within the tolerance", 2048, {10: 2176}, {(77, 10): 2176}, 0, []),
+    ("memory just below the limit", 2048, {10: 2036}, {(77, 10): 2036}, 0, []),
+    ("memory below the limit and above the ledger", 2048, {10: 1000}, {(77, 10): 100}, 0, [MEMORY]),
 ]
 LIMITED_IDS = [row[0] for row in LIMITED]
 
@@ -76,7 +89,7 @@ def test_the_limit_binds_whatever_the_ledger_says(about, limit, seen, slots, exp
     assert [one.reason for one in judge(listed, account)] == reasons
 
 
-def test_who_is_furthest_beyond_is_named_first():
+def test_largest_excess_is_reported_first():
     seen = [(process(10), 600 * MIB), (process(11), 900 * MIB), (process(12), 100 * MIB)]
     (found,) = judge(seen, Account({(77, 10): 100 * MIB, (77, 11): 800 * MIB, (77, 12): 100 * MIB}, LIMIT))
     assert [one.pid for one, _used in found.processes] == [10, 11, 12]
@@ -84,7 +97,7 @@ def test_who_is_furthest_beyond_is_named_first():
 
 
 def test_tolerance_is_twice_the_step_of_the_library():
-    """The twin of STEP_LEAST and STEP_PART in unaccounted.c."""
+    """Must equal STEP_LEAST and STEP_PART in unaccounted.c."""
     source = (Path(__file__).resolve().parents[4] / "native/vcuda/src/context/unaccounted.c").read_text()
     assert "#define STEP_LEAST (32 * MIB)" in source
     assert "#define STEP_PART 32" in source
@@ -107,7 +120,7 @@ def test_second_poll_names_the_process_and_reports_it_once(watched):
 
 
 def test_another_process_each_look_does_not_escape(watched):
-    """A process that restarts all the time is not named by its pid, but by its container."""
+    """A process that restarts all the time has a new pid at each poll, so the container is named instead."""
     watched.run(20, MIB)
     watched.look()
     watched.card.running[watched.uuid] = {}
@@ -115,7 +128,7 @@ def test_another_process_each_look_does_not_escape(watched):
     assert watched.look() == [NO_SLOT]
 
 
-def test_finding_that_comes_and_goes_is_reported_once_a_minute(watched):
+def test_recurring_finding_is_reported_once_a_minute(watched):
     watched.run(20, MIB)
     gone: dict[int, int | None] = {}
     for _times in range(5):
@@ -135,7 +148,7 @@ def test_finding_that_comes_and_goes_is_reported_once_a_minute(watched):
 
 
 def test_stranger_on_the_gpu_is_a_figure_and_a_finding(watched):
-    """A container without a slice; a process of the host is none."""
+    """A process of an unknown container becomes a metric and a finding; a process of the host does not."""
     watched.mode = watch.END
     watched.proc.add(40, group="/docker/other")
     watched.proc.add(41, mnt="mnt:[1]", pid="pid:[2]")
@@ -151,8 +164,10 @@ def test_stranger_on_the_gpu_is_a_figure_and_a_finding(watched):
     assert watched.watch.state().unplaced == {watched.uuid: 0}
 
 
-def test_process_that_the_driver_lists_and_nobody_sees(watched):
-    """For one look it may have just ended; another one each time has."""
+def test_invisible_process_is_reported(watched):
+    """At a single poll the process may have just ended; if unknown processes appear at every poll,
+    they are reported.
+    """
     for pid in range(50, 55):
         watched.card.running[watched.uuid] = {pid: MIB}
         assert watched.look() == []
@@ -161,8 +176,8 @@ def test_process_that_the_driver_lists_and_nobody_sees(watched):
     assert watched.watch.state().unplaced == {watched.uuid: 1}
 
 
-def test_lease_on_the_ledger_stops_no_look(watched):
-    """A plain open waits up to 45 seconds for a process that holds a lease (F_SETLEASE)."""
+def test_file_lease_on_the_ledger_does_not_block_the_poll(watched):
+    """A plain open waits up to 45 seconds for a process with a file lease (F_SETLEASE)."""
     watched.run(20, 900 * MIB)
     descriptor = os.open(watched.folder / "rw" / "ledger", os.O_RDWR)
     signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -176,7 +191,7 @@ def test_lease_on_the_ledger_stops_no_look(watched):
         signal.signal(signal.SIGIO, signal.SIG_DFL)
 
 
-def test_slot_of_a_dead_process_covers_nobody(watched):
+def test_dead_processs_slot_covers_no_process(watched):
     watched.run(20, 70 * MIB)
     os.close(watched.charge(20, 70 * MIB, alive=False))
     assert watched.look(2) == [NO_SLOT]
@@ -184,7 +199,9 @@ def test_slot_of_a_dead_process_covers_nobody(watched):
 
 @pytest.mark.parametrize("exported_mib, found", [(900, []), (700, [MEMORY]), (0, [MEMORY]), (1 << 31, [])])
 def test_exports_of_a_dead_process_stay_charged(watched, exported_mib, found):
-    """Who imported it holds it on, and the ledger keeps it in the slot of the dead; never more than that one had."""
+    """The importing process still uses this memory, and the ledger keeps it in the dead slot, up to the dead process's
+    amount.
+    """
     watched.run(20, 900 * MIB)
     descriptors = [watched.charge(20, 0), watched.imported()]
     os.close(watched.charge(19, 900 * MIB, slot=1, alive=False, exported_mib=exported_mib))
@@ -193,13 +210,15 @@ def test_exports_of_a_dead_process_stay_charged(watched, exported_mib, found):
         os.close(descriptor)
 
 
-# (slot, whether a process imported anything, whether slot_high is above the slot)
+# columns: the slot, whether a process imported anything, whether slot_high is above the slot
 FORGED = [(1023, True, False), (1023, False, True), (1, False, True), (1, True, False)]
 
 
 @pytest.mark.parametrize(("slot", "held", "known"), FORGED)
-def test_exported_memory_that_nobody_holds_covers_nobody(watched, slot, held, known):
-    """One write into a slot that the library never reads, and everything else would be tolerated."""
+def test_exported_memory_without_importers_covers_no_process(watched, slot, held, known):
+    """Otherwise a tenant could write a large value into a slot that the library never reads, and all its memory would
+    be tolerated.
+    """
     watched.run(20, 900 * MIB)
     descriptors = [watched.charge(20, 0)] + ([watched.imported()] if held else [])
     os.close(watched.charge(19, 1 << 62, slot, alive=False, exported_mib=0xFFFFFFFF, known=known))
@@ -209,8 +228,8 @@ def test_exported_memory_that_nobody_holds_covers_nobody(watched, slot, held, kn
 
 
 @pytest.mark.parametrize("charged", [10228 * MIB, 1 << 62])
-def test_more_than_the_limit_is_named_whatever_the_ledger_says(watched, charged):
-    """The tenant writes the ledger: a true sum over the limit, or any other figure in its own live slot."""
+def test_use_over_the_limit_is_reported_whatever_the_ledger_says(watched, charged):
+    """The tenant writes a true sum over the limit, or any other value, into its own live slot."""
     watched.run(20, 10228 * MIB)
     descriptor = watched.charge(20, charged)
     assert watched.look(2) == [MEMORY]
@@ -219,14 +238,14 @@ def test_more_than_the_limit_is_named_whatever_the_ledger_says(watched, charged)
     os.close(descriptor)
 
 
-def test_honest_process_is_not_named_whatever_it_frees(watched):
-    """It frees all between the two accounts, in each look."""
+def test_honest_process_that_frees_memory_is_not_reported(watched):
+    """The process frees all memory between the two reads, at each poll."""
     watched.run(20, 900 * MIB)
     descriptor = watched.charge(20, 900 * MIB)
     assert watched.look(3) == []
 
     def freed() -> None:
-        # The driver has answered by now; the ledger is read after that.
+        # The driver's answer comes first, then the ledger is read.
         watched.card.running[watched.uuid][20] = 900 * MIB
 
     watched.card.before_answer = freed
@@ -235,7 +254,7 @@ def test_honest_process_is_not_named_whatever_it_frees(watched):
 
     def flickering(*arguments: Any) -> Any:
         account = before(*arguments)
-        # Read before the driver's answer it is full, read after it is empty.
+        # The ledger is full when read before the driver's answer and empty when read after it.
         return account if next(turns) % 2 else watch_rule.Account({(77, 20): 0}, LIMIT)
 
     watched.watch._account = flickering
@@ -256,13 +275,13 @@ def rewrite(watched: Watched, **changes: Any) -> None:
     watched.record = replace(watched.record, limits={**watched.record.limits, **changes})
 
 
-def test_who_may_do_without_the_library_is_not_named(watched):
+def test_process_without_the_library_is_allowed_if_permitted(watched):
     rewrite(watched, allow_disable_control=True)
     watched.run(20, 900 * MIB)
     assert watched.look(3) == []
 
 
-def test_whole_gpu_without_a_limit_is_not_named(watched):
+def test_unlimited_gpu_is_not_reported(watched):
     devices = watched.record.limits["devices"]
     rewrite(watched, devices=[{**one, "memory_bytes": 0, "unlimited": True} for one in devices])
     watched.run(20, 900 * MIB)
@@ -270,15 +289,17 @@ def test_whole_gpu_without_a_limit_is_not_named(watched):
 
 
 @pytest.mark.parametrize("kind, found", [("", []), ("kubelet", [NO_SLOT])])
-def test_ledger_that_is_not_there(watched, kind, found):
-    """It goes with its allocation, whose record is gone then; while there is a record, nobody is charged."""
+def test_missing_ledger(watched, kind, found):
+    """The ledger is removed with its allocation and record. While the record exists, no process is
+    covered by a slot.
+    """
     watched.kind = kind
     watched.run(20, 900 * MIB)
     (watched.folder / "rw" / "ledger").unlink()
     assert watched.look(3) == found
 
 
-def test_driver_that_does_not_answer_changes_nothing_and_is_said(watched):
+def test_unresponsive_driver_is_reported_and_changes_no_finding(watched):
     watched.run(20, MIB)
     watched.look(2)
     watched.card.fault = "NVML does not list the processes: GPU is lost"
@@ -290,7 +311,7 @@ def test_driver_that_does_not_answer_changes_nothing_and_is_said(watched):
     assert watched.watch.state().fault == ""
 
 
-def test_watcher_goes_on_after_a_fault_of_its_own(watched, running):
+def test_watcher_continues_after_an_internal_error(watched, running):
     calls = []
 
     def broken() -> list[str]:
