@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""numba-cuda's own tests of its driver part: each has the same verdict in a slice as on the bare simulated driver.
+"""Each of numba-cuda's own driver tests has the same result in a slice as on the bare simulated driver.
 
 Those that need kernels that compute fail on both; what matters here is that no test knows where it runs.
 """

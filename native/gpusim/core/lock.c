@@ -44,7 +44,7 @@ static bool owner_dead(uint32_t word)
 {
     int slot = (int)(word & (SIM_MAX_PROCS - 1));
     uint32_t generation = (word >> SLOT_BITS) & GENERATION_MASK;
-    /* A newer generation in the slot means that the holder died and the slot was taken again. */
+    /* A newer generation in the slot means that the lock's holder died and another process took the slot. */
     if ((sim_self.state->procs[slot].generation & GENERATION_MASK) != generation)
         return true;
     return slot != atomic_load_explicit(&sim_self.slot, memory_order_relaxed) && !sim_slot_alive(slot);
