@@ -2,10 +2,10 @@
 /*
  * The clock of the simulation. Real time is CLOCK_MONOTONIC, which all processes of a machine share. Virtual time is a
  * counter in the state, in one of two modes:
- *   manual  it moves by sim_clock_advance() only (gpusimctl clock advance), so a test decides every instant;
- *   auto    it jumps to the next instant that anybody waits for as soon as every process that has a context waits.
- * In auto mode a process counts as waiting while one of its threads does: a second thread that computes meanwhile is
- * overtaken. Programs that sleep by themselves, outside the driver, are not seen either.
+ *   manual  only sim_clock_advance() moves the time (gpusimctl clock advance), so a test decides every instant;
+ *   auto    the time jumps to the next awaited instant as soon as every process with a context waits.
+ * In auto mode a process counts as waiting while one of its threads waits, even if another thread computes. A sleep
+ * outside the driver does not count as waiting.
  */
 #include "internal.h"
 

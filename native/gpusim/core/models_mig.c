@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What `nvidia-smi mig -lgip` and `-lgipp` list for each model: names, ids, counts, memory, engines, placements.
+ * MIG profiles of each model, as `nvidia-smi mig -lgip` and `-lgipp` list them: names, ids, counts, memory, engines,
+ * placements.
  *
  * A row is one profile. The seven profiles of these models share ids, NVML profile numbers and placements (memory
  * slices 0 to 7), and differ in size only; hence the macro. nvml_profile is NVML_GPU_INSTANCE_PROFILE_*: 1_SLICE 0,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory is accounted per process and physical: what gpusimctl reads in the shared state is the yardstick."""
+"""Memory is accounted per process. The expected values come from the shared state, read by gpusimctl."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_context_costs_and_gives_back(host):
 
 
 def test_managed_memory_costs_the_gpu_only_where_it_lies(host):
-    """Whole blocks, on the GPU while it has room: a full one refuses plain memory and has managed memory elsewhere."""
+    """A managed block is on the GPU while the GPU has room. A full GPU refuses plain memory and puts managed memory on
+    the host."""
     a = host.start()
     a.ask("c = cu.context()")
     a.ask("full = cu.alloc(cu.info()[0] - 3 * MIB)")
@@ -55,7 +56,7 @@ def test_managed_memory_costs_the_gpu_only_where_it_lies(host):
     )
     a.ask(advise.format(cpu))
     assert held(host, a)["memory"] == before
-    a.ask(location.format(0))  # no room for 5 MiB: it stays in host memory
+    a.ask(location.format(0))  # no room for 5 MiB: the block stays in host memory
     assert held(host, a)["memory"] == before
     a.ask("cu.cuMemFree_v2(full)")
     a.ask(location.format(0))
@@ -70,7 +71,7 @@ def test_managed_memory_costs_the_gpu_only_where_it_lies(host):
     assert held(host, a)["memory"] == 0
 
 
-# Each way to get memory, the bytes that it must cost, and the way to give them back.
+# columns: the allocating call, the expected charge in bytes, the freeing call
 WAYS = {
     "plain": ("p = cu.alloc(1234567)", 1234567, "cu.cuMemFree_v2(p)"),
     "one byte": ("p = cu.alloc(1)", 1, "cu.cuMemFree_v2(p)"),

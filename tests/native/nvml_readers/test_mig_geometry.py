@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG geometries applied on the simulated driver, judged by NVIDIA's own binding in another process."""
+"""MIG geometries applied on the simulated driver, checked by NVIDIA's own Python binding in another process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ try:
 except mig_apply.MigError as fault:
     print(json.dumps({"error": str(fault)}))
 """
-# What NVIDIA's binding sees: for each GPU its mode, and name and place of each MIG device.
+# Prints, by NVIDIA's binding, the MIG mode of each GPU and name and place of each MIG device.
 LOOK = """\
 def look(index):
     handle = nvmlDeviceGetHandleByIndex(index)
@@ -88,11 +88,11 @@ def seen(host: Host, count: int = 1) -> list[Any]:
     return found
 
 
-# geometries in this order; what NVIDIA's binding sees after each
+# columns: geometries in order, the state after each that NVIDIA's binding reads
 WAYS = [
     ([{"1g.5gb": 7}], [["1g.5gb"] * 7]),
     ([{"3g.20gb": 2}, {"3g.20gb": 1, "1g.5gb": 2}], [["3g.20gb"] * 2, ["1g.5gb", "1g.5gb", "3g.20gb"]]),
-    # Small ones lie in the way of a large one; nobody is in them, so they are made anew.
+    # Small instances occupy a large instance's place; no process uses them, so they are created again elsewhere.
     ([{"1g.5gb": 7}, {"1g.5gb": 1, "3g.20gb": 1}], [["1g.5gb"] * 7, ["1g.5gb", "3g.20gb"]]),
     ([{"7g.40gb": 1}, {"4g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1}], [["7g.40gb"], ["1g.5gb", "2g.10gb", "4g.20gb"]]),
     ([{"1g.5gb+me": 1, "1g.5gb": 6}, {}], [["1g.5gb"] * 6 + ["1g.5gb+me"], None]),
@@ -121,7 +121,7 @@ def test_what_stays_is_not_touched(machine):
     assert host.nvml(uuids) == before
 
 
-# geometry, words of the refusal
+# columns: geometry, words of the error message
 REFUSED = [
     ({"1g.5gb": 8}, "takes at most 7 instances of 1g.5gb"),
     ({"1g.10gb": 1, "9g.80gb": 1}, "has no MIG profile 9g.80gb; it has 1g.10gb"),
@@ -166,7 +166,7 @@ def test_a_gpu_in_use_is_left_alone(machine):
 
 
 def test_an_instance_without_its_compute_instance_is_made_anew(machine):
-    """As a run that was killed between the two calls leaves it."""
+    """A run killed between the two calls leaves an instance without its compute instance."""
     host = machine(A100)
     host.nvml("nvmlDeviceSetMigMode(gpu(0), 1)", "bool(nvmlDeviceCreateGpuInstance(gpu(0), 9))")
     assert seen(host) == [[1, []]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The geometry of a host with what makes it again at boot: check, apply, repeat, reboot, undo."""
+"""The MIG geometry of a host and the unit that creates it at boot: check, apply, repeat, reboot, undo."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ except Exception as fault:
 
 
 class Machine:
-    """A simulated host with a root folder; a reboot forgets what the driver holds."""
+    """A simulated host with a root folder; a reboot clears the driver's state."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
@@ -61,7 +61,7 @@ class Machine:
         self.host.state.unlink()
 
     def boot_program(self) -> subprocess.CompletedProcess[str]:
-        """What the unit starts."""
+        """Runs the program that the unit starts."""
         return subprocess.run(
             [sys.executable, *self.words()],
             env=self.host.environment,
@@ -71,7 +71,7 @@ class Machine:
         )
 
     def words(self) -> list[str]:
-        """Those of the unit's command behind Python, with this root before its paths."""
+        """Returns the arguments of the unit's command after Python, with this root before the paths."""
         unit = (self.root / "etc/systemd/system/vgpu-mig.service").read_text()
         (line,) = (one for one in unit.splitlines() if one.startswith("ExecStart="))
         return [str(self.root) + one if one.startswith("/") else one for one in line.split()[1:]]

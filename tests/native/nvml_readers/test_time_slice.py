@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The unit's own commands, run with NVIDIA's nvidia-smi on the simulated driver, and read back with it."""
+"""The time-slice unit's commands run NVIDIA's nvidia-smi on the simulated driver; nvidia-smi reads the result."""
 
 from __future__ import annotations
 
