@@ -9,7 +9,7 @@ import os
 import struct
 import sys
 
-SHARE_AT = 128 + 56  # sm_percent of the limits file's first device
+SHARE_AT = 128 + 56  # reads sm_percent of the limits file's first device
 GAP = 1000
 TURN = 20_000_000
 
@@ -30,7 +30,7 @@ def main():
     length, now, begin, owed = int(microseconds * 1000) * kernels, 10**15, 10**15, 0
     starts, ends = [], []
     while now - begin < seconds * 1e9:
-        # The bucket fills with the share of the time that has passed, and a launch takes what it costs.
+        # A token bucket: it fills with share × elapsed time, and each launch takes its cost.
         if owed * 100 > (now - begin + TURN) * share:
             now += TURN // 20
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gpu-check computes from stamps, symbol tables and answers, on data whose result is known."""
+"""gpu-check's computations from stamps, symbol tables and addresses, on data with a known result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_windows(intervals: list, shares: list) -> None:
 
 
 def test_two_tenants_in_time_slices_share_what_their_stamps_both_cover() -> None:
-    """Each kernel takes 100 alone and 200 beside the other: both are there all the time, each works half of it."""
+    """A kernel takes 100 alone and 200 with another tenant: both tenants' stamps cover all the time, each gets half."""
     left = [(start, start + 200) for start in range(0, 2000, 200)]
     right = [(start + 7, start + 207) for start in range(0, 2000, 200)]
     for tenant in (left, right):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of time where kernels leave stamps, as on a real GPU: with a program that writes them in no time."""
+"""The stages of time with kernels that store stamps, as on a real GPU: stamping_spin.py writes the stamps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ found.end()
 
 
 def stage(folder: Path, name: str, **more: str) -> dict:
-    """What a stage finds on a host whose kernels leave stamps."""
+    """Runs a stage on a host whose kernels store stamps and returns its report."""
     (folder / "host.profile").write_text(PROFILE.format(more=""))
     shutil.copy(Path(__file__).resolve().parent / "stamping_spin.py", folder / "spin")
     env = dict(

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Types and numbers of cuda.h that these programs use. Their own, not the library's: a mistake there must show here. */
+/* Types and numbers of cuda.h, written independently of the library's, so that an error in the library's shows. */
 #ifndef DRIVER_API_H
 #define DRIVER_API_H
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of frameworks: no row without a record, and what a record says. Frameworks are doubles of a few lines."""
+"""The page of frameworks has no row without a record, and records are right. Frameworks are test doubles."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_programs_are_python(name: str) -> None:
 def test_what_ran_is_kept_and_what_is_missing_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of three programs one holds, one gets too much, one is not installed."""
+    """One of three programs passes, one gets more than the slice, one is not installed. The first two get a record."""
     programs = {
         "Good": 'found.update(version="1", gpu="T4", right=True, refused=slice_mib == 2194)',
         "Greedy": 'found.update(version="2", right=True, refused=False)',

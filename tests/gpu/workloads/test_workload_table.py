@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of the workloads, and what may be laid beside what."""
+"""The rows of the workloads, and which results are comparable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import measure
 import pytest
 import table
 
-# Of the ai-benchmark table: id, name, type, batch, size. Kept apart from the code on purpose.
+# columns of the ai-benchmark table: id, name, type, batch, size. A separate copy, to check the code's table.
 PUBLISHED = """\
 1.1 Resnet-V2-50 inference 50 346*346
 1.2 Resnet-V2-50 training 20 346*346
@@ -31,7 +31,7 @@ def test_the_rows_are_the_published_ones() -> None:
 
 
 def result(label: str, *rates: float | str, **more: Any) -> dict[str, Any]:
-    """A result with one row for each rate; a text is a status."""
+    """Returns a result with one row for each rate; a text in place of a rate is the row's status."""
     rows = []
     for row, rate in zip(table.ROWS, rates):
         done = {"status": table.DONE, "items_per_s": rate} if isinstance(rate, float) else {"status": rate}

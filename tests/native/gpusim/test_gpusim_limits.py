@@ -171,7 +171,7 @@ def test_limits_of_a_parent(limited, group, backend, parent, own, mib, namespace
 
 @pytest.mark.parametrize(("backend", "leaf"), [("misc", 1200), ("dmem", 600)])
 def test_two_children_of_a_limited_group(limited, group, backend, leaf):
-    """dmem charges all ancestors, so two children share the parent's limit. With misc each child's own limit applies."""
+    """dmem charges all ancestors, so two children share the parent's limit. With misc each child has its own limit."""
     on = limited(backend)
     on.set(group("p"), 600 * MIB)
     on.set(group("p/a"), 600 * MIB)
