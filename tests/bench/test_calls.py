@@ -170,7 +170,7 @@ def test_launches_of_two_kernels_in_turns(bench: Bench, sizes: dict, row) -> Non
     )
 
 
-def test_the_pair_is_flat_beside_other_processes(bench: Bench, sizes: dict, row) -> None:
+def test_cost_of_the_pair_does_not_grow_with_other_processes(bench: Bench, sizes: dict, row) -> None:
     counts = [0, 10, 100, *([1000] if sizes["others"] >= 1000 else [])]
     found, naive = {}, {}
     for others in counts:

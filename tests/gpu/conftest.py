@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host with a simulated H200 on which gpu-check runs as it would on a real one; its report says "simulated"."""
+"""A host with a simulated H200 on which gpu-check runs as on a real GPU; its report names the driver "simulated"."""
 
 from __future__ import annotations
 

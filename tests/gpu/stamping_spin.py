@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for spin.c on a GPU that computes: says and writes what spin would, in no time. Kernels take what they are
-meant to, a microsecond passes between two, and a share is kept in turns of 20 ms as exactly as can be. LAX=1: it is
-not kept."""
+"""Replaces spin.c in tests: prints and writes without delay the output that spin.c has on a real GPU. Each kernel takes
+its intended time, with a gap of a microsecond, and the slice's share is kept exactly in periods of 20 ms. With LAX=1
+the share is ignored."""
 
 import json
 import os

@@ -56,7 +56,7 @@ def test_without_a_limiter_the_shares_do_not_hold(check: Check, no_library: Path
     assert held["control: graphs without the library have the GPU"] and not held["graphs at 25 %: mean"]
 
 
-def test_without_an_arbiter_its_stage_is_left_out_by_name(check: Check, no_library: Path) -> None:
+def test_stage_is_skipped_by_name_without_an_arbiter(check: Check, no_library: Path) -> None:
     check.stages("together", library=no_library)
     assert "no vgpu-arbiter beside the library" in check.text
 
@@ -115,7 +115,7 @@ def test_limits_that_the_driver_enforces(tmp_path: Path, case: str) -> None:
         }
 
 
-def test_an_older_driver_has_no_limits_and_that_is_said(check: Check) -> None:
+def test_older_driver_without_limits_is_reported(check: Check) -> None:
     assert check.stages("driver-limits") == 2
     assert "driver 550.163.01 enforces no limits of control groups; they came with branch 615" in check.text
 
@@ -136,7 +136,7 @@ def test_a_stage_that_does_not_end_is_stopped(check: Check, monkeypatch: pytest.
     assert found["status"] == "failed" and "took more than" in found["reason"]
 
 
-def test_what_there_is_no_time_for_is_left_out_by_name(check: Check) -> None:
+def test_stages_without_time_left_are_skipped_by_name(check: Check) -> None:
     assert check.run("--budget", "0") == 2
     assert set(check.status().values()) == {"skipped"}
     assert "run it alone with --stage exact" in check.text
@@ -150,13 +150,13 @@ def test_a_host_without_a_driver(check: Check) -> None:
     assert "there is no libcuda.so.1 on this host; nothing is measured" in check.text
 
 
-def test_nothing_of_the_environment_rules_the_measurement(check: Check) -> None:
+def test_environment_variables_do_not_change_the_measurement(check: Check) -> None:
     check.env.update(CUDA_DEVICE_MEMORY_LIMIT="1m", CUDA_VISIBLE_DEVICES="", LIBCUDA_LOG_LEVEL="5")
     assert check.stages("shown") == 0, check.text
     assert check.result["driver"] == "simulated"
 
 
-def test_the_result_lands_in_out(check: Check) -> None:
+def test_result_is_written_to_out(check: Check) -> None:
     check.env["OUT"] = str(check.folder / "elsewhere")
     command = [
         sys.executable,

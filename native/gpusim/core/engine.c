@@ -4,10 +4,10 @@
  * first advances the simulation (sim_advance). There is no thread and no daemon: the past up to `simulated` is decided,
  * the future is open.
  *
- * Kernels run only while their context holds the GPU. The holder changes when its slice is over and another context has
- * something to run, or when it has nothing to run; a change costs switch_ns. Inside a context kernels of several
- * streams share the SMs in queue order; one that gets only a part of the SMs it needs runs slower by that part. Copies
- * run concurrently with kernels. Only this file counts, logs and samples what ran.
+ * Only one context's kernels run at a time. The GPU switches to another context when the time slice is over and another
+ * context has kernels, or when the running context has none; a switch costs switch_ns. Kernels of several streams of
+ * one context share the SMs in queue order; a kernel that gets only a part of its SMs runs proportionally slower.
+ * Copies run concurrently with kernels. Only this file counts, logs and samples the run times.
  */
 #include "internal.h"
 #include "queue.h"

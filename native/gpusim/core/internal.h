@@ -59,7 +59,7 @@ void sim_proc_free(int slot);
 
 /* lock.c */
 uint32_t sim_lock_word(int slot, uint32_t generation);
-void sim_repair(void); /* repairs the counters after a process died with the lock; lock held (memory.c) */
+void sim_repair(void); /* Repairs the counters after a process died with the lock (memory.c). Lock held. */
 int sim_futex_wait(const _Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void sim_futex_wake(const _Atomic uint32_t *word, int count);
 
@@ -80,6 +80,6 @@ uint64_t sim_shared_leave(uint64_t serial, int gpu);
 
 /* engine.c */
 void sim_engine_reset(int gpu, uint64_t now, uint64_t seed);
-void sim_channel_free(int gpu, int channel); /* lock held */
+void sim_channel_free(int gpu, int channel); /* frees a channel; lock held */
 
 #endif

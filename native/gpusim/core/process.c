@@ -3,9 +3,9 @@
  * Registration of processes. A process has a slot as long as the kernel holds its OFD lock on one byte of the state
  * file. The kernel drops the lock when the process ends, so no written value decides whether a process is alive.
  *
- * A second, classic POSIX lock on another byte is there for its pid only: F_GETLK tells the holder's pid in the
- * caller's namespace (an OFD lock has no pid), which is how host and container each see their own numbers. It
- * would not do for liveness: closing any descriptor of the file drops it.
+ * A second, classic POSIX lock on another byte gives the process's pid: F_GETLK returns the holder's pid in the
+ * caller's namespace (an OFD lock has no pid), so host and container each see their own numbers. This lock cannot show
+ * that the process lives, because closing any descriptor of the file drops it.
  */
 #include "internal.h"
 

@@ -37,7 +37,7 @@ void sim_unfinished(struct sim_order *order, uint32_t stream);
 struct sim_work *sim_entry(struct sim_channel *channel, uint64_t seq);
 bool sim_is_done(struct sim_channel *channel, uint64_t seq);
 
-/* Completes what is due in the channel at `now`, starts copies, and lists the kernels that could run. True if anything
+/* Completes due items of the channel at `now`, starts copies, and lists the kernels that could run. True if any item
  * was completed. Lock held. */
 bool sim_queue_scan(int gpu, struct sim_channel *channel, uint64_t now, struct sim_runset *set);
 

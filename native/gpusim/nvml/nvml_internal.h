@@ -84,7 +84,7 @@ unsigned nvml_power_mw(const struct nvml_target *target);
 unsigned nvml_celsius(const struct nvml_target *target);
 
 /* reset.c */
-bool nvml_has_processes(int gpu); /* state lock held */
+bool nvml_has_processes(int gpu); /* true if a process has a context on the GPU; state lock held */
 nvmlReturn_t nvml_reset(unsigned count, const nvmlDevice_t *devices);
 
 /* field_values.c */

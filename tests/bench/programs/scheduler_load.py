@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the scheduler's extender in a process of its own: NODES PODS_PER_NODE CALLS [KINDS]; prints one JSON object.
+"""Measures the scheduler's extender in this process: NODES PODS_PER_NODE CALLS [KINDS]; prints one JSON object.
 
 A call is the kube-scheduler's filter and prioritize request for one pod, with all nodes named, from the bytes of the
 request to the bytes of the response. Then the pod is placed in the ledger, so no two calls see the same ledger. Times

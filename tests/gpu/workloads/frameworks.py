@@ -4,8 +4,8 @@
     vgpuctl exec -- python3 tests/gpu/workloads/frameworks.py --run --slice-mib 2194 --driver 535.261.03
     python3 tests/gpu/workloads/frameworks.py --page            # docs/frameworks.md from the records in runs/
 
-A use has held when its result is right, no more memory is seen than the slice has, and twice the slice is refused. A
-record is kept of frameworks that ran, whether they held or not; of one that is not installed there is none.
+A use is ``held`` (passed) if its result is right, the framework sees no more memory than the slice has, and twice the
+slice is refused. Frameworks that ran get a record, passed or not; a framework that is not installed gets none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT_S = 600
 
 # Each program prints: version, right (whether its result is right) and, if it can query them, total_mib and refused
 # (whether twice the slice was refused).
-# The size of the slice in MiB is its only argument. A framework that is missing ends it with ImportError.
+# The only argument is the size of the slice in MiB. A missing framework ends the program with ImportError.
 PROGRAMS = {
     "PyTorch": """
 import torch

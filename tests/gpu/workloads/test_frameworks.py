@@ -26,7 +26,7 @@ GOOD = {"right": True, "total_mib": 2194, "refused": True}
         ({**GOOD, "refused": False}, "was given twice the slice"),
     ],
 )
-def test_what_has_held(found: dict[str, Any], result: str) -> None:
+def test_outcome_of_a_record(found: dict[str, Any], result: str) -> None:
     assert frameworks.outcome(found, 2194) == result
 
 
@@ -41,7 +41,7 @@ def test_programs_are_python(name: str) -> None:
     ast.parse(frameworks.FRAME.format(frameworks.PROGRAMS[name]))
 
 
-def test_what_ran_is_kept_and_what_is_missing_is_not(
+def test_programs_that_ran_get_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One of three programs passes, one gets more than the slice, one is not installed. The first two get a record."""
@@ -68,7 +68,7 @@ def test_what_ran_is_kept_and_what_is_missing_is_not(
 
 
 @pytest.mark.parametrize("words", [["--run"], ["--run", "--slice-mib=2194"], [], ["--run", "--page"]])
-def test_a_record_that_says_nothing_is_refused(words: list[str]) -> None:
+def test_incomplete_or_conflicting_arguments_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         frameworks.main(words)
     assert end.value.code == 2

@@ -53,7 +53,7 @@ def job() -> dict[str, Any]:
     return dict(yaml.safe_load((HERE / "job.yaml").read_text()))
 
 
-def test_the_job_is_one_that_the_api_takes() -> None:
+def test_job_is_valid_for_the_api() -> None:
     made = build("V1Job", job(), "job")
     # Converted back, the object equals the manifest, so no field was lost.
     written = job()
@@ -82,7 +82,7 @@ def test_the_job_is_one_that_the_api_takes() -> None:
         (["spec", "template", "spec", "volumes", 0, "configmap"], {}, "V1Volume has no such field"),
     ],
 )
-def test_a_job_that_it_would_refuse_is_found(place: list[Any], value: Any, words: str) -> None:
+def test_invalid_job_is_found(place: list[Any], value: Any, words: str) -> None:
     wrong = copy.deepcopy(job())
     at: Any = wrong
     for step in place[:-1]:

@@ -58,7 +58,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"count": 2}, "2 GPUs are visible; set CUDA_VISIBLE_DEVICES=0"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_missing_or_several_gpus_are_refused(
     python: Any, double: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -83,9 +83,7 @@ def test_a_python_without_torch_is_refused(capsys: pytest.CaptureFixture[str], t
         (["--label", "cpu", "--device", "cpu"], "only with --smoke"),
     ],
 )
-def test_arguments_that_mean_nothing_are_refused(
-    words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_meaningless_arguments_are_refused(words: list[str], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         run.arguments(words)
     assert end.value.code == 2

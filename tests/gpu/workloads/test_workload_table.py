@@ -76,12 +76,12 @@ def other_batch() -> dict[str, Any]:
         ([other_batch()], "row 1.1 was run with another batch or size"),
     ],
 )
-def test_what_says_nothing_is_refused(others: list[dict[str, Any]], words: str) -> None:
+def test_results_that_are_not_comparable_are_refused(others: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(table.Refused, match=words):
         table.ratios([result("whole", 1.0), *others], "whole")
 
 
-def test_a_baseline_that_is_not_there_is_refused() -> None:
+def test_missing_baseline_is_refused() -> None:
     with pytest.raises(table.Refused, match='no result is labelled "whole"; there are slice'):
         table.ratios([result("slice", 1.0)], "whole")
 
@@ -94,7 +94,7 @@ def test_rows_are_chosen_by_id(ids: str, found: list[str]) -> None:
     assert [row.id for row in table.chosen(ids)] == found
 
 
-def test_an_id_that_is_none_is_refused() -> None:
+def test_unknown_row_id_is_refused() -> None:
     with pytest.raises(table.Refused, match=r"no row is named 6\.1; there are 1\.1, "):
         table.chosen("1.1,6.1")
 

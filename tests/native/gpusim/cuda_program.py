@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small CUDA program for the tests: evaluates one Python expression a line with the driver API at hand (`cu`), and
+"""A small CUDA program for the tests: evaluates one Python expression a line with the driver API (`cu`), and
 answers with one line of JSON. Ends with its input."""
 
 from __future__ import annotations

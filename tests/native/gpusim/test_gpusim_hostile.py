@@ -111,7 +111,7 @@ def test_another_context_does_not_wait(hostile, holder):
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_a_polite_driver_lets_others_pass(hostile, holder):
+def test_without_the_behaviour_other_calls_do_not_wait(hostile, holder):
     a = holding(hostile(), holder)
     assert a.ask(f"cu.seconds(lambda: [{', '.join(sorted(OTHERS))}])") < 0.4
 
@@ -130,7 +130,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_tool_is_called_back_inside(hostile, call):
+def test_tool_is_called_back_inside_a_driver_call(hostile, call):
     a = hostile("callbacks").start()
     a.ask("cu.cuInit(0)")
     if CALLS[call] != CONTEXT:
@@ -141,7 +141,7 @@ def test_a_tool_is_called_back_inside(hostile, call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_polite_driver_calls_nobody_back(hostile, call):
+def test_without_the_behaviour_no_tool_is_called_back(hostile, call):
     a = hostile().start()
     a.ask("cu.cuInit(0)")
     if CALLS[call] != CONTEXT:
@@ -225,7 +225,7 @@ def test_misuse_of_a_capture_voids_it(hostile, what, misuse):
     assert a.ask("cu.raw('cuStreamEndCapture', stream, ctypes.byref(graph))") == (INVALIDATED if what else 0)
 
 
-def test_an_event_of_an_ended_capture_spoils_no_other(hostile):
+def test_event_of_an_ended_capture_invalidates_no_other_capture(hostile):
     a = hostile("capture-query").start()
     for line in CAPTURE:
         a.ask(line)

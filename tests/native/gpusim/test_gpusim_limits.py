@@ -124,7 +124,7 @@ def test_managed_memory_is_charged_to_nobody(limited, group, backend):
 
 
 @BOTH
-def test_a_program_of_the_group_sees_the_limit_as_its_card(limited, group, backend):
+def test_program_of_the_group_sees_the_limit_as_the_gpus_memory(limited, group, backend):
     on = limited(backend)
     on.set(group("g"), 1000 * MIB)
     a, outside = on.start(group("g")), on.start(group("h"))
@@ -184,7 +184,7 @@ def test_two_children_of_a_limited_group(limited, group, backend, leaf):
     assert got == leaf
 
 
-def test_what_was_there_before_the_limit(limited, group):
+def test_memory_allocated_before_the_limit(limited, group):
     """misc counts memory allocated after the first limit only; dmem also counts earlier memory."""
     for backend, counted in (("misc", 0), ("dmem", 400 * MIB)):
         on = limited(backend)
@@ -237,7 +237,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("backend", "call", "code"), ERRORS)
-def test_codes(limited, group, backend, call, code):
+def test_return_codes(limited, group, backend, call, code):
     on = limited(backend)
     path = call[2] and call[2].replace("G", str(group("g"))).replace("R", str(on.root))
     answer = on.ask((call[0], call[1], path, *call[3:]))[0]
@@ -268,7 +268,7 @@ def test_who_may(limited, group):
     ]
 
 
-def test_a_driver_that_asks_for_no_capability(limited, group):
+def test_driver_that_requires_no_capability(limited, group):
     on = limited()
     on.host.ctl("limits-by-anybody", "on")
     ordinary = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
@@ -309,7 +309,7 @@ def test_a_reload_loses_every_limit(limited, group):
     assert on.truth()["limits"] == []
 
 
-def test_a_set_that_is_dropped_in_silence(limited, group):
+def test_set_without_effect_returns_success(limited, group):
     on = limited("dmem")
     on.host.ctl("memacct-drop-next")
     on.set(group("g"), 300 * MIB)
@@ -318,7 +318,7 @@ def test_a_set_that_is_dropped_in_silence(limited, group):
     assert on.get(group("g")) == [0, 300 * MIB, 0]
 
 
-def test_a_new_group_inherits_the_limit_of_one_that_is_gone(limited, group):
+def test_new_group_inherits_the_limit_of_a_removed_group(limited, group):
     """misc identifies a group by its kernel address. Setting a limit, even none, for each container avoids this."""
     on = limited()
     on.host.ctl("memacct-stale", "0", "300")

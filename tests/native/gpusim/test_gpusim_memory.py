@@ -16,7 +16,7 @@ def held(host, program) -> dict:
     return found[0] if found else {"memory": 0, "context": 0, "module": 0, "total": 0}
 
 
-def test_context_costs_and_gives_back(host):
+def test_context_is_charged_and_freed(host):
     a = host.start()
     a.ask("cu.cuInit(0)")
     assert held(host, a)["total"] == 0
@@ -37,7 +37,7 @@ def test_context_costs_and_gives_back(host):
     assert host.usage()["used"] == 0
 
 
-def test_managed_memory_costs_the_gpu_only_where_it_lies(host):
+def test_managed_memory_is_charged_only_on_the_gpu(host):
     """A managed block is on the GPU while the GPU has room. A full GPU refuses plain memory and puts managed memory on
     the host."""
     a = host.start()
@@ -158,7 +158,7 @@ def test_physical_memory_lives_until_unmapped_and_released(host):
     assert a.ask("cu.raw('cuMemCreate', ctypes.byref(U64()), 4096, prop, 0)") == 1, "2 MiB granularity"
 
 
-def test_memory_imported_as_anothers_lives_until_destroyed_and_freed(host):
+def test_external_memory_lives_until_destroyed_and_freed(host):
     a = host.start()
     a.ask("cu.context(); size = 4 * MIB; prop = (ctypes.c_uint32 * 8)(1, 1, 1, 0, 0, 0, 0, 0)")
     a.ask("h = cu.out(U64, 'cuMemCreate', size, prop, 0)")

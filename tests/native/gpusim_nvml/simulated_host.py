@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated host for each test, and two clients that query it: nvidia-ml-py and NVIDIA's own nvidia-smi.
 
-Every question runs in a process of its own, because a process is tied to one host for its life. The truth of the tests
-is data written here or in the tests, and what another process really did; never what the library said before.
+Each query runs in a new process, because a process can use only one host in its life. Expected values are data in the
+tests and the real actions of other processes, never earlier results of the library.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def measured(tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize(("name", "twin"), STRUCTURES, ids=[row[0] for row in STRUCTURES])
-def test_structure_equals_its_twin(measured, name, twin):
+def test_structure_equals_the_ctypes_structure(measured, name, twin):
     expected = [ctypes.sizeof(twin)] + [getattr(twin, field[0]).offset for field in twin._fields_]
     assert measured[name] == expected
 

@@ -110,7 +110,7 @@ def test_there_and_back(machine: Machine) -> None:
     assert machine.bring({}, state="absent")["plan"] == []
 
 
-def test_the_geometry_that_was_there_first_comes_back(machine: Machine) -> None:
+def test_original_geometry_is_restored(machine: Machine) -> None:
     machine.host.nvml("nvmlDeviceSetMigMode(gpu(0), 1)")
     for geometry in ({"7g.40gb": 1}, {"1g.5gb": 7}):
         machine.bring(geometry)
@@ -118,7 +118,7 @@ def test_the_geometry_that_was_there_first_comes_back(machine: Machine) -> None:
     assert machine.look() == OFF, "MIG was on without an instance, which is no geometry"
 
 
-def test_a_geometry_that_somebody_else_made_stays(machine: Machine) -> None:
+def test_geometry_of_another_tool_stays(machine: Machine) -> None:
     make = "nvmlGpuInstanceCreateComputeInstance(nvmlDeviceCreateGpuInstance(gpu(0), 9), 2) and 0"
     machine.host.nvml("nvmlDeviceSetMigMode(gpu(0), 1)", make)
     assert machine.look() == [1, ["3g.20gb"]]
@@ -138,7 +138,7 @@ def test_a_reboot_forgets_and_the_unit_makes_it_again(machine: Machine) -> None:
     assert (again.returncode, again.stdout) == (0, "the GPUs have their geometry\n")
 
 
-def test_the_unit_says_what_it_cannot_do(machine: Machine) -> None:
+def test_unit_reports_what_it_cannot_do(machine: Machine) -> None:
     machine.bring({"3g.20gb": 2})
     path = machine.root / "etc/vgpu/mig.json"
     path.write_text(path.read_text().replace("3g.20gb", "9g.80gb"))

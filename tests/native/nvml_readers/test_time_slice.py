@@ -38,7 +38,7 @@ def command(text: str, key: str, smi: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "shown"), [("short", "Short"), ("medium", "Medium"), ("long", "Long")])
-def test_the_unit_sets_the_slice_and_gives_it_back(tmp_path: Path, smi: Path, name: str, shown: str) -> None:
+def test_unit_sets_and_resets_the_time_slice(tmp_path: Path, smi: Path, name: str, shown: str) -> None:
     version = (smi / "version").read_text().strip()
     host = Host(tmp_path, f"driver_version = {version}\n[gpu]\nmodel = T4\ncount = 2\n")
     text = time_slice.files(name)[time_slice.UNIT_PATH]
