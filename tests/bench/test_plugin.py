@@ -219,7 +219,7 @@ def test_system_calls_of_an_allocate(served, tmp_path):
     lines = [line.split(None, 1)[1] for line in log.read_text().splitlines() if "resumed>" not in line]
     # gRPC's threads wake each other by an eventfd.
     lines = [line for line in lines if not re.match(r'(read|write)\(\d+, "\\1(\\0){7}", 8\)', line)]
-    # The watcher and other checks run at the same time; the allocations are counted by their records.
+    # The watcher and other checks also run meanwhile, on other files than an allocation's.
     records = [line for line in lines if "allocations.json" in line]
     assert len(records) == 10, "each is written down"
     # It was 42 to 44 before an allocation had the folder `ro`, which a tenant cannot move.

@@ -89,7 +89,7 @@ static void virtual_sleep(struct sim_state *state, uint64_t when)
     }
     sim_lock();
     if (self->wait_target <= when)
-        self->wait_target = RUNNING; /* another waiting thread sets its later target again in its next loop */
+        self->wait_target = RUNNING; /* a thread that waits longer sets its target again in its loop */
     sim_unlock();
 }
 

@@ -151,7 +151,7 @@ struct sim_mig_ci {
 
 struct sim_mig_gi {
     uint32_t used, id;
-    uint32_t profile_id; /* sim_mig_profile.id */
+    uint32_t profile_id; /* id of its sim_mig_profile */
     uint32_t placement_start, placement_size;
     uint32_t ci_count;
     struct sim_mig_ci ci[SIM_MAX_CI];

@@ -15,11 +15,15 @@ enum block_kind { BLOCK_PLAIN = 1, BLOCK_MANAGED, BLOCK_POOL, BLOCK_BACKING, BLO
 
 struct block {
     uintptr_t base;
-    uint64_t bytes; /* requested size */
-    uint64_t id;    /* CU_POINTER_ATTRIBUTE_BUFFER_ID */
-    void *owner;    /* context or pool that owns the block */
+    /* Requested size. */
+    uint64_t bytes;
+    /* Value of CU_POINTER_ATTRIBUTE_BUFFER_ID. */
+    uint64_t id;
+    /* Context or pool that owns the block. */
+    void *owner;
     enum block_kind kind;
-    bool on_host; /* managed block that is in host memory now and not charged to the GPU */
+    /* True for a managed block that is in host memory now and not charged to the GPU. */
+    bool on_host;
 };
 
 struct arena;
@@ -34,7 +38,8 @@ bool arena_free(struct arena *arena, uintptr_t base, unsigned kinds, struct bloc
 bool arena_find(struct arena *arena, uintptr_t address, struct block *out);
 /* Moves a managed block to the host or the GPU. Returns false if no block has this address or it is already there. */
 bool arena_place(struct arena *arena, uintptr_t address, bool on_host, struct block *out);
-void arena_touch(struct arena *arena, uintptr_t address); /* records a write: the free must release pages */
+/* Records a write to the block: its free must release the pages. */
+void arena_touch(struct arena *arena, uintptr_t address);
 /* Calls visit for each block of the owner; visit may free the block. */
 void arena_each(struct arena *arena, void *owner, void (*visit)(const struct block *));
 bool arena_contains(const struct arena *arena, uintptr_t address);

@@ -35,6 +35,7 @@ struct CUmipmappedArray_st {
     struct CUarray_st level[MAX_LEVELS];
 };
 
+/* Returns the bytes of one element of a CUarray_format. */
 static size_t format_size(int format)
 {
     switch (format) {

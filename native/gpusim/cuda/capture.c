@@ -258,7 +258,8 @@ static void dissolve(struct capture *capture)
     free(capture);
 }
 
-/* Copies the operations of a graph into one of the same shape. Operations that own resources are refused. */
+/* Copies the operations of a graph into a graph of the same shape. Fails for another shape, and for operations that own
+ * resources (child graphs, allocations, frees). */
 static CUresult recapture(CUgraph from, CUgraph into)
 {
     REQUIRE(from->count == into->count, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);

@@ -65,8 +65,10 @@ struct CUctx_st {
     CUcontext home;
     unsigned sms;
     CUstream own;
-    void *handle; /* the CUgreenCtx of this context */
-    _Atomic unsigned inside; /* number of threads in which the context is current, at most one */
+    /* The CUgreenCtx of this context. */
+    void *handle;
+    /* Number of threads in which the context is current, at most one. */
+    _Atomic unsigned inside;
     CUcontext next;
 };
 
@@ -171,8 +173,8 @@ static inline bool device_valid(CUdevice device)
     return device >= 0 && device < driver.count;
 }
 
-/* context_state.c: memory of stacks and heaps above their defaults */
-/* A module is being loaded: allocates the heaps in the size that was set. */
+/* context_state.c: context_heaps() allocates the heaps in the size that was set, when a module is loaded;
+ * context_heaps_end() frees stacks and heaps above their defaults. */
 CUresult context_heaps(CUcontext context);
 void context_heaps_end(CUcontext context);
 

@@ -33,8 +33,10 @@ struct image_entry {
 struct image {
     struct image_entry *entries;
     uint64_t code_bytes;
-    uint64_t load_ns; /* time that the code takes to load */
-    bool any_name; /* machine code: every name counts as a kernel */
+    /* Time in ns that the code takes to load. */
+    uint64_t load_ns;
+    /* True for machine code, in which every name counts as a kernel. */
+    bool any_name;
 };
 
 /* Finds the global variable of that name; with `managed` only a variable in unified memory. */

@@ -103,7 +103,7 @@ unsigned long long nvml_energy_mj(const struct nvml_target *target);
             return NVML_ERROR_INVALID_ARGUMENT;                                                                        \
     } while (0)
 
-/* A getter of one value: opened by an expression of &target, refused where the GPU has no such thing. */
+/* Defines a getter of one value; it returns an error if the GPU does not support the value. */
 #define NVML_GETTER(name, type, opened, supported, expression)                                                         \
     NVML_API nvmlReturn_t name(nvmlDevice_t device, type *value)                                                       \
     {                                                                                                                  \

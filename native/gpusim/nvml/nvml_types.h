@@ -2,7 +2,7 @@
 /*
  * The binary interface of NVML as far as the simulated driver implements it: return codes, enumerations, structures.
  *
- * Layouts and values are those that programs built against driver 535 expect; a test compares each structure's size and
+ * Layouts and values are those of driver 535; a test compares each structure's size and
  * offsets with the ctypes definitions of nvidia-ml-py. A structure's version word has the size in the
  * low 24 bits and the version in the top 8.
  */

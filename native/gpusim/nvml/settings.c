@@ -102,7 +102,7 @@ NVML_API nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, 
     return nvmlDeviceSetPowerManagementLimit(device, value->powerValueMw);
 }
 
-/* Only Kepler and Maxwell boards have auto boost; the call exists and returns an error for it. */
+/* Reports both APIs as restricted. Only Kepler and Maxwell boards have auto boost. */
 NVML_API nvmlReturn_t nvmlDeviceGetAPIRestriction(nvmlDevice_t device, unsigned api, unsigned *restricted)
 {
     struct nvml_target target;

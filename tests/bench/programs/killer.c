@@ -34,16 +34,21 @@
 #include "vgpu_abi.h"
 #include "work.h"
 
-/* A process gives up waiting for the ledger's lock after five seconds. */
+/* PATIENCE_US is below the five seconds after which a process gives up waiting for the ledger's lock. */
 enum { WORKERS = 4, BLOCKS = 8, PATIENCE_US = 4000000, SLOW_US = 100000 };
 enum order { RUN, HOLD, TAKE, GIVE };
 
 struct worker {
-    _Atomic uint64_t done;  /* allocations and frees that came back */
-    _Atomic uint32_t order; /* from this process */
-    _Atomic uint32_t state; /* the order that is carried out */
-    _Atomic uint64_t bytes; /* for TAKE: how many to ask for */
-    _Atomic int32_t status; /* of TAKE */
+    /* Number of allocations and frees that have returned. */
+    _Atomic uint64_t done;
+    /* Order from the parent process. */
+    _Atomic uint32_t order;
+    /* Order that the worker has carried out. */
+    _Atomic uint32_t state;
+    /* Bytes to allocate with the order TAKE. */
+    _Atomic uint64_t bytes;
+    /* Result of TAKE. */
+    _Atomic int32_t status;
 };
 static struct worker *board;
 
@@ -67,7 +72,7 @@ static uint64_t now(void)
     return (uint64_t)time.tv_sec * 1000000u + (uint64_t)time.tv_nsec / 1000u;
 }
 
-/* --- a worker -------------------------------------------------------------------------------------------- */
+/* --- workers --------------------------------------------------------------------------------------------- */
 
 static int work_on(struct worker *self, size_t piece)
 {
@@ -119,7 +124,7 @@ static pid_t start(char **argv, int descriptor, unsigned which, size_t piece)
     return child;
 }
 
-/* --- the judge --------------------------------------------------------------------------------------------- */
+/* --- parent process ---------------------------------------------------------------------------------------- */
 
 static uint64_t on_card(nvmlDevice_t device)
 {
@@ -162,7 +167,7 @@ static uint64_t naps(pid_t pid)
     return count;
 }
 
-static const struct vgpu_ledger *ledger; /* NULL where there is none to look at */
+static const struct vgpu_ledger *ledger; /* NULL without a ledger (the naive library) */
 static int ledger_file = -1;
 
 static void ledger_open(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Opens, joins, charges and reads a ledger of arbitrary bytes, as a tenant may write it. No ledger may crash the process,
- * and a process that is a member must be able to charge and to give back.
+ * and a process that has joined must be able to charge and to uncharge.
  */
 #include "alone.h"
 #include "account/ledger.h"

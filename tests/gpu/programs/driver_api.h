@@ -26,6 +26,8 @@ enum {
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_FOUND = 500,
 };
+/* Constants of cuda.h, each with its name there. */
+
 enum {
     ATTRIBUTE_SM_COUNT = 16,   /* CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT */
     ON_DEVICE = 1,             /* CU_MEM_LOCATION_TYPE_DEVICE */

@@ -111,7 +111,7 @@ def test_two_processes_share_by_time_slices(host, first, second):
     run_both(a, b, 200_000 // int(first), 200_000 // int(second))
     log = host.log("--intervals", "--window", "100")
     serial = {p["pid"]: str(p["serial"]) for p in log["processes"]}
-    # Kernels are preempted at slice ends: equal shares whatever their length, 1000 of 1050 us each turn.
+    # Kernels are preempted at slice ends, so shares are equal for all lengths of kernels: 1000 of 1050 us per slice.
     for window in log["windows"][:3]:
         for program in (a, b):
             assert window["shares"][serial[program.pid]] == pytest.approx(0.5 / 1.05, abs=0.006)

@@ -156,7 +156,7 @@ def test_calls_count_initialisations(mixed):
     assert mixed.nvml("nvmlDeviceGetCount()", "nvmlLib.nvmlShutdown()", setup=shut) == ["NVML_ERROR_UNINITIALIZED", 1]
 
 
-# structure version, return
+# columns: version of the structure, return code
 VERSIONS = [(0x02000028, 0), (0x01000028, 25), (0x02000030, 25), (0, 25)]
 
 

@@ -10,7 +10,7 @@ pytestmark = needs_root
 MIB = 1 << 20
 ENABLE = "nvmlDeviceSetMigMode(gpu(0), 1)"
 PROFILES = {
-    # model: {profile id: (name, instances, slices, SMs)}
+    # Expected profiles: model → {profile id: (name, maximum number of instances, slices, SMs)}.
     "A100-40GB": {
         19: ("MIG 1g.5gb", 7, 1, 14),
         20: ("MIG 1g.5gb+me", 1, 1, 14),
