@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated host for measurements, the measuring programs, and the table at the end.
 
-Every gate is a function of what was measured; it must hold for the library and must not hold for ``naive.c``, an
-interposer as a first attempt has it, measured in the same run.
+Every gate is a function of a measurement. The library must pass it, and ``naive.c``, a naive interposer library
+measured in the same run, must fail it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE))
 
 import figures  # noqa: E402
 
-# The host and puppet of the library's own tests, under a name that is not taken.
+# The conftest of the library's tests, imported under a different name.
 spec = importlib.util.spec_from_file_location("vcuda_world", ROOT / "tests/native/vcuda/conftest.py")
 assert spec and spec.loader
 world = importlib.util.module_from_spec(spec)
@@ -35,7 +35,7 @@ spec.loader.exec_module(world)
 MIB = world.MIB
 CONTEXT = 8 * MIB
 LIMIT = 8192 * MIB
-# Contexts are small, so that hundreds of processes have room.
+# Contexts are small, so that hundreds of processes fit on a GPU.
 PROFILE = """\
 driver_version = 535.261.03
 cuda_version = 12.2
@@ -87,7 +87,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Bench(world.Host):  # type: ignore[misc,name-defined]
-    """The simulated host, and the numbers that a measuring program prints on it."""
+    """The simulated host; runs measuring programs and returns the numbers that they print."""
 
     def __init__(self, folder: Path, programs: Path) -> None:
         super().__init__(folder, programs, PROFILE)
@@ -101,15 +101,15 @@ class Bench(world.Host):  # type: ignore[misc,name-defined]
         super().write_limits(memory, devices=devices, **changes)
 
     def command(self, program: str, *arguments: object) -> tuple[list, dict]:
-        """Argument vector and environment; the library is an argument of the program, which preloads it where it is
-        wanted."""
+        """Returns argument vector and environment, which does not preload the library: a measuring program gets the
+        library as an argument and preloads it into the processes that it measures."""
         naive = self.folder / "naive.state"
         naive.unlink(missing_ok=True)
         env = self.env(preload=False, NAIVE_STATE=str(naive), NAIVE_LIMIT=str(self.limit), NAIVE_CONTEXT=str(CONTEXT))
         return [str(self.programs / program), *(str(one) for one in arguments)], env
 
     def run(self, program: str, *arguments: object, preload: str = "", timeout: int = 1800) -> list:
-        """Its lines as lists of numbers."""
+        """Runs a measuring program and returns its lines as lists of numbers."""
         argv, env = self.command(program, *arguments)
         if preload:
             env["LD_PRELOAD"] = preload
@@ -123,7 +123,7 @@ class Bench(world.Host):  # type: ignore[misc,name-defined]
 
     @contextlib.contextmanager
     def crowd(self, library: str, count: int):
-        """So many other processes of the container, each with a context and a block."""
+        """Runs ``count`` other processes of the container, each with a context and a block, during the with block."""
         if not count:
             yield
             return
@@ -137,7 +137,7 @@ class Bench(world.Host):  # type: ignore[misc,name-defined]
 
 @pytest.fixture
 def bench(programs: Path, tmp_path: Path):
-    # The state of the simulated host belongs in memory, as on a real one.
+    # A real host's state is in memory, so the simulated host's state file must not lie on a disk.
     memory = Path("/dev/shm") / f"vgpu-bench-{os.getpid()}"
     memory.mkdir(exist_ok=True)
     bench = Bench(memory, programs)
@@ -148,10 +148,11 @@ def bench(programs: Path, tmp_path: Path):
 
 @pytest.fixture
 def row():
-    """Enter a figure; afterwards its gate is asserted, for the library and against the control."""
+    """Returns a function that enters a figure and asserts that the library passes its gate and the control fails it."""
 
     def enter(name: str, gate: str, holds: Callable, ours: object, measured: str, theirs: object, control: str) -> None:
-        """``holds`` is asked of both measurements, ``ours`` and ``theirs``, which the next argument tells in words."""
+        """Applies the gate ``holds`` to ``ours`` (the library) and ``theirs`` (the control). ``measured`` and
+        ``control`` are these two results in words."""
         figure = figures.FIGURES[name]
         figure.gate, figure.measured, figure.control = gate, measured, control
         figure.held = bool(holds(ours))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of the table: what is measured, its goal, the best known elsewhere, and how much each form does of it.
+"""Rows of the table: measured quantity, goal, best value of other projects, and the amount of work of each form.
 
 Goals and gates are those of the project's plan; "elsewhere" is what we measured of HAMi-core 8f3a89c on a stub driver.
 """
@@ -18,7 +18,7 @@ FORMS = ("short", "bench", "long")
 
 @dataclass
 class Figure:
-    """One row. ``held`` is None where there is nothing to gate, and then ``why`` says so."""
+    """One row of the table. ``held`` is None if the row has no gate; ``why`` then gives the reason."""
 
     what: str
     goal: str

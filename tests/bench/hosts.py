@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remote calls and seconds of site.yml by the number of hosts: a first run and runs that change nothing.
+"""Measures remote calls and seconds of site.yml by the number of hosts, in a first run and in runs without changes.
 
     python tests/bench/hosts.py                     first and second run on 3 hosts, then runs on 10 and 30 names
     python tests/bench/hosts.py --first 3,10,30     first and second runs on as many hosts; needs memory for thirty
 
 The hosts of a first run are systemd hosts (tests/hosts), one container each, bare. A run that changes nothing only
-reads, so more names than hosts may share them: 30 names on 3 hosts cost the controller what 30 hosts do, and the
-machine that both run on less memory. Gates are the calls of the busiest host; seconds and growth are reported, for the
-machine is seldom alone.
+reads, so several inventory names may share a host: 30 names on 3 hosts cost the controller as much as 30 hosts, and
+need less memory. Gates are the calls of the busiest host. Seconds and growth are only reported, because other programs
+run on the machine.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from simhosts import podman as simpodman  # noqa: E402
 
 PROJECT = "bench"
 KEPT = ROOT / ".build" / "bench" / "hosts.json"
-# What the last run said that did not keep to the gate.
+# Output of the last run that missed its gate.
 OUTPUT = ROOT / ".build" / "bench" / "hosts.log"
 PROFILE = ROOT / "tests/hosts/profiles/gpu-t4-1.profile"
-# What a host may cost: the plan of the project.
+# Maximum number of calls a host, from the project's plan.
 MOST_FIRST, MOST_AGAIN = 45, 2
 
 
 @dataclass
 class Row:
-    """One run: how many hosts, seconds of the whole run, calls of the busiest and of the least busy host."""
+    """One run: number of hosts, seconds of the whole run, calls of the busiest and of the least busy host."""
 
     run: str
     hosts: int
@@ -59,12 +59,12 @@ class Row:
 
 
 def within(row: Row) -> bool:
-    """The gate: the calls of the busiest host. A run in which a host was never called measured nothing."""
+    """Returns true if the busiest host is within the gate and every host was called at least once."""
     return row.least >= 1 and row.most <= (MOST_FIRST if row.run.startswith("first") else MOST_AGAIN)
 
 
 def inventory(folder: Path, names: dict[str, str]) -> Path:
-    """An inventory of T4 hosts: name → container, with the demo's variables."""
+    """Writes an inventory of T4 hosts (name → container) with the demo's variables and returns its path."""
     path = folder / f"inventory-{len(names)}"
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(ROOT / "inventories/demo/group_vars", path / "group_vars")
@@ -76,7 +76,7 @@ def inventory(folder: Path, names: dict[str, str]) -> Path:
 
 
 def run(what: str, place: Path, folder: Path, *options: str) -> Row:
-    """Run site.yml and count what goes over the connections of each host."""
+    """Run site.yml and count the remote calls of each host."""
     report = folder / "calls.json"
     report.unlink(missing_ok=True)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
@@ -115,7 +115,7 @@ def run(what: str, place: Path, folder: Path, *options: str) -> Row:
 
 
 def tasks_of(log: Path, host: str) -> list[str]:
-    """The tasks for which a host was called, in turn, from the recorder's log."""
+    """Returns the tasks that called a host, in order, from the recorder's log."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     return list({row["call"]: row["task"] for row in rows if row["host"] == host}.values())
 
@@ -125,14 +125,14 @@ def hostctl(*arguments: str) -> None:
 
 
 def measure(first: list[int], again: list[int], folder: Path, rows: list[Row]) -> Row:
-    """Add all rows; returns the control: a run that proves isolation each time, which is more than two calls."""
+    """Measures and adds all rows. Returns the control's row, a run that proves isolation each time (over two calls)."""
     for count in first:
         names = [f"gpu-t4-{number}" for number in range(1, count + 1)]
         pairs = [word for name in names for word in ("--host", name, "--profile", str(PROFILE))]
         hostctl("up", "--project", PROJECT, *pairs)
         try:
             containers = [simpodman.Host(PROJECT, name).container for name in names]
-            # The library is built in it, too, for a cache that is filled would hide what that costs.
+            # An empty cache: the run must also build the library, whose cost a filled cache would hide.
             cold = ["-e", f"vcuda_cache={folder / f'cache-{count}'}"]
             own = inventory(folder, dict(zip(names, containers)))
             rows.append(run("first run", own, folder, *cold))
@@ -148,14 +148,14 @@ def measure(first: list[int], again: list[int], folder: Path, rows: list[Row]) -
 
 
 def keep(rows: list[Row]) -> None:
-    """Write the rows where a person finds them, those of a run that ended early too."""
+    """Write the rows to KEPT, also after a run that ended early."""
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     KEPT.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 def growth(rows: list[Row], first: bool) -> None:
-    """Print how seconds and calls grow from the fewest hosts to the most. No gate: a busy machine asks a host that
-    starts slowly once more, and that is a call.
+    """Print how seconds and calls grow from the fewest hosts to the most. There is no gate: on a busy machine a host
+    that starts slowly is called again.
     """
     kind = sorted((row for row in rows if row.run.startswith("first") == first), key=lambda row: row.hosts)
     if len(kind) < 2:

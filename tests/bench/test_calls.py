@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call costs over the same call without the library. Instructions and system calls are gated, not times."""
+"""Cost of one call over the same call without the library. Gates apply to instructions and system calls, not times."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ROUTES = ("link", "dlsym", "proc")
 
 @dataclasses.dataclass
 class Cost:
-    """Of one call, over the bare one: instructions, those beside the driver, system calls; of the library itself:
-    locked instructions and calls into the driver."""
+    """Cost of one call, the bare call's subtracted: all instructions, instructions outside the driver (``beside``) and
+    system calls. ``locked`` (instructions) and ``driver`` (calls into the driver) count the library's own."""
 
     instructions: int
     beside: int
@@ -27,8 +27,8 @@ class Cost:
 
 
 def steps(bench: Bench, library: str, route: str, call: str, count: int, blocks: int = 0) -> list:
-    """One figure a column. Now and then a table of blocks grows: the median. The simulated engine works in real time
-    and takes its share of a launch when it likes, also by calls of libc: there the least."""
+    """Returns one figure a column: the median, because sometimes a table of blocks grows. For a launch the minimum: the
+    simulated engine works in real time and adds instructions to some launches, also by calls of libc."""
     lines = bench.run("steps", library, route, call, count, blocks)
     assert len(lines) == count
     pick = min if call == "launch" else median
@@ -42,16 +42,16 @@ def cost(bench: Bench, library: str, route: str, call: str, count: int, blocks: 
     return Cost(ours[0] - bare[0], ours[1] - bare[1], ours[3] - bare[3], ours[2], ours[4])
 
 
-ROUNDS = 3  # bare and with the library alternately, for the machine is not alone
+ROUNDS = 3  # alternately bare and with the library, because other programs run on the machine
 BLOCK = {
     "launch": 16,
     "pair": 50,
     "info": 50,
-}  # calls of a block; of launches a quarter of what lies between two fences
+}  # calls of a block; for launches a quarter of the number between two fences
 
 
 def times(bench: Bench, library: str, call: str, repeats: int, *how: object) -> float:
-    """Nanoseconds over the same call without the library: the median of short blocks; the median of the rounds."""
+    """Returns nanoseconds over the same call without the library: the median of rounds, each the median of blocks."""
     found = []
     for _unused in range(ROUNDS):
         bare, ours = (
@@ -63,7 +63,7 @@ def times(bench: Bench, library: str, call: str, repeats: int, *how: object) -> 
 
 
 def offset(name: str) -> str:
-    """Where the driver's function lies in its file."""
+    """Returns the offset of the driver's function in its file, as text."""
     done = subprocess.run(
         ["nm", "-D", "--defined-only", SIMULATOR / "libcuda.so.1"], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -71,7 +71,7 @@ def offset(name: str) -> str:
 
 
 def beside(bench: Bench, call: str, repeats: int, *functions: str) -> str:
-    """Of a call over the driver's own function beside it, in one process: the round of the median, in words."""
+    """Returns, in words, the cost of a call over the driver's own function in the same process: the median round."""
     where = [offset(name) if name else "0" for name in functions]
     found = [
         bench.run("timing", call, BLOCK[call], repeats, "beside", *where, preload=LIBRARY)[0]
@@ -113,8 +113,8 @@ def test_memory_info(bench: Bench, sizes: dict, row) -> None:
     )
 
 
-# The simulated engine makes a launch itself vary by thousands of instructions, so those beside the driver are counted,
-# and the library may go into the driver but once.
+# Instructions of the simulated engine vary by thousands from launch to launch. So the gate counts instructions outside
+# the driver and allows the library one call into the driver.
 def launch_gate(instructions: int):
     return lambda one: one.beside <= instructions and one.locked == 0 and one.system_calls == 0 and one.driver <= 1
 
@@ -126,7 +126,7 @@ LIMITERS = {"launch": (0, 12), "launch-limited": (90, 60)}
 def test_a_launch(bench: Bench, sizes: dict, row, name: str) -> None:
     percent, most = LIMITERS[name]
     bench.write_limits(sm_percent=percent, core_policy="force" if percent else "default")
-    for _unused in range(3):  # what the engine adds is never less than nothing: the least of few calls, or of more
+    for _unused in range(3):  # the engine only adds instructions: repeat until the minimum is within the gate
         costs = [cost(bench, LIBRARY, route, "launch", sizes["calls"]) for route in ROUTES]
         worst = max(costs, key=lambda one: one.beside)
         if worst.beside <= most:
@@ -151,8 +151,9 @@ def test_a_launch(bench: Bench, sizes: dict, row, name: str) -> None:
 
 
 def test_launches_of_two_kernels_in_turns(bench: Bench, sizes: dict, row) -> None:
-    """Kernels of one grid, whose handles lie near each other, keep what each costs: else every launch of one makes the
-    other a stranger, that is measured by itself. So there are launches that go into the driver but once: the least."""
+    """The library remembers the cost of two kernels with equal grids and adjacent handles. If it forgot one at each
+    launch of the other, it would measure every launch by itself, with more calls into the driver. The gate is on the
+    minimum of the launches."""
     bench.write_limits(sm_percent=90, core_policy="force")
     ours, theirs = (
         [int(min(column)) for column in zip(*bench.run("steps", library, "link", "turns", sizes["calls"], 0))]
@@ -169,15 +170,15 @@ def test_launches_of_two_kernels_in_turns(bench: Bench, sizes: dict, row) -> Non
     )
 
 
-def test_the_pair_is_flat_beside_other_processes(bench: Bench, sizes: dict, row) -> None:
+def test_cost_of_the_pair_does_not_grow_with_other_processes(bench: Bench, sizes: dict, row) -> None:
     counts = [0, 10, 100, *([1000] if sizes["others"] >= 1000 else [])]
     found, naive = {}, {}
     for others in counts:
-        # Contexts uncounted: else each of a thousand asks the simulated NVML for all, and takes two of its places.
+        # Contexts are not counted: else each of a thousand processes reads the simulated NVML and takes two slots.
         bench.write_limits(16000 << 20, count_context=False)
         with bench.crowd(LIBRARY, others):
             found[others] = cost(bench, LIBRARY, "link", "pair", sizes["calls"])
-    # The control keeps a list of every block; other processes cost it nothing, so it is given as many blocks instead.
+    # Other processes cost the control nothing, but it keeps a list of all blocks: it gets as many blocks instead.
     for blocks in (0, counts[-1]):
         naive[blocks] = cost(bench, bench.naive, "link", "pair", sizes["calls"], blocks)
     row(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU seconds of the controller alone, by the number of hosts: connection and remote side are a table of answers.
+"""CPU seconds of the controller alone, by the number of hosts. A table of results replaces the remote side.
 
-Gate: the CPU seconds grow as the hosts do, and a tenth more. The control is a play with an expression over all hosts in
-a task that every host runs, as site.yml once had it. Tasks a host are gated in tests/integration/test_fleet_runs.py.
+Gate: CPU seconds grow at most 1.1 times as fast as the number of hosts. The control is a play in which every host
+evaluates an expression over all hosts, as site.yml once did. The gate on the number of tasks a host is in
+tests/integration/test_fleet_runs.py.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def left_out(*names: str) -> None:
 
 
 def play(fleet: Fleet, tasks: list[dict]) -> float:
-    """CPU seconds of these tasks on all hosts, with the defaults of the roles."""
+    """Runs these tasks on all hosts, with the defaults of the roles, and returns the CPU seconds."""
     roles = [{"role": f"vgpu.fleet.{role}", "tags": ["never"]} for role in ROLES]
     fleet.write("play.yml", [{"hosts": "gpu_nodes", "gather_facts": False, "roles": roles, "tasks": tasks}])
     run = fleet.again(str(fleet.folder / "play.yml"), "--skip-tags", "never", **FORKS)
@@ -72,7 +73,7 @@ def test_no_change(sizes: dict, row, table: Fleet, tmp_path: Path) -> None:
 
 
 def test_validation(sizes: dict, table: Fleet, tmp_path: Path) -> None:
-    """What the check of the variables and the desired state take over a play that says something."""
+    """Measures CPU seconds of the variables' check and the desired state over a play that only prints a message."""
     hosts = sizes["fleet"]
     if not hosts:
         left_out("fleet-validation")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes killed at any moment: nothing is lost, nobody waits."""
+"""Processes killed at any moment: no memory is lost and no survivor stalls."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import figures
 import pytest
 from conftest import LIBRARY, LIMIT, ROOT, Bench, world
 
-# A survivor that waits for a lock looks whether its holder lives after 500 us of naps, each of 20 us or more: 25 naps,
-# however long a busy machine makes each of them.
+# A survivor that waits for a lock checks after 500 us of naps whether the lock's holder lives. A nap takes 20 us or
+# more, so these are at most 25 naps, even if a busy machine makes each nap longer.
 NAPS = 30
 
 
@@ -65,8 +65,8 @@ def test_random_kills(bench: Bench, sizes: dict, row, name: str) -> None:
     )
 
 
-def test_the_count_of_naps_finds_a_late_heir(bench: Bench, tmp_path: Path) -> None:
-    """The control of that count: the library, but it looks once a second whether the holder of a lock lives."""
+def test_the_count_of_naps_finds_a_late_takeover(bench: Bench, tmp_path: Path) -> None:
+    """Negative control of the count: a library that checks only once a second whether a lock's holder lives."""
     native = ROOT / "native/vcuda"
     source = (native / "src/account/ledger_lock.c").read_text()
     assert source.count("#define PROBE_NS 500000ull") == 1
@@ -78,7 +78,7 @@ def test_the_count_of_naps_finds_a_late_heir(bench: Bench, tmp_path: Path) -> No
     command += ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,nodelete"]
     command += [f"-Wl,--version-script={native}/src/libvgpu.map", "-o", str(tmp_path / "libvgpu.so")]
     subprocess.run([*command, str(late), *map(str, objects)], check=True)
-    for seed in range(1, 21):  # few of the killed hold the lock
+    for seed in range(1, 21):  # few killed processes hold the lock
         found = kill(bench, str(tmp_path / "libvgpu.so"), "alone", 60, seed)
         assert (found.stalled, found.leaked, found.over) == (0, 0, 0)
         if found.holders:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device plugin as a process, at a kubelet double: start, memory, idle, Allocate, preference, re-registration."""
+"""Cost of the device plugin with a test double of the kubelet: start, memory, idle, Allocate and other calls."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ def bytecode(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def served(node, bytecode):
-    """A node of so many GPUs, each split by so much; without CDI unless options say otherwise."""
+    """Returns a function that starts the plugin on a node with ``gpus`` GPUs of ``split`` slices each; CDI is off
+    unless options enable it."""
 
     def start(gpus: int, split: int, *options: str):
         node.end()
-        # A node has /run in memory; on a disk's file system each file of an allocation costs several times as much.
+        # A real node's /run is in memory; on a disk each file of an allocation costs several times as much.
         if not os.path.ismount(node.folder / "run"):
             subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "run", node.folder / "run"], check=True)
         (node.folder / "host.profile").write_text(PROFILE.format(gpus))
         Path(node.environment["GPUSIM_STATE"]).unlink(missing_ok=True)
-        # Another node: GPUs that the former one had are not lost.
+        # A new node: the plugin must not report the former node's GPUs as lost.
         (node.folder / "state" / "offered.json").unlink(missing_ok=True)
         config = json.loads((node.folder / "node.yaml").read_text())
         config["sharing"]["vcuda"].update(splitCount=split, coresScaling="1")
         (node.folder / "node.yaml").write_text(json.dumps(config))
         node.options = list(options) or ["--cdi-dir", ""]
-        # As installed, with bytecode: pip makes it on a host, the first start here.
+        # Measured with bytecode, as installed: pip compiles it on a host, the first start compiles it here.
         node.environment.pop("PYTHONDONTWRITEBYTECODE", None)
         node.environment["PYTHONPYCACHEPREFIX"] = str(bytecode)
         if not bytecode.exists():
@@ -85,13 +86,13 @@ def median_ms(calls: int, call) -> float:
 
 
 def cpu_s(process: int) -> float:
-    """Processor time of all threads; the scheduler's own account, in nanoseconds."""
+    """Returns the processor seconds of all threads, from the kernel scheduler's accounting."""
     spent = [Path(one, "schedstat").read_text().split()[0] for one in Path(f"/proc/{process}/task").iterdir()]
     return sum(int(one) for one in spent) / 1e9
 
 
 def wakes(process: int) -> int:
-    """How often threads of a process that slept were woken; a busy machine changes it little."""
+    """Returns how often the process's threads went to sleep voluntarily; a busy machine changes this little."""
     found = 0
     for task in Path(f"/proc/{process}/task").iterdir():
         lines = (task / "status").read_text().splitlines()
@@ -100,7 +101,7 @@ def wakes(process: int) -> int:
 
 
 def idle(process: int, seconds: float) -> tuple[float, float]:
-    """Percent of a core, and wake-ups a minute."""
+    """Measures for ``seconds`` and returns percent of a core and wake-ups a minute."""
     before, woken, begun = cpu_s(process), wakes(process), time.monotonic()
     time.sleep(seconds)
     took = time.monotonic() - begun
@@ -108,10 +109,10 @@ def idle(process: int, seconds: float) -> tuple[float, float]:
 
 
 def slacks(process: int) -> set[str]:
-    """How much longer than they ask for threads may wait, in nanoseconds."""
+    """Returns the timer slacks of the process's threads in nanoseconds."""
     found = set()
     for task in [one.name for one in Path(f"/proc/{process}/task").iterdir()]:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             found.add(Path(f"/proc/{task}/timerslack_ns").read_text().strip())
     return found
 
@@ -135,7 +136,7 @@ def test_start(served):
 def test_memory_and_idle(served, sizes):
     node = served(16, 100)
     process = node.process.pid
-    # From the first housekeeping on gRPC's threads wake together; that they do is a part of the figure.
+    # The first housekeeping raises the timer slack of gRPC's threads, so that they wake together; measure after that.
     world.until(lambda: "500000000" in slacks(process), "gRPC's threads to be let wait longer")
     resident = next(
         int(line.split()[1]) for line in Path(f"/proc/{process}/status").read_text().splitlines() if "VmRSS" in line
@@ -152,7 +153,7 @@ def test_memory_and_idle(served, sizes):
     if not sizes["idle"]:
         figures.FIGURES["plugin-idle-cdi"].why = "two times a minute's waiting; by make bench"
         return
-    # Housekeeping every ten seconds looks after each of these slices. As many seconds without them beside.
+    # Every ten seconds housekeeping checks each slice's CDI file. The reference is a run without CDI of equal length.
     bare = idle(served(8, 10).process.pid, sizes["idle"])[0]
     part = idle(served(8, 10, "--log-level", "info").process.pid, sizes["idle"])[0]
     note(
@@ -164,7 +165,8 @@ def test_memory_and_idle(served, sizes):
 
 
 def test_allocate_over_an_empty_call(served, sizes):
-    """In turns: an empty call and an Allocate have the same machine, and their difference is one of neighbours."""
+    """Empty calls and Allocate calls alternate, so both see the same load of the machine; the result is the median of
+    the differences."""
     node = served(8, 10)
     stub = stub_of(node)
     ids = list(node.kubelet.endpoints[RESOURCE].devices)
@@ -182,7 +184,7 @@ def test_allocate_over_an_empty_call(served, sizes):
         spent.append((cpu_s(process) - between) * 1000 - (between - before) * 1000)
         over.append(full - empty[-1])
     made = [one for one in (node.folder / "run/allocations").iterdir() if not one.name.startswith("slice-")]
-    assert len(made) == calls  # each with its files
+    assert len(made) == calls  # each allocation has its files
     note(
         "plugin-allocate",
         f"{statistics.median(over):.2f} ms over {statistics.median(empty):.2f} ms; "
@@ -194,7 +196,7 @@ def of_slice(one: str) -> api.AllocateRequest:
     return api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=[one])])
 
 
-# What a file costs; none of gRPC's own. A question mark: not every machine has all of them.
+# System calls on files, without gRPC's own. A question mark: some machines do not have the call.
 FILE_CALLS = "%file,?write,?close,?ftruncate,?fchmod,?getdents64,?fstat,?fsync,?fdatasync,?ioctl,?lseek,?read,?pread64"
 
 
@@ -212,15 +214,15 @@ def test_system_calls_of_an_allocate(served, tmp_path):
             for one in ids[1:11]:
                 stub.Allocate(of_slice(one))
         finally:
-            # Whoever leaves the block waits for its end.
+            # The end of the with block waits for strace's end.
             traced.terminate()
     lines = [line.split(None, 1)[1] for line in log.read_text().splitlines() if "resumed>" not in line]
     # gRPC's threads wake each other by an eventfd.
     lines = [line for line in lines if not re.match(r'(read|write)\(\d+, "\\1(\\0){7}", 8\)', line)]
-    # The watcher and the looks at the node go on beside: theirs are on other files than an allocation's.
+    # The watcher and other checks also run meanwhile, on other files than an allocation's.
     records = [line for line in lines if "allocations.json" in line]
     assert len(records) == 10, "each is written down"
-    # 42 to 44 before an allocation got the folder `ro`, which a tenant cannot move.
+    # It was 42 to 44 before an allocation had the folder `ro`, which a tenant cannot move.
     each = len(lines) / 10
     synced = [line for line in lines if "sync(" in line]
     note("plugin-allocate-calls", f"{each:.0f}, {len(synced)} of them wait for a disk", "≤ 50, none waits", each <= 50)

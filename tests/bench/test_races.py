@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that ask for the same bytes at the same moment. The simulated driver says what they really hold."""
+"""Processes allocate the same free bytes at the same moment. The simulated driver's accounting gives the real usage."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's extender with thousands of nodes: filter and prioritize of one pod, by growth and by ratio."""
+"""Time of the scheduler extender's filter and prioritize for one pod with thousands of nodes; gates are ratios."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load():
 
     def run(nodes: int, pods_per_node: int, calls: int, *kinds: int) -> dict:
         command = [ENVIRONMENT / "bin/python", ROOT / "tests/bench/programs/scheduler_load.py"]
-        # One thread: the time of others would be counted by none.
+        # One thread: the measurement counts only the main thread's time.
         env = {**os.environ, "PYTHONPATH": str(ROOT / "native/plugin/src"), "OPENBLAS_NUM_THREADS": "1"}
         words = [str(word) for word in (nodes, pods_per_node, calls, *kinds)]
         done = subprocess.run([*command, *words], env=env, stdout=subprocess.PIPE, text=True, check=True)
@@ -39,8 +39,8 @@ def told(found: dict) -> str:
 
 
 def test_filter(load, row, sizes):
-    """Pods that are there already must not cost: the ledger is kept, not added up."""
-    # In turns and the best of three: what else the machine does in one of them is not what pods cost.
+    """Existing pods cost little: the ledger stores sums and does not add up pods at each call."""
+    # Alternating runs and the best of three: other load of the machine must not count as the cost of pods.
     rounds = [[load(1000, pods, sizes["scheduled"]) for pods in (1, 20)] for again in range(3)]
     empty, full = (min(found, key=lambda one: one["p50"]) for found in zip(*rounds, strict=True))
     row(
@@ -55,7 +55,7 @@ def test_filter(load, row, sizes):
 
 
 def test_pods_of_jobs(load, row, sizes):
-    """Pods that ask for the same look only at the nodes that changed since the last of them."""
+    """For a pod with the same request as an earlier pod the extender checks only the nodes changed since then."""
     different, same = load(5000, 20, sizes["scheduled"]), load(5000, 20, sizes["scheduled"], 4)
     row(
         "scheduler-jobs",
@@ -69,7 +69,7 @@ def test_pods_of_jobs(load, row, sizes):
 
 
 def test_growth(load, row, sizes):
-    """Five times the nodes, and the pods on them."""
+    """Compares 1000 and 5000 nodes, each with 20 pods a node."""
     small, large = load(1000, 20, sizes["scheduled"]), load(5000, 20, sizes["scheduled"])
     row(
         "scheduler-5000",

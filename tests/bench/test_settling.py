@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the thread that settles launches costs a busy process: its wake-ups, as the kernel counts them."""
+"""Wake-ups of the thread that settles launches in a busy process, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 from conftest import Bench, world
 
-MOST = 150  # wake-ups a second, of the 500 that the library may cost
-# way to launch, microseconds of a kernel, percent
+MOST = 150  # wake-ups a second; the library's budget is 500
+
+# columns: kind of launch, microseconds of a kernel, percent of compute time
 BUSY = [("kernel", 20, 50), ("kernel", 100, 50), ("kernel", 1000, 25), ("sync", 100, 50), ("two-streams", 100, 90)]
 
 
 @pytest.fixture
 def node(bench: Bench, programs: Path):
-    mine, sys.modules["conftest"] = sys.modules["conftest"], world  # shares.py is the library's tests' own
+    # shares.py imports the conftest of the library's tests
+    mine, sys.modules["conftest"] = sys.modules["conftest"], world
     sys.path.insert(0, str(world.HERE))
     try:
         import shares
@@ -32,7 +34,7 @@ def node(bench: Bench, programs: Path):
 
 
 def hasty(folder: Path) -> Path:
-    """The library, with a thread that wakes whenever it would like to."""
+    """Builds the library without the limit on the thread's wake-ups and returns its path."""
     source = (world.SOURCES / "compute/controller.c").read_text()
     assert "wakes_take(&wakes, " in source
     changed = folder / "controller.c"
@@ -54,7 +56,7 @@ def hasty(folder: Path) -> Path:
 
 
 def counted(pid: int) -> tuple[float, int, float]:
-    """Now, wake-ups and seconds of a processor of the settling threads."""
+    """Returns the time, and the settling threads' wake-ups and processor seconds."""
     wakes, busy = 0, 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
         if (task / "comm").read_text() == "vgpu-limiter\n":
@@ -65,7 +67,7 @@ def counted(pid: int) -> tuple[float, int, float]:
 
 
 def cost(node: tuple, name: str, seconds: float, **env: str) -> list:
-    """By each busy program: wake-ups a second, percent of a processor."""
+    """Returns a pair for each busy program: wake-ups a second and percent of a processor."""
     shares, one = node
     found = []
     for way, us, percent in BUSY:
@@ -83,7 +85,7 @@ def cost(node: tuple, name: str, seconds: float, **env: str) -> list:
 
 
 def test_wake_ups(node: tuple, bench: Bench, sizes: dict, row) -> None:
-    """Upper bounds: a machine with other work makes it wake less often."""
+    """The gate is an upper bound, because the thread wakes less often on a busy machine."""
     control = hasty(bench.folder)
     ours, theirs = cost(node, "ours", sizes["seconds"]), cost(node, "hasty", 1, LD_PRELOAD=str(control))
     wakes, busy = (max(one[i] for one in ours) for i in (0, 1))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares of compute time, read from the GPU's log and never from the library.
 
-The limiter's own object code in a model of the GPU on virtual time, and the whole library with its arbiter on the
+Two parts: the limiter's source in a model of the GPU with virtual time, and the whole library with its arbiter on the
 simulated GPU in real time.
 """
 
@@ -20,8 +20,8 @@ import pytest
 from conftest import ROOT, Bench, world
 
 VCUDA = ROOT / "native" / "vcuda"
-MIXED = "5:20:100:500:2000:10000"  # microseconds
-GRIDS = "132:1000:30000:1e6"  # blocks; drawn for each launch
+MIXED = "5:20:100:500:2000:10000"  # durations in microseconds, drawn for each launch
+GRIDS = "132:1000:30000:1e6"  # numbers of blocks, drawn for each launch
 SHARES = (5, 10, 25, 50, 75, 90, 95)
 
 
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory):
 
 
 def worst(tenant: dict) -> float:
-    """The worst error of any window of one second, in points."""
+    """Returns the largest error of any window of one second, in percentage points."""
     return max(tenant["share"] - tenant["low"], tenant["high"] - tenant["share"])
 
 
@@ -102,8 +102,8 @@ def test_together(model, sizes: dict, row) -> None:
 
 
 def settled(result: dict, before: int, after: int) -> bool:
-    """The change comes at second 6; half a second later the second that follows is at the new share."""
-    series = result["tenants"][0]["series"]  # tenths of a second
+    """True if the share changes within half a second of the change at second 6. ``before`` and ``after`` in percent."""
+    series = result["tenants"][0]["series"]  # one value a tenth of a second
     return abs(sum(series[65:75]) / 10 - after) <= 2.0 and abs(sum(series[50:60]) / 10 - before) <= 2.0
 
 
@@ -128,7 +128,7 @@ def test_a_live_change(model, row) -> None:
 def test_throughput(model, row) -> None:
     four = [f"share=25,kernels={us}" for us in (50, 100, 500, MIXED)]
     limited, free = model(*four), model(*(one + ",policy=disable" for one in four))
-    # What a limiter that lets one tenant run a quarter of the time at a time would leave.
+    # The control: a limiter that runs one tenant alone for a quarter of the time.
     forced = model("share=25,policy=force,kernels=100")
     row(
         "throughput",
@@ -142,7 +142,7 @@ def test_throughput(model, row) -> None:
 
 
 def test_a_sparse_tenant_beside_a_busy_one(model) -> None:
-    """A goal, not a gate: the trade-off is shown."""
+    """Reports the trade-off without a gate."""
     sparse, said = "share=10,kernels=20,burst=50,rest=9000", []
     natural = model(sparse.replace("share=10", "share=100"))["tenants"][0]["mean"]
     for busy in (60, 90):
@@ -154,12 +154,13 @@ def test_a_sparse_tenant_beside_a_busy_one(model) -> None:
     figures.FIGURES["sparse"].measured = "; ".join(said) + " (model)"
 
 
-# --- in real time -------------------------------------------------------------------------------------------------
+# --- real time ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def node(bench: Bench, programs: Path):
-    mine, sys.modules["conftest"] = sys.modules["conftest"], world  # shares.py is the library's tests' own
+    # shares.py imports the conftest of the library's tests
+    mine, sys.modules["conftest"] = sys.modules["conftest"], world
     sys.path.insert(0, str(ROOT / "tests/native/vcuda"))
     try:
         import shares
@@ -185,7 +186,7 @@ def split(node: tuple, policy: str, seconds: float, right: Callable[[list], bool
 
 
 def test_in_real_time(node: tuple, sizes: dict, row) -> None:
-    """The machine is not alone, so what is gated is the ratio of the two in the same seconds: 7 to 3 is 2.33."""
+    """The gate is the ratio of two tenants in the same seconds (70 to 30 is 2.33), because other programs also run."""
     node[1].arbiter()
 
     def parted(pair: list) -> bool:
@@ -204,17 +205,17 @@ def test_in_real_time(node: tuple, sizes: dict, row) -> None:
     )
 
 
-MIX, CONSTANT, PERCENT = "20..5000", "1000", 20  # microseconds
+MIX, CONSTANT, PERCENT = "20..5000", "1000", 20  # durations of kernels in microseconds, share in percent
 
 
 def test_mixed_kernels_in_real_time(node: tuple, sizes: dict, row) -> None:
-    """Without an arbiter. What is gated is the ratio to kernels of one length, in the same program and run."""
+    """Runs without an arbiter. The gate is the ratio of mixed kernels to kernels of one length in the same run."""
     shares, one = node
 
     def got(us: str, policy: str) -> float:
         container = shares.Container(one, f"{policy}-{us}", PERCENT, core_policy=policy)
         process = container.start(us=us)
-        time.sleep(3)  # until it is known that it takes now more and now less
+        time.sleep(3)  # until the library has learned that the kernel's duration varies
         limited = policy == "force"
         [found] = one.judged([process], lambda got: 15 <= got[0] <= 25 or not limited, 2 + sizes["seconds"])
         process.kill()

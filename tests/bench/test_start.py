@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to start: the library in a program that uses CUDA, alone and among hundreds, and in one without."""
+"""Cost of the library at the start of a program: with CUDA alone, with CUDA among hundreds, and without CUDA."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from test_calls import Cost, cost
 
 
 def started(bench: Bench, library: str) -> tuple[Cost, float, float]:
-    """The cost over the bare start; milliseconds of the bare start and of this (least of several)."""
+    """Returns the cost over the bare start, and milliseconds (minimum of 9) of the bare start and of this start."""
     one = cost(bench, library, "link", "start", 1)
     times = [min(bench.run("crowd", which, 1, "start")[0][3] for _unused in range(9)) for which in (BARE, library)]
     return one, times[0] / 1000, times[1] / 1000
 
 
 def test_the_start_of_a_program(bench: Bench, row) -> None:
-    bench.run("crowd", LIBRARY, 1, "start")  # the container's first context is measured; the others know its size
+    # the container's first process measures the size of a context; later processes read it
+    bench.run("crowd", LIBRARY, 1, "start")
     ours, theirs = started(bench, LIBRARY), started(bench, bench.naive)
     row(
         "start",
@@ -33,8 +34,8 @@ def test_the_start_of_a_program(bench: Bench, row) -> None:
 
 
 def test_hundreds_start_at_once(bench: Bench, sizes: dict, row) -> None:
-    """A serial section would show as sleep: far more of it than of time on a processor or ready for one. A busy machine
-    brings more of the latter alone."""
+    """In a serial section processes sleep far longer than they run or are ready to run. A busy machine only makes
+    processes ready for longer."""
     count = sizes["together"]
     bench.run("crowd", LIBRARY, 1, "start")
     found = {}

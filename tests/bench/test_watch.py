@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A poll of the watcher with 100 slices in use: real mounts, ledgers and processes; the driver's answer is a double."""
+"""A poll of the watcher with 100 slices in use. Mounts, ledgers and processes are real; the driver is a test double."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import figures
 import pytest
 
 SLICES, POLLS = 100, 8
-# The mounts of a container in a mount namespace of its own; what is to be mounted lies where none of them hides it.
+# Makes a container's mounts in a new mount namespace. The sources of the mounts lie outside /dev and /etc, which tmpfs
+# hides.
 LAID_OUT = """
 mount -t tmpfs t /dev && mount -t tmpfs t /etc && mkdir -p /dev/vgpu && touch /etc/ld.so.preload || exit 1
 while [ $# -gt 0 ]; do mount --bind "$1" "$2" || exit 1; shift 2; done
@@ -26,7 +27,7 @@ exec sleep 1000
 
 
 class World:
-    """The driver, and what the plugin knows of the node."""
+    """Test double of the driver and of the plugin's view of the node."""
 
     def __init__(self, uuid: str, records: dict[str, Any], pids: list[int]) -> None:
         self.uuid, self._records, self.pids = uuid, records, pids
@@ -85,7 +86,7 @@ def world(tmp_path: Path) -> Iterator[tuple[World, Any]]:
 
 
 def charge(folder: Path, pid: int) -> int:
-    """The ledger as an honest process has it."""
+    """Charges 500 MiB to the process in its ledger, as the library does, and returns the descriptor of the lock."""
     from doubles.watched import Watched
 
     node = Watched.__new__(Watched)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated A100, a slice of it, and the environments of the clients: one for each major version of CUDA."""
+"""A simulated A100 with a slice, and the clients' Python environments, one for each major version of CUDA."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ sys.path.insert(0, str(ROOT / "plugins"))
 from module_utils.abi import files as abi_files  # noqa: E402
 
 MIB = 1 << 20
-# CUDA's major version → environment and what it is locked by; the gate `clients` makes both (tools/gate_table.py).
+# CUDA's major version → Python environment; the gate `clients` creates both environments (tools/gate_table.py).
 ENVIRONMENTS = {13: ROOT / ".build/clients", 12: ROOT / ".build/clients12"}
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = A100-40GB\n"
 
 
 def python_of(cuda: int) -> Path:
-    """The interpreter that has the clients for this version of CUDA."""
+    """Returns the interpreter of the environment for this major version of CUDA."""
     python = ENVIRONMENTS[cuda] / "bin/python"
     assert python.exists(), f"{python} is missing: run `make clients`, which makes it"
     return python
 
 
 class Machine:
-    """One simulated host with one A100, and one container on it with or without a limit."""
+    """One simulated host with one A100 and one container, with a memory limit or without."""
 
     def __init__(self, folder: Path, memory: int | None) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Machine:
         driver.mkdir(parents=True)
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
             (driver / name).symlink_to(SIMULATOR / name)
-        # A driver's package has this name too, and taichi opens nothing else.
+        # A driver's package installs this name too, and taichi opens only this name.
         (driver / "libcuda.so").symlink_to("libcuda.so.1")
         (folder / "host.profile").write_text(PROFILE)
         self.driver_env = {
@@ -68,23 +68,23 @@ class Machine:
         }
 
     def usage(self) -> dict:
-        """The simulated driver's own account of its GPU."""
+        """Returns the simulated driver's accounting of its GPU."""
         command = [SIMULATOR / "gpusimctl", "usage", "--json"]
         done = subprocess.run(command, env=self.driver_env, check=True, stdout=subprocess.PIPE)
         [gpu] = json.loads(done.stdout)["gpus"]
         return gpu
 
     def on_card(self) -> int:
-        """Bytes of all processes, contexts and code included."""
+        """Returns the used bytes of all processes, contexts and code included."""
         return self.usage()["used"]
 
     def command(self, cuda: int, program: str, *words: str) -> list[str]:
-        """A program of this folder under the clients' interpreter."""
+        """Returns the command line of a program in programs/ under the clients' interpreter."""
         return [str(python_of(cuda)), str(PROGRAMS / program), *words]
 
 
 class Filler:
-    """A running fill.py: `step` answers what it prints, and lets it go on from the step before."""
+    """A running fill.py. `step` ends the previous step's wait and returns the figures that the next step prints."""
 
     def __init__(self, machine: Machine, cuda: int, client: str, way: str) -> None:
         self.errors = machine.folder / "stderr"
@@ -104,7 +104,7 @@ class Filler:
             self.process.stdin.write("\n")
             self.process.stdin.flush()
         self._started = True
-        # What a client prints of its own accord is not JSON.
+        # Skip the client's own output, which is not JSON.
         line = next((line for line in self.process.stdout if line.startswith("{")), "")
         assert line, f"{name}: ended with {self.process.wait()}: {self.errors.read_text()[-2000:]}"
         figures = json.loads(line)
@@ -112,7 +112,7 @@ class Filler:
         return figures
 
     def end(self) -> int:
-        """Its exit status."""
+        """Waits for the end of fill.py and returns its exit status."""
         assert self.process.stdin
         self.process.stdin.close()
         return self.process.wait(60)
@@ -120,5 +120,5 @@ class Filler:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """With a slice of 1 GiB."""
+    """Returns a machine with a slice of 1 GiB."""
     return Machine(tmp_path, 1024 * MIB)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real clients take all of a slice, no more, and give it back. The yardstick is the simulated driver's own account."""
+"""Real clients can allocate a whole slice, no more, and free it. The simulated driver's accounting gives the usage."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from conftest import MIB, Filler, Machine
 LIMIT, PIECE = 1024 * MIB, 16 * MIB
 BINDINGS = ["cuMemAlloc", "cuMemAllocManaged", "cuMemAllocAsync", "cuMemCreate"]
 CORE = ["device", "pool", "pool for other processes", "VirtualMemoryResource"]
-# What a client keeps of memory that was given back, until its process ends, also without the library: cuda-core 1.2.2
-# a handle of each, taichi 128 MiB in its pool.
+# Freed memory that a client keeps until its process ends, also without the library: cuda-core 1.2.2 keeps a handle of
+# each allocation, taichi keeps 128 MiB in its pool.
 KEPT = {"VirtualMemoryResource": LIMIT, "ndarray": 128 * MIB}
-# What a launch of taichi leaves in the driver's pool is given back when memory gets short.
+# Memory that a launch of taichi leaves in the driver's pool; the driver frees it when memory gets short.
 SPARE = {"taichi": 2 * MIB}
-# CUDA's major version that the client's packages are made for, client, way to take memory.
+# columns: CUDA's major version of the client's packages, client, allocating call
 WAYS = [
     *((cuda, "bindings", way) for cuda in (12, 13) for way in BINDINGS),
     *((cuda, "core", way) for cuda in (12, 13) for way in CORE),
@@ -46,8 +46,8 @@ def test_it_gets_all_of_the_slice_and_no_more(machine: Machine, cuda: int, clien
 
 
 @pytest.mark.parametrize("client", ["numba", "taichi"])
-def test_without_the_library_it_takes_more(tmp_path, client: str) -> None:
-    """The negative control."""
+def test_client_without_the_library_gets_more(tmp_path, client: str) -> None:
+    """Negative control: without the library a client allocates more than the slice."""
     machine = Machine(tmp_path, None)
     filler = Filler(machine, 13, client, {"numba": "device_array", "taichi": "ndarray"}[client])
     filler.step("ready")

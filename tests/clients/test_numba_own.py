@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""numba-cuda's own tests of its driver part: each has the same verdict in a slice as on the bare simulated driver.
+"""Each of numba-cuda's own driver tests has the same result in a slice as on the bare simulated driver.
 
-Those that need kernels that compute fail on both; what matters here is that no test knows where it runs.
+Tests whose kernels must compute a result fail in both places. The comparison shows that no test detects the slice.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzzers of the parsers that read what a tenant or a broken disk may have written, built with sanitizers."""
+"""Builds fuzzers, with sanitizers, of the parsers of files that a tenant or a broken disk may have damaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "plugins"))
 
 from module_utils.abi import files as abi_files  # noqa: E402
 
-sys.modules["layouts"] = abi_files  # its name in the tests: Ansible, which has a longer one, is not needed here
+sys.modules["layouts"] = abi_files  # short import name: these tests do not need Ansible's collection path
 
 FLAGS = ["-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all"]
 FLAGS += [f"-I{SOURCE}", f"-I{SOURCE.parent / 'include'}"]
@@ -31,7 +31,7 @@ LEDGER = (
     "account/shareable.c",
     "limits/log.c",
 )
-# program: the parts of the library that it is about
+# program → files of the library that it tests
 FUZZERS = {"limits": ("limits/limits_file.c",), "ledger": LEDGER, "environment": ("limits/env.c", "limits/log.c")}
 
 
@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def compile_program(folder: Path, name: str, sources: tuple, sanitizers: str) -> Path:
-    """Clang's libFuzzer where it is asked for, else any compiler's sanitizers."""
+    """Compiles a program with clang's libFuzzer if ``sanitizers`` names it, else with any compiler's sanitizers."""
     compiler = "clang" if "fuzzer" in sanitizers else "cc"
     files = [str(HERE / "programs" / f"{name}.c"), *(str(SOURCE / source) for source in sources)]
     program = folder / name
@@ -61,6 +61,6 @@ def fuzzer_clang() -> None:
 
 @pytest.fixture(scope="session")
 def plugin_path() -> None:
-    """The device plugin's packages, and the doubles of its node."""
+    """Makes the device plugin's packages and the test doubles of its node importable."""
     subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
     sys.path[:0] = [str(PLUGIN / "src"), str(ROOT / "tests")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library in the container and the node's reader make the same of the same bytes, whatever bytes they are."""
+"""The library in the container and the node's parser return the same result for the same bytes, for any bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def verdicts(folder: Path):
 
 @st.composite
 def limits_files(draw: st.DrawFn) -> bytes:
-    """A valid file with some fields, bytes or its length changed, mostly with the crc32 that belongs to that."""
+    """Draws a valid limits file with some fields, bytes or its length changed, mostly with a matching crc32."""
     devices = draw(st.lists(DEVICE, max_size=4, unique_by=lambda one: one["uuid"]))
     data = bytearray(layouts.pack_limits({"allocation": "a", "devices": devices}))
     for name in draw(st.lists(st.sampled_from(FIELDS), max_size=3)):
@@ -88,7 +88,7 @@ def node_view(data: bytes) -> list:
 
 
 def library_view(words: list) -> list:
-    """Of a device's flags the node shows one."""
+    """Returns the library's words with each device's flags reduced to bit 0, the only flag that the node reads."""
     return [str(int(word) & 1) if i >= 7 and (i - 7) % 4 == 3 else word for i, word in enumerate(words)]
 
 
@@ -112,8 +112,8 @@ def ledger_headers(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=ledger_headers())
-def test_what_the_library_uses_as_a_ledger_the_node_can_read(verdicts, data: bytes) -> None:
-    """Not the other way round: the library wants the layout that it writes, the node reads later ones too."""
+def test_node_can_read_each_ledger_that_the_library_accepts(verdicts, data: bytes) -> None:
+    """The reverse is not tested: the library accepts only its own layout, the node reads later layouts too."""
     if verdicts(b"H", data) == ["yes"]:
         assert (
             layouts.parse_ledger(data)["devices"][:2]
@@ -123,8 +123,8 @@ def test_what_the_library_uses_as_a_ledger_the_node_can_read(verdicts, data: byt
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.one_of(st.binary(max_size=6000), limits_files()), where=st.integers(0, 5000))
-def test_any_bytes_are_an_answer_or_a_refusal(data: bytes, where: int) -> None:
-    """Nothing but LayoutError leaves the node's readers, whatever a tenant wrote."""
+def test_node_parses_or_refuses_any_bytes(data: bytes, where: int) -> None:
+    """The node's parsers raise no exception other than LayoutError for any bytes of a tenant."""
     whole = bytearray(layouts.pack_ledger(["GPU-0"]))
     whole[where : where + len(data)] = data[: max(0, len(whole) - where)]
     for parse, given_bytes in (

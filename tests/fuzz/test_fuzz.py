@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libFuzzer on the C parsers. Seconds here; `make fuzz` gives each minutes."""
+"""Runs libFuzzer on the C parsers for seconds; `make fuzz` runs it for minutes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fuzz(program: Path, corpus: Path, seconds: int) -> subprocess.CompletedProce
         f"-artifact_prefix={corpus.parent}/",
         corpus,
     ]
-    # What a ledger's tenant may do to the lock can cost a member up to five seconds.
+    # A ledger's lock that a tenant damaged can delay a process up to five seconds.
     return subprocess.run([*command, "-timeout=20"], stderr=subprocess.PIPE, text=True, check=False)
 
 
@@ -62,7 +62,7 @@ def test_fuzzer_finds_nothing(fuzzer_clang: None, folder: Path, name: str, reque
 
 
 def test_fuzzer_finds_a_parser_without_its_check(fuzzer_clang: None, folder: Path, tmp_path: Path) -> None:
-    """The negative control: without the check of where the devices end, the parser reads past what it was given."""
+    """Negative control: without the check of the device table's end, the parser reads past the end of the data."""
     import conftest
 
     source = (conftest.SOURCE / "limits/limits_file.c").read_text()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher on any bytes of ledger and tenant page, written while it reads: a container above its limit is named and
-ended, and nobody else. Seconds here, minutes by `make fuzz`; the same property with few examples is in tests/unit.
+"""The watcher reads arbitrary bytes of ledger and tenant page while they change. It must report and end a container
+above its limit, and no other. Runs for seconds; `make fuzz` runs it for minutes; tests/unit has the same property with
+few examples.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.skipif(not (PLUGIN / "src").is_dir(), reason="without the device plugin")
-# Examples of one run of Hypothesis; it forgets them between two.
+# Examples per run of Hypothesis, which frees their memory after each run.
 EXAMPLES = 50
 
 

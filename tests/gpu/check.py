@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure libvgpu.so on this host's GPU: ``make gpu-check``, or ``python3 tests/gpu/check.py --help``.
 
-Each stage is a process of its own with a time limit; one that fails or hangs says so and the others go on. The exit
+Each stage runs in its own process with a time limit; if a stage fails or hangs, the others still run. The exit
 status is 0 when every gate held, 1 when one did not, 2 when there was nothing to measure.
 """
 
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gpucheck import compute, host, limits, memory, processes, report, rough, shown
 
-# Name → (function, most seconds it may take). The order is that of the whole run: what others rest on comes first.
+# Stage → (function, time limit in seconds), in the order of a whole run: a stage comes after those that it depends on.
 STAGES = {
     "environment": (processes.environment, 120),
     "granularity": (memory.granularity, 60),
@@ -49,11 +49,11 @@ STAGES = {
     "graphs": (compute.graphs, 90),
     "device": (compute.device, 60),
 }
-LEAST = 10  # seconds that must be left for a stage to begin
+LEAST = 10  # a stage starts only if so many seconds are left
 
 
 def work(name: str, options: argparse.Namespace, path: Path) -> int:
-    """The process of one stage."""
+    """Runs one stage in this process and writes its report; returns the exit status 0."""
     found = report.Report(path, name)
     try:
         here = host.Host(options.folder, options.library, options.gpu, options.quick)
@@ -62,7 +62,7 @@ def work(name: str, options: argparse.Namespace, path: Path) -> int:
         found.end()
     except report.Skip as missing:
         found.note("left out: " + str(missing))
-        # What was measured before the thing was missed counts.
+        # Gates that were measured before the skip count.
         found.end(skipped="" if found.data["gates"] else str(missing))
     except Exception as error:
         traceback.print_exc()
@@ -71,7 +71,7 @@ def work(name: str, options: argparse.Namespace, path: Path) -> int:
 
 
 def stage(name: str, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Run one stage as a process group with a time limit; what it had measured is kept when it is stopped."""
+    """Run one stage as a process group with a time limit; a stopped stage's results so far are kept."""
     path = options.folder / f"stage-{name}.json"
     path.unlink(missing_ok=True)
     command = [
@@ -95,7 +95,7 @@ def stage(name: str, options: argparse.Namespace, seconds: float) -> dict[str, A
     except subprocess.TimeoutExpired:
         reason = f"failed: it took more than {seconds:.0f} s"
     finally:
-        # A stage's programs are in its group; nothing else is.
+        # The process group contains only the stage and its programs.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
         process.wait()
@@ -140,7 +140,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def prepare(options: argparse.Namespace) -> str:
-    """Find the driver and build; why nothing can be measured, or nothing."""
+    """Find the driver and build the programs. Returns the reason if nothing can be measured, else ""."""
     if not host.compiler() or not (options.library or shutil.which("make")):
         return "there is no C compiler, or no make"
     folder = host.driver_folder()

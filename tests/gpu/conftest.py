@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host with a simulated H200 on which gpu-check runs as it would on a real one; its report says "simulated"."""
+"""A host with a simulated H200 on which gpu-check runs as on a real GPU; its report names the driver "simulated"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ model = H200
 
 
 class Check:
-    """Runs gpu-check and keeps what it said."""
+    """Runs gpu-check on the simulated host and stores its output."""
 
     def __init__(self, folder: Path, more: str = "", driver: Path = SIMULATOR) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class Check:
         self.text = ""
 
     def run(self, *words: str) -> int:
-        """The exit status; ``result`` and ``text`` are what it left."""
+        """Runs gpu-check and returns its exit status; ``result`` is its result.json, ``text`` its output."""
         out = self.folder / "out"
         command = [
             sys.executable,
@@ -83,7 +83,7 @@ def check(tmp_path: Path) -> Check:
 
 @pytest.fixture(scope="session")
 def no_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A libvgpu.so that does nothing at all."""
+    """Returns the path of a libvgpu.so that does nothing."""
     path = tmp_path_factory.mktemp("nothing") / "libvgpu.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", path], check=True)
     return path

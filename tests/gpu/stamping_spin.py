@@ -1,15 +1,15 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for spin.c on a GPU that computes: says and writes what spin would, in no time. Kernels take what they are
-meant to, a microsecond passes between two, and a share is kept in turns of 20 ms as exactly as can be. LAX=1: it is
-not kept."""
+"""Replaces spin.c in tests: prints and writes without delay the output that spin.c has on a real GPU. Each kernel takes
+its intended time, with a gap of a microsecond, and the slice's share is kept exactly in periods of 20 ms. With LAX=1
+the share is ignored."""
 
 import json
 import os
 import struct
 import sys
 
-SHARE_AT = 128 + 56  # sm_percent of the limits file's first device
+SHARE_AT = 128 + 56  # reads sm_percent of the limits file's first device
 GAP = 1000
 TURN = 20_000_000
 
@@ -30,7 +30,7 @@ def main():
     length, now, begin, owed = int(microseconds * 1000) * kernels, 10**15, 10**15, 0
     starts, ends = [], []
     while now - begin < seconds * 1e9:
-        # The bucket fills with the share of the time that has passed, and a launch takes what it costs.
+        # A token bucket: it fills with share × elapsed time, and each launch takes its cost.
         if owed * 100 > (now - begin + TURN) * share:
             now += TURN // 20
             continue

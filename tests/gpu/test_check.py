@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpu-check on the simulated driver: every stage works, and says so when the library does not."""
+"""gpu-check on the simulated driver: every stage passes, and fails if the library does not work."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_without_a_limiter_the_shares_do_not_hold(check: Check, no_library: Path
     assert held["control: graphs without the library have the GPU"] and not held["graphs at 25 %: mean"]
 
 
-def test_without_an_arbiter_its_stage_is_left_out_by_name(check: Check, no_library: Path) -> None:
+def test_stage_is_skipped_by_name_without_an_arbiter(check: Check, no_library: Path) -> None:
     check.stages("together", library=no_library)
     assert "no vgpu-arbiter beside the library" in check.text
 
@@ -68,7 +68,7 @@ def test_without_a_library_the_gates_do_not_hold(check: Check, no_library: Path)
 
 
 def test_a_driver_that_shows_no_processes(tmp_path: Path) -> None:
-    """As in some containers: what a process holds is then the difference of the card's use, and the report says so."""
+    """As in some containers. A process's usage is then the growth of the GPU's usage, and the report says so."""
     folder = tmp_path / "driver"
     folder.mkdir()
     for name in ("libcuda.so.1", "gpusimctl"):
@@ -83,7 +83,7 @@ def test_a_driver_that_shows_no_processes(tmp_path: Path) -> None:
 
 
 LIMITS = {
-    # profile, exit status, status of the stage, a part of what is said
+    # columns: profile, exit status, status of the stage, part of the output
     "misc": ("memacct = misc\n", 0, "passed", ""),
     "dmem": ("memacct = dmem\n", 0, "passed", ""),
     "the driver enforces nothing": ("memacct = none\n", 1, "failed", "a limit is set, read back and cleared"),
@@ -115,7 +115,7 @@ def test_limits_that_the_driver_enforces(tmp_path: Path, case: str) -> None:
         }
 
 
-def test_an_older_driver_has_no_limits_and_that_is_said(check: Check) -> None:
+def test_older_driver_without_limits_is_reported(check: Check) -> None:
     assert check.stages("driver-limits") == 2
     assert "driver 550.163.01 enforces no limits of control groups; they came with branch 615" in check.text
 
@@ -128,7 +128,7 @@ def test_the_stages_are_named(check: Check) -> None:
 def test_a_stage_that_does_not_end_is_stopped(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_PROFILE"):
         monkeypatch.setenv(name, check.env[name])
-    for name in ("hand", "spin"):  # programs that never answer
+    for name in ("hand", "spin"):  # programs that never print anything
         (check.folder / name).write_text("#!/bin/sh\nexec sleep 100\n")
         (check.folder / name).chmod(0o755)
     words = ["--folder", str(check.folder), "--library", str(ROOT / "native/build/libvgpu.so")]
@@ -136,7 +136,7 @@ def test_a_stage_that_does_not_end_is_stopped(check: Check, monkeypatch: pytest.
     assert found["status"] == "failed" and "took more than" in found["reason"]
 
 
-def test_what_there_is_no_time_for_is_left_out_by_name(check: Check) -> None:
+def test_stages_without_time_left_are_skipped_by_name(check: Check) -> None:
     assert check.run("--budget", "0") == 2
     assert set(check.status().values()) == {"skipped"}
     assert "run it alone with --stage exact" in check.text
@@ -150,13 +150,13 @@ def test_a_host_without_a_driver(check: Check) -> None:
     assert "there is no libcuda.so.1 on this host; nothing is measured" in check.text
 
 
-def test_nothing_of_the_environment_rules_the_measurement(check: Check) -> None:
+def test_environment_variables_do_not_change_the_measurement(check: Check) -> None:
     check.env.update(CUDA_DEVICE_MEMORY_LIMIT="1m", CUDA_VISIBLE_DEVICES="", LIBCUDA_LOG_LEVEL="5")
     assert check.stages("shown") == 0, check.text
     assert check.result["driver"] == "simulated"
 
 
-def test_the_result_lands_in_out(check: Check) -> None:
+def test_result_is_written_to_out(check: Check) -> None:
     check.env["OUT"] = str(check.folder / "elsewhere")
     command = [
         sys.executable,
@@ -172,7 +172,7 @@ def test_the_result_lands_in_out(check: Check) -> None:
 
 
 def test_a_driver_that_rounds_up(tmp_path: Path) -> None:
-    """What it takes beyond what it is asked for is charged, so a slice holds no more than its limit."""
+    """Memory that the driver adds by rounding up is charged, so a slice uses no more than its limit."""
     check = Check(tmp_path, more="allocation_granularity = 2097152\n")
     assert check.stages("granularity", "exact", "rounding", "contexts", "load") == 0, check.text
     steps = check.stage("granularity")["figures"]["physical_steps_by_size"]
@@ -184,7 +184,7 @@ ROUGH = ["private-context", "loader", "capture", "exit", "mixed-shares"]
 
 @pytest.mark.parametrize("stage", ROUGH)
 def test_the_rough_stages(tmp_path: Path, stage: str) -> None:
-    """On a driver that tears down at exit, and knows how CUDA 13.3 begins a capture."""
+    """Runs them on a driver that tears down at exit and has CUDA 13.3's new call that begins a capture."""
     folder = tmp_path / "driver"
     folder.mkdir()
     for name, source in {"libcuda.so.1": "gpusim-615", "libnvidia-ml.so.1": "gpusim", "gpusimctl": "gpusim"}.items():
@@ -201,7 +201,7 @@ def test_the_rough_stages_fit_one_call_with_pytorch() -> None:
 
 
 def test_without_a_library_the_rough_gates_do_not_hold(check: Check, no_library: Path) -> None:
-    """The loader, captures and the end of a process are the driver's own there."""
+    """The stages `loader`, `capture` and `exit` pass without the library, because they then test only the driver."""
     assert check.stages(*ROUGH, library=no_library) == 1
     failed = {"private-context": "failed", "mixed-shares": "failed"}
     assert check.status() == dict(dict.fromkeys(ROUGH, "passed"), **failed), check.text

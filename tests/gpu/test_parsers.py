@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gpu-check computes from stamps, symbol tables and answers, on data whose result is known."""
+"""gpu-check's computations from stamps, symbol tables and addresses, on data with a known result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_stamps_are_read_and_launches_without_stamps_left_out(tmp_path: Path) ->
     assert stamps.read(path) == [(10, 20), (30, 40)]
 
 
-def test_a_file_that_is_cut_is_no_stamps(tmp_path: Path) -> None:
+def test_truncated_stamps_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "stamps", [1, 2], [3, 4])
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="not the stamps of 2 launches"):
@@ -50,7 +50,7 @@ def test_windows(intervals: list, shares: list) -> None:
 
 
 def test_two_tenants_in_time_slices_share_what_their_stamps_both_cover() -> None:
-    """Each kernel takes 100 alone and 200 beside the other: both are there all the time, each works half of it."""
+    """A kernel takes 100 alone and 200 with another tenant: both tenants' stamps cover all the time, each gets half."""
     left = [(start, start + 200) for start in range(0, 2000, 200)]
     right = [(start + 7, start + 207) for start in range(0, 2000, 200)]
     for tenant in (left, right):
@@ -107,7 +107,7 @@ def test_a_function_where_the_driver_has_none_is_wrong() -> None:
     assert processes.compare(bare, {"cuNone": {"default": [[2000, "elsewhere"]]}})[1]
 
 
-def test_a_stage_is_what_its_gates_say(tmp_path: Path) -> None:
+def test_gates_decide_the_status_of_a_stage(tmp_path: Path) -> None:
     def ended(*gates: bool, **how: str) -> dict:
         one = report.Report(tmp_path / "stage.json", "one")
         for number, held in enumerate(gates):

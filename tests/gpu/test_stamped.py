@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of time where kernels leave stamps, as on a real GPU: with a program that writes them in no time."""
+"""The stages of time with kernels that store stamps, as on a real GPU: stamping_spin.py writes the stamps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ found.end()
 
 
 def stage(folder: Path, name: str, **more: str) -> dict:
-    """What a stage finds on a host whose kernels leave stamps."""
+    """Runs a stage on a host whose kernels store stamps and returns its report."""
     (folder / "host.profile").write_text(PROFILE.format(more=""))
     shutil.copy(Path(__file__).resolve().parent / "stamping_spin.py", folder / "spin")
     env = dict(
@@ -43,7 +43,7 @@ def stage(folder: Path, name: str, **more: str) -> dict:
 
 
 @pytest.mark.parametrize("name", ["alone", "graphs"])
-def test_a_share_that_is_kept_is_found(tmp_path: Path, name: str) -> None:
+def test_kept_share_passes(tmp_path: Path, name: str) -> None:
     found = stage(tmp_path, name)
     assert found["status"] == "passed", found["gates"]
     assert len(found["gates"]) == (6 + 24 if name == "alone" else 5)
@@ -56,14 +56,14 @@ def test_a_share_that_is_kept_is_found(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["alone", "graphs"])
-def test_a_share_that_is_not_kept_fails_and_the_controls_hold(tmp_path: Path, name: str) -> None:
+def test_missed_share_fails_and_controls_pass(tmp_path: Path, name: str) -> None:
     found = stage(tmp_path, name, LAX="1")
     assert found["status"] == "failed"
     for gate in found["gates"]:
         assert gate["held"] == gate["name"].startswith("control"), gate
 
 
-def test_turns_and_switches_are_told(tmp_path: Path) -> None:
+def test_turns_and_switches_are_reported(tmp_path: Path) -> None:
     found = stage(tmp_path, "device")
     assert found["status"] == "measured"
     assert {"slice_ns_middle", "switch_ns_middle", "turns", "kernels_that_waited_inside"} <= set(found["figures"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control groups of version 2 for tests: where they are mounted, and groups of a test's own."""
+"""Control groups of version 2 for tests: their mount point, and groups for a single test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Where version 2 of control groups is mounted: here, else a mount of the tests' own."""
+    """Yields a writable mount point of control groups version 2; mounts them itself if the system has none."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         if line.split()[2] == "cgroup2" and os.access(line.split()[1], os.W_OK):
             yield Path(line.split()[1])
@@ -26,7 +26,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def group(root):
-    """A maker of groups below one of the test's own; all are empty and gone at the end."""
+    """Yields a function that creates groups below a group for this test; removes all of them at the end."""
     top = root / f"gpusim-{os.getpid()}-{time.monotonic_ns()}"
 
     def make(name=""):
@@ -36,7 +36,7 @@ def group(root):
 
     make()
     yield make
-    # Also groups that a program under test made below.
+    # Remove also groups that a program under test created.
     for one, _folders, _files in os.walk(top, topdown=False):
         for _attempt in range(100):
             try:
@@ -47,5 +47,5 @@ def group(root):
 
 
 def enter(path: Path) -> list[str]:
-    """Words before a command line: it runs in this group."""
+    """Returns the words to put before a command line, so that the command runs in this group."""
     return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(path)]

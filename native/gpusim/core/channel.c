@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The calls with which a process opens a context's queue, puts work into it and waits for it. */
+/* Calls that open a context's queue, submit work to it and wait for the work. */
 #include "internal.h"
 #include "queue.h"
 
 #include <string.h>
 
-#define REAP_NS 10000000ull /* waiters look for dead processes this often: their queues must not run on */
+#define REAP_NS 10000000ull /* interval at which waiters check for dead processes, whose queues must stop */
 #define LONGEST_SLEEP_NS 100000000ull
 
 int sim_channel_open(int index)
@@ -26,7 +26,7 @@ int sim_channel_open(int index)
         sim_advance(index, now);
         struct sim_channel *channel = &gpu->channels[found];
         int slot = sim_slot();
-        /* Numbers continue where the last user stopped: a thread that still waits for one of its items sees it done. */
+        /* Sequence numbers continue after the last user's: a thread that still waits for an old item sees it done. */
         uint64_t next = channel->tail ? channel->tail : 1;
         memset(channel, 0, offsetof(struct sim_channel, ring));
         channel->slot = slot;
@@ -67,7 +67,7 @@ void sim_channel_close(int gpu, int channel)
     sim_unlock();
 }
 
-/* Kernels never take exactly what was declared: cost * (1 ± jitter), evenly spread. */
+/* Returns cost * (1 ± jitter), evenly spread: a real kernel never takes exactly the declared time. */
 static uint64_t with_jitter(struct sim_gpu *gpu, uint64_t cost)
 {
     uint32_t permille = sim_self.state->jitter_permille;
@@ -80,7 +80,7 @@ static uint64_t with_jitter(struct sim_gpu *gpu, uint64_t cost)
     return (uint64_t)((double)cost * (1.0 + permille / 1000.0 * (2.0 * unit - 1.0)));
 }
 
-/* A time before which `seq` cannot be done: the exclusive time still needed in its own stream. */
+/* Returns the earliest time at which item `seq` can be done: now plus the time that its own stream still needs. */
 static uint64_t not_before(struct sim_channel *channel, uint64_t seq, uint64_t now)
 {
     uint64_t sum = 0;
@@ -97,7 +97,7 @@ static uint64_t not_before(struct sim_channel *channel, uint64_t seq, uint64_t n
             break;
     }
     if (sum < SIM_POLL_NS)
-        sum = SIM_POLL_NS; /* waits for the host or for other queues: look again soon */
+        sum = SIM_POLL_NS; /* the item waits for the host or for other queues: check again soon */
     return now + (sum < LONGEST_SLEEP_NS ? sum : LONGEST_SLEEP_NS);
 }
 
@@ -205,7 +205,7 @@ bool sim_channel_wait(int index, int number)
     sim_lock();
     uint64_t last = channel->tail - 1, head = channel->head;
     sim_unlock();
-    /* The items may end in any order: wait for each that is left. */
+    /* Items may end in any order: wait for every queued item. */
     for (uint64_t seq = head; seq <= last; seq++)
         if (!sim_work_wait(index, number, seq, NULL))
             return false;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Time. Real: CLOCK_MONOTONIC, which all processes of a machine share. Virtual: a counter in the state.
- *   manual  it moves by sim_clock_advance() only (gpusimctl clock advance), so a test decides every instant;
- *   auto    it jumps to the next instant that anybody waits for as soon as every process that has a context waits.
- * In auto mode a process counts as waiting while one of its threads does: a second thread that computes meanwhile is
- * overtaken. Programs that sleep by themselves, outside the driver, are not seen either.
+ * The clock of the simulation. Real time is CLOCK_MONOTONIC, which all processes of a machine share. Virtual time is a
+ * counter in the state, in one of two modes:
+ *   manual  only sim_clock_advance() moves the time (gpusimctl clock advance), so a test decides every instant;
+ *   auto    the time jumps to the next awaited instant as soon as every process with a context waits.
+ * In auto mode a process counts as waiting while one of its threads waits, even if another thread computes. A sleep
+ * outside the driver does not count as waiting.
  */
 #include "internal.h"
 
@@ -45,7 +46,7 @@ static void move_to(struct sim_state *state, uint64_t when)
     sim_futex_wake(&state->clock_seq, INT32_MAX);
 }
 
-/* The earliest instant waited for, or RUNNING while some process with a context does not wait. Lock held. */
+/* Returns the earliest instant that a process waits for, or RUNNING while a process with a context runs. Lock held. */
 static uint64_t next_instant(struct sim_state *state)
 {
     uint64_t next = RUNNING;
@@ -82,13 +83,13 @@ static void virtual_sleep(struct sim_state *state, uint64_t when)
             break;
         if (sim_futex_wait(&state->clock_seq, seen, RECHECK_NS) == ETIMEDOUT) {
             sim_lock();
-            sim_reap(); /* a dead process must not hold time still */
+            sim_reap(); /* a dead process must not stop virtual time */
             sim_unlock();
         }
     }
     sim_lock();
     if (self->wait_target <= when)
-        self->wait_target = RUNNING; /* another thread's later target is set again by that thread's next turn */
+        self->wait_target = RUNNING; /* a thread that waits longer sets its target again in its loop */
     sim_unlock();
 }
 
@@ -111,7 +112,7 @@ void sim_clock_set(enum sim_clock mode)
     uint64_t now = sim_now();
     if (mode == SIM_CLOCK_REAL)
         now = read_clock(CLOCK_MONOTONIC);
-    /* Virtual time starts where real time stands; going back, the engines may have simulated ahead of real time. */
+    /* Virtual time starts at the present real time. On the change back, engines may be ahead of real time. */
     atomic_store(&state->clock_now, now);
     atomic_store(&state->clock_mode, mode);
     for (uint32_t gpu = 0; gpu < state->gpu_count; gpu++)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a GPU does with the queued work: a discrete-event simulation in the shared state. Each caller that reads it
- * advances it (sim_advance). No thread and no daemon: the past up to `simulated` is decided, the future is open.
+ * Runs the queued work of a GPU: a discrete-event simulation in the shared state. Each caller that reads the state
+ * first advances the simulation (sim_advance). There is no thread and no daemon: the past up to `simulated` is decided,
+ * the future is open.
  *
- * Kernels run only while their context holds the GPU. The holder changes when its slice is over and another context has
- * something to run, or when it has nothing to run; a change costs switch_ns. Inside a context kernels of several
- * streams share the SMs in queue order; one that gets only a part of the SMs it needs runs slower by that part. Copies
- * run concurrently with kernels. Only this file counts, logs and samples what ran.
+ * Only one context's kernels run at a time. The GPU switches to another context when the time slice is over and another
+ * context has kernels, or when the running context has none; a switch costs switch_ns. Kernels of several streams of
+ * one context share the SMs in queue order; a kernel that gets only a part of its SMs runs proportionally slower.
+ * Copies run concurrently with kernels. Only this file counts, logs and samples the run times.
  */
 #include "internal.h"
 #include "queue.h"
@@ -15,7 +16,8 @@
 
 uint64_t sim_slice_ns(int gpu)
 {
-    /* NVML's default, short, medium, long: the driver's figures are not public; the ratios are ours. */
+    /* Factors for NVML's time slices default, short, medium, long. The driver's figures are not public; these ratios
+     * are an assumption of the simulation. */
     static const unsigned scale[] = {1, 1, 2, 4};
     return sim_self.state->slice_ns * scale[sim_self.state->gpus[gpu].time_slice & 3];
 }
@@ -65,7 +67,7 @@ static void take_sample(struct sim_gpu *gpu, uint64_t time, int channel)
     gpu->sample_next = time + SIM_SAMPLE_NS;
 }
 
-/* Nothing queued anywhere: take the empty samples that the ring can show and skip the rest. */
+/* Advances an idle GPU: writes as many empty samples as the ring can show and skips the rest. */
 static void pass_idle(struct sim_gpu *gpu, uint64_t now)
 {
     if (now > gpu->sample_next + (SIM_SAMPLES + 1) * SIM_SAMPLE_NS) {
@@ -79,8 +81,8 @@ static void pass_idle(struct sim_gpu *gpu, uint64_t now)
     gpu->simulated = now;
 }
 
-/* Completes what takes no time, starts copies, in every channel; repeats while one channel frees another. Answers when
- * the first copy ends; *busy: how many channels have work left. */
+/* Completes items that take no time and starts copies, in every channel; repeats while one channel unblocks another.
+ * Returns the time at which the first copy ends; *busy receives the number of channels with unfinished work. */
 static uint64_t settle(int index, uint64_t now, unsigned *busy)
 {
     struct sim_gpu *gpu = &sim_self.state->gpus[index];
@@ -114,7 +116,7 @@ static bool runnable(int index, int channel, uint64_t now, struct sim_runset *se
     return set->count > 0;
 }
 
-/* The channel that holds the GPU from now on, with what it runs; -1: none has a kernel to run. */
+/* Chooses the channel that runs next and fills its set of kernels. Returns -1 if no channel has a kernel to run. */
 static int choose(int index, uint64_t now, struct sim_runset *set)
 {
     struct sim_gpu *gpu = &sim_self.state->gpus[index];
@@ -136,7 +138,7 @@ static int choose(int index, uint64_t now, struct sim_runset *set)
         gpu->holder = other;
         return other;
     }
-    if (has_work) /* alone: a new slice, nothing to switch */
+    if (has_work) /* the only channel with work gets a new slice without a switch */
         gpu->slice_end = now + sim_slice_ns(index);
     return has_work ? holder : -1;
 }
@@ -178,7 +180,8 @@ static uint64_t run(struct sim_gpu *gpu, int channel, const struct sim_runset *s
 
 void sim_advance(int index, uint64_t now)
 {
-    static __thread uint32_t busy; /* GPUs being advanced by this thread: waits across GPUs must not go in circles */
+    /* GPUs that this thread advances now: stops endless recursion through waits across GPUs */
+    static __thread uint32_t busy;
     struct sim_gpu *gpu = &sim_self.state->gpus[index];
     if (now <= gpu->simulated || busy & 1u << index)
         return;
@@ -210,12 +213,12 @@ void sim_advance(int index, uint64_t now)
             if (contexts > 1 && gpu->slice_end < until)
                 until = gpu->slice_end;
             until = run(gpu, channel, &set, time, until);
-            if (until > gpu->slice_end) /* alone: slice after slice, without a step for each */
+            if (until > gpu->slice_end) /* the only channel with work: several slices in one step */
                 gpu->slice_end += (until - gpu->slice_end + sim_slice_ns(index) - 1) / sim_slice_ns(index) *
                                   sim_slice_ns(index);
         } else {
-            /* Only copies, or items that wait for the host or another GPU. The latter have no time of their own here: step
-             * finely, but by a part of what is left, or a long absence would take for ever to make up. */
+            /* Only copies are left, or items that wait for the host or another GPU. The end of such a wait is unknown,
+             * so steps are short; they grow with the time to simulate, or a long gap would take too many steps. */
             uint64_t step = (now - time) / 64 > SIM_POLL_NS ? (now - time) / 64 : SIM_POLL_NS;
             if (time + step < until)
                 until = time + step;

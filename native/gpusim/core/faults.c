@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Events that no call of a program raises: Xid messages and ECC errors. */
+/* Injects events that no call of a program causes: Xid messages and ECC errors. */
 #include "internal.h"
 
 #include <stdatomic.h>
@@ -19,14 +19,14 @@ void sim_gpu_lose(int gpu)
 {
     sim_advance(gpu, sim_now());
     sim_self.state->gpus[gpu].lost = 1;
-    sim_event_add(gpu, SIM_EVENT_XID, 79); /* GPU has fallen off the bus */
+    sim_event_add(gpu, SIM_EVENT_XID, 79); /* Xid 79: GPU has fallen off the bus */
 }
 
 void sim_gpu_recover(int gpu)
 {
     struct sim_gpu *g = &sim_self.state->gpus[gpu];
     sim_advance(gpu, sim_now());
-    /* Contexts do not come back, so what they had queued must not run on. */
+    /* Contexts of a lost GPU stay broken, so their queued work must not run after the recovery. */
     for (uint32_t c = 0; g->lost && c < g->channel_count; c++)
         g->channels[c].head = g->channels[c].tail;
     g->lost = 0;
@@ -34,7 +34,7 @@ void sim_gpu_recover(int gpu)
 
 void sim_event_wait(uint32_t seen, unsigned timeout_ms)
 {
-    /* Real time on purpose: a monitor that waits for a fault is no part of the simulated machine's time. */
+    /* Real time on purpose: virtual time does not wait for a monitor that waits for a fault. */
     if (atomic_load(&sim_self.state->event_seq) == seen)
         sim_futex_wait(&sim_self.state->event_seq, seen, (uint64_t)timeout_ms * 1000000u);
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Limits of video memory for control groups, as branch 615 of the driver enforces them. A group is the inode of its
- * folder: that is the same in every cgroup namespace, where a path is not.
+ * Limits of video memory for control groups, as branch 615 of the driver enforces them. A group is identified by
+ * the inode of its folder, which is the same in every cgroup namespace; its path is not.
  *
- * dmem: all groups from a process's own up to the root are charged, and each one's limit binds.
- * misc: the nearest group that has a limit is charged, alone. What it held before the first limit came never counts.
+ * dmem: all groups from a process's own up to the root are charged, and each group's limit applies.
+ * misc: only the nearest group with a limit is charged. Memory allocated before the first limit never counts.
  *
- * What this leaves out: a process that moves to another group stays with the one that it opened the driver in.
+ * Not simulated: a process that moves to another group is charged to the group in which it opened the driver.
  */
 #include "internal.h"
 
@@ -22,9 +22,9 @@
 #define ROOT_INODE 1
 #define CGROUP2_MAGIC 0x63677270
 
-/* ---- what lies where ------------------------------------------------------------------------------------------- */
+/* ---- hierarchy of groups --------------------------------------------------------------------------------------- */
 
-/* Inodes from this folder up to where its file system begins. */
+/* Stores the inodes of this folder and its parents up to the root of its file system. */
 static void climb(int folder, uint64_t groups[SIM_DEPTH])
 {
     struct stat here;
@@ -32,7 +32,7 @@ static void climb(int folder, uint64_t groups[SIM_DEPTH])
     dev_t device = fd >= 0 && fstat(fd, &here) == 0 ? here.st_dev : 0;
     while (fd >= 0 && depth < SIM_DEPTH && here.st_dev == device) {
         if (depth && groups[depth - 1] == here.st_ino)
-            break; /* "/" is its own parent */
+            break; /* the parent of "/" is "/" */
         groups[depth++] = here.st_ino;
         int above = openat(fd, "..", O_PATH | O_DIRECTORY | O_CLOEXEC);
         close(fd);
@@ -44,7 +44,7 @@ static void climb(int folder, uint64_t groups[SIM_DEPTH])
         close(fd);
 }
 
-/* The line of version 2 among those of /proc/self/cgroup. */
+/* Finds the line of cgroup version 2 in /proc/self/cgroup. */
 static bool own_path(char *path, size_t size)
 {
     char line[4096];
@@ -70,8 +70,8 @@ void sim_groups_of_self(uint64_t groups[SIM_DEPTH])
     close(fd);
 }
 
-/* A process in a namespace of its own sees no further than its root. What lies above it is known from the links that
- * setters left: groups below the one that they set, which were there at that time. */
+/* Records which groups lie below the group whose limit is set, at the time of the call. A process in a cgroup namespace
+ * sees no group above the namespace's root; these links are the only way to find such a group. */
 static void link_below(int folder, uint64_t parent, unsigned depth)
 {
     DIR *list = fdopendir(folder);
@@ -107,13 +107,13 @@ static uint64_t above(uint64_t group)
     return 0;
 }
 
-/* The next group on the way up: of the list, then by links. 0: none. */
+/* Returns the next group towards the root, first from the list, then from the links; 0 at the end. */
 static uint64_t next_group(const uint64_t groups[SIM_DEPTH], unsigned place, uint64_t last)
 {
     return place < SIM_DEPTH && groups[place] ? groups[place] : last ? above(last) : 0;
 }
 
-/* ---- limits: the lock is held ------------------------------------------------------------------------------------ */
+/* ---- limits (lock held) ------------------------------------------------------------------------------------------ */
 
 static struct sim_limit *find(int gpu, uint64_t group)
 {
@@ -173,7 +173,7 @@ uint64_t sim_group_used(const struct sim_limit *limit)
         if (proc->role != SIM_ROLE_NONE && all > outside && charges(limit, proc->groups))
             bytes += all - outside;
     }
-    for (unsigned i = 0; i < SIM_SHARED; i++) /* whose maker is gone */
+    for (unsigned i = 0; i < SIM_SHARED; i++) /* blocks whose exporting process has ended */
         if (state->shared[i].used && !state->shared[i].serial && state->shared[i].gpu == (int)limit->gpu &&
             charges(limit, state->shared[i].groups))
             bytes += state->shared[i].bytes;
@@ -234,13 +234,14 @@ uint64_t sim_group_cap(int gpu, uint64_t *used)
     return limit->hard;
 }
 
-/* misc knows a group by its address in the kernel: a new group may have that of one that is gone, and its limit. */
+/* misc identifies a group by its address in the kernel: a new group may reuse the address and the limit of a removed
+ * group. */
 void sim_group_joined(int slot)
 {
     struct sim_state *state = sim_self.state;
     uint64_t group = state->procs[slot].groups[0];
     if (group == ROOT_INODE)
-        return; /* it was never made */
+        return; /* the root group is never created, so it inherits nothing */
     for (uint32_t gpu = 0; gpu < state->gpu_count; gpu++) {
         if (!state->stale_limit[gpu] || state->memacct != SIM_MEMACCT_MISC || find((int)gpu, group))
             continue;
@@ -261,7 +262,7 @@ void sim_group_forget(void)
     state->link_count = state->drop_next_limit = state->dead_creators = state->forked_children = state->anybody_limits = 0;
 }
 
-/* ---- what NVML asks ---------------------------------------------------------------------------------------------- */
+/* ---- calls from NVML --------------------------------------------------------------------------------------------- */
 
 static bool controller_is_on(int folder)
 {
@@ -286,7 +287,7 @@ struct named {
     uint64_t groups[SIM_DEPTH];
 };
 
-/* Opens a path for both questions; the folder is the caller's to close. */
+/* Opens a group's path for a get or a set. The caller closes the folder. */
 static enum sim_group_answer open_group(int gpu, const char *path, struct named *named)
 {
     struct sim_state *state = sim_self.state;
@@ -306,7 +307,7 @@ static enum sim_group_answer open_group(int gpu, const char *path, struct named 
     return named->idle && state->memacct == SIM_MEMACCT_DMEM ? SIM_GROUP_NOT_FOUND : SIM_GROUP_OK;
 }
 
-/* What the processes of a group hold when its first limit comes is never charged to it. */
+/* Memory that a group's processes use when its first limit is set is never charged to the group. */
 static void leave_out_what_is_there(const struct sim_limit *limit)
 {
     struct sim_state *state = sim_self.state;
@@ -337,7 +338,8 @@ static enum sim_group_answer apply(int gpu, const char *path, const struct named
     limit->idle = named->idle;
     snprintf(limit->path, sizeof limit->path, "%s", path);
     limit->soft = soft;
-    if (!below || state->lowers_below_use) /* else the page counter of the kernel keeps the former one, and nobody says so */
+    /* A limit below the current usage: the kernel's page counter may keep the old limit and report no error. */
+    if (!below || state->lowers_below_use)
         limit->hard = hard;
     return SIM_GROUP_OK;
 }
@@ -354,7 +356,7 @@ enum sim_group_answer sim_group_set(int gpu, const char *path, uint64_t soft, ui
         sim_reap();
         answer = apply(gpu, path, &named, soft, hard);
         sim_unlock();
-        link_below(named.folder, named.groups[0], 0); /* and closes it */
+        link_below(named.folder, named.groups[0], 0); /* also closes the folder */
     } else if (named.folder >= 0) {
         close(named.folder);
     }

@@ -1,29 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of core share among themselves and nobody else may call. */
+/* Declarations that only the files of core may use. */
 #ifndef GPUSIM_INTERNAL_H
 #define GPUSIM_INTERNAL_H
 
 #include "sim.h"
 
-/* One per process and library. */
+/* State of this process's registration; each simulated library has its own copy. */
 struct sim_self {
     struct sim_state *state;
-    _Atomic int slot; /* -1: not registered */
+    /* This process's slot in the state, -1 if not registered. */
+    _Atomic int slot;
     int fd;
-    uint32_t word; /* owner word of this process: lock.c */
+    /* Value of the lock's owner word for this process: see lock.c. */
+    uint32_t word;
     enum sim_role role;
-    uint64_t creator; /* serial of the first registration; a forked child keeps it */
+    /* Serial of the first registration; a forked child keeps it. */
+    uint64_t creator;
     _Atomic unsigned forks;
 };
 extern struct sim_self sim_self;
 
-/* profile.c: what a profile says, before it is laid over the state. */
+/* The content of a profile before it is applied to the state (profile.c). */
 struct sim_gpu_config {
     const struct sim_model *model;
     char name[SIM_NAME], uuid[SIM_UUID];
     uint32_t pci_domain, pci_bus, pci_device;
     bool has_pci;
-    int minor; /* -1: derived */
+    int minor; /* -1: not set, derived from the index of the GPU */
     uint32_t memory_mib, sm_count, cc_major, cc_minor, context_mib, reserved_mib, numa_node;
     bool has_cc, has_context;
 };
@@ -43,33 +46,40 @@ struct sim_config {
 };
 
 enum sim_status sim_profile_read(const char *path, struct sim_config *config);
-/* Lays the configuration over the state; per-process data is left alone. */
+/* Writes the configuration into the state and leaves data of processes unchanged. */
 void sim_profile_apply(const struct sim_config *config, struct sim_state *state);
 
 /* process.c */
 enum sim_status sim_register(enum sim_role role);
 bool sim_slot_alive(int slot);
-bool sim_anyone_alive(int fd); /* does any process hold a slot of this state file? */
-void sim_proc_free(int slot); /* lock held */
+/* True if a living process uses a slot of this state file. */
+bool sim_anyone_alive(int fd);
+/* Frees a slot. Lock held. */
+void sim_proc_free(int slot);
 
 /* lock.c */
 uint32_t sim_lock_word(int slot, uint32_t generation);
-void sim_repair(void); /* memory.c: lock held, its last holder died inside */
+void sim_repair(void); /* Repairs the counters after a process died with the lock (memory.c). Lock held. */
 int sim_futex_wait(const _Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void sim_futex_wake(const _Atomic uint32_t *word, int count);
 
 /* groups.c */
-void sim_groups_of_self(uint64_t groups[SIM_DEPTH]); /* lock not held: it reads files */
-void sim_group_joined(int slot); /* lock held: what a new group inherits */
-bool sim_group_allows(int gpu, uint64_t bytes); /* lock held: more bytes for this process */
-bool sim_group_skips(int gpu); /* lock held: nothing that this process takes is charged to a group */
-uint64_t sim_group_cap(int gpu, uint64_t *used); /* lock held: limit of this process's own group, else SIM_UNLIMITED */
+/* Reads files, so the caller must not hold the lock. */
+void sim_groups_of_self(uint64_t groups[SIM_DEPTH]);
+/* Sets the limit that a new group inherits. Lock held. */
+void sim_group_joined(int slot);
+/* True if this process's groups allow it so many more bytes. Lock held. */
+bool sim_group_allows(int gpu, uint64_t bytes);
+/* True if no group is charged for this process's allocations. Lock held. */
+bool sim_group_skips(int gpu);
+/* Returns the limit of this process's own group, or SIM_UNLIMITED. Lock held. */
+uint64_t sim_group_cap(int gpu, uint64_t *used);
 
-/* shared.c: a dying process's shared bytes on a GPU that others keep; lock held */
+/* shared.c: returns the bytes on a GPU that a dying process exported and other processes still use. Lock held. */
 uint64_t sim_shared_leave(uint64_t serial, int gpu);
 
 /* engine.c */
 void sim_engine_reset(int gpu, uint64_t now, uint64_t seed);
-void sim_channel_free(int gpu, int channel); /* lock held */
+void sim_channel_free(int gpu, int channel); /* frees a channel; lock held */
 
 #endif

@@ -2,10 +2,11 @@
 /*
  * The lock of the simulated host.
  *
- * Uncontended it costs one compare-and-swap and one exchange, no system call. The word names its holder by slot and
- * generation of the slot, never by pid or tid: processes of several PID namespaces share the file, and a robust pthread
- * mutex, whose word is a tid, takes one namespace's thread 1 for another's. A waiter that has waited for a while asks
- * the kernel whether the holder's slot is still held (process.c); where it is not, it takes the lock over and repairs.
+ * Without contention it costs one compare-and-swap and one exchange, and no system call. The lock's word identifies its
+ * holder by slot and generation of the slot, never by pid or tid: processes of several PID namespaces share the file,
+ * and a robust pthread mutex, whose word is a tid, would confuse thread 1 of two namespaces. After a while a waiter
+ * checks by the kernel's lock on the slot whether the holder lives (process.c); if not, the waiter takes the lock and
+ * repairs.
  */
 #include "internal.h"
 
@@ -44,7 +45,7 @@ static bool owner_dead(uint32_t word)
 {
     int slot = (int)(word & (SIM_MAX_PROCS - 1));
     uint32_t generation = (word >> SLOT_BITS) & GENERATION_MASK;
-    /* A newer generation in the slot means that the holder died and the slot was taken again. */
+    /* A newer generation in the slot means that the lock's holder died and another process took the slot. */
     if ((sim_self.state->procs[slot].generation & GENERATION_MASK) != generation)
         return true;
     return slot != atomic_load_explicit(&sim_self.slot, memory_order_relaxed) && !sim_slot_alive(slot);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Physical memory. A process's own three counters are the truth; sim_gpu.used is their sum, kept so that a charge need
- * not add up a thousand slots, and computed again where a process died between the two stores.
+ * Accounting of physical memory. Each process's three counters are authoritative. sim_gpu.used caches their sum over
+ * all processes, and is computed again if a process died between the two stores.
  */
 #include "internal.h"
 
@@ -39,7 +39,7 @@ static uint64_t charged(const struct sim_state *state, uint64_t bytes)
     return bytes > UINT64_MAX - unit ? UINT64_MAX : (bytes + unit - 1) / unit * unit;
 }
 
-/* The GPU instance that this process runs in there, -1: none. */
+/* Returns the index of the GPU instance in which this process runs on that GPU, or -1. */
 static int instance(int gpu)
 {
     uint32_t in = sim_self.state->procs[sim_self.slot].use[gpu].instance;
@@ -99,7 +99,7 @@ enum sim_status sim_charge(int index, enum sim_kind kind, uint64_t bytes)
     if (gpu->lost) {
         status = SIM_ERR_LOST;
     } else if (!may_have(index, kind, bytes)) {
-        sim_reap(); /* what a killed process held is free, but nobody has looked yet */
+        sim_reap(); /* frees the memory of killed processes, then tries again */
         if (!may_have(index, kind, bytes))
             status = SIM_ERR_MEMORY;
     }
@@ -128,9 +128,9 @@ void sim_uncharge(int index, enum sim_kind kind, uint64_t bytes)
     struct sim_usage *use = &state->procs[sim_self.slot].use[index];
     uint64_t *held = counter(use, kind);
     if (bytes > *held)
-        bytes = *held; /* never wrap: a counter below zero would make the GPU look full for ever */
+        bytes = *held; /* a counter that wraps below zero would make the GPU look full */
     *held -= bytes;
-    /* Which bytes these were is not known here: those that no group is charged for go first. */
+    /* It is unknown whether a group was charged for the freed bytes; assume first that none was. */
     uint64_t *outside = kind == SIM_MANAGED ? &use->managed : &use->uncounted;
     *outside -= bytes < *outside ? bytes : *outside;
     gpu->used -= bytes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The model table: what a GPU of each model is, as NVML and CUDA report it.
+ * The model table: the properties of each GPU model as NVML and CUDA report them.
  * memory_mib is NVML's total, from which slices are cut. context_mib is what one CUDA context costs on driver 535; it
  * differs from build to build, so a profile may override it, but it is never zero.
  */

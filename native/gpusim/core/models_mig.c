@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What `nvidia-smi mig -lgip` and `-lgipp` list for each model: names, ids, counts, memory, engines, placements.
+ * MIG profiles of each model, as `nvidia-smi mig -lgip` and `-lgipp` list them: names, ids, counts, memory, engines,
+ * placements.
  *
  * A row is one profile. The seven profiles of these models share ids, NVML profile numbers and placements (memory
  * slices 0 to 7), and differ in size only; hence the macro. nvml_profile is NVML_GPU_INSTANCE_PROFILE_*: 1_SLICE 0,
@@ -16,7 +17,7 @@
 #define FIRST_HALF 1, {{0, 4}}
 #define WHOLE 1, {{0, 8}}
 
-/* name, id, NVML profile, compute slices, instances at most, SMs, MiB, engines, placements */
+/* columns: name, id, NVML profile, compute slices, maximum number of instances, SMs, MiB, engines, placements */
 const struct sim_mig_profile sim_mig_a100_40[SIM_MIG_PROFILES] = {
     {"1g.5gb", 19, 0, 1, 7, 14, 4864, ENGINES(1, 0, 0, 0), EACH_SLICE},
     {"1g.5gb+me", 20, 7, 1, 1, 14, 4864, ENGINES(1, 1, 1, 1), EACH_SLICE},

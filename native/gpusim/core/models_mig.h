@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPU-instance profiles of the models that have MIG; models.c puts them into its rows with SIM_MIG(). */
+/* GPU-instance profiles of the models with MIG, for the rows of models.c (macro SIM_MIG()). */
 #ifndef GPUSIM_MODELS_MIG_H
 #define GPUSIM_MODELS_MIG_H
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who is there. A process holds a slot as long as the kernel holds its OFD lock on one byte of the state file: the lock
- * goes with the process, however it ends, so nothing that a process wrote decides whether it lives.
+ * Registration of processes. A process has a slot as long as the kernel holds its OFD lock on one byte of the state
+ * file. The kernel drops the lock when the process ends, so no written value decides whether a process is alive.
  *
- * A second, classic POSIX lock on another byte is there for its pid only: F_GETLK tells the holder's pid in the
- * caller's namespace (an OFD lock has no pid), which is how host and container each see their own numbers. It
- * would not do for liveness: closing any descriptor of the file drops it.
+ * A second, classic POSIX lock on another byte gives the process's pid: F_GETLK returns the holder's pid in the
+ * caller's namespace (an OFD lock has no pid), so host and container each see their own numbers. This lock cannot show
+ * that the process lives, because closing any descriptor of the file drops it.
  */
 #include "internal.h"
 
@@ -31,7 +31,7 @@ bool sim_slot_alive(int slot)
         return true;
     struct flock probe = byte_lock(F_WRLCK, LIVE_BYTES, slot);
     if (fcntl(sim_self.fd, F_OFD_GETLK, &probe) < 0)
-        return true; /* not known: never free what may be in use */
+        return true; /* state unknown: never free memory that may be in use */
     return probe.l_type != F_UNLCK;
 }
 
@@ -50,7 +50,8 @@ pid_t sim_proc_pid(int slot)
     struct flock probe = byte_lock(F_WRLCK, PID_BYTES, slot);
     if (fcntl(sim_self.fd, F_GETLK, &probe) < 0)
         return proc->pid;
-    if (probe.l_type == F_UNLCK) /* the other library of our own process, whose lock does not conflict with ours */
+    /* The slot may belong to the other library of this process: a process's own lock does not conflict. */
+    if (probe.l_type == F_UNLCK)
         return proc->pid == getpid() ? proc->pid : 0;
     return probe.l_pid > 0 ? probe.l_pid : 0;
 }
@@ -106,8 +107,8 @@ static bool take_slot(int slot, enum sim_role role)
     if (state->memacct != SIM_MEMACCT_NONE)
         sim_groups_of_self(groups);
     fcntl(sim_self.fd, F_SETLK, &pid);
-    /* From here the slot is ours. The generation goes up first: where the last user died inside the lock, waiters now
-     * see that its owner word is out of date, and so do we. */
+    /* From here the slot belongs to this process. The generation is raised first: if the slot's last user died with
+     * the lock, waiters now see that the owner word is out of date. */
     proc->generation++;
     sim_self.role = role;
     sim_self.word = sim_lock_word(slot, proc->generation);
@@ -130,7 +131,7 @@ static bool take_slot(int slot, enum sim_role role)
     proc->role = role;
     sim_group_joined(slot);
     sim_unlock();
-    /* Last: other threads of this process take a slot number as the sign that all is set up. */
+    /* Stored last: a valid slot number shows other threads of this process that the registration is complete. */
     atomic_store_explicit(&sim_self.slot, slot, memory_order_release);
     return true;
 }
@@ -158,5 +159,5 @@ void sim_detach(void)
     struct flock live = byte_lock(F_UNLCK, LIVE_BYTES, slot), pid = byte_lock(F_UNLCK, PID_BYTES, slot);
     fcntl(sim_self.fd, F_SETLK, &pid);
     fcntl(sim_self.fd, F_OFD_SETLK, &live);
-    /* The descriptor stays: closing it would drop the other library's POSIX lock on the same file. */
+    /* The descriptor stays open: closing it would drop the POSIX lock of this process's other simulated library. */
 }

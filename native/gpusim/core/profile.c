@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The profile: a text file that says what the simulated host is made of. `key = value` lines, `#` comments, one [gpu]
+ * The profile: a text file that describes the simulated host. `key = value` lines, `#` comments, one [gpu]
  * section for each kind of GPU. Strict: an unknown key or a value out of range is an error with file and line.
  */
 #include "internal.h"
@@ -20,7 +20,7 @@ struct parser {
     const char *path;
     unsigned line;
     struct sim_config *config;
-    struct sim_gpu_config section; /* the [gpu] section being read */
+    struct sim_gpu_config section; /* the current [gpu] section */
     bool in_section;
     unsigned copies;
 };
@@ -64,7 +64,7 @@ static bool text(const struct parser *p, const char *key, const char *value, cha
     return true;
 }
 
-/* "all", or names of behaviours separated by commas; nothing: a polite driver. */
+/* Parses the hostile behaviours: "all", names separated by commas, or nothing for a driver without them. */
 static bool behaviours(const struct parser *p, const char *value, uint32_t *out)
 {
     static const char *const names[] = {"context-lock", "callbacks",     "teardown", "slow-nvml",
@@ -89,7 +89,7 @@ static bool behaviours(const struct parser *p, const char *value, uint32_t *out)
     return true;
 }
 
-/* One of the names, as its place among them. */
+/* Parses a value that must be one of `names` and stores its index. */
 static bool choice(const struct parser *p, const char *key, const char *value, const char *const *names, uint32_t *out)
 {
     char expected[80] = "";
@@ -282,7 +282,7 @@ enum sim_status sim_profile_read(const char *path, struct sim_config *config)
     return good ? SIM_OK : SIM_ERR_PROFILE;
 }
 
-/* splitmix64: derived UUIDs must differ between hosts and stay the same from run to run. */
+/* splitmix64. Derived UUIDs must differ between hosts and be equal in every run. */
 static uint64_t mix(uint64_t *state)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;

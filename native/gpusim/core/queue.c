@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The order of a context's queue.
+ * Decides which items of a context's queue may start.
  *
  * Items of one stream run one after another. The legacy stream waits for all earlier items of blocking streams,
- * and later items of blocking streams wait for it; non-blocking streams know no legacy stream.
+ * and later items of blocking streams wait for it; non-blocking streams ignore the legacy stream.
  */
 #include "queue.h"
 
@@ -56,7 +56,7 @@ static void finish(struct sim_work *work, uint64_t when)
     work->done = 1;
 }
 
-/* True when the item is done after this call. */
+/* Completes the item if it is due. Returns true if the item is done. */
 static bool try_finish(int gpu, struct sim_work *work, uint64_t now, struct sim_runset *set)
 {
     switch (work->kind) {
@@ -115,7 +115,7 @@ bool sim_queue_scan(int gpu, struct sim_channel *channel, uint64_t now, struct s
             add_kernel(set, work, &sms);
         sim_unfinished(&order, work->stream);
         if (order.legacy && !channel->nonblocking)
-            break; /* nothing behind an unfinished item of the legacy stream can start */
+            break; /* items after an unfinished item of the legacy stream cannot start */
     }
     while (channel->head < channel->tail && sim_entry(channel, channel->head)->done)
         channel->head++;

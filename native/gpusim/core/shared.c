@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that has a shareable handle. As on hardware a handle is a descriptor of one file that all handles share, and
- * the memory lives as long as any process has such a descriptor (or one that is under way in a socket) or has imported
- * it, whether its maker lives or not. Both are kernel-held locks on bytes of that file: a descriptor's lock belongs to
- * its open file description and goes where that goes; an importer's lives as long as its mapping of the file.
+ * Memory that has a shareable handle. A handle is a file descriptor, as on hardware. The memory lives as long as any
+ * process has such a descriptor (or one is in transit in a socket) or has imported the memory, even after the
+ * exporting process has ended. Both references are kernel-held locks on bytes of one file: a descriptor's lock belongs
+ * to its open file description; an importer's lock lives as long as its mapping of the file.
  *
- * What its maker no longer holds is nobody's: it counts in sim_gpu.used and in no process.
+ * Memory that the exporting process has released counts in sim_gpu.used and in no process.
  */
 #include "internal.h"
 
@@ -20,7 +20,7 @@
 #define HANDLE_BYTES ((off_t)0x1000000000)
 #define IMPORT_BYTES ((off_t)0x2000000000)
 #define PAGE 4096
-#define HANDLES 256 /* of one block, a byte for each */
+#define HANDLES 256 /* maximum number of handles of one block; each has one lock byte */
 
 static int open_file(void)
 {
@@ -44,7 +44,7 @@ static bool lock_byte(int fd, off_t byte)
     return fcntl(fd, F_OFD_SETLK, &lock) == 0;
 }
 
-/* By another description than fd. */
+/* True if an open file description other than fd's has a lock on one of the bytes. */
 static bool bytes_held(int fd, off_t first, int count)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = first, .l_len = count};
@@ -94,7 +94,7 @@ int sim_shared_handle(int index)
     return fd;
 }
 
-/* The lock of the handle itself does not show to it, but to any other description. */
+/* True if `handle` is a handle of block `index`. A description does not see its own lock, every other one does. */
 static bool stands_for(int handle, int fd, int index)
 {
     off_t first = HANDLE_BYTES + (off_t)index * HANDLES;
@@ -142,7 +142,8 @@ void sim_shared_drop(void *hold)
     munmap(hold, PAGE);
 }
 
-/* Lock held. The maker lets go: true, and it is nobody's now, while anybody else has it. */
+/* Releases a block for its exporting process. Returns true if other processes still use the block, which then no
+ * process is charged for. Lock held. */
 static bool orphan(int fd, int index)
 {
     struct sim_shared *shared = &sim_self.state->shared[index];

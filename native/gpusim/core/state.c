@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening the state file, making it from the profile, and attaching a process to it. */
+/* Opens the state file, creates it from the profile if needed, and attaches the process. */
 #include "internal.h"
 
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 #define DEFAULT_STATE "/dev/shm/gpusim.state"
 #define DEFAULT_PROFILE "/etc/gpusim/host.profile"
-#define INIT_BYTE ((off_t)0x6000000000) /* the lock under which the file is made; far past its end */
+#define INIT_BYTE ((off_t)0x6000000000) /* lock byte for the creation of the file; far past its end */
 
 struct sim_self sim_self = {.slot = -1, .fd = -1};
 
@@ -89,7 +89,7 @@ static bool region_lock(int fd, short type)
     return result == 0;
 }
 
-/* The child shares its parent's open file description and thereby the lock that keeps the slot: it must let go. */
+/* A forked child shares its parent's open file description and its slot's lock, so the child must close it. */
 static void after_fork(void)
 {
     if (sim_self.fd >= 0)
@@ -102,12 +102,12 @@ static void after_fork(void)
 
 static int open_file(const char *path)
 {
-    /* Without O_CREAT first: in a sticky directory that is refused for a file of another user. */
+    /* First without O_CREAT: in a sticky directory the kernel refuses O_CREAT on another user's existing file. */
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT && access(sim_profile_path(), R_OK) == 0) {
         fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
         if (fd >= 0)
-            fchmod(fd, 0666); /* containers and other users of the host share it, whatever our umask */
+            fchmod(fd, 0666); /* containers and other users share the file, so the umask must not restrict it */
     }
     return fd;
 }
@@ -128,7 +128,7 @@ static enum sim_status initialise(struct sim_state *state)
     state->boot_now = sim_now();
     clock_gettime(CLOCK_REALTIME, &wall);
     state->boot_wall_us = (uint64_t)wall.tv_sec * 1000000u + (uint64_t)wall.tv_nsec / 1000u;
-    /* The clock stands while the engines start: they all start at the instant at which virtual time does. */
+    /* The clock is stopped while the engines start, so all of them start at the same instant. */
     atomic_store(&state->clock_now, state->boot_now);
     atomic_store(&state->clock_mode, SIM_CLOCK_MANUAL);
     sim_profile_apply(&config, state);
@@ -138,7 +138,8 @@ static enum sim_status initialise(struct sim_state *state)
     return SIM_OK;
 }
 
-/* An empty magic: a process died while it made the file, so it is made again. */
+/* True if the file's version fits. An empty magic also fits: a process died while it created the file, which is then
+ * created again. */
 static bool version_fits(int fd, off_t size)
 {
     struct {
@@ -164,7 +165,7 @@ static enum sim_status map_file(const char *path, int fd)
     }
     bool stale = info.st_size != 0 && !version_fits(fd, info.st_size);
     if (stale && !sim_anyone_alive(fd) && ftruncate(fd, 0) == 0) {
-        stale = false; /* left by another build, and nobody uses it */
+        stale = false; /* another build left the file and no process uses it */
         info.st_size = 0;
     }
     if (stale) {
@@ -193,8 +194,8 @@ static enum sim_status map_file(const char *path, int fd)
     return status;
 }
 
-/* The mapping has an open file description of its own: a mapping keeps its description alive, so a forked child, which
- * inherits the mapping, would otherwise keep its parent's locks, and with them its slot, whatever it closes. */
+/* Maps the state through an open file description of its own. A mapping keeps its description open, and a forked child
+ * inherits the mapping: with a shared description the child would keep its parent's locks and slot. */
 static enum sim_status map_state(const char *path, int lock_fd)
 {
     struct stat one, other;
@@ -205,7 +206,7 @@ static enum sim_status map_state(const char *path, int lock_fd)
             close(fd);
         return SIM_ERR_IO;
     }
-    /* Stays open: closing any descriptor of the file would drop this process's POSIX locks (process.c). */
+    /* The descriptor stays open: closing any descriptor of the file drops this process's POSIX locks (process.c). */
     return map_file(path, fd);
 }
 
@@ -213,7 +214,7 @@ static enum sim_status attach_locked(enum sim_role role)
 {
     static bool fork_handler;
     const char *path = sim_state_path();
-    int fd = sim_self.fd >= 0 ? sim_self.fd : open_file(path); /* kept by sim_detach() */
+    int fd = sim_self.fd >= 0 ? sim_self.fd : open_file(path); /* sim_detach() leaves it open */
     if (fd < 0) {
         sim_fail("%s: cannot open the state of the simulated host: %s; there must be a profile at %s (GPUSIM_PROFILE)",
                  path, strerror(errno), sim_profile_path());
@@ -264,7 +265,7 @@ enum sim_status sim_reset(bool force)
                 status = SIM_ERR_ARGUMENT;
             }
     if (status == SIM_OK) {
-        atomic_store(&state->clock_mode, SIM_CLOCK_REAL); /* the engines start again at real time, and at one instant */
+        atomic_store(&state->clock_mode, SIM_CLOCK_REAL); /* all engines restart at the same instant of real time */
         atomic_store(&state->clock_now, sim_now());
         atomic_store(&state->clock_mode, SIM_CLOCK_MANUAL);
         sim_profile_apply(&config, state);

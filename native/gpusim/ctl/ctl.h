@@ -4,7 +4,7 @@
 
 #include "sim.h"
 
-/* report.c: with the lock held none of them; they take it. */
+/* Functions of report.c. They take the lock themselves. */
 void report_devices(bool json);
 void report_usage(bool json);
 void report_limits(bool json);

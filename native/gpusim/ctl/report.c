@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What gpusimctl prints: devices, memory in use, and what ran. Of the texts only process names need care in JSON. */
+/* Prints gpusimctl's reports: devices, memory usage and the run log. */
 #include "ctl.h"
 
 #include <inttypes.h>
@@ -8,7 +8,7 @@
 
 #define MIB(bytes) ((double)(bytes) / 1048576.0)
 
-/* Everything is written here first: a slow reader of our output must not keep the host's lock. */
+/* Memory buffer for the output: a slow reader of the standard output must not delay the release of the host's lock. */
 static FILE *out;
 static char *buffer;
 static size_t buffer_size;
@@ -63,7 +63,7 @@ void report_devices(bool json)
     end();
 }
 
-/* A process chooses its own name. */
+/* Returns a process's name without characters that break JSON: a process can set its name to any bytes. */
 static const char *safe_name(const struct sim_proc *proc)
 {
     static char name[sizeof proc->comm];
@@ -155,7 +155,7 @@ void report_limits(bool json)
 
 /* ---- the run log ----------------------------------------------------------------------------------------------------- */
 
-struct runner { /* a process that ran on the GPU, alive or not */
+struct runner { /* totals of a living or ended process that ran on the GPU */
     uint64_t serial, busy_ns, kernels;
     int pid;
     bool alive;

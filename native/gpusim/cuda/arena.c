@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The arena's allocator. Chunks of 2 MiB; a block above 1 MiB is a run of chunks, smaller ones lie in slabs of one size
- * class that fill a chunk. Records are never in the memory itself: a program that writes past its block must
- * not bring the driver down. A bit for the first chunk of each run finds the block of any address.
+ * The arena's allocator. It uses chunks of 2 MiB. A block above 1 MiB is a run of chunks; smaller blocks lie in slabs,
+ * chunks with blocks of one size class. Records are not in the memory itself: a program that writes past its block must
+ * not crash the driver. A bitmap of the first chunks of all runs finds the block of any address.
  */
 #include "arena.h"
 
@@ -16,7 +16,7 @@
 
 #define CHUNK_BITS 21
 #define CHUNK ((uint64_t)1 << CHUNK_BITS)
-#define SMALLEST 512u /* also the alignment of every block */
+#define SMALLEST 512u /* smallest block size and the alignment of every block */
 #define LARGEST_SMALL (CHUNK / 2)
 #define CLASSES 24
 #define BINS 32
@@ -27,7 +27,7 @@ enum chunk_state { UNUSED = 0, FREE_RUN, LARGE, SLAB };
 struct object {
     uint64_t bytes, id;
     void *owner;
-    uint32_t kind; /* 0: free */
+    uint32_t kind; /* enum block_kind, 0 if free */
     uint32_t on_host;
 };
 
@@ -40,8 +40,10 @@ struct slab {
 struct chunk {
     uint8_t state, dirty;
     uint8_t size_class;
-    uint32_t span;       /* chunks of the run */
-    uint32_t prev, next; /* free runs of one bin; slabs of one class with room */
+    /* Number of chunks in the run. */
+    uint32_t span;
+    /* List links of free runs of one bin, or of slabs of one class with room. */
+    uint32_t prev, next;
     struct object object;
     struct slab *slab;
 };
@@ -94,7 +96,7 @@ static void clear_head(struct arena *a, uint32_t i)
     a->heads[i / 64] &= ~((uint64_t)1 << i % 64);
 }
 
-/* The first chunk of the run that chunk i belongs to. Chunk 0 is always one. */
+/* Returns the first chunk of the run that contains chunk i. A run always starts at chunk 0. */
 static uint32_t head_of(const struct arena *a, uint32_t i)
 {
     uint32_t word = i / 64;
@@ -132,7 +134,7 @@ static uint32_t take_run(struct arena *a, uint32_t span)
 static void give_run(struct arena *a, uint32_t i)
 {
     uint32_t span = a->chunks[i].span, next = i + span;
-    if (a->chunks[i].dirty) /* the pages go back, or freed device memory would stay resident for ever */
+    if (a->chunks[i].dirty) /* gives the pages back to the system, else freed device memory would stay resident */
         fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)i << CHUNK_BITS, (off_t)span << CHUNK_BITS);
     if (next < a->count && a->chunks[next].state == FREE_RUN) {
         list_remove(a, &a->bins[bin_of(a->chunks[next].span)], next);
@@ -154,7 +156,7 @@ static void give_run(struct arena *a, uint32_t i)
 
 /* ---- slabs ------------------------------------------------------------------------------------------------------ */
 
-/* Classes 512, 768, 1024, 1536, …: powers of two and one and a half times them. */
+/* Returns the index of the smallest size class that fits: 512, 768, 1024, 1536, … */
 static unsigned class_of(uint64_t bytes)
 {
     if (bytes <= SMALLEST)
@@ -182,7 +184,7 @@ static bool slab_alloc(struct arena *a, uint64_t bytes, const struct object *obj
         }
         slab->size = size;
         slab->capacity = capacity;
-        if (capacity % 64) /* what the last word has beyond the capacity is never free */
+        if (capacity % 64) /* marks the bits beyond the capacity in the last word as taken */
             slab->taken[capacity / 64] = ~(uint64_t)0 << capacity % 64;
         a->chunks[i].state = SLAB;
         a->chunks[i].size_class = (uint8_t)class;
@@ -213,7 +215,7 @@ static void slab_free(struct arena *a, uint32_t i, uint32_t n)
     slab->hint = n / 64;
     if (slab->used-- == slab->capacity)
         list_add(a, &a->slabs[c->size_class], i);
-    /* The last slab of a class stays: a program that allocates and frees one block would rebuild it each time. */
+    /* The last slab of a class stays, else a program that allocates and frees one block would rebuild it each time. */
     if (slab->used == 0 && (c->prev != NIL || c->next != NIL)) {
         list_remove(a, &a->slabs[c->size_class], i);
         free(slab);
@@ -248,7 +250,7 @@ struct arena *arena_create(uint64_t bytes, bool low)
     if (a && fd >= 0 && ftruncate(fd, (off_t)(bytes + CHUNK)) == 0)
         base = map_arena(fd, bytes + CHUNK, low);
     if (base != MAP_FAILED) {
-        /* Aligned to a chunk, and the file's offsets with it: the unused part in front is cut off. */
+        /* Align the mapping and the file offsets to a chunk; unmap the unused part in front. */
         uintptr_t aligned = ((uintptr_t)base + CHUNK - 1) >> CHUNK_BITS << CHUNK_BITS;
         if (mmap((void *)aligned, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0) !=
             (void *)aligned)
@@ -304,7 +306,7 @@ bool arena_alloc(struct arena *a, uint64_t bytes, enum block_kind kind, void *ow
     return found;
 }
 
-/* The record of the block that holds address, NULL if none; *chunk and *index say where it is kept. */
+/* Returns the record of the block that contains address, or NULL; *chunk and *index receive the record's position. */
 static struct object *locate(struct arena *a, uintptr_t address, uintptr_t *base, uint32_t *chunk, uint32_t *index)
 {
     uint32_t i = head_of(a, (uint32_t)((address - a->base) >> CHUNK_BITS));
@@ -359,7 +361,7 @@ bool arena_free(struct arena *a, uintptr_t address, unsigned kinds, struct block
         describe(object, base, out);
         if (a->chunks[chunk].state == LARGE) {
             if (object->kind == BLOCK_MANAGED)
-                a->chunks[chunk].dirty = 1; /* the program writes it without telling us */
+                a->chunks[chunk].dirty = 1; /* the program may write host memory without a driver call */
             give_run(a, chunk);
         } else {
             slab_free(a, chunk, index);
@@ -393,7 +395,8 @@ void arena_touch(struct arena *a, uintptr_t address)
 
 void arena_each(struct arena *a, void *owner, void (*visit)(const struct block *))
 {
-    /* Unlocked between blocks, so that visit may free; the owner is going away, nobody adds to it. */
+    /* The lock is released between blocks, so that visit may free; no block is added, because the owner is being
+     * destroyed. */
     uint32_t i = 0;
     while (i < a->count) {
         struct block block = {.base = 0};

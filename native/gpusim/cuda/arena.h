@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device addresses and the bytes behind them. An arena is one sparse memory file, mapped once: allocating in it costs no
- * system call, 80 GB that nobody writes cost nothing, and another process can map it (IPC). It says where a block lies;
- * whether the GPU has room for it is core's business (sim_charge).
+ * Device addresses and their bytes. An arena is one sparse memory file, mapped once: an allocation makes no system
+ * call, unwritten memory costs nothing even for 80 GB, and another process can map it (IPC). The arena chooses
+ * addresses only; sim_charge() of core decides whether the GPU has enough free memory.
  */
 #ifndef GPUSIM_ARENA_H
 #define GPUSIM_ARENA_H
@@ -15,26 +15,32 @@ enum block_kind { BLOCK_PLAIN = 1, BLOCK_MANAGED, BLOCK_POOL, BLOCK_BACKING, BLO
 
 struct block {
     uintptr_t base;
-    uint64_t bytes; /* as asked for */
-    uint64_t id;    /* CU_POINTER_ATTRIBUTE_BUFFER_ID */
-    void *owner;    /* context or pool */
+    /* Requested size. */
+    uint64_t bytes;
+    /* Value of CU_POINTER_ATTRIBUTE_BUFFER_ID. */
+    uint64_t id;
+    /* Context or pool that owns the block. */
+    void *owner;
     enum block_kind kind;
-    bool on_host; /* managed: its bytes are in host memory now, the GPU is not charged for them */
+    /* True for a managed block that is in host memory now and not charged to the GPU. */
+    bool on_host;
 };
 
 struct arena;
 
-/* low: addresses below 4 GiB, for the entry points with 32-bit pointers. NULL if the system gives no addresses. */
+/* Creates an arena; low: below 4 GiB, for entry points with 32-bit pointers. Returns NULL if the mapping fails. */
 struct arena *arena_create(uint64_t bytes, bool low);
 bool arena_alloc(struct arena *arena, uint64_t bytes, enum block_kind kind, void *owner, struct block *out);
-/* Frees the block that starts at base; false if none does, or if it is of another kind (kinds: a mask of 1 << kind). */
+/* Frees the block that starts at base. Returns false without such a block or if `kinds`, a mask of 1 << kind, excludes
+ * it. */
 bool arena_free(struct arena *arena, uintptr_t base, unsigned kinds, struct block *out);
-/* The block that holds address; false if none. */
+/* Finds the block that contains address; returns false without such a block. */
 bool arena_find(struct arena *arena, uintptr_t address, struct block *out);
-/* Says where a managed block is from now on; false if address is in no block, or it was there already. */
+/* Moves a managed block to the host or the GPU. Returns false if no block has this address or it is already there. */
 bool arena_place(struct arena *arena, uintptr_t address, bool on_host, struct block *out);
-void arena_touch(struct arena *arena, uintptr_t address); /* data was written: give the pages back at free */
-/* Calls visit for each block of the owner; visit may free it. */
+/* Records a write to the block: its free must release the pages. */
+void arena_touch(struct arena *arena, uintptr_t address);
+/* Calls visit for each block of the owner; visit may free the block. */
 void arena_each(struct arena *arena, void *owner, void (*visit)(const struct block *));
 bool arena_contains(const struct arena *arena, uintptr_t address);
 int arena_fd(const struct arena *arena);

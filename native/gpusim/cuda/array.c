@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays and mipmapped arrays. An array takes format * channels * width * height * depth bytes, without padding: what
- * hardware adds is not public. */
+/* Arrays and mipmapped arrays. An array takes format * channels * width * height * depth bytes, without padding,
+ * because the padding of hardware is not public. */
 #include "hostile.h"
 #include "op.h"
 #include "vmm.h"
@@ -19,9 +19,12 @@ struct CUarray_st {
     CUcontext context;
     uintptr_t base;
     size_t element, row;
-    CUDA_ARRAY3D_DESCRIPTOR shape; /* as given */
-    size_t height, depth;          /* at least 1; depth of a cube map 6 */
-    CUmipmappedArray of;           /* a level of it: not ours to free */
+    /* Descriptor as the program passed it. */
+    CUDA_ARRAY3D_DESCRIPTOR shape;
+    /* At least 1 each; the depth of a cube map is 6. */
+    size_t height, depth;
+    /* Mipmapped array of which this array is a level, and which frees it; NULL if none. */
+    CUmipmappedArray of;
 };
 
 struct CUmipmappedArray_st {
@@ -32,6 +35,7 @@ struct CUmipmappedArray_st {
     struct CUarray_st level[MAX_LEVELS];
 };
 
+/* Returns the bytes of one element of a CUarray_format. */
 static size_t format_size(int format)
 {
     switch (format) {
@@ -66,7 +70,7 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
     REQUIRE(array, CUDA_ERROR_OUT_OF_MEMORY);
     CUresult result = shape(array, descriptor, &bytes);
     if (result == CUDA_SUCCESS && descriptor->flags & (SPARSE | DEFERRED_MAPPING))
-        base = 0; /* its memory comes by cuMemMapArrayAsync */
+        base = 0; /* sparse: cuMemMapArrayAsync binds memory later */
     else if (result == CUDA_SUCCESS)
         result = memory_alloc(context, bytes, BLOCK_ARRAY, &base);
     if (result != CUDA_SUCCESS) {
@@ -112,7 +116,7 @@ EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d)
                                                     .channels = d->channels});
 }
 
-/* First versions: sizes of 32 bits. */
+/* Descriptor of the first versions of the functions, with 32-bit sizes. */
 struct descriptor_v1 {
     unsigned width, height;
     int format;
@@ -186,7 +190,7 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D
     ENTER_CONTEXT(context);
     REQUIRE(out && d, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(!(d->flags & (SPARSE | DEFERRED_MAPPING)), CUDA_ERROR_NOT_SUPPORTED);
-    /* The number of levels is clamped, not refused: to what the sizes allow, and to 1 from below. */
+    /* A number of levels out of range is no error: it is clamped to 1 and to the maximum for the sizes. */
     levels = levels < 1 ? 1 : levels > MAX_LEVELS ? MAX_LEVELS : levels;
     CUmipmappedArray mipmap = calloc(1, sizeof *mipmap);
     REQUIRE(mipmap, CUDA_ERROR_OUT_OF_MEMORY);

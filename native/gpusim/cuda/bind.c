@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What keeps physical memory alive apart from handles and mappings: tiles of sparse arrays, and multicast objects.
- * Neither has memory of its own. Nothing is copied through them here; where the memory is bound is all that is known.
+ * Bindings of physical memory to tiles of sparse arrays and to multicast objects. A binding keeps the memory alive, as
+ * handles and mappings do. Copies through bound memory are not simulated; only the place of each binding is stored.
  */
 #include "vmm.h"
 
@@ -10,8 +10,10 @@
 #define MULTICAST_MAGIC 0x4d434153u
 
 struct binding {
-    const void *to; /* an array, or a multicast object */
-    uint64_t place; /* of the binding in it; two are never at one */
+    /* Array or multicast object that the memory is bound to. */
+    const void *to;
+    /* Position of the binding in it; one position has at most one binding. */
+    uint64_t place;
     struct physical *physical;
     struct binding *next;
 };
@@ -52,7 +54,7 @@ static CUresult bind(const void *to, uint64_t place, struct physical *physical)
         vmm_let_go(physical);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    unbind(to, place, 1); /* what was there before */
+    unbind(to, place, 1); /* removes an older binding at this position */
     pthread_mutex_lock(&mutex);
     *binding = (struct binding){.to = to, .place = place, .physical = physical, .next = bindings};
     bindings = binding;
@@ -67,7 +69,7 @@ void bindings_end(const void *to)
 
 /* ---- sparse arrays ---------------------------------------------------------------------------------------------------- */
 
-/* CUarrayMapInfo; level, layer and offset tell one tile from another. */
+/* CUarrayMapInfo. Level, layer and offset identify a tile. */
 struct map_info {
     int resource_type;
     void *resource;
@@ -81,7 +83,7 @@ struct map_info {
             unsigned long long offset, size;
         } tail;
     } at;
-    int operation, handle_type; /* operation: 1 maps, 2 unmaps */
+    int operation, handle_type; /* operation: 1 map, 2 unmap */
     CUmemGenericAllocationHandle handle;
     unsigned long long offset;
     unsigned devices, flags, reserved[2];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host functions in streams. The stream stands still at a host item until a helper thread of the process has run the
- * function, as on hardware. The thread starts with the first such call.
+ * Host functions in streams. As on hardware, the stream waits at a host function until a helper thread of the process
+ * has run it. The thread starts with the first host function.
  */
 #include "op.h"
 
@@ -27,7 +27,7 @@ static struct {
     bool started;
 } queue = {.mutex = PTHREAD_MUTEX_INITIALIZER, .added = PTHREAD_COND_INITIALIZER};
 
-/* The oldest callback whose turn has come, taken off the list; NULL: none yet. */
+/* Removes the oldest callback that may run from the list and returns it, or NULL. */
 static struct callback *take_ready(void)
 {
     struct callback *ready = NULL;
@@ -69,7 +69,7 @@ static bool start(void)
     sigset_t all, before;
     if (queue.started)
         return true;
-    sigfillset(&all); /* the program's signals are for the program's threads */
+    sigfillset(&all); /* only the program's threads may handle its signals */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     queue.started = pthread_create(&thread, NULL, worker, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -88,7 +88,7 @@ CUresult callback_add(CUstream stream, CUhostFn function, CUstreamCallback old_s
     pthread_mutex_lock(&queue.mutex);
     bool good = start();
     pthread_mutex_unlock(&queue.mutex);
-    /* Queued without the mutex: a full queue may be waiting for the worker. */
+    /* Submit without the mutex: a full queue may wait for the helper thread, which needs the mutex. */
     CUresult result = good ? stream_submit(stream, &work, &callback->seq) : CUDA_ERROR_OPERATING_SYSTEM;
     if (result != CUDA_SUCCESS) {
         free(callback);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture. A capture is a graph in the making; each stream in it has a frontier, the nodes that its next node
- * depends on. Streams come in by waiting for an event of the capture and must have joined the first stream at the end.
+ * Stream capture. A capture is an unfinished graph. Each stream in it has a frontier, the nodes that its next node
+ * depends on. A stream joins the capture when it waits for a captured event; the first stream must wait for it at the
+ * end.
  */
 #include "capture.h"
 
@@ -20,7 +21,7 @@ struct member {
 };
 
 struct capture {
-    CUgraph graph, into; /* into: recaptured into that one, NULL */
+    CUgraph graph, into; /* into: existing graph that the capture updates, or NULL */
     CUstream origin;
     int mode;
     bool invalid;
@@ -93,7 +94,7 @@ CUresult capture_event(CUstream stream, CUgraphNode *node, uint64_t *id)
         result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     } else if (member->count == 1) {
         *node = member->frontier[0];
-    } else { /* several, or none yet: an empty node stands for the point */
+    } else { /* the frontier has no node or several: record an empty node that depends on them */
         struct op op = {.kind = OP_EMPTY};
         result = graph_add(capture->graph, member->frontier, member->count, &op, node);
         if (result == CUDA_SUCCESS)
@@ -105,7 +106,7 @@ CUresult capture_event(CUstream stream, CUgraphNode *node, uint64_t *id)
     return result;
 }
 
-/* Mutex held. NULL: it has ended. */
+/* Returns the capture, or NULL if it has ended. Mutex held. */
 static struct capture *capture_of(uint64_t id)
 {
     struct capture *capture = captures;
@@ -136,10 +137,10 @@ CUresult capture_wait(CUstream stream, uint64_t id, CUgraphNode node)
     pthread_mutex_lock(&mutex);
     struct capture *from = id ? capture_of(id) : NULL;
     if (stream->capture && stream->capture != from) {
-        stream->capture->invalid = true; /* would depend on something outside of the capture */
+        stream->capture->invalid = true; /* the node would depend on work outside of the capture */
         result = CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     } else if (!from) {
-        result = CUDA_ERROR_CAPTURED_EVENT; /* recorded in a capture that has ended */
+        result = CUDA_ERROR_CAPTURED_EVENT; /* the event was recorded in a capture that has ended */
     } else if (from->invalid) {
         result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     } else {
@@ -226,7 +227,7 @@ static void mark_back(CUgraphNode node)
         mark_back(node->dependencies[i]);
 }
 
-/* Does the origin's frontier come after everything that the other streams did? */
+/* True if the first stream's frontier depends on all nodes of the other streams. */
 static bool joined(const struct capture *capture)
 {
     const struct member *origin = member_of(capture, capture->origin);
@@ -257,7 +258,8 @@ static void dissolve(struct capture *capture)
     free(capture);
 }
 
-/* The operations of a graph come into another of the same shape; those that own something are not handed on. */
+/* Copies the operations of a graph into a graph of the same shape. Fails for another shape, and for operations that own
+ * resources (child graphs, allocations, frees). */
 static CUresult recapture(CUgraph from, CUgraph into)
 {
     REQUIRE(from->count == into->count, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
@@ -304,7 +306,7 @@ CUresult capture_end(CUstream handle, CUgraph *out)
     return result;
 }
 
-/* id, graph, nodes, count may be NULL. */
+/* Returns the state of a stream's capture; id, graph, nodes and count may be NULL. */
 static CUresult info(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const CUgraphNode **nodes, size_t *count)
 {
     ENTER_CONTEXT(context);

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts: making and ending them, what each costs, and the stack of current contexts of a thread. */
+/* Contexts: creation and destruction, memory of each, and the stack of current contexts of a thread. */
 #include "graph.h"
 #include "hostile.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define ARENA_FACTOR 4 /* address space per byte of memory: fragmentation of addresses must never look like a full GPU */
+/* Address space per byte of memory: fragmented addresses must not look like a full GPU. */
+#define ARENA_FACTOR 4
 
 static __thread struct {
     int depth;
@@ -35,7 +36,7 @@ CUresult context_check(CUcontext context)
     if (!atomic_load_explicit(&context->alive, memory_order_acquire))
         return context->primary ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     const struct sim_gpu *gpu = &sim_state()->gpus[context->gpu];
-    /* Sticky: the context does not come back with the GPU. */
+    /* The error is sticky: the context stays lost when the GPU recovers. */
     if (__builtin_expect(gpu->lost, 0))
         atomic_store(&context->broken, CUDA_ERROR_UNKNOWN);
     else if (__builtin_expect(gpu->ecc_double[1] != context->ecc_seen, 0))
@@ -61,7 +62,7 @@ CUresult status_to_result(enum sim_status status)
                                       : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-/* NVML_COMPUTEMODE_*: 1 and 3 admit one process, 2 admits none. */
+/* True if the compute mode admits this process. NVML_COMPUTEMODE_* 1 and 3 admit one process, 2 admits none. */
 static bool mode_admits(const struct sim_gpu *gpu, int index)
 {
     if (gpu->compute_mode == 0)
@@ -76,7 +77,7 @@ static bool mode_admits(const struct sim_gpu *gpu, int index)
     return admits;
 }
 
-/* Gives the context what it needs of the GPU: memory and a queue. */
+/* Allocates the context's memory and queue on the GPU. */
 static CUresult context_start(CUcontext context)
 {
     struct sim_gpu *gpu = &sim_state()->gpus[context->gpu];
@@ -132,7 +133,8 @@ static void greens_stop(CUcontext home)
 
 static void context_stop(CUcontext context)
 {
-    context_drain(context); /* not held: the caller has the mutex of primary contexts, which a holder may want */
+    /* wait without the context's lock: its holder may need the mutex of primary contexts, which the caller has */
+    context_drain(context);
     greens_stop(context);
     atomic_store(&context->alive, false);
     streams_destroy(context);
@@ -168,7 +170,8 @@ static CUcontext context_new(int device, unsigned flags, unsigned version, bool 
     pthread_mutexattr_destroy(&recursive);
     pthread_mutex_lock(&driver.mutex);
     context->next = driver.contexts;
-    driver.contexts = context; /* never taken off: a stale handle must stay readable to be refused */
+    /* the record is never freed: a stale handle must stay readable, so that it can be refused */
+    driver.contexts = context;
     pthread_mutex_unlock(&driver.mutex);
     return context;
 }
@@ -239,7 +242,7 @@ static CUresult primary_drop(CUdevice device, bool all)
     if (d->primary_refs == 0) {
         result = all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
     } else if (all) {
-        /* Whatever its retain count: the context is gone, and the next retain makes a new one. */
+        /* Destroys the context with any retain count; the next retain creates a new one. */
         context_stop(d->primary);
         d->primary_refs = 0;
     } else if (--d->primary_refs == 0) {
@@ -274,7 +277,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int
     ENTER();
     REQUIRE(flags && active, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
-    /* Answered at once, also while another thread makes or ends it. */
+    /* Reads without a lock: must not wait for a thread that creates or destroys the context. */
     *flags = __atomic_load_n(&driver.devices[device].primary_flags, __ATOMIC_RELAXED);
     *active = __atomic_load_n(&driver.devices[device].primary_refs, __ATOMIC_RELAXED) > 0;
     return CUDA_SUCCESS;
@@ -315,7 +318,7 @@ CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigne
     REQUIRE(context, CUDA_ERROR_OUT_OF_MEMORY);
     CUresult result = context_start(context);
     if (result != CUDA_SUCCESS)
-        return result; /* the record stays on the list, dead; failures are rare */
+        return result; /* the dead record stays in the list; failures are rare */
     thread.stack[thread.depth++] = context;
     *out = context;
     tool_call(GPUSIM_CONTEXT_CREATED, context);
@@ -332,7 +335,7 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice devi
     return context_create(context, flags, device, 3020);
 }
 
-/* Execution affinity needs MPS, which this driver has not. */
+/* Execution affinity needs MPS, which this driver does not have. */
 EXPORT CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device)
 {
     if (count > 0 && affinity)
@@ -380,7 +383,7 @@ EXPORT CUresult cuCtxDetach(CUcontext context)
 
 /* ---- the stack of a thread ------------------------------------------------------------------------------------------ */
 
-/* A green context is current to one thread at a time. */
+/* Makes a context current. Fails if a green context is current in another thread. */
 static bool enter(CUcontext context)
 {
     unsigned nobody = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a program asks of its current context: device, limits, configuration, peers, synchronisation. */
+/* Queries and settings of the current context: device, limits, configuration, peers, synchronization. */
 #include "capture.h"
 
 EXPORT CUresult cuCtxGetDevice(CUdevice *device)
@@ -58,8 +58,8 @@ EXPORT CUresult cuCtxSynchronize(void)
 }
 
 /*
- * Stacks are made for every thread that the GPU can hold, at once when their size is set. Heaps get their memory when the
- * next module is loaded; they never shrink.
+ * Stacks for every thread that the GPU can hold are allocated as soon as their size is set. Heaps are allocated when
+ * the next module is loaded, and never shrink.
  */
 #define MAX_STACK_BYTES 524288u
 
@@ -99,7 +99,8 @@ void context_heaps_end(CUcontext context)
     resize(context, &context->heap_bytes, 0);
 }
 
-/* CUlimit: 0 stack, 1 printf fifo, 2 malloc heap, 3 sync depth, 4 pending launches, 5 L2 fetch, 6 persisting L2. */
+/* Values of CUlimit: 0 stack, 1 printf fifo, 2 malloc heap, 3 sync depth, 4 pending launches, 5 L2 fetch, 6 persisting
+ * L2. */
 EXPORT CUresult cuCtxSetLimit(int limit, size_t value)
 {
     ENTER_CONTEXT(context);

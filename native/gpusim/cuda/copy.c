@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies and memsets: are the addresses the driver's, and the bytes themselves. */
+/* Copies and memsets: checks of the addresses, and the transfer of the bytes. */
 #include "op.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@ CUresult copy_queue(CUstream stream, uint64_t bytes, bool over_bus)
     return stream_submit(stream, &work, NULL);
 }
 
-/* Is [address, address + bytes) device memory (or host memory known to the driver)? */
+/* True if [address, address + bytes) is device memory or host memory known to the driver. */
 bool range_valid(uintptr_t address, uint64_t bytes)
 {
     struct block block;
@@ -36,8 +36,10 @@ static void written(uintptr_t address)
 }
 
 struct side {
-    unsigned char *base; /* of element (0, 0, 0) after x, y, z are applied */
-    size_t row, slice;   /* bytes from row to row, from slice to slice */
+    /* Address of element (0, 0, 0), with the offsets x, y, z applied. */
+    unsigned char *base;
+    /* Bytes from row to row and from slice to slice. */
+    size_t row, slice;
     bool device;
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver API's types as its ABI has them (CUDA 12.2), in our own words: only what the simulated driver reads or
- * writes. A layout that differs from NVIDIA's cuda.h by one byte corrupts callers, hence the size checks.
+ * Types of the driver API's ABI (CUDA 12.2) that the simulated driver reads or writes, written independently of
+ * NVIDIA's cuda.h. A layout that differs from cuda.h by one byte corrupts callers, hence the size checks.
  */
 #ifndef GPUSIM_CUDA_ABI_H
 #define GPUSIM_CUDA_ABI_H
@@ -158,7 +158,7 @@ _Static_assert(sizeof(CUmemAccessDesc) == 12, "CUmemAccessDesc");
 
 typedef struct CUextMemory_st *CUexternalMemory;
 typedef struct {
-    int type; /* 1: a descriptor */
+    int type; /* 1: file descriptor */
     union {
         int fd;
         struct {
@@ -182,7 +182,7 @@ typedef struct {
     int alloc_type, handle_types;
     CUmemLocation location;
     void *win32_attributes;
-    size_t max_size; /* since CUDA 12.2; 0: what the device has */
+    size_t max_size; /* since CUDA 12.2; 0: the device's total memory */
     unsigned char reserved[56];
 } CUmemPoolProps;
 _Static_assert(sizeof(CUmemPoolProps) == 88, "CUmemPoolProps");
@@ -217,7 +217,7 @@ typedef struct {
     unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared;
     void **params;
     void **extra;
-    /* the second version has more: */
+    /* fields of the second version only: */
     CUkernel kernel;
     CUcontext context;
 } CUDA_KERNEL_NODE_PARAMS;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices and their properties. */
+/* Device count, names, attributes and properties. */
 #include "driver.h"
 
 #include <stdio.h>
@@ -93,7 +93,7 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
     return CUDA_SUCCESS;
 }
 
-/* Attributes that every model answers alike. Numbers are those of CUdevice_attribute. */
+/* Attributes with the same value on every model: {CUdevice_attribute, value}. */
 static const struct {
     int attribute, value;
 } constant[] = {
@@ -167,7 +167,7 @@ EXPORT CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device)
     ENTER();
     REQUIRE(properties, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
-    int *fields = (int *)properties; /* fourteen ints, in the order of these attributes */
+    int *fields = (int *)properties; /* the struct has fourteen ints in the order of these attributes */
     static const int order[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
     for (unsigned i = 0; i < sizeof order / sizeof order[0]; i++)
         cuDeviceGetAttribute(&fields[i], order[i], device);
@@ -215,7 +215,7 @@ EXPORT CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice sour
     ENTER();
     REQUIRE(value && attribute >= 1 && attribute <= 4, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(source) && device_valid(target) && source != target, CUDA_ERROR_INVALID_DEVICE);
-    *value = attribute == 1 ? 0 : GPU(source)->arch == GPU(target)->arch; /* 1: performance rank */
+    *value = attribute == 1 ? 0 : GPU(source)->arch == GPU(target)->arch; /* attribute 1 is the performance rank */
     return CUDA_SUCCESS;
 }
 

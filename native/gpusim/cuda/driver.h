@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of libcuda.so.1 share: the driver's process-wide state, contexts, streams, and the rules of entry. */
+/* Shared declarations of libcuda.so.1: process-wide state, contexts, streams, and the start of an entry point. */
 #ifndef GPUSIM_DRIVER_H
 #define GPUSIM_DRIVER_H
 
@@ -14,22 +14,22 @@
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_STACK 64
 
-/* Both forms of an entry point whose default stream depends on how the caller was compiled. The body sees the stream
- * with 0 already replaced by the one that is meant. */
+/* Defines both forms of an entry point whose default stream depends on the caller's compilation. In the body the stream
+ * 0 is already replaced by the right default stream. */
 #define LEGACY_STREAM(stream) ((stream) ? (stream) : CU_STREAM_LEGACY)
 #define PER_THREAD_STREAM(stream) ((stream) ? (stream) : CU_STREAM_PER_THREAD)
 
 struct CUstream_st {
     uint32_t magic;
-    uint32_t order; /* the engine's stream number, SIM_STREAM_NONBLOCKING included */
+    uint32_t order; /* the engine's number of the stream, with the flag SIM_STREAM_NONBLOCKING */
     CUcontext context;
     CUstream next;
     unsigned flags;
     int priority;
     uint64_t id;
-    _Atomic uint64_t last; /* newest item queued */
+    _Atomic uint64_t last; /* newest queued item of this stream */
     struct capture *capture;
-    CUcontext green; /* whose SMs it runs on; NULL: all */
+    CUcontext green; /* green context on whose SMs the stream runs; NULL: all SMs */
 };
 
 struct CUctx_st {
@@ -39,59 +39,70 @@ struct CUctx_st {
     unsigned version; /* API version */
     bool primary;
     _Atomic bool alive;
-    _Atomic int broken; /* a sticky error: every later call answers it */
+    _Atomic int broken; /* a sticky error that every later call returns */
     int gpu, channel;
-    uint64_t ecc_seen; /* uncorrectable errors of the GPU that it was not there for */
+    uint64_t ecc_seen; /* the GPU's uncorrectable errors before this context existed */
     uint64_t id;
-    _Atomic uint64_t last;   /* newest item queued by anybody */
-    _Atomic uint64_t waited; /* all up to here is known to be done */
+    /* Newest item that any stream of the context queued. */
+    _Atomic uint64_t last;
+    /* Newest item up to which all items are known to be done. */
+    _Atomic uint64_t waited;
     pthread_mutex_t mutex;
-    pthread_mutex_t entry;   /* recursive; held by calls that keep all others out: hostile.h */
-    pthread_mutex_t loading; /* recursive; of library code, taken after `entry` */
+    /* Recursive lock of calls that exclude all other calls on the context: hostile.h. */
+    pthread_mutex_t entry;
+    /* Recursive lock for loading of library code, taken after `entry`. */
+    pthread_mutex_t loading;
     uint32_t next_order;
     struct CUstream_st legacy;
     CUstream streams;
     CUmodule modules;
-    uint64_t peers; /* devices whose memory it may access */
+    uint64_t peers; /* bitmap of devices whose memory the context may access */
     size_t limits[8];
-    uint64_t stack_bytes, heap_bytes; /* charged beyond what every context takes: context_state.c */
+    uint64_t stack_bytes, heap_bytes; /* charged in addition to a context's basic memory: context_state.c */
     int cache_config, shared_config;
     struct event_table *events;
-    /* Of a green context: the primary one that all but its streams belong to, its share of the SMs, its default stream. */
+    /* For a green context: the primary context that owns everything but its streams, its SMs, its default stream. */
     CUcontext home;
     unsigned sms;
     CUstream own;
-    void *handle; /* the CUgreenCtx that it was made for */
-    _Atomic unsigned inside; /* threads that it is current in: one at most */
+    /* The CUgreenCtx of this context. */
+    void *handle;
+    /* Number of threads in which the context is current, at most one. */
+    _Atomic unsigned inside;
     CUcontext next;
 };
 
-/* CUlimit: bytes of stack of each thread, of the buffer of printf, of the heap of malloc */
+/* Defaults of CUlimit: bytes of each thread's stack, of printf's buffer, of malloc's heap. */
 #define DEFAULT_STACK 1024u
 #define DEFAULT_FIFO 1048576u
 #define DEFAULT_HEAP 8388608u
 
 struct device {
-    int gpu;    /* in the state */
-    int gi, ci; /* the MIG instance that it is, -1: the whole GPU */
-    CUcontext primary; /* made at the first retain, its address never changes */
+    /* Index of the GPU in the shared state. */
+    int gpu;
+    /* MIG instance of this device; -1 for a whole GPU. */
+    int gi, ci;
+    /* Created at the first retain; its address never changes. */
+    CUcontext primary;
     unsigned primary_refs, primary_flags;
     struct arena *arena;
     CUmemoryPool default_pool, current_pool, pools;
-    _Atomic bool pools_due; /* something was freed since the last synchronisation */
+    _Atomic bool pools_due; /* memory of a pool was freed since the last synchronization */
     uint64_t graph_used, graph_used_high, graph_reserved, graph_reserved_high;
 };
 
-#define DRIVER_ENDED 2 /* its teardown has begun, and a call faults: hostile.c */
+#define DRIVER_ENDED 2 /* the teardown has begun and calls abort the process: hostile.c */
 
 struct driver {
-    _Atomic int ready; /* 0 not initialised, 1 ready, DRIVER_ENDED */
+    _Atomic int ready; /* 0 not initialized, 1 ready, DRIVER_ENDED */
     unsigned forks;
     CUresult failure;
     int count;
     struct device devices[SIM_MAX_GPUS];
-    struct arena *low; /* for the entry points with 32-bit pointers */
-    pthread_mutex_t mutex; /* device and context tables */
+    /* Arena for the entry points with 32-bit pointers. */
+    struct arena *low;
+    /* Protects the tables of devices and contexts. */
+    pthread_mutex_t mutex;
     CUcontext contexts;
     _Atomic uint64_t next_id;
 };
@@ -100,7 +111,8 @@ extern struct driver driver;
 #define CONTEXT_MAGIC 0x43545831u
 #define STREAM_MAGIC 0x53545231u
 
-/* First line of every entry point but cuInit. A forked child of an initialised process has no driver (as on hardware). */
+/* First line of every entry point except cuInit. A forked child of an initialized process has no driver, as on
+ * hardware. */
 _Noreturn void driver_late(const char *function);
 CUresult driver_forked(void);
 static inline CUresult driver_enter(const char *function)
@@ -120,7 +132,7 @@ static inline CUresult driver_enter(const char *function)
         if (entered_ != CUDA_SUCCESS)            \
             return entered_;                     \
     } while (0)
-/* … and of every one that works in the current context. */
+/* First line of every entry point that works in the current context. */
 #define ENTER_CONTEXT(name)                      \
     ENTER();                                     \
     CUcontext name;                              \
@@ -135,16 +147,22 @@ static inline CUresult driver_enter(const char *function)
             return (error);                      \
     } while (0)
 
-/* context.c */
-/* Makes one and puts it on the thread's stack. */
+/* context.c: creates a context and pushes it on the thread's stack */
 CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigned version);
-CUcontext context_current(void);                /* NULL: none; may be a green one, see context_use */
-CUresult context_use(CUcontext *out);           /* current, alive, not broken, its GPU still there; of a green one its home */
-#define GREEN_BYTES ((uint64_t)6 << 20)         /* what a green context takes in addition to its primary one */
-CUcontext context_green(CUcontext home, unsigned sms); /* NULL: no memory */
-bool context_green_end(CUcontext green);               /* false: it was ended before */
-CUresult context_check(CUcontext context);      /* the same for any context */
-CUresult context_primary(int device, CUcontext *out); /* retain without a user count, for device-wide calls */
+/* Returns the current context or NULL. It may be a green context, see context_use(). */
+CUcontext context_current(void);
+/* Returns the current context if it is alive, not broken and its GPU not lost; for a green context its home. */
+CUresult context_use(CUcontext *out);
+/* Memory that a green context takes in addition to its primary context. */
+#define GREEN_BYTES ((uint64_t)6 << 20)
+/* Creates a green context; returns NULL without memory. */
+CUcontext context_green(CUcontext home, unsigned sms);
+/* Destroys a green context; returns false if it was destroyed before. */
+bool context_green_end(CUcontext green);
+/* Makes the checks of context_use() for any context. */
+CUresult context_check(CUcontext context);
+/* Retains the primary context without counting a user, for device-wide calls. */
+CUresult context_primary(int device, CUcontext *out);
 struct arena *device_arena(int device);
 static inline struct device *device_of(CUcontext context)
 {
@@ -155,16 +173,19 @@ static inline bool device_valid(CUdevice device)
     return device >= 0 && device < driver.count;
 }
 
-/* context_state.c: memory of stacks and heaps above their defaults */
-CUresult context_heaps(CUcontext context); /* a module is loaded: heaps get the size that was set */
+/* context_state.c: context_heaps() allocates the heaps in the size that was set, when a module is loaded;
+ * context_heaps_end() frees stacks and heaps above their defaults. */
+CUresult context_heaps(CUcontext context);
 void context_heaps_end(CUcontext context);
 
 /* memory.c */
 CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *out);
 CUresult memory_free(CUdeviceptr pointer);
 bool memory_find(CUdeviceptr pointer, struct block *out, int *device);
-bool memory_free_owned(CUdeviceptr pointer, unsigned kinds); /* kinds: a mask of 1 << enum block_kind */
-void memory_migrate(CUdeviceptr pointer, bool to_host); /* managed memory; nothing for any other */
+/* Frees a block; kinds: a mask of 1 << enum block_kind. */
+bool memory_free_owned(CUdeviceptr pointer, unsigned kinds);
+/* Moves a managed block; does nothing for other memory. */
+void memory_migrate(CUdeviceptr pointer, bool to_host);
 void memory_release_all(CUcontext context);
 struct arena *memory_arena(CUdeviceptr pointer, int *device);
 CUresult status_to_result(enum sim_status status);
@@ -172,22 +193,24 @@ CUresult status_to_result(enum sim_status status);
 /* host.c */
 bool host_find(uintptr_t address, uintptr_t *base, size_t *bytes, unsigned *flags, CUcontext *context);
 
-/* ipc.c: memory that another process has open is freed later */
+/* ipc.c: defers the free of memory that another process has open */
 bool ipc_defer(CUdeviceptr pointer);
 void ipc_free_deferred(void);
-bool external_free(CUdeviceptr pointer); /* external.c; false: no buffer that was mapped there */
+bool external_free(CUdeviceptr pointer); /* external.c; returns false if no mapped buffer starts at pointer */
 
-/* vmm.c: [base, base + bytes) is the run of neighbouring mappings that the device may access */
+/* vmm.c: finds the run of adjacent mappings [base, base + bytes) that the device may access */
 bool vmm_find(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes, int *device);
-CUresult vmm_adopt(CUdeviceptr base, size_t bytes, int device); /* memory of another process, mapped here */
+CUresult vmm_adopt(CUdeviceptr base, size_t bytes, int device); /* adds memory of another process that is mapped here */
 bool vmm_disown(CUdeviceptr base);
 
 /* pool.c */
 CUresult pool_free(CUdeviceptr pointer, const struct block *block);
-/* Gives back what pools of the device hold above their thresholds (all: whatever is unused). True if anything was. */
+/* Frees pool memory of the device above the thresholds (all: all unused memory). Returns true if any was freed. */
 bool pools_trim(int device, bool all);
-void pools_trim_if_due(int device); /* after a synchronisation */
-void pools_end(int device);         /* the last context is gone, and the memory of pools with it */
+/* Called after a synchronization. */
+void pools_trim_if_due(int device);
+/* Frees all pool memory after the last context was destroyed. */
+void pools_end(int device);
 CUresult pool_alloc(CUmemoryPool pool, uint64_t bytes, CUdeviceptr *out);
 CUmemoryPool pool_current(int device);
 
@@ -196,13 +219,16 @@ CUstream stream_of(CUcontext context, CUcontext green, unsigned flags, int prior
 CUresult stream_resolve(CUcontext context, CUstream stream, CUstream *out);
 CUresult stream_submit(CUstream stream, struct sim_work *work, uint64_t *seq);
 CUresult stream_wait(CUstream stream);
-CUresult context_drain(CUcontext context); /* until its queue is empty */
-CUresult context_wait(CUcontext context);  /* the same as a call of the driver that holds the context meanwhile */
+/* Waits until the context's queue is empty. */
+CUresult context_drain(CUcontext context);
+/* Waits in the same way, as a driver call that locks the context meanwhile. */
+CUresult context_wait(CUcontext context);
 void streams_destroy(CUcontext context);
 uint64_t copy_cost(uint64_t bytes, bool over_bus);
 
 void stream_queued(CUstream stream, uint64_t seq);
-CUresult capture_check(CUstream stream); /* graph_capture.c: may this stream be synchronised or queried now? */
+/* capture.c: returns an error if a capture forbids to wait for or query this stream */
+CUresult capture_check(CUstream stream);
 
 /* callback.c */
 CUresult callback_add(CUstream stream, CUhostFn function, CUstreamCallback callback, void *data);
@@ -213,13 +239,17 @@ void events_destroy(CUcontext context);
 
 /* module.c */
 struct kernel_cost {
-    uint64_t ns; /* SIM_COST_FOREVER: until the context ends */
-    uint64_t most; /* 0: always ns; else each launch draws from ns to this, as many from each octave */
-    unsigned sms; /* 0: all of the GPU */
+    /* Duration; SIM_COST_FOREVER: until the context ends. */
+    uint64_t ns;
+    /* Maximum duration, or 0 if fixed. Each launch draws from ns to most, equally often from each octave. */
+    uint64_t most;
+    /* Number of SMs; 0: the whole GPU. */
+    unsigned sms;
 };
-CUresult function_of(const void *handle, CUfunction *out); /* a CUfunction, or a CUkernel in the current context */
+/* resolves a CUfunction, or a CUkernel in the current context */
+CUresult function_of(const void *handle, CUfunction *out);
 
-/* hostile.c: the table of that id, NULL: none */
+/* hostile.c: returns the private table with that id, or NULL */
 const void *private_table(const CUuuid *id);
 
 /* launch.c */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names and texts of the driver's results. */
+/* Names and texts of the driver's result codes. */
 #include "driver.h"
 
 static const struct {

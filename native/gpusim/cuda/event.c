@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Events: a mark in a stream, when it was passed, and waiting for it. */
+/* Events: recording in a stream, time of completion, and waiting. */
 #include "event.h"
 #include "op.h"
 
@@ -19,7 +19,7 @@ static CUevent *bucket(CUcontext context, uint64_t id)
     return &context->events->buckets[id % BUCKETS];
 }
 
-/* The queue entry of a recorded event gives way to a new one: keep its time. */
+/* The queue entry of a recorded event is about to be overwritten: store the event's time. */
 void events_keep(CUcontext context, const struct sim_work *overwritten)
 {
     pthread_mutex_lock(&context->mutex);
@@ -33,7 +33,7 @@ void events_destroy(CUcontext context)
 {
     for (unsigned i = 0; context->events && i < BUCKETS; i++)
         for (CUevent event = context->events->buckets[i]; event; event = event->next)
-            event->magic = 0; /* handles stay readable, to be refused */
+            event->magic = 0; /* a stale handle must stay readable, so that it can be refused */
     free(context->events);
     context->events = NULL;
 }
@@ -130,8 +130,10 @@ CUresult event_record_now(CUevent event, CUstream stream)
 
 struct place {
     int gpu, channel;
-    uint64_t seq;    /* 0: never recorded */
-    uint64_t finish; /* 0: not known */
+    /* Number of the queue item; 0 if the event was never recorded. */
+    uint64_t seq;
+    /* Time of completion; 0 if unknown. */
+    uint64_t finish;
 };
 
 static struct place place_of(CUevent event)
@@ -179,7 +181,7 @@ static CUresult record(CUevent event, CUstream handle)
     return event_record_now(event, stream);
 }
 
-/* Is it passed, and when? */
+/* True if the event is complete; *when receives the time. */
 static bool passed(CUevent event, uint64_t *when)
 {
     uint64_t finish;
@@ -262,7 +264,8 @@ EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent e
     if (!passed(start, &from) || !passed(end, &to))
         return CUDA_ERROR_NOT_READY;
     double microseconds = ((double)to - (double)from) / 1000.0;
-    *milliseconds = (float)((double)(int64_t)(microseconds * 2.0) / 2000.0); /* resolution of half a microsecond */
+    /* CUDA's resolution is half a microsecond */
+    *milliseconds = (float)((double)(int64_t)(microseconds * 2.0) / 2000.0);
     return CUDA_SUCCESS;
 }
 

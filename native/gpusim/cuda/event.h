@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An event, for event.c and ipc_event.c. */
+/* The event type of event.c and ipc_event.c. */
 #ifndef GPUSIM_EVENT_H
 #define GPUSIM_EVENT_H
 
@@ -9,20 +9,24 @@
 #define EVENT_DISABLE_TIMING 2u
 #define EVENT_INTERPROCESS 4u
 
-/* Where an interprocess event was recorded last, by whichever process: one word, so that nobody reads it half written. */
+/* Position of the last record of an interprocess event, by any process. One word, so that a read is never torn. */
 struct shared_event {
-    _Atomic uint64_t place; /* GPU (8 bits), channel (16), queue number (40); 0: never recorded */
+    _Atomic uint64_t place; /* GPU (8 bits), channel (16), item number (40); 0 if never recorded */
 };
 
 struct CUevent_st {
     uint32_t magic;
     unsigned flags;
-    CUcontext context; /* of the stream that recorded it last */
-    uint64_t id, seq;  /* seq 0: never recorded */
-    uint64_t finish;   /* 0: not known yet */
-    uint64_t capture; /* recorded in that capture: a node, not a point in time; 0: in none */
+    /* Context of the stream that recorded the event last. */
+    CUcontext context;
+    /* seq: number of the queue item, 0 if never recorded. */
+    uint64_t id, seq;
+    /* Time of completion; 0 if not known yet. */
+    uint64_t finish;
+    /* Capture in which the event was recorded as a node, or 0. */
+    uint64_t capture;
     CUgraphNode node;
-    struct shared_event *shared; /* NULL: no handle was made for it */
+    struct shared_event *shared; /* NULL until an interprocess handle is created */
     int shared_fd;
     CUevent next;
 };

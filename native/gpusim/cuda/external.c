@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of another interface, or so it seems: what is imported is a descriptor of physical memory that any process here has
- * exported, for all such descriptors are of one kind on hardware too. The import takes the descriptor over. A buffer that was
- * mapped lives until it is freed, also when the object that it was mapped from is gone before.
+ * External memory. The imported object is a descriptor of physical memory that a process of this driver exported; on
+ * hardware, too, all such descriptors are of one kind. The import takes ownership of the descriptor. A mapped buffer
+ * lives until it is freed, even if the external memory object is destroyed earlier.
  */
 #include "vmm.h"
 
@@ -28,7 +28,7 @@ struct buffer {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct buffer *buffers;
 
-/* These are the driver's own, whatever library is preloaded. */
+/* Calls of the driver's own functions: a preloaded library must not intercept them. */
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type);
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wanted,

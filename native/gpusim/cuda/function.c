@@ -16,7 +16,7 @@ struct CUkern_st {
     CUkernel next;
 };
 
-struct loaded { /* a library's module in one context */
+struct loaded { /* module of a library in one context */
     uint64_t context_id;
     CUmodule module;
     struct loaded *next;
@@ -24,7 +24,7 @@ struct loaded { /* a library's module in one context */
 
 struct CUlib_st {
     uint32_t magic;
-    char *file_data; /* owned, where it was loaded from a file */
+    char *file_data; /* content of the file if the library was loaded from a file; freed with it */
     const void *data;
     pthread_mutex_t mutex;
     struct loaded *loaded;
@@ -123,7 +123,7 @@ static CUresult module_here(CUlibrary library, CUmodule *out)
     ENTER_CONTEXT(context);
     CUresult result = CUDA_SUCCESS;
     bool held = context_lock(context);
-    pthread_mutex_lock(&context->loading); /* another context must not wait while this one loads */
+    pthread_mutex_lock(&context->loading); /* lock per context: another context must not wait for this load */
     struct loaded *at = loaded_in(library, context);
     if (!at) {
         at = calloc(1, sizeof *at);
@@ -230,7 +230,7 @@ static CUresult get_attribute(int *value, int attribute, const void *handle)
     return result;
 }
 
-/* With a current context. */
+/* Sets an attribute; needs a current context. */
 static CUresult set_attribute(const void *handle, int attribute, int value)
 {
     ENTER();
@@ -238,7 +238,8 @@ static CUresult set_attribute(const void *handle, int attribute, int value)
     CUresult result = function_of(handle, &function);
     if (result != CUDA_SUCCESS)
         return result;
-    REQUIRE(attribute >= 8 && attribute < FUNCTION_ATTRIBUTES, CUDA_ERROR_INVALID_VALUE); /* the others are read-only */
+    /* all other attributes are read-only */
+    REQUIRE(attribute >= 8 && attribute < FUNCTION_ATTRIBUTES, CUDA_ERROR_INVALID_VALUE);
     const struct sim_model *model = sim_model_find(sim_state()->gpus[context_current()->gpu].model);
     REQUIRE(attribute != 8 || (value >= 0 && (unsigned)value <= model->shared_per_block_optin), CUDA_ERROR_INVALID_VALUE);
     function->attributes[attribute] = value;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes, as C, the exports that the simulated driver does not implement and the table for cuGetProcAddress.
+"""Writes a C file with stubs of the exports that the simulated driver does not implement, and cuGetProcAddress's table.
 
 usage: nm -g --defined-only OBJECTS | generate.py exports-535.txt [../cuda550/exports.txt] > stubs.c
 """
@@ -11,7 +11,7 @@ import sys
 
 
 def read(paths: list[str]) -> dict[str, str]:
-    """Each exported name → "data", the CUDA version from which on its base name means it, or nothing."""
+    """Reads the exported names: name → "data", the first CUDA version whose base name selects this name, or ""."""
     exports = {}
     for path in paths:
         with open(path, encoding="utf-8") as handle:

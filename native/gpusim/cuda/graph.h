@@ -15,16 +15,19 @@ struct CUgraphNode_st {
     struct op op;
     CUgraphNode *dependencies;
     size_t dependency_count;
-    CUgraphNode origin; /* of a clone: the node it was made from */
-    CUgraphNode next;   /* in order of making: a dependency always comes first … */
-    unsigned mark;      /* … unless edges were added later: graph_order() sorts */
+    /* For a node of a clone: the original node. */
+    CUgraphNode origin;
+    /* Next node in order of creation. A dependency comes first unless its edge was added later. */
+    CUgraphNode next;
+    /* Used by graph_order() for sorting. */
+    unsigned mark;
 };
 
 struct CUgraph_st {
     uint32_t magic;
     CUgraphNode first, *end;
     size_t count;
-    bool child; /* owned by a node */
+    bool child; /* true if the graph belongs to a child node */
 };
 
 /* graph.c */
@@ -32,16 +35,24 @@ CUresult graph_new(CUgraph *out);
 CUresult graph_add(CUgraph graph, const CUgraphNode *dependencies, size_t count, const struct op *op, CUgraphNode *out);
 CUresult graph_clone(CUgraph graph, CUgraph *out);
 void graph_free(CUgraph graph);
-/* The nodes so that each comes after its dependencies; caller frees. NULL if there is a circle or no memory. */
+/* Returns the nodes, each after its dependencies; the caller frees the array. Returns NULL for a cycle or without
+ * memory. */
 CUgraphNode *graph_order(CUgraph graph);
 
-/* graph_memory.c: memory of allocation nodes. An address from the node's making on, physical from instantiation on. */
+/* graph_memory.c: memory of allocation nodes. It has an address from the node's creation on, and physical memory from
+ * the graph's instantiation on. */
 CUresult graph_memory_new(int device, uint64_t bytes, CUdeviceptr *out);
-CUresult graph_memory_commit(CUdeviceptr pointer);  /* gives it physical memory */
-CUresult graph_memory_use(CUdeviceptr pointer);     /* an allocation node runs */
-bool graph_memory_unuse(CUdeviceptr pointer);       /* a free node, or cuMemFree: false if it is none of ours */
-void graph_memory_retain(CUdeviceptr pointer);      /* one more node names it */
-void graph_memory_end(CUdeviceptr pointer);         /* one less */
-void graph_memory_end_device(int device);           /* the last context is gone */
+/* Allocates the physical memory. */
+CUresult graph_memory_commit(CUdeviceptr pointer);
+/* Called when an allocation node runs. */
+CUresult graph_memory_use(CUdeviceptr pointer);
+/* Called for a free node and cuMemFree; returns false if pointer is no graph memory. */
+bool graph_memory_unuse(CUdeviceptr pointer);
+/* Adds a reference of a node. */
+void graph_memory_retain(CUdeviceptr pointer);
+/* Removes a reference of a node. */
+void graph_memory_end(CUdeviceptr pointer);
+/* Frees all graph memory after the last context was destroyed. */
+void graph_memory_end_device(int device);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Executable graphs. A launch runs the nodes one after another in the stream, in an order that respects the edges:
- * branches do not run concurrently, which a single context's share of the GPU does not show.
+ * branches do not run concurrently. The GPU share of a single context does not depend on that.
  */
 #include "graph.h"
 
@@ -11,8 +11,10 @@
 
 struct CUgraphExec_st {
     uint32_t magic;
-    CUgraph graph;      /* our own copy */
-    CUgraphNode *order; /* its nodes */
+    /* The executable graph's copy of the graph. */
+    CUgraph graph;
+    /* Nodes of that copy in order of execution. */
+    CUgraphNode *order;
     bool *disabled;
     uint64_t flags;
 };
@@ -169,7 +171,7 @@ static CUresult launch(CUgraphExec exec, CUstream handle)
     for (CUgraphNode node = exec->graph->first; node && exec->flags & FLAG_AUTO_FREE; node = node->next)
         if (node->op.kind == OP_ALLOC)
             graph_memory_unuse(node->op.as.memory.pointer);
-    result = commit_memory(exec->graph); /* a trim may have taken it; fail before anything runs */
+    result = commit_memory(exec->graph); /* a trim may have freed the memory; fail before any node runs */
     return result == CUDA_SUCCESS ? run_all(exec->graph, exec->order, exec->disabled, stream) : result;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of graphs. What a free node frees stays with the device's graph memory ("reserved") until it is trimmed.
+ * Memory of graphs. Memory that a free node frees stays in the device's graph memory ("reserved") until a trim.
  */
 #include "graph.h"
 
@@ -10,8 +10,10 @@ struct graph_memory {
     CUdeviceptr pointer;
     uint64_t bytes;
     int device;
-    unsigned nodes;       /* that name it: the one that made it and those of clones and executable graphs */
-    bool committed, used; /* used: between an allocation node's run and the free */
+    /* Number of nodes that refer to the memory, nodes of clones and executable graphs included. */
+    unsigned nodes;
+    /* used: true from the run of the allocation node to the free. */
+    bool committed, used;
     struct graph_memory *next;
 };
 
@@ -101,7 +103,7 @@ CUresult graph_memory_use(CUdeviceptr pointer)
     struct graph_memory *memory = find(pointer);
     CUresult result = memory ? commit(memory) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS && memory->used)
-        result = CUDA_ERROR_INVALID_VALUE; /* launched again although the first launch's memory was not freed */
+        result = CUDA_ERROR_INVALID_VALUE; /* the memory of the previous launch was not freed */
     if (result == CUDA_SUCCESS) {
         struct device *d = &driver.devices[memory->device];
         memory->used = true;
@@ -120,7 +122,7 @@ bool graph_memory_unuse(CUdeviceptr pointer)
     if (found) {
         memory->used = false;
         driver.devices[memory->device].graph_used -= memory->bytes;
-        if (memory->nodes == 0) /* the program used it beyond the life of its graph */
+        if (memory->nodes == 0) /* the program used the memory longer than its graph lived */
             discard(memory);
     }
     pthread_mutex_unlock(&mutex);
@@ -170,7 +172,7 @@ EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
     return CUDA_SUCCESS;
 }
 
-/* CUgraphMem_attribute: 0 used now, 1 used at most, 2 reserved now, 3 reserved at most. */
+/* CUgraphMem_attribute: 0 current usage, 1 highest usage, 2 reserved now, 3 highest reserved. */
 EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value)
 {
     ENTER();

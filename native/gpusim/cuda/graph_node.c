@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Adding nodes of each kind, and reading and changing their parameters. */
+/* Adds nodes of each kind, and reads and changes their parameters. */
 #include "graph.h"
 
 typedef const CUgraphNode *deps;
@@ -170,7 +170,7 @@ static CUresult get_kernel(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p, bool se
     p->grid_x = op->as.kernel.grid[0], p->grid_y = op->as.kernel.grid[1], p->grid_z = op->as.kernel.grid[2];
     p->block_x = op->as.kernel.block[0], p->block_y = op->as.kernel.block[1], p->block_z = op->as.kernel.block[2];
     p->shared = op->as.kernel.shared;
-    p->params = p->extra = NULL; /* nothing reads a kernel's arguments here, so they are not kept */
+    p->params = p->extra = NULL; /* simulated kernels never read their arguments, so these are not stored */
     if (second) {
         p->kernel = NULL;
         p->context = NULL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contexts that are made for use with OpenGL or VDPAU. They cost and do what others do; nothing is shared with graphics. An
- * OpenGL context is the program's own: it has one if it defines glXGetCurrentContext, alone or by a libGL that it is linked
- * with, and that says so.
+ * Contexts for use with OpenGL or VDPAU. They behave as other contexts; nothing is shared with graphics. The driver
+ * asks the program for its OpenGL context by glXGetCurrentContext, if the program or a libGL linked to it defines this
+ * function.
  */
 #include "driver.h"
 
@@ -27,7 +27,7 @@ EXPORT CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice de
     return for_gl(context, flags, device, 3020);
 }
 
-/* What VDPAU's function would answer is not asked. */
+/* Creates the context without a call of VDPAU's function. */
 static CUresult for_vdpau(CUcontext *context, unsigned flags, CUdevice device, const void *get_proc_address, unsigned version)
 {
     ENTER();

@@ -13,16 +13,16 @@ struct range {
     size_t bytes;
     unsigned flags;
     CUcontext context;
-    bool registered; /* not ours to free */
+    bool registered; /* memory of the program, which the driver does not free */
 };
 
 static struct {
     pthread_mutex_t mutex;
-    struct range *ranges; /* by address */
+    struct range *ranges; /* sorted by address */
     size_t count, room;
 } host = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-/* The first range that ends behind address. Mutex held. */
+/* Returns the index of the first range that ends above address. Mutex held. */
 static size_t position(uintptr_t address)
 {
     size_t low = 0, high = host.count;
@@ -115,7 +115,7 @@ EXPORT CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
 
 EXPORT CUresult cuMemAllocHost_v2(void **pointer, size_t bytes)
 {
-    return allocate(pointer, bytes, 3); /* portable and mapped, as with unified addresses */
+    return allocate(pointer, bytes, 3); /* flags 3: portable and mapped, as with unified addresses */
 }
 
 EXPORT CUresult cuMemAllocHost(void **pointer, unsigned bytes)
@@ -179,7 +179,7 @@ EXPORT CUresult cuMemHostGetDevicePointer(unsigned *device, void *pointer, unsig
     CUdeviceptr wide = 0;
     CUresult result = cuMemHostGetDevicePointer_v2(&wide, pointer, flags);
     if (result == CUDA_SUCCESS && wide > UINT32_MAX)
-        return CUDA_ERROR_INVALID_VALUE; /* does not fit the old pointer type */
+        return CUDA_ERROR_INVALID_VALUE; /* the address does not fit the old 32-bit pointer type */
     if (result == CUDA_SUCCESS && device)
         *device = (unsigned)wide;
     return result;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a polite driver never does, and the table past every hook (private.h). */
+/* Permitted but difficult behaviours of a driver, and the private table that bypasses every hook (private.h). */
 #include "hostile.h"
 
 #include <dlfcn.h>
@@ -37,7 +37,7 @@ CUresult free_wait(CUcontext context)
     if (result != CUDA_SUCCESS || !hostile(SIM_HOSTILE_WAITING_FREES))
         return result;
     pthread_mutex_lock(&driver.mutex);
-    CUcontext other = driver.contexts; /* none is ever taken off the list */
+    CUcontext other = driver.contexts; /* contexts are never removed from the list */
     pthread_mutex_unlock(&driver.mutex);
     for (; other; other = other->next)
         if (other != context && other->device == context->device && !other->home && atomic_load(&other->alive))
@@ -52,7 +52,7 @@ static struct {
     gpusim_callback function;
     void *data;
 } tool = {.mutex = PTHREAD_MUTEX_INITIALIZER};
-static __thread bool in_tool; /* what a tool does is not reported to it */
+static __thread bool in_tool; /* true inside a tool's callback, whose own calls are not reported to it */
 
 void tool_call(enum gpusim_moment moment, void *handle)
 {
@@ -95,7 +95,7 @@ void tool_load(void)
 
 /* ---- teardown ----------------------------------------------------------------------------------------------------------- */
 
-#define TEARDOWN_US 20000 /* a real one gives back memory and queues meanwhile; threads of the process run on */
+#define TEARDOWN_US 20000 /* a real driver frees memory and queues in this time, while the process's threads run */
 
 void driver_late(const char *function)
 {
@@ -105,7 +105,7 @@ void driver_late(const char *function)
     abort();
 }
 
-/* What raw ioctl would do on hardware, by the driver API: memory in the name of the process that opened the driver. */
+/* Allows a forked child to allocate for the process that opened the driver; on hardware a raw ioctl could do that. */
 CUresult driver_forked(void)
 {
     if (!sim_state()->forked_children || sim_attach(SIM_ROLE_CUDA) != SIM_OK)
@@ -124,7 +124,7 @@ static __attribute__((destructor)) void teardown(void)
 
 /* ---- the table ---------------------------------------------------------------------------------------------------------- */
 
-/* The driver's own functions: -Bsymbolic keeps a preloaded library's out of the way. */
+/* The driver's own functions: -Bsymbolic binds these calls to them even if a library is preloaded. */
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
 CUresult cuCtxSetCurrent(CUcontext context);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the driver does where the profile says `hostile = …` (enum sim_hostile). */
+/* Behaviours that the profile's key `hostile` enables (enum sim_hostile). */
 #ifndef GPUSIM_HOSTILE_H
 #define GPUSIM_HOSTILE_H
 
@@ -12,18 +12,18 @@ static inline bool hostile(enum sim_hostile what)
 }
 
 /*
- * context-lock: a thread that holds a context keeps all others out of its calls. The holder's own calls pass, so that
- * a tool that is called back inside a load may use the driver. True: held, to be given to context_unlock.
+ * context-lock: locks the context against calls of other threads. Calls of the same thread pass, so that a tool in a
+ * callback inside a load can use the driver. Returns true if locked, for context_unlock().
  */
 bool context_lock(CUcontext context);
 void context_unlock(CUcontext context, bool held);
-void context_pass(CUcontext context); /* waits while another thread holds it */
+void context_pass(CUcontext context); /* waits while another thread has the lock */
 
-/* waiting-frees: waits until what is freed is not in use: for this context, or for all of them on its device */
+/* Before a free, waits for this context's work or, with waiting-frees, for the work of all contexts on the device. */
 CUresult free_wait(CUcontext context);
 
 /* callbacks */
 void tool_call(enum gpusim_moment moment, void *handle);
-void tool_load(void); /* the one that CUDA_INJECTION64_PATH names, as the real driver does */
+void tool_load(void); /* loads the tool that CUDA_INJECTION64_PATH names, as the real driver does */
 
 #endif

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Module images. What a kernel costs is declared in text, alone or inside PTX comments:
+ * Module images. Text, alone or inside PTX comments, declares the cost of kernels:
  *
  *     .gpusim kernel NAME DURATION_US [SMS]     DURATION_US: decimal, LOW..HIGH, or inf; SMS: 0 or left out = all of the GPU
  *     .gpusim global NAME BYTES                 or managed: a variable in unified memory
  *     .gpusim bytes N                           device memory that the code takes
  *     .gpusim load MILLISECONDS                 how long the code takes to load (or, loaded lazily, its first use)
  *
- * PTX without declarations has its .entry names at a default cost; of cubins and fat binaries any name is a kernel.
+ * In PTX without declarations each .entry is a kernel with a default cost. In cubins and fat binaries any name is one.
  */
 #include "module.h"
 
@@ -50,7 +50,7 @@ static CUresult declaration(struct image *image, const char *line)
     if (fields >= 3 && strcmp(kind, "kernel") == 0) {
         char *end = duration, *range = strstr(duration, "..");
         if (range)
-            *range = 0; /* strtod would take the first dot */
+            *range = 0; /* else strtod would parse the first dot of ".." */
         double us = strcmp(duration, "inf") == 0 ? 0 : strtod(duration, &end), most = 0;
         if (range) {
             REQUIRE(us > 0 && end == range, CUDA_ERROR_INVALID_IMAGE);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuInit and what is true of the whole driver: version, error names, and which GPUs this process may see. */
+/* cuInit, the driver's version, and the GPUs that are visible to this process. */
 #include "hostile.h"
 
 #include <ctype.h>
@@ -12,9 +12,9 @@ struct driver driver = {.mutex = PTHREAD_MUTEX_INITIALIZER, .next_id = 1};
 
 static pthread_mutex_t init_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* A GPU, or the MIG device of it that lies at these places. */
+/* A visible device: a GPU or one of its MIG devices. */
 struct visible {
-    int gpu, gi, ci; /* gpu -1: none; gi -1: the whole GPU */
+    int gpu, gi, ci; /* gpu -1: no device; gi -1: the whole GPU */
 };
 
 static void add_device(struct visible what)
@@ -22,7 +22,7 @@ static void add_device(struct visible what)
     driver.devices[driver.count++] = (struct device){.gpu = what.gpu, .gi = what.gi, .ci = what.ci};
 }
 
-/* The first compute instance of a GPU for which `wanted` holds, and how many there are. Lock held. */
+/* Returns the first compute instance of a GPU for which `wanted` is true, and their number. Lock held. */
 static struct visible instance_where(int gpu, bool (*wanted)(const struct sim_mig_gi *gi, const struct sim_mig_ci *ci, const void *data),
                                      const void *data, int *matches)
 {
@@ -47,7 +47,7 @@ static bool any(const struct sim_mig_gi *gi, const struct sim_mig_ci *ci, const 
     return true;
 }
 
-/* What a GPU stands for: itself, or in MIG mode its first instance. */
+/* Returns the device that a GPU's name selects: the GPU or, in MIG mode, its first instance. */
 static struct visible first_of(int gpu)
 {
     int matches = 0;
@@ -76,7 +76,7 @@ static bool has_ids(const struct sim_mig_gi *gi, const struct sim_mig_ci *ci, co
     return gi->id == ids[0] && ci->id == ids[1];
 }
 
-/* GPU-UUID; a prefix that fits two GPUs fits none. */
+/* Finds a GPU by its UUID or a unique prefix. A prefix that matches two GPUs selects none. */
 static int match_uuid(const int *gpus, int count, struct word word)
 {
     int found = -1;
@@ -90,7 +90,7 @@ static int match_uuid(const int *gpus, int count, struct word word)
     return found;
 }
 
-/* MIG-UUID, or the older MIG-GPU-UUID/GPU instance/compute instance. */
+/* Finds a MIG device by MIG-UUID, or by the older form MIG-GPU-UUID/GPU instance/compute instance. */
 static struct visible match_mig(const int *gpus, int count, struct word word)
 {
     struct visible found = {-1, -1, -1};
@@ -127,7 +127,7 @@ static struct visible match(const int *gpus, int count, struct word word)
     return gpu >= 0 ? first_of(gpu) : (struct visible){-1, -1, -1};
 }
 
-/* A process works in one compute instance, and then on nothing else. */
+/* If a MIG device is visible, makes it the only visible device: a process uses one compute instance only. */
 static void only_instance(void)
 {
     for (int i = 0; i < driver.count; i++)
@@ -137,8 +137,8 @@ static void only_instance(void)
         }
 }
 
-/* CUDA_VISIBLE_DEVICES: indices and UUIDs (a unique prefix is enough), separated by commas. What follows the first entry
- * that names nothing is not visible; a device named twice hides all. */
+/* Applies CUDA_VISIBLE_DEVICES: indices and UUIDs or unique prefixes, separated by commas. The first invalid entry
+ * hides itself and all later ones; a device named twice hides all devices. */
 static void apply_visible(const int *gpus, int count, const char *text)
 {
     while (*text) {
@@ -173,7 +173,8 @@ static uint64_t speed(int gpu)
     return (uint64_t)g->sm_count * model->cores_per_sm * model->clock_sm_mhz;
 }
 
-/* CUDA's order is not NVML's: the fastest GPU is device 0 unless the program asks for the order of the bus. */
+/* Sorts the GPUs in CUDA's order, which differs from NVML's: the fastest is device 0 unless CUDA_DEVICE_ORDER selects
+ * the order of the bus. */
 static void order_devices(int *gpus, int count)
 {
     const char *order = getenv("CUDA_DEVICE_ORDER");
@@ -245,7 +246,7 @@ EXPORT CUresult cuInit(unsigned flags)
 EXPORT CUresult cuDriverGetVersion(int *version)
 {
     REQUIRE(version, CUDA_ERROR_INVALID_VALUE);
-    /* Legal before cuInit. */
+    /* This call is legal before cuInit. */
     *version = sim_attach(SIM_ROLE_CUDA) == SIM_OK ? (int)sim_state()->cuda_version : 0;
     return CUDA_SUCCESS;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Sharing memory between processes: the old IPC handles, and handles of physical memory exported as descriptors. Both
- * name the exporter's memory file by pid and descriptor number, so they work between processes that see each other's
- * /proc. The memory is charged to the exporter. What an importer has open by the old handles lives on when the exporter
- * frees it: the importer holds a lock on its first byte in the memory file. When the exporter ends it is gone, unlike
- * on hardware. Who has a descriptor, or what was imported by one, is ../core/shared.c's: that memory outlives its maker.
+ * name the exporting process's memory file by pid and descriptor number, so they work between processes that see each
+ * other's /proc. The exporting process is charged. Memory opened by an old handle survives its free by the exporting
+ * process: the importing process has a lock on the block's first byte in the memory file. It does not survive the end
+ * of the exporting process, unlike on hardware. ../core/shared.c tracks memory exported as descriptors, which does.
  */
 #include "vmm.h"
 
@@ -22,7 +22,7 @@
 struct ticket {
     uint32_t magic;
     int32_t pid, fd, gpu;
-    uint64_t serial; /* of the exporter: a later process with its pid is another */
+    uint64_t serial; /* of the exporting process; a later process with the same pid has another serial */
     uint64_t offset, bytes;
     uint64_t reserved[2];
 };
@@ -59,7 +59,7 @@ static bool exporter_alive(const struct ticket *ticket)
     return alive;
 }
 
-/* Freed by the program, open elsewhere. */
+/* Memory that the program freed while another process has it open. */
 struct deferred {
     CUdeviceptr pointer;
     struct deferred *next;
@@ -158,7 +158,7 @@ static CUresult map_ticket(const struct ticket *ticket, int device, CUdeviceptr 
                                          fd, (off_t)start)
                                   : MAP_FAILED;
     struct flock lock = first_byte(F_RDLCK, ticket->offset);
-    /* The lock lives as long as the mapping; a child has neither. */
+    /* The lock lives as long as the mapping; a forked child inherits neither. */
     if (map != MAP_FAILED && (fcntl(fd, F_OFD_SETLK, &lock) != 0 || madvise(map, ticket->bytes + skip, MADV_DONTFORK) != 0)) {
         munmap(map, ticket->bytes + skip);
         map = MAP_FAILED;
@@ -189,7 +189,8 @@ static CUresult open_handle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
     REQUIRE(pointer && flags <= 1, CUDA_ERROR_INVALID_VALUE);
     memcpy(&ticket, &handle, sizeof ticket);
     REQUIRE(ticket.magic == IPC_MAGIC, CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(ticket.serial != sim_state()->procs[sim_slot()].serial, CUDA_ERROR_INVALID_CONTEXT); /* not in its own process */
+    /* a process cannot import its own memory */
+    REQUIRE(ticket.serial != sim_state()->procs[sim_slot()].serial, CUDA_ERROR_INVALID_CONTEXT);
     int device = device_of_gpu(ticket.gpu);
     REQUIRE(device >= 0 && device == context->device, CUDA_ERROR_INVALID_DEVICE);
     CUresult result = CUDA_SUCCESS;
@@ -261,7 +262,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     return CUDA_SUCCESS;
 }
 
-/* The maker's memory file is found by way of the maker: a handle that outlives it can no longer be imported. */
+/* Opens the exporting process's memory file by its pid. Fails after that process has ended. */
 static int memory_of(const struct sim_shared *shared)
 {
     char path[64];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Events shared between processes: a page of memory that says in whose queue, and where in it, the event was recorded. */
+/* Events shared between processes: a page of shared memory stores the queue and the item of the event's last record. */
 #include "event.h"
 
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 #include "module.h"
 #include "op.h"
 
-/* Of a kernel whose launches differ: as many from each octave, evenly within it. */
+/* Draws the duration of a launch: each octave of the range is equally likely, evenly distributed within. */
 static uint64_t draw(const struct kernel_cost *cost)
 {
     static __thread uint64_t state;
@@ -27,7 +27,7 @@ CUresult launch_submit(CUstream stream, CUfunction function, const unsigned grid
     if (need == 0 || need > sms)
         need = function->declared ? sms : blocks < sms ? (unsigned)blocks : sms;
     uint64_t ns = function->cost.most ? draw(&function->cost) : function->cost.ns;
-    if (stream->green && need > stream->green->sms) { /* on a part of the SMs it takes as much longer */
+    if (stream->green && need > stream->green->sms) { /* with fewer SMs the kernel takes proportionally longer */
         ns = ns >= SIM_COST_FOREVER ? ns : ns * need / stream->green->sms;
         need = stream->green->sms;
     }

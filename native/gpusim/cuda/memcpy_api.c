@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The entry points for copies. Each makes one 3D copy of its arguments; the synchronous ones wait where the host is
- * involved, as the driver does. First versions take 32-bit pointers and sizes.
+ * The entry points for copies. Each converts its arguments to one 3D copy. As in the real driver, synchronous calls
+ * wait if host memory is involved. The first versions take 32-bit pointers and sizes.
  */
 #include "op.h"
 
@@ -24,7 +24,7 @@ static CUresult issue3d(const CUDA_MEMCPY3D *copy, CUstream stream, bool wait)
     CUresult result = op_issue(stream, &op);
     if (result != CUDA_SUCCESS || !wait)
         return result;
-    /* Device to device the call returns at once. */
+    /* A copy from device to device returns at once. */
     if (copy->src_type != CU_MEMORYTYPE_HOST && copy->dst_type != CU_MEMORYTYPE_HOST &&
         copy->src_type != CU_MEMORYTYPE_UNIFIED && copy->dst_type != CU_MEMORYTYPE_UNIFIED)
         return CUDA_SUCCESS;
@@ -51,7 +51,7 @@ static CUresult linear(struct place to, struct place from, size_t bytes, CUstrea
 #define SYNC_PER_THREAD CU_STREAM_PER_THREAD, true
 #define ARGS(...) __VA_ARGS__
 
-/* name(parameters): a copy from one place to another, in the given stream. */
+/* Defines the entry point name(parameters), which copies from `from` to `to` in the given stream. */
 #define COPY(name, parameters, to, from, bytes, ...)     \
     EXPORT CUresult name(parameters)                     \
     {                                                    \
@@ -95,7 +95,7 @@ COPY(cuMemcpyDtoDAsync, ARGS(unsigned d, unsigned p, unsigned n, CUstream s), DE
 COPY(cuMemcpyHtoAAsync, ARGS(CUarray d, unsigned o, const void *p, unsigned n, CUstream s), ARRAY(d, o), HOST(p), n, LEGACY_STREAM(s), false)
 COPY(cuMemcpyAtoHAsync, ARGS(void *d, CUarray p, unsigned o, unsigned n, CUstream s), HOST(d), ARRAY(p, o), n, LEGACY_STREAM(s), false)
 
-/* Between devices: contexts only name the devices, addresses are unique anyway. */
+/* Defines a copy between devices. The contexts are not needed, because addresses are unique across devices. */
 #define PEER(name, parameters, ...)                                                        \
     EXPORT CUresult name(CUdeviceptr d, CUcontext dc, CUdeviceptr p, CUcontext pc, parameters) \
     {                                                                                      \

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Device memory: plain, pitched and managed allocations. Each is charged to the process before it gets an address. A
- * managed one is wholly on the GPU or wholly in host memory: there if the GPU was full, or if the program asked for it.
+ * managed block is wholly on the GPU or wholly in host memory, the latter if the GPU was full or the program asked for
+ * it.
  */
 #include "capture.h"
 #include "graph.h"
 #include "hostile.h"
 
 #define FREEABLE (1u << BLOCK_PLAIN | 1u << BLOCK_MANAGED)
-#define OWNED (FREEABLE | 1u << BLOCK_ARRAY) /* by a context, and gone with it */
+#define OWNED (FREEABLE | 1u << BLOCK_ARRAY) /* kinds that a context owns and frees at its end */
 #define LOW_ARENA_BYTES ((uint64_t)2 << 30)
 
 struct arena *memory_arena(CUdeviceptr pointer, int *device)
@@ -18,7 +19,7 @@ struct arena *memory_arena(CUdeviceptr pointer, int *device)
             *device = i;
             return driver.devices[i].arena;
         }
-    *device = -1; /* the low arena serves all devices: the owner tells which */
+    *device = -1; /* the low arena serves all devices: the block's owner has the device */
     return arena_contains(driver.low, pointer) ? driver.low : NULL;
 }
 
@@ -42,7 +43,8 @@ static CUresult allocate(struct arena *arena, CUcontext context, uint64_t bytes,
     struct block block;
     enum sim_kind charged = charged_as(kind);
     enum sim_status status = sim_charge(context->gpu, charged, bytes);
-    bool on_host = status == SIM_ERR_MEMORY && kind == BLOCK_MANAGED; /* no room on the GPU is no fault for it */
+    /* on a full GPU a managed block goes to host memory */
+    bool on_host = status == SIM_ERR_MEMORY && kind == BLOCK_MANAGED;
     if (status != SIM_OK && !on_host)
         return status_to_result(status);
     if (!arena || !arena_alloc(arena, bytes, kind, context, &block)) {
@@ -60,7 +62,8 @@ CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, C
 {
     ipc_free_deferred();
     CUresult result = allocate(device_of(context)->arena, context, bytes, kind, out);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && pools_trim(context->device, true)) /* what pools hold unused is there */
+    /* try again after unused pool memory was freed */
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && pools_trim(context->device, true))
         result = allocate(device_of(context)->arena, context, bytes, kind, out);
     return result;
 }
@@ -77,7 +80,7 @@ bool memory_free_owned(CUdeviceptr pointer, unsigned kinds)
     return true;
 }
 
-/* To the GPU it moves if it has room, else it stays where it is and the GPU reads it over the bus. */
+/* A block moves to the GPU only if the GPU has room; else it stays in host memory and the GPU reads it over the bus. */
 void memory_migrate(CUdeviceptr pointer, bool to_host)
 {
     struct block block;
@@ -89,7 +92,7 @@ void memory_migrate(CUdeviceptr pointer, bool to_host)
     if (!to_host && sim_charge(gpu, SIM_MANAGED, block.bytes) != SIM_OK)
         return;
     bool moved = arena_place(arena, pointer, to_host, &block);
-    if (to_host == moved) /* it left the GPU, or another thread brought it there first */
+    if (to_host == moved) /* the block left the GPU, or another thread moved it to the GPU first */
         sim_uncharge(gpu, SIM_MANAGED, block.bytes);
 }
 
@@ -104,7 +107,7 @@ CUresult memory_free(CUdeviceptr pointer)
         return CUDA_SUCCESS;
     struct arena *arena = memory_arena(pointer, &device);
     REQUIRE(arena, CUDA_ERROR_INVALID_VALUE);
-    /* Memory of cuMemAllocAsync may be freed here too. */
+    /* This call may also free memory of cuMemAllocAsync. */
     if (arena_find(arena, pointer, &block) && block.base == pointer && block.kind == BLOCK_POOL)
         return pool_free(pointer, &block);
     if (graph_memory_unuse(pointer))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The entry points for memsets: element sizes 1, 2, 4; linear or 2D; at once or in a stream. None waits. */
+/* The entry points for memsets: element sizes 1, 2, 4; linear or 2D; with or without a stream. None waits. */
 #include "op.h"
 
 static CUresult fill(CUdeviceptr dst, size_t pitch, unsigned value, unsigned element, size_t width, size_t height,
@@ -36,7 +36,7 @@ FAMILY(8, unsigned char)
 FAMILY(16, unsigned short)
 FAMILY(32, unsigned)
 
-/* First versions: 32-bit pointers and sizes. */
+/* Defines the first versions, with 32-bit pointers and sizes. */
 #define OLD(bits, type)                                                                                     \
     EXPORT CUresult cuMemsetD##bits(unsigned d, type v, unsigned n)                                         \
     {                                                                                                       \

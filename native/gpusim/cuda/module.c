@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules: loading an image into a context, what it costs there, and its functions and globals. */
+/* Modules: loading of an image into a context, its memory there, its functions and global variables. */
 #include "module.h"
 
 #include "capture.h"
@@ -24,8 +24,10 @@ struct CUmod_st {
     struct image image;
     CUfunction functions;
     struct global *globals;
-    uint64_t charged, due; /* due: code that the first function brings, where loading is lazy */
-    uint64_t due_ns;       /* … and how long that takes */
+    /* due: bytes of code that the first function loads, with lazy loading. */
+    uint64_t charged, due;
+    /* Time that this load takes. */
+    uint64_t due_ns;
     CUmodule next;
 };
 
@@ -43,7 +45,7 @@ static CUresult function_new(CUmodule module, const char *name, const struct ima
     *function = (struct CUfunc_st){.magic = FUNCTION_MAGIC, .module = module, .name = copy, .next = module->functions,
                                    .cost = entry ? entry->cost : (struct kernel_cost){.ns = 10000},
                                    .declared = entry && entry->declared, .block = {1, 1, 1},
-                                   /* CUfunction_attribute: threads, …, registers, PTX and binary version, …, dynamic shared */
+                                   /* values of CUfunction_attribute 0 to 9 */
                                    .attributes = {1024, 0, 0, 0, 32, capability, capability, 0, 49152, -1}};
     module->functions = function;
     *out = function;
@@ -100,8 +102,8 @@ static bool lazy(void)
     return mode && strcmp(mode, "LAZY") == 0;
 }
 
-/* The first use of code that is loaded lazily. The driver waits for the context's work then, and so does, where the context
- * has a lock, everybody else. */
+/* Loads code at its first use, with lazy loading. The driver waits for the context's work meanwhile; with the behaviour
+ * context-lock all other calls on the context wait too. */
 static CUresult load_late(CUmodule module)
 {
     CUcontext context = module->context;
@@ -115,7 +117,7 @@ static CUresult load_late(CUmodule module)
     return result;
 }
 
-/* Module's context locked. */
+/* Loads the module's code. The module's context is locked. */
 static CUresult load_code(CUmodule module)
 {
     if (!module->due)
@@ -193,7 +195,7 @@ EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
     return load(module, image);
 }
 
-/* JIT options have nothing to act on. */
+/* Ignores the JIT options, because no code is compiled. */
 EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values)
 {
     (void)options;
@@ -229,7 +231,7 @@ EXPORT CUresult cuModuleUnload(CUmodule module)
     ENTER();
     REQUIRE(valid(module), CUDA_ERROR_INVALID_HANDLE);
     CUcontext context = module->context;
-    CUresult result = context_wait(context); /* its kernels may still be queued */
+    CUresult result = context_wait(context); /* kernels of the module may still be queued */
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&context->mutex);

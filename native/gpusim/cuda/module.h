@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules and functions, for module.c, library.c and launch.c. */
+/* Types of modules and functions, for module.c, function.c and launch.c. */
 #ifndef GPUSIM_MODULE_H
 #define GPUSIM_MODULE_H
 
@@ -16,14 +16,14 @@ struct CUfunc_st {
     struct kernel_cost cost;
     bool declared;
     int attributes[FUNCTION_ATTRIBUTES];
-    unsigned block[3], shared; /* of the old launch calls */
+    unsigned block[3], shared; /* parameters of the old launch calls */
     CUfunction next;
 };
 
-/* What an image says: image.c. */
+/* Parsed content of an image: image.c. */
 struct image_entry {
     char *name;
-    uint64_t bytes; /* of a global; 0: a kernel */
+    uint64_t bytes; /* size of a global variable; 0 for a kernel */
     bool managed;
     struct kernel_cost cost;
     bool declared;
@@ -33,11 +33,13 @@ struct image_entry {
 struct image {
     struct image_entry *entries;
     uint64_t code_bytes;
-    uint64_t load_ns; /* how long its code takes to load */
-    bool any_name; /* machine code: every name is taken for a kernel's */
+    /* Time in ns that the code takes to load. */
+    uint64_t load_ns;
+    /* True for machine code, in which every name counts as a kernel. */
+    bool any_name;
 };
 
-/* The variable of that name; `managed`: only if it is one of unified memory. */
+/* Finds the global variable of that name; with `managed` only a variable in unified memory. */
 CUresult module_global(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name, bool managed);
 
 CUresult image_parse(const void *data, struct image *out);

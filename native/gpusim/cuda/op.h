@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One operation of a stream, in a form that can be run now, captured into a graph, or kept as a graph node. All copies
- * are 3D copies, all memsets 2D ones.
+ * One operation of a stream, in a form that can be run now, captured into a graph, or stored as a graph node. All
+ * copies are 3D copies, all memsets are 2D.
  *
- * Bytes move when the operation is issued, time passes in the queue: kernels compute nothing here, so the program cannot
- * see a difference except by reading a buffer before it has waited for the copy into it.
+ * Bytes move when the operation is issued, but its time passes in the queue. Kernels compute nothing, so a program sees
+ * a difference only if it reads a buffer before it has waited for the copy into the buffer.
  */
 #ifndef GPUSIM_OP_H
 #define GPUSIM_OP_H
 
 #include "driver.h"
 
-enum op_kind { /* the first ones are CUgraphNodeType */
+enum op_kind { /* the first values are those of CUgraphNodeType */
     OP_KERNEL = 0,
     OP_COPY = 1,
     OP_SET = 2,
@@ -43,10 +43,12 @@ struct op {
     } as;
 };
 
-/* op.c */
-CUresult op_check(CUcontext context, const struct op *op); /* arguments only */
-CUresult op_run(CUstream stream, const struct op *op);     /* now */
-CUresult op_issue(CUstream handle, const struct op *op);   /* now, or into the graph being captured; resolves the handle */
+/* op.c: checks the operation's arguments */
+CUresult op_check(CUcontext context, const struct op *op);
+/* Runs the operation now. */
+CUresult op_run(CUstream stream, const struct op *op);
+/* Runs the operation or, in a capture, adds it to the graph; resolves the stream's handle. */
+CUresult op_issue(CUstream handle, const struct op *op);
 
 /* copy.c */
 CUresult copy_check(const CUDA_MEMCPY3D *copy);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is known about an address, and advice about managed memory. */
+/* Attributes of addresses, and advice about managed memory. */
 #include "op.h"
 
 #include <string.h>
@@ -30,7 +30,7 @@ struct facts {
     int device;
     uintptr_t base;
     size_t bytes;
-    struct block block; /* kind 0 where it is no arena block */
+    struct block block; /* kind 0 if the address is in no arena block */
     CUcontext context;
 };
 
@@ -97,7 +97,7 @@ EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr poin
     return answer(out, attribute, pointer, &f);
 }
 
-/* For an address that is not the driver's, success with zeros: that is how callers find out. */
+/* For an address unknown to the driver it returns success and zeros, by which callers recognize such an address. */
 EXPORT CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **out, CUdeviceptr pointer)
 {
     ENTER();
@@ -126,8 +126,8 @@ EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdevice
 }
 
 /*
- * ---- managed memory: whole blocks move, to where they are prefetched or would rather be. Advice on a part is advice on all
- * of it; nothing moves unasked, and the GPU reads over the bus what lies in host memory.
+ * ---- managed memory: a prefetch or a preferred location moves whole blocks. Advice for a part of a block applies to
+ * the whole block. No block moves by itself; the GPU reads a block in host memory over the bus.
  */
 #define ADVISE_PREFERRED_LOCATION 3
 #define LOCATION_DEVICE 1

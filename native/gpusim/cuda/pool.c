@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory pools and stream-ordered allocation. A pool holds ("reserves") physical memory in units of 2 MiB and hands it
- * out; what is freed stays reserved until a synchronisation finds more of it than the release threshold.
+ * Memory pools and stream-ordered allocation. A pool reserves physical memory in units of 2 MiB and allocates from it.
+ * Freed memory stays reserved until a synchronization finds more of it than the release threshold.
  *
- * A block that is freed in a stream can be handed out again at once: no kernel computes here, so nothing can be overtaken.
+ * A block freed in a stream can be allocated again at once: simulated kernels do not access memory, so no kernel can
+ * still use it.
  */
 #include "graph.h"
 
@@ -18,12 +19,17 @@ struct CUmemPool_st {
     int device;
     pthread_mutex_t mutex;
     uint64_t threshold, reserved, used, reserved_high, used_high;
-    uint64_t most; /* that it may reserve; 0: what the device has */
-    int reuse[3]; /* the three reuse policies: kept, without effect */
-    uint64_t access; /* devices */
+    /* Maximum reserved bytes; 0: the device's total memory. */
+    uint64_t most;
+    /* The three reuse policies, stored without effect. */
+    int reuse[3];
+    /* Bitmap of devices that may access the pool. */
+    uint64_t access;
     int handle_types;
-    int shared;      /* index + 1 of its shareable handle, 0: none */
-    void *hold;      /* of an import: another process's pool, charged there */
+    /* Index + 1 of the pool's shareable handle, or 0. */
+    int shared;
+    /* For an imported pool: the import reference. Another process is charged for it. */
+    void *hold;
     CUmemoryPool next;
 };
 
@@ -64,7 +70,7 @@ static bool valid(CUmemoryPool pool)
     return pool && pool->magic == POOL_MAGIC;
 }
 
-/* Pool's mutex held. */
+/* Accounts a change of reserved bytes. Pool's mutex held. */
 static void reserved(CUmemoryPool pool, uint64_t bytes)
 {
     pool->reserved = bytes;
@@ -72,7 +78,7 @@ static void reserved(CUmemoryPool pool, uint64_t bytes)
         sim_shared_resize(pool->shared - 1, bytes);
 }
 
-/* Pool's mutex held. */
+/* Frees unused reserved memory above `keep`. Pool's mutex held. */
 static bool trim(CUmemoryPool pool, uint64_t keep)
 {
     uint64_t needed = (pool->used + UNIT - 1) / UNIT * UNIT, target = keep > needed ? keep : needed;
@@ -205,7 +211,7 @@ static CUresult free_async(CUdeviceptr pointer, CUstream handle)
         struct op op = {.kind = OP_FREE, .as.memory = {.pointer = pointer}};
         return capture_op(stream, &op);
     }
-    return memory_free(pointer); /* memory of cuMemAlloc may be freed here too */
+    return memory_free(pointer); /* this call may also free memory of cuMemAlloc */
 }
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream)
@@ -283,7 +289,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* What the pool holds outlives its maker while anybody has such a handle, or has imported it. Pointers are not handed on. */
+/* The pool's memory outlives this process while any process has the handle or an import of it. */
 EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool, int type, unsigned long long flags)
 {
     ENTER();
@@ -328,7 +334,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
     struct device *d = &driver.devices[pool->device];
     if (d->current_pool == pool)
         d->current_pool = d->default_pool;
-    /* Blocks that are still out live on; the record with them. Their memory goes back as they are freed. */
+    /* Allocated blocks stay valid, and so does the pool's record. Their memory is released when they are freed. */
     pthread_mutex_lock(&pool->mutex);
     pool->magic = 0;
     pool->threshold = 0;
@@ -354,7 +360,7 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
     return CUDA_SUCCESS;
 }
 
-/* CUmemPool_attribute: 1-3 reuse policies (int), 4 release threshold, 5-6 reserved now and at most, 7-8 used (64 bit). */
+/* CUmemPool_attribute: 1-3 reuse policies (int), 4 release threshold, 5-6 reserved now and highest, 7-8 used. */
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
     ENTER();
@@ -374,7 +380,8 @@ EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *va
     ENTER();
     REQUIRE(valid(pool) && value && attribute >= 1 && attribute <= 8, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(attribute != 5 && attribute != 7, CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(attribute < 5 || *(uint64_t *)value == 0, CUDA_ERROR_INVALID_VALUE); /* high marks can only be reset */
+    /* highest values can only be reset to 0 */
+    REQUIRE(attribute < 5 || *(uint64_t *)value == 0, CUDA_ERROR_INVALID_VALUE);
     pthread_mutex_lock(&pool->mutex);
     if (attribute <= 3)
         pool->reuse[attribute - 1] = *(int *)value;

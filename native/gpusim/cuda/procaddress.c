@@ -34,8 +34,10 @@ static CUresult lookup(const char *name, void **out, int version, uint64_t flags
         has_per_thread = has_per_thread || one->per_thread;
     for (; row && row < end && strcmp(row->name, name) == 0; row++)
         if (row->version <= version)
-            *(row->per_thread ? &per_thread : &legacy) = row; /* versions rise: the last that fits is the newest */
-    /* A name without a per-thread form has one form for both; one that has it only later has none before. */
+            /* rows are sorted by version: the last match is the newest */
+            *(row->per_thread ? &per_thread : &legacy) = row;
+    /* A name without any per-thread form uses the legacy form. If the per-thread form came with a later version, an
+     * older version has none. */
     const struct proc_address *best = flags == FLAG_PER_THREAD && has_per_thread ? per_thread : legacy;
     if (best) {
         *out = best->symbol;
@@ -54,7 +56,7 @@ EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int versio
 EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status)
 {
     CUresult result = lookup(symbol, function, version, flags, status);
-    return result == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : result; /* the pointer and *status say it */
+    return result == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : result; /* the pointer and *status report the missing name */
 }
 
 static CUresult table_slot(void)
@@ -62,8 +64,9 @@ static CUresult table_slot(void)
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* The tables behind the ids are private to the driver and NVIDIA's own runtime. Any id but that of private.h gets a table of the driver's shape
- * (its size in bytes, then functions), each of which answers NOT_SUPPORTED, so that a caller fails instead of crashing. */
+/* The tables are private to NVIDIA's driver and runtime. Any id but that of private.h gets a table in the driver's
+ * format (its size in bytes, then functions). Each function returns NOT_SUPPORTED, so that a caller fails and does not
+ * crash. */
 EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id)
 {
     enum { SLOTS = 64 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table behind cuGetProcAddress, written by generate.py; sorted by name, then legacy before per-thread, then version. */
+/* Table of cuGetProcAddress, written by generate.py. Sorted by name, then legacy before per-thread, then version. */
 #ifndef GPUSIM_PROCADDRESS_H
 #define GPUSIM_PROCADDRESS_H
 
@@ -7,7 +7,7 @@
 
 struct proc_address {
     const char *name;
-    int version; /* CUDA version from which on a caller gets this symbol */
+    int version; /* first CUDA version that gets this symbol */
     int per_thread;
     void *symbol;
 };

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams: handles, the two kinds of default stream, and the way of all work into the context's queue. */
+/* Streams: handles, the two kinds of default stream, and the submission of work to the context's queue. */
 #include "hostile.h"
 
 #include <stdlib.h>
 
 #define COPY_LATENCY_NS 2000u
-#define DEVICE_COPY_FACTOR 20u /* copies inside the GPU run that much faster than over the bus */
+#define DEVICE_COPY_FACTOR 20u /* speed of copies inside the GPU relative to the bus */
 #define CACHED 8
 
-/* The calling thread's own default streams, one a context. */
+/* The calling thread's per-thread default streams, one for each context. */
 static __thread struct {
     uint64_t context_id;
     CUstream stream;
@@ -40,7 +40,7 @@ CUstream stream_of(CUcontext context, CUcontext green, unsigned flags, int prior
     return stream;
 }
 
-/* The green context that is current, of this home; NULL: none. */
+/* Returns the current green context of this primary context, or NULL. */
 static CUcontext green_current(CUcontext home)
 {
     CUcontext current = context_current();
@@ -107,7 +107,7 @@ CUresult stream_wait(CUstream stream)
     CUcontext context = stream->context;
     uint64_t last = atomic_load(&stream->last);
     if (stream == &context->legacy) {
-        /* The legacy stream is behind all blocking streams: a mark in it is done when they are. */
+        /* The legacy stream waits for all blocking streams: an event in it is done when they are done. */
         struct sim_work mark = {.kind = SIM_WORK_MARK};
         if (atomic_load(&context->last) <= atomic_load(&context->waited)) {
             pools_trim_if_due(context->device);
@@ -154,7 +154,7 @@ uint64_t copy_cost(uint64_t bytes, bool over_bus)
 
 void streams_destroy(CUcontext context)
 {
-    /* Handles stay readable: a program that uses one of a destroyed context gets an error, not a crash. */
+    /* Stale handles stay readable: a program that uses a stream of a destroyed context gets an error, not a crash. */
     for (CUstream stream = context->streams; stream; stream = stream->next)
         stream->magic = 0;
     context->streams = NULL;
@@ -189,7 +189,7 @@ static CUresult destroy(CUstream stream)
             CUDA_ERROR_INVALID_HANDLE);
     CUcontext context = stream->context;
     REQUIRE(stream != &context->legacy, CUDA_ERROR_INVALID_HANDLE);
-    CUresult result = capture_check(stream); /* the capture would keep the handle */
+    CUresult result = capture_check(stream); /* the capture still refers to the handle */
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&context->mutex);
@@ -200,7 +200,7 @@ static CUresult destroy(CUstream stream)
         *link = stream->next;
     stream->magic = 0;
     pthread_mutex_unlock(&context->mutex);
-    free(stream); /* queued work goes on: the engine knows the stream by its number */
+    free(stream); /* queued work continues: the engine identifies the stream by its number */
     return CUDA_SUCCESS;
 }
 
@@ -302,7 +302,7 @@ GETTER(cuStreamGetFlags, unsigned, FIELD_FLAGS)
 GETTER(cuStreamGetPriority, int, FIELD_PRIORITY)
 GETTER(cuStreamGetId, unsigned long long, FIELD_ID)
 
-/* Managed memory is visible everywhere at all times here; the call only checks its arguments. */
+/* Only checks its arguments: in the simulation managed memory is always visible everywhere. */
 static CUresult attach(CUstream handle, CUdeviceptr pointer, unsigned flags)
 {
     ENTER_CONTEXT(context);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Virtual memory management: physical handles, reserved addresses, mappings. Physical memory lives as long as a handle
- * or a mapping refers to it, and is charged to the process and device that made it.
+ * or a mapping refers to it, and is charged to the creating process and device.
  */
 #include "vmm.h"
 
@@ -13,9 +13,9 @@
 struct mapping {
     CUdeviceptr base;
     size_t bytes, offset;
-    struct physical *physical; /* NULL: adopted, memory of another process */
+    struct physical *physical; /* NULL for memory of another process */
     int device, access;
-    struct mapping *next; /* by address */
+    struct mapping *next; /* list sorted by address */
 };
 
 struct reservation {
@@ -38,7 +38,7 @@ static bool physical_valid(const struct physical *physical)
     return physical && physical->magic == PHYSICAL_MAGIC && physical->handles > 0;
 }
 
-/* Mutex held. */
+/* Frees physical memory without handles and mappings. Mutex held. */
 static void drop(struct physical *physical)
 {
     if (physical->handles || physical->mapped)
@@ -46,7 +46,7 @@ static void drop(struct physical *physical)
     if (physical->imported) {
         close(physical->fd);
         sim_shared_drop(physical->hold);
-    } else if (!physical->shared || !sim_shared_release(physical->shared - 1)) { /* else its place stays taken */
+    } else if (!physical->shared || !sim_shared_release(physical->shared - 1)) { /* else other processes keep it */
         struct block block;
         arena_touch(driver.devices[physical->device].arena, physical->base);
         arena_free(driver.devices[physical->device].arena, physical->base, 1u << BLOCK_BACKING, &block);
@@ -68,7 +68,7 @@ CUresult vmm_import(int device, int fd, const struct sim_shared *shared, void *h
     return CUDA_SUCCESS;
 }
 
-/* The device whose memory is meant, -1 for memory of the host, -2: there is no such place. A node of the host may be a GPU's. */
+/* Returns the device of the location, -1 for host memory, -2 for an unknown one. A NUMA node may be a GPU's memory. */
 static int place(const CUmemLocation *location)
 {
     if (location->type == 1)
@@ -90,7 +90,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     bool host = device == -1;
     REQUIRE(device != -2, CUDA_ERROR_INVALID_DEVICE);
     REQUIRE(!host || (sim_state()->cuda_version >= 12020 && !prop->handle_types), CUDA_ERROR_INVALID_VALUE);
-    device = host ? 0 : device; /* whose addresses it gets */
+    device = host ? 0 : device; /* host memory uses addresses of device 0 */
     int gpu = driver.devices[device].gpu;
     struct arena *arena = device_arena(device);
     struct physical *physical = calloc(1, sizeof *physical);
@@ -160,7 +160,7 @@ EXPORT CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t a
     return CUDA_SUCCESS;
 }
 
-/* The first mapping that ends behind address. Mutex held. */
+/* Returns the first mapping that ends above address. Mutex held. */
 static struct mapping **first_behind(CUdeviceptr address)
 {
     struct mapping **link = &mappings;
@@ -234,7 +234,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
     return result;
 }
 
-/* Do whole mappings cover exactly [pointer, pointer + bytes)? Mutex held. */
+/* True if whole mappings cover exactly [pointer, pointer + bytes). Mutex held. */
 static bool exactly(CUdeviceptr pointer, size_t bytes, bool partly)
 {
     const struct mapping *mapping = *first_behind(pointer);
@@ -285,7 +285,7 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAcc
     bool good = exactly(pointer, bytes, true);
     for (struct mapping *m = *first_behind(pointer); good && m && m->base < pointer + bytes; m = m->next)
         m->access = flags;
-    /* The bytes stay writable for the driver's own copies; who may access them is checked, not faulted. */
+    /* The bytes stay writable for the driver's copies; copies check the device's access rights themselves. */
     good = good && mprotect((void *)(uintptr_t)pointer, bytes, flags ? PROT_READ | PROT_WRITE : PROT_NONE) == 0;
     pthread_mutex_unlock(&mutex);
     return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -356,7 +356,7 @@ bool vmm_find(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes, int *device
         found = true;
     }
     found = found && pointer - *base < *bytes;
-    /* … and what follows without a gap. */
+    /* Add the following mappings without a gap. */
     for (const struct mapping *m = found ? *first_behind(*base + *bytes) : NULL;
          m && m->access && m->base == *base + *bytes; m = m->next)
         *bytes += m->bytes;

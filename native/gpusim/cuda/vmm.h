@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A physical handle, for vmm.c and ipc.c. */
+/* The type of a physical allocation, for vmm.c and ipc.c. */
 #ifndef GPUSIM_VMM_H
 #define GPUSIM_VMM_H
 
@@ -12,28 +12,38 @@ struct physical {
     uint32_t magic;
     int device;
     size_t bytes;
-    unsigned handles, mapped; /* who keeps it alive */
-    uintptr_t base;           /* in the arena; 0 where imported */
-    int fd;                   /* the memory file … */
-    uint64_t offset;          /* … and where in it */
-    bool imported;            /* another process's, charged there */
-    bool host;                /* in host memory, charged nowhere */
-    int shared;               /* index + 1 of its shareable handle, 0: none */
-    void *hold;               /* of an import */
+    /* Numbers of handles and mappings that keep the memory alive. */
+    unsigned handles, mapped;
+    /* Address in the arena; 0 for imported memory. */
+    uintptr_t base;
+    /* Memory file. */
+    int fd;
+    /* Offset in the memory file. */
+    uint64_t offset;
+    /* True for memory of another process, which is charged for it. */
+    bool imported;
+    /* True for host memory, which is not charged. */
+    bool host;
+    /* Index + 1 of the shareable handle, or 0. */
+    int shared;
+    /* Import reference of imported memory. */
+    void *hold;
     CUmemAllocationProp prop;
 };
 
-/* A handle on another process's memory; takes fd and hold over. */
+/* Creates a handle for another process's memory; takes ownership of fd and hold. */
 CUresult vmm_import(int device, int fd, const struct sim_shared *shared, void *hold, CUmemGenericAllocationHandle *out);
 
-/* One more or one less who keeps it alive: a tile, a multicast object. NULL: no such handle, nothing mapped there. */
+/* Add and remove a reference of a tile or a multicast object. Return NULL for an unknown handle or address. */
 struct physical *vmm_take(CUmemGenericAllocationHandle handle);
 struct physical *vmm_take_at(CUdeviceptr pointer);
 void vmm_let_go(struct physical *physical);
 
 /* bind.c */
-void bindings_end(const void *to);                              /* the array or object is gone */
-bool multicast_release(CUmemGenericAllocationHandle handle);    /* false: not a multicast object */
+/* Removes all bindings of a destroyed array or multicast object. */
+void bindings_end(const void *to);
+/* Returns false if the handle is no multicast object. */
+bool multicast_release(CUmemGenericAllocationHandle handle);
 
 /* array.c */
 bool array_sparse(const void *array);

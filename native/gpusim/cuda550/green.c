@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Green contexts (CUDA 12.4): a part of the SMs of a device, over its primary context. All but streams belongs to that one.
- * What CUDA 12.4 has of events and waits of green contexts answers NOT_SUPPORTED.
+ * Green contexts (CUDA 12.4): a part of a device's SMs with the device's primary context, which owns everything but the
+ * streams. CUDA 12.4's functions for events and waits of green contexts return NOT_SUPPORTED.
  */
 #include "driver.h"
 
@@ -23,7 +23,7 @@ typedef struct {
 } CUdevResource;
 _Static_assert(sizeof(CUdevResource) == 144, "CUdevResource_v1");
 
-/* Kept in `internal`. */
+/* Content of the resource's field `internal`. */
 struct part {
     int device;
     unsigned sms;
@@ -39,7 +39,7 @@ typedef struct CUgreenCtx_st {
     CUcontext context;
 } *CUgreenCtx;
 
-/* SMs come in groups: two of Pascal to Ampere, eight from Hopper on. */
+/* Returns the number of SMs of a group: two from Pascal to Ampere, eight from Hopper on. */
 static unsigned group(int device)
 {
     return sim_state()->gpus[driver.devices[device].gpu].cc_major >= 9 ? 8 : 2;
@@ -100,7 +100,7 @@ EXPORT CUresult cuDevResourceGenerateDesc(struct desc **out, CUdevResource *reso
 {
     ENTER();
     REQUIRE(out && resources && count, CUDA_ERROR_INVALID_VALUE);
-    struct desc *desc = calloc(1, sizeof *desc); /* the program has no call to give it back */
+    struct desc *desc = calloc(1, sizeof *desc); /* never freed: CUDA has no call to free it */
     REQUIRE(desc, CUDA_ERROR_OUT_OF_MEMORY);
     desc->magic = DESC_MAGIC;
     for (unsigned i = 0; i < count; i++) {
@@ -161,7 +161,7 @@ static bool valid(CUgreenCtx green)
     return green && green->magic == GREEN_MAGIC;
 }
 
-/* The record stays: a stale handle must be refused. */
+/* The record stays, so that a stale handle can be refused. */
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
     ENTER();

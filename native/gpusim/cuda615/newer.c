@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a driver of CUDA 13.5 has beyond that of 12.4: captures that begin by another name, and newer forms of known functions.
- * Work captured "to CIG" would run with a graphics program's commands; there is none here, so it is forgotten at the end.
+ * Functions that CUDA 13.5's driver adds to 12.4's: new calls that begin a capture, and newer forms of known functions.
+ * Work captured "to CIG" would run with a graphics program's commands. Graphics is not simulated, so the work is
+ * dropped.
  */
 #include "capture.h"
 #include "graph.h"
@@ -25,7 +26,7 @@ static CUresult cig_end(CUstream stream)
     return result;
 }
 
-/* A parameter that differs is what the callback is asked about; here all of them are taken. */
+/* The driver asks this callback about each changed parameter; the simulation accepts all changes without a call. */
 typedef CUresult (*recapture_callback)(void *, CUgraphNode, const void *, const void *, int);
 
 static CUresult recapture_begin(CUstream stream, int mode, CUgraph graph)
@@ -78,7 +79,7 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t place, C
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t place, CUdeviceptr pointer, size_t bytes,
                              unsigned long long flags);
 
-/* Edges with data are what programmatic launches need; nothing here waits for a part of a kernel. */
+/* Edge data serves programmatic launches. The simulation has no wait for a part of a kernel, so it ignores the data. */
 EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, nodes on, const void *edges, size_t count, struct node_params *p)
 {
     REQUIRE(!edges, CUDA_ERROR_NOT_SUPPORTED);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Accounting: what each process that ever held the GPU took, kept after its end while accounting mode is on. */
+/* Accounting: usage of each process that had a context on the GPU, stored after its end while accounting mode is on. */
 #include "nvml_internal.h"
 
 #include <string.h>
@@ -37,11 +37,11 @@ NVML_API nvmlReturn_t nvmlDeviceSetAccountingMode(nvmlDevice_t device, unsigned 
 
 NVML_GETTER(nvmlDeviceGetAccountingBufferSize, unsigned, open_accounting(device, &target), true, BUFFER_SIZE)
 
-/* What is known of a process; the ended one counts only if no process of that pid lives. */
+/* Record of a living or ended process. An ended one is used only if no living process has its pid. */
 struct record {
     struct sim_usage use;
     unsigned pid;
-    uint64_t end; /* 0: it runs */
+    uint64_t end; /* 0 while the process runs */
 };
 
 static bool take(struct record *record, unsigned pid, const struct sim_usage *use, uint64_t end)
@@ -52,7 +52,7 @@ static bool take(struct record *record, unsigned pid, const struct sim_usage *us
     return true;
 }
 
-/* Calls until visit answers true; live processes first, then ended ones, newest first. Lock held. */
+/* Calls visit for living processes, then for ended ones, newest first, until visit returns true. Lock held. */
 static bool each(const struct nvml_target *target, bool (*visit)(const struct record *, void *), void *argument)
 {
     const struct sim_state *state = sim_state();
@@ -114,7 +114,7 @@ static bool match(const struct record *record, void *argument)
     return true;
 }
 
-/* time is 0 while the process runs, in milliseconds afterwards; utilisation is the average over its life. */
+/* The field time is 0 while the process runs, then in milliseconds. Utilization is the average over its life. */
 NVML_API nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned pid, nvmlAccountingStats_t *stats)
 {
     struct nvml_target target;

@@ -10,9 +10,12 @@
 
 struct nvml_event_set {
     pthread_mutex_t mutex;
-    unsigned long long types[NVML_MAX_GPUS]; /* by GPU number */
-    uint64_t since[NVML_MAX_GPUS];           /* number of the last event before the GPU was registered */
-    uint64_t seen;                           /* number of the last event looked at */
+    /* Registered event types by GPU number. */
+    unsigned long long types[NVML_MAX_GPUS];
+    /* Number of the last event before the GPU's registration. */
+    uint64_t since[NVML_MAX_GPUS];
+    /* Number of the last event that this set has checked. */
+    uint64_t seen;
 };
 
 NVML_API nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
@@ -75,11 +78,11 @@ static unsigned long long type_of(const struct sim_event *event)
     return 0;
 }
 
-/* The next event for this set; events older than the ring are lost, as in a driver. Both locks held. */
+/* Finds the next event of this set. Events that left the ring are lost, as in a driver. Both locks held. */
 static bool next_event(struct nvml_event_set *set, struct sim_event *found)
 {
     const struct sim_state *state = sim_state();
-    if (set->seen > state->event_count) /* the host was reset */
+    if (set->seen > state->event_count) /* the host's state was reset and numbers start again */
         set->seen = 0;
     if (state->event_count - set->seen > SIM_EVENTS)
         set->seen = state->event_count - SIM_EVENTS;
@@ -106,7 +109,7 @@ static nvmlReturn_t wait_for(nvmlEventSet_t set, struct sim_event *event, unsign
         pthread_mutex_unlock(&set->mutex);
         if (found)
             return NVML_SUCCESS;
-        /* An event that is not for this set restarts the time-out: events are rare, and only the host's time counts. */
+        /* Another set's event restarts the time-out. This is acceptable, because events are rare. */
         sim_event_wait(before, timeout_ms);
         if (atomic_load(&state->event_seq) == before)
             return NVML_ERROR_TIMEOUT;

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The private table behind nvmlInternalGetExportTable, through which nvidia-smi reaches what NVML does not publish.
+ * The private table of nvmlInternalGetExportTable, through which nvidia-smi calls unpublished functions of NVML.
  *
  * Word 0 is the size of the table in bytes, then come function pointers. The slots below were measured by running
  * nvidia-smi on a library that logs every call: 535.261.03 and 550.163.01 agree on all of them, and so does 580.65.06 on
- * those marked *. Every other slot answers NOT_SUPPORTED without touching an argument, and nvidia-smi then prints N/A.
+ * those marked *. Every other slot returns NOT_SUPPORTED and uses no argument; nvidia-smi then prints N/A.
  *
- *   20          is this the primary GPU of the console? (handle, &answer)
+ *   20          whether this is the console's primary GPU (handle, &answer)
  *   23          how two GPUs are linked (PCI address, PCI address, &link): 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS, 5… NVLinks
  *   26 *        housekeeping, called often; must succeed
  *   108         the public nvmlDeviceGetEnforcedPowerLimit
- *   72          does dmon and pmon know this GPU? (handle, &answer)
+ *   72          whether dmon and pmon support this GPU (handle, &answer)
  *   81 *        handle by index (index, &handle)
  *   168         reset these GPUs (count, handles)
- *   169         state of the fabric; success with nothing written: none
- *   182, 183    gather the GPUs that must be reset together; success with nothing written: those that were named
+ *   169         state of the fabric; success without output means no fabric
+ *   182, 183    gather the GPUs that must be reset together; success without output means only the named GPUs
  *   192, 193    set and get compute policies; policy 0 is the time slice
  *   213-215 *   processes: compute, MPS, graphics (handle, &count, entries)
  *
- * On a branch that nobody measured only 26 and 81 are filled: its process box stays empty, because a wrong layout would
- * print wrong processes, or crash. To measure a new one see README.md, "A new nvidia-smi".
+ * On an unmeasured branch only 26 and 81 are filled: nvidia-smi shows no processes, because a wrong layout would show
+ * wrong processes or crash. README.md, "A new nvidia-smi", describes how to measure a branch.
  */
 #include "nvml_internal.h"
 
@@ -27,13 +27,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TABLE_SLOTS 400 /* more than any known table has, so that an unknown build finds its slots within bounds */
+#define TABLE_SLOTS 400 /* more than in any known table, so that an unknown build reads its slots within bounds */
 
 static const unsigned char table_id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                            0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
 
-/* size: of the table in the driver's own library of that branch (580's was not seen, it gets all);
- * complete: those without a star were seen there too */
+/* size: bytes of the table in that branch's real library (580's is unknown and gets all slots).
+ * complete: the slots without a star were measured too. */
 static const struct branch {
     const char *prefix;
     unsigned size;
@@ -52,7 +52,7 @@ _Static_assert(sizeof(struct smi_process) == 4128, "nvidia-smi steps through the
 _Static_assert(offsetof(struct smi_process, name) == 32, "nvidia-smi reads the name at 32");
 
 struct smi_policy {
-    unsigned kind; /* 0: time slice */
+    unsigned kind; /* kind of policy; 0: time slice */
     unsigned value;
 };
 
@@ -78,7 +78,7 @@ static nvmlReturn_t slot_primary(nvmlDevice_t device, unsigned *answer)
     return NVML_SUCCESS;
 }
 
-/* All GPUs hang on the host's one bridge, as nvmlDeviceGetTopologyCommonAncestor says too. */
+/* All GPUs are at the host's only bridge, as in nvmlDeviceGetTopologyCommonAncestor. */
 static nvmlReturn_t slot_link(const char *first, const char *second, unsigned *link)
 {
     NVML_NEED(first != NULL && second != NULL && link != NULL);
@@ -150,7 +150,7 @@ static nvmlReturn_t slot_get_policies(nvmlDevice_t device, struct smi_policies *
     return NVML_SUCCESS;
 }
 
-/* One function for each empty slot, so that a trace can tell them apart: the macros write 400 of them. */
+/* Each empty slot has its own function, so that a trace shows the slot's number; the macros write 400 functions. */
 static nvmlReturn_t empty_slot(unsigned number)
 {
     nvml_trace("slot %u", number);
@@ -208,7 +208,7 @@ NVML_API nvmlReturn_t nvmlInternalGetExportTable(const void **answer, const void
     if (memcmp(id, table_id, sizeof table_id) != 0)
         return NVML_ERROR_INVALID_ARGUMENT;
     NVML_TRY(nvml_status(sim_attach(SIM_ROLE_NVML)));
-    static pthread_once_t filled = PTHREAD_ONCE_INIT; /* the driver's version never changes under a running host */
+    static pthread_once_t filled = PTHREAD_ONCE_INIT; /* the driver's version never changes while the host runs */
     pthread_once(&filled, fill);
     *answer = table;
     return NVML_SUCCESS;

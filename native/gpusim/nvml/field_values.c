@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nvmlDeviceGetFieldValues: one call for many figures, each with a return code of its own. */
+/* nvmlDeviceGetFieldValues: one call for many figures, each with its own return code. */
 #include "nvml_internal.h"
 
 #include <stdbool.h>
@@ -33,7 +33,7 @@ enum field {
     FIELD_POWER_REQUESTED = 192,
 };
 
-/* Since the host was made: idle power all the time, the rest for the time that kernels ran. */
+/* Returns the energy since the host's start: idle power all the time, the rest for the time that kernels ran. */
 unsigned long long nvml_energy_mj(const struct nvml_target *target)
 {
     sim_lock();
@@ -70,7 +70,7 @@ static nvmlReturn_t ecc_field(const struct nvml_target *target, unsigned field, 
     return result;
 }
 
-/* Scope 0 is the GPU, 1 the module with its processor, which these boards do not have. */
+/* Scope 0 is the GPU; scope 1 is a module of GPU and processor, which these boards are not. */
 static nvmlReturn_t power_field(const struct nvml_target *target, unsigned field, unsigned scope,
                                 unsigned long long *value)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which GPUs this process sees, and the ways from a name (index, UUID, serial, PCI address) to a handle and back. */
+/* The GPUs that this process sees, and conversion between names (index, UUID, serial, PCI address) and handles. */
 #include "nvml_internal.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@ static struct nvml_device mig_devices[NVML_MAX_GPUS][SIM_MAX_GI][SIM_MAX_CI];
 static int visible[NVML_MAX_GPUS]; /* GPU number by NVML index */
 static unsigned visible_count;
 
-/* As the driver does, the list is made once, at nvmlInit: a device node that appears later needs a new nvmlInit. */
+/* Lists the visible GPUs. As in the driver, only nvmlInit does so: a later device node needs a new nvmlInit. */
 void nvml_enumerate(void)
 {
     visible_count = 0;
@@ -56,7 +56,7 @@ static bool is_ours(const struct nvml_device *handle)
     return address >= mig && address < mig + sizeof mig_devices && (address - mig) % sizeof gpus[0] == 0;
 }
 
-/* A handle of a MIG device outlives the instance; what it names is looked up at each use. */
+/* Checks a handle and finds its device. A handle of a MIG device may outlive the instance, so each use looks it up. */
 nvmlReturn_t nvml_open(nvmlDevice_t handle, unsigned accepts, struct nvml_target *target)
 {
     NVML_TRY(nvml_enter());
@@ -96,7 +96,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetCount(unsigned *count)
     return nvmlDeviceGetCount_v2(count);
 }
 
-/* A GPU that has fallen off the bus is counted, but no handle is given out for it. */
+/* Returns a handle. A GPU that has fallen off the bus is counted but gets no handle. */
 static nvmlReturn_t give(int gpu, nvmlDevice_t *device)
 {
     sim_lock();
@@ -192,7 +192,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
         *index = (unsigned)nvml_index_of(target.number);
         return NVML_SUCCESS;
     }
-    unsigned position = 0; /* among the MIG devices of the parent */
+    unsigned position = 0; /* index among the MIG devices of the parent GPU */
     sim_lock();
     for (int gi = 0; gi <= target.gi; gi++)
         for (int ci = 0; target.gpu->gi[gi].used && ci < (gi == target.gi ? target.ci : SIM_MAX_CI); ci++)

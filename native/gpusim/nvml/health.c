@@ -25,7 +25,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *curren
 
 NVML_GETTER(nvmlDeviceGetDefaultEccMode, unsigned, open_ecc(device, &target), true, NVML_FEATURE_ENABLED)
 
-/* Takes effect at the next reset, as on hardware. */
+/* A new ECC mode takes effect at the next reset, as on hardware. */
 NVML_API nvmlReturn_t nvmlDeviceSetEccMode(nvmlDevice_t device, unsigned mode)
 {
     struct nvml_target target;
@@ -38,7 +38,7 @@ NVML_API nvmlReturn_t nvmlDeviceSetEccMode(nvmlDevice_t device, unsigned mode)
     return NVML_SUCCESS;
 }
 
-/* A MIG device has counters too; no error is ever laid to one. */
+/* A MIG device has counters too, but simulated errors never count for it. */
 static nvmlReturn_t open_counters(nvmlDevice_t device, struct nvml_target *target)
 {
     NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, target));
@@ -72,7 +72,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned 
     return NVML_SUCCESS;
 }
 
-/* Turing and later count by SRAM and DRAM; Volta by unit. */
+/* Turing and later generations count errors by SRAM and DRAM, Volta by unit. */
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned type, unsigned scope,
                                                       unsigned location, unsigned long long *count)
 {

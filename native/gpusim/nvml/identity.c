@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a GPU is: name, UUID, serial, PCI address, architecture, capability, board. Nothing here changes. */
+/* Constant properties of a GPU: name, UUID, serial, PCI address, architecture, capability, board. */
 #include "nvml_internal.h"
 
 #include <stdio.h>
@@ -46,7 +46,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigne
     return nvml_text(text, uuid, length);
 }
 
-/* Consumer boards have none. */
+/* Consumer boards have no serial number. */
 NVML_API nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned length)
 {
     struct nvml_target target;
@@ -111,8 +111,10 @@ NVML_API nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoEx
     pci->device = whole.device;
     pci->pciDeviceId = whole.pciDeviceId;
     pci->pciSubSystemId = whole.pciSubSystemId;
-    pci->baseClass = 3; /* display controller */
-    pci->subClass = 2;  /* 3D controller */
+    /* PCI class 3: display controller. */
+    pci->baseClass = 3;
+    /* PCI subclass 2: 3D controller. */
+    pci->subClass = 2;
     memcpy(pci->busId, whole.busId, sizeof pci->busId);
     return NVML_SUCCESS;
 }
@@ -164,7 +166,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetVbiosVersion(nvmlDevice_t device, char *versi
     return nvml_text(text, version, length);
 }
 
-/* "simulated" can never be taken for the part number of a real board. */
+/* Returns "simulated", which cannot be mistaken for a real part number. */
 NVML_API nvmlReturn_t nvmlDeviceGetBoardPartNumber(nvmlDevice_t device, char *number, unsigned length)
 {
     struct nvml_target target;
@@ -172,14 +174,14 @@ NVML_API nvmlReturn_t nvmlDeviceGetBoardPartNumber(nvmlDevice_t device, char *nu
     return nvml_text("simulated", number, length);
 }
 
-/* nvidia-smi warns of a corrupted infoROM unless this succeeds. */
+/* Succeeds, because nvidia-smi would else warn of a corrupted infoROM. */
 NVML_API nvmlReturn_t nvmlDeviceValidateInforom(nvmlDevice_t device)
 {
     struct nvml_target target;
     return nvml_open(device, NVML_WHOLE_GPU, &target);
 }
 
-/* One socket: every processor of the host is near every GPU. */
+/* The host has one socket, so every processor is near every GPU. */
 NVML_API nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned words, unsigned long *set)
 {
     struct nvml_target target;
@@ -210,7 +212,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned 
     return NVML_SUCCESS;
 }
 
-/* Two GPUs of a host meet at its bridge (PHB), no NVLink; one GPU with itself is INTERNAL. */
+/* Two GPUs of a host are connected by its bridge (PHB), without NVLink. A GPU and itself are INTERNAL. */
 NVML_API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t first, nvmlDevice_t second, unsigned *level)
 {
     struct nvml_target a, b;
@@ -231,7 +233,7 @@ NVML_API nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t first, nvmlDevice_t sec
     return NVML_SUCCESS;
 }
 
-/* GPUs of one generation reach each other over PCIe, others do not; libcuda answers the same. index: read, write, … */
+/* GPUs of one generation reach each other over PCIe, others do not, as in libcuda. index: read, write, … */
 NVML_API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t first, nvmlDevice_t second, unsigned index, unsigned *status)
 {
     enum { P2P_OK = 0, P2P_GPU_NOT_SUPPORTED = 2, CAPABILITIES = 6 };

@@ -23,7 +23,7 @@ void nvml_memory(const struct nvml_target *target, nvmlMemory_v2_t *memory)
     memory->free = taken < memory->total ? memory->total - taken : 0;
 }
 
-/* Where the memory of a GPU is a node of the host (Grace). */
+/* Returns the NUMA node that a GPU's memory forms on the host (Grace). */
 NVML_API nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned *node)
 {
     struct nvml_target target;
@@ -33,7 +33,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned *nod
     return *node ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* Version 1 has no word for what the driver itself holds and counts it as used. */
+/* Version 1 has no field for the driver's own memory and counts it as used. */
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     struct nvml_target target;
@@ -56,14 +56,14 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory
     return NVML_SUCCESS;
 }
 
-/* The driver maps a few MiB for itself, one more for each process with a context. */
+/* The driver maps a few MiB, and one more for each process with a context. */
 NVML_API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *bar1)
 {
     struct nvml_target target;
     NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, &target));
     NVML_NEED(bar1 != NULL);
     bar1->bar1Total = (unsigned long long)target.model->bar1_mib << 20;
-    if (target.gi >= 0) { /* an instance has as many eighths of it as it has memory slices */
+    if (target.gi >= 0) { /* an instance has one eighth of BAR1 for each of its memory slices */
         sim_lock();
         bar1->bar1Total = bar1->bar1Total / 8 * target.gpu->gi[target.gi].placement_size;
         sim_unlock();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compute instances: the compute slices of a GPU instance, given out whole or in parts; memory and engines are shared. */
+/* Compute instances: all or some compute slices of a GPU instance. They share its memory and engines. */
 #include "nvml_internal.h"
 
 #include <stdio.h>
@@ -7,13 +7,13 @@
 
 static struct nvml_compute_instance instances[NVML_MAX_GPUS][SIM_MAX_GI][SIM_MAX_CI];
 
-/* NVML_COMPUTE_INSTANCE_PROFILE_*: number, and id, of a profile of so many slices. */
+/* Number (NVML_COMPUTE_INSTANCE_PROFILE_*) and id of the profile for each number of slices. */
 static const struct {
     unsigned number, slices;
 } profiles[] = {{0, 1}, {1, 2}, {2, 3}, {3, 4}, {4, 7}};
 #define PROFILES (sizeof profiles / sizeof profiles[0])
 
-/* What an instance of `whole` slices can be cut into: itself, and every smaller size, except three out of four. */
+/* True if an instance of `whole` slices can have parts of `slices` slices: every size up to whole, except 3 of 4. */
 static bool allowed(unsigned whole, unsigned slices)
 {
     return slices <= whole && !(whole == 4 && slices == 3);
@@ -27,7 +27,8 @@ static unsigned slices_of(unsigned number)
     return 0;
 }
 
-/* A part has the SMs of its slices, the whole has all, which can be more than the sum (H100: 60 in a 3g, 16 a slice). */
+/* Returns the SMs. A part has the SMs of its slices. The whole has all SMs, which can be more (H100: 60 in a 3g, 16 a
+ * slice). */
 static unsigned sm_count(const struct sim_gpu *gpu, const struct sim_mig_profile *profile, unsigned slices)
 {
     unsigned per_slice = gpu->arch >= SIM_HOPPER ? 16 : 14;
@@ -109,7 +110,7 @@ static unsigned taken_slices(const struct sim_mig_gi *gi)
     return taken;
 }
 
-/* The lowest free start, -1 if there is none. */
+/* Returns the lowest free start, or -1. */
 static int free_start(unsigned taken, unsigned whole, unsigned slices)
 {
     for (unsigned start = 0; start + slices <= whole; start++)
@@ -166,7 +167,7 @@ static nvmlComputeInstance_t handle_of(const struct nvml_target *target, int ci)
     return instance;
 }
 
-/* The same GPU, instance and compute instance have the same UUID every time: 16 bytes of two FNV-1a hashes. */
+/* Derives the UUID from GPU, GPU instance and compute instance, equal in every run: 16 bytes of two FNV-1a hashes. */
 static void make_uuid(char uuid[SIM_UUID], const char *gpu, unsigned gi, unsigned ci)
 {
     char text[96];

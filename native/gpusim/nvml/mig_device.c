@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MIG devices: a compute instance, seen as a device of its own. */
+/* MIG devices: NVML devices that represent one compute instance each. */
 #include "nvml_internal.h"
 
 NVML_WORD(nvmlDeviceIsMigDeviceHandle, NVML_ANY_DEVICE, target.gi >= 0)

@@ -2,9 +2,9 @@
 /*
  * MIG mode and GPU instances.
  *
- * A GPU has eight memory slices; an instance takes a run of them, from one of the starts that its profile allows.
- * Instances never survive a change of mode. Changing the mode needs a GPU without clients: else it stays pending and
- * the activation status says IN_USE, as the driver does.
+ * A GPU has eight memory slices. An instance takes consecutive slices from one of the starts that its profile allows.
+ * A change of the MIG mode destroys all instances. It needs a GPU without clients: else the change stays pending and
+ * the activation status is IN_USE, as in the driver.
  */
 #include "nvml_internal.h"
 
@@ -77,7 +77,7 @@ NVML_API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, n
     return NVML_SUCCESS;
 }
 
-/* Answers 0 for a GPU without MIG, so that callers may simply loop. */
+/* Returns 0 for a GPU without MIG, so that callers can loop over the devices. */
 NVML_WORD(nvmlDeviceGetMaxMigDeviceCount, NVML_WHOLE_GPU, target.model->mig_count > 0 ? 7 : 0)
 
 static const struct sim_mig_profile *by_number(const struct nvml_target *target, unsigned number)
@@ -190,7 +190,7 @@ static unsigned instances_of(const struct sim_gpu *gpu, unsigned profile_id)
     return count;
 }
 
-/* The highest free start: it keeps room for the large profiles, which can only lie low. */
+/* Returns the highest free start, which keeps the low starts free for the large profiles. */
 static const struct sim_mig_placement *free_placement(const struct sim_mig_profile *profile, unsigned taken)
 {
     for (unsigned i = profile->placement_count; i-- > 0;)
@@ -210,7 +210,7 @@ static unsigned capacity_left(const struct sim_gpu *gpu, const struct sim_mig_pr
     return left;
 }
 
-/* Of a GPU with MIG off there is none left: nvidia-smi of 550 then lists 0/7 instead of refusing. */
+/* Returns 0 if MIG is off: nvidia-smi of 550 then lists 0/7 instead of an error. */
 NVML_API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned profile_id,
                                                                 unsigned *count)
 {
@@ -233,7 +233,8 @@ nvmlGpuInstance_t nvml_instance_handle(int gpu, int gi)
     return &instances[gpu][gi];
 }
 
-/* An instance's id tells its size and place, as on hardware: 0 the whole, 1-2 the halves, 3-6 pairs, 7-13 singles. */
+/* Returns the instance's id, which depends on size and place as on hardware: 0 whole GPU, 1-2 halves, 3-6 pairs, 7-13
+ * single slices. */
 static unsigned instance_id(const struct sim_mig_placement *place)
 {
     switch (place->size) {
@@ -305,7 +306,7 @@ NVML_API nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t devi
     return create(device, profile_id, placement, instance);
 }
 
-/* Opens an instance by its handle, looked up again each time: another process may have destroyed it. */
+/* Finds an instance by its handle at each call, because another process may have destroyed it. */
 nvmlReturn_t nvml_open_instance(nvmlGpuInstance_t instance, struct nvml_target *target)
 {
     uintptr_t address = (uintptr_t)instance, base = (uintptr_t)instances;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of this library share: handles, and the one way into every entry point.
+ * Shared declarations of this library: handles, and the functions that every entry point calls first.
  *
- * An entry point calls nvml_open() first. It checks that the library is initialised, that the handle is one of ours and
- * that the GPU is still on the bus, and it gives a forked child a registration of its own. Entry points that change the
- * host call nvml_root() too, as the driver refuses them to anyone but root.
+ * An entry point calls nvml_open() first. nvml_open() checks that the library is initialized, that the handle is valid
+ * and that the GPU is still on the bus, and it registers a forked child. Entry points that change the host also call
+ * nvml_root(), because the driver allows them to root only.
  */
 #ifndef GPUSIM_NVML_INTERNAL_H
 #define GPUSIM_NVML_INTERNAL_H
@@ -12,12 +12,14 @@
 #include "../core/sim.h"
 #include "nvml_types.h"
 
-/* Handles point into static storage, so that a client may keep or even peek at one for as long as it likes: nvidia-smi
- * gets them as opaque pointers, and nothing says that a future build will not read behind them. */
+/* Handles point into static storage, so a client may store a handle and even read through it at any time. A future
+ * nvidia-smi might do so, although handles are opaque pointers. */
 struct nvml_device {
     unsigned char opaque[512];
-    int gpu;    /* number in sim_state.gpus */
-    int gi, ci; /* positions in the GPU's tables for a MIG device, -1 for a whole GPU */
+    /* Index in sim_state.gpus. */
+    int gpu;
+    /* Indices in the GPU's tables for a MIG device, -1 for a whole GPU. */
+    int gi, ci;
 };
 
 struct nvml_gpu_instance {
@@ -31,15 +33,15 @@ struct nvml_compute_instance {
 };
 
 enum nvml_accepts {
-    NVML_WHOLE_GPU,     /* a MIG device is refused with NOT_SUPPORTED */
+    NVML_WHOLE_GPU,     /* the entry point returns NOT_SUPPORTED for a MIG device */
     NVML_ANY_DEVICE,
-    NVML_EVEN_LOST = 2, /* flag: what the driver remembers of a GPU that has fallen off the bus */
+    NVML_EVEN_LOST = 2, /* flag: works on a GPU that has fallen off the bus, because the driver remembers the value */
 };
 
 struct nvml_target {
     struct sim_gpu *gpu;
     const struct sim_model *model;
-    int number; /* of the GPU in sim_state.gpus */
+    int number; /* the GPU's index in sim_state.gpus */
     int gi, ci;
 };
 
@@ -53,7 +55,7 @@ void nvml_trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* handles.c */
 void nvml_enumerate(void);
-int nvml_index_of(int gpu); /* NVML's index of a GPU, -1 if this process does not see it */
+int nvml_index_of(int gpu); /* returns NVML's index of a GPU, -1 if this process does not see the GPU */
 nvmlReturn_t nvml_open(nvmlDevice_t handle, unsigned accepts, struct nvml_target *target);
 nvmlDevice_t nvml_gpu_handle(int gpu);
 nvmlDevice_t nvml_mig_handle(int gpu, int gi, int ci);
@@ -71,7 +73,7 @@ struct nvml_process {
     unsigned pid, gi, ci;
     unsigned long long bytes;
 };
-/* Fills up to room entries, answers how many there are. Takes the lock. */
+/* Fills up to `room` entries and returns the total number of processes. Takes the lock. */
 unsigned nvml_processes(const struct nvml_target *target, struct nvml_process *list, unsigned room);
 
 /* utilization.c: percent over the newest sample period; takes the lock */
@@ -82,7 +84,7 @@ unsigned nvml_power_mw(const struct nvml_target *target);
 unsigned nvml_celsius(const struct nvml_target *target);
 
 /* reset.c */
-bool nvml_has_processes(int gpu); /* state lock held */
+bool nvml_has_processes(int gpu); /* true if a process has a context on the GPU; state lock held */
 nvmlReturn_t nvml_reset(unsigned count, const nvmlDevice_t *devices);
 
 /* field_values.c */
@@ -101,7 +103,7 @@ unsigned long long nvml_energy_mj(const struct nvml_target *target);
             return NVML_ERROR_INVALID_ARGUMENT;                                                                        \
     } while (0)
 
-/* A getter of one value: opened by an expression of &target, refused where the GPU has no such thing. */
+/* Defines a getter of one value; it returns an error if the GPU does not support the value. */
 #define NVML_GETTER(name, type, opened, supported, expression)                                                         \
     NVML_API nvmlReturn_t name(nvmlDevice_t device, type *value)                                                       \
     {                                                                                                                  \

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A weak body for each NVML_EXPORT(name): what another file defines wins at link time, the rest answers NOT_SUPPORTED,
- * which every client takes as "this GPU does not have that". Who includes this must not see the real prototypes.
+ * Defines a weak stub for each NVML_EXPORT(name). A function in another file overrides it at link time. The other stubs
+ * return NOT_SUPPORTED, which clients treat as a missing feature. A file that includes this header must not include the
+ * real prototypes.
  */
 #ifndef GPUSIM_NVML_STUBS_H
 #define GPUSIM_NVML_STUBS_H

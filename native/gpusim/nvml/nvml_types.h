@@ -2,8 +2,8 @@
 /*
  * The binary interface of NVML as far as the simulated driver implements it: return codes, enumerations, structures.
  *
- * Layouts and values are those that programs built against driver 535 expect; a test compares each structure's size and
- * offsets with the ctypes definitions of nvidia-ml-py. Where a structure carries a version, its word is the size in the
+ * Layouts and values are those of driver 535; a test compares each structure's size and
+ * offsets with the ctypes definitions of nvidia-ml-py. A structure's version word has the size in the
  * low 24 bits and the version in the top 8.
  */
 #ifndef GPUSIM_NVML_TYPES_H
@@ -150,7 +150,7 @@ typedef struct {
     unsigned gpu, memory;
 } nvmlUtilization_t;
 
-/* Version 1 of the process list has no instance ids; versions 2 and 3 are one layout. */
+/* Version 1 of the process list has no instance ids; versions 2 and 3 have the same layout. */
 typedef struct {
     unsigned pid;
     unsigned long long usedGpuMemory;
@@ -220,7 +220,7 @@ typedef struct {
 
 typedef struct {
     unsigned version;
-    unsigned char powerScope; /* 0: GPU; a byte: what follows is padding that nvidia-smi does not clear */
+    unsigned char powerScope; /* 0: GPU. One byte; nvidia-smi does not clear the padding after it. */
     unsigned powerValueMw;
 } nvmlPowerValue_v2_t;
 

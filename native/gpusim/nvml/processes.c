@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Processes that hold a context on a GPU. There is no graphics and no MPS in the simulation: those lists are empty. */
+/* Processes with a context on a GPU. The lists of graphics and MPS processes are empty: neither is simulated. */
 #include "nvml_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A process of a PID namespace that is not visible from here is left out, as the driver leaves it out. */
+/* Lists the processes. As in the driver, a process that the caller's PID namespace does not show is left out. */
 unsigned nvml_processes(const struct nvml_target *target, struct nvml_process *list, unsigned room)
 {
     unsigned count = 0;
@@ -48,8 +48,8 @@ static nvmlReturn_t snapshot(nvmlDevice_t device, struct nvml_process **list, un
     return NVML_SUCCESS;
 }
 
-/* The protocol of all these lists: *count is room on the way in and number on the way out; where it does not fit,
- * nothing is written but the number. An empty list fits without a buffer. */
+/* Checks the room of a list. In all lists *count is the room on input and the number of entries on output; if the room
+ * is too small, only the number is written. An empty list needs no buffer. */
 static nvmlReturn_t fits(unsigned *room, unsigned found, const void *buffer)
 {
     unsigned had = *room;

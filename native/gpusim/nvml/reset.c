@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPU reset, for `nvidia-smi --gpu-reset`: what waited for one takes effect, and what a reset clears is cleared. */
+/* GPU reset, for `nvidia-smi --gpu-reset`: pending modes become current, and volatile counters are cleared. */
 #include "nvml_internal.h"
 
 #include <string.h>
@@ -14,7 +14,7 @@ bool nvml_has_processes(int gpu)
     return false;
 }
 
-/* All or none: a GPU in use stops the reset of the others too. */
+/* Resets all GPUs or none: a GPU in use prevents the reset of the others too. */
 nvmlReturn_t nvml_reset(unsigned count, const nvmlDevice_t *devices)
 {
     struct nvml_target targets[NVML_MAX_GPUS];

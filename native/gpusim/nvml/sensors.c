@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Clocks, power, temperature, fan: constants of the model, moved by utilisation so that load can be seen. */
+/* Clocks, power, temperature, fan: constants of the model that change with utilization, so that load is visible. */
 #include "nvml_internal.h"
 
 #include <stdbool.h>
 
 #define IDLE_CELSIUS 30u
-#define BUSY_CELSIUS 65u /* under full load, constantly */
+#define BUSY_CELSIUS 65u /* temperature under constant full load */
 
 static unsigned load(const struct nvml_target *target)
 {
@@ -27,7 +27,7 @@ unsigned nvml_celsius(const struct nvml_target *target)
     return IDLE_CELSIUS + (BUSY_CELSIUS - IDLE_CELSIUS) * load(target) / 100;
 }
 
-/* Idle clocks by generation: data-centre boards keep their memory clock up. */
+/* Idle clocks depend on the generation: data-centre boards do not lower their memory clock. */
 static unsigned clock_now(const struct nvml_target *target, unsigned domain)
 {
     const struct sim_model *model = target->model;
@@ -120,7 +120,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, uns
     struct nvml_target target;
     NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
     NVML_NEED(celsius != NULL);
-    bool stacked = target.model->bus_width_bits > 1024; /* only HBM reports a temperature of its own */
+    bool stacked = target.model->bus_width_bits > 1024; /* only HBM memory reports a temperature */
     if (kind > NVML_TEMPERATURE_THRESHOLD_GPU_MAX || (kind == NVML_TEMPERATURE_THRESHOLD_MEM_MAX && !stacked))
         return NVML_ERROR_NOT_SUPPORTED;
     *celsius = limits[kind];
@@ -137,7 +137,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetFanSpeed_v2(nvmlDevice_t device, unsigned fan
     return nvmlDeviceGetFanSpeed(device, percent);
 }
 
-/* The boards of the A100 line and later stay in P0; the others sink to P8 when idle. */
+/* A100 and later data-centre boards stay in P0; the others go to P8 when idle. */
 NVML_WORD(nvmlDeviceGetPerformanceState, NVML_WHOLE_GPU, target.model->bus_width_bits > 1024 || load(&target) > 0 ? 0 : 8)
 NVML_WORD(nvmlDeviceGetPowerState, NVML_WHOLE_GPU, target.model->bus_width_bits > 1024 || load(&target) > 0 ? 0 : 8)
 
@@ -145,7 +145,7 @@ NVML_WORD(nvmlDeviceGetPowerUsage, NVML_WHOLE_GPU, nvml_power_mw(&target))
 NVML_GETTER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, nvml_open(device, NVML_WHOLE_GPU, &target),
             target.model->arch >= SIM_VOLTA, nvml_energy_mj(&target))
 
-/* Throttle reasons were renamed event reasons; both names stay. */
+/* Defines both names: throttle reasons were renamed event reasons. */
 #define REASONS(name, expression)                                                                                      \
     NVML_GETTER(name, unsigned long long, nvml_open(device, NVML_WHOLE_GPU, &target), true, expression)
 REASONS(nvmlDeviceGetCurrentClocksThrottleReasons, load(&target) == 0 ? NVML_CLOCKS_REASON_GPU_IDLE : 0)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an administrator sets on a GPU: persistence, compute mode, power limit, clocks. All setters want root. */
+/* Settings of an administrator: persistence, compute mode, power limit, clocks. All setters need root. */
 #include "nvml_internal.h"
 
 #include <stdbool.h>
 
-/* A getter and a setter of one word in sim_gpu. */
+/* read_word() and write_word() access one word of sim_gpu. */
 static nvmlReturn_t read_word(nvmlDevice_t device, size_t offset, unsigned *value)
 {
     struct nvml_target target;
@@ -47,7 +47,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mo
     return read_word(nvml_gpu_handle(target.number), WORD(compute_mode), mode);
 }
 
-/* EXCLUSIVE_THREAD went away with CUDA 8. With MIG on, the mode cannot be changed. */
+/* CUDA 8 removed EXCLUSIVE_THREAD. With MIG on, the mode cannot be changed. */
 NVML_API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 {
     struct nvml_target target;
@@ -102,7 +102,7 @@ NVML_API nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, 
     return nvmlDeviceSetPowerManagementLimit(device, value->powerValueMw);
 }
 
-/* Auto boost is a matter of the Kepler and Maxwell boards; the call exists and says so. */
+/* Reports both APIs as restricted. Only Kepler and Maxwell boards have auto boost. */
 NVML_API nvmlReturn_t nvmlDeviceGetAPIRestriction(nvmlDevice_t device, unsigned api, unsigned *restricted)
 {
     struct nvml_target target;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Initialisation, versions, error strings, names of processes. */
+/* Initialization, versions, error strings, names of processes. */
 #include "nvml_internal.h"
 
 #include <pthread.h>
@@ -10,10 +10,10 @@
 #include <unistd.h>
 
 static pthread_mutex_t init_mutex = PTHREAD_MUTEX_INITIALIZER;
-static unsigned init_count; /* nvmlInit and nvmlShutdown are counted */
+static unsigned init_count; /* number of nvmlInit calls without their nvmlShutdown */
 
-/* GPUSIM_NVML_TRACE names a file to which calls are logged that this library answers NOT_SUPPORTED. It is how the slots
- * that a new nvidia-smi needs are found. */
+/* Logs calls that return NOT_SUPPORTED to the file that GPUSIM_NVML_TRACE names. The log shows which slots a new
+ * nvidia-smi needs. */
 void nvml_trace(const char *format, ...)
 {
     const char *path = getenv("GPUSIM_NVML_TRACE");
@@ -54,7 +54,7 @@ nvmlReturn_t nvml_status(enum sim_status status)
     return NVML_ERROR_UNKNOWN;
 }
 
-/* A profile with `hostile = slow-nvml`: real time passes, whatever the clock. */
+/* With `hostile = slow-nvml` each call takes real time, also on a virtual clock. */
 static void take_time(void)
 {
     if (sim_state()->hostile & SIM_HOSTILE_SLOW_NVML)
@@ -105,7 +105,7 @@ static nvmlReturn_t initialise(void)
 
 NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 {
-    (void)flags; /* NO_GPUS and NO_ATTACH only forbid failing where there is no GPU, which is no failure here */
+    (void)flags; /* NO_GPUS and NO_ATTACH forbid an error on a host without GPUs, which is no error here anyway */
     nvmlReturn_t result = NVML_SUCCESS;
     pthread_mutex_lock(&init_mutex);
     if (init_count == 0)
@@ -126,7 +126,7 @@ NVML_API nvmlReturn_t nvmlInit(void)
     return nvmlInitWithFlags(0);
 }
 
-/* The registration in the shared state is kept: sim_detach() would also take it from threads that are inside a call. */
+/* The registration in the shared state stays: sim_detach() would also remove it for threads inside a call. */
 NVML_API nvmlReturn_t nvmlShutdown(void)
 {
     nvmlReturn_t result = NVML_ERROR_UNINITIALIZED;
@@ -185,7 +185,7 @@ NVML_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length)
     return nvml_text(sim_state()->driver_version, version, length);
 }
 
-/* NVML's own version is the CUDA major version, then the driver's. */
+/* NVML's version is the CUDA major version followed by the driver's version. */
 NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length)
 {
     NVML_TRY(nvml_enter());
@@ -194,7 +194,7 @@ NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length)
     return nvml_text(text, version, length);
 }
 
-/* Unlike the rest this one works without nvmlInit. */
+/* Unlike other functions, it works without nvmlInit. */
 NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
     NVML_NEED(version != NULL);
@@ -215,7 +215,8 @@ void nvml_process_name(unsigned pid, char *buffer, unsigned length)
     buffer[0] = '\0';
     FILE *file = fopen(path, "re");
     if (file != NULL) {
-        size_t got = fread(buffer, 1, length - 1, file); /* arguments end with NUL: the first is what remains */
+        /* each argument ends with NUL, so the text ends after the first one */
+        size_t got = fread(buffer, 1, length - 1, file);
         buffer[got] = '\0';
         fclose(file);
     }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Utilisation, from the ring of samples that the engine keeps as the driver does: one sample every 139 ms, the last 72
- * are shown, and each names the one process whose context held the GPU when it was taken.
+ * Utilization from the engine's ring of samples. As in the driver, a sample is taken every 139 ms, the last 72 are
+ * shown, and each names the one process whose context ran on the GPU at that moment.
  *
- * So the figure of a process over a window is (sum of the samples that name it) / (number of samples in the window): a
- * noisy estimate, on purpose. What was really run is in `gpusimctl log`.
+ * A process's utilization over a window is (sum of the samples that name the process) / (number of samples in the
+ * window). This estimate is noisy on purpose; `gpusimctl log` has the exact run times.
  */
 #include "nvml_internal.h"
 
@@ -13,7 +13,7 @@
 
 #define PERCENT(permyriad) ((permyriad) / 100u)
 
-/* The samples newer than last_us, oldest first. */
+/* Copies the samples newer than last_us, oldest first, and returns their number. */
 static unsigned newer(const struct nvml_target *target, unsigned long long last_us, struct sim_sample *samples)
 {
     const struct sim_gpu *gpu = target->gpu;
@@ -43,7 +43,7 @@ void nvml_utilization(const struct nvml_target *target, unsigned *gpu_percent, u
     *memory_percent = count ? PERCENT(samples[count - 1].mem_util) : 0;
 }
 
-/* With MIG on, utilisation belongs to the instances, for which this driver has no figures either. */
+/* Refuses a GPU with MIG on: utilization belongs to the instances, for which this driver has no figures. */
 static nvmlReturn_t open_measured(nvmlDevice_t device, struct nvml_target *target)
 {
     NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, target));
@@ -62,7 +62,8 @@ NVML_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUti
     return NVML_SUCCESS;
 }
 
-/* No video engine is simulated: idle, sampled every 167 ms. JPEG and optical-flow engines came with Ampere. */
+/* Video engines are not simulated and always idle, sampled every 167 ms. JPEG and optical-flow engines exist since
+ * Ampere. */
 #define IDLE_ENGINE(name, oldest)                                                                                      \
     NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned *percent, unsigned *period_us)                            \
     {                                                                                                                  \
@@ -80,7 +81,7 @@ IDLE_ENGINE(nvmlDeviceGetDecoderUtilization, SIM_PASCAL)
 IDLE_ENGINE(nvmlDeviceGetJpgUtilization, SIM_AMPERE)
 IDLE_ENGINE(nvmlDeviceGetOfaUtilization, SIM_AMPERE)
 
-/* No encoder session is ever open. */
+/* The simulation has no encoder sessions. */
 NVML_API nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned *sessions, unsigned *frames,
                                                 unsigned *latency)
 {
@@ -91,7 +92,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned *s
     return NVML_SUCCESS;
 }
 
-/* Copies are timed, not counted: the link shows no traffic. */
+/* Returns no traffic: the bytes of copies are not counted. */
 NVML_API nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *kib_per_s)
 {
     struct nvml_target target;
@@ -107,7 +108,7 @@ static int by_pid(const void *a, const void *b)
     return (first > second) - (first < second);
 }
 
-/* One entry for each process that a sample newer than last_us names; room for SIM_SAMPLES_NVML in list. */
+/* Adds one entry for each process that a sample newer than last_us names; list has room for SIM_SAMPLES_NVML. */
 static unsigned by_process(const struct nvml_target *target, unsigned long long last_us,
                            nvmlProcessUtilizationSample_t *list)
 {
@@ -131,7 +132,7 @@ static unsigned by_process(const struct nvml_target *target, unsigned long long 
     return found;
 }
 
-/* The protocol of the driver: without a buffer it tells the room that always suffices. */
+/* Without a buffer it returns, as the driver does, a number of entries that always suffices. */
 NVML_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *buffer,
                                                       unsigned *count, unsigned long long last_us)
 {
@@ -212,7 +213,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned type, u
     unsigned found = newer(&target, last_us, samples);
     if (found == 0)
         return NVML_ERROR_NOT_FOUND;
-    unsigned skip = found > *count ? found - *count : 0; /* the newest are what the caller wants */
+    unsigned skip = found > *count ? found - *count : 0; /* with too little room, return the newest samples */
     *count = found - skip;
     for (unsigned i = skip; i < found; i++)
         buffer[i - skip] = (nvmlSample_t){.timeStamp = sim_wall_us(samples[i].time),

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory limits of control groups, with the codes that the header of 615 promises (driver-enforced limits, CUDA 13.4). */
+/* Memory limits of control groups (driver-enforced limits, CUDA 13.4), with the return codes of 615's header. */
 #include "nvml_internal.h"
 
 #include <linux/capability.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* In the header's order; neither has a version. Figures are bytes. */
+/* Fields in the header's order, without a version. Limits are in bytes. */
 typedef struct {
     const char *nameSpace;
     unsigned long long softLimit, hardLimit;
@@ -30,7 +30,7 @@ static nvmlReturn_t code(enum sim_group_answer answer)
     return NVML_ERROR_UNKNOWN;
 }
 
-/* The resource manager asks for CAP_SYS_ADMIN: root of an ordinary container does not have it. */
+/* True with CAP_SYS_ADMIN, as the driver requires; root in an ordinary container does not have it. */
 static bool is_administrator(void)
 {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weak bodies for what 615 adds and nothing here defines, as ../nvml/stubs.c has them for older drivers. */
+/* Weak stubs for the new names of 615 that no file defines; ../nvml/stubs.c has those of older drivers. */
 #include "nvml_stubs.h"
 
 #include "exports.def"

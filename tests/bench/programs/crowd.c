@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crowd LIBRARY PROCESSES stay      other processes that hold a context and a block each; prints "ready" when all do, and
- *                                   ends them when its standard input ends; a few start at a time
- * crowd LIBRARY PROCESSES start     all start at once; prints "failed  wall µs of all  processor µs of all  slowest µs
- *                                   slept µs of all  ready µs of all": of their starts, without a processor because they
- *                                   waited for something, and in which they ran or were ready to (schedstat's two figures)
+ * Starts PROCESSES processes, each with LIBRARY preloaded ("": none). Half of them use device 1, because one device
+ * cannot hold all contexts.
  *
- * LIBRARY is preloaded into each ("": none). Half of them use device 1: one device has no room for the contexts of all.
+ * crowd LIBRARY PROCESSES stay      each process has a context and an allocation; a few start at a time. Prints "ready"
+ *                                   when all are ready, and ends them when its standard input ends.
+ * crowd LIBRARY PROCESSES start     all processes start at once. Prints for all starts: number of failures, wall µs,
+ *                                   processor µs, µs of the slowest start, µs asleep, µs running or ready to run (the
+ *                                   last from schedstat).
  */
 #include <pthread.h>
 #include <signal.h>
@@ -47,7 +48,7 @@ static struct board *board_open(int descriptor)
     return board;
 }
 
-/* µs for which this process has run or been ready to. */
+/* Returns the µs for which this process has run or been ready to run. */
 static uint64_t ready_us(void)
 {
     unsigned long long ran = 0, waited = 0;

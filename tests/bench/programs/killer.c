@@ -2,20 +2,20 @@
 /*
  * killer LIBRARY TRIALS MODE LIMIT SEED
  *
- * Four processes allocate and free without rest; in every trial one of them, chosen by chance, gets SIGKILL at a random
- * moment. Then
- *   alone    nobody takes its place: the three others must go on, and one of them must get, byte for byte, all that the
- *            slice has left
- *   replaced a new process starts at once; the three others and it must go on. The slice is counted every 16th trial
- *   early    the victim is one that has just been started, killed inside its start
- * What is really held is asked of the driver by this process, which has no library. Prints
- *   trials  stalled (a survivor did nothing for 4 s in which it had a processor or slept)  leaked (the slice was not whole)
- *   over (more than the limit was held)
- *   slow (a survivor did nothing for 100 ms)  own (of these, without the time in which it waited for a processor)
+ * Four processes allocate and free without pause. In every trial a random one of them gets SIGKILL at a random moment.
+ * MODE is one of
+ *   alone    the victim is not replaced: the three others must continue, and one of them must be able to allocate
+ *            exactly the rest of the slice
+ *   replaced a new process starts at once; it and the three others must continue. Every 16th trial checks the slice
+ *   early    the victim is a process that has just been started and is killed inside its start
+ * This process has no library and reads the real usage from the driver. Prints
+ *   trials  stalled (a survivor made no progress in 4 s of running or sleeping)  leaked (the slice had bytes missing)
+ *   over (usage was above the limit)
+ *   slow (a survivor made no progress for 100 ms)  own (the same, time of waiting for a processor not counted)
  *   longest stall µs  longest wait for the quota µs
- *   holders (victims that died with the ledger's lock)  the most naps of a survivor from then to the moment that the lock was
- *   a living one's: what a busy machine does not change, for who gets no processor takes no naps
- * A survivor that is stalled, or a slice that is not whole, ends the run: nothing after it would mean anything.
+ *   holders (victims that died with the ledger's lock)  the highest number of naps of a survivor until a living process
+ *   had the lock (a busy machine does not change this number: a process without a processor takes no naps)
+ * A stalled survivor or a leak ends the run, because later trials would mean nothing.
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -34,16 +34,21 @@
 #include "vgpu_abi.h"
 #include "work.h"
 
-/* The lock of the ledger is given up after five seconds. */
+/* PATIENCE_US is below the five seconds after which a process gives up waiting for the ledger's lock. */
 enum { WORKERS = 4, BLOCKS = 8, PATIENCE_US = 4000000, SLOW_US = 100000 };
 enum order { RUN, HOLD, TAKE, GIVE };
 
 struct worker {
-    _Atomic uint64_t done;  /* allocations and frees that came back */
-    _Atomic uint32_t order; /* from this process */
-    _Atomic uint32_t state; /* the order that is carried out */
-    _Atomic uint64_t bytes; /* for TAKE: how many to ask for */
-    _Atomic int32_t status; /* of TAKE */
+    /* Number of allocations and frees that have returned. */
+    _Atomic uint64_t done;
+    /* Order from the parent process. */
+    _Atomic uint32_t order;
+    /* Order that the worker has carried out. */
+    _Atomic uint32_t state;
+    /* Bytes to allocate with the order TAKE. */
+    _Atomic uint64_t bytes;
+    /* Result of TAKE. */
+    _Atomic int32_t status;
 };
 static struct worker *board;
 
@@ -67,7 +72,7 @@ static uint64_t now(void)
     return (uint64_t)time.tv_sec * 1000000u + (uint64_t)time.tv_nsec / 1000u;
 }
 
-/* --- a worker -------------------------------------------------------------------------------------------- */
+/* --- workers --------------------------------------------------------------------------------------------- */
 
 static int work_on(struct worker *self, size_t piece)
 {
@@ -119,7 +124,7 @@ static pid_t start(char **argv, int descriptor, unsigned which, size_t piece)
     return child;
 }
 
-/* --- the judge --------------------------------------------------------------------------------------------- */
+/* --- parent process ---------------------------------------------------------------------------------------- */
 
 static uint64_t on_card(nvmlDevice_t device)
 {
@@ -133,7 +138,7 @@ static uint64_t on_card(nvmlDevice_t device)
     return sum;
 }
 
-/* µs for which a process has been ready to run and got no processor. */
+/* Returns the µs for which a process was ready to run and had no processor. */
 static uint64_t unscheduled(pid_t pid)
 {
     char path[64];
@@ -147,7 +152,7 @@ static uint64_t unscheduled(pid_t pid)
     return waited / 1000;
 }
 
-/* How often it has given up the processor of its own accord. */
+/* Returns the number of voluntary context switches of a process. */
 static uint64_t naps(pid_t pid)
 {
     char path[64], line[128];
@@ -162,7 +167,7 @@ static uint64_t naps(pid_t pid)
     return count;
 }
 
-static const struct vgpu_ledger *ledger; /* NULL where there is none to look at */
+static const struct vgpu_ledger *ledger; /* NULL without a ledger (the naive library) */
 static int ledger_file = -1;
 
 static void ledger_open(void)
@@ -173,7 +178,7 @@ static void ledger_open(void)
     ledger = map == MAP_FAILED ? NULL : map;
 }
 
-/* The lock's word if its holder is dead: the kernel has dropped the byte lock of the slot that the word names. */
+/* Returns the lock's word if its holder is dead (the kernel dropped the byte lock of the holder's slot), else 0. */
 static uint64_t dead_word(void)
 {
     uint64_t word = ledger ? __atomic_load_n(&ledger->lock, __ATOMIC_ACQUIRE) : 0, slot = (word & 0xffffffffu) - 1;
@@ -184,14 +189,14 @@ static uint64_t dead_word(void)
     return dead && __atomic_load_n(&ledger->lock, __ATOMIC_ACQUIRE) == word ? word : 0;
 }
 
-/* While a lock may change hands this process is to see it at once, however busy the machine is. */
+/* Gives this process real-time priority, so that it sees a change of the lock at once on a busy machine. */
 static void at_once(bool yes)
 {
     sched_setscheduler(0, yes ? SCHED_FIFO | SCHED_RESET_ON_FORK : SCHED_OTHER, &(struct sched_param){.sched_priority = yes});
 }
 
-/* µs until worker `which` did two more things since `began`, when it had been unscheduled for `idle` µs; *stalled: it did
- * not, and it was not for want of a processor. */
+/* Returns the µs from `began` until worker `which` completed two more operations. `idle`: µs for which the worker had
+ * been without a processor at `began`. Sets *stalled if the worker had a processor and made no progress. */
 static uint64_t goes_on(unsigned which, uint64_t before, uint64_t began, uint64_t idle, pid_t pid, bool *stalled)
 {
     *stalled = false;
@@ -221,7 +226,7 @@ struct result {
     uint64_t stall, wait;
 };
 
-/* One of the living takes all that the slice has left; the card must then hold exactly the limit. */
+/* Lets a survivor allocate the rest of the slice; usage must then be exactly the limit. */
 static void count_slice(nvmlDevice_t device, unsigned dead, uint64_t limit, struct result *result)
 {
     unsigned taker = (dead + 1 + (unsigned)chance(WORKERS - 1)) % WORKERS;
@@ -265,7 +270,8 @@ static bool trial(char **argv, int descriptor, nvmlDevice_t device, pid_t pids[W
         pids[victim] = start(argv, descriptor, victim, piece);
         usleep((useconds_t)chance(12000));
     } else {
-        goes_on(victim, started, now(), unscheduled(pids[victim]), pids[victim], &stalled); /* it is at work */
+        /* wait until the worker has started to work */
+        goes_on(victim, started, now(), unscheduled(pids[victim]), pids[victim], &stalled);
         usleep((useconds_t)chance(2000));
     }
     at_once(true);
@@ -283,7 +289,7 @@ static bool trial(char **argv, int descriptor, nvmlDevice_t device, pid_t pids[W
     if (word) {
         result->holders++;
         while (__atomic_load_n(&ledger->lock, __ATOMIC_ACQUIRE) == word && now() - began < 30 * (uint64_t)PATIENCE_US)
-            usleep(now() - began < SLOW_US ? 5 : 500); /* who has no processor is not to starve for it */
+            usleep(now() - began < SLOW_US ? 5 : 500); /* a survivor without a processor must get one */
         for (unsigned i = 0; i < WORKERS; i++) {
             uint32_t took = i == victim ? 0 : (uint32_t)(naps(pids[i]) - napped[i]);
             result->naps = took > result->naps ? took : result->naps;
@@ -336,7 +342,7 @@ int main(int argc, char **argv)
         return 3;
     board = mmap(NULL, WORKERS * sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     ledger_open();
-    /* Together they may ask for more than there is: some are refused all the time. */
+    /* The workers together may request more than the limit, so some requests are always refused. */
     size_t piece = limit / (WORKERS * BLOCKS) * 5 / 4;
     for (unsigned i = 0; i < WORKERS; i++)
         pids[i] = start(argv, descriptor, i, piece);

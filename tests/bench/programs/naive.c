@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The negative control: an interposer as a first attempt has it. Every gate must turn red on it.
+ * The negative control: a naive interposer library. Every gate must fail on it.
  *
- * It checks before it takes the lock; its lock names no holder and survives him; a total is all that it keeps, so what a
- * killed process held stays charged; blocks are in a list; it asks for its pid and the time where it need not; processes
- * start one after the other. $NAIVE_STATE is the file that the processes share, $NAIVE_LIMIT the limit in bytes.
+ * It checks the limit before it takes the lock. Its lock names no holder, and stays locked when the holder dies. It
+ * stores only a total, so the memory of a killed process stays charged. Its blocks are in a list. It reads its pid and
+ * the time without need. Processes start one after the other. The processes share the file $NAIVE_STATE; $NAIVE_LIMIT
+ * is the limit in bytes.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -72,7 +73,7 @@ static void join(void)
     if (map == MAP_FAILED)
         abort();
     shared = map;
-    flock(file, LOCK_UN); /* the mapping keeps the open file, and so its lock */
+    flock(file, LOCK_UN); /* the mapping keeps the file open and thereby its lock */
     close(file);
 }
 

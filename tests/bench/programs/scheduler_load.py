@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the scheduler's extender in a process of its own: NODES PODS_PER_NODE CALLS [KINDS]; prints one JSON object.
+"""Measures the scheduler's extender in this process: NODES PODS_PER_NODE CALLS [KINDS]; prints one JSON object.
 
-A call is what the kube-scheduler asks for one pod: filter and prioritize, from the bytes of the request to the bytes of
-the answer, every node named. Then the pod is placed and held, so that no two calls ask the same ledger. Times are
-processor time of this thread, for the machine is seldom alone; wall times are given beside.
+A call is the kube-scheduler's filter and prioritize request for one pod, with all nodes named, from the bytes of the
+request to the bytes of the response. Then the pod is placed in the ledger, so no two calls see the same ledger. Times
+are processor time of this thread, because other programs run on the machine; wall times are reported too.
 
-KINDS: how many different asks there are, as of the pods of so many jobs; each its own where it is left out.
+KINDS is the number of different requests, such as those of the pods of KINDS jobs; by default each pod's differs.
 
-The control does what a first attempt does: it adds up the pods of each node at each call, and looks at GPUs one by one.
+The negative control is a naive extender: at each call it sums up the pods of each node and checks GPUs one by one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def pod(number: int, chance: random.Random) -> dict:
 
 
 def control(ledger: Ledger, need: int, cores: int) -> int:
-    """Nodes with a GPU that has room, counted from the pods."""
+    """Returns the nodes with a GPU that has room, counted from the pods."""
     used: dict[str, dict[str, list[int]]] = {name: {} for name in ledger.nodes}
     for _uid, held in ledger.held_by():
         for uuid, memory, percent, slots in held.uses:

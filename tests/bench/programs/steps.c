@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * steps LIBRARY ROUTE CALL COUNT BLOCKS     the instructions of COUNT calls of CALL, one line each
- * steps LIBRARY ROUTE start 1 0             … of cuInit and a context
- * steps LIBRARY exec PROGRAM                … of a whole program, from its first instruction to its end
+ * steps LIBRARY ROUTE CALL COUNT BLOCKS     counts the instructions of COUNT calls of CALL, one line each
+ * steps LIBRARY ROUTE start 1 0             counts those of cuInit and the creation of a context
+ * steps LIBRARY exec PROGRAM                counts those of a whole program, from its first instruction to its end
  *
- * The program that calls is single-stepped, LIBRARY preloaded into it ("": none). A line is
- *   instructions  of them beside the driver  locked ones in LIBRARY  system calls  calls from LIBRARY into the driver
- * A step takes thousands of times as long as the instruction. The library would take that for pauses of the program, so
- * what it reads from the time stamp counter is one tick for each instruction.
+ * Single-steps a program with LIBRARY preloaded ("": none). The columns of a line are
+ *   all instructions  instructions outside the driver  locked instructions in LIBRARY  system calls
+ *   calls from LIBRARY into the driver
+ * A step takes thousands of times as long as the instruction. The library would see pauses of the program, so its reads
+ * of the time stamp counter return one tick for each instruction.
  *
  * An instruction is locked if other processors wait for it: a lock prefix, or an exchange with memory.
  */
@@ -56,10 +57,10 @@ struct range {
     uint64_t low, high;
 };
 struct code {
-    struct range ours, driver[2]; /* the driver's two libraries */
+    struct range ours, driver[2]; /* the driver's libraries, libcuda and libnvidia-ml */
 };
 
-/* Where code lies in that process; nothing where it is not loaded. */
+/* Finds the address range of a library's code in that process; leaves it empty if the library is not loaded. */
 static struct code code_of(pid_t pid, const char *library)
 {
     char path[64], line[512], mode[8], name[256];
@@ -97,7 +98,7 @@ static bool is_locked(const unsigned char *code)
         if (!strchr("\x66\xf2\xf3\x2e\x36\x3e\x26\x64\x65", code[i]))
             break;
     }
-    if ((code[i] & 0xf0) == 0x40) /* REX */
+    if ((code[i] & 0xf0) == 0x40) /* a REX prefix */
         i++;
     return (code[i] == 0x86 || code[i] == 0x87) && (code[i + 1] & 0xc0) != 0xc0;
 }
@@ -106,10 +107,10 @@ struct counts {
     unsigned long all, beside, locked, calls, entries;
 };
 
-/* The time stamp counter as the library sees it while it is stepped. */
+/* Value of the time stamp counter that the library sees while it is stepped. */
 static uint64_t ticks = 1ull << 40;
 
-/* Carries out rdtsc in its place. */
+/* Emulates the program's rdtsc instruction. */
 static bool is_counter(pid_t pid, const unsigned char *code, struct user_regs_struct *registers)
 {
     if (code[0] != 0x0f || code[1] != 0x31)
@@ -121,7 +122,7 @@ static bool is_counter(pid_t pid, const unsigned char *code, struct user_regs_st
     return true;
 }
 
-/* Steps until the next stop that is no step. 0: at a SIGSTOP; 1: the program ended. */
+/* Steps until the program stops for another reason. Returns 0 at a SIGSTOP, 1 if the program ended. */
 static int walk(pid_t pid, const struct code *code, struct counts *counts, int *status)
 {
     struct user_regs_struct registers;
@@ -169,7 +170,7 @@ int main(int argc, char **argv)
     bool whole = argc == 4 && strcmp(argv[2], "exec") == 0;
     if (!whole && argc != 6)
         return 2;
-    /* Both on one processor: a step wakes the other side twice, and waking another processor is dear. */
+    /* Both processes run on one processor: each step wakes both, and waking another processor is expensive. */
     cpu_set_t here;
     CPU_ZERO(&here);
     CPU_SET(sched_getcpu(), &here);
@@ -204,7 +205,7 @@ int main(int argc, char **argv)
             return 5;
         }
         print(&counts);
-        /* From the end of one call to before the next. */
+        /* Continues from the end of one call to the start of the next. */
         if (ptrace(PTRACE_CONT, pid, NULL, NULL) != 0 || waitpid(pid, &status, 0) != pid)
             return 6;
         if (!WIFSTOPPED(status))

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * timing CALL COUNT REPEATS          nanoseconds of a call: the median of REPEATS blocks of COUNT calls each
- * timing CALL COUNT REPEATS clock    … with one reading of the time stamp counter before each call
- * timing CALL COUNT REPEATS OFFSET   … with nothing in the place of the driver's function at OFFSET of libcuda.so.1
+ * timing CALL COUNT REPEATS          prints nanoseconds of a call: the median of REPEATS blocks of COUNT calls each
+ * timing CALL COUNT REPEATS clock    reads the time stamp counter once before each call
+ * timing CALL COUNT REPEATS OFFSET   replaces the driver's function at OFFSET of libcuda.so.1 by an empty function
  * timing CALL COUNT REPEATS beside OFFSET OFFSET
- *     calls by the library and by the driver's own functions at OFFSET in turns, 20 blocks each, in one process: what the
- *     first cost over the second beside it, the median of all turns, its quartiles. info: cuMemGetInfo_v2 (and 0); pair:
- *     cuMemAlloc_v2, cuMemFree_v2; launch: cuLaunchKernel, cuEventRecord, and then, too, what a fence costs, nanoseconds, and
- *     how many launches there were to each: a block holds a fence if the driver's cuEventRecord was called in it.
+ *     alternates in one process between 20 blocks of calls through the library and 20 blocks of calls of the driver's
+ *     own functions at OFFSET. Prints the difference: median of all turns and quartiles. The functions are, for info:
+ *     cuMemGetInfo_v2 (and 0); pair: cuMemAlloc_v2, cuMemFree_v2; launch: cuLaunchKernel, cuEventRecord. For launch it
+ *     also prints nanoseconds of a fence and launches per fence (a block has a fence if it called cuEventRecord).
  *
- * Short blocks, for whatever else runs on the machine ends some of them late and leaves the median alone. Blocks of less
- * than a quarter of the limiter's segment hold no fence more often than not.
+ * Blocks are short: other programs on the machine delay some of them and do not change the median. Most blocks shorter
+ * than a quarter of the limiter's segment hold no fence.
  *
- * Over a function that does nothing a hook shows its own cost. Over a real one a part of that hides behind the driver's
- * own waiting, and a reading of the counter costs more than by itself, for it waits for what the driver has written.
+ * Over an empty function a hook shows its full cost. Over the real function a part of that cost overlaps with the
+ * driver's waiting, and reading the counter costs more, because it waits for the driver's writes.
  *
- * Two processes are no comparison: where their memory lies and how full the simulated queue is makes the
- * driver's own part differ by more than the library's. Hence the turns in one process. Each ends with the queue empty, so
- * that what was launched past the library is in none of its segments.
+ * Two processes cannot be compared: the addresses of their memory and the length of the simulated queue change the
+ * driver's cost by more than the library's cost. Hence the turns in one process. Each turn ends with an empty queue, so
+ * no segment of the library contains launches that bypassed it.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -45,9 +45,10 @@ static CUresult nothing(void)
     return CUDA_SUCCESS;
 }
 
-static unsigned long libcuda; /* where it lies; known when put() has run */
+static unsigned long libcuda; /* load address of libcuda.so.1, set by put() */
 
-/* Whoever of the library has the address of the driver's function at `offset` now has `instead`. How many had it. */
+/* Replaces the address of the driver's function at `offset` by `instead` in the library's variables. Returns the number
+ * of replaced pointers. */
 static unsigned put(unsigned long offset, CUresult (*instead)(void))
 {
     unsigned long low, high, at;
@@ -62,7 +63,7 @@ static unsigned put(unsigned long offset, CUresult (*instead)(void))
                 continue;
             if (pass == 0 && strstr(name, "/libcuda.so.1") && at == 0)
                 libcuda = low;
-            /* Its variables: in its own file's pages, or in the nameless ones behind them. */
+            /* The library's variables lie in the mapping of its file or in the anonymous mapping behind it. */
             bool ours = strstr(name[0] ? name : before, "/libvgpu.so") != NULL;
             if (name[0])
                 memcpy(before, name, sizeof before);
@@ -80,7 +81,7 @@ static unsigned put(unsigned long offset, CUresult (*instead)(void))
     return found;
 }
 
-/* --- by turns ---------------------------------------------------------------------------------------------------- */
+/* --- turns ------------------------------------------------------------------------------------------------------- */
 
 #define TURN 20u
 
@@ -106,7 +107,7 @@ static int by_turns(struct work *work, const char *call, unsigned count, unsigne
     struct work own = *work;
     unsigned turns = 0, found = 0, all = 0;
     bool launch = call[0] == 'l';
-    /* The counting function is of another type; nobody calls it by this one. Elsewhere it takes nobody's place. */
+    /* The cast only stores the address of counted(). For other calls than launch no function is replaced. */
     if (put(launch ? second : 1, (CUresult(*)(void))(void (*)(void))counted) > 1)
         return 5;
     if (launch) {
@@ -130,7 +131,7 @@ static int by_turns(struct work *work, const char *call, unsigned count, unsigne
                     if (!work_call(who, call))
                         return 6;
                 double took = (double)(now() - began) / count;
-                if (block == 0) /* the queue was empty */
+                if (block == 0) /* warm-up: the queue was empty before the first block */
                     continue;
                 all += side == 0 ? count : 0;
                 if (fences == before)
@@ -140,7 +141,7 @@ static int by_turns(struct work *work, const char *call, unsigned count, unsigne
             }
             work->driver.cuCtxSynchronize();
         }
-        if (had[0] < TURN / 4 || had[1] < TURN / 4) /* the machine was elsewhere in between: each pause begins with a fence */
+        if (had[0] < TURN / 4 || had[1] < TURN / 4) /* too many pauses of the process: each pause causes a fence */
             continue;
         open[turns] = median(plain[0], had[0]);
         over[turns] = open[turns] - median(plain[1], had[1]);
@@ -148,7 +149,7 @@ static int by_turns(struct work *work, const char *call, unsigned count, unsigne
     }
     if (turns == 0)
         return 7;
-    /* A block with a fence over one without: by the medians, for a wake-up here and there is the machine's. */
+    /* A fence costs the difference between the medians of blocks with and without one; medians ignore rare wake-ups. */
     double of_a_fence = found ? (median(fenced, found) - median(open, turns)) * count : 0;
     double middle = median(over, turns);
     printf("%.2f %.2f %.2f %.1f %u\n", middle, over[turns / 4], over[3 * turns / 4], of_a_fence, found ? all / found : 0);
@@ -166,7 +167,7 @@ int main(int argc, char **argv)
     bool clock = argc == 5 && strcmp(argv[4], "clock") == 0, launch = strcmp(argv[1], "launch") == 0;
     if (repeats == 0 || repeats > sizeof each / sizeof *each || !work_route(&work, "link") || !work_nvml() || !work_start(&work, 0))
         return 3;
-    for (int i = 0; i < 200; i++) /* what a kernel costs is known then */
+    for (int i = 0; i < 200; i++) /* warm-up: the library learns the cost of a kernel */
         if (!work_before(&work, argv[1]) || !work_call(&work, argv[1]))
             return 4;
     work.driver.cuCtxSynchronize();
@@ -186,7 +187,7 @@ int main(int argc, char **argv)
                 return 6;
         }
         each[r] = (double)(now() - began) / count;
-        if (launch && r % 20 == 19) /* a full queue would be measured otherwise */
+        if (launch && r % 20 == 19) /* else the measurement would include waiting for a full queue */
             work.driver.cuCtxSynchronize();
     }
     qsort(each, repeats, sizeof *each, by_size);

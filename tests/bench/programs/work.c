@@ -10,7 +10,7 @@ FUNCTIONS(FN)
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags, int *status);
 nvmlReturn_t nvmlInit_v2(void);
 
-/* One microsecond a kernel: what is queued has mostly run when the next is launched. */
+/* A kernel takes one microsecond, so most queued kernels have run before the next launch. */
 static const char image[] = ".version 7.0\n.target sm_50\n.address_size 64\n"
                             "// .gpusim kernel quick 1\n// .gpusim kernel other 1\n";
 

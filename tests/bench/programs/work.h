@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver calls that are measured, each reachable by the routes that a real program takes. */
+/* The measured driver calls, each resolved by one of the routes that real programs use. */
 #ifndef WORK_H
 #define WORK_H
 
@@ -10,7 +10,7 @@
 
 typedef struct CUfunc_st *CUfunction;
 
-/* FN(symbol, name of cuGetProcAddress, version, parameters) */
+/* FN(symbol, name for cuGetProcAddress, version, parameters) */
 #define FUNCTIONS(FN) \
     FN(cuInit, "cuInit", 2000, (unsigned flags)) \
     FN(cuCtxCreate_v2, "cuCtxCreate", 3020, (CUcontext *context, unsigned flags, CUdevice device)) \
@@ -33,23 +33,24 @@ struct driver {
 struct work {
     struct driver driver;
     CUfunction kernel, other;
-    CUdeviceptr held; /* by "alloc", for the next "free" */
+    CUdeviceptr held; /* allocation that the next "free" frees */
 };
 
-/* link, dlsym, proc. false: no such route, or the driver lacks a function. */
+/* Resolves the functions by the route link, dlsym or proc. Returns false for another route or a missing function. */
 bool work_route(struct work *work, const char *route);
-/* cuInit and a context on the device: what the start of a program costs. */
+/* Calls cuInit and creates a context on the device, as at the start of a program. */
 bool work_start(struct work *work, int device);
 /*
- * The library asks NVML what a context costs. The simulated driver is dearer in a process that has NVML too, so where a
- * call is compared with the bare one, both processes have it.
+ * Loads NVML. The library reads the size of a context from NVML, and the simulated driver is slower in a process that
+ * has NVML. So a process without the library must load NVML too before the two are compared.
  */
 bool work_nvml(void);
-/* Blocks that stay, so that a table of them is as full as asked. */
+/* Allocates `blocks` blocks that stay allocated and fill the library's table of blocks. */
 bool work_fill(struct work *work, unsigned long blocks);
-/* One call of: pair (allocate and free), free, launch, turns (launches of two kernels, one after the other), info,
- * nothing. false: the driver refused. */
-bool work_before(struct work *work, const char *call); /* what the call needs and is not measured */
+/* Prepares one call, not measured. */
+bool work_before(struct work *work, const char *call);
+/* Makes one call: pair (allocate and free), free, launch, turns (launches of two kernels alternately), info or nothing.
+ * Returns false if the driver refused it. */
 bool work_call(struct work *work, const char *call);
 
 #endif

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fill.py CLIENT WAY: take pieces of the GPU by a client's own calls until one is refused, then give all back.
+"""fill.py CLIENT WAY: allocate GPU memory by a client's own calls until an allocation fails, then free all of it.
 
-Prints one line of JSON at each step and waits for a line: ``ready`` (a context is there), ``full`` (how many pieces
-were granted, what the refusal was called, the total that the client shows or null), ``empty``.
+Prints a line of JSON at each step and waits for a line on standard input. The steps are ``ready`` (the context exists),
+``full`` (number of granted allocations, the error, and the total memory that the client shows or null) and ``empty``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Callable
 PIECE = 16 << 20
 MOST = 200
 
-Client = tuple[Callable, Callable, Callable]  # take a piece, give all of a list back, the total shown
+Client = tuple[Callable, Callable, Callable]  # allocate once, free a list of allocations, return the shown total
 
 
 def bindings(way: str) -> Client:
-    """cuda.bindings.driver, as generated from the driver's headers."""
+    """Allocates by cuda.bindings.driver, which is generated from the driver's headers."""
     from cuda.bindings import driver
 
     def call(answer: tuple):
@@ -50,7 +50,7 @@ def bindings(way: str) -> Client:
 
 
 def core(way: str) -> Client:
-    """cuda.core. Its Device.sync asks for the runtime, which does not run here: a stream is waited for."""
+    """Allocates by cuda.core. Its Device.sync needs the runtime, which does not run here, so it syncs a stream."""
     from cuda.bindings import driver
     from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions, VirtualMemoryResource
 
@@ -68,14 +68,14 @@ def core(way: str) -> Client:
         for one in held:
             one.close(stream)
         stream.sync()
-        if way == "device":  # cuda.core has the driver's own pool keep what is freed
+        if way == "device":  # cuda.core configures the driver's pool to keep freed memory
             driver.cuMemPoolTrimTo(resource.handle, 0)
 
     return lambda: resource.allocate(PIECE, stream=stream), give, lambda: None
 
 
 def numba(way: str) -> Client:
-    """numba.cuda: arrays."""
+    """Allocates arrays of numba.cuda."""
     import numpy
     from numba import cuda
 
@@ -91,7 +91,7 @@ def numba(way: str) -> Client:
 
 
 def tinygrad(way: str) -> Client:
-    """tinygrad's allocator of its device CUDA, which keeps what was freed until it is asked."""
+    """Allocates by tinygrad's CUDA allocator, which caches freed memory until free_cache()."""
     os.environ["DEV"] = "CUDA"
     from tinygrad import Device
 
@@ -106,7 +106,7 @@ def tinygrad(way: str) -> Client:
 
 
 def taichi(way: str) -> Client:
-    """taichi's arrays on arch=cuda; without a driver that it can open it would take the CPU and say so in its log."""
+    """Allocates arrays of taichi on arch=cuda. If taichi cannot open the driver, it falls back to the CPU."""
     import taichi as ti
 
     ti.init(arch=ti.cuda, log_level=ti.CRITICAL)
@@ -117,7 +117,7 @@ def taichi(way: str) -> Client:
         for _unused in range(64):
             pass
 
-    nothing()  # what a launch needs is on the card from here
+    nothing()  # a first launch allocates the memory that launches need
 
     def give(held: list) -> None:
         held.clear()
@@ -128,7 +128,7 @@ def taichi(way: str) -> Client:
 
 
 def step(name: str, **figures: object) -> None:
-    """Print one step and wait for the word to go on."""
+    """Print one step and wait for a line on standard input."""
     print(json.dumps({"step": name, **figures}), flush=True)
     sys.stdin.readline()
 
@@ -142,7 +142,7 @@ def main(client: str, way: str) -> None:
     while not refusal and len(held) < MOST:
         try:
             held.append(take())
-        except Exception as fault:  # each client has errors of its own
+        except Exception as fault:  # each client raises a different exception
             refusal = f"{type(fault).__name__}: {fault}"
     step("full", granted=len(held), refusal=refusal, total=total())
     give(held)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""numba_own.py REPORT: run numba-cuda's own tests of its driver part, write each test's verdict to REPORT as JSON."""
+"""numba_own.py REPORT: run numba-cuda's own driver tests and write each test's result to REPORT as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numba.cuda.tests.cudadrv as suite
 
 
 class Verdicts(unittest.TestResult):
-    """Test id → ok, fail, error or skip. Of a test with subtests the worst."""
+    """Collects results: test id → ok, fail, error or skip. A test with subtests gets the worst of their results."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shown.py CLIENT: what a tool shows of the first GPU, as JSON: total and used bytes, and bytes by process id."""
+"""shown.py CLIENT: print a tool's figures of the first GPU as JSON: total and used bytes, and bytes by process id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 def nvidia_ml_py() -> tuple[int, int, dict]:
-    """NVIDIA's own binding of NVML."""
+    """Reads the figures by nvidia-ml-py, NVIDIA's binding of NVML."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -23,7 +23,7 @@ def nvidia_ml_py() -> tuple[int, int, dict]:
 
 
 def gpustat() -> tuple[int, int, dict]:
-    """The command, which rounds to MiB."""
+    """Reads the figures by the command gpustat, which rounds to MiB."""
     command = [str(Path(sys.executable).with_name("gpustat")), "--json"]
     [device] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)["gpus"]
     processes = {one["pid"]: one["gpu_memory_usage"] * MIB for one in device["processes"]}
@@ -31,7 +31,7 @@ def gpustat() -> tuple[int, int, dict]:
 
 
 def nvitop() -> tuple[int, int, dict]:
-    """Its Python interface, which the screen is drawn with."""
+    """Reads the figures by nvitop's Python interface, which its screen uses too."""
     import nvitop
 
     [device] = nvitop.Device.all()

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the ledger's files need of the rest of the library, for programs that have them alone. */
+/* Stubs of the library's functions that the ledger's source files call, for programs that link only these files. */
 #ifndef ALONE_H
 #define ALONE_H
 
@@ -15,7 +15,7 @@ int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
 
 bool uuid_same(const char *left, const char *right)
 {
-    /* Names in a ledger that its tenant wrote may lack their end. */
+    /* Names in a ledger that a tenant wrote may have no terminating zero. */
     return strncmp(left, right, VGPU_UUID_SIZE) == 0;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The readers of variables on any text: what they accept is within what they promise. */
+/* Runs the parsers of environment variables on any text. Accepted values must be within the documented ranges. */
 #include "limits/env.h"
 
 #include <stdlib.h>

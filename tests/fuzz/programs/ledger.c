@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A ledger of any bytes, as its tenant may leave it: it is opened, joined, charged and read. Nothing may end the process,
- * and a process that is a member must be able to charge and to give back.
+ * Opens, joins, charges and reads a ledger of arbitrary bytes, as a tenant may write it. No ledger may crash the process,
+ * and a process that has joined must be able to charge and to uncharge.
  */
 #include "alone.h"
 #include "account/ledger.h"
@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
 
 static char path[64];
 
-/* What limits.c would answer. */
+/* Stubs of the functions of limits.c. */
 const char *limits_ledger_path(unsigned share)
 {
     (void)share;
@@ -27,7 +27,7 @@ bool limits_ledger_create(void)
 {
     return true;
 }
-static bool of_an_allocation; /* an empty ledger is then refused */
+static bool of_an_allocation; /* if true, an empty ledger is refused */
 bool limits_of_an_allocation(void)
 {
     return of_an_allocation;
@@ -56,8 +56,8 @@ bool limits_ledger_is_own(void)
 }
 
 /*
- * The input is laid over an empty ledger: its first 512 bytes over the header, the rest over the first slots. So most
- * inputs get past the magic, and a short one is a ledger with a strange header.
+ * Writes the input into an empty ledger: the first bytes over the header, the rest over the first slots. So most
+ * inputs pass the check of the magic, and a short input is a ledger with a damaged header.
  */
 static bool write_ledger(const uint8_t *data, size_t length)
 {
@@ -72,7 +72,7 @@ static bool write_ledger(const uint8_t *data, size_t length)
         data++;
         length--;
     }
-    /* Half of the inputs leave what makes it a ledger as it is. */
+    /* Half of the inputs leave magic, version and sizes unchanged. */
     size_t from = whole ? offsetof(struct vgpu_ledger, device_count) : 0, room = sizeof header - from;
     size_t first = length < room ? length : room;
     memcpy(image + from, data, first);
@@ -96,13 +96,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
     of_an_allocation = length && (data[0] & 4);
     if (!write_ledger(data, length))
         abort();
-    ledger_total("GPU-0", &total); /* from outside */
+    ledger_total("GPU-0", &total); /* read by a process that is no member */
     if (ledger_join()) {
         int device = ledger_device("GPU-0");
         uint64_t own = ledger_own(device, ACCOUNT_USED);
         if (own != 0)
             abort();
-        /* The total that stands there may be anything; a limit above all must leave room unless that says otherwise. */
+        /* The total in the ledger may be any value; with the highest possible limit the charge may succeed or fail. */
         enum charge answer = ledger_charge(device, ACCOUNT_USED, 4096, UINT64_MAX);
         if (answer == CHARGE_OK && ledger_own(device, ACCOUNT_USED) != 4096)
             abort();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the library makes of limits files and ledgers, for comparison with the node's reader. Standard input holds frames:
+ * Prints the library's result for limits files and ledgers, for comparison with the node's parser. Standard input holds frames:
  * 'L' or 'H' (a limits file, the header of a ledger), the length as 4 little endian bytes, the bytes. One line for each:
  * "no", or "yes" and, for limits, the fields.
  */
@@ -73,7 +73,7 @@ int main(void)
     unsigned char head[5];
     while (fread(head, 1, sizeof head, stdin) == sizeof head) {
         size_t length = head[1] | (size_t)head[2] << 8 | (size_t)head[3] << 16 | (size_t)head[4] << 24;
-        unsigned char *data = malloc(length ? length : 1); /* of its own size: a byte past it is a report */
+        unsigned char *data = malloc(length ? length : 1); /* exact size, so that the sanitizer reports a read past the end */
         if (!data || fread(data, 1, length, stdin) != length)
             return 2;
         struct vgpu_ledger ledger;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-arbiter over slices made by hand: the folders that a node has, tied to the files that the slices see."""
+"""Runs vgpu-arbiter over test slices: creates a node's folders and links the slices' files into them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .host import Host, Slice, layouts
 
 
 class Arbiter:
-    """Runs while the block lasts; its slices have pages from then on, and keep them."""
+    """Runs vgpu-arbiter during a with block. Its slices get tenant and GPU pages, which stay after the block."""
 
     def __init__(self, host: Host, slices: Sequence[Slice]) -> None:
         self._host = host
@@ -24,7 +24,7 @@ class Arbiter:
         self._process: subprocess.Popen | None = None
 
     def _lay_out(self, one: Slice) -> None:
-        """What the device plugin does: the pages beside the ledger, as a container has them all in one folder."""
+        """Creates a slice's pages next to its ledger and links its files into the node's folder, as the plugin does."""
         node = self._run / "allocations" / one.folder.name
         (node / "rw").mkdir(parents=True)
         uuid = self._host.uuid
@@ -61,6 +61,6 @@ class Arbiter:
                 self._process.wait()
 
     def status(self) -> dict[str, Any]:
-        """What the pages say, by vgpu-arbiter --json-status."""
+        """Returns the content of the pages as vgpu-arbiter --json-status prints it."""
         text = self._host.run(self._host.arbiter, "--run", self._run, "--json-status")
         return dict(json.loads(text))

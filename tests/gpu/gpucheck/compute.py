@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages about time: shares of the GPU alone and together, graphs, and what the driver's own slices and events cost.
+"""Stages about time: shares of the GPU alone and together, graphs, the driver's time slices, and the cost of calls.
 
-Shares are computed from the stamps that the kernels leave, or from the simulated driver's own log; never from what the
-library says about itself."""
+Shares are computed from the stamps that the kernels store, or from the simulated driver's accounting, never from the
+library's own figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MILLISECOND = 1_000_000
 
 
 class Spinner:
-    """A spin.c that is ready and waits for go()."""
+    """A running spin.c that waits for go()."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Spinner:
         self.process.stdin.flush()
 
     def finish(self) -> dict[str, Any]:
-        """spin's own figures and ``intervals``, the stamps of its launches."""
+        """Waits for the end of spin and returns its figures and ``intervals``, the stamps of its launches."""
         try:
             text, _unused = self.process.communicate(timeout=self.seconds + 60)
         except subprocess.TimeoutExpired:
@@ -86,14 +86,14 @@ class Spinner:
 
 
 def _busy_ns(host: Host, pids: Sequence[int]) -> list[int]:
-    """The simulated driver's own account of what each process has run."""
+    """Returns the run time of each process from the simulated driver's accounting."""
     usage = json.loads(host.run(host.simulator, "usage", "--json"))
     by_pid = {one["pid"]: one["busy_ns"] for gpu in usage["gpus"] for one in gpu["processes"]}
     return [by_pid.get(pid, 0) for pid in pids]
 
 
 class Run:
-    """Tenants that spin side by side for a while; ``shares[i]`` are the windows of the i-th."""
+    """Runs tenants that launch at the same time. ``shares[i]`` has tenant i's share in each window, as a fraction."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Run:
         missing = [i for i, intervals in enumerate(self.tenants) if len(intervals) < 2]
         if missing:
             raise RuntimeError(f"the kernels of tenant {missing[0]} left no stamps")
-        # All begin at one word, so the last first stamp is when all were there; the first to end ends the windows.
+        # The windows begin after the last tenant's first stamp and end when the first tenant ends.
         since = max(intervals[0][0] for intervals in self.tenants) + int(warm * 1e9)
         until = min(since + int(count * length * 1e9), min(intervals[-1][1] for intervals in self.tenants))
         step = int(length * 1e9)
@@ -168,8 +168,8 @@ class Run:
 
 
 def calibrate(host: Host, report: Report, durations: Sequence[int]) -> dict[int, tuple[int, float]]:
-    """Duration → steps, and what a launch costs alone: without the library, which is the control that all is measured
-    against."""
+    """Returns for each duration in µs the steps and the cost of a launch in ns, measured without the library. This
+    measurement is also the control of the stage."""
     found = {}
     for us in durations:
         answer = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)
@@ -189,15 +189,15 @@ def calibrate(host: Host, report: Report, durations: Sequence[int]) -> dict[int,
 
 
 def _control(host: Host, report: Report, what: str, run: Run) -> None:
-    """What must be true for a share to mean anything: unlimited, the same kernels have the whole GPU. The simulated
-    driver runs in real time on machines that do other work."""
+    """Gate of the control: without a limit the kernels must get the whole GPU, else shares mean nothing. The bound is
+    lower on the simulated driver, which runs in real time on busy machines."""
     most = 40 if host.simulated else 85
     report.gate(f"control: {what} have the GPU", run.mean() > most, f"> {most} %", f"{run.mean():.1f} %")
 
 
 def _share(host: Host, report: Report, what: str, run: Run, share: int, tenant: int = 0, window: float = 2.0) -> None:
-    """Gates of one tenant: its mean within a point, its worst second within ``window``. On the simulated driver it must
-    only not get much more than its share; tests/bench holds the shares there to more."""
+    """Gates of one tenant: its mean within a point, its worst second within ``window`` points. The gate on the
+    simulated driver is wide; tests/bench has stricter gates for it."""
     mean = run.mean(tenant)
     report.figure(what, run.figures(tenant))
     if host.simulated:
@@ -209,7 +209,7 @@ def _share(host: Host, report: Report, what: str, run: Run, share: int, tenant: 
 
 
 def alone(host: Host, report: Report) -> None:
-    """One tenant with policy force; and with the library but no limit."""
+    """One tenant with policy force; the control is the library without a limit."""
     durations = DURATIONS_US[1:] if host.quick else DURATIONS_US
     costs = calibrate(host, report, durations)
     for us in durations:
@@ -227,14 +227,14 @@ def alone(host: Host, report: Report) -> None:
 
 
 def _bare(host: Host, us: float, graph: int = 0) -> tuple[int, float, Run]:
-    """Steps that take ``us``, what a launch (a graph's) costs alone, and the run without the library that says so."""
+    """Returns, measured without the library: steps that take ``us``, cost of a launch or graph in ns, and the run."""
     steps = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)["steps"]
     run = Run(host, [(us, steps, host.base_env)], [0.0], graph=graph)
     return steps, stamps.period(run.tenants[0]), run
 
 
 def together(host: Host, report: Report) -> None:
-    """25 and 75 %, two containers on one GPU under the arbiter; and without limits, where each gets a half."""
+    """Two containers with 25 and 75 % on one GPU under the arbiter; the control has no limits, so each gets a half."""
     us = 200
     steps, cost, _run = _bare(host, us)
     control = Run(host, [(us, steps, host.base_env)] * 2, [cost, cost])
@@ -260,7 +260,7 @@ def together(host: Host, report: Report) -> None:
 
 
 def graphs(host: Host, report: Report) -> None:
-    """Graphs of kernels under a limit: a replay is one call, however many kernels it holds."""
+    """Graphs of kernels under a limit: a replay is one call for all kernels of a graph."""
     us, kernels = 100, 20
     steps, cost, bare = _bare(host, us, kernels)
     report.figure("bare", dict(bare.figures(), cost_ns=cost))
@@ -272,7 +272,7 @@ def graphs(host: Host, report: Report) -> None:
 
 
 def cost(host: Host, report: Report) -> None:
-    """What a call costs more than the driver's own function, in one process, in alternating bursts."""
+    """Cost of a call over the driver's own function, in one process, in alternating bursts."""
     rounds = 100 if host.quick else 600
     free, limited = host.slice(host.limit()), host.slice(host.limit(), sm=95, policy="force")
     wanted = {"launch": {"limiter off": 2, "limiter on": 20}, "mem_get_info": {}, "alloc_free_4096": {}}
@@ -296,7 +296,7 @@ def cost(host: Host, report: Report) -> None:
 
 
 def device(host: Host, report: Report) -> None:
-    """What the simulated driver should reproduce: slices and switches of two processes, the ring of utilisation."""
+    """Figures that the simulated driver should reproduce: time slices of two processes, the ring of utilization."""
     us = 100
     steps = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)["steps"]
     run = Run(host, [(us, steps, host.base_env)] * 2, [0.0, 0.0])

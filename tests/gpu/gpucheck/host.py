@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host that is measured: its driver, its GPU, and the programs that are built on it."""
+"""The measured host: its driver, its GPU, and the programs built on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 MIB = 1 << 20
 GIB = 1 << 30
-# Where drivers put their libraries on hosts whose loader does not look there by itself.
+# Folders of driver libraries that some hosts' loaders do not search.
 DRIVER_FOLDERS = [
     "/usr/local/nvidia/lib64",
     "/usr/local/nvidia/lib",
@@ -42,7 +42,7 @@ OK, OUT_OF_MEMORY = 0, 2
 
 
 def _load_layouts() -> Any:
-    """plugins/module_utils/abi/files.py and what it imports, which need no Ansible."""
+    """Imports plugins/module_utils/abi/files.py, which needs no Ansible."""
     sys.path.insert(0, str(ROOT / "plugins"))
     try:
         return importlib.import_module("module_utils.abi.files")
@@ -54,7 +54,7 @@ layouts = _load_layouts()
 
 
 def driver_folder() -> str | None:
-    """A folder to add to LD_LIBRARY_PATH so that libcuda.so.1 is found; "" when it is found without, None: nowhere."""
+    """Returns the folder of libcuda.so.1 for LD_LIBRARY_PATH, "" if the loader finds it, None if it is not found."""
     probe = [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"]
     for folder in ["", *DRIVER_FOLDERS]:
         if folder and not Path(folder, "libcuda.so.1").exists():
@@ -69,7 +69,7 @@ def driver_folder() -> str | None:
 
 
 def compiler() -> str | None:
-    """The C compiler: $CC, or the first that is there."""
+    """Returns the C compiler: $CC, or the first installed one."""
     wanted = os.environ.get("CC")
     return next((name for name in ([wanted] if wanted else ["cc", "gcc", "clang"]) if shutil.which(name)), None)
 
@@ -92,7 +92,7 @@ def build(folder: Path, library: Path | None) -> Path:
         )
 
     if library is None:
-        # A compiler of tomorrow may warn of what today's do not: that is no reason not to measure.
+        # Without -Werror: a newer compiler may have new warnings, which must not prevent the measurement.
         run("make", "-s", "-C", ROOT / "native/vcuda", f"CC={command}", "STRICT=-std=c11 -D_GNU_SOURCE")
         library = ROOT / "native/build/libvgpu.so"
     flags = ["-O2", "-std=c11", "-D_GNU_SOURCE"]
@@ -107,7 +107,7 @@ def build(folder: Path, library: Path | None) -> Path:
 
 
 class Host:
-    """What every stage gets. ``quick``: short measurements, for tests on the simulated driver."""
+    """The host that every stage gets. ``quick``: short measurements, for tests on the simulated driver."""
 
     def __init__(self, folder: Path, library: Path, gpu: int = 0, quick: bool = False) -> None:
         self.folder, self.library, self.quick = folder, library, quick
@@ -126,7 +126,7 @@ class Host:
             raise Skip(f"no CUDA driver: {error}") from error
         self.libcuda = symbols.loaded_path("libcuda.so.1")
         control = self.libcuda.parent / "gpusimctl" if self.libcuda else Path("/nonexistent")
-        # The simulated driver computes nothing: kernels leave no stamps, and its own log stands in for them.
+        # On the simulated driver kernels store no stamps, so its accounting (gpusimctl) is used instead.
         self.simulator = control if control.exists() else None
         if self.simulator and not os.environ.get("GPUSIM_STATE"):
             self.simulator = None
@@ -136,7 +136,7 @@ class Host:
         for key in list(self.base_env):
             if key.startswith(("CUDA_DEVICE_", "VGPU_LIMITS", "LIBCUDA_", "GPU_CORE_", "CUDA_TASK_")):
                 del self.base_env[key]
-        # Device 0 of every program is this GPU, whatever CUDA's order is.
+        # Makes this GPU device 0 of every program, independent of CUDA's order.
         self.base_env.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES=self.uuid)
         self.base_env["PYTHONPATH"] = str(PROGRAMS.parent)
         self._slices = 0
@@ -150,13 +150,13 @@ class Host:
         return Slice(self, self.folder / f"slice{os.getpid()}-{self._slices}", memory, **options)
 
     def limit(self) -> int:
-        """The memory of a test slice: 4 GiB and some odd bytes, or a quarter of what is free where that is less."""
+        """Returns the bytes of a test slice: 4 GiB, or a quarter of the free memory if less, plus 12345."""
         return min(4 * GIB, self.card.memory()["free"] // 4 // MIB * MIB) + 12345
 
     def run(
         self, *command: Any, env: dict[str, str] | None = None, seconds: float = 60, check: bool = True, feed: str = ""
     ) -> str:
-        """Standard output of a program; RuntimeError with its words when it fails."""
+        """Runs a program and returns its standard output. Raises RuntimeError with the output if the program fails."""
         done = subprocess.run(
             [str(word) for word in command],
             env=env or self.base_env,
@@ -175,19 +175,19 @@ class Host:
     def program(
         self, name: str, *arguments: Any, env: dict[str, str] | None = None, seconds: float = 60, feed: str = ""
     ) -> Any:
-        """The JSON of the last line that one of our programs prints."""
+        """Runs a program of programs/ and returns the JSON of the last line that it prints."""
         text = self.run(self.folder / name, *arguments, env=env, seconds=seconds, feed=feed)
         return json.loads(text.strip().splitlines()[-1])
 
     def inside(self, module: str, env: dict[str, str], *arguments: Any, feed: str = "", seconds: float = 60) -> Any:
-        """The JSON of one of these Python modules, run as a program of its own."""
+        """Runs a module of gpucheck as a separate program and returns the JSON that it prints."""
         return json.loads(
             self.run(sys.executable, "-m", "gpucheck." + module, *arguments, env=env, feed=feed, seconds=seconds)
         )
 
     def held(self, pids: Sequence[int], before: int) -> tuple[int, str]:
-        """Bytes of these processes on the card, and how that was found: by NVML's list of processes, or, where it does
-        not show them, as what the card's use has grown by since ``before`` (neighbours would be in it)."""
+        """Returns the used bytes of these processes and the source: NVML's list of processes ("process"). If NVML does
+        not show them, the growth of the GPU's usage since ``before`` ("card"), which includes other processes."""
         shown = self.card.processes()
         own = [shown[pid] for pid in pids if pid in shown]
         if len(own) == len(pids):
@@ -196,7 +196,7 @@ class Host:
 
 
 class Slice:
-    """A container's files, made by hand, and the environment in which a program is in it."""
+    """A slice: files as in a container, and the environment that puts a program into the slice."""
 
     def __init__(
         self, host: Host, folder: Path, memory: int, sm: int = 100, policy: str = "force", **options: Any
@@ -219,7 +219,7 @@ class Slice:
         )
 
     def charged(self) -> dict[str, int]:
-        """used and context: the bytes that the ledger's live processes hold."""
+        """Returns the ledger's totals of living processes: bytes of allocations (used) and of contexts (context)."""
         for row in layouts.read_ledger(str(self.ledger))["totals"]:
             if row["uuid"] == self.host.uuid:
                 return {"used": row["used"], "context": row["context"]}
@@ -230,7 +230,7 @@ class Slice:
 
 
 class Hand:
-    """A running hand.c; each say() is a line, answered by numbers."""
+    """A running hand.c; say() sends a line and returns the numbers of the answer."""
 
     def __init__(self, host: Host, env: dict[str, str] | None = None, wrapper: Sequence[str] = ()) -> None:
         self.host = host

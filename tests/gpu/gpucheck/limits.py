@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits that the driver itself enforces by control group, from branch 615 on: the probe that the device plugin makes
-at its start, what a process in a limited group is refused, and what the isolation check tries there. On an older driver
-the stage says so and is left out.
+"""Limits that the driver itself enforces for control groups, from branch 615 on. The stage runs the test that the
+device plugin makes at its start, fills a limited group, and runs the isolation check's attempts in it. It is skipped on
+an older driver.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .host import MIB, OK, OUT_OF_MEMORY, ROOT, Hand, Host
 from .report import Report, Skip
 
 FIRST_BRANCH = 615
-# Root of an ordinary container.
+# A process with the capabilities of root in an ordinary container.
 ORDINARY = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "sleep", "600")
-# Whose verdict fails the stage; of the others nobody knows yet what a card says.
+# Checks that fail the stage. The others are only figures, because their result on a real GPU is unknown.
 MUST_HOLD = ("driver-refuses", "driver-limit-children", "driver-limit-root")
 
 
 def _shared(name: str, package: str = "gpu") -> Any:
-    """A module of plugins/module_utils, which needs no Ansible."""
+    """Imports a module of plugins/module_utils, which needs no Ansible."""
     sys.path.insert(0, str(ROOT / "plugins"))
     try:
         return importlib.import_module(f"module_utils.{package}.{name}")
@@ -33,7 +33,7 @@ def _shared(name: str, package: str = "gpu") -> Any:
 
 
 def cgroup_root() -> Path | None:
-    """Where version 2 of control groups is mounted and may be written; the hook and the plugin want it at its root."""
+    """Returns a writable mount point of control groups version 2, or None; hook and plugin need the root group."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         if line.split()[2] == "cgroup2" and os.access(line.split()[1], os.W_OK):
             return Path(line.split()[1])
@@ -41,7 +41,7 @@ def cgroup_root() -> Path | None:
 
 
 def driver_limits(host: Host, report: Report) -> None:
-    """The probe, and a process of a limited group."""
+    """Tests the driver's limits as the device plugin does, then with a process of a limited group."""
     limits, nvml = _shared("memory_limits"), _shared("nvml")
     reader = nvml.CtypesReader()
     reader.start()
@@ -66,7 +66,7 @@ def driver_limits(host: Host, report: Report) -> None:
 
 
 def _refuses(host: Host, report: Report, limits: Any, reader: Any, handle: Any) -> None:
-    """Without the library: what a process of a limited group has, by its own sum and by the driver's account."""
+    """Without the library: fills a limited group and compares the granted bytes with the driver's accounting."""
     hard = 2048 * MIB
     root = cgroup_root()
     assert root is not None
@@ -94,7 +94,7 @@ def _refuses(host: Host, report: Report, limits: Any, reader: Any, handle: Any) 
 
 
 def _tried(host: Host, report: Report, limits: Any, reader: Any, handle: Any, backend: str) -> None:
-    """The checks of vgpu_isolation in a limited group: managed memory, and the name of a process that is gone, too."""
+    """Runs vgpu_isolation's checks in a limited group, also with managed memory and in the name of an ended process."""
     checks, hard, root = _shared("driver_checks", "isolation"), 2048 * MIB, cgroup_root()
     assert root is not None
     group = root / f"vgpu-gpu-check-{os.getpid()}-tried"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages about memory: what the driver itself does with sizes, and whether a slice gets its limit and no more."""
+"""Stages about memory: how the driver rounds sizes, and whether a slice gets exactly its limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = [
     5 * MIB,
     33 * MIB + 1,
 ]
-# Route → its unit: what can be asked for, and the most that may stay free when one more is refused.
+# Route → (allocation unit in bytes, maximum bytes that may stay free when the next allocation is refused).
 ROUTES = {
     "alloc": (1, 1),
     "managed": (1, 1),
@@ -35,14 +35,14 @@ ROUTES = {
     "array": (16384, 2 * MIB),
     "mipmap": (16384, 2 * MIB),
 }
-# What the card may hold beyond the limit for rounding up some twenty pieces to the driver's unit.
+# Allowed usage on the GPU beyond the limit: the driver rounds up some twenty allocations.
 ROUNDING = 64 * MIB
-# What may lie between two looks of the library at what the card really holds.
+# Allowed growth of the GPU's usage between two checks by the library.
 STEP = 80 * MIB
 
 
 def granularity(host: Host, report: Report) -> None:
-    """Without the library: how the driver rounds, and what contexts, modules and settings take."""
+    """Without the library: the driver's rounding, and the memory of contexts, modules and settings."""
     before = host.card.memory()["used"]
     with Hand(host) as hand:
         hand.start()
@@ -85,7 +85,7 @@ def granularity(host: Host, report: Report) -> None:
 
 
 def _borrowed(host: Host, report: Report) -> None:
-    """Whether NVML counts memory that was opened by an IPC handle to its borrower too."""
+    """Measures whether NVML counts memory opened by an IPC handle for the importing process too."""
     with Hand(host) as owner, Hand(host) as borrower:
         owner.start()
         borrower.start()
@@ -121,7 +121,7 @@ def _route(host: Host, report: Report, route: str, limit: int) -> None:
             charged,
         )
         if route == "alloc":
-            # Less by what the driver rounds up, which is charged too.
+            # A goal only: the driver's rounding is charged too, so less may be granted.
             report.goal("alloc: granted is all that was free", granted == limit - empty, limit - empty, granted)
             report.gate("alloc: granted is most of it", granted > 0.9 * (limit - empty), limit - empty, granted)
         report.gate(f"{route}: on the card ({how})", held <= limit + ROUNDING, f"<= {limit + ROUNDING}", held)
@@ -131,7 +131,7 @@ def _route(host: Host, report: Report, route: str, limit: int) -> None:
 
 
 def exact(host: Host, report: Report) -> None:
-    """Every route alone takes a whole slice."""
+    """Each route of allocation alone can fill a whole slice."""
     limit = host.limit()
     free = host.card.memory()["free"]
     if free < 2 * limit:
@@ -145,7 +145,7 @@ def exact(host: Host, report: Report) -> None:
 
 
 def _many(host: Host, report: Report, name: str, size: int, count: int, keep: int) -> None:
-    """``count`` pieces of ``size``, of which every ``keep``-th is kept: what is charged, and what the card holds."""
+    """Allocates ``count`` blocks of ``size``, keeps each ``keep``-th, and compares the charge with the GPU's usage."""
     before = host.card.memory()["used"]
     slice_ = host.slice(host.limit())
     with Hand(host, slice_.env()) as hand:
@@ -176,7 +176,7 @@ def rounding(host: Host, report: Report) -> None:
 
 
 def contexts(host: Host, report: Report) -> None:
-    """What contexts and modules are charged, against the bytes that NVML shows for the process."""
+    """Charges of contexts and modules, compared with the bytes that NVML shows for the process."""
     before = host.card.memory()["used"]
     slice_ = host.slice(host.limit())
     rows: dict[str, Any] = {}
@@ -229,7 +229,7 @@ def contexts(host: Host, report: Report) -> None:
 
 
 def data(host: Host, report: Report) -> None:
-    """What is written by a kernel and by the copy engine is what is read, by several routes of allocation."""
+    """Data written by a kernel and by the copy engine is read back, for several routes of allocation."""
     slice_ = host.slice(host.limit())
     with Hand(host, slice_.env()) as hand:
         hand.start()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML by ctypes, from outside of any slice: what the card says. Run as a program it prints one JSON, so that the same
-questions can be asked inside a slice."""
+"""Reads NVML by ctypes, from outside of any slice. Run as a program it prints the same values as JSON, so that they can
+be read inside a slice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_AVAILABLE = 2**64 - 1
 
 
 class NvmlError(Exception):
-    """NVML answered an error; ``code`` is its number."""
+    """An NVML function returned an error; ``code`` is its number."""
 
     def __init__(self, function: str, code: int) -> None:
         super().__init__(f"{function} answers {code}")
@@ -93,7 +93,7 @@ class Card:
         return number.value
 
     def memory(self) -> dict[str, int]:
-        """Bytes: total, free, used (what the driver keeps for itself included, on newer drivers)."""
+        """Returns bytes: total, free and used. On newer drivers used includes the driver's own memory."""
         memory = _Memory()
         self._call("nvmlDeviceGetMemoryInfo", self._handle, ctypes.byref(memory))
         return {"total": memory.total, "free": memory.free, "used": memory.used}
@@ -104,7 +104,7 @@ class Card:
         return {"total": memory.total, "reserved": memory.reserved, "free": memory.free, "used": memory.used}
 
     def processes(self) -> dict[int, int]:
-        """pid → bytes of every process with a context; empty where this driver shows none (some containers)."""
+        """Returns pid → bytes of every process with a context; empty if NVML shows none (in some containers)."""
         for version in ("_v3", "_v2"):
             count, room = ctypes.c_uint(256), (_Process * 256)()
             try:
@@ -115,7 +115,7 @@ class Card:
         return {}
 
     def samples(self, since_us: int = 0) -> list[dict[str, int]]:
-        """The driver's ring of utilisation samples by process; empty: there is none newer."""
+        """Returns the driver's ring of utilization samples by process; empty without newer samples."""
         count = ctypes.c_uint()
         entry = "nvmlDeviceGetProcessUtilization"
         try:
@@ -140,7 +140,7 @@ class Card:
 
 
 def show(index: int) -> dict[str, Any]:
-    """What a program of this process is shown; a question that fails is its error text."""
+    """Returns the values that NVML shows to this process; a failed query gives its error text."""
     found: dict[str, Any] = {}
     card = Card(index)
     for name in ("driver", "uuid", "name", "count", "memory", "memory2", "processes", "utilization"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages about processes: where the library comes in, races, kills."""
+"""Stages about processes: interception by the library, races, kills."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .stamps import middle
 
 
 def environment(host: Host, report: Report) -> None:
-    """Who is measured; and, for later comparison, every name that the driver exports and cuGetProcAddress answers."""
+    """Describes driver and GPU, and compares every exported name and every address of cuGetProcAddress."""
     report.figure("driver_version", host.card.driver())
     report.figure("gpu", host.card.name())
     report.figure("gpus", host.card.count())
@@ -47,7 +47,7 @@ def environment(host: Host, report: Report) -> None:
     ours = host.inside("symbols", slice_.env(), feed=json.dumps(names), seconds=120)
     refused, wrong, replaced = compare(bare, ours)
     report.figure("cuGetProcAddress_replaced", replaced)
-    # Where the driver's answer is none of its exports, the library goes by the rule of cuda.h alone.
+    # If the driver returns an address that it does not export, the library follows the rule of cuda.h only.
     unnamed = [name for name in replaced if any(step[1][0] == "+" for steps in bare[name].values() for step in steps)]
     report.figure("cuGetProcAddress_replaced_unnamed", unnamed)
     report.figure("cuGetProcAddress_refused", refused)
@@ -61,7 +61,7 @@ def environment(host: Host, report: Report) -> None:
 
 
 def _description_locks(host: Host) -> bool:
-    """F_OFD_SETLK, by which the ledger knows who lives: held by one description, another must be refused."""
+    """True if F_OFD_SETLK refuses a second open file description; the ledger detects dead processes by such locks."""
     path = host.folder / "locked"
     path.write_bytes(b"")
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1 << 30, 1, 0)
@@ -78,7 +78,7 @@ def _description_locks(host: Host) -> bool:
 
 
 def at(steps: list, version: int) -> str:
-    """The answer that holds for a version in a list of [from version, answer]."""
+    """Returns the entry for a version from a list of [first version, entry]."""
     found = "!never"
     for since, answer in steps:
         if since <= version:
@@ -87,8 +87,8 @@ def at(steps: list, version: int) -> str:
 
 
 def compare(bare: dict[str, Any], ours: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
-    """What a library in between changes: (refused, wrong, replaced names). Wrong is an answer that is neither the
-    driver's own nor the library's, or a function where the driver has none."""
+    """Returns the addresses that the library changes: (refused, wrong, replaced names). Wrong is an address that is
+    neither the driver's nor the library's, or a function that the driver does not have."""
     refused, wrong, replaced = [], [], set()
     for name, flags in bare.items():
         for flag, steps in flags.items():
@@ -106,21 +106,21 @@ def compare(bare: dict[str, Any], ours: dict[str, Any]) -> tuple[list[str], list
     return refused, wrong, sorted(replaced)
 
 
-# Here the library comes by LD_PRELOAD and the files lie elsewhere than in a slice: other ways round only tell.
+# Bypasses that LD_PRELOAD alone stops. The test slice has no mounts, so the other bypasses are only reported.
 HELD_WITHOUT_MOUNTS = (
     "bypass-path",
     "bypass-copy",
     "bypass-more-devices",
     "bypass-descriptors",
 )
-# Held too, where the driver can lend memory at all.
+# Also gates, if the driver can export memory.
 KEPT = ("bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept")
-# Libraries of the host: which there are is no matter of ours.
+# Only reported: depends on the libraries that are installed on the host.
 TOLD = ("graphics",)
 
 
 def load(host: Host, report: Report) -> None:
-    """The library in a program without CUDA, and in front of the driver by every route (vgpu-probe)."""
+    """The library in a program without CUDA, and its interception of the driver by every route (vgpu-probe)."""
     slice_ = host.slice(host.limit())
     runs = 20 if host.quick else 200
     times: dict[str, list[float]] = {"bare": [], "preloaded": []}
@@ -151,7 +151,7 @@ def load(host: Host, report: Report) -> None:
 
 
 def race(host: Host, report: Report) -> None:
-    """Processes that ask at one barrier for what only one can have."""
+    """Processes allocate at a barrier memory that only one of them can get."""
     rounds = 50 if host.quick else 400
     for processes in (2, 4):
         slice_ = host.slice(host.limit())
@@ -163,7 +163,7 @@ def race(host: Host, report: Report) -> None:
 
 
 def kill(host: Host, report: Report) -> None:
-    """SIGKILL: when the slice and the card have the bytes again."""
+    """Time from SIGKILL until the victim's bytes are free in the slice and on the GPU."""
     rounds = 2 if host.quick else 5
     quota, physical, usable = [], [], []
     for _unused in range(rounds):
@@ -176,7 +176,7 @@ def kill(host: Host, report: Report) -> None:
             victim.start()
             piece = (host.limit() - slice_.total()) // 4 * 3
             victim.must(f"get alloc {piece}")
-            if not host.simulated:  # whose memory is this host's, and slow to come and go
+            if not host.simulated:  # simulated GPU memory is host memory, slow to fill and free
                 victim.must("bytes 0 1")
             full = survivor.say(f"get alloc {piece}")[0]
             report.gate("the survivor is refused before", full != OK, "not 0", full)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage found: gates, goals, figures. Written to its file after each entry, so that a stage that is stopped on
-the way leaves what it had."""
+"""A stage's results: gates, goals, figures. The file is written after each entry, so that a stopped stage leaves its
+results so far."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 
 class Skip(Exception):
-    """This stage cannot be measured here; the text says what is missing."""
+    """This stage cannot be measured on this host; the text names the missing requirement."""
 
 
 class Report:
     """One stage's results.
 
-    A gate decides over the exit status; a goal is shown as met or missed and decides nothing (absolute times, figures
-    that are still being worked towards); a figure is only kept.
+    A gate decides the exit status. A goal is shown as met or missed and decides nothing (absolute times, figures that
+    are not reached yet). A figure is only stored.
     """
 
     def __init__(self, path: Path | None, name: str) -> None:
@@ -45,7 +45,7 @@ class Report:
             os.replace(new, self._path)
 
     def gate(self, name: str, held: bool, expected: Any, found: Any) -> bool:
-        """Keep a gate; every one that is not held fails the stage."""
+        """Adds a gate and returns ``held``; a gate that is not held fails the stage."""
         row = {"name": name, "held": bool(held), "expected": expected, "found": found}
         self.data["gates"].append(row)
         self._write()
@@ -64,7 +64,7 @@ class Report:
         self._write()
 
     def end(self, failure: str = "", skipped: str = "") -> dict[str, Any]:
-        """Close the stage: skipped, failed with a reason, or what its gates say."""
+        """Sets the stage's status: skipped, failed with a reason, or by its gates."""
         missed = [gate["name"] for gate in self.data["gates"] if not gate["held"]]
         self.data["status"] = "skipped" if skipped else "failed" if failure or missed else "passed"
         self.data["reason"] = skipped or failure or ("not held: " + ", ".join(missed) if missed else "")
@@ -80,7 +80,7 @@ def _short(value: Any) -> str:
 
 
 def table(stages: list[dict[str, Any]]) -> str:
-    """All stages as text: a line each, their gates and goals below."""
+    """Returns all stages as text: one line each, with gates and goals below."""
     lines = []
     for stage in stages:
         reason = f": {stage['reason']}" if stage["reason"] else ""
@@ -96,7 +96,7 @@ def table(stages: list[dict[str, Any]]) -> str:
 
 
 def verdict(stages: list[dict[str, Any]]) -> int:
-    """Exit status: 1 when a stage failed, 2 when nothing was held or measured at all, else 0."""
+    """Returns the exit status: 1 if a stage failed, 2 if no gate was measured, else 0."""
     states = [stage["status"] for stage in stages]
     if "failed" in states:
         return 1

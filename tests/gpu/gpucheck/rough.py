@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages about a driver that is not polite: contexts that no hook saw, the loader's lock, kernels of mixed length,
+"""Stages about difficult behaviour of a driver: contexts that no hook saw, the loader's lock, kernels of mixed length,
 captures, and the end of a process."""
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .host import MIB, OUT_OF_MEMORY, PROGRAMS, Host
 from .report import Report, Skip
 from .shown import torch_python
 
-SPREAD = 32  # the longest kernel over the shortest one
+SPREAD = 32  # ratio of the longest to the shortest kernel
 
 
 def _past_the_hooks(host: Host, env: dict[str, str], words: list[str]) -> tuple[dict[str, Any], int, str]:
-    """What unseen.py found, and what its process held when it was full, seen from outside."""
+    """Runs unseen.py. Returns its figures, its process's usage at the limit seen from outside, and how it was read."""
     python = sys.executable if host.simulated else (torch_python() or sys.executable)
     command = [python, str(PROGRAMS / "unseen.py"), *words, *(["simulated"] if host.simulated else [])]
     before = host.card.memory()["used"]
@@ -47,7 +47,7 @@ def _past_the_hooks(host: Host, env: dict[str, str], words: list[str]) -> tuple[
 
 
 def private_context(host: Host, report: Report) -> None:
-    """The primary context by NVIDIA's runtime, which no hook sees: it is charged, and the slice holds its limit."""
+    """The primary context that NVIDIA's runtime retains without a hook is charged, and the limit is kept."""
     limit = min(2048 * MIB, host.card.memory()["free"] // 4 // MIB * MIB)
     for name, words in {"alone": [], "then the public retain": ["public"]}.items():
         slice_ = host.slice(limit)
@@ -62,7 +62,7 @@ def private_context(host: Host, report: Report) -> None:
 
 
 def loader(host: Host, report: Report) -> None:
-    """A thread inside dlopen whose constructor uses CUDA, beside the process's first call of another thread."""
+    """A thread inside dlopen whose constructor uses CUDA, while another thread makes the process's first call."""
     rounds = 2 if host.quick else 10
     slices = {
         "without the library": host.base_env,
@@ -78,7 +78,7 @@ def loader(host: Host, report: Report) -> None:
 
 
 def mixed_shares(host: Host, report: Report) -> None:
-    """One function and grid whose launches take from 50 µs to 1.6 ms, alone and under an arbiter."""
+    """Shares of one function and grid whose launches take from 50 µs to 1.6 ms, alone and under an arbiter."""
     us, share = 50, 20
     steps = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)["steps"]
 
@@ -102,7 +102,7 @@ def mixed_shares(host: Host, report: Report) -> None:
     with Arbiter(host, slices):
         found = compute.Run(host, [(us, steps, one.env()) for one in slices], [0.0, 0.0], spread=SPREAD)
     report.figure("under an arbiter", [found.figures(0), found.figures(1)])
-    # The stamps of two tenants cover each other's slices: there the share is a figure on a real GPU.
+    # On a real GPU the share is only a figure: the stamps of two tenants overlap in time slices.
     if host.simulated:
         most = share + 10
         report.gate(
@@ -111,7 +111,7 @@ def mixed_shares(host: Host, report: Report) -> None:
 
 
 def capture(host: Host, report: Report) -> None:
-    """A captured graph has exactly the program's nodes, also where the limiter is busy, however it begins."""
+    """A graph captured while the limiter is busy has exactly the program's nodes, with each call that can begin it."""
     native = host.program("capture", env=host.base_env)
     report.figure("without the library", native)
     limited = host.program("capture", env=host.slice(host.limit(), sm=20).env())
@@ -126,7 +126,7 @@ def capture(host: Host, report: Report) -> None:
 
 
 def leave(host: Host, report: Report) -> None:
-    """Processes that end with launches open: no status but 0, and nothing said."""
+    """Processes that end with unfinished launches: status 0 and no output."""
     rounds = 10 if host.quick else 50
     for name, env in {
         "without the library": host.base_env,

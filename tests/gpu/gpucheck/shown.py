@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages about what a slice is shown: NVML, NVIDIA's nvidia-smi, and PyTorch on top of all."""
+"""Stages about the values that a slice shows: by NVML, NVIDIA's nvidia-smi, and PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMI_FOLDERS = ["/usr/local/nvidia/bin", "/usr/bin", "/usr/lib/wsl/lib"]
 
 
 def shown(host: Host, report: Report) -> None:
-    """CUDA and NVML inside: total is the limit, used what is charged, the process under its own pid."""
+    """CUDA and NVML inside a slice show the limit as total, the charge as used, and the process under its own pid."""
     limit = host.limit()
     slice_ = host.slice(limit)
     with Hand(host, slice_.env()) as hand:
@@ -58,7 +58,7 @@ def find_smi() -> Path | None:
 
 
 def nvidia_smi(host: Host, report: Report) -> None:
-    """NVIDIA's own program, in the slice."""
+    """NVIDIA's nvidia-smi in a slice."""
     program = find_smi()
     if not program:
         raise Skip("no nvidia-smi")
@@ -73,7 +73,7 @@ def nvidia_smi(host: Host, report: Report) -> None:
         report.figure("query", text.strip())
         fields = [word.strip() for word in text.strip().splitlines()[-1].split(",")]
         numbers = [int(word) for word in fields[1:]]
-        # The program rounds to whole MiB in its own way.
+        # nvidia-smi rounds to whole MiB, up or down.
         report.gate("total", abs(numbers[0] - limit / MIB) <= 1, round(limit / MIB, 1), numbers[0])
         near = abs(numbers[1] - charged / MIB) <= 1
         report.gate("used", near, round(charged / MIB, 1), numbers[1])
@@ -94,7 +94,7 @@ def nvidia_smi(host: Host, report: Report) -> None:
 
 
 def torch_python() -> str | None:
-    """A Python that has PyTorch built for CUDA."""
+    """Returns a Python interpreter that has PyTorch, or None."""
     for python in [
         sys.executable,
         shutil.which("python3"),
@@ -110,7 +110,7 @@ def torch_python() -> str | None:
 
 
 def _until_full(host: Host, python: str, env: dict[str, str], before: int) -> tuple[str, int, str]:
-    """What torch_limit.py says, and what its process held when it was full, seen from outside the slice."""
+    """Runs torch_limit.py and returns its figures and its process's usage at the limit, seen from outside the slice."""
     command = [python, str(PROGRAMS / "torch_limit.py")]
     log = host.folder / "torch.stderr"
     with log.open("wb") as errors:
@@ -131,7 +131,7 @@ def _until_full(host: Host, python: str, env: dict[str, str], before: int) -> tu
 
 
 def pytorch(host: Host, report: Report) -> None:
-    """OutOfMemoryError at the limit, by each of PyTorch's allocators, and right results below it."""
+    """OutOfMemoryError at the limit from each of PyTorch's allocators, and right results below the limit."""
     python = torch_python()
     if not python:
         raise Skip("no Python with torch")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of a GPU from the stamps that kernels left: %globaltimer at their first and last instruction. Pure."""
+"""Computes shares of a GPU from kernels' stamps: %globaltimer at the first and last instruction. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Sequence
 
 
 def read(path: Path) -> list[tuple[int, int]]:
-    """(start, end) of every launch in nanoseconds, in the order of the starts; those that left none are left out."""
+    """Reads (start, end) of every launch in nanoseconds, in the order of the starts; skips launches without stamps."""
     data = path.read_bytes()
     (count,) = struct.unpack_from("<Q", data, 0)
     if len(data) != 8 + 16 * count:
@@ -20,7 +20,7 @@ def read(path: Path) -> list[tuple[int, int]]:
 
 
 def union(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted intervals without overlaps."""
+    """Returns the union of the intervals, sorted and without overlaps."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
@@ -31,26 +31,26 @@ def union(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def busy(intervals: Sequence[tuple[int, int]], since: int, until: int) -> int:
-    """Nanoseconds of [since, until) that disjoint sorted intervals cover."""
+    """Returns the nanoseconds of [since, until) that disjoint sorted intervals cover."""
     return sum(max(0, min(end, until) - max(start, since)) for start, end in intervals)
 
 
 def windows(intervals: Sequence[tuple[int, int]], since: int, until: int, length: int) -> list[float]:
-    """Covered part of each whole window of ``length`` ns between since and until, as fractions."""
+    """Returns the covered fraction of each whole window of ``length`` ns between since and until."""
     joined = union(intervals)
     return [busy(joined, at, at + length) / length for at in range(since, until - length + 1, length)]
 
 
 def period(intervals: Sequence[tuple[int, int]]) -> float:
-    """Nanoseconds from one launch's start to the next's when nothing holds them back: the middle one. It is what a
-    launch costs a GPU that has nothing else to do; the gap between two kernels is part of it."""
+    """Returns the median nanoseconds from one launch's start to the next's, without throttling. This is the cost of a
+    launch on an idle GPU, with the gap between two kernels."""
     steps = sorted(later[0] - earlier[0] for earlier, later in zip(intervals, intervals[1:]))
     return float(steps[len(steps) // 2]) if steps else 0.0
 
 
 def work(intervals: Sequence[tuple[int, int]], cost: float, since: int, until: int, length: int) -> list[float]:
-    """Share of each window by launches times what one costs alone. Right also where tenants' kernels overlap in time
-    slices, so that the stamps of both cover the same moments."""
+    """Returns the share of each window: launches times the cost of a single launch. The result is right even if the
+    stamps of two tenants overlap, because their kernels run in time slices."""
     shares = []
     for at in range(since, until - length + 1, length):
         done = 0.0
@@ -63,7 +63,7 @@ def work(intervals: Sequence[tuple[int, int]], cost: float, since: int, until: i
 
 
 def turns(tenants: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, int, int]]:
-    """(tenant, start, end) of each run of launches of one tenant that no other's launch begins within."""
+    """Returns (tenant, start, end) of each run of one tenant's launches without a start of another tenant's launch."""
     marked = sorted((start, end, who) for who, intervals in enumerate(tenants) for start, end in intervals)
     runs: list[tuple[int, int, int]] = []
     for start, end, who in marked:
@@ -80,6 +80,6 @@ def middle(values: Sequence[float]) -> float:
 
 
 def tick(intervals: Sequence[tuple[int, int]]) -> int:
-    """The smallest step that the stamps' clock showed, in nanoseconds; 0: fewer than two different readings."""
+    """Returns the smallest step of the stamps' clock in nanoseconds, or 0 with fewer than two different readings."""
     readings = sorted({moment for interval in intervals[:20000] for moment in interval})
     return min((later - earlier for earlier, later in zip(readings, readings[1:])), default=0)

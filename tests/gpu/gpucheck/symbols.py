@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that a shared library exports, read from the file; and what cuGetProcAddress answers for each. Run as a
-program it prints the answers of the process it runs in, with or without a library before the driver."""
+"""Reads the names that a shared library exports, and the addresses that cuGetProcAddress returns for them. Run as a
+program it prints the addresses in its own process, with or without a preloaded library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import struct
 import sys
 from pathlib import Path
 
-# Every CUDA release that gave some function a new form, and some in between.
+# CUDA releases that added a new form of a function, and some releases between them.
 VERSIONS = [
     *(2000, 2010, 3000, 3010, 3020, 4000, 4010, 5000, 5050, 6000, 6050, 7000, 7050, 8000, 9000, 9020),
     *(10000, 10010, 10020, 11000, 11010, 11020, 11030, 11040, 11050, 11060, 11070, 11080),
@@ -21,7 +21,7 @@ FLAGS = {"default": 0, "legacy": 1, "per-thread": 2}
 
 
 def exports(path: Path) -> dict[str, int]:
-    """Name → address of every function that a 64-bit little-endian ELF file defines for others, sorted by name."""
+    """Returns name → address of every function that a 64-bit little-endian ELF file exports, sorted by name."""
     data = path.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError(f"{path} is no 64-bit little-endian ELF file")
@@ -42,7 +42,7 @@ def exports(path: Path) -> dict[str, int]:
 
 
 def loaded_path(soname: str) -> Path | None:
-    """The file of a library that this process has loaded."""
+    """Returns the path of a library that this process has loaded, or None."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split(None, 5)[-1]
         if re.match(re.escape(soname.split(".so")[0]) + r"\.so(\.|$)", Path(path).name):
@@ -51,14 +51,14 @@ def loaded_path(soname: str) -> Path | None:
 
 
 def base_names(names: list[str]) -> list[str]:
-    """What callers of cuGetProcAddress ask for: the exported names without version and stream suffixes, and with."""
+    """Returns names that callers pass to cuGetProcAddress: exported names, with and without version and stream."""
     short = {re.sub(r"(_v\d+)?(_pt[sd][sz])?$", "", name) for name in names}
     return sorted(short | set(names))
 
 
 def answers(names: list[str]) -> dict[str, dict[str, list]]:
-    """name → flag → steps of [version, answer]: an answer holds from its version on. An answer is a symbol of the
-    driver, ``+0x…`` into its file where it is none, ``elsewhere`` (a function of another library), or ``!status``."""
+    """Returns name → flag → list of [first version, address]. An address is a symbol of the driver, ``+0x…`` (offset in
+    the driver's file) without a symbol, ``elsewhere`` (a function of another library), or ``!status``."""
     library = ctypes.CDLL("libcuda.so.1")
     path = loaded_path("libcuda.so.1")
     get = getattr(library, "cuGetProcAddress_v2", None)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver's own function, read from its symbol table: no lookup that a library could replace is asked. */
+/* Finds the driver's own function in the driver's symbol table, without a lookup that a library could intercept. */
 #include "driver/real.h"
 
 void *bare_symbol(const char *name);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * capture: captures 200 launches in each way that this driver has → how many nodes the graph got, and the status of its end.
+ * capture: captures 200 launches with each call that this driver has. Prints for each call the number of nodes in the
+ * graph and the status of the capture's end.
  *   plain      cuStreamBeginCapture
- *   disturbed  the same, after an end of a stream that captures nothing, which must fail and change nothing
+ *   disturbed  cuStreamBeginCapture, then the end of a capture on another stream, which must fail and change nothing
  *   again      cuStreamBeginRecaptureToGraph (CUDA 13.3), into the graph of `plain`
  */
 #include "gpu.h"
@@ -51,7 +52,7 @@ int main(void)
     MUST(CALL(cuMemAlloc_v2, &ends, LAUNCHES * 8));
     MUST(CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING));
     MUST(CALL(cuStreamCreate, &other, STREAM_NON_BLOCKING));
-    launch(BEFORE); /* a limiter has work to settle now */
+    launch(BEFORE); /* gives the limiter launches to settle */
     printf("{");
     uint64_t began = now_ns();
     MUST(CALL(cuStreamBeginCapture_v2, stream, CAPTURE_RELAXED));
@@ -59,7 +60,7 @@ int main(void)
     end("plain", began, &graph, ", ");
     launch(BEFORE);
     MUST(CALL(cuStreamBeginCapture_v2, stream, CAPTURE_RELAXED));
-    /* Illegal in this state, and a wrong argument: two errors that say nothing of the capture that is open. */
+    /* Two calls that must fail (wrong state, wrong argument) and must not affect the open capture. */
     if (CALL(cuStreamEndCapture, other, &none) == CUDA_SUCCESS || CALL(cuStreamEndCapture, other, NULL) == CUDA_SUCCESS)
         gpu_fail("a stream that captures nothing ended a capture", 0);
     began = now_ns();
@@ -76,5 +77,5 @@ int main(void)
     }
     printf("}\n");
     fflush(stdout);
-    _exit(0); /* how a process ends is another stage */
+    _exit(0); /* skips exit handlers: the stage `exit` tests the end of a process */
 }

@@ -2,15 +2,15 @@
 /*
  * cost ROUNDS
  *
- * What a call costs by the way a program gets at it (dlsym), against the driver's own function in the same process, read
- * from the driver's symbol table, in alternating bursts. Without a library before it both are one function. Ends with one
- * line of JSON: for each call the middle over all bursts of the nanoseconds a call, bare and as called.
+ * Measures in alternating bursts a call resolved by dlsym, as programs do, and the driver's own function from the
+ * driver's symbol table. Without a preloaded library both are the same function. Ends with one line of JSON: for each
+ * call the median nanoseconds of all bursts, of the driver's function and of the call by dlsym.
  */
 #include "gpu.h"
 
 void *bare_symbol(const char *name); /* bare.c */
 
-/* Launches: long enough that beginning after a pause does not count, short enough that the queue is never full. */
+/* A burst of launches: long enough that the start after a pause does not matter, too short to fill the queue. */
 enum { LAUNCHES = 512, BURST = 64 };
 
 static CUfunction empty;
@@ -79,7 +79,7 @@ static double timed(const struct call *call, void *function)
     return each;
 }
 
-/* Allocation and free belong together: half of a pair may not be ours. */
+/* Measures allocation and free as a pair: both must be the library's or both the driver's. */
 static double pair(void *get, void *drop, size_t bytes)
 {
     CUdeviceptr pointer;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Types and numbers of cuda.h that these programs use. Their own, not the library's: a mistake there must show here. */
+/* Types and numbers of cuda.h, written independently of the library's, so that an error in the library's shows. */
 #ifndef DRIVER_API_H
 #define DRIVER_API_H
 
@@ -26,6 +26,8 @@ enum {
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_FOUND = 500,
 };
+/* Constants of cuda.h, each with its name there. */
+
 enum {
     ATTRIBUTE_SM_COUNT = 16,   /* CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT */
     ON_DEVICE = 1,             /* CU_MEM_LOCATION_TYPE_DEVICE */

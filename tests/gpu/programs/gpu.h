@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the programs of gpu-check share: the driver, opened at run time as a program without libcudart would, and a module
- * of the kernels. A failure is a JSON line with "error" on standard output and exit status 3, which check.py reports.
+ * Shared code of gpu-check's programs: opens the driver at run time, as a program without libcudart does, and loads the
+ * kernels' module. On failure it prints a JSON line with "error" and exits with status 3, which check.py reports.
  */
 #ifndef GPU_H
 #define GPU_H
@@ -82,7 +82,7 @@ static struct {
 #undef FN
 } cu;
 
-/* A function that this driver lacks is a result like any other. */
+/* Calls a function; one that this driver does not have returns CUDA_ERROR_NOT_FOUND. */
 #define CALL(function, ...) (cu.function ? cu.function(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
 static inline void gpu_fail(const char *what, long status)
@@ -123,10 +123,11 @@ static inline void gpu_open(void)
 }
 
 /*
- * A module of the kernels. `simulated_us` is what vgpu_spin takes on the simulated driver, which computes nothing: a
- * comment to any other. *header gets the number of the header that was accepted.
+ * Loads a module of the kernels. `simulated_us` is the duration of vgpu_spin on the simulated driver; a real driver
+ * reads it as a comment. *header receives the number of the accepted PTX header. `simulated_spread`: the longest launch
+ * of vgpu_spin on the simulated driver takes so many times `simulated_us`.
  */
-static double simulated_spread = 1; /* times that, at most, of what vgpu_spin takes there */
+static double simulated_spread = 1;
 
 static inline CUresult gpu_module(CUmodule *module, double simulated_us, int *header)
 {
@@ -138,7 +139,7 @@ static inline CUresult gpu_module(CUmodule *module, double simulated_us, int *he
         status = CALL(cuModuleLoadData, module, text);
         if (header)
             *header = i;
-        /* No memory for it is an answer about the limit, not about the header. */
+        /* An out-of-memory error comes from the limit, not from the header. */
         if (status == CUDA_ERROR_OUT_OF_MEMORY)
             break;
     }

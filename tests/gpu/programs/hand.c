@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does with the driver what the lines of its standard input say; each is answered by one line of numbers that begins with
- * the CUresult.
+ * Executes the commands of its standard input, one a line, and prints for each a line of numbers that begins with the
+ * CUresult.
  *
- *   init | pid | info | total | sync | unit        unit: what cuMemGetAllocationGranularity says
+ *   init | pid | info | total | sync | unit        unit: result of cuMemGetAllocationGranularity
  *   ctx | ctx-destroy ID | retain | release         contexts on device 0
  *   module BYTES | unload ID                        a module with so many bytes of globals, plus the kernels
- *   load                                            the kernels alone, and one launch: what is lazily loaded is loaded
+ *   load                                            loads the kernels and launches one, so that lazy code is loaded
  *   limit WHICH BYTES                               cuCtxSetLimit
- *   get ROUTE BYTES                                 one allocation → status, id, bytes that were asked for
- *   drop ID                                         gives it back
- *   take ROUTE BYTES UNIT                           as many as there are, halving down to UNIT → status of the last
- *                                                   refusal, bytes granted, pieces
- *   lend ID                                         an IPC handle of it → status, eight numbers
- *   borrow NUMBERS                                  opens such a handle of another process
- *   drop-all                                        gives all back, in order
- *   data ID SEED                                    fills by a kernel, reads back → status, wrong words of those looked at
- *   bytes ID                                        the same by cuMemset, which the simulated driver does too
+ *   get ROUTE BYTES                                 allocates once → status, id, requested bytes
+ *   drop ID                                         frees an allocation
+ *   take ROUTE BYTES UNIT                           allocates until refused, halving the size down to UNIT → status of
+ *                                                   the last refusal, granted bytes, number of allocations
+ *   lend ID                                         exports an IPC handle of an allocation → status, eight numbers
+ *   borrow NUMBERS                                  opens an IPC handle of another process
+ *   drop-all                                        frees all allocations, in order
+ *   data ID SEED                                    fills by a kernel, reads back → status, wrong words of the checked
+ *   bytes ID                                        fills by cuMemset, which the simulated driver executes too
  *
  * Routes: alloc, pitch, managed, async, pool (a pool of its own), vmm (created, mapped, made accessible), array, mipmap.
  */
@@ -159,7 +159,7 @@ static CUresult load(CUmodule *into)
     return status == CUDA_SUCCESS ? CALL(cuCtxSynchronize) : status;
 }
 
-/* The simulated driver charges what the comment says, others what the global takes. */
+/* Loads a module. The simulated driver charges the bytes in the comment, a real driver the size of the global. */
 static CUresult module_of(size_t bytes)
 {
     char text[512];
@@ -175,7 +175,7 @@ static CUresult module_of(size_t bytes)
     return status;
 }
 
-/* What is looked at: the first and the last MiB. */
+/* Checks the first and the last MiB of an allocation. */
 static CUresult look(const struct piece *one, int kernel, unsigned seed, unsigned long long *wrong)
 {
     size_t words = one->bytes / 4, part = words < (1 << 18) ? words : 1 << 18;

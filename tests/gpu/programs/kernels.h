@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels, as PTX for the driver to compile: no compiler of CUDA is needed. The body is plain enough for any version
- * from 6.0 on; which header the driver at hand accepts is tried (gpu.h).
+ * The kernels as PTX, which the driver compiles, so no CUDA compiler is needed. The code fits any PTX version from 6.0
+ * on; gpu.h tries headers until the driver accepts one.
  *
- *   vgpu_empty()                             nothing
+ *   vgpu_empty()                             does nothing
  *   vgpu_spin(starts, ends, index, steps)    `steps` dependent multiplications in each thread, between two readings of
- *                                            %globaltimer: the earliest and the latest of all blocks are kept at index
- *   vgpu_mark(ring, counter)                 one reading of %globaltimer at the counter's next place: in a graph, whose
- *                                            parameters are the same at each replay, launches number themselves
+ *                                            %globaltimer; stores the earliest and latest of all blocks at index
+ *   vgpu_mark(ring, counter)                 stores %globaltimer at ring[counter++]: a graph's parameters are the same
+ *                                            at each replay, so a counter must number the launches
  *   vgpu_touch(words, count, seed)           words[i] = i * 2654435761 + seed
  *
  * Work is counted in steps, not in time: a kernel that waited for a time would seem to run while another process has the
- * GPU. The multiplications end in a store that never happens, or the compiler would leave them out.
+ * GPU. The multiplications end in a store that is never executed; without it the compiler would remove them.
  */
 #ifndef KERNELS_H
 #define KERNELS_H

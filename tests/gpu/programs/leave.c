@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* leave: launches kernels for a moment and returns from main while some of them are open, as many programs end. */
+/* leave: launches kernels for a moment and returns from main before all have finished, as many programs do. */
 #include "gpu.h"
 
 enum { LAUNCHES = 256, STEPS = 20000, OPEN = 64 };

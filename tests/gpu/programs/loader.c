@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loader PLUGIN: one thread opens PLUGIN, whose constructor waits until the other is about to make the process's first call
- * of the driver, and then uses it itself. Both end, or the program hangs: the loader's lock is held around a constructor.
+ * loader PLUGIN: one thread opens PLUGIN by dlopen. The constructor of PLUGIN waits until the main thread is about to
+ * make the process's first driver call, then calls the driver too. The loader's lock is held during a constructor, so a
+ * deadlock is possible: the program then hangs.
  *
- * Compiled with -DPLUGIN it is that library.
+ * Compiled with -DPLUGIN, this file is the library PLUGIN.
  */
 #include "gpu.h"
 
@@ -18,7 +19,7 @@ __attribute__((constructor)) static void begin(void)
     *stage = 1;
     while (*stage < 2)
         usleep(100);
-    usleep(50000); /* the other is inside its call now */
+    usleep(50000); /* by now the other thread is inside its call */
     gpu_open();
     if (CALL(cuInit, 0) || CALL(cuDevicePrimaryCtxRetain, &context, 0))
         *stage = -1;

@@ -2,8 +2,8 @@
 /*
  * race PROCESSES ROUNDS
  *
- * In every round all processes ask at one barrier for two thirds of what is free, which only one of them can have. What
- * counts is what the driver granted. Ends with one line of JSON; "over" is the number of rounds with more than one winner.
+ * In every round all processes allocate, at a barrier, two thirds of the free memory, which only one of them can get.
+ * Ends with one line of JSON; "over" is the number of rounds in which the driver granted it to more than one.
  */
 #include "gpu.h"
 
@@ -31,14 +31,14 @@ static int racer(struct board *board, int first, unsigned rounds)
         atomic_store(&board->status, status);
         atomic_fetch_add(&board->broken, 1);
     }
-    pthread_barrier_wait(&board->ready); /* all contexts are there */
+    pthread_barrier_wait(&board->ready); /* all contexts are created */
     if (first && CALL(cuMemGetInfo_v2, &free_bytes, &total) == CUDA_SUCCESS)
         atomic_store(&board->piece, free_bytes / 3 * 2);
     for (unsigned i = 0; i < rounds; i++) {
         CUdeviceptr pointer = 0;
         pthread_barrier_wait(&board->ready);
         if (atomic_load(&board->broken))
-            break; /* every process sees it at the same barrier */
+            break; /* every process reads this value after the same barrier and stops */
         status = CALL(cuMemAlloc_v2, &pointer, atomic_load(&board->piece));
         if (status == CUDA_SUCCESS)
             atomic_fetch_add(&board->winners, 1);
@@ -72,7 +72,7 @@ int main(int argc, char **argv)
     pthread_barrier_init(&board->asked, &shared, processes);
     pthread_barrier_init(&board->freed, &shared, processes);
     for (unsigned i = 0; i < processes; i++)
-        if (fork() == 0) /* nobody has called the driver yet */
+        if (fork() == 0) /* before the fork no process may call the driver */
             _exit(racer(board, i == 0, rounds));
     int status;
     unsigned died = 0;

@@ -4,10 +4,11 @@
  *
  * Launches vgpu_spin without a pause for SECONDS, with at most DEPTH launches waiting, each of STEPS steps on all
  * multiprocessors (MICROSECONDS: what that is meant to take, for the simulated driver). With GRAPH, graphs of so many
- * kernels are launched instead; with SPREAD a launch has up to so many times the steps, as many from each octave. Says "ready", begins at a line on standard input, and writes the %globaltimer stamps of
- * every launch to STAMPS: u64 count, starts, ends. Ends with one line of JSON.
+ * kernels are launched instead; with SPREAD a launch has up to so many times the steps, equally often from each octave.
+ * Prints "ready", begins at a line on standard input, and writes the %globaltimer stamps of every launch to STAMPS: u64
+ * count, starts, ends. Ends with one line of JSON.
  *
- * With STEPS 0 it finds out how many steps take MICROSECONDS, says so and ends.
+ * With STEPS 0 it measures how many steps take MICROSECONDS, prints the number and ends.
  */
 #include "gpu.h"
 
@@ -67,7 +68,7 @@ static int ascending(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-/* The middle of 32 durations by the GPU's own clock; 0: there are no stamps (the simulated driver computes nothing). */
+/* Returns the median of 32 durations by the GPU's clock, or 0 without stamps (the simulated driver stores none). */
 static uint64_t duration_of(unsigned steps)
 {
     enum { LAUNCHES = 32 };
@@ -87,7 +88,7 @@ static uint64_t duration_of(unsigned steps)
 
 static int calibrate(double wanted_us)
 {
-    /* Half a second of work first: an idle GPU runs at a fraction of its clock. */
+    /* Warm up for half a second: an idle GPU runs at a fraction of its clock. */
     uint64_t until = now_ns() + 500000000ull, took = 0;
     unsigned steps = 20000;
     while (now_ns() < until)
@@ -116,7 +117,7 @@ static CUgraphExec graph_of(unsigned kernels, unsigned steps)
     MUST(CALL(cuStreamBeginCapture_v2, stream, CAPTURE_RELAXED));
     MUST(launch_mark());
     for (unsigned i = 0; i < kernels; i++)
-        MUST(launch(MOST - 1 - i, steps)); /* places of no other launch */
+        MUST(launch(MOST - 1 - i, steps)); /* stamp indices that no other launch uses */
     MUST(launch_mark());
     MUST(CALL(cuStreamEndCapture, stream, &graph));
     MUST(CALL(cuGraphInstantiateWithFlags, &exec, graph, 0));
@@ -157,7 +158,7 @@ int main(int argc, char **argv)
     if (!steps)
         return calibrate(microseconds);
     clear();
-    MUST(launch(MOST - 1, steps)); /* what is lazily loaded is loaded now */
+    MUST(launch(MOST - 1, steps)); /* loads lazily loaded code before the measurement */
     MUST(CALL(cuStreamSynchronize, stream));
     if (kernels)
         exec = graph_of(kernels, steps);

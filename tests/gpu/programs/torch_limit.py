@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run inside a slice: PyTorch up to the limit and beyond. Says "full" there and goes on at a line of its input, so that
-the card can be looked at from outside; ends with one line of JSON. With an argument: its first use alone, timed."""
+"""Run inside a slice: PyTorch allocates up to the limit and beyond. Prints "full" and waits for a line of input, so
+that the GPU's usage can be read from outside; ends with one line of JSON. With an argument it only measures the time of
+PyTorch's first use."""
 
 import json
 import sys

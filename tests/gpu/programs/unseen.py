@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The primary context as NVIDIA's runtime makes it, past every hook of the driver, then memory by the public function
-up to the first refusal. With "public": the public retain comes before the allocations. Says "full" and waits for a
-line.
+"""Retains the primary context as NVIDIA's runtime does, which bypasses every hook, then allocates by the public
+function up to the first refusal. With "public": the public retain comes before the allocations. Prints "full" and
+waits for a line.
 
-Without a runtime (the simulated driver does not take NVIDIA's) its private table gives the same."""
+The simulated driver does not work with NVIDIA's runtime, so its private table replaces the runtime there."""
 
 import ctypes
 import importlib.util
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def by_table(cuda):
-    """native/gpusim/cuda/private.h: bytes, primary_retain, primary_release, set_current, subscribe."""
+    """Retains the primary context by the private table of native/gpusim/cuda/private.h and makes it current."""
     table = ctypes.POINTER(ctypes.c_void_p)()
     cuda.cuInit(0)
     assert cuda.cuGetExportTable(ctypes.byref(table), b"gpusim-private-1") == 0
@@ -28,7 +28,7 @@ def by_table(cuda):
 
 
 def runtime():
-    """NVIDIA's libcudart: that of PyTorch, or one that the loader finds."""
+    """Returns NVIDIA's libcudart: PyTorch's, or one that the loader finds."""
     folders = []
     for name in ("nvidia", "torch"):
         found = importlib.util.find_spec(name)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A first use of each framework that is installed here, in a slice, and the page of what was run.
+"""Runs a first use of each installed framework in a slice, and writes the page of the results.
 
     vgpuctl exec -- python3 tests/gpu/workloads/frameworks.py --run --slice-mib 2194 --driver 535.261.03
     python3 tests/gpu/workloads/frameworks.py --page            # docs/frameworks.md from the records in runs/
 
-A use has held when its result is right, no more memory is seen than the slice has, and twice the slice is refused. A
-record is kept of frameworks that ran, whether they held or not; of one that is not installed there is none.
+A use is ``held`` (passed) if its result is right, the framework sees no more memory than the slice has, and twice the
+slice is refused. Frameworks that ran get a record, passed or not; a framework that is not installed gets none.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ RUNS = HERE / "runs"
 PAGE = HERE.parents[2] / "docs" / "frameworks.md"
 LIMIT_S = 600
 
-# Each program says: version, right (its result), and where it can be asked, total_mib and refused (twice the slice).
-# The size of the slice in MiB is its only argument. A framework that is missing ends it with ImportError.
+# Each program prints: version, right (whether its result is right) and, if it can query them, total_mib and refused
+# (whether twice the slice was refused).
+# The only argument is the size of the slice in MiB. A missing framework ends the program with ImportError.
 PROGRAMS = {
     "PyTorch": """
 import torch
@@ -117,7 +118,7 @@ NONE = "\nNo framework has been run on a GPU yet.\n"
 
 
 def outcome(found: dict[str, Any], slice_mib: int) -> str:
-    """``held``, or what was not right."""
+    """Returns ``held``, or the faults of the result."""
     faults = []
     if found.get("right") is not True:
         faults.append("wrong result")
@@ -129,7 +130,7 @@ def outcome(found: dict[str, Any], slice_mib: int) -> str:
 
 
 def use(name: str, python: str, slice_mib: int) -> dict[str, Any] | None:
-    """One framework in a process of its own; None where it is not installed."""
+    """Runs one framework in a new process and returns its record, or None if the framework is not installed."""
     command = [python, "-c", FRAME.format(PROGRAMS[name]), str(slice_mib)]
     try:
         done = subprocess.run(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run one row in this process, and print one line of JSON: ``measure.py ID [--smoke] [--seconds S]``.
 
-A process of its own for each row: what one leaves on the card, or dies of, is no other's business. Each step is waited
-for, so that a share that is held back is seen in the steps and not only at the end.
+Each row runs in a new process, so that its memory or a crash does not affect other rows. It waits after each step, so
+that throttling is visible in the steps and not only at the end.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Callable
 
 import table
 
-WARM_UP = 5  # steps: algorithms are chosen and pools filled in the first ones
+WARM_UP = 5  # warm-up steps, in which algorithms are chosen and pools filled
 LEAST_STEPS, MOST_STEPS = 5, 10000
 
 
 def measure(row: table.Row, device_name: str, seconds: float, half: bool = False) -> dict[str, Any]:
-    """Items per second of one row. Raises what torch raises; running out of memory is ``table.FULL``, no error."""
+    """Returns the figures of one row. Raises torch's exceptions; main() reports out of memory as ``table.FULL``."""
     import models
     import torch
 
@@ -71,7 +71,7 @@ def measure(row: table.Row, device_name: str, seconds: float, half: bool = False
 
 
 def summary(row: table.Row, lengths: list[float]) -> dict[str, Any]:
-    """Figures of the steps' lengths in seconds."""
+    """Returns statistics of the steps' durations (in seconds)."""
     ordered = sorted(lengths)
     return {
         "status": table.DONE,
@@ -98,7 +98,7 @@ def main() -> int:
     try:
         found = measure(table.smaller(row) if given.smoke else row, given.device, given.seconds, given.half)
     except RuntimeError as error:
-        # torch.cuda.OutOfMemoryError is one; cuDNN and cuBLAS say it in words of their own.
+        # torch.cuda.OutOfMemoryError is a RuntimeError; cuDNN and cuBLAS raise RuntimeErrors with other texts.
         text = str(error)
         full = "out of memory" in text.lower() or "ALLOC_FAILED" in text
         found = {"status": table.FULL if full else f"failed: {text.splitlines()[0][:300]}"}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Five model shapes in plain PyTorch (1.13 or newer), from their papers; weights are random, nothing is fetched.
+"""Five models in plain PyTorch (1.13 or newer), from their papers, with random weights; nothing is downloaded.
 
-``BUILD[name]()`` gives a module; ``inputs`` and ``targets`` what it is fed. Images are (batch, 3, height, width), their
-classes 1000; DeepLab gives 21 classes for each pixel; the LSTM reads (batch, steps, features) and gives 2 classes.
+``BUILD[name]()`` returns a module; ``inputs`` and ``targets`` return its data. Images are (batch, 3, height, width),
+their classes 1000; DeepLab gives 21 classes for each pixel; the LSTM reads (batch, steps, features) and gives 2
+classes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FEATURES, HIDDEN = 300, 512
 
 
 class PreActivation(nn.Module):
-    """Bottleneck of "Identity Mappings in Deep Residual Networks": norm and activation come before each convolution."""
+    """Bottleneck of "Identity Mappings in Deep Residual Networks": norm and activation before each convolution."""
 
     def __init__(self, inside: int, width: int, stride: int = 1, dilation: int = 1) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ class DeepLab(nn.Module):
         super().__init__()
         self.trunk = resnet_trunk((3, 4, 6, 3), last_stride=1)
         self.arms = nn.ModuleList([self.arm(1, 0, 1), *(self.arm(3, rate, rate) for rate in (6, 12, 18))])
-        # Without a norm: of one image's mean there is no variance to train with.
+        # Without a norm: the mean of a single image has no variance to normalize.
         self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(2048, 256, 1), nn.ReLU(inplace=True))
         self.head = nn.Sequential(
             nn.Conv2d(5 * 256, 256, 1, bias=False),
@@ -128,7 +129,7 @@ def inputs(row: Row, device: torch.device) -> torch.Tensor:
 
 
 def targets(row: Row, device: torch.device) -> torch.Tensor:
-    """Classes to train for, of the shape that cross entropy takes."""
+    """Returns random target classes in the shape that cross entropy takes."""
     if row.model == "deeplab":
         return torch.randint(PIXEL_CLASSES, (row.batch, *row.size), device=device)
     return torch.randint(TEXT_CLASSES if row.model == "lstm" else CLASSES, (row.batch,), device=device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the workloads on what this process is given (a whole card, a slice), or lay results beside each other.
+"""Run the workloads on the visible GPU (a whole GPU or a slice), or compare results.
 
     run.py --label whole --out results            # on the host, or in a pod that has the whole card
     run.py --label slice --out results            # in a slice: vgpuctl exec -- python3 …/run.py …
@@ -22,7 +22,7 @@ from typing import Any, Sequence
 import table
 
 HERE = Path(__file__).resolve().parent
-# Of one row beyond its seconds: start, algorithms, warm-up, at a small share.
+# Extra time limit of a row in seconds: start, choice of algorithms and warm-up, at a small share.
 GRACE_S = 600
 
 ASK = """
@@ -37,7 +37,7 @@ print(json.dumps(found))
 
 
 def look(python: str, device: str) -> dict[str, Any]:
-    """What PyTorch sees here. Raises Refused where it is missing or has no GPU."""
+    """Returns what PyTorch reports of its version and GPU. Raises Refused if PyTorch is missing or sees no GPU."""
     done = subprocess.run([python, "-c", ASK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no word"])[-1]
@@ -73,7 +73,7 @@ def run_rows(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_row(given: argparse.Namespace, name: str) -> dict[str, Any]:
-    """One row in a process of its own; one that dies or hangs is a failed row, the others go on."""
+    """Runs one row in a new process. A process that dies or hangs gives a failed row; the other rows still run."""
     command = [given.python, str(HERE / "measure.py"), name, f"--device={given.device}", f"--seconds={given.seconds}"]
     command += ["--smoke"] * given.smoke + ["--half"] * given.half
     try:
@@ -108,7 +108,7 @@ def compare(paths: Sequence[Path], baseline: str) -> tuple[str, list[dict[str, A
 
 
 def keep(out: str, name: str, value: Any) -> None:
-    """A file in the folder ``out``, or one line on stdout: the last one of a pod's log."""
+    """Writes the result to a file in the folder ``out`` or, for "-", as the last line of output (of a pod's log)."""
     if out == "-":
         print(json.dumps(value))
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workloads as a table, and what their results say beside each other. Pure: no torch, no GPU.
+"""The workloads as a table, and the comparison of their results. Pure functions: no torch, no GPU.
 
 The rows are those of the ai-benchmark table that vGPU plugins are compared by: model, type, batch, size.
 """
@@ -14,7 +14,7 @@ DONE, FULL = "done", "out of memory"
 
 
 class Row(NamedTuple):
-    """One workload. ``size``: the side of a square image, or for the LSTM steps and features."""
+    """One workload. ``size``: the side of a square image, or steps and features of the LSTM."""
 
     id: str
     title: str
@@ -39,11 +39,11 @@ ROWS = (
 
 
 class Refused(Exception):
-    """Why results cannot be laid beside each other, or a row cannot be run: a sentence for a person."""
+    """Results cannot be compared or a row cannot run; the text gives the reason for the user."""
 
 
 def chosen(ids: str) -> list[Row]:
-    """Rows by their ids, with commas; empty: all. Raises Refused for an id that is none."""
+    """Returns the rows with these ids, separated by commas; all rows for "". Raises Refused for an unknown id."""
     wanted = [one.strip() for one in ids.split(",") if one.strip()]
     known = {row.id: row for row in ROWS}
     unknown = [one for one in wanted if one not in known]
@@ -53,16 +53,16 @@ def chosen(ids: str) -> list[Row]:
 
 
 def smaller(row: Row) -> Row:
-    """The same workload small enough for a CPU: it shows that it runs, and its figures mean nothing."""
+    """Returns the workload in a size for a CPU, which shows only that the workload runs."""
     size = (16, 300) if row.model == "lstm" else (64, 64)
     return row._replace(batch=2, size=size)
 
 
 def ratios(results: Sequence[dict[str, Any]], baseline: str) -> list[dict[str, Any]]:
-    """Each row's items per second as parts of the baseline's, by label.
+    """Returns each row's items per second divided by the baseline's, by label.
 
-    ``results``: what ``run.py`` wrote, one for each label. A row that did not run has its status in place of a ratio.
-    Raises Refused where the comparison would say nothing.
+    ``results``: results of ``run.py``, one for each label. A row that did not run has its status in place of a ratio.
+    Raises Refused if the results are not comparable.
     """
     by_label: dict[str, dict[str, Any]] = {}
     for one in results:
@@ -98,12 +98,12 @@ def _part(base: dict[str, Any], other: dict[str, Any] | None) -> float | str:
         raise Refused(f"row {base['id']} was run with another batch or size; measure it again with the same rows")
     if other["status"] != DONE:
         return str(other["status"])
-    # The slice can run what the whole card could not only by mistake; there is no ratio then.
+    # Without a baseline's figure there is no ratio.
     return other["items_per_s"] / base["items_per_s"] if base["status"] == DONE else f"baseline: {base['status']}"
 
 
 def shown(rows: Sequence[dict[str, Any]], baseline: str) -> str:
-    """The ratios as a Markdown table."""
+    """Returns the ratios as a Markdown table."""
     labels = list(rows[0]["ratios"]) if rows else []
     lines = [
         "| id | model | type | batch, size | " + " | ".join([f"{baseline}, items/s", *labels]) + " |",

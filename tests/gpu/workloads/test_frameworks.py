@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of frameworks: no row without a record, and what a record says. Frameworks are doubles of a few lines."""
+"""The page of frameworks has no row without a record, and records are right. Frameworks are test doubles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOOD = {"right": True, "total_mib": 2194, "refused": True}
         ({**GOOD, "refused": False}, "was given twice the slice"),
     ],
 )
-def test_what_has_held(found: dict[str, Any], result: str) -> None:
+def test_outcome_of_a_record(found: dict[str, Any], result: str) -> None:
     assert frameworks.outcome(found, 2194) == result
 
 
@@ -41,10 +41,10 @@ def test_programs_are_python(name: str) -> None:
     ast.parse(frameworks.FRAME.format(frameworks.PROGRAMS[name]))
 
 
-def test_what_ran_is_kept_and_what_is_missing_is_not(
+def test_programs_that_ran_get_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of three programs one holds, one gets too much, one is not installed."""
+    """One of three programs passes, one gets more than the slice, one is not installed. The first two get a record."""
     programs = {
         "Good": 'found.update(version="1", gpu="T4", right=True, refused=slice_mib == 2194)',
         "Greedy": 'found.update(version="2", right=True, refused=False)',
@@ -68,7 +68,7 @@ def test_what_ran_is_kept_and_what_is_missing_is_not(
 
 
 @pytest.mark.parametrize("words", [["--run"], ["--run", "--slice-mib=2194"], [], ["--run", "--page"]])
-def test_a_record_that_says_nothing_is_refused(words: list[str]) -> None:
+def test_incomplete_or_conflicting_arguments_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         frameworks.main(words)
     assert end.value.code == 2

@@ -19,7 +19,7 @@ PLAIN = {"str": str, "int": int, "bool": bool, "float": (int, float), "object": 
 
 
 def build(kind: str, value: Any, path: str) -> Any:
-    """The client's object of a manifest's value. Raises ValueError that names the place."""
+    """Converts a manifest's value to the Kubernetes client's object. Raises ValueError with the field's path."""
     listed, mapped = re.fullmatch(r"List\[(.+)\]", kind), re.fullmatch(r"Dict\[str, (.+)\]", kind)
     if listed:
         if not isinstance(value, list):
@@ -31,7 +31,7 @@ def build(kind: str, value: Any, path: str) -> Any:
         return {name: build(mapped[1], one, f"{path}.{name}") for name, one in value.items()}
     if kind in PLAIN:
         if kind == "str" and ".limits." in path and isinstance(value, int):
-            return str(value)  # a quantity: the API takes a number too, the client's type does not
+            return str(value)  # a quantity may be a number in the API, but not in the client's type
         if not isinstance(value, PLAIN[kind]) or (isinstance(value, bool) and kind != "bool"):
             raise ValueError(f"{path}: expected {kind}, found {value!r}")
         return value
@@ -53,15 +53,15 @@ def job() -> dict[str, Any]:
     return dict(yaml.safe_load((HERE / "job.yaml").read_text()))
 
 
-def test_the_job_is_one_that_the_api_takes() -> None:
+def test_job_is_valid_for_the_api() -> None:
     made = build("V1Job", job(), "job")
-    # The client hands on what was written: nothing was lost on the way.
+    # Converted back, the object equals the manifest, so no field was lost.
     written = job()
     limits = written["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
     limits.update({name: str(value) for name, value in limits.items()})
     assert client.ApiClient().sanitize_for_serialization(made) == written
     assert (made.api_version, made.kind) == ("batch/v1", "Job")
-    # What the API server's own check of a Job adds to its types.
+    # Rules that the API server checks in addition to the types.
     assert made.spec.template.spec.restart_policy in ("Never", "OnFailure")
     names = [one.name for one in made.spec.template.spec.volumes]
     assert {mount.name for mount in made.spec.template.spec.containers[0].volume_mounts} <= set(names)
@@ -82,7 +82,7 @@ def test_the_job_is_one_that_the_api_takes() -> None:
         (["spec", "template", "spec", "volumes", 0, "configmap"], {}, "V1Volume has no such field"),
     ],
 )
-def test_a_job_that_it_would_refuse_is_found(place: list[Any], value: Any, words: str) -> None:
+def test_invalid_job_is_found(place: list[Any], value: Any, words: str) -> None:
     wrong = copy.deepcopy(job())
     at: Any = wrong
     for step in place[:-1]:

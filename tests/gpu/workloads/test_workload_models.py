@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The five shapes on the CPU: weights as their papers count them, answers of the right shape, all rows run small."""
+"""The five models on the CPU: numbers of weights as in their papers, outputs of the right shape, all rows run small."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ sys.path.insert(0, sys.argv[1])
 import json, models
 print(json.dumps({name: sum(one.numel() for one in make().parameters()) for name, make in models.BUILD.items()}))
 """
-# Weights as published: VGG-16 exactly; of ResNet-V2 without the biases that some frameworks add, within half a percent.
+# Published numbers of weights: VGG-16 exact; ResNet-V2 within half a percent, because some frameworks add biases.
 WEIGHTS = {"vgg_16": (138357544, 0.0), "resnet_v2_50": (25.6e6, 0.005), "resnet_v2_152": (60.2e6, 0.005)}
 SHAPES = {"resnet_v2_50": [2, 1000], "resnet_v2_152": [2, 1000], "vgg_16": [2, 1000], "deeplab": [2, 21, 64, 64]}
 
 
 @pytest.fixture(scope="module")
 def torch_env() -> dict[str, str]:
-    """The environment of a Python with torch: Debian's, where torch_cpu.sh has unpacked it, else this one."""
+    """Returns the environment of a Python with torch: Debian's if torch_cpu.sh has unpacked it, else this Python's."""
     env = dict(os.environ, OMP_NUM_THREADS="2")
     if (ROOT / ".build/torch-cpu/.complete").exists():
         done = subprocess.run([HERE / "torch_cpu.sh"], stdout=subprocess.PIPE, text=True, check=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run.py before a GPU: refusals, rows that die, results and their comparison. torch is a double of a few lines."""
+"""run.py without a GPU: refusals, rows that die, results and their comparison. torch is a test double."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class cuda:
     def device_count(): return {count}
 __version__ = "0"
 """
-# What measure.py would do with a row.
+# Behaviours of measure.py's test double for a row.
 ENDS = {
     "done": 'print(\'{"status": "done", "items_per_s": 4.0}\')',
     "dies": "import os; os.abort()",
@@ -41,7 +41,7 @@ ENDS = {
 
 @pytest.fixture
 def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a torch of the given kind importable for programs that are started."""
+    """Makes a test double of torch importable for started programs."""
 
     def make(cuda: str | None = "12.2", count: int = 1) -> str:
         (tmp_path / "torch.py").write_text(DOUBLE.format(cuda=cuda, count=count))
@@ -58,7 +58,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"count": 2}, "2 GPUs are visible; set CUDA_VISIBLE_DEVICES=0"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_missing_or_several_gpus_are_refused(
     python: Any, double: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -83,9 +83,7 @@ def test_a_python_without_torch_is_refused(capsys: pytest.CaptureFixture[str], t
         (["--label", "cpu", "--device", "cpu"], "only with --smoke"),
     ],
 )
-def test_arguments_that_mean_nothing_are_refused(
-    words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_meaningless_arguments_are_refused(words: list[str], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         run.arguments(words)
     assert end.value.code == 2
@@ -137,7 +135,7 @@ def test_results_are_compared(
     assert run.main(["--compare", *files, f"--out={out}"]) == 0
     assert "| 4.1 | DeepLab | inference | 2, 512×512 | 8 | 0.25 |" in capsys.readouterr().out
     assert json.loads((out / "ratios.json").read_text())["ratios"][0]["ratios"] == {"slice": 0.25}
-    # Its own answer among the files, as results/*.json has it the second time, is no result.
+    # In a second run results/*.json also contains ratios.json, which must be ignored.
     assert run.main(["--compare", *files, str(out / "ratios.json"), f"--out={out}"]) == 0
     assert run.main(["--compare", files[0], str(tmp_path / "none.json"), f"--out={out}"]) == 2
 
@@ -156,7 +154,7 @@ def test_the_job_runs_these_programs_in_a_slice() -> None:
 
 
 def test_programs_start_without_the_repository(tmp_path: Path) -> None:
-    """As a ConfigMap holds them: files beside each other, nothing else."""
+    """The programs start from a folder with only their own files, as in a ConfigMap."""
     for path in HERE.glob("*.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

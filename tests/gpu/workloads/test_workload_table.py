@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of the workloads, and what may be laid beside what."""
+"""The rows of the workloads, and which results are comparable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import measure
 import pytest
 import table
 
-# Of the ai-benchmark table: id, name, type, batch, size. Kept apart from the code on purpose.
+# columns of the ai-benchmark table: id, name, type, batch, size. A separate copy, to check the code's table.
 PUBLISHED = """\
 1.1 Resnet-V2-50 inference 50 346*346
 1.2 Resnet-V2-50 training 20 346*346
@@ -31,7 +31,7 @@ def test_the_rows_are_the_published_ones() -> None:
 
 
 def result(label: str, *rates: float | str, **more: Any) -> dict[str, Any]:
-    """A result with one row for each rate; a text is a status."""
+    """Returns a result with one row for each rate; a text in place of a rate is the row's status."""
     rows = []
     for row, rate in zip(table.ROWS, rates):
         done = {"status": table.DONE, "items_per_s": rate} if isinstance(rate, float) else {"status": rate}
@@ -76,12 +76,12 @@ def other_batch() -> dict[str, Any]:
         ([other_batch()], "row 1.1 was run with another batch or size"),
     ],
 )
-def test_what_says_nothing_is_refused(others: list[dict[str, Any]], words: str) -> None:
+def test_results_that_are_not_comparable_are_refused(others: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(table.Refused, match=words):
         table.ratios([result("whole", 1.0), *others], "whole")
 
 
-def test_a_baseline_that_is_not_there_is_refused() -> None:
+def test_missing_baseline_is_refused() -> None:
     with pytest.raises(table.Refused, match='no result is labelled "whole"; there are slice'):
         table.ratios([result("slice", 1.0)], "whole")
 
@@ -94,7 +94,7 @@ def test_rows_are_chosen_by_id(ids: str, found: list[str]) -> None:
     assert [row.id for row in table.chosen(ids)] == found
 
 
-def test_an_id_that_is_none_is_refused() -> None:
+def test_unknown_row_id_is_refused() -> None:
     with pytest.raises(table.Refused, match=r"no row is named 6\.1; there are 1\.1, "):
         table.chosen("1.1,6.1")
 

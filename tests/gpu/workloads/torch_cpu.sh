@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Unpacks Debian's PyTorch for the CPU with all that it needs into .build/torch-cpu, and prints the line that runs a Python
-# with it. Nothing is installed. It shows that the workloads run; it measures nothing.
+# Unpacks Debian's PyTorch for the CPU and its dependencies into .build/torch-cpu, and prints the command that runs a
+# Python with it. Installs nothing. The tests use it to show that the workloads run, not to measure them.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,7 +10,7 @@ if [ ! -e "$dir/.complete" ]; then
     rm -rf "$dir"
     mkdir -p "$dir/debs/partial"
     [ "$(apt-cache policy python3-torch | grep -c '^  Candidate: [^(]')" -eq 1 ] || apt-get -qq update
-    # An empty status file: all dependencies are taken, whatever this machine has installed.
+    # An empty status file, so that all dependencies are downloaded, also those that this machine has installed.
     : >"$dir/status"
     apt-get -qq -y -o APT::Sandbox::User=root -o Dir::State::status="$dir/status" -o Dir::Cache::archives="$dir/debs" \
         --no-install-recommends --download-only install python3-torch >&2
@@ -28,8 +28,8 @@ if [ ! -e "$dir/.complete" ]; then
     rm -rf "$dir/debs" "$dir/status"
     touch "$dir/.complete"
 fi
-# Some libraries lie in folders of their own, where update-alternatives would find them. Those of libc stay out: programs
-# of this machine would be started with its loader and with another libc.
+# Some libraries lie in separate folders, where update-alternatives would find them. Folders of libc are left out:
+# programs of this machine would else start with this machine's loader and the unpacked libc.
 libraries=$dir/root/usr/lib/x86_64-linux-gnu
 folders=$libraries:$libraries/blas:$libraries/lapack:$dir/root/usr/lib:$dir/lib
 echo "LD_LIBRARY_PATH=$folders PYTHONPATH=$dir/root/usr/lib/python3/dist-packages"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated host of its own for each test: profile, state file, and ways to start programs on it."""
+"""A separate simulated host for each test: profile, state file, and functions that start programs on the host."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Host:
         return json.loads(self.ctl("usage", "--json").stdout)["gpus"][gpu]
 
     def counter(self, name: str) -> int:
-        """Of the whole host."""
+        """Returns a counter of the whole host from gpusimctl usage."""
         return json.loads(self.ctl("usage", "--json").stdout)[name]
 
     def log(self, *options: str, gpu: int = 0) -> dict:
@@ -135,7 +135,7 @@ def host(make_host) -> Host:
 
 @pytest.fixture(scope="session")
 def core_program(tmp_path_factory):
-    """Compiles a C program of programs/ together with the core, as gpusimctl is."""
+    """Returns a function that compiles a C program of programs/ and links it with the core, as gpusimctl is linked."""
 
     def compile_program(name: str, *flags: str) -> str:
         out = tmp_path_factory.mktemp("programs") / name

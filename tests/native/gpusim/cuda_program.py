@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small CUDA program for the tests: evaluates one Python expression a line with the driver API at hand (`cu`), and
+"""A small CUDA program for the tests: evaluates one Python expression a line with the driver API (`cu`), and
 answers with one line of JSON. Ends with its input."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 class Private(ctypes.Structure):
-    """gpusim_private of native/gpusim/cuda/private.h."""
+    """struct gpusim_private of native/gpusim/cuda/private.h."""
 
     CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
     _fields_ = [
@@ -33,11 +33,12 @@ class Driver:
         self.library = ctypes.CDLL(path)
         self.modules: dict[str, object] = {}
         self.moments: list[list[object]] = []
-        self._callback = Private.CALLBACK(self.called_back)  # kept: the driver has its address
-        self.inside = ""  # what the tool does when it is called back: an expression of `cu`
+        # A reference for the driver, which stores only the callback's address.
+        self._callback = Private.CALLBACK(self.called_back)
+        self.inside = ""  # expression of `cu` that the tool evaluates in its callback
 
     def raw(self, name: str, *arguments) -> int:
-        """The bare result; Python whole numbers are passed as 64 bits."""
+        """Calls a function and returns its CUresult; Python integers are passed as 64 bits."""
         converted = [ctypes.c_uint64(a & (2**64 - 1)) if isinstance(a, int) else a for a in arguments]
         return getattr(self.library, name)(*converted)
 
@@ -50,7 +51,7 @@ class Driver:
         return call
 
     def out(self, kind, name: str, *arguments):
-        """For calls whose first argument is where the answer goes."""
+        """Calls a function whose first argument points to the output, and returns the output."""
         value = kind()
         getattr(self, name)(ctypes.byref(value), *arguments)
         return value.value
@@ -70,7 +71,7 @@ class Driver:
         return self.private.subscribe(self._callback, None)
 
     def unseen(self, device: int = 0) -> int:
-        """The primary context, past every hook."""
+        """Retains the primary context by the private table, which bypasses every hook, and returns the context."""
         self.cuInit(0)
         context = PTR()
         for result in (self.private.primary_retain(ctypes.byref(context), device), self.private.set_current(context)):
@@ -78,7 +79,7 @@ class Driver:
         return context.value
 
     def background(self, call) -> None:
-        """Runs it in a thread of its own that has this one's context, and comes back when it has begun."""
+        """Runs ``call`` in a new thread with this thread's context, and returns when the call has begun."""
         context = self.out(PTR, "cuCtxGetCurrent")
         began = threading.Event()
 
@@ -155,7 +156,7 @@ def main() -> None:
                 exec(line, names)
                 value = None
             print(json.dumps({"value": value}), flush=True)
-        except Exception as error:  # the test decides what an error means
+        except Exception as error:  # the error's text goes to the test, which checks it
             print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared state: profiles, processes that die at the worst moment, and faults."""
+"""The shared state: profiles, processes that die at a critical moment, and faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 
-MODELS = {  # model: NVML MiB, SMs, compute capability
+MODELS = {  # columns: model, MiB as NVML reports them, SMs, compute capability
     "T4": (15360, 40, "7.5"),
     "V100-16GB": (16160, 80, "7.0"),
     "A100-40GB": (40960, 108, "8.0"),
@@ -65,7 +65,7 @@ def test_bad_profiles_are_named(make_host, profile):
     assert done.returncode == 2
     for part in BAD_PROFILES[profile]:
         assert part in done.stderr
-    # Corrected, the host comes up: the failed attempt left nothing that stands in the way.
+    # With a corrected profile the host starts: the failed attempt left nothing behind.
     host.write("[gpu]\nmodel = T4\n")
     assert "T4" in host.ctl("devices").stdout
 
@@ -93,7 +93,7 @@ def test_reset_reads_the_profile_but_not_under_a_running_process(host):
 
 
 def test_death_inside_the_lock(host, core_program):
-    """The next one takes the lock over and makes the sums anew."""
+    """The next process takes the lock and computes the sums again."""
     host.ctl("devices")
     a = host.start()
     a.ask("cu.context(); cu.alloc(7 * MIB)")
@@ -107,7 +107,7 @@ def test_death_inside_the_lock(host, core_program):
 
 
 def test_charges_race(host, core_program):
-    """Four processes of four threads for more than the GPU has."""
+    """Four processes with four threads each allocate more than the GPU has."""
     race = core_program("race")
     command = [race, "4", "4000", str(4 << 30)]
     racers = [subprocess.Popen(command, env=host.environment(), stderr=subprocess.PIPE) for _unused in range(4)]
@@ -117,7 +117,7 @@ def test_charges_race(host, core_program):
 
 
 def test_kills_at_any_moment(host, tmp_path):
-    """Programs that allocate and launch without pause are killed wherever they are; the host stays usable and exact."""
+    """Programs that allocate and launch without pause are killed at any moment; the host's accounting stays exact."""
     program = str(tmp_path / "churn")
     library = ROOT / "native" / "build" / "gpusim" / "libcuda.so.1"
     include = str(ROOT / "native" / "gpusim" / "cuda")
@@ -147,7 +147,7 @@ def test_kills_at_any_moment(host, tmp_path):
 
 
 def test_slots_are_used_again(host):
-    """More processes one after another than there are slots."""
+    """Runs more processes, one after another, than the host has slots."""
     script = 'for i in $(seq 1100); do "$1" clock >/dev/null || exit 1; done'
     host.run("sh", "-c", script, "sh", str(ROOT / "native" / "build" / "gpusim" / "gpusimctl"))
 
@@ -187,7 +187,7 @@ def test_pids_are_those_of_the_readers_namespace(host):
     assert [p["pid"] for p in seen["gpus"][0]["processes"]] == [1, 0], "a process outside is not visible inside"
 
 
-def test_state_of_another_build_is_made_anew_when_nobody_uses_it(host):
+def test_state_of_another_build_is_created_again_when_unused(host):
     a = host.start()
     a.ask("cu.context()")
     with open(host.state, "r+b") as state:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a driver may do and a polite one does not: each behaviour of the profile's key `hostile`, on and off, and the
+"""Permitted but difficult behaviours of a driver: each behaviour of the profile's key `hostile`, on and off, and the
 context that comes by the private table."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOT_SUPPORTED, CAPTURED_EVENT, INVALIDATED, UNSUPPORTED = 801, 907, 901, 900
 
 @pytest.fixture
 def hostile(make_host):
-    """A host whose driver does these, or none of them."""
+    """Returns a host whose driver has these hostile behaviours, or none."""
 
     def make(what: str = ""):
         return make_host((f"hostile = {what}\n" if what else "") + TWO)
@@ -27,7 +27,7 @@ def hostile(make_host):
 
 
 def test_all_and_lists_are_understood(hostile):
-    """As the tests below show by `all`; a list may have blanks."""
+    """`hostile` accepts `all` and a list of names with blanks."""
     assert hostile("all").start().ask("cu.context() and cu.subscribe()") == 0
     assert hostile("rounding , callbacks").start().ask("cu.context() and cu.subscribe()") == 0
 
@@ -51,7 +51,7 @@ def test_context_by_the_private_table(hostile):
 
 @pytest.mark.parametrize("table", [b"gpusim-private-2", b"\x6b\xd5\xfb\x6c" * 4, bytes(16)])
 def test_other_tables_stay_unanswered(hostile, table):
-    """Also those of NVIDIA's runtime: every function answers NOT_SUPPORTED."""
+    """Each function of any other private table, also of those of NVIDIA's runtime, returns NOT_SUPPORTED."""
     a = hostile("all").start()
     a.ask("cu.cuInit(0)")
     a.ask(f"t = PTR(); cu.cuGetExportTable(ctypes.byref(t), {table!r})")
@@ -80,7 +80,7 @@ OTHERS = {
 
 
 def holding(host, holder: str):
-    """A program with two contexts, whose second thread is inside the call for 0.9 s or a little less."""
+    """Starts a program with two contexts whose second thread is inside the driver call for up to 0.9 s."""
     a = host.start(CUDA_MODULE_LOADING="LAZY" if holder in ("lazy", "kernel") else "EAGER")
     for line in (
         "first = cu.context(0); short = cu.kernel(1); event = cu.event()",
@@ -111,7 +111,7 @@ def test_another_context_does_not_wait(hostile, holder):
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_a_polite_driver_lets_others_pass(hostile, holder):
+def test_without_the_behaviour_other_calls_do_not_wait(hostile, holder):
     a = holding(hostile(), holder)
     assert a.ask(f"cu.seconds(lambda: [{', '.join(sorted(OTHERS))}])") < 0.4
 
@@ -130,7 +130,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_tool_is_called_back_inside(hostile, call):
+def test_tool_is_called_back_inside_a_driver_call(hostile, call):
     a = hostile("callbacks").start()
     a.ask("cu.cuInit(0)")
     if CALLS[call] != CONTEXT:
@@ -141,7 +141,7 @@ def test_a_tool_is_called_back_inside(hostile, call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_polite_driver_calls_nobody_back(hostile, call):
+def test_without_the_behaviour_no_tool_is_called_back(hostile, call):
     a = hostile().start()
     a.ask("cu.cuInit(0)")
     if CALLS[call] != CONTEXT:
@@ -153,7 +153,7 @@ def test_a_polite_driver_calls_nobody_back(hostile, call):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_tool_may_use_the_driver_meanwhile(hostile, call):
-    """It loads a module of its own, with every other behaviour on, and is not called back for that."""
+    """With all behaviours on, a tool loads a module in its callback and gets no callback for that load."""
     a = hostile("all").start()
     a.ask("cu.cuInit(0)")
     a.ask("cu.out(PTR, 'cuCtxCreate_v2', 0, 1)")
@@ -186,7 +186,7 @@ def test_calls_after_the_teardown_began_end_the_process(hostile, late, what, how
 
 
 def test_a_forked_child_that_exits_tears_nothing_down(hostile):
-    """It has no driver, so it is refused like before."""
+    """A forked child has no driver, so its calls are refused as before, and its exit runs no teardown."""
     a = hostile("teardown").start()
     a.ask("cu.context()")
     a.ask("import subprocess; subprocess.run(['true'], check=True)")
@@ -200,7 +200,8 @@ def test_a_forked_child_that_exits_tears_nothing_down(hostile):
 
 CAPTURE = ("cu.context()", "k = cu.kernel(1); stream = cu.stream(1); before = cu.event(); pointer = PTR()")
 GLOBAL, RELAXED = 0, 2
-# What is done during a capture → its mode, the answer on a polite driver and on a hostile one, which voids the capture.
+# Call during a capture → capture mode, result on a normal driver, result on a hostile driver, which invalidates the
+# capture.
 MISUSE = {
     "cu.raw('cuEventQuery', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),
     "cu.raw('cuEventSynchronize', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),
@@ -224,7 +225,7 @@ def test_misuse_of_a_capture_voids_it(hostile, what, misuse):
     assert a.ask("cu.raw('cuStreamEndCapture', stream, ctypes.byref(graph))") == (INVALIDATED if what else 0)
 
 
-def test_an_event_of_an_ended_capture_spoils_no_other(hostile):
+def test_event_of_an_ended_capture_invalidates_no_other_capture(hostile):
     a = hostile("capture-query").start()
     for line in CAPTURE:
         a.ask(line)

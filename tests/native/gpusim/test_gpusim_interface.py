@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libcuda's face: exports, cuGetProcAddress, which GPUs a process sees."""
+"""The interface of libcuda: exports, cuGetProcAddress, and the GPUs that a process sees."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_soname_and_needed():
 
 @pytest.mark.parametrize("folder", ["gpusim", "gpusim-550", "gpusim-615"])
 def test_either_name_is_the_library(folder):
-    """taichi and others open libcuda.so."""
+    """Both libcuda.so.1 and libcuda.so exist, because taichi and others open libcuda.so."""
     link = LIBRARY.parents[1] / folder / "libcuda.so"
     assert link.is_symlink()
     assert link.samefile(link.with_name("libcuda.so.1"))
@@ -46,7 +46,7 @@ def test_either_name_is_the_library(folder):
 
 DEFAULT, LEGACY, PER_THREAD = 0, 1, 2
 FOUND, NO_SYMBOL, OLD = (0, 0), (500, 1), (500, 2)
-# name, CUDA version asked for, flags → symbol, or how it fails. Versions are those of cudaTypedefs.h.
+# columns: name, requested CUDA version, flags, expected symbol or error. Versions are those of cudaTypedefs.h.
 LOOKUPS = [
     ("cuMemAlloc", 2000, DEFAULT, "cuMemAlloc"),
     ("cuMemAlloc", 3010, DEFAULT, "cuMemAlloc"),
@@ -86,7 +86,7 @@ def test_get_proc_address(host, name, version, flags, expected):
             assert result == 0
             assert a.ask(f"p.value == ctypes.cast(cu.library.{expected}, PTR).value") is True
         else:
-            # The second form tells by its pointer and status alone, as NVIDIA's driver does.
+            # The second form reports a missing name only by its pointer and status, as NVIDIA's driver does.
             assert (result, a.ask("p.value")) == (0 if status else expected[0], None)
         if status:
             assert a.ask("s.value") == (expected if isinstance(expected, tuple) else FOUND)[1]
@@ -125,7 +125,7 @@ VISIBLE = {
     "1,1": [],
     "GPU-bbbb": [2],
     "gpu-cccc0000-0000-0000-0000-000000000000,GPU-aaaa1": [3, 0],
-    "GPU-aaaa": [],  # fits two
+    "GPU-aaaa": [],  # matches two GPUs
     "GPU-dddd,0": [],
     "NoDevFiles": [],
 }
@@ -145,7 +145,7 @@ def test_visible_devices(make_host, visible):
         assert int(a.ask("bus.value.decode()").split(":")[1], 16) == 0x1B + 12 * gpu
     if expected:
         assert a.ask("cu.out(ctypes.c_int, 'cuDeviceGetCount')") == len(expected)
-        # Memory is charged to the GPU that is meant, not to its position.
+        # Memory is charged to the selected GPU, not to the GPU with that index on the host.
         a.ask(f"cu.context({len(expected) - 1}); cu.alloc(77)")
         assert host.usage(expected[-1])["processes"][0]["memory"] == 77
 

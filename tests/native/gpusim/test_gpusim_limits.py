@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory limits of control groups (driver 615) in real groups of version 2: NVML's calls, both backends, faults.
 
-Limits are set and read by nvidia-ml-py. What the tests believe is what a program of the group could really allocate.
+Tests set and read limits by nvidia-ml-py, and check them by the memory that a program of the group can allocate.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ BOTH = pytest.mark.parametrize("backend", ["misc", "dmem"])
 
 @BOTH
 def test_a_group_gets_what_its_limit_says_and_no_byte_more(limited, group, backend):
-    """Contexts, modules and memory of all its processes together; another group and another GPU are not concerned."""
+    """The limit applies to contexts, modules and memory of all processes of the group, on one GPU. Other groups and
+    GPUs have no limit."""
     on = limited(backend)
     mine, other = group("mine"), group("other")
     on.set(mine, 500 * MIB)
@@ -110,7 +111,7 @@ def test_a_context_and_code_are_charged_too(limited, group, backend):
 
 @BOTH
 def test_managed_memory_is_charged_to_nobody(limited, group, backend):
-    """The hole that NVIDIA names: it takes the card's memory, past every limit."""
+    """Managed memory uses the GPU's memory and bypasses every limit, as NVIDIA documents."""
     on = limited(backend)
     on.set(group("g"), 200 * MIB)
     a = on.start(group("g"))
@@ -123,7 +124,7 @@ def test_managed_memory_is_charged_to_nobody(limited, group, backend):
 
 
 @BOTH
-def test_a_program_of_the_group_sees_the_limit_as_its_card(limited, group, backend):
+def test_program_of_the_group_sees_the_limit_as_the_gpus_memory(limited, group, backend):
     on = limited(backend)
     on.set(group("g"), 1000 * MIB)
     a, outside = on.start(group("g")), on.start(group("h"))
@@ -142,13 +143,13 @@ def test_a_program_of_the_group_sees_the_limit_as_its_card(limited, group, backe
         ("dmem", 600, 800, 500),
         ("dmem", 800, 600, 500),
         ("misc", 600, None, 500),
-        ("misc", 600, 800, 700),  # limits do not nest: the nearest one alone
+        ("misc", 600, 800, 700),  # misc: limits do not nest, only the nearest one applies
         ("misc", 600, MAX // MIB, 1000),
     ],
 )
 @pytest.mark.parametrize("namespace", [False, True])
 def test_limits_of_a_parent(limited, group, backend, parent, own, mib, namespace):
-    """With a cgroup namespace too, from which the parent is not seen."""
+    """A parent's limit applies, also in a cgroup namespace that does not show the parent."""
     on = limited(backend)
     leaf = group("parent/leaf")
     on.set(group("parent"), parent * MIB)
@@ -170,7 +171,7 @@ def test_limits_of_a_parent(limited, group, backend, parent, own, mib, namespace
 
 @pytest.mark.parametrize(("backend", "leaf"), [("misc", 1200), ("dmem", 600)])
 def test_two_children_of_a_limited_group(limited, group, backend, leaf):
-    """dmem charges all ancestors, so they share; with misc each has a limit of its own that counts for itself."""
+    """dmem charges all ancestors, so two children share the parent's limit. With misc each child has its own limit."""
     on = limited(backend)
     on.set(group("p"), 600 * MIB)
     on.set(group("p/a"), 600 * MIB)
@@ -183,8 +184,8 @@ def test_two_children_of_a_limited_group(limited, group, backend, leaf):
     assert got == leaf
 
 
-def test_what_was_there_before_the_limit(limited, group):
-    """misc counts from the first limit on; dmem has always counted."""
+def test_memory_allocated_before_the_limit(limited, group):
+    """misc counts memory allocated after the first limit only; dmem also counts earlier memory."""
     for backend, counted in (("misc", 0), ("dmem", 400 * MIB)):
         on = limited(backend)
         path = group(backend)
@@ -202,7 +203,7 @@ def test_what_was_there_before_the_limit(limited, group):
     ("backend", "more", "answer", "limit"),
     [
         ("misc", "", pynvml.NVML_ERROR_UNKNOWN, 1000),
-        ("dmem", "", None, 1000),  # answered with success, and the former limit stays
+        ("dmem", "", None, 1000),  # returns success, but the old limit stays
         ("dmem", "memacct_below_use = apply\n", None, 300),
     ],
 )
@@ -228,7 +229,7 @@ ERRORS = [
     ("dmem", ("get", 0, "G/none", 0, 0), pynvml.NVML_ERROR_OPERATING_SYSTEM),
     ("misc", ("set", 0, None, 0, MIB), pynvml.NVML_ERROR_OPERATING_SYSTEM),
     ("misc", ("set", 0, "/tmp", 0, MIB), pynvml.NVML_ERROR_UNKNOWN),
-    ("misc", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),  # of misc: neither it nor an ancestor has one
+    ("misc", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),  # no limit up to the root
     ("dmem", ("get", 0, "G", 0, 0), None),
     ("none", ("set", 0, "G", 0, MIB), pynvml.NVML_ERROR_NOT_SUPPORTED),
     ("none", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),
@@ -236,7 +237,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("backend", "call", "code"), ERRORS)
-def test_codes(limited, group, backend, call, code):
+def test_return_codes(limited, group, backend, call, code):
     on = limited(backend)
     path = call[2] and call[2].replace("G", str(group("g"))).replace("R", str(on.root))
     answer = on.ask((call[0], call[1], path, *call[3:]))[0]
@@ -256,7 +257,7 @@ def test_no_device_and_no_structure(limited, group):
 
 
 def test_who_may(limited, group):
-    """Root without CAP_SYS_ADMIN, as in an ordinary container, may read and not set."""
+    """Root without CAP_SYS_ADMIN, as in an ordinary container, may read limits but not set them."""
     on = limited()
     path = group("g")
     on.set(path, 100 * MIB)
@@ -267,7 +268,7 @@ def test_who_may(limited, group):
     ]
 
 
-def test_a_driver_that_asks_for_no_capability(limited, group):
+def test_driver_that_requires_no_capability(limited, group):
     on = limited()
     on.host.ctl("limits-by-anybody", "on")
     ordinary = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
@@ -287,7 +288,7 @@ def test_a_card_in_mig_mode(limited, group):
 
 
 def test_a_group_whose_controller_is_off(limited, group):
-    """No kernel of the test hosts has either controller, so it is off in each of their groups."""
+    """The kernels of the test hosts have neither controller, so the controller is off in each group."""
     misc, dmem = limited("misc", "controllers = require\n"), limited("dmem", "controllers = require\n")
     path = group("g")
     assert dmem.ask(("set", 0, path, 0, 200 * MIB)) == [pynvml.NVML_ERROR_NOT_FOUND]
@@ -308,7 +309,7 @@ def test_a_reload_loses_every_limit(limited, group):
     assert on.truth()["limits"] == []
 
 
-def test_a_set_that_is_dropped_in_silence(limited, group):
+def test_set_without_effect_returns_success(limited, group):
     on = limited("dmem")
     on.host.ctl("memacct-drop-next")
     on.set(group("g"), 300 * MIB)
@@ -317,8 +318,8 @@ def test_a_set_that_is_dropped_in_silence(limited, group):
     assert on.get(group("g")) == [0, 300 * MIB, 0]
 
 
-def test_a_new_group_inherits_the_limit_of_one_that_is_gone(limited, group):
-    """misc knows a group by its address. Who sets a limit for each container, also none, is safe."""
+def test_new_group_inherits_the_limit_of_a_removed_group(limited, group):
+    """misc identifies a group by its kernel address. Setting a limit, even none, for each container avoids this."""
     on = limited()
     on.host.ctl("memacct-stale", "0", "300")
     a, b = on.start(group("new")), on.start(group("newer"))
@@ -339,7 +340,7 @@ def test_a_child_asks_in_the_name_of_a_dead_creator(limited, group):
     assert json.loads(on.host.run(*enter(path), *program).stdout) == {"alive": 0, "dead": 0}
 
 
-# Forks a process that opens the driver and whose children take memory: one while it lives, one after its end.
+# Forks a process that opens the driver. One of its children allocates while this process lives, one after its end.
 CHILD = """
 import json, os, sys, time
 sys.path.insert(0, sys.argv[2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory is accounted per process and physical: what gpusimctl reads in the shared state is the yardstick."""
+"""Memory is accounted per process. The expected values come from the shared state, read by gpusimctl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def held(host, program) -> dict:
     return found[0] if found else {"memory": 0, "context": 0, "module": 0, "total": 0}
 
 
-def test_context_costs_and_gives_back(host):
+def test_context_is_charged_and_freed(host):
     a = host.start()
     a.ask("cu.cuInit(0)")
     assert held(host, a)["total"] == 0
@@ -37,8 +37,9 @@ def test_context_costs_and_gives_back(host):
     assert host.usage()["used"] == 0
 
 
-def test_managed_memory_costs_the_gpu_only_where_it_lies(host):
-    """Whole blocks, on the GPU while it has room: a full one refuses plain memory and has managed memory elsewhere."""
+def test_managed_memory_is_charged_only_on_the_gpu(host):
+    """A managed block is on the GPU while the GPU has room. A full GPU refuses plain memory and puts managed memory on
+    the host."""
     a = host.start()
     a.ask("c = cu.context()")
     a.ask("full = cu.alloc(cu.info()[0] - 3 * MIB)")
@@ -55,7 +56,7 @@ def test_managed_memory_costs_the_gpu_only_where_it_lies(host):
     )
     a.ask(advise.format(cpu))
     assert held(host, a)["memory"] == before
-    a.ask(location.format(0))  # no room for 5 MiB: it stays in host memory
+    a.ask(location.format(0))  # no room for 5 MiB: the block stays in host memory
     assert held(host, a)["memory"] == before
     a.ask("cu.cuMemFree_v2(full)")
     a.ask(location.format(0))
@@ -70,7 +71,7 @@ def test_managed_memory_costs_the_gpu_only_where_it_lies(host):
     assert held(host, a)["memory"] == 0
 
 
-# Each way to get memory, the bytes that it must cost, and the way to give them back.
+# columns: the allocating call, the expected charge in bytes, the freeing call
 WAYS = {
     "plain": ("p = cu.alloc(1234567)", 1234567, "cu.cuMemFree_v2(p)"),
     "one byte": ("p = cu.alloc(1)", 1, "cu.cuMemFree_v2(p)"),
@@ -157,7 +158,7 @@ def test_physical_memory_lives_until_unmapped_and_released(host):
     assert a.ask("cu.raw('cuMemCreate', ctypes.byref(U64()), 4096, prop, 0)") == 1, "2 MiB granularity"
 
 
-def test_memory_imported_as_anothers_lives_until_destroyed_and_freed(host):
+def test_external_memory_lives_until_destroyed_and_freed(host):
     a = host.start()
     a.ask("cu.context(); size = 4 * MIB; prop = (ctypes.c_uint32 * 8)(1, 1, 1, 0, 0, 0, 0, 0)")
     a.ask("h = cu.out(U64, 'cuMemCreate', size, prop, 0)")

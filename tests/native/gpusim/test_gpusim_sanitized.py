@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The address, undefined-behaviour and thread sanitizers over the simulated driver."""
+"""Runs the simulated driver with the address, undefined-behaviour and thread sanitizers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_sanitizers(host, tmp_path, sanitizer):
-    """A build of its own, into the test's folder; one program that does a bit of everything in three threads."""
+    """Builds the driver with the sanitizer into the test's folder and runs exercise.c, which uses three threads."""
     make = ["make", "-s", "-C", str(ROOT / "native" / "gpusim"), f"SANITIZE={sanitizer}", f"OBJ={tmp_path}/obj",
             f"OUT={tmp_path}/out", f"{tmp_path}/out/libcuda.so.1"]  # fmt: skip
     subprocess.run(make, check=True)

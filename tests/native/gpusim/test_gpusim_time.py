@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time on the virtual clock: every figure is exact, no test waits or measures. Kernels take what they declare."""
+"""Time on the virtual clock: figures are exact and no test waits in real time. Kernels take their declared time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_kernels_take_what_they_declare(host):
     assert [(p["kernels"], p["share"]) for p in log["processes"]] == [(8, 1.0)]
 
 
-# What runs beside what: (kernels as (SMs, stream), time until all are done in ms). Each takes 1 ms; the GPU has 40 SMs.
+# columns: kernels as (SMs, stream), time in ms until all are done. Each kernel takes 1 ms; the GPU has 40 SMs.
 ORDER = {
     "one stream": ([(10, "a"), (10, "a")], 2.0),
     "two streams that fit": ([(20, "a"), (20, "b")], 1.0),
@@ -97,7 +97,8 @@ def pair(host, first: str, second: str):
 
 
 def run_both(a, b, times_a: int, times_b: int) -> None:
-    """Time moves only while every process with a context waits: so each ends its context when it is done."""
+    """Runs two processes. Time moves only while every process with a context waits, so each destroys its context when
+    it is done."""
     for program, times in ((a, times_a), (b, times_b)):
         program.send(f"cu.launch(k, times={times}); cu.cuCtxSynchronize(); cu.cuCtxDestroy_v2(c)")
     a.receive()
@@ -110,7 +111,7 @@ def test_two_processes_share_by_time_slices(host, first, second):
     run_both(a, b, 200_000 // int(first), 200_000 // int(second))
     log = host.log("--intervals", "--window", "100")
     serial = {p["pid"]: str(p["serial"]) for p in log["processes"]}
-    # Kernels are preempted at slice ends: equal shares whatever their length, 1000 of 1050 us each turn.
+    # Kernels are preempted at slice ends, so shares are equal for all lengths of kernels: 1000 of 1050 us per slice.
     for window in log["windows"][:3]:
         for program in (a, b):
             assert window["shares"][serial[program.pid]] == pytest.approx(0.5 / 1.05, abs=0.006)
@@ -120,7 +121,7 @@ def test_two_processes_share_by_time_slices(host, first, second):
     switches = [i for i in log["intervals"] if i["kind"] == "switch"]
     assert {i["end"] - i["start"] for i in switches} == {50_000}
     assert log["switch_ns"] == 50_000 * log["switches"]
-    # What the log says each ran is what was declared, to the nanosecond.
+    # The run time of each process in the log equals the declared time, to the nanosecond.
     for program, cost, times in ((a, int(first), 200_000 // int(first)), (b, int(second), 200_000 // int(second))):
         mine = [i for i in kernels if i["pid"] == program.pid]
         assert sum(i["end"] - i["start"] for i in mine) == cost * 1000 * times
@@ -170,7 +171,7 @@ def test_jitter_spreads_evenly_around_the_declared_cost(make_host):
 
 
 def test_a_kernel_may_draw_its_cost(make_host):
-    """As many launches from each octave of LOW..HIGH, whatever their order."""
+    """Equally many launches have a duration from each octave of LOW..HIGH."""
     a = make_host("clock = auto\njitter_percent = 0\n[gpu]\nmodel = T4\n").start()
     a.ask("cu.context(); k = cu.kernel('20..5000'); marks = [cu.event()]")
     for _unused in range(4):

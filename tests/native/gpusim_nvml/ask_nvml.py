@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluate expressions over nvidia-ml-py in this process and print their values as a JSON list.
 
-The argument is JSON: {"setup": statements, "expressions": [...]}. pynvml is initialised before, its names are in scope,
+The argument is JSON: {"setup": statements, "expressions": [...]}. pynvml is initialized before; its names are in scope,
 and `gpu(i)` is the handle of GPU i. A value that JSON does not know is shown by its fields or as text.
 """
 
@@ -20,7 +20,7 @@ def gpu(index: int):
 
 
 def plain(value):
-    """Turn an answer of pynvml into what JSON can carry."""
+    """Convert a value of pynvml to a value that JSON can represent."""
     if isinstance(value, (ctypes.Structure, ctypes.Union, pynvml.nvmlFriendlyObject)):
         names = [field[0] for field in getattr(value, "_fields_", [])] or list(vars(value))
         return {name: plain(getattr(value, name)) for name in names}
@@ -36,18 +36,18 @@ def plain(value):
 
 
 def evaluate(expression: str, names: dict):
-    """Return the value of one expression, or the name of the error that NVML answered."""
+    """Return the value of one expression, or the name of the NVML error that it raised."""
     try:
         return plain(eval(expression, names))
     except pynvml.NVMLError as error:
         codes = [name for name in dir(pynvml) if name.startswith("NVML_ERROR_")]
         return next(name for name in codes if getattr(pynvml, name) == error.value)
-    except Exception as mistake:  # of the test: shown instead of an answer
+    except Exception as mistake:  # an error in the test's expression: its text is the result
         return f"{type(mistake).__name__}: {mistake}"
 
 
 def main() -> None:
-    """Answer the question in the first argument."""
+    """Evaluate the expressions in the first argument and print their values."""
     question = json.loads(sys.argv[1])
     names = {**vars(pynvml), "gpu": gpu, "ctypes": ctypes}
     pynvml.nvmlInit()

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A GPU client for tests of utilisation, straight on the simulated host's API, on a host whose profile has a manual clock:
- *   busy_gpu hold GPU BYTES KERNEL_MS    takes a context, BYTES of memory and one kernel (-1: endless); prints `ready`
- *                                        and holds them until standard input ends
+ * A GPU client for tests of utilization. It uses the simulated host's API directly; the host's profile has a manual
+ * clock. busy_gpu hold GPU BYTES KERNEL_MS    creates a context, allocates BYTES and launches one kernel (-1: endless);
+ * prints
+ *                                        `ready` and waits until standard input ends
  *   busy_gpu advance MS                  moves the host's clock
  */
 #include "sim.h"

@@ -12,7 +12,7 @@ from simulated_host import LIBRARIES, PROFILES, ROOT, Host, RealSmi
 
 @pytest.fixture(scope="session", autouse=True)
 def libraries() -> Path:
-    """Say at once, and once, what is missing where the simulated driver was not built."""
+    """Stop all tests with one message if the simulated driver is not built."""
     if not (LIBRARIES / "libnvidia-ml.so.1").exists():
         pytest.exit(f"{LIBRARIES} has no libnvidia-ml.so.1: run `make native` first", returncode=4)
     return LIBRARIES
@@ -20,7 +20,7 @@ def libraries() -> Path:
 
 @pytest.fixture()
 def make_host(tmp_path):
-    """Return a maker of hosts; a profile is given by text or by the name of an example."""
+    """Return a function that creates a host from a profile's text or from the name of an example profile."""
 
     def make(profile: str, device_nodes: str = "ignore") -> Host:
         text = profile if "\n" in profile else (PROFILES / f"{profile}.profile").read_text()
@@ -31,13 +31,13 @@ def make_host(tmp_path):
 
 @pytest.fixture()
 def mixed(make_host) -> Host:
-    """T4, V100, A100-80GB and GTX 1080 Ti in one host, with known names."""
+    """Return a host with T4, V100, A100-80GB and GTX 1080 Ti and fixed names."""
     return make_host("mixed")
 
 
 @pytest.fixture(scope="session")
 def real_smi():
-    """Return a getter of the nvidia-smi of a Debian suite; it skips where the package cannot be had."""
+    """Return a function that returns the nvidia-smi of a Debian suite, or skips the test without the package."""
     found: dict = {}
 
     def get(suite: str) -> RealSmi:

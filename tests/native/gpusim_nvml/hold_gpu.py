@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold a CUDA context on a GPU, with memory, until standard input ends.
 
-Arguments: GPU, bytes to allocate. Prints `ready` when the memory is held; the GPU stays idle.
+Arguments: GPU, bytes to allocate. Prints `ready` after the allocation; the GPU stays idle.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    """Take what the arguments say, tell, wait."""
+    """Allocate as the arguments say, print `ready`, and wait for the end of standard input."""
     number, size = int(sys.argv[1]), int(sys.argv[2])
     cuda = ctypes.CDLL("libcuda.so.1")
     device, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated host for each test, and two ways to ask it: nvidia-ml-py and NVIDIA's own nvidia-smi.
+"""A simulated host for each test, and two clients that query it: nvidia-ml-py and NVIDIA's own nvidia-smi.
 
-Every question runs in a process of its own, because a process is tied to one host for its life. The truth of the tests
-is data written here or in the tests, and what another process really did; never what the library said before.
+Each query runs in a new process, because a process can use only one host in its life. Expected values are data in the
+tests and the real actions of other processes, never earlier results of the library.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PROFILES = ROOT / "native" / "gpusim" / "profiles"
 
 
 class Host:
-    """One simulated host: a profile and a state file of its own."""
+    """One simulated host with its own profile and state file."""
 
     def __init__(self, folder: Path, profile: str) -> None:
-        """Write the profile; the first process that attaches makes the state from it."""
+        """Write the profile; the first process on the host creates the state from the profile."""
         folder.mkdir(parents=True, exist_ok=True)
         self.profile = folder / "host.profile"
         self.profile.write_text(profile)
@@ -51,13 +51,13 @@ class Host:
         return result
 
     def nvml(self, *expressions: str, setup: str = "", prefix: tuple = ()) -> list:
-        """Evaluate expressions over pynvml in one fresh process; an NVMLError becomes the name of its code."""
+        """Return the values of expressions over pynvml, evaluated in one new process; an NVMLError becomes its name."""
         question = json.dumps({"setup": setup, "expressions": expressions})
         answer = self.run(*prefix, sys.executable, str(HERE / "ask_nvml.py"), question)
         return json.loads(answer.stdout)
 
     def ctl(self, *arguments: str) -> str:
-        """Run gpusimctl, the host's own truth and its source of faults."""
+        """Run gpusimctl, which shows the host's real state and injects faults."""
         return self.run(str(LIBRARIES / "gpusimctl"), *arguments).stdout
 
     @contextlib.contextmanager
@@ -82,16 +82,16 @@ class Host:
 
 
 class RealSmi:
-    """NVIDIA's nvidia-smi out of a Debian package, with the libnvidia-ml that it belongs to."""
+    """NVIDIA's nvidia-smi from a Debian package, with the libnvidia-ml of the same version."""
 
     def __init__(self, folder: Path) -> None:
-        """Remember where the script put it."""
+        """Store the folder into which the script unpacked nvidia-smi."""
         self.folder = folder
         self.program = str(folder / "nvidia-smi")
         self.version = (folder / "version").read_text().strip()
 
     def driver(self, profile: str) -> str:
-        """Return the profile with the driver version that this nvidia-smi demands."""
+        """Return the profile with the driver version that this nvidia-smi requires."""
         text = profile if "\n" in profile else (PROFILES / f"{profile}.profile").read_text()
         lines = [line for line in text.splitlines() if not line.startswith("driver_version")]
         return "\n".join([f"driver_version = {self.version}", *lines, ""])

@@ -46,7 +46,7 @@ def test_list(smi):
     assert smi("-L").splitlines() == [f"GPU {i}: {name} (UUID: {uuid})" for i, (name, uuid) in enumerate(rows)]
 
 
-# a line of the table: regular expressions, one for each driver branch's column widths
+# Each table line: regular expressions for the column widths of each driver branch.
 TABLE = [
     r"\| NVIDIA-SMI {version} +Driver Version: {version} +CUDA Version: 12\.2 +\|",
     r"\| +0  Tesla T4 +Off +\| +00000000:3B:00\.0 Off \| +0 \|",
@@ -71,7 +71,7 @@ def test_table(smi):
         )
 
 
-# fields: their values for GPU 0 and GPU 2 of the profile `mixed`
+# columns: the query's fields, their values for GPU 0 and for GPU 2 of the profile `mixed`
 FIELDS = {
     "index": ("0", "2"),
     "count": ("4", "4"),
@@ -115,7 +115,7 @@ def test_query_gpu(smi):
     assert query(smi, "gpu", "driver_version") == [[smi.version]] * 4
 
 
-# section and line of `nvidia-smi -q -i 2`: value
+# columns: section and line of `nvidia-smi -q -i 2`, expected value
 DETAILS = {
     ("FB Memory Usage", "Total"): "81920 MiB",
     ("MIG Mode", "Current"): "Disabled",
@@ -161,7 +161,7 @@ def test_processes(smi):
 
 
 def test_an_unmeasured_branch_shows_no_processes(make_host, real_smi):
-    """The layout of the process list is a private matter of each branch: better none than wrong ones."""
+    """The layout of the process list differs by branch, so an unknown branch shows none rather than wrong processes."""
     real = real_smi("bookworm")
     host = make_host(real.driver((PROFILES / "mixed.profile").read_text()).replace(real.version, "999.10.01"))
     with host.worker(0):
@@ -231,7 +231,8 @@ def test_mig(smi):
 
 @needs_root
 def test_a_reset_makes_pending_modes_current(smi):
-    """A process holds the GPU: MIG mode stays pending, a reset is refused; without it the reset brings both modes."""
+    """While a process uses the GPU, MIG mode stays pending and a reset is refused; after its end a reset makes both
+    modes current."""
     modes = "mig.mode.current,mig.mode.pending,ecc.mode.current,ecc.mode.pending"
     with smi.host.worker(2):
         assert "pending" in smi("-i", "2", "-mig", "1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library's types against nvidia-ml-py's, and its exported names against the real library's."""
+"""Compares the library's types with nvidia-ml-py's, and its exported names with the real library's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulated_host import LIBRARIES, ROOT
 
 NVML = ROOT / "native" / "gpusim" / "nvml"
 
-# C type, the ctypes structure of nvidia-ml-py
+# columns: C type, ctypes structure of nvidia-ml-py
 STRUCTURES = [
     ("nvmlPciInfo_t", pynvml.nvmlPciInfo_t),
     ("nvmlPciInfoExt_t", pynvml.nvmlPciInfoExt_v1_t),
@@ -65,7 +65,7 @@ def measured(tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize(("name", "twin"), STRUCTURES, ids=[row[0] for row in STRUCTURES])
-def test_structure_equals_its_twin(measured, name, twin):
+def test_structure_equals_the_ctypes_structure(measured, name, twin):
     expected = [ctypes.sizeof(twin)] + [getattr(twin, field[0]).offset for field in twin._fields_]
     assert measured[name] == expected
 
@@ -77,7 +77,7 @@ def exported(library) -> set:
 
 
 def listed() -> set:
-    """Names in the list that the stubs are made from."""
+    """Names in the list from which the stubs are generated."""
     return set(re.findall(r"NVML_EXPORT\((\w+)\)", (NVML / "nvml_exports.def").read_text()))
 
 
@@ -93,7 +93,7 @@ def test_every_name_of_the_real_library_is_exported(suite, real_smi):
 
 
 def test_names_without_a_body_answer_not_supported(mixed):
-    """Stubs take no argument, so any call is safe; before nvmlInit they answer UNINITIALIZED like all others."""
+    """Stubs read no argument, so any call is safe. Before nvmlInit they return UNINITIALIZED like other functions."""
     stubs = ["nvmlDeviceGetVgpuMetadata", "nvmlUnitGetLedState", "nvmlGpmSampleGet", "nvmlVgpuTypeGetName"]
     calls = [f"nvmlLib.{name}()" for name in stubs]
     setup = "nvmlLib = ctypes.CDLL('libnvidia-ml.so.1')"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nvidia-ml-py reads of GPUs of every model; the figures are the vendor's, written down here."""
+"""Values that nvidia-ml-py reads from GPUs of every model. The expected figures are the vendor's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 MIB = 1 << 20
 
-# model: name, MiB, SMs, compute capability, PCI device, brand, ECC, MIG instances, power limit in W
+# columns: model, name, MiB, SMs, compute capability, PCI device, brand, ECC, MIG instances, power limit in W
 MODELS = {
     "T4": ("Tesla T4", 15360, 40, [7, 5], 0x1EB810DE, "NVML_BRAND_TESLA", True, 0, 70),
     "V100-16GB": ("Tesla V100-SXM2-16GB", 16160, 80, [7, 0], 0x1DB110DE, "NVML_BRAND_TESLA", True, 0, 300),
@@ -47,11 +47,11 @@ def test_model(make_host, model):
     assert dict(zip(expected, host.nvml(*expected))) == expected
 
 
-# GPUs of the profile `mixed`: index, UUID, PCI address
+# columns: index, UUID and PCI address of the GPUs of the profile `mixed`
 UUIDS = [f"GPU-5a4f1d3e-000{n}-4c6b-9d57-7430c1a2b3d4" for n in (1, 2, 3, 4)]
 BUSES = ["00000000:3B:00.0", "00000000:5E:00.0", "00000000:AF:00.0", "00000000:D8:00.0"]
 
-# expression: expected, on the profile `mixed`
+# columns: expression, expected value on the profile `mixed`
 CALLS = {
     "nvmlSystemGetDriverVersion()": "535.261.03",
     "nvmlSystemGetNVMLVersion()": "12.535.261.03",
@@ -137,7 +137,7 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Ask all calls in one process."""
+    """Returns the values of all calls, made in one process."""
     from simulated_host import PROFILES, Host
 
     host = Host(tmp_path_factory.mktemp("mixed"), (PROFILES / "mixed.profile").read_text())
@@ -156,7 +156,7 @@ def test_calls_count_initialisations(mixed):
     assert mixed.nvml("nvmlDeviceGetCount()", "nvmlLib.nvmlShutdown()", setup=shut) == ["NVML_ERROR_UNINITIALIZED", 1]
 
 
-# structure version, return
+# columns: version of the structure, return code
 VERSIONS = [(0x02000028, 0), (0x01000028, 25), (0x02000030, 25), (0, 25)]
 
 
@@ -182,7 +182,7 @@ def test_texts_are_never_cut(mixed):
 
 
 def test_threads_may_call_at_once(mixed):
-    """ctypes lets go of the interpreter's lock in a call, so the calls really overlap."""
+    """ctypes releases the interpreter's lock during a call, so calls of several threads really overlap."""
     setup = (
         "import threading\nwrong = []\n"
         "def ask(i):\n    for _ in range(200):\n"

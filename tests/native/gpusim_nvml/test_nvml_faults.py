@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults as a monitor meets them: events that wake a wait in another process, lost GPUs, no driver at all."""
+"""Faults as a monitor sees them: events that wake a wait in another process, lost GPUs, a missing driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from simulated_host import HERE, LIBRARIES, needs_root
 
 XID, SINGLE_BIT, DOUBLE_BIT = 0x8, 0x1, 0x2
-# What a device plugin does: one set, all events that a GPU has, a wait with a time-out in a loop.
+# A watcher like a device plugin: one event set, all events of a GPU, a wait with a time-out in a loop.
 WATCH = f"""
 import sys
 watched = nvmlEventSetCreate()
@@ -24,7 +24,7 @@ def wait(timeout):
 
 print("watching", flush=True)
 """
-# gpusimctl's arguments: what the watcher gets (GPU, event type, data)
+# columns: gpusimctl's arguments, event that the watcher gets (GPU, event type, data)
 EVENTS = [
     (["xid", "0", "79"], [0, XID, 79]),
     (["xid", "1", "31"], [1, XID, 31]),
@@ -35,7 +35,7 @@ EVENTS = [
 
 @pytest.fixture()
 def watcher(mixed):
-    """Start a process that waits for events of GPUs 0 and 1, as long as it takes; stop it at the end."""
+    """Start a process that waits for events of GPUs 0 and 1 without a time limit; stop it at the end."""
 
     def start(*expressions: str) -> subprocess.Popen:
         question = json.dumps({"setup": WATCH, "expressions": expressions})

@@ -10,7 +10,7 @@ pytestmark = needs_root
 MIB = 1 << 20
 ENABLE = "nvmlDeviceSetMigMode(gpu(0), 1)"
 PROFILES = {
-    # model: {profile id: (name, instances, slices, SMs)}
+    # Expected profiles: model → {profile id: (name, maximum number of instances, slices, SMs)}.
     "A100-40GB": {
         19: ("MIG 1g.5gb", 7, 1, 14),
         20: ("MIG 1g.5gb+me", 1, 1, 14),
@@ -100,7 +100,7 @@ def test_profiles_of_a_model(make_host, model):
     assert host.nvml("profiles(gpu(0))", setup=SETUP) == [sorted([key, *row] for key, row in PROFILES[model].items())]
 
 
-# profiles made in this order: the placements that they get
+# columns: profiles in the order of their creation, the placements that they get
 PLACED = [
     ([19] * 7, [[n, 1] for n in (6, 5, 4, 3, 2, 1, 0)]),
     ([19, 14, 5], [[6, 1], [4, 2], [0, 4]]),
@@ -108,7 +108,7 @@ PLACED = [
     ([0], [[0, 8]]),
     ([15] * 4, [[6, 2], [4, 2], [2, 2], [0, 2]]),
 ]
-# made, then what cannot be made any more
+# columns: created profiles, profile that can then not be created
 FULL = [([0], 19), ([9, 9], 19), ([19] * 7, 19), ([20], 20), ([5, 9], 9), ([14] * 3, 14), ([19], 0)]
 
 
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_refused(a100, profiles, more):
     assert last == "NVML_ERROR_INSUFFICIENT_RESOURCES"
 
 
-# made first; capacity left for the profiles 19, 20, 15, 14, 9, 5, 0
+# columns: profiles created first, remaining capacity for the profiles 19, 20, 15, 14, 9, 5, 0
 CAPACITY = [
     ([], [7, 1, 4, 3, 2, 1, 1]),
     ([19], [6, 1, 3, 3, 1, 1, 0]),
@@ -151,7 +151,7 @@ def test_nothing_is_made_while_mig_is_off(make_host):
 
 
 def test_life_of_instances(a100):
-    """Each step in a process of its own: instances belong to the GPU, not to who made them."""
+    """Each step runs in a new process: instances belong to the GPU, not to the creating process."""
     assert a100.nvml("make(9)", "make(14)", setup=SETUP) == [[4, 4], [2, 2]]
     assert a100.nvml("compute(instances(9)[0], 2)", setup=SETUP) == [[0, 0, 3]]
     assert a100.nvml("compute(instances(14)[0], 0)", "compute(instances(14)[0], 0)", setup=SETUP) == [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes, their memory and their utilisation, as another process sees them through nvidia-ml-py."""
+"""Processes, their memory and their utilization, read by another process through nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulated_host import HERE, ROOT, needs_root
 
 MIB = 1 << 20
 PROFILE = "clock = manual\njitter_percent = 0\nseed = 7\n[gpu]\nmodel = T4\n[gpu]\nmodel = V100-16GB\n"
-CONTEXT = {0: 104 * MIB, 1: 308 * MIB}  # what a context costs on these models: see the model table
+CONTEXT = {0: 104 * MIB, 1: 308 * MIB}  # memory of a context on these models: see the model table
 ALL = 0xFFFFFFFF
 
 
@@ -75,7 +75,8 @@ def test_processes_and_their_memory(host):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
 def test_pids_are_those_of_the_observers_namespace(host):
-    """As with a driver: the host sees a container's process by its own number, the container not the host's."""
+    """As with a real driver, the host sees a container's process under the host's pid; the container does not see the
+    host's processes."""
     call, used = "[p.pid for p in nvmlDeviceGetComputeRunningProcesses(gpu(0))]", "nvmlDeviceGetMemoryInfo(gpu(0)).used"
     container = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     with host.client(0) as outside, host.client(0, prefix=container) as shell:
@@ -118,7 +119,7 @@ def test_one_busy_process(host):
         [samples] = host.nvml("nvmlDeviceGetProcessUtilization(gpu(0), 0)")
         assert [entry["pid"] for entry in samples] == [busy.pid]
         newest = samples[0]["timeStamp"]
-        # The first period began when the host booted, on a busy machine long before the kernel: look at later ones.
+        # The first period began at the host's boot, on a busy machine long before the kernel: check only later ones.
         [later] = host.nvml(f"nvmlDeviceGetProcessUtilization(gpu(0), {newest - 700_000})")
         assert 98 <= later[0]["smUtil"] <= 100
         # NVML keeps a sample every 138.9 ms: 7 in the first second, none newer than the newest
@@ -142,7 +143,7 @@ def test_two_processes_share_and_each_sample_names_one(host):
         assert ring == 72, "the driver's ring: 72 samples in 10 s"
         assert sorted(entry["pid"] for entry in samples) == sorted([first.pid, second.pid])
         assert 90 <= sum(entry["smUtil"] for entry in samples) <= 100
-        # 72 samples that name either process with probability 1/2: 50 % ± 5 standard deviations of 5.9 %
+        # Each of 72 samples names either process with probability 1/2: 50 % ± 5 standard deviations of 5.9 %.
         assert all(20 <= entry["smUtil"] <= 80 for entry in samples)
 
 
@@ -153,7 +154,7 @@ def test_a_short_kernel_leaves_no_trace_after_it_ended(host):
         now, ring = host.nvml(*calls)
         assert now == 0
         values = [sample["sampleValue"]["uiVal"] for sample in ring]
-        # 100 ms of the first period of 138.9 ms, then nothing
+        # the kernel ran for 100 ms of the first period of 138.9 ms
         assert values[0] == pytest.approx(72, abs=1)
         assert values[1:] == [0] * 6
 

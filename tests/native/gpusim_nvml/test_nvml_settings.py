@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Setters: what they change is seen by every other process, and only root may call them."""
+"""Setters: every other process sees their changes, and only root may call them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulated_host import needs_root
 pytestmark = needs_root
 AS_NOBODY = "import os\nos.seteuid(65534)"
 
-# setter, then a getter and what it answers in another process afterwards
+# columns: setter, getter, value that the getter then returns in another process
 SETTERS = [
     ("nvmlDeviceSetPersistenceMode(gpu(0), 1)", "nvmlDeviceGetPersistenceMode(gpu(0))", 1),
     ("nvmlDeviceSetComputeMode(gpu(0), 3)", "nvmlDeviceGetComputeMode(gpu(0))", 3),
@@ -19,7 +19,7 @@ SETTERS = [
     ("nvmlDeviceSetAccountingMode(gpu(0), 1)", "nvmlDeviceGetAccountingMode(gpu(0))", 1),
     ("nvmlDeviceSetMigMode(gpu(2), 1)", "nvmlDeviceGetMigMode(gpu(2))", [1, 1]),
 ]
-# setter, the error it must answer even to root
+# columns: setter, error that it returns even for root
 REFUSED = [
     ("nvmlDeviceSetComputeMode(gpu(0), 1)", "NVML_ERROR_NOT_SUPPORTED"),
     ("nvmlDeviceSetComputeMode(gpu(0), 4)", "NVML_ERROR_INVALID_ARGUMENT"),
@@ -46,7 +46,7 @@ def test_refused(mixed, setter, error):
 
 
 def test_a_power_limit_is_scoped_by_one_byte(mixed):
-    """nvidia-smi leaves the padding behind the scope's byte unset: only the byte counts."""
+    """nvidia-smi does not clear the padding after the scope's byte, so only the byte counts."""
     setup = (
         "lib = ctypes.CDLL('libnvidia-ml.so.1')\n"
         "def limit(scope, milliwatts, version=nvmlPowerValue_v2):\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs a process sees: by its device nodes where the profile demands them, never by CUDA_VISIBLE_DEVICES."""
+"""A process sees GPUs by its device nodes if the profile requires them, and never by CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-# device nodes in a container, the GPUs that NVML shows there
+# columns: device nodes in a container, GPUs that NVML shows in the container
 NODES = [
     ("", []),
     ("nvidia0", [0]),
@@ -21,7 +21,7 @@ NODES = [
 @pytest.mark.parametrize(("nodes", "shown"), NODES, ids=[row[0] or "none" for row in NODES])
 def test_device_nodes_decide(make_host, nodes, shown):
     host = make_host("a100-80x4", device_nodes="require")
-    # a /dev of the process's own, with those nodes only; the state file lies elsewhere
+    # a private /dev with those nodes only; the state file is outside of /dev
     script = (
         "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "
         f'for node in {nodes}; do mknod -m 666 /dev/$node c 1 3; done; exec "$@"'

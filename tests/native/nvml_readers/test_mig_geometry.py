@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG geometries applied on the simulated driver, judged by NVIDIA's own binding in another process."""
+"""MIG geometries applied on the simulated driver, checked by NVIDIA's own Python binding in another process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ try:
 except mig_apply.MigError as fault:
     print(json.dumps({"error": str(fault)}))
 """
-# What NVIDIA's binding sees: for each GPU its mode, and name and place of each MIG device.
+# Prints, by NVIDIA's binding, the MIG mode of each GPU and name and place of each MIG device.
 LOOK = """\
 def look(index):
     handle = nvmlDeviceGetHandleByIndex(index)
@@ -88,11 +88,11 @@ def seen(host: Host, count: int = 1) -> list[Any]:
     return found
 
 
-# geometries in this order; what NVIDIA's binding sees after each
+# columns: geometries in order, the state after each that NVIDIA's binding reads
 WAYS = [
     ([{"1g.5gb": 7}], [["1g.5gb"] * 7]),
     ([{"3g.20gb": 2}, {"3g.20gb": 1, "1g.5gb": 2}], [["3g.20gb"] * 2, ["1g.5gb", "1g.5gb", "3g.20gb"]]),
-    # Small ones lie in the way of a large one; nobody is in them, so they are made anew.
+    # Small instances occupy a large instance's place; no process uses them, so they are created again elsewhere.
     ([{"1g.5gb": 7}, {"1g.5gb": 1, "3g.20gb": 1}], [["1g.5gb"] * 7, ["1g.5gb", "3g.20gb"]]),
     ([{"7g.40gb": 1}, {"4g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1}], [["7g.40gb"], ["1g.5gb", "2g.10gb", "4g.20gb"]]),
     ([{"1g.5gb+me": 1, "1g.5gb": 6}, {}], [["1g.5gb"] * 6 + ["1g.5gb+me"], None]),
@@ -121,7 +121,7 @@ def test_what_stays_is_not_touched(machine):
     assert host.nvml(uuids) == before
 
 
-# geometry, words of the refusal
+# columns: geometry, words of the error message
 REFUSED = [
     ({"1g.5gb": 8}, "takes at most 7 instances of 1g.5gb"),
     ({"1g.10gb": 1, "9g.80gb": 1}, "has no MIG profile 9g.80gb; it has 1g.10gb"),
@@ -131,7 +131,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("geometry, words", REFUSED)
-def test_what_cannot_be_had_leaves_every_gpu_as_it_was(machine, geometry, words):
+def test_impossible_geometry_changes_no_gpu(machine, geometry, words):
     host = machine(A100 + A100)
     bring(host, {"3g.20gb": 1, "1g.5gb": 1})
     before = seen(host, 2)
@@ -142,7 +142,7 @@ def test_what_cannot_be_had_leaves_every_gpu_as_it_was(machine, geometry, words)
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3, 4])
 @pytest.mark.parametrize("start", [{}, {"7g.40gb": 1}, {"3g.20gb": 1, "2g.10gb": 1}])
-def test_a_failure_in_the_middle_is_taken_back_on_all_gpus(machine, start, fail_at):
+def test_failure_in_the_middle_is_rolled_back_on_all_gpus(machine, start, fail_at):
     host = machine(A100 + A100)
     bring(host, start)
     before = seen(host, 2)
@@ -165,8 +165,8 @@ def test_a_gpu_in_use_is_left_alone(machine):
     assert "error" not in bring(host, {"1g.5gb": 7})
 
 
-def test_an_instance_without_its_compute_instance_is_made_anew(machine):
-    """As a run that was killed between the two calls leaves it."""
+def test_instance_without_its_compute_instance_is_created_again(machine):
+    """A run killed between the two calls leaves an instance without its compute instance."""
     host = machine(A100)
     host.nvml("nvmlDeviceSetMigMode(gpu(0), 1)", "bool(nvmlDeviceCreateGpuInstance(gpu(0), 9))")
     assert seen(host) == [[1, []]]
@@ -174,7 +174,7 @@ def test_an_instance_without_its_compute_instance_is_made_anew(machine):
     assert seen(host) == [[1, ["3g.20gb"]]]
 
 
-def test_gpus_without_mig_stay_whole_beside_others_and_alone_are_refused(machine, tmp_path):
+def test_gpus_without_mig_stay_whole_next_to_mig_gpus_and_are_refused_alone(machine, tmp_path):
     mixed = machine("[gpu]\nmodel = T4\n" + A100)
     done = bring(mixed, {"1g.5gb": 7})
     assert done["warnings"] == ["GPU 0 (Tesla T4) has no MIG and stays whole"]
@@ -184,7 +184,7 @@ def test_gpus_without_mig_stay_whole_beside_others_and_alone_are_refused(machine
     assert bring(alone, {})["plan"] == []
 
 
-def test_without_root_nothing_changes_and_the_fault_is_named(machine):
+def test_without_root_nothing_changes_and_the_error_is_reported(machine):
     host = machine(A100)
     wanted = json.dumps({"geometry": {"1g.5gb": 7}, "check": False})
     before = seen(host)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The geometry of a host with what makes it again at boot: check, apply, repeat, reboot, undo."""
+"""The MIG geometry of a host and the unit that creates it at boot: check, apply, repeat, reboot, undo."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ except Exception as fault:
 
 
 class Machine:
-    """A simulated host with a root folder; a reboot forgets what the driver holds."""
+    """A simulated host with a root folder; a reboot clears the driver's state."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
@@ -61,7 +61,7 @@ class Machine:
         self.host.state.unlink()
 
     def boot_program(self) -> subprocess.CompletedProcess[str]:
-        """What the unit starts."""
+        """Runs the program that the unit starts."""
         return subprocess.run(
             [sys.executable, *self.words()],
             env=self.host.environment,
@@ -71,7 +71,7 @@ class Machine:
         )
 
     def words(self) -> list[str]:
-        """Those of the unit's command behind Python, with this root before its paths."""
+        """Returns the arguments of the unit's command after Python, with this root before the paths."""
         unit = (self.root / "etc/systemd/system/vgpu-mig.service").read_text()
         (line,) = (one for one in unit.splitlines() if one.startswith("ExecStart="))
         return [str(self.root) + one if one.startswith("/") else one for one in line.split()[1:]]
@@ -110,7 +110,7 @@ def test_there_and_back(machine: Machine) -> None:
     assert machine.bring({}, state="absent")["plan"] == []
 
 
-def test_the_geometry_that_was_there_first_comes_back(machine: Machine) -> None:
+def test_original_geometry_is_restored(machine: Machine) -> None:
     machine.host.nvml("nvmlDeviceSetMigMode(gpu(0), 1)")
     for geometry in ({"7g.40gb": 1}, {"1g.5gb": 7}):
         machine.bring(geometry)
@@ -118,7 +118,7 @@ def test_the_geometry_that_was_there_first_comes_back(machine: Machine) -> None:
     assert machine.look() == OFF, "MIG was on without an instance, which is no geometry"
 
 
-def test_a_geometry_that_somebody_else_made_stays(machine: Machine) -> None:
+def test_geometry_of_another_tool_stays(machine: Machine) -> None:
     make = "nvmlGpuInstanceCreateComputeInstance(nvmlDeviceCreateGpuInstance(gpu(0), 9), 2) and 0"
     machine.host.nvml("nvmlDeviceSetMigMode(gpu(0), 1)", make)
     assert machine.look() == [1, ["3g.20gb"]]
@@ -138,7 +138,7 @@ def test_a_reboot_forgets_and_the_unit_makes_it_again(machine: Machine) -> None:
     assert (again.returncode, again.stdout) == (0, "the GPUs have their geometry\n")
 
 
-def test_the_unit_says_what_it_cannot_do(machine: Machine) -> None:
+def test_unit_reports_what_it_cannot_do(machine: Machine) -> None:
     machine.bring({"3g.20gb": 2})
     path = machine.root / "etc/vgpu/mig.json"
     path.write_text(path.read_text().replace("3g.20gb", "9g.80gb"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NVML reader of the modules on the simulated driver."""
+"""Tests the modules' NVML reader on the simulated driver."""
 
 from __future__ import annotations
 

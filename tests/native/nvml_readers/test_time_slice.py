@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The unit's own commands, run with NVIDIA's nvidia-smi on the simulated driver, and read back with it."""
+"""The time-slice unit's commands run NVIDIA's nvidia-smi on the simulated driver; nvidia-smi reads the result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def command(text: str, key: str, smi: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "shown"), [("short", "Short"), ("medium", "Medium"), ("long", "Long")])
-def test_the_unit_sets_the_slice_and_gives_it_back(tmp_path: Path, smi: Path, name: str, shown: str) -> None:
+def test_unit_sets_and_resets_the_time_slice(tmp_path: Path, smi: Path, name: str, shown: str) -> None:
     version = (smi / "version").read_text().strip()
     host = Host(tmp_path, f"driver_version = {version}\n[gpu]\nmodel = T4\ncount = 2\n")
     text = time_slice.files(name)[time_slice.UNIT_PATH]

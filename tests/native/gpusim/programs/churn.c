@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocates, launches, waits and frees for ever: for tests that kill it wherever it happens to be. */
+/* Allocates, launches, waits and frees without end, for tests that kill this program at a random moment. */
 #include "cuda_abi.h"
 
 #include <stdlib.h>

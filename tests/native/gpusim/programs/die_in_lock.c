@@ -13,7 +13,7 @@ int main(void)
     }
     sim_lock();
     sim_state()->procs[sim_slot()].use[0].memory += 123456;
-    sim_state()->gpus[0].used += 1000; /* torn on purpose */
+    sim_state()->gpus[0].used += 1000; /* an incomplete charge on purpose */
     raise(SIGKILL);
     return 1;
 }

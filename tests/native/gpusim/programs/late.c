@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread asks the driver for ever while main returns: late [parked]. Parked: an atexit handler ends the thread first. */
+/* late [parked]: a thread calls the driver in a loop while main returns. With parked, an atexit handler ends the thread
+ * first. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
