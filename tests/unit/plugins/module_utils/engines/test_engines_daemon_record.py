@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollback of daemon.json: the original bytes if only our run wrote the file, else the removal of our keys alone.
-"""
+"""The rollback of daemon.json: the original bytes if only our run wrote the file, else only our keys are removed."""
 
 from __future__ import annotations
 
