@@ -245,8 +245,7 @@ def test_a_second_start(again, verdict, said):
 
 
 def test_what_is_not_known_leaves_the_verdict_as_it_is():
-    """All checks of the driver are optional, except those of the limit at each start: an unknown limit is not a pass.
-    """
+    """All checks of the driver are optional, except for the limit at each start: an unknown limit is not a pass."""
     found = {name: verdicts.optional(name) for name in verdicts.DRIVER_CHECKS}
     assert sorted(name for name, optional in found.items() if not optional) == ["driver-limit", "driver-limit-restart"]
     assert set(found) <= set(verdicts.OWN), "the probe is not asked for them"

@@ -226,7 +226,7 @@ HUNG = [
 
 @pytest.mark.parametrize(("about", "commands", "options", "word"), HUNG, ids=[one[0] for one in HUNG])
 def test_engine_that_hung_is_not_asked_again(host, tmp_path, monkeypatch, about, commands, options, word):
-    """Otherwise each GPU of a host would wait a minute again; the report states for each GPU that docker was skipped."""
+    """Otherwise each GPU would wait a minute again; the report states for each GPU that docker was skipped."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     engines = isolation_engines.Engines({**host(docker=commands), **options})
     said = []

@@ -18,7 +18,7 @@ def owner(kind, name, version):
 
 
 class Api(KubeClient):
-    """A cluster of device plugins. Disabling the plugin in the ClusterPolicy makes the operator delete its DaemonSet."""
+    """Device plugins. Disabling the plugin in the ClusterPolicy makes the operator delete its DaemonSet."""
 
     def __init__(self):
         super().__init__()
