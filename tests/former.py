@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "bf48933"
-# The folder of its library's version.
+# the folder of this release's library
 VERSION = f"0.1.0-{COMMIT}"
 NEEDED = ("native/plugin", "native/vcuda", "plugins/module_utils")
 NO_HISTORY = f"this checkout has no commit {COMMIT}; a clone with its history has"
