@@ -114,7 +114,8 @@ def test_completion_of_the_version_is_there(installed):
 
 @pytest.mark.parametrize("program", ["vgpuctl", "vgpu-device-plugin", "archive"])
 def test_nothing_is_imported_from_where_root_stands(archive, installed, tmp_path, program):
-    """The caller's variables must not matter: another user's folder could contain modules that are imported early."""
+    """Nothing is imported from the working folder or the caller's variables: another user's folder could hold such
+    modules."""
     for name in ("json", "argparse", "zipfile", "venv", "pip", "sitecustomize", "logging"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})\n")
     command = [str(installed / VERSION / "bin" / program), "--version"]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 CARD = 16160
-# The program takes pieces of this size, and takes and frees one more all the while.
+# MiB of one allocation; the program also allocates and frees one more all the time.
 PIECE = 64
 SLICES = 10
 

@@ -49,9 +49,8 @@ pytestmark = pytest.mark.skipif(CGROUPS is None, reason="version 2 of control gr
 
 
 def furnish(node: RealNode, backend: str, wish: str = "driver", sharing: dict | None = None, more: str = "") -> None:
-    """A host of 615 in place of the older one. A runtime gives hooks no environment, so a program around ours names the
-    simulated driver to it.
-    """
+    """Replaces the older host by one with driver 615. A runtime gives hooks no environment, so a wrapper around our
+    hook names the simulated driver."""
     profile = f"driver_version = 615.71.09\ncuda_version = 13.5\nmemacct = {backend}\ncgroup_root = {CGROUPS}\n{more}"
     # One card: without device nodes, a simulated driver shows a container every card of the host.
     card = f"[gpu]\nmodel = T4\ncontext_mib = {CONTEXT_MIB}\n"
