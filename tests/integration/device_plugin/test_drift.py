@@ -96,7 +96,7 @@ def test_stale_ledger(node, look):
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.pwrite(descriptor, struct.pack("<Q", 900 * MIB), abi_files.fields.LEDGER_SLOT_OFFSET)
-        assert look() == ([], [])  # a dead process's slot charges nothing, so take its lock
+        assert look() == ([], [])  # an unlocked slot of a dead process charges nothing
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.fields.LEDGER_ALIVE_BASE, 1, 0)
         fcntl.fcntl(descriptor, F_OFD_SETLK, lock)
         ((one,), _notes) = look()
