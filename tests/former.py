@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The release before folders were mounted, out of this repository's history: what an upgrade starts from."""
+"""Builds the last release that mounted single files, from this repository's history: the start of upgrade tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "bf48933"
-# The folder of its library's version.
+# the folder of this release's library
 VERSION = f"0.1.0-{COMMIT}"
 NEEDED = ("native/plugin", "native/vcuda", "plugins/module_utils")
 NO_HISTORY = f"this checkout has no commit {COMMIT}; a clone with its history has"
@@ -20,7 +20,8 @@ GIT = ["git", "-C", str(ROOT)]
 
 @dataclass(frozen=True)
 class Former:
-    """``sources``: of the device plugin. ``build``: folder of libvgpu.so, vgpu-probe and vgpu-arbiter."""
+    """``sources``: of that release's device plugin. ``build``: folder of its libvgpu.so, vgpu-probe and vgpu-
+    arbiter."""
 
     sources: Path
     build: Path
@@ -32,10 +33,10 @@ def has_history() -> bool:
 
 
 def check_out(folder: Path) -> Former:
-    """Builds it in a folder."""
+    """Builds the release in a folder."""
     archive = subprocess.run([*GIT, "archive", COMMIT, *NEEDED], capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
-    # Variables that the make around this test was given are not for another release.
+    # Variables of the make that runs this test must not affect the other release's build.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     for target in (["native/vcuda"], ["native/plugin", "proto", f"PYTHON={sys.executable}"]):
         subprocess.run(["make", "-s", "-C", *target], cwd=folder, env=environment, check=True)

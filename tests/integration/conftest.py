@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Playbooks against hosts that are this machine, read and never changed."""
+"""Runs playbooks against hosts that are this machine, which is read and never changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sys.path.append(str(ROOT / "tests"))  # for the package doubles
 
 @dataclass
 class Run:
-    """What a playbook said, how it ended, and the remote calls of each host."""
+    """A playbook's output, its exit status, and the remote calls of each host."""
 
     code: int
     output: str

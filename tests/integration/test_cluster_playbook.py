@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cluster.yml over an API server in this process: what is refused before anything is changed, what is loaded on which
-node, and that a second run changes nothing. That the scheduler works is shown by tests/e2e/test_playbooks.py.
-"""
+"""cluster.yml on an API server in this process: the mistakes refused before any change, the images loaded on each
+node, and that a second run changes nothing. tests/e2e/test_playbooks.py shows that the scheduler works."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ PLAYBOOK = yaml.safe_load((ROOT / "playbooks" / "cluster.yml").read_text())
 GPUS = "vgpu.fleet/gpus"
 DEPLOYMENT = "/apis/apps/v1/namespaces/kube-system/deployments/vgpu-scheduler"
 IMAGE, KUBE = "registry.example/vgpu-scheduler:1", "registry.k8s.io/kube-scheduler:v1.34.2"
-# Stands for containerd's ctr: images are lines of a file.
+# A stand-in for containerd's ctr: images are lines of a file.
 CTR = """#!/bin/sh
 images=${0%/*}/images
 touch "$images"
@@ -79,7 +78,7 @@ def person(place, cluster, tmp_path, monkeypatch):
             (place.folder / "host_vars" / f"{group}.yml").write_text(
                 yaml.safe_dump({"device_plugin_node_name": group, **variables})
             )
-        # The files of this machine are not this test's.
+        # The test must not use this machine's own folder for incoming files.
         elsewhere = ["-e", json.dumps({"__scheduler_incoming": str(tmp_path / "incoming")})]
         return place.play(PLAYBOOK, *elsewhere, *options)
 
@@ -109,7 +108,7 @@ def arm(api):
 
 
 REFUSED = [
-    # about, variables, what is done to the cluster, words of the message
+    # columns: label, variables, a change of the cluster, words of the message
     ("no kubeconfig", {"vgpu_kubeconfig": ""}, None, "vgpu_kubeconfig is empty for a1; expected a kubeconfig file"),
     ("no such file", {"vgpu_kubeconfig": "/none/x"}, None, "/none/x: no such file here; set vgpu_kubeconfig"),
     (
@@ -143,7 +142,7 @@ def test_refused_before_anything_is_changed(person, cluster, about, variables, p
     assert cluster.writes == [] and "changed=0" in run.output
 
 
-# Variables of a controller without podman, docker and mmdebstrap, and what the refusal says.
+# A controller without podman, docker and mmdebstrap. columns: variables, words of the refusal
 BARE = [
     ({}, "the image of the scheduler", "expected podman, mmdebstrap on this controller"),
     ({"scheduler_image_base": "debian:12"}, "the image of the scheduler", "expected podman on this controller"),
@@ -190,7 +189,7 @@ def test_check_apply_repeat_undo(person, cluster):
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert [one["matchFields"][0]["values"] for one in terms] == [["a1"], ["a2"]]
     assert [one["image"] for one in spec["containers"]] == [IMAGE, KUBE]
-    # Both hosts are this machine, so the second one has it already.
+    # Both hosts are this machine, so the image exists already for the second host.
     assert person.images() == [KUBE]
     again = person()
     assert again.code == 0 and again.output.count("changed=0") == 2, again.output
@@ -210,7 +209,7 @@ CLAIM_POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicie
 
 
 def test_claims_need_neither_the_scheduler_nor_an_image(person, cluster):
-    """A controller that could build none is enough."""
+    """A controller that cannot build images is enough."""
     bare = {"vgpu_allocation": "dra", "scheduler_image": "localhost/vgpu-scheduler:1", "scheduler_image_base": "none:1"}
     claims = {**bare, "scheduler_claims_resource": "nvidia.com/gpu", "scheduler_image_builder": "docker"}
     assert person("--check", **claims).code == 0 and cluster.writes == []
@@ -226,14 +225,14 @@ def test_claims_need_neither_the_scheduler_nor_an_image(person, cluster):
 
 
 def test_claims_of_dialects_have_their_class_whatever_hosts_the_play_has(person, cluster):
-    """Those with claims may be in another play, or join later; a pod would wait for a class that is nowhere."""
+    """Hosts with claims may be in another play or join later; without the DeviceClass their pods would wait."""
     run = person(scheduler_claims=True)
     assert run.code == 0, run.output
     assert {CLASS, CLAIM_POLICY, DEPLOYMENT} <= set(cluster.objects)
 
 
 def test_hosts_of_both_ways_are_one_cluster(person, cluster):
-    """a1 has no annotation of sizes, and needs none."""
+    """Node a1 uses claims, has no annotation of its GPUs, and needs none."""
     cluster.put("/api/v1/nodes/a1", node("a1", made=False))
     run = person(group="a1", vgpu_allocation="dra", device_plugin_kubeconfig="/etc/kubernetes/kubelet.conf")
     assert run.code == 0, run.output

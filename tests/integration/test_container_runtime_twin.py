@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated hosts' nvidia-container-runtime against NVIDIA's own, on the same bundle and CDI specification.
+"""The simulated hosts' nvidia-container-runtime compared with NVIDIA's own, on the same bundle and CDI specification.
 
-NVIDIA's program is built from its Go module (tests/hosts/packages/twin, versions and digests pinned). It needs Go 1.22
-and a reachable module proxy; where either is missing the comparison is left out and says so.
+NVIDIA's program is built from its Go module (tests/hosts/packages/twin, versions and digests pinned). The build needs
+Go 1.22 and a reachable module proxy; without them the comparison is skipped with a message.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def bundle(folder: Path, environment: list[str]) -> Path:
 
 
 def start(command: list[str], host: Path, folder: Path) -> tuple[int, dict[str, Any], list[str]]:
-    """Create the bundle's container; return the exit status, its configuration, and the words that reached runc."""
+    """Creates the bundle's container; returns the exit status, its configuration, and the arguments that reached
+    runc."""
     words = ["--root", "/r", "--log", str(folder / "log.json"), "--log-format", "json"]
     words += ["create", "--bundle", str(folder), "--pid-file", str(folder / "pid"), "box"]
     reached = host / "runc.words"
@@ -131,13 +132,14 @@ def start(command: list[str], host: Path, folder: Path) -> tuple[int, dict[str, 
         text=True,
         check=False,
     )
-    # The folder's name is each program's own.
+    # The two programs use different folders, so the folder's name is removed.
     heard = reached.read_text().replace(str(folder), "").split() if reached.exists() else []
     return done.returncode, json.loads((folder / "config.json").read_text()), heard
 
 
 def received(config: dict[str, Any]) -> dict[str, Any]:
-    """What of a configuration makes out what a container has, without the order of independent things."""
+    """Returns the parts of a configuration that define the container's GPU access; the order of independent entries
+    is ignored."""
     linux = config["linux"]
     return {
         "env": sorted(config["process"]["env"]),
@@ -150,7 +152,7 @@ def received(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# the variable, the device nodes of the container, None where it must not start
+# columns: the environment, the expected device nodes of the container (None: it must not start)
 CASES = [
     ([f"NVIDIA_VISIBLE_DEVICES={GPUS[1]}"], ["/dev/nvidia1", "/dev/nvidiactl"]),
     (["NVIDIA_VISIBLE_DEVICES=0"], ["/dev/nvidia0", "/dev/nvidiactl"]),
@@ -165,7 +167,7 @@ CASES = [
 ]
 
 
-# NVIDIA's program looks for a CDI device of that name in this mode and fails; its documentation says "no GPU".
+# In this mode NVIDIA's program looks for a CDI device named "none" and fails; its documentation says "no GPU".
 NONE = (["NVIDIA_VISIBLE_DEVICES=none"], [])
 
 

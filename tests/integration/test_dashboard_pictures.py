@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboards' own queries, answered by a real Prometheus that has an hour of what the exporters write: every panel
-has something to show, and the pictures in the docs are what it answers."""
+"""The dashboards' own queries, on a real Prometheus with an hour of the exporters' metrics: every panel shows data,
+and the pictures in the docs match these results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_query_of_every_panel_has_lines(answers, made):
 
 @pytest.mark.parametrize("made", tool.dashboards.DASHBOARDS, ids=lambda one: one.file)
 def test_no_panel_has_two_lines_of_one_name(answers, made):
-    """Two replicas, or two nodes, must be told apart or summed up."""
+    """The legend must distinguish two replicas or two nodes, or the query must sum them."""
     for panel, lines in zip(made.panels, answers[made.file], strict=True):
         names = [name for name, _points in lines]
         assert sorted(set(names)) == sorted(names), panel.title
@@ -46,7 +46,7 @@ def test_no_panel_has_two_lines_of_one_name(answers, made):
 
 @pytest.mark.parametrize("made", tool.dashboards.DASHBOARDS, ids=lambda one: one.file)
 def test_pictures_are_of_these_answers(answers, made):
-    """Numbers may differ in their last digit between releases of Prometheus; the shape may not."""
+    """Releases of Prometheus may differ in a number's last digit, but not in the shape."""
     picture = (ROOT / "docs" / tool.name_of(made)).read_text()
     again = tool.picture(made, answers[made.file])
     assert len(again.splitlines()) == len(picture.splitlines()), (

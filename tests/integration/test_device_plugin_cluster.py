@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the roles device_plugin and verify ask a cluster for several hosts together: by whichever host comes there, for
-exactly those that come there, and nobody goes on where it failed. No cluster is there: the refusal tells who asked.
-"""
+"""Requests of the roles device_plugin and verify to a cluster for several hosts together: one host sends them,
+exactly for the hosts that reach the task, and no host continues after a failure. No cluster exists: the refusal names
+the requesting host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ COMMON = {
     "device_plugin_version": "1",
 }
 CAME = [
-    # who comes to the tasks, kubeconfig of each group, who asks and with it who stops
+    # columns: hosts that reach the tasks, kubeconfig of each group, for each kubeconfig the hosts that stop (the
+    # first sends the request)
     (["a1", "a2", "b1", "b2"], {"a": "/none/one", "b": "/none/one"}, {"/none/one": ["a1", "a2", "b1", "b2"]}),
     (["b1", "b2"], {"a": "/none/one", "b": "/none/one"}, {"/none/one": ["b1", "b2"]}),
     (["a2", "b1"], {"a": "/none/one", "b": "/none/two"}, {"/none/one": ["a2"], "/none/two": ["b1"]}),
@@ -51,7 +52,7 @@ def test_one_of_those_that_came_asks_for_all_of_them(place, tasks, came, files, 
 
 @pytest.fixture
 def api(tmp_path):
-    """An API server that has four nodes and keeps what is applied. (its kubeconfig, object by path)"""
+    """An API server with four nodes that stores applied objects. Yields (its kubeconfig, objects by path)."""
     with KubeApi() as api:
         for name in HOSTS:
             api.put(f"/api/v1/nodes/{name}", {"metadata": {"name": name}})
@@ -84,7 +85,7 @@ def test_the_cluster_gets_every_host_that_came_and_no_other(place, api, came):
 
 
 def test_removal_is_asked_for_by_one_that_came(place, api):
-    """In check mode, for the files of this machine are not this test's."""
+    """Runs in check mode, because the test must not write this machine's files."""
     file, objects = api
     place.hosts({"a": ["a1", "a2"], "b": ["b1"]})
     objects["/api/v1/nodes/a2"]["metadata"]["labels"] = {"vgpu.fleet/device-plugin": "daemonset"}
@@ -99,16 +100,16 @@ def test_removal_is_asked_for_by_one_that_came(place, api):
     said = re.findall(
         r"^(?:changed|ok): \[(\w+) -> localhost\] => .*\"objects\": (\[[^]]*\])", run.output, re.MULTILINE
     )
-    # The DaemonSet twice, and the policy for mounts.
+    # The DaemonSet twice, and the mount policy.
     assert len(said) == 3 and {host for host, _objects in said} <= {"a2", "b1"}, run.output
 
 
 OWN_NAME = Path("/proc/sys/kernel/hostname").read_text().strip().lower()
 NAMES = [
-    # variables of the host, and its node
+    # columns: variables of the host, its node's name
     ({}, OWN_NAME),
     ({"preflight_plan": {"state": {"node": "asked-before"}}}, "asked-before"),
-    # As a task leaves it that its `when` left out.
+    # as a task skipped by `when` leaves it
     ({"preflight_plan": {"changed": False, "skipped": True}}, OWN_NAME),
     ({"device_plugin_node_name": "said"}, "said"),
 ]
@@ -129,7 +130,8 @@ def test_a_node_is_called_as_its_host_is_now(place, api, tasks, variables, name)
     role = {"name": "vgpu.fleet.device_plugin", "tasks_from": tasks}
     steps = [kept, DESIRED, {"name": "Come", "ansible.builtin.import_role": role}]
     common = {**COMMON, **variables, "device_plugin_api_kubeconfig": file}
-    # Away in check mode alone, for the files of this machine are not this test's; what is asked for tells the name.
+    # The removal runs in check mode, because the test must not write this machine's files; its requests show the
+    # name.
     options = ["--check", "-vvv"] if tasks == "absent" else []
     run = place.play([{"name": "Ask", "hosts": "all", "gather_facts": False, "vars": common, "tasks": steps}], *options)
     assert run.code == 0, run.output
@@ -152,7 +154,7 @@ def test_the_other_roles_mean_the_same_node(place, role, variable, given):
 
 
 EXACT = [
-    # who is in the play, and whether it knows what every host of the inventory names
+    # columns: the hosts of the play, whether it knows the resources of every host in the inventory
     ("gpu_nodes", True),
     ("a", False),
 ]
@@ -174,7 +176,7 @@ def test_configurations_are_removed_only_by_a_run_of_all_hosts(place, hosts, exa
 POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/vgpu-device-plugin-mounts"
 OWN = {"count": "example.com/own"}
 SHARED = [
-    # how it is deployed, variables of group a and of group b, resources by node in the policy
+    # columns: deployment, variables of group a, variables of group b, resources by node in the policy
     ("systemd", {}, {"vgpu_resource_names": OWN}, {"a1": ["nvidia.com/gpu"], "b1": ["example.com/own"]}),
     ("daemonset", {}, {"vgpu_sharing": "none"}, {"a1": ["nvidia.com/gpu"]}),
     ("systemd", {"vgpu_configs": {"whole": {"sharing": "none"}}}, {"vgpu_sharing": "none"}, {"a1": ["nvidia.com/gpu"]}),
@@ -202,7 +204,7 @@ def test_policy_has_the_limited_resources_of_every_node(place, api, deploy, firs
         assert POLICY not in objects
         return
     assert json.loads(objects[POLICY]["metadata"]["annotations"]["vgpu.fleet/nodes"]) == expected
-    # One host of a play alone, and then the other.
+    # The play runs on one host alone, and then on the other.
     steps[1]["vars"] = {"__device_plugin_limits": []}  # as absent.yml has it
     place.play([play], "--limit", "a1")
     left = {node: names for node, names in expected.items() if node != "a1"}
@@ -213,7 +215,7 @@ def test_policy_has_the_limited_resources_of_every_node(place, api, deploy, firs
 
 
 VERIFIED = [
-    # hosts of a batch, who comes there
+    # columns: hosts in a batch, hosts that reach the task
     (2, ["a1", "a2", "b1", "b2"]),
     (4, ["a1", "a2", "b1", "b2"]),
     (4, ["a2", "b2"]),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that loads the device plugin's image, where the host was read and where it was not, as in a teardown."""
+"""The engine that loads the device plugin's image, on a host that preflight has read and on one that it has not, as
+in a teardown."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ SHOW = {
             {"container_runtime_engine": "auto", "preflight_plan": {"state": {"kubelet_engine": {"engine": "k3s"}}}},
             "k3s",
         ),
-        # A preflight that `when` left out, so that the role read the host.
+        # `when` skipped preflight, so the role read the host itself.
         (
             {
                 "container_runtime_engine": "auto",

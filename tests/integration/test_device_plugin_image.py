@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role's own image: built on the controller by a real podman, brought to a node and loaded there, by Ansible.
-
-The node is this machine with a store of images of its own; a program in sudo's place tells what ran as root.
-"""
+"""The role's own image: built on the controller by a real podman, copied to a node and loaded there, by Ansible. The
+node is this machine with a separate image store; a program in sudo's place logs which commands ran as root."""
 
 from __future__ import annotations
 
@@ -24,23 +22,24 @@ pytestmark = [
     ),
 ]
 TAG = "localhost/vgpu-device-plugin:test-of-the-role"
-# Ansible calls it as sudo: options, then the shell and its command.
+# Ansible calls this script as sudo: options, then the shell and its command.
 SUDO = '#!/bin/sh\nwhile [ "$1" != /bin/sh ]; do shift; done\nexport VGPU_SUDO=1\nexec "$@"\n'
 LOGGED = '#!/bin/sh\necho "{who} ${{VGPU_SUDO:-0}} $*" >>{log}\nexec podman {options} "$@"\n'
 
 
 class Node:
-    """A store of images beside the machine's own, and a log of who asked the engines for what."""
+    """An image store next to the machine's own, and a log of every call of the engines."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "log"
-        # A reset deletes the folder of podman's state too, which the store remembers from its first use. Left at its
-        # default that is the machine's, and every container that runs there, simulated hosts too, is lost to podman.
-        # And root's networks belong to no store: a reset deletes all that it finds.
+        # `podman system reset` also deletes the folder of podman's state, which the store records at its first use.
+        # At its default path that is the machine's own state, and podman would lose every running container,
+        # simulated hosts too. Root's networks belong to no store, and a reset deletes all that it finds, so they get
+        # a separate folder too.
         self.store = ["--root", f"{folder}/store", "--runroot", f"{folder}/run", "--tmpdir", f"{folder}/tmp"]
         self.store += ["--network-config-dir", f"{folder}/networks"]
         self.engine = self.program("engine", LOGGED.format(who="node", log=self.log, options=" ".join(self.store)))
-        # image.py knows podman by its name.
+        # image.py finds podman by its name.
         self.builder = self.program("podman-here", LOGGED.format(who="controller", log=self.log, options=""))
         self.sudo = self.program("sudo", SUDO)
         self.log.touch()
@@ -52,7 +51,7 @@ class Node:
         return str(path)
 
     def asked(self) -> set[tuple[str, str, str]]:
-        """(whose engine, "1" as root, verb) of all calls since the last look."""
+        """Returns (the engine's owner, "1" if root, verb) of all calls since the last call of this function."""
         lines = [line.split() for line in self.log.read_text().splitlines()]
         self.log.write_text("")
         return {(words[0], words[1], words[2]) for words in lines}
@@ -80,7 +79,7 @@ def nameless() -> set[str]:
 
 def bring(place, node: Node, version: str):
     place.hosts({"some": ["one"]})
-    # The tests are root already, and Ansible would not ask sudo.
+    # The tests run as root already, so Ansible would not call sudo by default.
     place.write("ansible.cfg", "[privilege_escalation]\nbecome_allow_same_user = true\n")
     given = {
         "__device_plugin_look": {"arch": os.uname().machine, "python": sys.executable},
@@ -94,7 +93,7 @@ def bring(place, node: Node, version: str):
     }
     role = {"name": "vgpu.fleet.device_plugin", "tasks_from": "image"}
     step = {"name": "Bring", "ansible.builtin.import_role": role, "vars": given}
-    # As in site.yml, where every task is root's that does not say otherwise.
+    # As in site.yml, every task runs as root unless it states otherwise.
     return place.play([{"name": "Image", "hosts": "all", "gather_facts": False, "become": True, "tasks": [step]}])
 
 
@@ -104,7 +103,7 @@ def test_the_role_builds_brings_and_loads_its_image(place, node) -> None:
     assert first.code == 0, first.output
     asked = node.asked()
     assert {one for one in asked if one[0] == "node"} == {("node", "1", "image"), ("node", "1", "load")}
-    # On the controller nothing is root's: a person's podman has the image.
+    # On the controller no command runs as root: the user's own podman has the image.
     assert {one[1] for one in asked if one[0] == "controller"} == {"0"}
     assert ("controller", "0", "build") in asked
     former = node.image()["Id"]
@@ -114,14 +113,14 @@ def test_the_role_builds_brings_and_loads_its_image(place, node) -> None:
     assert again.code == 0 and "changed=0 " in again.output, again.output
     assert node.asked() == {("node", "1", "image")}
 
-    # A node that lost it is given the file that is there: nothing is built.
+    # A node without the image gets the existing file: nothing is built.
     subprocess.run(["podman", *node.store, "image", "rm", TAG], capture_output=True, check=True)
     lost = bring(place, node, "1.0-a")
     assert lost.code == 0, lost.output
     assert node.asked() == {("node", "1", "image"), ("node", "1", "load")}
     assert node.image()["Id"] == former
 
-    # Another version under the same name takes the name, and what lost it does not stay on the controller.
+    # A new version takes over the name, and the image without a name is removed from the controller.
     subprocess.run(["podman", *node.store, "image", "rm", TAG], capture_output=True, check=True)
     other = bring(place, node, "1.0-b")
     assert other.code == 0, other.output

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the role puts what root runs or loads on a host: nobody but root can write there, before or meanwhile."""
+"""The folder for files that root runs or loads on a host: only root can write there, before and during the copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "1.0-incoming"
 ROOTS = "0:0 600 0:0 700"
-# Notes owner and mode of a file and of its folder.
+# Logs owner and mode of a file and of its folder.
 NOTE = 'stat -c \'%u:%g %a\' "$file" "${file%/*}" | xargs >>'
 INSTALLER = """
 import os, subprocess, sys
@@ -30,11 +30,11 @@ open(os.path.join(folder, ".complete"), "w").close()
 
 @pytest.fixture
 def given(tmp_path: Path) -> dict:
-    """What the steps of the role are given: the archive is there, so that nothing is built."""
+    """Variables of the role's steps: the archive exists, so nothing is built."""
     log, cache = tmp_path / "log", tmp_path / "cache"
     cache.mkdir()
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    # The image is made of the archive for Python 3.11.
+    # The image is made from the archive for Python 3.11.
     for version in sorted({python, "3.11"}):
         name = f"vgpu-plugin-{VERSION}-cp{version.replace('.', '')}-{os.uname().machine}.pyz"
         with zipfile.ZipFile(cache / name, "w") as out:
@@ -73,7 +73,7 @@ def bring(place, given: dict, step: str):
     return place.play([{"name": "Incoming", "hosts": "all", "gather_facts": False, "tasks": [task]}])
 
 
-# what is wrong with the file → what the refusal says
+# columns: the fault of the file, words of the refusal
 def _mode(file: Path) -> None:
     file.chmod(0o620)
 
@@ -137,7 +137,7 @@ def test_a_command_runs_on_the_controllers_file_alone(tmp_path, spoil, words):
 @ROOT_ALONE
 @pytest.mark.parametrize("step", ["install", "image"])
 def test_a_file_that_changed_after_the_copy_is_not_run(place, tmp_path, given, step):
-    """A Python that changes the files just before it starts stands for who comes between two tasks."""
+    """A Python that changes the files just before it starts simulates an attacker between two tasks."""
     incoming, changes = tmp_path / "incoming", tmp_path / "python3"
     change = f'for file in {incoming}/*; do [ ! -e "$file" ] || echo >>"$file"; done'
     changes.write_text(f'#!/bin/sh\n{change}\nexec {sys.executable} "$@"\n')
@@ -159,7 +159,7 @@ def test_what_root_runs_is_roots(place, tmp_path, given, step):
     if "__device_plugin_incoming" in variables:
         assert variables["__device_plugin_incoming"].startswith("/var/lib/")
         given["__device_plugin_incoming"] = str(incoming)
-    # Of a run that was killed, or of somebody else.
+    # Files of a killed run, or of another user.
     incoming.mkdir(mode=0o755)
     for name in (f"vgpu-plugin-{VERSION}.pyz", f"vgpu-device-plugin-{VERSION}.tar"):
         (incoming / name).touch()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRI-O's file of our own, with a stand-in for systemctl: an engine that fails with it runs with the former one."""
+"""Our own drop-in file of CRI-O, with a stand-in for systemctl: an engine that fails with the new file runs with the
+former one."""
 
 from __future__ import annotations
 
@@ -77,10 +78,10 @@ def test_the_engine_is_started_again_for_a_file_that_changed_and_for_no_other(en
     assert (gone.code, engine.text(), engine.calls()) == (0, None, ["restart", "is-active"]), gone.output
 
 
-# the file before, what becomes of an engine that does not run with the new one
+# columns: the file before, the state of an engine that fails with the new file
 FAULTS = [
     (None, "failed\n"),
-    (FORMER, "activating\n"),  # starts, ends, and is started again without an end
+    (FORMER, "activating\n"),  # the engine starts, exits and is restarted in a loop
 ]
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that do in a call or two what takes several of Ansible's own: check, apply, repeat, undo, and the calls."""
+"""Modules that need one or two calls for the work of several modules of Ansible: check, apply, repeat, undo, and the
+number of calls."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def test_several_files_are_one_call(place: Workplace, tmp_path: Path) -> None:
     (host / "etc").mkdir(parents=True)
     (host / "etc" / "old").write_text("before\n")
     (host / "etc" / "old").chmod(0o600)
-    # Of a run that was killed while it wrote.
+    # A partial file of a killed run.
     (host / "etc" / ".old.vgpu-new").write_text("hal")
     files = {str(host / "etc/old"): "after\n", str(host / "new/folder/file"): '{"a": 1}\n'}
     before = tree(host)
@@ -53,7 +54,7 @@ def test_several_files_are_one_call(place: Workplace, tmp_path: Path) -> None:
     assert (host / "etc/old").stat().st_mode & 0o777 == 0o600
     again = task(place, "node_files", {"files": files})
     assert (changed(again), again.calls) == (False, {"one": 1})
-    # What a former run named and this one does not goes; what the pattern does not match is somebody else's.
+    # Removes a file that matches the pattern and is no longer named; another owner's file that does not match stays.
     (host / "new/folder/theirs.yaml").write_text("theirs")
     (host / "new/folder/theirs.txt").write_text("theirs")
     exact = {"files": {}, "exact": [str(host / "new/folder/*.yaml")]}
@@ -101,7 +102,7 @@ def test_an_archive_is_built_once_and_is_the_same_bytes(place: Workplace, tmp_pa
         ([], [], True, []),
         ([OWN], [], False, []),
         ([OWN], [OWN], False, []),
-        # What other hosts need is not what this machine can compile.
+        # This machine cannot compile other architectures. Columns as above.
         ([OWN], [OWN, FOREIGN], False, [FOREIGN]),
         ([FOREIGN], [FOREIGN], False, []),
         ([FOREIGN], [OWN, FOREIGN], True, []),
@@ -152,14 +153,14 @@ def test_the_library_is_sent_only_where_it_lacks(place: Workplace, tmp_path: Pat
     mended = task(place, "vcuda_library", desired)
     assert (changed(mended), mended.calls) == (True, {"one": 2})
     assert (root / "current" / "libvgpu.so").read_text() == "int vgpu;\n"
-    # Containers mount the folder, and their users need not be root.
+    # Containers mount the folder, and their users may not be root.
     (root / "1").chmod(0o700)
     predicted = task(place, "vcuda_library", desired, "--check")
     assert (changed(predicted), (root / "1").stat().st_mode & 0o777) == (True, 0o700)
     opened = task(place, "vcuda_library", desired)
     assert (changed(opened), opened.calls, (root / "1").stat().st_mode & 0o777) == (True, {"one": 1}, 0o755)
     assert not changed(task(place, "vcuda_library", desired, "--check"))
-    # Switched without any archive, as the way back of an upgrade does it.
+    # The switch needs no archive, as in an upgrade's rollback.
     (root / "current").unlink()
     back = task(place, "vcuda_library", {"version": "1", "root": str(root)})
     assert (changed(back), back.calls) == (True, {"one": 1})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole of site.yml and upgrade.yml, on hosts whose modules are answered from a table: which plays and roles run on
-which host, and what is shown, without the configuration of this repository."""
+"""Complete runs of site.yml and upgrade.yml, on hosts whose modules return results from a table: the plays and roles
+of each host, and the output, without this repository's ansible.cfg."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from doubles.fleet import ROOT, SPOILED, STOPS, Fleet, Run
 
-# Tasks that belong to a role of the plan and run where it changes something.
+# Tasks of roles in the plan, which run only if the role changes something.
 READ = "vgpu.fleet.preflight : Read the host and plan"
 DEPLOYED = "vgpu.fleet.vcuda : Write the unit of the arbiter"
 PLUGIN = "vgpu.fleet.device_plugin : Switch to the version"
@@ -27,12 +27,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path, table: Fleet) -> Fleet:
-    """gpu-0001 and gpu-0003 of one group, then gpu-0002 and gpu-0004 of another: the order of the inventory."""
+    """gpu-0001 and gpu-0003 of one group, then gpu-0002 and gpu-0004 of another: the inventory's order."""
     return Fleet(tmp_path / "fleet", 4, table)
 
 
 def hosts_of(run: Run, task: str) -> set[str]:
-    """The hosts that ran a task, whatever came of it."""
+    """Returns the hosts that ran a task, whatever its result."""
     parts = re.split(r"^(?:TASK|PLAY) ", run.output, flags=re.MULTILINE)
     return {
         host
@@ -42,12 +42,12 @@ def hosts_of(run: Run, task: str) -> set[str]:
     }
 
 
-# Of a first run with docker and systemd.
+# Maximum of skipped tasks in a first run with docker and systemd.
 MOST_SKIPPED = 33
 NAMES = {f"gpu-000{number}" for number in range(1, 5)}
 
 
-# The first host has two more, for all hosts.
+# The first host has two more tasks, for all hosts.
 @pytest.mark.parametrize(("playbook", "tasks"), [("site.yml", 4), ("upgrade.yml", 2)])
 @pytest.mark.parametrize("options", [[], ["--check"]])
 def test_a_run_that_changes_nothing_skips_none_of_few_tasks(
@@ -63,7 +63,7 @@ def test_a_run_that_changes_nothing_skips_none_of_few_tasks(
 
 
 def test_a_first_run_skips_few_tasks(fleet: Fleet) -> None:
-    """A task that is skipped costs the controller as much as one that says something."""
+    """A skipped task costs the controller as much as a task that runs."""
     run = fleet.run("site.yml", "bare")
     assert run.code == 0, run.output
     assert {counts["skipped"] for counts in run.counts.values()} <= set(range(MOST_SKIPPED + 1)), run.counts
@@ -85,7 +85,7 @@ def test_nothing_is_said_by_ansible_itself(fleet: Fleet, playbook: str, kind: st
     assert run.code == 0, run.output
     said = re.findall(r"^\[(?:WARNING|DEPRECATION WARNING|ERROR)\]: (.*)", run.output, re.MULTILINE)
     ours = [one for one in said if "vgpu_memory_scaling: above 1" in one]
-    # The report checks no variables. Elsewhere ours shows that a warning would be seen.
+    # report.yml checks no variables. In the other playbooks our own warning shows that a warning would be found.
     assert (said, bool(ours)) == (ours, playbook != "report.yml"), run.output
 
 
@@ -174,7 +174,7 @@ def test_tags_are_names_of_roles(fleet: Fleet, tags: str, roles: set[str]) -> No
 
 
 def test_a_host_that_dies_stops_no_other(fleet: Fleet) -> None:
-    """gpu-0001 is the first that changes something, gpu-0003 the only one with that step."""
+    """gpu-0001 is the first host with a change, gpu-0003 the only host with that step."""
     fleet.host("gpu-0001", table_kind="behind", table_dies_at="vcuda_library")
     fleet.host("gpu-0003", table_kind="bare", table_dies_at="docker_daemon")
     fleet.host("gpu-0002", table_kind="behind")
@@ -288,11 +288,11 @@ def test_teardown_is_refused_before_its_first_change(fleet: Fleet, kind: str, wo
 def test_upgrade_names_whom_no_drain_moves_before_its_first_change(
     fleet: Fleet, drained: list[str], refused: bool, options: list[str]
 ) -> None:
-    """A container of docker in a slice, and another driver that takes the card from it."""
+    """A docker container uses a slice, and a new driver would disturb its card."""
     more: dict[str, Any] = {"nvidia_driver_packages": ["nvidia-smi=2.0", "libcuda1"], "upgrade_drain_roles": drained}
     kubeconfig = fleet.folder / "kubeconfig"
     kubeconfig.write_text("{}")
-    # What the controller calls the cluster with is looked for first.
+    # The run first looks for the kubeconfig and the Python package of the cluster's API.
     more |= {"upgrade_kubeconfig": str(kubeconfig), "ansible_python_interpreter": sys.executable}
     fleet.host("gpu-0002", table_kind="held")
     run = fleet.run("upgrade.yml", "", "-e", json.dumps(more), "--limit", "gpu-0002", *options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that was put up anew with another system, while Ansible still keeps facts of the one before."""
+"""A host that was reinstalled with another system while Ansible still has cached facts of the former system."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from conftest import Workplace
 
 
 def test_the_package_manager_is_that_of_the_system_that_is_there(place: Workplace, tmp_path: Path) -> None:
-    """This machine has apt; what is kept says zypper. A package that is there, in check mode: nothing is changed."""
+    """This machine has apt; the cached fact says zypper. The package is installed already, and check mode changes
+    nothing."""
     place.hosts({"some": ["one"]})
     settings = {"nvidia_docker_packages": ["bash"], "nvidia_docker_repository": {}, "nvidia_docker_config": {}}
     settings["__nvidia_docker_record"] = str(tmp_path / "record.json")

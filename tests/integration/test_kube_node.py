@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module kube_node against a small API server over HTTP: cordon, evictions, budgets, and the way back."""
+"""The module kube_node on a small API server over HTTP: cordon, evictions, disruption budgets, and uncordon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DAEMON_SET, REPLICA_SET = {"kind": "DaemonSet"}, {"kind": "ReplicaSet"}
 
 
 class Cluster(KubeApi):
-    """One node and its pods."""
+    """An API server's state: one node and its pods."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Cluster(KubeApi):
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A served cluster, with its kubeconfig in the test's folder."""
+    """A served cluster; its kubeconfig is in the test's folder."""
     with Cluster() as cluster:
         write_kubeconfig(tmp_path / "kubeconfig", cluster.url)
         yield cluster
@@ -80,7 +80,7 @@ def test_check_drain_repeat_undo(place: Workplace, cluster: Cluster) -> None:
     assert cluster.node["spec"] == {"unschedulable": True}
     assert cluster.node["metadata"]["annotations"] == {"mine": "1", MARK: "upgrade"}
     assert sorted(cluster.pods) == ["agent", "done", "static"]
-    # The first was forbidden once and asked again; none was asked twice after it was granted.
+    # One eviction was forbidden once and repeated; no granted eviction was repeated.
     assert sorted(evictions(cluster)) == ["train", "train", "web"]
 
     assert "changed=0" in call(place, state="drained").output
@@ -104,7 +104,7 @@ def test_only_pods_that_ask_for_the_resource(place: Workplace, cluster: Cluster)
     assert cluster.pods == ["web"]
 
 
-# A pod, options, words of the refusal. Nothing was changed.
+# columns: a pod, options, words of the refusal. No row changes the node.
 REFUSED = [
     ({}, {}, "pod work/one has no controller"),
     ({"owner": REPLICA_SET, "volumes": [{"name": "v", "emptyDir": {}}]}, {}, "data in an emptyDir"),
@@ -162,7 +162,7 @@ def test_a_server_that_is_not_there(place: Workplace, cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("entry", ["drain", "release"])
 def test_a_host_that_said_no_name_drains_no_node(place: Workplace, cluster: Cluster, entry: str) -> None:
-    """As where the role is used without preflight, which asks the host."""
+    """The role is used without preflight, which would read the host's name."""
     cluster.pod("train", REPLICA_SET, gpu=True)
     told = {"steps": [STEPS[0][0]], "roles": ["nvidia_driver"], "outside": []}
     api = {"upgrade_kubeconfig": str(place.folder / "kubeconfig"), "preflight_plan": told}
@@ -172,7 +172,7 @@ def test_a_host_that_said_no_name_drains_no_node(place: Workplace, cluster: Clus
     assert (cluster.node["spec"], cluster.pods) == ({}, ["train"])
 
 
-# What the plan says of its step, the variables, whether the node is drained.
+# columns: the plan's step, the variables, whether the node is drained
 STEPS = [
     ({"role": "nvidia_driver", "disturbs": True}, {}, True),
     ({"role": "nvidia_driver", "disturbs": False}, {}, False),
@@ -183,7 +183,7 @@ STEPS = [
 
 def upgrade(place: Workplace, step: dict[str, Any], *entries: str, **variables: Any) -> Any:
     place.hosts({"some": [NODE]})
-    # As the role preflight leaves it: the plan, and what the host said of itself.
+    # Facts as the role preflight sets them: the plan, and the host's state.
     told = {
         "preflight_plan": {"steps": [step], "roles": [step["role"]], "outside": [], "state": {"node": NODE}},
     }
@@ -214,7 +214,7 @@ def test_an_upgrade_that_cannot_drain_is_refused_first(place: Workplace) -> None
     assert "set upgrade_kubeconfig, or drain it by hand" in " ".join(refused.output.split())
 
 
-# Whether an earlier run was cut off, which may have changed the host -> whether the node takes pods again
+# columns: whether an interrupted earlier run may have changed the host, whether the node is uncordoned again
 UNDRAINED = [(False, True), (True, False)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that has no host does nothing, and says so with an exit status: a proof of nothing is no proof."""
+"""A run without hosts does nothing and fails with a message, because a proof of nothing is no proof."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MISNAMED = "all: {children: {gpu_node: {hosts: {a: }}, other: {hosts: {b: }}}}"
 EMPTY = "all: {children: {gpu_nodes: {children: {t4: }}, other: {hosts: {b: }}}}"
 THERE = "all: {children: {gpu_nodes: {hosts: {a: }}, other: {hosts: {b: }}}}"
 
-# inventory, options, words of the message
+# columns: inventory, options, words of the message
 CASES = {
     "a group of another name": (MISNAMED, [], ["gpu_nodes", "no host", "gpu_node", "other", "site_hosts"]),
     "a group without hosts": (EMPTY, [], ["gpu_nodes", "no host", "other"]),
@@ -60,7 +60,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert "TASK" not in text
 
 
-# what --limit may be besides, and what a pattern may be -> the hosts that are tried
+# columns: options with --limit or a host pattern, the hosts that run
 FOUND = {
     "the group": ([], ["a"]),
     "a limit to one of it": (["--limit", "a"], ["a"]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One group variable says how the cluster is reached, and the device plugin finds the kubelet's own credentials."""
+"""One group variable sets the kubeconfig, and the device plugin finds the kubelet's own credentials."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_ROLES = {
 
 
 def values(place, names, **variables):
-    """What the defaults of the roles become for a host with these variables."""
+    """Returns the roles' default values for a host with these variables."""
     place.hosts({"a": ["a1"]})
     place.group("a", **variables)
     imports = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role preflight: mistakes are found before any host is called, with variable, group and host; then the plan."""
+"""The role preflight: it finds mistakes before any remote call, and names variable, group and host; then it plans."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def run_preflight(place: Workplace, *options: str, **variables: Any) -> Run:
 
 
 def said(run: Run) -> str:
-    """The output with its quotes as they were before JSON."""
+    """Returns the output with JSON's escaped quotes restored."""
     return run.output.replace('\\"', '"')
 
 
-# Variables of the group t4, what every message must hold.
+# columns: variables of the group t4, words that every message must contain
 MISTAKES = [
     ({"vgpu_split_count": 0}, ["vgpu_split_count: expected a whole number from 1"]),
     ({"vgpu_split_count": "seven"}, ['found "seven"']),
@@ -59,7 +59,7 @@ def test_a_mistake_stops_all_hosts_before_any_is_called(
         assert word in said(run)
 
 
-# Where a value is set, and what the message calls that place.
+# columns: where the value is set, the name of that place in the message
 SETTERS = [
     (("group", "t4"), "group t4 in group_vars/t4.yml:1, 2 hosts (gpu-1, gpu-2)"),
     (("group", "gpu_nodes"), "group gpu_nodes in group_vars/gpu_nodes.yml:1, 3 hosts (gpu-3, gpu-1, gpu-2)"),
@@ -88,10 +88,10 @@ def test_the_group_that_wins_is_named(place: Workplace) -> None:
 
 CONTESTED = [
     ({"t4": {"vgpu_split_count": 7}, "a100": {"vgpu_split_count": 4}}, {}, True),
-    # The same value, or another variable, is no dispute.
+    # The same value, or another variable, is no conflict.
     ({"t4": {"vgpu_split_count": 4}, "a100": {"vgpu_split_count": 4}}, {}, False),
     ({"t4": {"vgpu_split_count": 7}, "a100": {"vgpu_cores_scaling": 1}}, {}, False),
-    # A group within another one overrides it, and so does a host, and a priority.
+    # A child group, a host or a priority overrides a group, so there is no conflict.
     ({"t4": {"vgpu_split_count": 7}, "gpu_nodes": {"vgpu_split_count": 4}}, {}, False),
     ({"t4": {"vgpu_split_count": 7}, "all": {"vgpu_split_count": 4}}, {}, False),
     ({"t4": {"vgpu_split_count": 7}, "a100": {"vgpu_split_count": 4}}, {"vgpu_split_count": 2}, False),
@@ -107,7 +107,7 @@ def test_two_groups_that_disagree_on_a_host_are_a_warning(
     place.hosts({"t4": ["gpu-1", "gpu-2"], "a100": ["gpu-1", "gpu-3"]})
     priority = groups.get("t4", {}).pop("ansible_group_priority", None)
     if priority:
-        # Ansible reads it from the inventory alone.
+        # Ansible reads the priority only from the inventory.
         place.write("more.yml", f"t4:\n  vars:\n    ansible_group_priority: {priority}\n")
     for name, variables in groups.items():
         place.group(name, **variables)
@@ -175,7 +175,7 @@ def test_a_value_of_the_play_is_said_to_be(place: Workplace) -> None:
 
 
 def test_every_option_at_once_is_named_with_its_line(place: Workplace) -> None:
-    """One wrong value for each variable of each role, as the specifications list them, in one file."""
+    """Returns one wrong value for each variable of each role's specification, in one file."""
     wrong = {}
     for path in sorted(ROOT.glob("roles/*/meta/argument_specs.yml")):
         for entry in yaml.safe_load(path.read_text())["argument_specs"].values():
@@ -225,7 +225,7 @@ def test_a_role_that_runs_after_changes_does_not_claim_that_there_were_none(plac
 
 @pytest.mark.parametrize("left_out", [[], [dict(PREFLIGHT, when=False)]], ids=["alone", "after a preflight left out"])
 def test_verify_reads_the_variables_where_no_preflight_did(place: Workplace, left_out: list[dict[str, Any]]) -> None:
-    """Else the host's own file would stand for what its group wants."""
+    """Otherwise the host's own file would be read in place of its group's setting."""
     place.hosts({"t4": ["gpu-1"]})
     place.group("t4", vgpu_split_count=0)
     verify = {"name": "Verify", "ansible.builtin.import_role": {"name": "vgpu.fleet.verify"}}

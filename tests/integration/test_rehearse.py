@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""playbooks/rehearse.yml with the programs that it calls replaced by ones that keep account: in which order, with which
-inventory, and that the hosts are removed whatever happens.
-"""
+"""playbooks/rehearse.yml with stand-ins for the programs that it calls: their order, their inventory, and that the
+hosts are removed after every outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-# Each call is one line: program and arguments; what `FAIL` names ends badly.
+# A stand-in logs each call on one line (program and arguments), and fails if the call matches `FAIL`.
 STUB = """#!/bin/sh
 echo "$(basename "$0") $*" >>"$CALLS"
 case "$0 $*" in *"$FAIL"*) echo "it broke" >&2; exit 3 ;; esac
@@ -95,7 +94,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_an_installed_collection_is_no_checkout_and_stays_as_it_is(place: Place) -> None:
-    """ansible-galaxy writes this file; what a rehearsal builds would lie among the files of the collection."""
+    """ansible-galaxy writes this file; a rehearsal's build output would be among the collection's files."""
     (place.folder / "MANIFEST.json").write_text("{}")
     shutil.rmtree(place.folder / ".build")
     done = place.rehearse()
@@ -127,7 +126,7 @@ def test_whole_rehearsal_in_order(place: Place) -> None:
 
 
 def test_ours_wins_over_the_inventory_and_its_files(place: Place) -> None:
-    """Read by Ansible itself, with the sources in the order that the children get."""
+    """Returns the inventory as Ansible reads it, with the sources in the order of the child processes."""
     assert place.rehearse().returncode == 0
     line = place.calls()[4]
     sources = [word for word in line.split() if word.startswith("--inventory=")]
@@ -162,7 +161,7 @@ def test_hosts_are_removed_whatever_fails(place: Place, fail: str, words: str) -
     assert words in done.stdout
     assert "it broke" in done.stdout
     assert place.calls()[-1] == "hostctl down --project rehearse"
-    assert fail in place.calls()[-2]  # nothing was run after it
+    assert fail in place.calls()[-2]  # no program ran after it
 
 
 def test_second_run_that_changes_something_is_a_fault(place: Place) -> None:
@@ -197,7 +196,7 @@ def test_inventory_that_says_too_little_starts_nothing(place: Place, about: str,
 
 
 def test_host_that_could_be_real_starts_nothing(place: Place) -> None:
-    """A source that Ansible reads after ours: here a plugin of the inventory that has the last word on a host."""
+    """An inventory source that Ansible reads after ours: here a plugin that overrides a host's variables."""
     late = place.folder / "stubs" / "ansible-inventory"
     late.unlink()
     late.write_text(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measuring device itself: does it count what goes over a connection, and nothing else?"""
+"""The counter of remote calls: it counts what goes over a connection, and nothing else."""
 
 from __future__ import annotations
 
 from conftest import Workplace
 
-# A task, and how many calls a host makes for it.
+# columns: a task, the number of remote calls of a host
 TASKS = [
     ({"ansible.builtin.debug": {"msg": "said on the controller"}}, 0),
     ({"ansible.builtin.set_fact": {"kept": 1}}, 0),
@@ -16,7 +16,7 @@ TASKS = [
     ({"ansible.builtin.command": "true", "when": False}, 0),
     ({"ansible.builtin.command": "true", "delegate_to": "two"}, 1),
     ({"ansible.builtin.command": "true", "delegate_to": "localhost", "vars": {"ansible_connection": "local"}}, 1),
-    # Started, and asked for at least once.
+    # one call to start, and at least one to poll
     ({"ansible.builtin.command": "true", "async": 20, "poll": 1}, 2),
 ]
 
@@ -28,7 +28,7 @@ def test_every_kind_of_call_is_counted(place: Workplace) -> None:
     assert run.code == 0, run.output
     assert set(run.calls) == {"one"}  # a delegated task is counted for the host whose task it is
     least = sum(calls for _task, calls in TASKS)
-    # The asynchronous task may be asked for once or twice more on a busy machine, and cleans up once.
+    # The asynchronous task may be polled once or twice more on a busy machine, and is cleaned up once.
     assert least <= run.calls["one"] <= least + 4, run.calls
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""playbooks/report.yml of hosts that do not answer: it names them, fails nothing, and remembers the last report."""
+"""playbooks/report.yml on unreachable hosts: it names them, does not fail, and compares with the last report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def closed_port():
-    """A port of this machine on which nothing listens: bound, never listened on."""
+    """A port of this machine that refuses connections: bound, but never listened on."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What playbooks/upgrade.yml gives back to a cluster where the proof of a DaemonSet fails: the role's own tasks on this
-machine, before an API server in memory that keeps what is applied."""
+"""The rollback of playbooks/upgrade.yml in a cluster where the proof of a DaemonSet fails: the role's own tasks on
+this machine, with an API server in memory that stores applied objects."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NEW = {"image": "localhost/vgpu-device-plugin:2", "options": []}
 
 
 def runs(place, version="1", path=NODE_CONFIG, text="former\n"):
-    """What the pod of the node says of itself."""
+    """Sets the status that vgpuctl in the node's pod reports."""
     said = {"version": version, "config_path": path, "config_sha256": hashlib.sha256(text.encode()).hexdigest()}
     (place / "runs").write_text(json.dumps(said))
 
 
 @pytest.fixture
 def cluster(tmp_path):
-    """An API server with two nodes of the new DaemonSet. (variables that reach it, object by path)"""
+    """An API server with two nodes of the new DaemonSet. Yields (variables that reach it, objects by path)."""
     api = KubeApi()
     for path in (NODE, OTHER):
         api.request("PATCH", path, {"kind": "Node", "metadata": {"name": path[-2:], "labels": LABELS}}, APPLY)
@@ -68,7 +68,7 @@ def cluster(tmp_path):
 
 
 def go_back(place, given, daemonset, configs=True):
-    """The tasks of a return that are about the DaemonSet, with what the upgrade kept."""
+    """Runs the rollback's tasks for the DaemonSet, with the rollback point of the upgrade."""
     place.hosts({"some": ["a1"]})
     path = given["__device_plugin_daemonset_path"]
     point = {
@@ -95,17 +95,18 @@ def test_the_former_image_and_options_come_back(place, cluster, tmp_path):
     assert run.code == 0, run.output
     assert container(objects)["image"] == FORMER["image"]
     assert "--log-level=debug" in json.dumps(container(objects))
-    # The former text of this host's configurations; another host's stay.
+    # The host's former configurations are restored; the other host's configuration stays.
     assert objects[CONFIGS]["data"] == {"theirs.yaml": "x\n", "big.yaml": "big\n"}
     assert objects[OTHER]["metadata"]["labels"] == LABELS
-    # The pod of this node alone is made anew; the other node's runs what was proven there.
+    # Only this node's pod is recreated; the other node's pod runs the proven version.
     assert [path for path in objects if path.startswith(PODS)] == [f"{PODS}/p-a2"]
     assert json.loads((tmp_path / "daemonset.json").read_text()) == FORMER
     again = go_back(place, given, text)
     assert "changed=0 " in again.output, again.output
 
 
-# What the pod says (version, configuration: path, text), whether the record has named ones, whether this is back.
+# columns: the pod's version, its configuration's path and text, whether the rollback point has named configurations,
+# whether this counts as rolled back
 SAYS = [
     pytest.param("1", BIG, "big\n", True, True, id="a named configuration"),
     pytest.param("1", BIG, "unknown\n", False, True, id="a record that kept no named ones"),

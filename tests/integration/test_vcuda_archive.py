@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role vcuda with an archive that was built elsewhere: only the one that was meant comes onto a host."""
+"""The role vcuda with an archive built elsewhere: only the configured archive reaches a host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION = "7.0.0-elsewhere"
 
 
 def archive(folder: Path) -> tuple[str, str]:
-    """An archive with a library of another building, and its digest."""
+    """Creates an archive with another build's library; returns it with its digest."""
     files = {name: name.encode() for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter")}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     manifest = {"version": VERSION, "arch": platform.machine(), "files": digests}
@@ -34,7 +34,7 @@ def archive(folder: Path) -> tuple[str, str]:
 
 def build(place: Workplace, **variables: Any) -> Run:
     place.hosts({"some": ["one"]})
-    # A folder that cannot be written stands for the compiler: nothing may be built.
+    # Nothing may be built: an unwritable cache folder makes a build fail.
     options = {"vcuda_version": VERSION, "vcuda_cache": "/proc/no-cache", **variables}
     role = {"ansible.builtin.import_role": {"name": "vgpu.fleet.vcuda", "tasks_from": "build"}, "vars": options}
     return place.play([{"hosts": "all", "gather_facts": False, "tasks": [role]}])
@@ -63,7 +63,7 @@ def test_another_one_is_not(place: Workplace, changes: dict[str, str], words: st
 
 
 def test_upgrade_builds_for_all_hosts_before_the_first_batch() -> None:
-    """In a batch, a task that runs once is skipped where the first host has nothing to do."""
+    """In a batch, a run_once task is skipped if the first host has nothing to do."""
     text = (Path(__file__).parents[2] / "playbooks" / "upgrade.yml").read_text()
     plays = yaml.safe_load(text)
     batch = next(number for number, play in enumerate(plays) if "serial" in play)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role vcuda with a build host that is not the controller: it compiles once, for all, and leaves nothing there. The
-real sources and the real compiler, so it takes its time."""
+"""The role vcuda with a build host other than the controller: it compiles once for all hosts, and leaves no file
+there. The test compiles the real sources, so it takes long."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_another_host_builds_for_all(build: Any, tmp_path: Path) -> None:
     assert manifest["version"] == VERSION
     assert manifest["files"] == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     assert files["libvgpu.so"].startswith(b"\x7fELF") and {"vgpu-probe", "vgpu-arbiter"} <= set(files)
-    # Those on the controller included. The sources come as one file, and they are about ninety.
+    # The calls on the controller count too. The sources, about ninety files, are sent as one file.
     assert 1 <= sum(done.calls.values()) <= 14, done.calls
     assert left(tmp_path) == []
     bytes_of_it = path.read_bytes()
@@ -66,7 +66,7 @@ def test_a_build_that_fails_there_leaves_nothing_there(build: Any, tmp_path: Pat
 
 
 HOMES = [
-    # the controller's XDG_CACHE_HOME below the test's folder, and where the archive comes to there
+    # columns: the controller's XDG_CACHE_HOME below the test's folder, the archive's folder there
     (None, "here/.cache/vgpu.fleet"),
     ("xdg", "xdg/vgpu.fleet"),
 ]
@@ -76,7 +76,7 @@ HOMES = [
 def test_each_host_has_a_home_of_its_own(
     place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str | None, came: str
 ) -> None:
-    """The build host has the archive in the home of its user, and nothing of the controller's paths is made there."""
+    """The build host has the archive in its user's home, and none of the controller's paths is created there."""
     name = f"vcuda-{VERSION}-{platform.machine()}.tar.gz"
     kept = tmp_path / "there" / ".cache" / "vgpu.fleet" / name
     kept.parent.mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_each_host_has_a_home_of_its_own(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     if cache:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
-    # Whoever compiles did not look there.
+    # A second compilation would fail here.
     monkeypatch.setenv("CC", "/bin/false")
     place.hosts({"some": ["one", "two"]})
     options = {"vcuda_version": VERSION, "vcuda_build_host": "two"}

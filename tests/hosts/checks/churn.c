@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Allocates and frees GPU memory, and asks for one byte more than is left, again and again until its standard input ends.
+ * Allocates and frees GPU memory, and requests one byte more than is free, repeatedly until its standard input ends.
  * Linked to libc alone, as fill.c.
  * Usage: churn; prints "ready\n" once it has a context, and at its end "<rounds> <refused> <granted> <failed>\n": how many
- * allocations within the limit were refused, how many over it were granted, and how many other calls failed.
+ * allocations within the limit were refused, how many above the limit were granted, and how many other calls failed.
  */
 #include <dlfcn.h>
 #include <poll.h>
@@ -57,7 +57,7 @@ int main(void)
         size_t left = 0, total = 0;
         code = allocate(&pointer, PIECE);
         refused += code != 0;
-        /* One byte more than is left: the limit holds while everything around it is exchanged. */
+        /* Requests one byte more than is free: the limit must hold while library and plugin are upgraded. */
         failed += information(&left, &total) != 0;
         code = allocate(&excess, left + 1);
         failed += code != 0 && code != OUT_OF_MEMORY;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts under check: those of one hostctl project, reached by podman and not by Ansible."""
+"""The hosts under test: those of one hostctl project, reached by podman instead of Ansible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from simhosts import podman as simpodman  # noqa: E402
 PROJECT = os.environ.get("VGPU_HOSTS_PROJECT", "molecule")
 INVENTORY = Path(os.environ.get("VGPU_HOSTS_INVENTORY", ROOT / "molecule" / "inventory"))
 
-# Where roles write. Logs, caches, temporary files and what systemd keeps for itself change by themselves.
+# Folders that roles write to. Logs, caches, temporary files and systemd's own files change without roles.
 WATCHED = "/etc /usr /opt /var/lib /boot /lib"
 IGNORED = ("/var/lib/systemd", "/var/lib/kubelet", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock", "/etc/machine-id")
 
@@ -70,7 +70,7 @@ class Node:
         return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True)
 
     def snapshot(self) -> dict[str, str]:
-        """Return what lies in the folders that roles write to: path → type, mode, size, time, link."""
+        """Return the contents of the folders that roles write to: path → type, mode, size, time, link."""
         listing = self.shell(f"find {WATCHED} -xdev -printf '%p\\t%y %m %s %T@ %l\\n'")
         entries = dict(line.split("\t", 1) for line in listing.splitlines() if "\t" in line)
         return {
@@ -81,18 +81,18 @@ class Node:
 
 
 def allowed() -> tuple[str, ...]:
-    """The reviewed list of what teardown.yml may leave different, as prefixes of paths."""
+    """Return the reviewed list of paths that teardown.yml may leave changed, as prefixes."""
     lines = (Path(__file__).with_name("allowed.txt")).read_text().splitlines()
     return tuple(line.split()[0] for line in lines if line.strip() and not line.startswith("#"))
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return the paths that came, went or changed."""
+    """Return the paths that were added, removed or changed."""
     return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
 
 
 def play(*arguments: str, inventory: Path = INVENTORY, playbook: str = "site.yml") -> subprocess.CompletedProcess[str]:
-    """Run a playbook of the collection; stdout and stderr come back as one text."""
+    """Run a playbook of the collection; stdout and stderr are returned as one text."""
     return subprocess.run(
         [*play_command(playbook, inventory), *arguments],
         cwd=ROOT,
@@ -111,7 +111,7 @@ def play_command(playbook: str, inventory: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return an environment without what molecule, a person or the checkout's ansible.cfg has set for Ansible."""
+    """Return an environment without Ansible settings of molecule, of the user or of the checkout's ansible.cfg."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
     return {
         **kept,
@@ -132,14 +132,14 @@ def nodes() -> dict[str, Node]:
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Path:
-    """A copy of the inventory that a test may spoil."""
+    """A copy of the inventory that a test may change."""
     copy = tmp_path / "inventory"
     shutil.copytree(INVENTORY, copy)
     return copy
 
 
 def set_group(inventory: Path, group: str, **values: Any) -> None:
-    """Set variables of a group in an inventory's copy; None takes one out."""
+    """Set variables of a group in an inventory's copy; None removes one."""
     path = inventory / "group_vars" / f"{group}.yml"
     variables = yaml.safe_load(path.read_text()) or {}
     variables.update(values)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Takes all the GPU memory that it is given, or at most so many MiB, says how much that was, and keeps it until its
+ * Allocates all available GPU memory, or at most MIB, prints the allocated bytes, and keeps the memory until its
  * standard input ends.
- * Linked to libc alone: the driver is opened by name, as in a container, where it comes from the runtime.
+ * Linked to libc alone: the driver is opened by name, because a container gets it from the runtime.
  * Usage: fill [MIB]; prints "<bytes>\n", or a line on stderr and status 1.
  */
 #include <dlfcn.h>
@@ -46,7 +46,7 @@ int main(int count, char **words)
         return refuse("cuCtxCreate_v2", code);
 
     uint64_t total = 0, most = count > 1 ? strtoull(words[1], NULL, 10) << 20 : UINT64_MAX;
-    /* Halving after each refusal leaves no byte that one more allocation could have had. */
+    /* Halving the size after each refusal ends with no free byte left to allocate. */
     for (uint64_t size = LARGEST; size > 0 && total < most;) {
         if (size > most - total)
             size = most - total;

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mirror of a host's packages on the controller, as a site without a network has one: signed, and served by HTTP.
+"""A mirror of a host's packages on the controller, for a site without a network: signed, and served by HTTP.
 
-It is reached at 127.0.0.1 of the host and at no other place: the server is a process of the controller, with the
-controller's files, that stands in the host's network namespace. The host keeps ``lo`` and has no route.
+The mirror is reachable at the host's 127.0.0.1 only: the server is a process of the controller, with the controller's
+files, in the host's network namespace. The host has ``lo`` and no route.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from simhosts import podman as simpodman
 
 PORT = 8480
 URL = f"http://127.0.0.1:{PORT}"
-# The repositories that the image of the hosts brings, by their name on the mirror.
+# The repositories in the hosts' image, by their name on the mirror.
 FOLDERS = {"debian": "/opt/vgpu-hosts/apt", "nvidia": "/opt/vgpu-demo/apt"}
-# The distribution's packages once more, at a place of their own: one place has one key, and apt refuses two for it.
+# A second copy of the distribution's packages at another URL: apt accepts only one key for each URL.
 DRIVER = "driver"
 KEYRING = "/etc/apt/keyrings/site.asc"
 SITE = f"deb [signed-by={KEYRING}] {URL}/debian ./\n"
 
 
 class Mirror:
-    """The packages of a host on this machine, and the server that shows them to the host."""
+    """The packages of a host, copied to this machine, and the server that the host reaches."""
 
     def __init__(self, folder: Path, node: Node) -> None:
         self.folder, self.node = folder, node
@@ -37,7 +37,7 @@ class Mirror:
         self.server: subprocess.Popen[bytes] | None = None
 
     def take_from_host(self) -> None:
-        """Move the host's repositories to the mirror, so that it has no other source."""
+        """Replace the host's repositories by the mirror, so that it has no other source."""
         for name, path in FOLDERS.items():
             place = self.folder / "www" / name
             place.mkdir(parents=True)
@@ -80,12 +80,12 @@ class Mirror:
         )
 
     def namespace(self) -> list[str]:
-        """What a command of the controller begins with that is to stand where the host's own programs reach it."""
+        """Return the command prefix that runs a controller's program in the host's network namespace."""
         pid = simpodman.podman("inspect", "--format", "{{.State.Pid}}", self.node.container).strip()
         return ["nsenter", f"--net=/proc/{pid}/ns/net"]
 
     def start(self) -> None:
-        """Serve until ``stop``; returns once the host can connect."""
+        """Serve until ``stop`` is called; return once the host can connect."""
         command = [*self.namespace(), sys.executable, "-m", "http.server", str(PORT)]
         with self.log.open("ab") as log:
             self.server = subprocess.Popen(
@@ -107,7 +107,7 @@ class Mirror:
             self.server = None
 
     def served(self) -> list[str]:
-        """The packages that were asked for and sent."""
+        """Return the packages that the server sent."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [os.path.basename(line.split('"')[1].split()[1]) for line in lines if '.deb HTTP/1.1" 200' in line]
 

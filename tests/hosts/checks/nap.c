@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Preloaded before libfaketime 0.9.10, whose clock_nanosleep fails (EINVAL) for a time of the monotonic clock where it
- * shall leave that clock alone; Python sleeps by it.
+ * Preloaded before libfaketime 0.9.10, whose clock_nanosleep fails (EINVAL) for the monotonic clock if libfaketime
+ * is set to leave that clock unchanged. Python's time.sleep uses this call.
  */
 #include <errno.h>
 #include <sys/syscall.h>

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container of docker or podman in a slice of a host, started as docs/operations.md says, and what a person sees."""
+"""A container of docker or podman in a slice of a host, started as docs/operations.md says, and the output of
+vgpuctl."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ from simhosts import podman as simpodman
 from simhosts.hardware import IMAGE_NAME
 
 MIB = 1 << 20
-# Of group t4: 15360 MiB in seven.
+# group t4: 15360 MiB in seven slices
 SLICE_MIB, HELD_MIB = 2194, 1000
 NAME = "web"
 FILL = "/root/fill"
-# What the simulated driver needs in a container and a real one does not.
+# The simulated driver needs these volumes in a container; a real driver needs none.
 SIMULATED = ("-v", "/etc/gpusim:/etc/gpusim:ro", "-v", "/dev/shm/gpusim.state:/dev/shm/gpusim.state")
 LIMIT_S = 60.0
 
 
 def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
-    """Ask until the answer is true, and return it."""
+    """Repeat the call until its result is true, and return the result."""
     end = time.monotonic() + limit_s
     while not (answer := holds()):
         assert time.monotonic() < end, f"{what}: not within {limit_s:.0f} s; the last answer was {answer!r}"
@@ -35,7 +36,7 @@ def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
 
 
 def text(node: Node, *command: str) -> str:
-    """What a command prints, errors included, whatever its status."""
+    """Return a command's output and errors, whatever its status."""
     return node.run("sh", "-c", '"$@" 2>&1', "sh", *command, check=False)
 
 
@@ -53,7 +54,8 @@ WantedBy=sysinit.target
 
 
 def reboot(node: Node) -> None:
-    """A host that is a container shares the machine's boot id, so a unit gives it one of its own at each boot."""
+    """Reboot the host. A host that is a container shares the machine's boot id, so a unit sets a new id at each
+    boot."""
     node.write("/etc/systemd/system/boot-id.service", NEW_BOOT_ID % BOOT_ID)
     node.run("systemctl", "enable", "--quiet", "boot-id.service")
     before = node.read(BOOT_ID)
@@ -64,7 +66,7 @@ def reboot(node: Node) -> None:
 
 @dataclass
 class Work:
-    """A container that holds HELD_MIB of its slice, and that its engine starts again when it ends."""
+    """A container that uses HELD_MIB of its slice and that its engine restarts when it exits."""
 
     node: Node
     name: str = NAME
@@ -88,25 +90,25 @@ class Work:
         until(lambda: not self.slices(), f"the slice of {self.name} is free")
 
     def wait(self) -> None:
-        """Until the container runs, holds its memory, and the plugin knows whose it is."""
+        """Wait until the container runs and uses its memory, and the plugin knows the slice's holder."""
         until(lambda: self.process() and self.held() >= HELD_MIB * MIB, f"{self.name} holds its memory")
         until(lambda: len(self.slices()) == 1, f"one slice is held by {self.engine} {self.name}")
 
     def process(self) -> int:
-        """The process that runs now; 0: none."""
+        """Return the pid of the container's running process; 0: none."""
         found = self.node.run(self.engine, "inspect", "--format", "{{.State.Pid}}", self.name, check=False)
         return int(found.strip() or 0)
 
     def held(self) -> int:
-        """Bytes on the GPUs by processes that live, from the simulated driver's accounts."""
+        """Return the bytes that live processes use on the GPUs, from the simulated driver's accounts."""
         gpus = self.node.json("gpusimctl", "usage", "--json")["gpus"]
         return sum(process["total"] for gpu in gpus for process in gpu["processes"])
 
     def slices(self) -> list[str]:
-        """The slices that the node says the container holds."""
+        """Return the slices that vgpuctl lists for the container."""
         answer = json.loads(self.node.run("vgpuctl", "slices", "--json", check=False))
         return [one["id"] for one in answer.get("slices", []) if one["held_by"] == f"{self.engine} {self.name}"]
 
     def rest(self) -> int:
-        """Bytes that one more process in the container gets before it is refused."""
+        """Return the bytes that one more process in the container can allocate before it is refused."""
         return int(self.node.run("sh", "-c", f"{self.engine} exec {self.name} /fill </dev/null"))

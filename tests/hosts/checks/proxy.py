@@ -52,7 +52,7 @@ class Proxy:
         assert self.server.stdout.readline() == "ready\n", log.read_text()
 
     def stop(self) -> list[str]:
-        """End it; returns the addresses that it was asked for."""
+        """Stop the proxy; return the requested addresses."""
         self.server.terminate()
         self.server.wait()
         return [line.split('"')[1].split()[1] for line in self.log.read_text().splitlines() if '"GET ' in line]

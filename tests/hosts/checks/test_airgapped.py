@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml on a host that reaches nothing but a mirror of its site. First with all that can be wrong with the mirror,
-the disk and apt: the message names host and step, the host is as it was; then the same host goes from bare to verified.
+"""site.yml on a host that can reach only a mirror of its site.
 
-The rows build on each other in their order: each leaves the host as it found it, and the last one heals what is left.
+First come faults of the mirror, the disk and apt: the message names host and step, and the host is unchanged. Then
+the same host goes from bare to verified. The rows depend on their order: each leaves the host as it found it, and the
+last one repairs what is left.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
 
 
 def toolkit(mirror: Mirror, key: str = "right", **more: Any) -> dict[str, Any]:
-    """The variables of a site: NVIDIA's toolkit comes from the mirror, all else from the host's own sources."""
+    """Return a site's variables: NVIDIA's toolkit from the mirror, all else from the host's own sources."""
     source = {"uris": [f"{URL}/nvidia"], "suites": ["./"], "trusted": False, "key": mirror.keys[key]}
     return {"nvidia_docker_repository": {**source, **more}}
 
 
 def driver(mirror: Mirror, path: str = DRIVER_PATH, key: str = "right") -> dict[str, Any]:
-    """The driver, too, from a repository of its own on the mirror."""
+    """Return variables with the driver, too, from a separate repository on the mirror."""
     source = {"uris": [f"{URL}/{path}"], "suites": ["./"], "trusted": False, "key": mirror.keys[key]}
     return {**toolkit(mirror), "nvidia_driver_source": "mirror", "nvidia_driver_repository": source}
 
@@ -54,7 +55,7 @@ def site(variables: dict[str, Any], *options: str) -> subprocess.CompletedProces
 
 
 def refused(run: subprocess.CompletedProcess[str], step: str, *words: str) -> None:
-    """The run failed, and says on which host, at which step, and why."""
+    """Check that the run failed and that its message names the host, the step and the cause."""
     assert run.returncode != 0, run.stdout
     failed = run.stdout.rsplit("TASK [", 1)[1]
     assert failed.startswith(step + "]"), run.stdout
@@ -70,7 +71,7 @@ def test_the_host_reaches_nothing_but_the_mirror(mirror: Mirror) -> None:
     assert len(node.read("/proc/net/route").splitlines()) == 1, "the heading alone: no route"
     assert node.shell("cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true") == SITE
     mirror.stop()
-    # The negative control: without the mirror nothing can be had.
+    # Negative control: without the mirror the host can fetch nothing.
     assert "Could not connect" in node.shell("apt-get update 2>&1 || true")
     mirror.start()
     node.run("apt-get", "update")
@@ -108,12 +109,12 @@ def test_a_version_that_does_not_exist(mirror: Mirror) -> None:
 
 
 def behind(mirror: Mirror, **environment: str) -> dict[str, Any]:
-    """NVIDIA's toolkit from a mirror that only a proxy reaches; the host's own source is reached as before."""
+    """NVIDIA's toolkit from a mirror that only a proxy can reach; the host's own source needs no proxy."""
     source = {"uris": [f"{BEHIND}/nvidia"], "suites": ["./"], "trusted": False, "key": mirror.keys["right"]}
     return {"nvidia_docker_repository": source, "vgpu_package_environment": {"no_proxy": "127.0.0.1", **environment}}
 
 
-# Whether the proxy runs, what the role's variable says of it, what the message holds.
+# columns: whether the proxy runs, the role's proxy variable, words of the message
 PROXIES = [
     pytest.param(True, {"http_proxy": PROXY}, "403", id="refuses"),
     pytest.param(False, {"http_proxy": PROXY}, PROXY.rpartition("/")[2], id="is off"),
@@ -123,7 +124,7 @@ PROXIES = [
 
 @pytest.mark.parametrize("runs, environment, words", PROXIES)
 def test_a_proxy_that(mirror: Mirror, tmp_path: Path, runs: bool, environment: dict[str, str], words: str) -> None:
-    """The last row is the negative control: no name server knows the mirror."""
+    """The last row is the negative control: without a proxy no name server can resolve the mirror's name."""
     before = state(mirror.node)
     proxy = Proxy(tmp_path / "proxy.log", mirror.namespace(), URL, refuses=bool(environment)) if runs else None
     try:
@@ -136,7 +137,7 @@ def test_a_proxy_that(mirror: Mirror, tmp_path: Path, runs: bool, environment: d
 
 
 def test_a_mirror_behind_a_proxy(mirror: Mirror, tmp_path: Path) -> None:
-    """The proxy is asked for our repository alone, and the host keeps no word of it."""
+    """The proxy gets requests for our repository only, and the host has no trace of the proxy afterwards."""
     node, already = mirror.node, len(mirror.log.read_text())
     before, settings = state(node), node.shell("cat /etc/apt/apt.conf /etc/apt/apt.conf.d/* 2>/dev/null || true")
     variables = behind(mirror, http_proxy=PROXY)
@@ -148,17 +149,17 @@ def test_a_mirror_behind_a_proxy(mirror: Mirror, tmp_path: Path) -> None:
         assert "1.20.0-1" in node.run("dpkg-query", "-W", "nvidia-container-toolkit")
         assert [path for path in asked if path.endswith(".deb")]
         assert all(path.startswith(f"{BEHIND}/nvidia/") for path in asked), asked
-        # Past the proxy: the lists of the host's own source, which are read with ours.
+        # The lists of the host's own source, which are read together with ours, do not use the proxy.
         assert '"GET /debian/' in mirror.log.read_text()[already:]
         assert "proxy" not in node.shell("cat /etc/apt/sources.list.d/*")
         assert node.shell("cat /etc/apt/apt.conf /etc/apt/apt.conf.d/* 2>/dev/null || true") == settings
-        # Nothing to bring: the proxy, which is off by now, is not asked.
+        # Nothing to install: the proxy, which is off by now, gets no request.
         again = role("vgpu.fleet.nvidia_docker", tmp_path, **variables)
         assert again.returncode == 0 and "changed=0 " in again.stdout, again.stdout
     finally:
         proxy.stop()
         gone = role("vgpu.fleet.nvidia_docker", tmp_path, nvidia_docker_state="absent", **variables)
-        # apt keeps what it fetched, and a later row is to see the mirror asked for it.
+        # apt caches fetched packages, and a later row must see the mirror's requests.
         node.run("apt-get", "clean")
     assert gone.returncode == 0, gone.stdout
     assert state(node) == before
@@ -176,7 +177,8 @@ def test_check_mode_foretells_and_changes_nothing(mirror: Mirror) -> None:
 
 
 def test_a_disk_that_is_full(mirror: Mirror) -> None:
-    """dpkg runs out of space while it unpacks; what came before is recorded, and the next run goes on from there."""
+    """dpkg runs out of space while it unpacks; the installed packages are recorded, and the next run continues from
+    there."""
     node = mirror.node
     folder = node.shell("echo /usr/lib/$(uname -m)-linux-gnu/nvidia").strip()
     node.shell(f"mkdir -p {folder}; mount -t tmpfs -o size=64k tmpfs {folder}")
@@ -195,7 +197,7 @@ def test_an_apt_that_was_killed_is_healed_and_the_host_is_finished(mirror: Mirro
     done = site(toolkit(mirror))
     assert done.returncode == 0, done.stdout
     assert node.run("dpkg", "--audit").strip() == ""
-    # From the mirror and from nowhere else, checked by its key.
+    # All packages come from the mirror, checked by its key.
     came = mirror.served()[already:]
     assert any(name.startswith("nvidia-container-toolkit_1.20.0-1") for name in came), came
     assert "Trusted: yes" not in node.shell("cat /etc/apt/sources.list.d/*")
@@ -211,7 +213,7 @@ def test_a_second_run_needs_no_mirror_and_changes_nothing(mirror: Mirror) -> Non
     again = site(toolkit(mirror))
     assert again.returncode == 0, again.stdout
     assert "changed=0 " in again.stdout, again.stdout
-    # As the inverse: what is taken away comes from nowhere.
+    # The teardown removes the packages and needs no source.
     down = play("--limit", HOST, "-e", json.dumps(toolkit(mirror)), playbook="teardown.yml")
     assert down.returncode == 0, down.stdout
     assert "nvidia-container-toolkit" not in mirror.node.run("dpkg-query", "-W", "-f", "${Package}\n").split()

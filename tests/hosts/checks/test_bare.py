@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml on bare hosts, before it may change anything: what it predicts, and the mistakes that it must find first."""
+"""site.yml on bare hosts, before any change: its prediction in check mode, and the mistakes that it must find first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAULT_LINE = 9
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run in check mode said, and what it changed all the same."""
+    """The output of a run in check mode, and the paths that it changed nevertheless."""
 
     status: int
     output: str
@@ -69,7 +69,7 @@ def test_mistake_is_found_before_any_host_is_changed(
 
 @pytest.fixture(scope="module")
 def prediction(nodes: dict[str, Node], tmp_path_factory: pytest.TempPathFactory) -> Prediction:
-    """One run with --check --diff, with more slices of a T4 than its model's advice."""
+    """One run with --check --diff, with more slices of a T4 than recommended for the model."""
     inventory = tmp_path_factory.mktemp("advice") / "inventory"
     shutil.copytree(INVENTORY, inventory)
     set_group(inventory, "t4", vgpu_split_count=8)
@@ -104,7 +104,7 @@ def test_broken_daemon_json_stops_its_host_untouched(nodes: dict[str, Node]) -> 
 
 def test_check_and_diff_predict_the_first_run_and_change_nothing(prediction: Prediction) -> None:
     assert prediction.status == 0, prediction.output
-    # The daemon.json that it would write, as a diff.
+    # The predicted daemon.json, as a diff.
     lines = [line.strip() for line in prediction.output.splitlines()]
     assert "+++ after: /etc/docker/daemon.json" in lines
     for key in ('+  "default-runtime": "nvidia",', '+  "default-shm-size": "2G"'):

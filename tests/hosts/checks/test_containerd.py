@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role container_runtime on the real containerd of Debian 12 (1.6) and 13 (1.7): files that people have, a daemon
-that refuses, and site.yml on a node without docker. What is in force is asked of containerd itself."""
+"""The role container_runtime on the real containerd of Debian 12 (1.6) and 13 (1.7): users' files, a daemon that
+refuses a file, and site.yml on a node without docker. containerd itself reports the active settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(node: Node, folder: Path, role: str = ROLE, *options: str, **variables: 
 
 @pytest.fixture(scope="module", params=HOSTS)
 def node(request: pytest.FixtureRequest, nodes: dict[str, Node], folder: Path) -> Node:
-    """A host with containerd and NVIDIA's runtime, and nothing of ours in its file."""
+    """A host with containerd and NVIDIA's runtime, and no change of ours in its file."""
     node = nodes[request.param]
     ready = run(node, folder, "vgpu.fleet.nvidia_docker")
     assert ready.code == 0, ready.output
@@ -110,11 +110,11 @@ def test_check_apply_repeat_undo(node: Node, folder: Path, text: str | None) -> 
     undone = run(node, folder, container_runtime_state="absent", **ENGINE)
     assert undone.code == 0, undone.output
     assert facts(node) == before
-    # Without the role containerd has another default, so the looks above can see a difference.
+    # Without the role containerd has another default runtime, so the checks above do detect a difference.
     assert in_force(node)["containerd"]["default_runtime_name"] == "runc"
 
 
-# Text, variables, words of the message.
+# columns: text, variables, words of the message
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("version = 2\n[plugins\n", {}, "line 2"),
     ("version = 3\n", {}, "leave its runtimes out without a word"),
@@ -141,7 +141,7 @@ def test_refused_before_anything_is_changed(
 def test_a_daemon_that_does_not_come_back_gets_its_file_back(node: Node, folder: Path) -> None:
     lay_out(node, None)
     before = facts(node)
-    # It answers `config dump` and cannot be started: only the restart tells.
+    # This containerd responds to `config dump` but cannot start: only the restart shows the fault.
     drop_in = "/etc/systemd/system/containerd.service.d/theirs.conf"
     node.run("mkdir", "-p", drop_in.rpartition("/")[0])
     node.write(drop_in, f"[Service]\nExecStartPre=/bin/sh -c '! grep -q nvidia {PATH}'\nRestart=no\n")

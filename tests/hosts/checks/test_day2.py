@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A finished node without Kubernetes loses things while a container of docker works in a slice.
+"""A finished node without Kubernetes loses files, services or GPUs while a container of docker works in a slice.
 
-Each row: what is lost, what a person then reads, and what is typed to mend it. In all rows the container keeps its
-limit, its slice is given to nobody else, and after the row the node is as before. Memory is read from the simulated
-driver's accounts and from inside the container; docs/operations.md, "When something is lost", has the rows by symptom.
+Each row: what is lost, the messages that an operator sees, and the commands of the repair. In all rows the container
+keeps its limit, no other container gets its slice, and the node is well after the row. Memory is read from the
+simulated driver's accounts and from inside the container; docs/operations.md, "When something is lost", has the rows
+by symptom.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PLUGIN, ARBITER = "vgpu-device-plugin.service", "vgpu-arbiter.service"
 
 @pytest.fixture(scope="module")
 def node(nodes: dict[str, Node]) -> Node:
-    """The host as site.yml leaves it."""
+    """The host after a run of site.yml."""
     first = play("--limit", HOST)
     assert first.returncode == 0, first.stdout
     return nodes[HOST]
@@ -43,9 +44,9 @@ def work(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]
 
 @dataclass(frozen=True)
 class Lost:
-    """``harm`` and ``mend``: shell on the host; ``site``: site.yml mends it. ``seen``: words that vgpuctl prints within
-    a minute, each by the command that it is under. ``metric``: a line of the metrics then, as a pattern. ``page``:
-    words of the fleet page then. ``again``: the container is another process afterwards."""
+    """``harm`` and ``mend``: shell commands on the host; ``site``: site.yml repairs it. ``seen``: (vgpuctl command,
+    words that it prints within a minute). ``metric``: pattern of a line of the metrics. ``page``: words on the fleet
+    page. ``again``: the container's process is a new one afterwards."""
 
     name: str
     harm: str
@@ -126,19 +127,19 @@ def show(node: Node, command: str) -> str:
 
 
 def shown(node: Node, seen: tuple[tuple[str, str], ...]) -> list[str]:
-    """What is not yet to be read."""
+    """Return the expected words that vgpuctl does not print yet."""
     said = {command: show(node, command) for command, _words in seen}
     return [f"{command}: {words}: {said[command]}" for command, words in seen if words not in said[command]]
 
 
 def answer(node: Node, command: str) -> dict[str, Any]:
-    """What a command of vgpuctl says as JSON; a fault has "error"."""
+    """Return a vgpuctl command's output as JSON; a fault has the key "error"."""
     found: dict[str, Any] = json.loads(node.run("vgpuctl", command, "--json", check=False))
     return found
 
 
 def troubles(node: Node) -> list[str]:
-    """Everything that is not as on a node that is well."""
+    """Return every warning and fault of the node."""
     answers = [answer(node, command) for command in ("status", "watch", "slices")]
     if faults := [one["error"] for one in answers if "error" in one]:
         return faults
@@ -149,7 +150,8 @@ def troubles(node: Node) -> list[str]:
 
 
 def on_page(folder: Path, words: str) -> dict[str, Any]:
-    """The host as the page of report.yml has it: it needs a look, for that reason, and says who holds its slice."""
+    """Return the host from report.yml's page, after checking that the page lists it as trouble, with the reason and
+    the holder of its slice."""
     made = play("--limit", f"{HOST},localhost", "-e", f"report_dir={folder}", playbook="report.yml")
     assert made.returncode == 0, made.stdout
     page = json.loads((folder / "fleet.json").read_text())
@@ -161,7 +163,7 @@ def on_page(folder: Path, words: str) -> dict[str, Any]:
 
 
 def limited(work: Work) -> None:
-    """The container gets what its slice has beyond what it holds, and not a byte of its neighbours'."""
+    """Check that the container can allocate the rest of its slice, and no byte of its neighbours' slices."""
     rest = work.rest()
     assert 0.6 * (SLICE_MIB - HELD_MIB) * MIB < rest < (SLICE_MIB - HELD_MIB) * MIB
 
@@ -193,7 +195,7 @@ def test_lost_and_found(node: Node, work: Work, lost: Lost, tmp_path: Path) -> N
 
 
 def test_lost_gpu_is_named_by_plan_and_result(node: Node, work: Work, tmp_path: Path) -> None:
-    """As the operator of F1 typed it: the plan says it before any change, and the run names it once."""
+    """The plan in check mode warns of the lost GPU before any change, and the run's result names the GPU once."""
     node.shell(f"gpusimctl fall-off 1; systemctl restart {PLUGIN}")
     try:
         until(lambda: "is lost" in show(node, "status"), "the plugin says that it is lost")
@@ -212,7 +214,7 @@ def test_lost_gpu_is_named_by_plan_and_result(node: Node, work: Work, tmp_path: 
 
 
 def test_application_faults_are_no_ones_but_the_applications(node: Node, work: Work, tmp_path: Path) -> None:
-    """Xid 31 is a program's own fault; 79 is the GPU's, and takes its slices from the kubelet and nobody's else."""
+    """Xid 31 is a program's own fault. Xid 79 is the GPU's fault: only this GPU's slices become unhealthy."""
     slices = {one["id"]: one["gpu"] for one in answer(node, "slices")["slices"]}
     try:
         node.run("gpusimctl", "xid", "1", "31")

@@ -22,7 +22,7 @@ STORAGE = '[storage]\ndriver = "vfs"\nrunroot = "/run/containers/storage"\ngraph
 
 @pytest.fixture(scope="module")
 def node(nodes: dict[str, Node]) -> Iterator[Node]:
-    """The host as site.yml leaves it, with what an administrator adds."""
+    """The host after site.yml, with an administrator's additions."""
     first = play("--limit", HOST)
     assert first.returncode == 0, first.stdout
     node = nodes[HOST]
@@ -32,7 +32,7 @@ def node(nodes: dict[str, Node]) -> Iterator[Node]:
 
 
 def holders(node: Node) -> dict[str, str]:
-    """Slice -> who holds it."""
+    """Returns the holder of each slice."""
     slices = json.loads(node.run("vgpuctl", "slices", "--json"))["slices"]
     return {one["id"]: one["held_by"] for one in slices if one["held_by"]}
 
@@ -47,8 +47,8 @@ COMPOSE = "cd /srv/train && docker-compose -f compose.yaml -f compose.gpu.json"
 
 
 def test_service_of_docker_compose(node: Node, tmp_path: Path) -> None:
-    """It is limited, keeps its slice when `up` makes it anew, and `down` gives that back."""
-    Work.start(node, tmp_path).remove()  # brings program and image to the host
+    """The container is limited, keeps its slice when `up` creates it again, and `down` releases the slice."""
+    Work.start(node, tmp_path).remove()  # copies the program and the image to the host
     node.run("mkdir", "-p", "/srv/train")
     node.write("/srv/train/compose.yaml", json.dumps({"services": {"trainer": SERVICE}}))
     node.shell("cd /srv/train && vgpuctl run --compose trainer > compose.gpu.json")
@@ -70,9 +70,10 @@ def test_service_of_docker_compose(node: Node, tmp_path: Path) -> None:
 
 
 def test_container_of_podman_is_back_after_a_reboot(node: Node, tmp_path: Path) -> None:
-    """podman starts containers that are always to be restarted by a unit of its own, which has to be enabled."""
+    """podman restarts containers with restart policy "always" by a unit that must be enabled."""
     node.run("systemctl", "start", "vgpu-demo-image.service")
-    # The default stacks overlays, which a simulated host cannot: it is a container on one.
+    # Podman's default storage uses overlay, which does not work on a simulated host: the host is itself on an
+    # overlay.
     node.run("mkdir", "-p", "/etc/containers")
     node.write("/etc/containers/storage.conf", STORAGE)
     node.shell(f"docker save {IMAGE_NAME} | podman load --quiet")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role container_runtime on a real dockerd: files that people left there, and daemons that refuse. Every file is
-checked, applied, repeated and undone; what the daemon has is asked of docker, the files are compared byte for byte."""
+"""The role container_runtime on a real dockerd: users' daemon.json files, and daemons that refuse a setting.
+
+Every file is checked, applied, repeated and undone. Docker itself reports the daemon's settings; the files are
+compared byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from simhosts.hardware import IMAGE_NAME
 HOST = "gpu-t4-1"
 PATH = "/etc/docker/daemon.json"
 DROP_IN = "/etc/systemd/system/docker.service.d/theirs.conf"
-# Without it the daemon wants netfilter modules that a container cannot load.
+# Without these keys the daemon needs netfilter modules, which a container cannot load.
 NEEDED = '"bridge": "none", "iptables": false'
 ROLE = "vgpu.fleet.container_runtime"
 
@@ -47,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def node(nodes: dict[str, Node], folder: Path) -> Node:
-    """A host with docker and NVIDIA's runtime, and nothing of ours in daemon.json."""
+    """A host with docker and NVIDIA's runtime, and no key of ours in daemon.json."""
     node = nodes[HOST]
     ready = run(folder, "vgpu.fleet.nvidia_docker")
     assert ready.code == 0, ready.output
@@ -75,7 +78,7 @@ def run(folder: Path, role: str = ROLE, *options: str, host: str = HOST, **varia
 
 
 def lay_out(node: Node, text: str | None) -> None:
-    """Put a daemon.json there and let docker run with it, as its owner would have."""
+    """Write a daemon.json and start docker with it, as its owner would have."""
     node.shell(
         f"rm -rf {PATH} /srv/docker.json {DROP_IN} /var/lib/vgpu/baseline/daemon.json /run/vgpu-docker-daemon.pending"
     )
@@ -89,7 +92,7 @@ def restart(node: Node) -> None:
 
 
 def facts(node: Node, path: str = PATH) -> str:
-    """Kind, mode and owner of a file, and its bytes."""
+    """Return kind, mode, owner and bytes of a file."""
     return node.shell(f"stat -c '%F %a %u:%g %N' {path}; base64 -w0 {path}")
 
 
@@ -111,7 +114,7 @@ FOREIGN = """\
 \t"runtimes": {"other": {"path": "/usr/bin/env", "runtimeArgs": ["-i"]}}
 }
 """
-# Name, text, what makes the file special, keys that must stay as they are.
+# columns: name, text, what makes the file special, keys that must stay unchanged
 FILES: list[tuple[str, str | None, str, dict[str, Any]]] = [
     ("plain", "{" + NEEDED + "}\n", "", {"bridge": "none", "iptables": False}),
     ("foreign keys, tabs and unicode", FOREIGN, "", {**json.loads(FOREIGN)}),
@@ -142,7 +145,7 @@ def test_check_apply_repeat_undo(
     applied = run(folder)
     assert (applied.code, applied.changed) == (0, True), applied.output
     assert default_runtime(node) == "nvidia"
-    # Adding a runtime is a reload: the daemon that ran still runs.
+    # Adding a runtime needs only a reload: the daemon's process is the same.
     assert pid(node) == daemon
     written = json.loads(node.read(PATH))
     for key, value in stays.items():
@@ -151,7 +154,7 @@ def test_check_apply_repeat_undo(
         else:
             assert written[key] == value
     assert list(written)[: len(json.loads(text or "{}"))] == list(json.loads(text or "{}")), "the order of keys"
-    # Kind, mode and owner, the bytes left out.
+    # kind, mode and owner, without the bytes
     assert facts(node).splitlines()[0] == before.splitlines()[0]
 
     again = run(folder)
@@ -165,8 +168,8 @@ def test_check_apply_repeat_undo(
 
 @pytest.mark.parametrize("text", [None, "", "\n", "\ufeff{}"], ids=["no file", "empty", "blank", "byte order mark"])
 def test_files_that_hold_nothing(node: Node, folder: Path, text: str | None) -> None:
-    """No key at all. Docker could not be started with them here, so it runs with other keys first; 20.10 does not start
-    with a byte order mark anywhere, so none is written."""
+    """Texts without any key. Docker cannot start with them here, so it runs with other keys first; docker 20.10
+    cannot start with a byte order mark at all, so none is written."""
     lay_out(node, "{" + NEEDED + "}\n")
     node.shell(f"rm {PATH}")
     if text is not None:
@@ -178,7 +181,8 @@ def test_files_that_hold_nothing(node: Node, folder: Path, text: str | None) -> 
     assert json.loads(node.read(PATH))["bridge"] == "none"
 
 
-# Text of the file, drop-in of the unit, variables, words of the message. Nothing is changed and the daemon runs on.
+# columns: name, text of the file, drop-in of the unit, variables, words of the message. No row changes the file or
+# stops the daemon.
 REFUSED: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("invalid JSON", "{" + NEEDED + ',\n  "log-driver": "local"\n  "debug": true}\n', "", {}, "line 3, column 3"),
     ("a comment", "{" + NEEDED + "\n  // ours\n}\n", "", {}, "JSON has no comments"),
@@ -236,7 +240,7 @@ def test_refused_before_anything_is_changed(
 def test_a_daemon_that_does_not_come_back_gets_its_file_back(node: Node, folder: Path) -> None:
     lay_out(node, "{" + NEEDED + "}\n")
     before = facts(node)
-    # No check before the start can know that this is no storage driver.
+    # No check before the start can detect an invalid storage driver.
     extra = {"container_runtime_docker_extra": {"storage-driver": "nonsense"}, "container_runtime_restart": "always"}
     failed = run(folder, **extra)
     assert failed.code != 0
@@ -251,7 +255,7 @@ def test_a_daemon_that_does_not_come_back_gets_its_file_back(node: Node, folder:
 
 @pytest.fixture
 def theirs(node: Node) -> Iterator[str]:
-    """A container that somebody runs."""
+    """A running container of another user."""
     lay_out(node, "{" + NEEDED + "}\n")
     node.run("systemctl", "start", "vgpu-demo-image.service")
     node.run("docker", "run", "--detach", "--name", "theirs", IMAGE_NAME, "sleep", "100000")
@@ -282,7 +286,8 @@ def test_a_policy_decides_over_a_restart(node: Node, folder: Path, theirs: str) 
 def test_a_daemon_that_does_not_answer_is_not_taken_for_one_that_runs_nothing(
     node: Node, folder: Path, theirs: str
 ) -> None:
-    """Its containers live without it, and a restart would end them: they are found by the programs that hold them."""
+    """With live-restore, containers run on without the daemon, and a restart would kill them: they are found by their
+    processes."""
     before, daemon = facts(node), pid(node)
     identity = node.run("docker", "inspect", "--format", "{{.Id}}", theirs).strip()
     node.run("kill", "-STOP", daemon)
@@ -299,7 +304,7 @@ def test_a_daemon_that_does_not_answer_is_not_taken_for_one_that_runs_nothing(
 
 
 def test_live_restore_keeps_containers_over_a_restart(node: Node, folder: Path, theirs: str) -> None:
-    # Taken over by a reload, so the restart that follows is one that containers live through.
+    # A reload activates live-restore, so containers survive the restart that follows.
     prepared = run(folder, container_runtime_docker_extra={"live-restore": True})
     assert prepared.code == 0, prepared.output
     daemon = pid(node)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`docker run --device vgpu.fleet/slice=…` on a host that `site.yml` made: a real dockerd that knows CDI (from 25 on),
-the files that the device plugin wrote, and no Kubernetes in between. Limits are read from inside, by the probe."""
+"""`docker run --device vgpu.fleet/slice=…` on a host set up by `site.yml`: a real dockerd that supports CDI (from 25
+on), the device plugin's CDI files, and no Kubernetes. The probe reads limits from inside the container."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from simhosts.podman import podman
 HOST = "gpu-v100-1"
 MIB = 1 << 20
 FIRST_WITH_CDI = 25
-# docker 25 to 28.1 are told; later ones know it by themselves.
+# docker 25 to 28.1 need this setting; later versions enable CDI by default.
 CDI = {"container_runtime_docker_extra": {"features": {"cdi": True}}, "container_runtime_restart": "always"}
-# What the simulated driver needs of its host, as a real one needs the kernel; and the program that measures.
+# The simulated driver needs these volumes, as a real driver needs the kernel; the probe measures.
 NEEDED = ("/etc/gpusim:/etc/gpusim:ro", "/dev/shm/gpusim.state:/dev/shm/gpusim.state")
 PROBE = "/usr/local/lib/vgpu/current/vgpu-probe"
 
@@ -46,7 +46,7 @@ def node(nodes: dict[str, Node]) -> Node:
 
 @pytest.fixture(scope="module")
 def told(node: Node) -> Node:
-    """The same host after docker was told to take CDI devices."""
+    """The same host after CDI was enabled in docker."""
     site(**CDI)
     return node
 
@@ -76,7 +76,8 @@ def until(what: Callable[[], bool], about: str) -> None:
 
 
 def test_docker_that_was_not_told_refuses_the_device(node: Node) -> None:
-    """The control: without the feature no container is started, rather than one without a limit."""
+    """Control: without the CDI feature docker refuses to start the container, instead of starting it without a
+    limit."""
     one = slices(node)[-1]["id"]
     refused = docker(node, f"vgpu.fleet/slice={one}", "true", options=("--rm",))
     assert refused.returncode == 125
@@ -107,8 +108,8 @@ def test_container_that_asks_for_nothing_finds_no_driver(told: Node) -> None:
 
 
 def test_isolation_in_a_container_of_docker(told: Node, tmp_path: Path) -> None:
-    """Also the ways around the library: each is tried in a container of this daemon, and named."""
-    # As long as all ways take, each shown to the watcher.
+    """Bypasses too are tried in a container of this daemon, and the watcher names those that succeed."""
+    # The duration is enough for all bypasses, each polled by the watcher.
     words = f"image={IMAGE_NAME} duration=40"
     module = ("-m", "vgpu.fleet.vgpu_isolation", "-a", words, "--tree", str(tmp_path))
     command = [str(Path(sys.executable).parent / "ansible"), HOST, "-i", str(INVENTORY), *module]
@@ -125,11 +126,11 @@ def test_isolation_in_a_container_of_docker(told: Node, tmp_path: Path) -> None:
 
 @pytest.fixture
 def tenant(told: Node, tmp_path: Path) -> Iterator[str]:
-    """A container that holds all memory of a slice; gives the slice's id."""
+    """A container that uses all memory of a slice; yields the slice's id."""
     one = slices(told)[-1]["id"]
     subprocess.run(["cc", "-std=c11", "-O1", "-o", tmp_path / "fill", Path(__file__).with_name("fill.c")], check=True)
     podman("cp", str(tmp_path / "fill"), f"{told.container}:/root/fill")
-    # It holds what it has until its input ends, and a detached container's stays open.
+    # The program keeps its memory until its input ends; a detached container's input stays open.
     options = ("--detach", "--interactive", "--name", "vgpu-tenant", "--volume", "/root/fill:/fill:ro")
     started = docker(told, f"vgpu.fleet/slice={one}", "/fill", options=options)
     assert started.returncode == 0, started.stderr

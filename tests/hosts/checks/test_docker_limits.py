@@ -38,7 +38,7 @@ OF_DRIVER = ["driver-limit", "driver-refuses", "driver-limit-children", "driver-
 
 
 def groups(node: Node) -> str:  # noqa: F811
-    """Where version 2 of control groups is mounted: alone, or next to version 1."""
+    """Return the folder where version 2 of control groups is mounted: alone, or next to version 1."""
     top = "/sys/fs/cgroup"
     return node.shell(f"test -e {top}/cgroup.controllers && echo {top} || echo {top}/unified").strip()
 
@@ -50,7 +50,7 @@ def restart(node: Node) -> None:  # noqa: F811
 
 @pytest.fixture(scope="module", params=["misc", "dmem"])
 def limited(told: Node, request: pytest.FixtureRequest) -> Node:  # noqa: F811
-    """The host with a driver of 615 and a card that has limits. Nothing of it is taken back: the scenario ends."""
+    """The host with driver 615 and a card that has limits. Nothing is rolled back: the scenario ends here."""
     told.run("systemctl", "stop", "vgpu-device-plugin")
     for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
         told.copy(DRIVER / library, f"/{LIBRARIES}/{library}")
@@ -62,7 +62,7 @@ def limited(told: Node, request: pytest.FixtureRequest) -> Node:  # noqa: F811
     vcuda = {"libraryRoot": "/usr/local/lib/vgpu", "splitCount": SPLIT}
     flags = {"plugin": {"memoryEnforcement": "driver", "deviceListStrategy": "cdi-cri"}}
     told.write(NODE_YAML, json.dumps({"version": "v1", "flags": flags, "sharing": {"vcuda": vcuda}}))
-    # The cards before are lost ones of this host otherwise.
+    # Otherwise the former cards would count as lost GPUs of this host.
     told.run("rm", "-f", "/var/lib/vgpu/offered.json")
     told.run("mkdir", "-p", DROP_IN)
     command = f"/opt/vgpu/plugin/current/bin/vgpu-device-plugin --config {NODE_YAML} --cgroup-root {groups(told)}"
@@ -73,7 +73,7 @@ def limited(told: Node, request: pytest.FixtureRequest) -> Node:  # noqa: F811
 
 
 def limits(node: Node) -> list[tuple[int, int]]:  # noqa: F811
-    """Soft and hard limit, bytes, of each group that the simulated driver limits."""
+    """Return (soft, hard) limit in bytes of each group that the simulated driver limits."""
     return [(one["soft"], one["hard"]) for one in node.json("gpusimctl", "limits", "--json")["limits"]]
 
 
@@ -89,7 +89,8 @@ def test_docker_gets_slices_whose_limit_the_driver_enforces(limited: Node) -> No
 
 
 def measured(node: Node, slice_id: str, checks: list[str]) -> dict[str, Any]:  # noqa: F811
-    """What the probe finds in a container, where the simulated driver, a library there, sees the control groups."""
+    """Return the probe's report from a container in which the simulated driver, a library, can see the control
+    groups."""
     seen = ("--rm", "--volume", f"{groups(node)}:{groups(node)}:ro")
     words = (PROBE, "--json", "--checks", ",".join(checks))
     done = docker(node, f"vgpu.fleet/slice={slice_id}", *words, options=seen)
@@ -108,8 +109,8 @@ def test_a_container_that_runs_has_its_limit_in_its_group(limited: Node) -> None
 
 
 def test_the_isolation_check_tries_the_drivers_limit(limited: Node, tmp_path: Path) -> None:
-    """From outside the container, as a tenant of its group that has no library of ours. What a program in the container
-    finds is not asked: nothing tells the simulated driver of this host there."""
+    """The check runs outside the container, as a tenant of its group without our library. Results from inside the
+    container are not used: the simulated driver of this host does not see the groups there."""
     words = f"image={IMAGE_NAME} duration=40 cgroup_root={groups(limited)} checks={','.join(OF_DRIVER)}"
     module = ("-m", "vgpu.fleet.vgpu_isolation", "-a", words, "--tree", str(tmp_path))
     command = [str(Path(sys.executable).parent / "ansible"), HOST, "-i", str(INVENTORY), *module]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml, killed at random moments of random tasks and run again: it ends in the state of a run that nobody
-disturbed, and leaves neither a lock nor a half file.
+"""site.yml, killed at random moments of random tasks and run again: the final state equals that of an undisturbed
+run, without a lock or a partial file.
 
-Either the controller dies (SIGKILL of ansible-playbook; what runs on the host goes on by itself, and the next run meets
-it there) or the module's process on the host does, alone or with all that it started. ``VGPU_FAULTS`` says how often
-(5), ``VGPU_FAULTS_SEED`` repeats a run; the seed is in every message and, with what was done, in .build/faults.json.
+Each kill hits the controller (SIGKILL of ansible-playbook; its processes on the host run on, and the next run meets
+them) or the module's process on the host, alone or with its children. ``VGPU_FAULTS`` is the number of kills (5),
+``VGPU_FAULTS_SEED`` repeats a run; the seed is in every message and, with the kills, in .build/faults.json.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from test_trace import Trace, trace
 HOST = "gpu-t4-1"
 WANTED = int(os.environ.get("VGPU_FAULTS", "5"))
 SEED = int(os.environ.get("VGPU_FAULTS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
-# How often a host is killed on its way before it may finish; then the next one starts bare.
+# Number of kills on one host before it may finish; the next host starts bare.
 ON_ONE_HOST = 5
-# Shorter tasks are the controller's own: nothing of the host can be cut off in them.
+# Shorter tasks run on the controller only, so a kill cannot interrupt work on the host.
 SHORTEST = 0.15
 LIMIT = 900.0
-# What runs on a host for a task has no parent there: it came in from outside. Kills it; "tree": what it started too.
+# Kills a task's processes on the host: they have no parent there, because podman exec started them. "tree": all their
+# descendants too.
 KILL_MODULE = """
 me=$$
 for n in $(seq 200); do
@@ -48,18 +49,18 @@ for n in $(seq 200); do
 done
 exit 1
 """
-# Where Ansible unpacks a module: one that is killed cannot remove it, and the host clears /tmp by itself.
+# Ansible's folder of an unpacked module: a killed module cannot remove it, and the host clears /tmp itself.
 PAYLOAD = "^/tmp/ansible_.*_payload_"
 LEFT = (
     "find /run /tmp /var/tmp /var/lib/vgpu-incoming -xdev 2>/dev/null | grep -E 'vgpu|vcuda|nvidia|ansible' | "
     f"grep -v -e /run/systemd/ -e '{PAYLOAD}' || true"
 )
-# What programs that run write into all the while: the pages of the arbiter, a process id, and the file with which the
-# plugin's records change places; it holds what they said before the last change, a lease with an id drawn by lot. And
-# the proof, which has its time and what the checks measured: of it the state that was proven is compared.
+# Files that running programs write all the time: the arbiter's pages, a process id, and the plugin's former records
+# file (the records before the last change; a lease in it has a random id). The proof has its time and measured
+# values, so only the proven state in it is compared.
 PROOF = "/var/lib/vgpu/proof.json"
 LIVE = ("/run/vgpu/allocations/", "/var/lib/vgpu/plugin.lock", "/var/lib/vgpu/allocations.new", PROOF)
-# Where site.yml puts versions of its own, and the step that does it.
+# Folders of site.yml's own versions, and the step that installs each.
 OWN_PLACES = {
     "/usr/local/lib/vgpu": "vgpu.fleet.vcuda : Install the version on the host and switch to it",
     "/opt/vgpu/plugin": "vgpu.fleet.device_plugin : Install the version",
@@ -69,7 +70,7 @@ BUSY = "ps -eo pid,ppid,args | grep -E 'apt-get|dpkg|[A]nsiballZ' | grep -v grep
 
 @dataclass
 class Point:
-    """A moment: seconds after a task's banner, and who dies."""
+    """A moment of a kill: seconds after a task's banner, and the process that is killed."""
 
     task: str
     seconds: float
@@ -79,7 +80,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Ended:
-    """A host at the end of a run."""
+    """The state of a host at the end of a run."""
 
     trace: Trace
     left: list[str]
@@ -89,7 +90,7 @@ class Ended:
 
 
 def fresh() -> Node:
-    """A bare host in the place of the one that was there."""
+    """Replace the host by a bare one."""
     command = [str(ROOT / "tests/hosts/hostctl")]
     profile = str(ROOT / "tests/hosts/profiles" / f"{HOST}.profile")
     subprocess.run([*command, "down", "--project", PROJECT, "--host", HOST], check=True, stderr=subprocess.DEVNULL)
@@ -109,7 +110,7 @@ def look(node: Node) -> Ended:
 
 
 def watched(point: Point | None, node: Node) -> tuple[int, str, list[tuple[str, float]]]:
-    """Run site.yml on the host up to a point; status, output, and each task with the seconds that it took."""
+    """Run site.yml on the host up to a point; return status, output, and each task with its duration in seconds."""
     process = subprocess.Popen(
         [*play_command("site.yml", INVENTORY), "--limit", HOST],
         cwd=ROOT,
@@ -135,7 +136,7 @@ def watched(point: Point | None, node: Node) -> tuple[int, str, list[tuple[str, 
                 time.sleep(point.seconds)
                 kill(point, process.pid, node)
                 if point.came and point.who == "controller":
-                    # Its orphaned workers still hold the other end of the pipe.
+                    # The controller's orphaned workers still have the other end of the pipe open.
                     break
     finally:
         late.cancel()
@@ -155,7 +156,7 @@ def kill(point: Point, group: int, node: Node) -> None:
 
 
 def choose(dice: random.Random, tasks: list[tuple[str, float]], number: int) -> list[Point]:
-    """Moments on the way of one host, in the order in which a run comes to them; all kinds of death among them."""
+    """Choose moments of one host's run, in the run's order, with all kinds of kill among them."""
     long = [(name, seconds) for name, seconds in tasks if seconds >= SHORTEST]
     chosen = sorted(dice.sample(range(len(long)), min(number, len(long))))
     kinds = ["controller", "module tree", "module alone", "controller", "controller"]
@@ -180,12 +181,12 @@ def undisturbed() -> tuple[Ended, list[tuple[str, float]]]:
 
 
 def settled(files: dict[str, str]) -> dict[str, str]:
-    """Files without the digest of those whose content passes."""
+    """Return the files, without the digest of those whose content changes all the time."""
     return {path: facts.rsplit(" ", 1)[0] if path.startswith(LIVE) else facts for path, facts in files.items()}
 
 
 def differences(one: Ended, other: Ended) -> dict[str, Any]:
-    """What a killed host has otherwise than the undisturbed one."""
+    """Return how a killed host differs from the undisturbed one."""
     found: dict[str, Any] = {}
     before, after = settled(one.trace.files), settled(other.trace.files)
     found["left behind"] = sorted(set(after) - set(before))
@@ -214,7 +215,8 @@ def test_killed_anywhere_and_run_again_it_ends_the_same(undisturbed: tuple[Ended
         for point in points:
             status, _output, _tasks = watched(point, node)
             if status == 0:
-                # It had come to its end, or asked again what was killed (a task that waits): then it must be whole.
+                # The run had already ended, or repeated the killed task (a task that waits): then the host must be
+                # complete.
                 found = differences(expected, look(node))
                 assert found == {}, f"{told(points)}\nit called itself done:\n{json.dumps(found, indent=1)}"
                 break
@@ -232,7 +234,7 @@ def test_killed_anywhere_and_run_again_it_ends_the_same(undisturbed: tuple[Ended
 
 
 def test_the_comparison_sees_a_half_file(undisturbed: tuple[Ended, list[tuple[str, float]]]) -> None:
-    """The negative control: what a killed run may leave, left by hand on the host that the runs finished."""
+    """Negative control: leftovers of a killed run, created by hand on the finished host, must be found."""
     node = Node(HOST)
     clean = look(node)
     node.shell(
@@ -250,9 +252,8 @@ def test_the_comparison_sees_a_half_file(undisturbed: tuple[Ended, list[tuple[st
 
 
 def test_a_disk_that_fills_under_our_own_versions(undisturbed: tuple[Ended, list[tuple[str, float]]]) -> None:
-    """Library and device plugin are unpacked beside their former versions. A disk that is full in the middle is named
-    with host and step; what lies there half stays, room is made, and the next run ends as if nothing had been.
-    """
+    """Library and device plugin are unpacked next to their former versions. The message names host and step when the
+    disk is full; the partial version stays, space is freed, and the next run ends as an undisturbed one."""
     expected, _tasks = undisturbed
     node = fresh()
     for place in OWN_PLACES:
@@ -268,7 +269,8 @@ def test_a_disk_that_fills_under_our_own_versions(undisturbed: tuple[Ended, list
     healed = play("--limit", HOST)
     assert healed.returncode == 0, healed.stdout
     found = differences(expected, look(node))
-    # The mounts themselves, and what is below them, which a look at the other file system does not reach.
+    # The mounts and the files below them are compared separately, because a listing of the other file system does not
+    # include them.
     mounts = found.pop("mounts")
     assert set(OWN_PLACES) <= set(mounts[1])
     lacking = [path for path in found.pop("lacking") if not path.startswith(tuple(OWN_PLACES))]

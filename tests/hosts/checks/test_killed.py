@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that is killed in the middle. What follows it (converge) must finish the work; here it is only cut off."""
+"""Kills a run in the middle. The step after this test (converge) must finish the work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = 300.0
 @pytest.mark.parametrize(
     ("role", "task", "seconds"),
     [
-        # In the middle of apt's transaction, of docker's reload, of an unpacked version, of a restart.
+        # During apt's transaction, docker's reload, the unpacking of a version, and a restart.
         ("nvidia_driver", "Install the packages of the driver, by apt", 1.0),
         ("container_runtime", "Set keys of daemon.json and reload the daemon", 0.5),
         ("device_plugin", "Install the version", 1.0),
@@ -48,7 +48,7 @@ def test_cut_off(nodes: dict[str, Node], role: str, task: str, seconds: float) -
         else:
             pytest.fail(f"the run ended without the task {role} : {task}:\n{''.join(seen)}")
     finally:
-        # The whole session, as a lost controller would be; what it started on the hosts is on its own.
+        # Kill the whole session, as when the controller is lost; its processes on the hosts run on.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert process.returncode == -signal.SIGKILL

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that site.yml made, looked at from outside: dpkg, systemd, docker, the kubelet's checkpoint, the simulated
-driver's own accounting. No module or role of the collection is asked."""
+"""A node set up by site.yml, inspected from outside: dpkg, systemd, docker, the kubelet's checkpoint, the simulated
+driver's own accounting. No module or role of the collection is used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def node(request: pytest.FixtureRequest, nodes: dict[str, Node]) -> Node:
 
 @pytest.fixture
 def pods(node: Node) -> Iterator[Any]:
-    """Start pods on the kubelet double; they are deleted afterwards."""
+    """Starts pods on the kubelet double, and deletes them afterwards."""
     started = []
 
     def start(name: str, *ids: str) -> dict[str, Any]:
@@ -57,12 +57,12 @@ def in_slice(node: Node, pod: dict[str, Any], *command: str, options: tuple[str,
 
 
 def uuids(node: Node) -> list[str]:
-    """The host's GPUs in NVML's order, as NVIDIA's own program lists them."""
+    """Return the host's GPUs in NVML's order, from nvidia-smi."""
     return node.run("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader").split()
 
 
 def advertised(node: Node) -> list[str]:
-    """What the kubelet was told."""
+    """Return the devices that the kubelet double received."""
     return json.loads(node.read(CHECKPOINT))["Data"]["RegisteredDevices"][RESOURCE]
 
 
@@ -141,9 +141,10 @@ def test_the_probe_breaks_out_nowhere(node: Node, pods: Any) -> None:
         (uuid, mib << 20, mib << 20)
     ]
     assert found["checks"], "the probe checked nothing"
-    # What docs/threat-model.md says is not prevented. Whether the watcher names it is not the probe's to know.
+    # docs/threat-model.md lists these bypasses as not prevented. The probe cannot know whether the watcher names
+    # them.
     others = {check["name"]: check["verdict"] for check in found["checks"] if check["verdict"] != "passed"}
-    # Docker's profile of seccomp prevents mounts of one's own, where the kernel of this machine has seccomp.
+    # Docker's seccomp profile prevents a tenant's mounts, if the machine's kernel has seccomp.
     mounting = {others.pop(f"bypass-{name}", "passed") for name in ("covered", "covered-preload")}
     assert mounting in ({"passed"}, {"open"})
     assert others == {
@@ -157,7 +158,8 @@ def test_the_probe_breaks_out_nowhere(node: Node, pods: Any) -> None:
 
 
 def test_all_slices_of_a_card_at_once(nodes: dict[str, Node], tmp_path: Path) -> None:
-    """One program a slice takes all it can and keeps it: none meets a full card, none gets a byte too much."""
+    """One program in each slice allocates all it can and keeps it: no program meets a full card or gets a byte too
+    much."""
     node = nodes["gpu-t4-1"]
     uuid, (count, mib) = uuids(node)[0], EXPECTED[node.name][0]
     subprocess.run(["cc", "-std=c11", "-O1", "-o", tmp_path / "fill", Path(__file__).with_name("fill.c")], check=True)
@@ -169,7 +171,7 @@ def test_all_slices_of_a_card_at_once(nodes: dict[str, Node], tmp_path: Path) ->
             name = f"full-{number}"
             pod = node.json("vgpu-kubelet-double", "run-pod", "--name", name, "--json", "--ids", f"{uuid}::{number}")
             programs[name] = node.start(*docker_command(pod["answer"], ["/fill"], *mount))
-        # A line of each means that it was refused the next byte; all hold what they have until their input ends.
+        # A program prints its line after its first refusal; all programs keep their memory until their input ends.
         totals = [int(program.stdout.readline() or "-1") for program in programs.values() if program.stdout]
         held = driver_usage(node, uuid)
     finally:
@@ -177,7 +179,7 @@ def test_all_slices_of_a_card_at_once(nodes: dict[str, Node], tmp_path: Path) ->
             program.communicate()
             node.run("vgpu-kubelet-double", "delete-pod", "--name", name, check=False)
         node.run("rm", "-f", "/usr/local/bin/fill")
-    # The slice is what the program got and what its context costs; the driver's accounts know both.
+    # The slice is the program's allocations plus its context; the driver's accounts include both.
     assert sorted(held) == [mib << 20] * count, (totals, held)
     assert min(totals) > (mib << 20) * 8 // 10, totals
 
@@ -190,7 +192,7 @@ def driver_usage(node: Node, uuid: str) -> list[int]:
 
 
 def test_shell_completes_vgpuctl(node: Node) -> None:
-    """From the folder that bash-completion loads by the command's name."""
+    """bash-completion loads the completion file by the command's name."""
     load = "source /usr/share/bash-completion/completions/vgpuctl; complete -p vgpuctl"
     ask = 'COMP_WORDS=(vgpuctl explain --j); COMP_CWORD=2; _vgpuctl; echo "${COMPREPLY[@]}"'
     assert node.run("bash", "-c", f"{load}; {ask}").splitlines() == [
@@ -205,24 +207,24 @@ def test_nothing_is_left_in_the_cards(node: Node) -> None:
 
 
 def probe(node: Node, pod: dict[str, Any], *words: str) -> dict[str, Any]:
-    """Run the isolation probe of the version in use in a container of the pod's slice."""
+    """Run the current isolation probe in a container of the pod's slice."""
     binary = "/usr/local/lib/vgpu/current/vgpu-probe"
     mount = ("--volume", f"{node.run('readlink', '-f', binary).strip()}:/vgpu-probe:ro")
-    # A verdict that is not "passed" is the exit status too; the JSON is what counts here.
+    # A verdict other than "passed" also sets the exit status; only the JSON matters here.
     script = "/vgpu-probe --json " + " ".join(words) + " || true"
     return json.loads(in_slice(node, pod, "sh", "-c", script, options=mount))
 
 
 def test_a_container_that_was_given_no_gpu_sees_none_and_starts(node: Node, pods: Any) -> None:
-    """CUDA images ask for all GPUs by their environment; only what the kubelet's runtime does gives one."""
+    """CUDA images request all GPUs in their environment; only the kubelet's runtime gives a container a GPU."""
     look = ("sh", "-c", "ls /dev | grep -c '^nvidia[0-9]' || true")
     asks = ("--env", "NVIDIA_VISIBLE_DEVICES=all")
     assert node.run("docker", "run", "--rm", *asks, "vgpu-demo/base:latest", *look).strip() == "0"
-    # The control: the same look in a pod that was given one.
+    # Control: the same command in a pod with a GPU.
     assert in_slice(node, pods("asked"), *look).strip() == "1"
 
 
-# Last: the plugin registers anew.
+# The last test, because the plugin registers again.
 def test_the_arbiter_is_of_the_current_version_and_outlives_the_plugin(node: Node) -> None:
     show = ("systemctl", "show", "vgpu-arbiter.service", "--property=MainPID", "--value")
     before = node.run(*show).strip()
@@ -230,7 +232,7 @@ def test_the_arbiter_is_of_the_current_version_and_outlives_the_plugin(node: Nod
     assert program == node.run("readlink", "-f", "/usr/local/lib/vgpu/current/vgpu-arbiter").strip()
     node.run("systemctl", "restart", "vgpu-device-plugin.service")
     assert node.run(*show).strip() == before
-    # Killed, it comes back by itself.
+    # systemd restarts the killed arbiter.
     node.run("systemctl", "kill", "--signal=KILL", "vgpu-arbiter.service")
     after = node.shell(
         "for n in $(seq 50); do p=$(systemctl show vgpu-arbiter.service --property=MainPID --value); "

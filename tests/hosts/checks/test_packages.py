@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that cannot be had: a message with host and step, the host as it was, and a second run that heals.
+"""Packages that cannot be installed: the message names host and step, the host is unchanged, and a second run
+succeeds.
 
-Each row spoils one thing on a real apt, runs one role, looks at the host by other means, takes the spoiling back and
-runs the role again.
+Each row breaks one thing on a real apt, runs one role, inspects the host by other means, repairs it and runs the role
+again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ HOST = "gpu-t4-1"
 APT = "/opt/vgpu-demo/apt"
 SPOILED = "/srv/spoiled"
 BUS, ADDRESS = "/sys/bus/pci/devices", "0000:1b:00.0"
-# Where roles leave something; what apt and dpkg cache and log changes by itself.
+# Folders that roles write to; apt's and dpkg's caches and logs change without roles.
 LOOKED_AT = "/etc /usr /opt /srv /var/lib/vgpu"
 
 
@@ -52,13 +53,13 @@ def role(name: str, folder: Path, *options: str, **variables: Any) -> subprocess
 
 
 def state(node: Node) -> tuple[str, str]:
-    """Every file where roles leave something, with its digest, and the state of every package."""
+    """Return every file in the folders that roles write to, with its digest, and the state of every package."""
     files = node.shell(f"find {LOOKED_AT} -xdev -type f ! -path '*__pycache__*' -exec sha256sum {{}} + | sort -k2")
     return files, node.run("dpkg-query", "-W", "-f", "${Package} ${Status} ${Version}\n")
 
 
 def signed(node: Node, folder: Path) -> dict[str, str]:
-    """The repository signed by one key; returns the public texts of that key and of another."""
+    """Sign the repository by one key; return the public texts of that key and of another."""
     keys = {}
     for name in ("right", "wrong"):
         home = folder / name
@@ -83,7 +84,7 @@ def repository(**more: Any) -> dict[str, Any]:
 TOOLKIT = "vgpu.fleet.nvidia_docker"
 DRIVER = "vgpu.fleet.nvidia_driver"
 
-# role, variables, what the message must hold besides the host and the step
+# columns: role, variables, words of the message besides the host and the step
 REFUSALS = [
     (DRIVER, {"nvidia_driver_version": "535.1-1"}, ["no version 535.1-1; there are 535."]),
     (DRIVER, {"nvidia_driver_branch": "580"}, ["has the branches 470, 535 and not 580"]),
@@ -165,7 +166,8 @@ def test_a_key_that_does_not_match(node: Node, tmp_path: Path) -> None:
 
 
 def test_old_lists_and_their_keys_go_and_come_back(node: Node, tmp_path: Path) -> None:
-    """A key for all sources, and one that the old list names; a key of somebody else beside them stays."""
+    """Of two stale keys, one for all sources and one named by the old list, both are removed; another owner's key
+    stays."""
     before = state(node)
     keys = signed(node, tmp_path)
     lists, trusted = "/etc/apt/sources.list.d", "/etc/apt/trusted.gpg.d"
@@ -196,7 +198,7 @@ def test_old_lists_and_their_keys_go_and_come_back(node: Node, tmp_path: Path) -
 
 
 def test_a_disk_that_is_full(node: Node, tmp_path: Path) -> None:
-    """dpkg runs out of space in the middle of unpacking; what came before is recorded and goes again."""
+    """dpkg runs out of space during unpacking; the installed packages are recorded and removed again."""
     before = state(node)
     folder = f"/usr/lib/{node.run('gcc', '-print-multiarch', check=False).strip() or 'x86_64-linux-gnu'}/nvidia"
     node.shell(f"mkdir -p {folder}; mount -t tmpfs -o size=64k tmpfs {folder}")
@@ -213,7 +215,7 @@ def test_a_disk_that_is_full(node: Node, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def card(node: Node, device: str) -> Iterator[None]:
-    """A GPU on the PCI bus of the host, and no other: laid over sysfs where this host alone sees it."""
+    """Shows the host one GPU on its PCI bus, by a mount over sysfs that only this host sees."""
     place = f"{BUS}/{ADDRESS}"
     facts = {"vendor": "0x10de", "class": "0x030200", "device": device}
     words = "; ".join(f"echo {value} > {place}/{name}" for name, value in facts.items())
@@ -224,7 +226,7 @@ def card(node: Node, device: str) -> Iterator[None]:
         node.shell(f"umount {BUS}")
 
 
-# The card, what is wanted, what the message must hold.
+# columns: the card, the desired state, words of the message
 UNDRIVEN = [
     ("0x102d", {"nvidia_driver_branch": "535"}, f"branch 535 no longer supports the Kepler GPU at {ADDRESS}"),
     ("0x2901", {"nvidia_driver_branch": "535"}, f"branch 535 is older than the Blackwell GPU at {ADDRESS}"),
@@ -239,7 +241,7 @@ def test_a_gpu_that_the_wanted_branch_does_not_drive_is_named_before_anything_is
     before = state(node)
     with card(node, device):
         alone = role(DRIVER, tmp_path, **variables)
-        # The plan says so too, and the run ends with it: no role is started.
+        # The plan reports the same error, and the run ends with it: no role starts.
         whole = play("--limit", HOST, "-e", json.dumps(variables))
     for run in (alone, whole):
         assert run.returncode == 2, run.stdout
@@ -248,7 +250,7 @@ def test_a_gpu_that_the_wanted_branch_does_not_drive_is_named_before_anything_is
         assert state(node) == before
     assert "TASK [vgpu.fleet.nvidia_driver" not in whole.stdout
     if variables and device == UNDRIVEN[0][0]:
-        # Without the card the same desired state is met.
+        # Without the card the same desired state is reached.
         assert role(DRIVER, tmp_path, **variables).returncode == 0
         assert role(DRIVER, tmp_path, nvidia_driver_state="absent").returncode == 0
         assert state(node) == before
@@ -292,7 +294,7 @@ def test_a_vgpu_guest_gets_its_licence(node: Node, tmp_path: Path) -> None:
             assert node.read(TOKEN) == text
             assert node.run("stat", "-c", "%a %U %G", TOKEN).split() == ["600", "root", "root"]
             assert sorted(shown(node, "UnitFileState", "ActiveState")) == ["active", "enabled"]
-            # It started after what it reads was there.
+            # The service started after the files that it reads were written.
             started = node.run(
                 "systemctl", "show", "--value", "--timestamp=unix", "-p", "ExecMainStartTimestamp", GRIDD
             )
@@ -312,7 +314,7 @@ def test_a_vgpu_guest_gets_its_licence(node: Node, tmp_path: Path) -> None:
 
 
 def interrupted_unpack(node: Node) -> None:
-    """As a power cut leaves it: a package unpacked and not configured."""
+    """Simulates a power cut: a package is unpacked and not configured."""
     node.shell("cd /var/cache/apt/archives && apt-get -qq download libnvidia-ml1 2>/dev/null || true")
     node.shell(f"dpkg --unpack {APT}/pool/libnvidia-container1_1.20.0-1_*.deb")
 
@@ -347,7 +349,7 @@ def test_an_interrupted_apt_is_healed(node: Node, tmp_path: Path, spoil: Callabl
 
 
 def heal(node: Node, tmp_path: Path, before: tuple[str, str]) -> None:
-    """A second run of the driver's role brings it, and its inverse leaves no trace."""
+    """A second run of the driver's role installs the package, and the rollback leaves no trace."""
     assert role(DRIVER, tmp_path).returncode == 0
     assert node.run("apt-mark", "showhold").split() == ["libcuda1", "libnvidia-ml1", "nvidia-smi"]
     assert "changed=0" in role(DRIVER, tmp_path).stdout
@@ -362,7 +364,7 @@ def back(node: Node, tmp_path: Path, before: tuple[str, str]) -> None:
 
 
 def test_package_files_without_any_repository(node: Node, tmp_path: Path) -> None:
-    """Files in a folder become a repository of their own; versions, dependencies and the way back are apt's."""
+    """Package files in a folder become a repository; apt resolves versions and dependencies and rolls back."""
     before = state(node)
     pool = node.shell(f"ls {APT}/pool/*_1.19.1-1_*.deb {APT}/pool/nvidia-docker2_2.14.0-1_*.deb").split()
     run = role(TOOLKIT, tmp_path, nvidia_docker_files=pool, nvidia_docker_repository={})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plan and check mode predict of a finished node, against what the run then really changes."""
+"""The predictions of plan and check mode for a finished node, against the actual changes of the run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from conftest import INVENTORY, ROOT, Node, environment, play_command, set_group
 
 HOST = "gpu-t4-1"
-# What proves the change is no part of the change.
+# These roles prove the change and are not part of it.
 PROOF = {"verify", "preflight"}
 
 
 def run(inventory: Path, report: Path, *options: str) -> dict[str, Any]:
-    """Run site.yml on one host and return what it planned and changed there."""
+    """Run site.yml on one host and return its planned and actual changes."""
     done = subprocess.run(
         [*play_command("site.yml", inventory), "--limit", HOST, "--diff", *options],
         cwd=ROOT,

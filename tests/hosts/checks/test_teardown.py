@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""teardown.yml on a finished node, held against a host that never was one. Runs last: it leaves its host bare."""
+"""teardown.yml on a finished node, compared with a host that site.yml never touched. Runs last: the host is bare
+afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def hostctl(*arguments: str) -> None:
 
 @pytest.fixture
 def bare() -> Iterator[Node]:
-    """A host with the same hardware on which nothing ever ran."""
+    """A host with the same hardware on which no playbook ever ran."""
 
     class BareNode(Node):
         @property

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml and then teardown.yml, on a bare host and on one that had docker with work in it: the host is as it was, but
-for what allowed.txt names. Everything is asked of the host itself: find, sha256sum, dpkg, systemd, docker, mounts."""
+"""site.yml and then teardown.yml, on a bare host and on one with docker in use: the host is unchanged, except for the
+paths in allowed.txt. All facts come from the host itself: find, sha256sum, dpkg, systemd, docker, mounts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from conftest import Node, allowed, play
 from simhosts.hardware import IMAGE_NAME
 
 BARE, USED = "gpu-t4-1", "gpu-v100-1"
-# With labels of the node, which node-feature-discovery reads from a file: the node keeps them as long as that is there.
+# The node's labels, which node-feature-discovery reads from this file: the node has them as long as the file exists.
 LABELS = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 OPTIONS = ("-e", json.dumps({"device_plugin_options": ["--labels", "--no-timestamp"]}))
 TREES = "/etc /usr /opt /var/lib /var/cache /boot /lib /root /home /srv /run/vgpu /var/run/cdi /run/nvidia"
-# Times, sizes of caches and logs are nobody's wish; the last two change with every boot or play.
+# Times and sizes of caches and logs do not count; the last two paths change with every boot or play.
 PASSING = ("/var/lib/systemd", "/var/lib/kubelet", "/var/cache/apt", "/var/cache/ldconfig", "/var/cache/debconf")
 PASSING += ("/etc/machine-id", "/root/.ansible")
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What there is on a host."""
+    """The state of a host."""
 
     files: dict[str, str]
     packages: list[str]
@@ -42,7 +42,7 @@ def lines(text: str) -> list[str]:
 
 
 def files(node: Node) -> dict[str, str]:
-    """Path → type, mode, owner, link and digest of the content."""
+    """Return path → type, mode, owner, link and digest of the content."""
     listing = node.shell(f"find {TREES} -xdev -printf '%p\\t%y %m %U %G %l\\n' 2>/dev/null || true")
     entries = dict(line.split("\t", 1) for line in listing.splitlines() if "\t" in line)
     sums = node.shell(f"find {TREES} -xdev -type f -print0 2>/dev/null | xargs -0 sha256sum 2>/dev/null || true")
@@ -50,7 +50,7 @@ def files(node: Node) -> dict[str, str]:
     return {
         path: f"{facts} {digests.get(path, '')}"
         for path, facts in entries.items()
-        # A folder is named as what lies in it.
+        # A trailing slash makes a folder match the prefix of its contents.
         if not f"{path}/".startswith((*PASSING, *allowed())) and "__pycache__" not in path
     }
 
@@ -73,10 +73,10 @@ def trace(node: Node) -> Trace:
 
 @pytest.fixture(scope="module")
 def traces(nodes: dict[str, Node]) -> dict[str, Any]:
-    """Each host before and after, and what docker ran on the host that had it already."""
+    """The state of each host before and after, and the containers of the host that had docker already."""
     used = nodes[USED]
-    # Somebody's docker, in use: neither its package nor its container may notice that we came and went.
-    # Docker forgets a runtime only by a restart, and live-restore lets containers live through it.
+    # Another owner's docker, in use: its package and its container must not be affected. Docker forgets a runtime
+    # only by a restart, and live-restore lets containers survive it.
     kept = {**json.loads(used.read("/etc/docker/daemon.json")), "live-restore": True}
     used.write("/etc/docker/daemon.json", json.dumps(kept, indent=2) + "\n")
     used.shell("DEBIAN_FRONTEND=noninteractive apt-get -qq install -y docker.io >/dev/null")
@@ -108,7 +108,7 @@ def test_no_file_is_left_or_lacks(traces: dict[str, Any], name: str) -> None:
     assert sorted(set(after) - set(before)) == [], "left behind"
     assert sorted(set(before) - set(after)) == [], "taken away that was none of ours"
     assert {path: (before[path], after[path]) for path in before if before[path] != after[path]} == {}
-    # The look itself sees what we bring.
+    # The listing does detect our files.
     assert {"/etc/vgpu/node.yaml", LABELS} <= set(traces["between"][name].files)
 
 
@@ -129,7 +129,7 @@ def test_check_mode_foretells_and_takes_nothing(traces: dict[str, Any], name: st
     foretold, between, still = traces["foretold"], traces["between"][name], traces["still"][name]
     assert foretold.returncode == 0, foretold.stdout
     assert not re.search(rf"^{name}\s+: .*changed=0 ", foretold.stdout, re.MULTILINE), foretold.stdout
-    # The programs that run write into their own files meanwhile.
+    # Running programs write to their own files meanwhile.
     assert set(still.files) == set(between.files)
     assert still.files["/etc/vgpu/node.yaml"] == between.files["/etc/vgpu/node.yaml"]
     for what in ("packages", "held", "units", "active", "mounts", "processes", "daemon_json"):
@@ -144,7 +144,7 @@ def test_what_was_there_before_stays(nodes: dict[str, Node], traces: dict[str, A
     assert (state["Status"], state["StartedAt"]) == ("running", traces["container"])
     written = json.loads(traces["after"][USED].daemon_json)
     assert "default-runtime" not in written
-    # The running daemon, not its file alone.
+    # the running daemon's setting, not only its file
     assert used.run("docker", "info", "--format", "{{.DefaultRuntime}}").strip() == "runc"
 
 

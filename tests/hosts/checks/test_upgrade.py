@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""upgrade.yml on nodes that have work on them: nothing notices a good version, a bad one is taken back, and what no one
-uses any more is gone. The tests build on each other, as upgrades do."""
+"""upgrade.yml on nodes with running work: a good version disturbs nothing, a bad one is rolled back, and unused
+versions are removed. The tests depend on each other, as upgrades do."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ LIBRARY = "/usr/local/lib/vgpu"
 FORMER = f"{LIBRARY}/{former.VERSION}"
 CACHE = ROOT / ".build" / "cache"
 MACHINE = platform.machine()
-# Long enough for the plugin to see that a pod is gone.
+# Seconds, enough for the plugin to notice that a pod is gone.
 LIMIT = 150.0
 CONFIGS = "/etc/vgpu/configs"
-# Configurations that a node label may choose, of the version that is proven and of those that fail.
+# Configurations that a node label may choose: of the proven version, and of the failing versions.
 NIGHT = ("-e", json.dumps({"vgpu_configs": {"night": {"split_count": 2}}}))
 OTHER_NIGHT = {"vgpu_configs": {"night": {"split_count": 3}, "day": {"split_count": 4}}}
 SPOILED = json.dumps({"device_plugin_options": ["--no-such-option"], **OTHER_NIGHT})
@@ -46,7 +46,7 @@ def versions(node: Node) -> list[str]:
 
 
 def arbiter(node: Node) -> str:
-    """The program file of the arbiter that runs."""
+    """Return the program file of the running arbiter."""
     pid = node.run("systemctl", "show", "vgpu-arbiter.service", "--property=MainPID", "--value").strip()
     return node.run("readlink", f"/proc/{pid}/exe").strip()
 
@@ -63,7 +63,7 @@ def advertised(node: Node) -> list[str]:
 
 
 def repack(version: str, new: str, library: bytes | None = None) -> str:
-    """Make an archive of another version: the same code with a few bytes more at its end, or another library."""
+    """Make an archive of another version: the same code with a few more bytes at its end, or another library."""
     with tarfile.open(CACHE / f"vcuda-{version}-{MACHINE}.tar.gz") as bundle:
         files = {one.name: bundle.extractfile(one).read() for one in bundle if one.isfile()}  # type: ignore[union-attr]
     manifest = json.loads(files.pop("manifest.json"))
@@ -88,7 +88,7 @@ def churn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def work(nodes: dict[str, Node], churn: Path) -> Iterator[subprocess.Popen[str]]:
-    """A container in a slice that allocates all the while, from before the upgrade until a test ends it."""
+    """A container in a slice that allocates all the time, from before the upgrade until a test stops it."""
     node = nodes[FIRST]
     node.copy(churn, "/root/churn")
     pod = node.json("vgpu-kubelet-double", "run-pod", "--name", "work", "--json", "--count", "1")
@@ -105,7 +105,7 @@ def work(nodes: dict[str, Node], churn: Path) -> Iterator[subprocess.Popen[str]]
 
 @dataclass
 class OldWork:
-    """The same program in a container as a release that mounted single files had it: its mounts, and its library."""
+    """The same program in a container with the mounts and the library of the release that mounted single files."""
 
     node: Node
     allocation: str
@@ -154,7 +154,7 @@ class OldWork:
 
 @pytest.fixture(scope="module")
 def old_work(nodes: dict[str, Node], churn: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OldWork | None]:
-    """From before the upgrade; None where the checkout has no history to build that library from."""
+    """A container from before the upgrade; None if the checkout has no history to build that library from."""
     if not former.has_history():
         yield None
         return
@@ -166,7 +166,8 @@ def old_work(nodes: dict[str, Node], churn: Path, tmp_path_factory: pytest.TempP
 
 
 def named_as_old(node: Node) -> list[str]:
-    """The allocations that the watcher names as old mounts, three looks from now; it finds no fault with any."""
+    """Return the allocations that the watcher names as old mounts after three more polls; it must report no other
+    finding."""
     end = time.monotonic() + LIMIT
     goal = node.json("vgpuctl", "watch", "--json")["looks"] + 3
     while (found := node.json("vgpuctl", "watch", "--json"))["looks"] < goal and time.monotonic() < end:
@@ -180,7 +181,7 @@ def started(node: Node, container: str = "work") -> str:
 
 
 def configurations(node: Node) -> dict[str, str]:
-    """node.yaml and the named configurations, path → text."""
+    """Return node.yaml and the named configurations, path → text."""
     paths = ["/etc/vgpu/node.yaml", *node.shell(f"ls {CONFIGS}/* 2>/dev/null || true").split()]
     return {path: node.read(path) for path in paths}
 
@@ -198,10 +199,10 @@ def names(nodes: dict[str, Node]) -> dict[str, str]:
         "library": library,
         "plugin": plugin,
         "new": repack(library, "0.1.0-upgraded1"),
-        # A library that loads and limits nothing, as an upgrade that went wrong would bring.
+        # A library that loads but limits nothing, as a broken upgrade would install.
         "bad": repack(library, "0.1.0-unlimited", blank_library()),
         "new plugin": "0.1.0-upgraded1",
-        # The same again, for an upgrade that is killed.
+        # One more copy, for an upgrade that is killed.
         "killed": repack(library, "0.1.0-upgraded2"),
     }
 
@@ -245,7 +246,7 @@ def test_a_new_version_ends_nothing_and_fails_nothing(
         assert current(one) == names["new"]
         assert status(one)["version"] == names["new plugin"]
         assert arbiter(one) == f"{LIBRARY}/{names['new']}/vgpu-arbiter"
-    # The container maps the old one; on the other host nobody does.
+    # The container maps the old version; no process on the other host does.
     held = [former.VERSION] if old_work is not None else []
     assert versions(nodes[FIRST]) == sorted([names["library"], names["new"], *held])
     assert versions(nodes[SECOND]) == [names["new"]]
@@ -278,7 +279,7 @@ def test_a_new_container_gets_the_new_version(nodes: dict[str, Node], names: dic
         node.run("vgpu-kubelet-double", "delete-pod", "--name", "next")
 
 
-# A device plugin that does not start, with work on the node.
+# A device plugin that does not start, on a node with running work.
 def test_a_plugin_that_does_not_run_is_taken_back_and_goes_no_further(
     nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
 ) -> None:
@@ -289,7 +290,7 @@ def test_a_plugin_that_does_not_run_is_taken_back_and_goes_no_further(
     done = upgrade(names["new"], names["new plugin"], "-e", SPOILED)
 
     taken_back(done, node, names)
-    # It had come past the files: what failed is the program that reads them.
+    # The upgrade had written the files: the program that reads them failed.
     assert "Report why the program does not run" in done.stdout
     assert (started(node), advertised(node), configurations(node)) == before
     assert "--no-such-option" not in node.read("/etc/systemd/system/vgpu-device-plugin.service")
@@ -297,7 +298,7 @@ def test_a_plugin_that_does_not_run_is_taken_back_and_goes_no_further(
     assert work.poll() is None
 
 
-# As the play is killed once the library is switched and before anything is proven.
+# The play was killed after the switch of the library and before any proof.
 def test_an_upgrade_after_a_killed_one_returns_to_what_was_before_both(
     nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
 ) -> None:
@@ -348,7 +349,7 @@ def test_the_program_met_not_one_failure(work: subprocess.Popen[str]) -> None:
     assert rounds > 1000
 
 
-# After the work has ended: to prove a library that does not limit, the probe fills the card.
+# Runs after the work has ended: the proof of a library without limits fills the card.
 def test_a_library_that_fails_its_proof_is_taken_back(nodes: dict[str, Node], names: dict[str, str]) -> None:
     done = upgrade(names["bad"], names["new plugin"])
     taken_back(done, nodes[FIRST], names)

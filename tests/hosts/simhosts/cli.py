@@ -18,7 +18,7 @@ ERRORS = (podman.PodmanError, image.ImageError, hardware.HardwareError, sources.
 
 
 def bring_up(host: podman.Host, profile: Path, built: image.Image) -> str:
-    """Start a host with its hardware; return what was done. A running host with the same hardware is left alone."""
+    """Start a host with its hardware; return the action taken. A running host with the same hardware is left alone."""
     wanted = hardware.payload(profile.read_text(), built.driver_version)
     found = {row["container"]: row for row in podman.hosts(host.project)}.get(host.container)
     if found and not found["image"].endswith(built.tag.removeprefix("localhost/")):
@@ -29,7 +29,7 @@ def bring_up(host: podman.Host, profile: Path, built: image.Image) -> str:
         have = podman.podman("exec", host.container, "cat", path, check=False).strip()
         if found["state"] == "running" and have == wanted.files[hardware.DIGEST_FILE][0].decode().strip():
             return "was running"
-        # New hardware comes as it does to a real host: with the power off.
+        # New hardware is installed as on a real host: with the power off.
         podman.podman("stop", "--time", "20", host.container, check=False)
     else:
         podman.create(host, built.tag, built.stores)
@@ -41,7 +41,7 @@ def bring_up(host: podman.Host, profile: Path, built: image.Image) -> str:
 
 
 def generate_proto() -> None:
-    """Generate the gRPC code that the kubelet double runs on, unless it is there."""
+    """Generate the gRPC code of the kubelet double, unless it exists."""
     command = ["make", "--no-print-directory", "-C", str(podman.ROOT / "native/plugin"), "proto"]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode != 0:

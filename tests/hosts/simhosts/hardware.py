@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated host has before any role touches it: the simulated driver, its GPUs' device nodes, a kubelet double.
+"""The hardware of a simulated host before any role runs: the simulated driver, its GPUs' device nodes, a kubelet
+double.
 
-The files are laid out as one archive that podman unpacks into the container before its first boot, so that the host
-finds its hardware as a real one does. Only the driver's place in front of NVIDIA's libraries needs a command
-(`ldconfig`, after boot).
+podman unpacks the files as one archive into the container before its first boot, so that the host finds its hardware
+as a real one does. Only placing the driver before NVIDIA's libraries needs a command (`ldconfig`, after boot).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DEMO_IMAGE = ROOT / ".build" / "demo-image.tar"
 LIBRARIES = "usr/local/lib/gpusim"
 DIGEST_FILE = "etc/gpusim/bring-up.sha256"
 
-# A host that someone has already used docker on: keys that are none of ours and must survive. They also keep the
-# daemon away from netfilter modules that a container cannot load; the host has no network beside lo anyway.
+# A host whose docker is already in use: these keys are not ours and must survive. They also keep the daemon from
+# using netfilter modules that a container cannot load; the host has no network except lo anyway.
 DAEMON_JSON = {"bridge": "none", "iptables": False, "log-opts": {"max-size": "10m"}}
 
-# The image of slices. A real node's images come from a registry; here docker finds one when it first starts.
+# The image of slices. A real node pulls images from a registry; here docker loads one at its first start.
 IMAGE_ARCHIVE = "opt/vgpu-demo/image.tar"
 IMAGE_NAME = "vgpu-demo/base:latest"
 IMAGE_UNIT = f"""\
@@ -54,7 +54,7 @@ exec /opt/kubelet-double/bin/python -m vgpu_kubelet_double.cli "$@"
 
 
 class HardwareError(Exception):
-    """A host cannot get its hardware; the text names the file and what makes it."""
+    """A host cannot get its hardware; the text names the missing file and the command that makes it."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Payload:
         self.files[path] = (content.encode() if isinstance(content, str) else content, mode)
 
     def add_file(self, path: str, source: Path, made_by: str, mode: int = 0o644) -> None:
-        """Add a file of this machine; one that is missing is an error that says what makes it."""
+        """Add a file of this machine; a missing file is an error that names the command that makes it."""
         if not source.is_file():
             raise HardwareError(f"{source.relative_to(ROOT)}: not there; run `{made_by}` first")
         self.add(path, source.read_bytes(), mode)
@@ -164,17 +164,17 @@ def payload(profile: str, driver_version: str) -> Payload:
 
 
 def history() -> Payload:
-    """Collect what someone left on the host before us. It comes with the host and never again: roles change it."""
+    """Collect another owner's files on the host. They are added only when the host is created: roles change them."""
     files = Payload()
     files.add("etc/docker/daemon.json", json.dumps(DAEMON_JSON, indent=2) + "\n")
     return files
 
 
 def add_kubelet_double(files: Payload) -> None:
-    """Add the kubelet double as a service; its environment is in the image, its code comes with each bring-up."""
+    """Add the kubelet double as a service; its environment is in the image, its code is copied at each bring-up."""
     source = "opt/kubelet-double/src"
     files.add_tree(f"{source}/vgpu_kubelet_double", KUBELET_DOUBLE / "src/vgpu_kubelet_double", "git checkout")
-    # Of the plugin's package only the gRPC code of the kubelet's interfaces.
+    # Only the gRPC code of the kubelet's interfaces, from the plugin's package.
     files.add_file(f"{source}/vgpu_plugin/__init__.py", PLUGIN_SOURCE / "__init__.py", "git checkout")
     files.add_file(f"{source}/vgpu_plugin/_proto/__init__.py", PLUGIN_SOURCE / "_proto/__init__.py", "git checkout")
     files.add_tree(f"{source}/vgpu_plugin/_proto", PLUGIN_GENERATED / "_proto", "make -C native/plugin proto")

@@ -25,9 +25,9 @@ REQUIREMENTS = ROOT / "requirements" / "plugin.txt"
 REPOSITORY_NAME = "localhost/vgpu-host"
 # The package whose version the simulated driver must carry, or nvidia-smi reports a mismatch.
 DRIVER_PACKAGE = {"debian": "nvidia-smi", "ubuntu": "nvidia-utils-580-server"}
-# Where docker keeps images: Ubuntu's archive brings its newer releases to older ones of its own.
+# Docker's image stores: Ubuntu backports its newer docker releases to its older releases.
 STORES = {"debian": ("docker",), "ubuntu": ("docker", "containerd")}
-# The Python of a release that is not the machine's own; its wheels are for that one.
+# The Python of a release other than the machine's own; its wheels are built for that Python.
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13", "jammy": "3.10", "noble": "3.12"}
 DPKG_OPTIONS = (
     "force-unsafe-io",
@@ -43,7 +43,8 @@ class ImageError(Exception):
 
 @dataclass(frozen=True)
 class Image:
-    """An image that podman has, the driver version of the nvidia-smi in its repository, and what its hosts need."""
+    """An image in podman, the driver version of the nvidia-smi in its repository, and the volumes that its hosts
+    need."""
 
     tag: str
     driver_version: str
@@ -53,15 +54,15 @@ class Image:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that decides what is in the image; its digest is the image's tag."""
+    """All inputs of the image; their digest is the image's tag."""
 
     machine: Distribution
     sources: list[Source]
     options: list[str]
-    # Of all releases, and of this one where it has a list of its own.
+    # the base lists of all releases, and the list of this release if it has one
     base: list[Path]
     packages: list[Path]
-    # Empty where the image is of the machine's own release.
+    # empty for the machine's own release
     python: str = ""
 
     @classmethod
@@ -83,7 +84,7 @@ class Inputs:
 
     @property
     def archive(self) -> Path:
-        """Where the image lies once it is built; one of each release stays."""
+        """Return the path of the built image; one image of each release is kept."""
         return WORK / f"image-{self.machine.codename}-{self.digest}.tar"
 
     @property
@@ -93,7 +94,7 @@ class Inputs:
 
     @property
     def digest(self) -> str:
-        """Return twelve hexadecimal digits of all inputs, the python that the wheels are for included."""
+        """Return twelve hexadecimal digits of the digest of all inputs, including the Python of the wheels."""
         files = [*self.base, *self.packages, HERE / "image/customize.sh", REQUIREMENTS, Path(__file__)]
         python = self.python or sys.version
         text = json.dumps([self.machine.id, self.machine.version, self.source_lines, self.options, python])
@@ -120,7 +121,7 @@ def ensure(force: bool = False, release: str | None = None) -> Image:
 
 
 def remove() -> None:
-    """Take our images out of podman, except those that a host still uses; the archives stay in .build."""
+    """Remove our images from podman, except those that a host still uses; the archives stay in .build."""
     for tag in podman(
         "images", "--format", "{{.Repository}}:{{.Tag}}", "--filter", f"reference={REPOSITORY_NAME}"
     ).split():

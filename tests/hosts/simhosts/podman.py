@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""podman, as small machines need it, and the names of what we make with it.
-
-Everything of ours carries a label with its project; removal goes by that label and never by a name's beginning.
-"""
+"""Runs podman with the options that simulated hosts need, and names its objects. Every object carries a label with
+its project; removal selects by that label and never by a name's prefix."""
 
 from __future__ import annotations
 
@@ -28,17 +26,17 @@ BOOT_TIMEOUT = 90.0
 INIT = "umount /sys/fs/cgroup/systemd/release_agent /sys/fs/cgroup/systemd 2>/dev/null; exec /sbin/init"
 
 
-# All hosts are of one user to the kernel, which counts what watches files by the user. Counted on a finished host:
-# systemd 7, containerd, dbus, arbiter and device plugin 1 each. Without room systemd comes up with units that failed.
+# All hosts belong to one user, and the kernel limits inotify instances by user. Counted on a finished host: systemd
+# 7, containerd, dbus, arbiter and device plugin 1 each. Beyond the limit systemd starts with failed units.
 WATCHES = Path("/proc/sys/fs/inotify/max_user_instances")
 WATCHES_A_HOST, WATCHES_OF_OTHERS = 11, 16
 
-# Engines that keep images and containers in a store of their own. Docker from version 29 on keeps them in containerd's.
+# Engines with a store of images and containers. Docker from version 29 on uses containerd's store.
 STORES = ("docker", "containerd")
 
 
 class PodmanError(Exception):
-    """podman refused; the text holds its own words."""
+    """podman failed; the text is podman's own message."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Host:
         return {f"/var/lib/{store}": f"{self.container}-{store}" for store in stores}
 
 
-# There with version 2 of control groups alone.
+# exists only with version 2 of control groups
 UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers")
 
 
@@ -118,11 +116,9 @@ def hosts(project: str | None = None) -> list[dict[str, str]]:
 
 
 def systemd_options() -> list[str]:
-    """Options under which systemd is process 1 and a docker daemon inside makes control groups of its own.
-
-    With control groups of version 1 podman from 4.4 on refuses a private namespace of them in systemd mode; what that
-    mode does is then said one by one.
-    """
+    """Return the options with which systemd is process 1 and a docker daemon inside can create control groups. With
+    control groups of version 1, podman from 4.4 on refuses a private namespace of them in systemd mode; the single
+    options of that mode are then given one by one."""
     if UNIFIED.exists():
         return ["--systemd=always", "--cgroupns=private"]
     folders = [
@@ -133,10 +129,10 @@ def systemd_options() -> list[str]:
 
 
 def create(host: Host, image: str, stores: Iterable[str]) -> None:
-    """Make the container of a host, not yet started; ``stores``: which of STORES have a volume."""
+    """Create a host's container without starting it; ``stores``: which of STORES have a volume."""
     volumes = host.volumes(stores)
     for volume in volumes.values():
-        # Left over where a run was cut off between the two; a new host has an empty store.
+        # A volume may remain from an interrupted run; a new host needs an empty store.
         podman("volume", "rm", volume, check=False)
         podman("volume", "create", "--label", f"{LABEL}={host.project}", volume)
     podman(
@@ -146,12 +142,12 @@ def create(host: Host, image: str, stores: Iterable[str]) -> None:
         # A docker daemon runs inside; it needs mounts, cgroups and devices.
         "--privileged",
         *systemd_options(),
-        # No way out and no way in: three docker daemons with one docker0 and one set of netfilter rules would collide,
-        # and packages come from the image's own repository.
+        # No network: several docker daemons with one docker0 and one set of netfilter rules would conflict, and
+        # packages come from the image's own repository.
         *("--network", "none"),
         # The simulated driver keeps its state there; the default of 64 MB holds little more than that.
         "--shm-size=256m",
-        # As a machine has it; systemd divides this limit among its units.
+        # the limit of a real machine; systemd divides it among its units
         "--pids-limit=-1",
         # Removal stops the host; there is nothing to save. A restart gives its own, longer time.
         "--stop-timeout=1",
@@ -162,7 +158,7 @@ def create(host: Host, image: str, stores: Iterable[str]) -> None:
 
 
 def expect_room(count: int, allowed: int) -> None:
-    """Refuse more hosts on this machine than the kernel lets watch files. Raises PodmanError."""
+    """Refuse more hosts than the kernel's limit of inotify instances allows. Raises PodmanError."""
     need = count * WATCHES_A_HOST + WATCHES_OF_OTHERS
     if need > allowed:
         raise PodmanError(
@@ -195,7 +191,7 @@ def remove(project: str, name: str | None = None) -> list[str]:
     """Remove the project's hosts (or one of them) with their volumes; return the containers removed."""
     gone = [row["container"] for row in hosts(project) if name in (None, row["host"])]
     if gone:
-        # Killed first, and twice if need be: podman 4.3 fails where a container ends by itself just as it is killed.
+        # Killed first, and removed twice if needed: podman 4.3 fails if a container exits just as it is killed.
         podman("kill", "--signal", "KILL", *gone, check=False)
         podman("rm", "--force", "--volumes", *gone, check=False)
         podman("rm", "--force", "--volumes", "--ignore", *gone)

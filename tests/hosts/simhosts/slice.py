@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container in one slice of a simulated host, started by hand with exactly what the device plugin answers."""
+"""Runs a container in one slice of a simulated host by hand, with exactly the device plugin's Allocate response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SliceError(Exception):
 
 @contextlib.contextmanager
 def leased(host: Host) -> Iterator[dict[str, Any]]:
-    """Lease a free slice from the device plugin and give it back afterwards."""
+    """Lease a free slice from the device plugin and release it afterwards."""
     try:
         lease = json.loads(podman("exec", host.container, "vgpuctl", "lease", "--json"))
     except PodmanError as error:
@@ -30,7 +30,7 @@ def leased(host: Host) -> Iterator[dict[str, Any]]:
 
 
 def docker_command(lease: dict[str, Any], command: list[str], *options: str) -> list[str]:
-    """Return the docker command that does with an Allocate answer what a kubelet's runtime does."""
+    """Return the docker command that applies an Allocate response as a kubelet's runtime does."""
     words = ["docker", "run", "--rm", *options]
     for name, value in sorted(lease.get("envs", {}).items()):
         words += ["--env", f"{name}={value}"]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# What NVIDIA's user-space packages need beside the default component.
+# Components that NVIDIA's user-space packages need besides the default component.
 COMPONENTS = {
     "debian": ["main", "contrib", "non-free", "non-free-firmware"],
     "ubuntu": ["main", "restricted", "universe", "multiverse"],
@@ -28,21 +28,21 @@ RELEASES = {
     "debian": {"bookworm": "12", "trixie": "13"},
     "ubuntu": {"jammy": "22.04", "noble": "24.04"},
 }
-# Of a distribution that is not the machine's own: its mirror, by the machine's architecture, and its keys.
+# The mirror of the other distribution, by the machine's architecture, and its keyring.
 UBUNTU_MIRRORS = {"amd64": "http://archive.ubuntu.com/ubuntu"}
 UBUNTU_PORTS = "http://ports.ubuntu.com/ubuntu-ports"
 UBUNTU_KEYRING = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
-# Debian 12 has no package of Ubuntu's keys: Ubuntu's own is fetched, and taken for what it is by this digest. It holds
+# Debian 12 has no package of Ubuntu's keys: Ubuntu's own package is fetched and verified by this digest. It contains
 # the keys 790BC7277767219C42C86F933B4FE6ACC0B21F32 (2012) and F6ECB3762474EDA9D21B7022871920D1991BC93C (2018).
 KEYRING_PACKAGE = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb"
 KEYRING_SHA256 = "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8"
-# It downloads with the proxies and logins of apt's configuration, and compares the digest.
+# apt-helper downloads with apt's proxies and logins, and checks the digest.
 APT_HELPER = "/usr/lib/apt/apt-helper"
 INDEX_FORMAT = "$(ORIGIN)|$(RELEASE)|$(REPO_URI)|$(SOURCESENTRY)"
 
 
 class SourcesError(Exception):
-    """The machine's apt configuration gives no image; the text says why and what to do."""
+    """The machine's apt configuration cannot produce an image; the text names the cause and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Distribution:
 
     @property
     def components(self) -> list[str]:
-        """Return the components that the image draws on."""
+        """Return the components that the image uses."""
         names = COMPONENTS[self.id]
         return names[:3] if self.codename in OLD_DEBIAN else names
 
@@ -164,7 +164,7 @@ def of_release(
 
 
 def ubuntu_mirror() -> str:
-    """The archive of Ubuntu: what VGPU_UBUNTU_MIRROR names, or the public one of this architecture."""
+    """Return the archive of Ubuntu: VGPU_UBUNTU_MIRROR, or the public one of this architecture."""
     named = os.environ.get("VGPU_UBUNTU_MIRROR", "")
     if named:
         return named.rstrip("/")
@@ -174,7 +174,8 @@ def ubuntu_mirror() -> str:
 
 
 def ubuntu_keyring(mirror: str, folder: Path) -> Path:
-    """The file of Ubuntu's keys: the machine's own, or out of Ubuntu's package, which ``folder`` then holds."""
+    """Return the file of Ubuntu's keys: the machine's own, or the one extracted from Ubuntu's package into
+    ``folder``."""
     named = os.environ.get("VGPU_UBUNTU_KEYRING", "")
     if named:
         if not Path(named).is_file():

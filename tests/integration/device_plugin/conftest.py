@@ -30,7 +30,7 @@ subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executab
 
 from vgpu_kubelet_double.manager import Manager  # noqa: E402
 
-# The table of the issue: a V100 of 16160 MiB split by 3 gives slices of 5386 MiB.
+# A V100 of 16160 MiB split by 3 gives slices of 5386 MiB.
 PROFILE = """\
 driver_version = 535.261.03
 cuda_version = 12.2
@@ -42,7 +42,7 @@ RESOURCE = "nvidia.com/gpu"
 
 
 def until(what: Callable[[], Any], about: str) -> Any:
-    """Waits for something that other processes bring about; the limit only ends a test that would hang."""
+    """Waits for an effect of other processes; the limit only ends a test that would hang."""
     limit = time.monotonic() + 60
     while True:
         found = what()
@@ -95,7 +95,7 @@ class RealNode:
             (self.process.kill if kill else self.process.terminate)()
             self.process.wait(30)
             self.process = None
-            # Else the next start would take the kubelet's memory of this program for its own.
+            # Otherwise the next start would read the kubelet double's state of the former process.
             until(lambda: not self.connected(), "the kubelet to see the program's end")
 
     def vgpuctl(self, *arguments: str) -> dict[str, Any]:
@@ -136,13 +136,14 @@ class RealNode:
             return [line.split()[1] for line in stream if str(self.folder) in line]
 
     def allocation_mounts(self) -> list[str]:
-        """Without those of slices for containers outside Kubernetes, which stay while the program runs."""
+        """Returns the allocations without slices for containers outside Kubernetes, which stay while the program
+        runs."""
         return [one for one in self.mounts() if "/allocations/slice-" not in one]
 
 
 @pytest.fixture
 def node_at_rest(tmp_path: Path) -> Iterator[RealNode]:
-    """Its kubelet runs; its device plugin was never started."""
+    """A node whose kubelet runs and whose device plugin was never started."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a tmpfs for each allocation")
     library = tmp_path / "lib" / "0.1.0-aaaaaaaaaaaa"
@@ -175,7 +176,7 @@ def node_at_rest(tmp_path: Path) -> Iterator[RealNode]:
     finally:
         out.end()
         kubelet.stop()
-        # A mount may lie over older ones.
+        # A newer mount may cover older ones, so unmount in reverse order.
         for mount in reversed(out.mounts()):
             subprocess.run(["umount", "--lazy", mount], check=False)
         state.unlink(missing_ok=True)

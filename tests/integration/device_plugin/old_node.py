@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node of the release before folders were mounted, which is upgraded under its containers."""
+"""A node of the last release that mounted single files, which is upgraded while its containers run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from former import Former
 
 from .conftest import BUILD, SOURCES, RealNode
 
-# The folder of this version's library.
+# the folder of this version's library
 NEW = "0.1.0-aaaaaaaaaaaa"
 
 
@@ -33,20 +33,20 @@ class OldNode:
         self.use_plugin([former.sources])
 
     def upgrade(self) -> None:
-        """In the order of playbooks/upgrade.yml."""
+        """Upgrades in the order of playbooks/upgrade.yml."""
         self.use_library(NEW)
         self.use_arbiter()
         self.use_plugin(SOURCES)
 
     def use_library(self, version: str) -> None:
-        """As the role vcuda does it: ``current`` leads elsewhere from one moment to the next."""
+        """Switches the link ``current`` atomically, as the role vcuda does."""
         link = self.node.folder / "lib" / "current"
         fresh = link.with_name(".current.new")
         fresh.symlink_to(version)
         os.replace(fresh, link)
 
     def use_arbiter(self) -> None:
-        """Ends the arbiter that runs, and starts the current one."""
+        """Stops the running arbiter, and starts the current one."""
         self.stop_arbiter()
         run = self.node.folder / "run"
         run.mkdir(exist_ok=True)
@@ -59,13 +59,13 @@ class OldNode:
             self._arbiter.wait(30)
 
     def use_plugin(self, sources: list[Path]) -> None:
-        """Ends the device plugin that runs, and starts the one of ``sources``."""
+        """Stops the running device plugin, and starts the one of ``sources``."""
         self.node.end()
         self.node.environment["PYTHONPATH"] = os.pathsep.join(map(str, sources))
         self.node.start()
 
     def reboot(self) -> None:
-        """What lies in /run is gone, and the kernel's mounts with it."""
+        """Simulates a reboot: the contents of /run and the kernel's mounts are gone."""
         self.node.end()
         self.stop_arbiter()
         run = self.node.folder / "run"

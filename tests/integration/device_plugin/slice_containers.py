@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers that are created once and started again and again, of runc, podman and a docker of the test's own."""
+"""Containers that are created once and started repeatedly, of runc, podman and a docker daemon of the test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Work:
         return self._line()
 
     def take(self) -> tuple[str, int]:
-        """Takes all that it gets, and keeps it. (error of the last piece, bytes by the driver's account)"""
+        """Allocates until refused and keeps the memory. Returns (error of the refusal, bytes by the driver's
+        account)."""
         said = self._ask("take")
         (had,) = [one["total"] for one in driver_account(self._node)]
         return said, had
@@ -58,20 +59,20 @@ class Work:
         assert self._ask("busy") == "busy 0"
 
     def share(self, seconds: float) -> float:
-        """What it has of the GPU's time from now on, by the driver's account."""
+        """Returns the process's share of the GPU's time during the next seconds, by the driver's account."""
         (before,), then = driver_account(self._node), time.monotonic()
         time.sleep(seconds)
         (after,), now = driver_account(self._node), time.monotonic()
         return float((after["busy_ns"] - before["busy_ns"]) / 1e9 / (now - then))
 
     def ledgers(self) -> set[str]:
-        """Where it has a ledger, by the kernel."""
+        """Returns the mount points of ledgers in the process, from the kernel's mountinfo."""
         (one,) = driver_account(self._node)
         rows = [line.split() for line in Path(f"/proc/{one['pid']}/mountinfo").read_text().splitlines()]
         return {row[4] for row in rows if row[3].endswith("/ledger")}
 
     def end(self) -> tuple[int, int]:
-        """(times that it took and freed memory, calls that failed)"""
+        """Ends the program. Returns (rounds of allocation and free, failed calls)."""
         out = self.client.communicate("", timeout=60)[0]
         until(lambda: driver_account(self._node) == [], "the end of the container's process")
         rounds, failed = (int(word) for word in out.split())
@@ -79,7 +80,7 @@ class Work:
 
 
 def driver_account(node: RealNode) -> list[dict]:
-    """The processes of all GPUs, with their bytes."""
+    """Returns the processes of all GPUs, with their bytes, from the simulated driver."""
     done = subprocess.run(
         [str(BUILD / "gpusim" / "gpusimctl"), "usage", "--json"],
         env=node.environment,
@@ -92,7 +93,7 @@ def driver_account(node: RealNode) -> list[dict]:
 
 @dataclass
 class Place:
-    """What containers of all engines have: a root folder with this machine's libc, and a folder for what is made."""
+    """Files for containers of all engines: a root folder with this machine's libc, and a folder for created files."""
 
     node: RealNode
     folder: Path
@@ -108,7 +109,8 @@ class Place:
         source = Path(__file__).with_name("work.c")
         flags = ["-std=c11", "-D_GNU_SOURCE", "-O1"]
         subprocess.run(["cc", *flags, "-o", str(folder / "work"), str(source), "-ldl"], check=True)
-        os.chmod(node.environment["GPUSIM_STATE"], 0o666)  # as the nodes of a real driver
+        # readable and writable for all users, as the nodes of a real driver
+        os.chmod(node.environment["GPUSIM_STATE"], 0o666)
         return cls(node, folder, root)
 
     def tar(self) -> bytes:
@@ -130,7 +132,7 @@ class Place:
 
 
 class Runc:
-    """As a runtime of the kubelet: each start is a new container of the same specification."""
+    """Acts as a runtime of the kubelet: each start is a new container of the same specification."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -143,7 +145,7 @@ class Runc:
         subprocess.run(["runc", "spec"], cwd=bundle, check=True)
         config = json.loads((bundle / "config.json").read_text())
         config["root"]["readonly"] = False
-        # As runtimes do: in order of depth.
+        # Runtimes mount in order of depth.
         for inside, host, ro in sorted([*self._place.mounts(), *mounts], key=lambda one: one[0].count("/")):
             options = ["rbind", "ro" if ro else "rw", "nosuid", "nodev"]
             config["mounts"].append({"destination": inside, "source": host, "type": "bind", "options": options})
@@ -163,7 +165,7 @@ class Runc:
 
 @dataclass
 class Engine:
-    """Podman or docker: a container keeps its specification for as long as it exists."""
+    """Podman or docker: a container keeps its specification while it exists."""
 
     place: Place
     program: list[str]
@@ -214,10 +216,10 @@ def podman(place: Place) -> Iterator[Engine]:
 
 @contextmanager
 def docker(place: Place) -> Iterator[Engine]:
-    """A daemon of the test's own, without a network."""
+    """A docker daemon of the test, without a network."""
     if shutil.which("dockerd") is None or shutil.which("docker") is None:
         pytest.skip("docker and its daemon are not installed")
-    # The path of a socket has no room for a test's folder.
+    # A socket's path is too short for a test's folder.
     folder = Path(tempfile.mkdtemp(prefix="vgpu-test-", dir="/run"))
     host = f"unix://{folder}/sock"
     options = [f"--{name}={folder}/{name}" for name in ("exec-root", "pidfile")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one file that installs the node programs: what is in it, and that it installs without network."""
+"""The archive that installs the node programs: its contents, and its installation without network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def archive(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def installed(archive, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("opt")
-    # No route but the archive: an index that nobody serves.
+    # pip has no source but the archive: nothing serves this index.
     environment = {**os.environ, "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_CONFIG_FILE": os.devnull}
     command = [sys.executable, str(archive), "--root", str(root)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -51,7 +51,7 @@ def test_wheels_are_those_of_the_lock(archive):
         assert len(foreign) >= 4
         for name in foreign:
             assert hashlib.sha256(content.read(name)).hexdigest() in locked, name
-        # Each line of the installation names a hash, ours too.
+        # Each line of the installation has a hash, also the line of our own package.
         lines = content.read("requirements.txt").decode().replace("\\\n", " ").strip().splitlines()
     assert all("--hash=sha256:" in line for line in lines)
     assert [line.split("==")[0] for line in lines if "vgpu" in line] == [
@@ -63,7 +63,7 @@ def test_wheels_are_those_of_the_lock(archive):
 def test_same_sources_same_bytes(archive, tmp_path):
     again = tmp_path / "again"
     again.mkdir()
-    for folder in archive.parent.glob("wheels-*"):  # spares the download
+    for folder in archive.parent.glob("wheels-*"):  # avoids the download
         (again / folder.name).symlink_to(folder)
     done = wheelhouse(again, "--version", VERSION, "--double")
     assert done.returncode == 0, done.stderr
@@ -89,7 +89,7 @@ def test_programs_run_from_the_installation_alone(installed, tmp_path):
             [programs / name, "--version"], capture_output=True, text=True, env=environment, check=True
         )
         assert done.stdout.strip() == VERSION
-    # No program whose libraries are not there.
+    # The archive installs no program whose libraries are missing.
     ours = sorted(one.name for one in programs.glob("vgpu*"))
     assert ours == ["vgpu-device-plugin", "vgpu-kubelet-double", "vgpu-node-setup", "vgpuctl"]
     script = (
@@ -105,7 +105,7 @@ def test_programs_run_from_the_installation_alone(installed, tmp_path):
 
 
 def test_completion_of_the_version_is_there(installed):
-    """Where the role's link leads, and of the commands that this vgpuctl has."""
+    """bash-completion works at the path of the role's link, with the commands of this vgpuctl."""
     file = installed / VERSION / "share/bash-completion/completions/vgpuctl"
     script = f'source {file}; COMP_WORDS=(vgpuctl sta); COMP_CWORD=1; _vgpuctl; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
@@ -114,7 +114,8 @@ def test_completion_of_the_version_is_there(installed):
 
 @pytest.mark.parametrize("program", ["vgpuctl", "vgpu-device-plugin", "archive"])
 def test_nothing_is_imported_from_where_root_stands(archive, installed, tmp_path, program):
-    """Nor by a variable of who calls: a folder of another user holds modules that are imported early."""
+    """Nothing is imported from the working folder or the caller's variables: another user's folder could hold such
+    modules."""
     for name in ("json", "argparse", "zipfile", "venv", "pip", "sitecustomize", "logging"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})\n")
     command = [str(installed / VERSION / "bin" / program), "--version"]
@@ -141,7 +142,7 @@ def test_installation_that_was_cut_off_is_made_anew(archive, installed):
 def test_full_disk_is_named_and_nothing_half_is_left_on_it(archive, tmp_path):
     root = tmp_path / "small"
     root.mkdir()
-    # In a mount namespace of its own, which ends with the shell; what is left is listed inside.
+    # The tmpfs is in a separate mount namespace that ends with the shell; the remaining files are listed inside.
     script = 'mount -t tmpfs -o size=64k tmpfs "$1" && "$2" "$3" --root "$1"; code=$?; ls "$1"; exit $code'
     words = ["unshare", "--mount", "sh", "-c", script, "full", str(root), sys.executable, str(archive)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -161,7 +162,7 @@ def test_old_versions_go_and_the_current_one_stays(archive, installed):
 
 
 def test_role_versions_by_what_the_wheel_holds(archive, tmp_path):
-    """A file of the core that the wheel copies and the version leaves out would change hosts unseen."""
+    """A core file in the wheel that the version's digest ignores would change hosts unnoticed."""
     with zipfile.ZipFile(archive) as content:
         (wheel,) = [one for one in content.namelist() if "vgpu_fleet_plugin" in one]
         content.extract(wheel, tmp_path)

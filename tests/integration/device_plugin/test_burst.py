@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container that is promised less than its limit, and programs that run: the real plugin, the real library, real
-containers, an API double with the scheduler's plans. How much each has is the driver's own account."""
+"""A container whose promised memory is below its limit, with running programs: the real plugin, the real library,
+real containers, an API double with the scheduler's plans. Usage is read from the driver's own account."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 CARD = 16160
-# The program takes pieces of this size, and takes and frees one more all the while.
+# MiB of one allocation; the program also allocates and frees one more all the time.
 PIECE = 64
 SLICES = 10
 
 
 @dataclass
 class Pods:
-    """``took``: how long each start took that gave a size, in seconds."""
+    """``took``: seconds of each container start that set a size."""
 
     node: RealNode
     api: KubeApi
@@ -50,16 +50,17 @@ class Pods:
         self.api.put(f"/api/v1/namespaces/default/pods/{name}", pod)
 
     def admit(self, name: str, promised: int, burst: int = 0) -> dict:
-        """Up to PreStartContainer."""
+        """Starts a pod, up to PreStartContainer."""
         self.plan(name, promised, burst)
         return self._timed(lambda: self.node.kubelet.run_pod(name, uid=f"uid-{name}"))
 
     def again(self, name: str) -> dict:
-        """The kubelet tries once more."""
+        """Restarts the pod's container once, as the kubelet does after a failure."""
         return self._timed(lambda: self.node.kubelet.restart_container(name))
 
     def at_last(self, name: str) -> dict:
-        """The kubelet goes on trying: what was freed is believed once the driver was looked at, each two seconds."""
+        """Restarts until it succeeds: freed memory counts after the plugin's next poll of the driver, every two
+        seconds."""
 
         def starts() -> dict | None:
             try:
@@ -76,7 +77,7 @@ class Pods:
         return pod
 
     def run(self, pod: dict) -> tuple[Work, int]:
-        """The program of a pod, and its process."""
+        """Returns the program of a pod, and its pid."""
         before = {one["pid"] for one in driver_account(self.node)}
         found = pod["answer"]["mounts"]
         mounts: Mounts = [(each["container_path"], each["host_path"], each["read_only"]) for each in found]
@@ -93,7 +94,7 @@ class Pods:
         return next(one["total"] for one in driver_account(self.node) if one["pid"] == pid) // MIB
 
     def fills(self, work: Work, pid: int, mib: int) -> None:
-        """Whether a program gets so much, and no more."""
+        """Checks that a program gets this much memory, and no more."""
         until(lambda: work._ask("take") and self.holds(pid) > mib - PIECE, f"{mib} MiB")
         assert self.holds(pid) <= mib
 
@@ -128,7 +129,7 @@ def test_a_program_bursts_and_gives_back_and_its_neighbour_notices_nothing(pods)
     one, pid = pods.run(pods.admit("bursts", 2000, 20000))
     pods.fills(one, pid, CARD - 3000)
 
-    # What the newcomer was promised is in use: it waits with a reason, and the program that bursts goes on.
+    # The newcomer's promised memory is still in use: its start fails with a reason, and the bursting program runs on.
     with pytest.raises(PodError, match=r"MiB of GPU .* are promised to it and still in use"):
         pods.admit("comes", 6000)
     assert pods.holds(pid) > CARD - 3000 - PIECE
@@ -138,7 +139,7 @@ def test_a_program_bursts_and_gives_back_and_its_neighbour_notices_nothing(pods)
     pods.fills(third, newcomer, 6000)
     pods.fills(one, pid, CARD - 9000)
 
-    # Memory that is free is given back at once, whoever runs.
+    # Free memory is returned at once, although other programs run.
     pods.end("comes")
     third.client.communicate("", timeout=60)
     until(lambda: pods.limit("bursts") == CARD - 3000, "the room of the pod that is gone")
@@ -169,7 +170,7 @@ def test_a_program_bursts_and_gives_back_and_its_neighbour_notices_nothing(pods)
 
 
 def test_the_oom_killers_rule_of_the_slice_makes_room(pods):
-    """With vgpu_oom_killer the process that holds more than its slice may now ends at its next call."""
+    """With vgpu_oom_killer, a process above its reduced limit may be killed at its next call."""
     path = Path(pods.node.folder / "node.yaml")
     text = json.loads(path.read_text())
     text["sharing"]["vcuda"]["oomKiller"] = True

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways that hang on what a container may do, in real containers: of each engine of this machine, with Docker's own
-capabilities and with none, as root and as another user, with and without a profile of seccomp and a user namespace.
+"""The bypasses that depend on a container's rights, in real containers: of each engine of this machine, with Docker's
+capabilities and with none, as root and as another user, with and without a seccomp profile and a user namespace.
 
 Docker itself runs them on the hosts of molecule's default scenario, where playbooks/site.yml proves isolation.
 """
@@ -39,7 +39,7 @@ PODMAN = {
     "a read-only root": ["--read-only"],
     "a user namespace": ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"],
 }
-# What containerd gives a container of itself is what docker gives it.
+# containerd's default capabilities equal docker's.
 CONTAINERD = {
     "docker's capabilities": [],
     "no capability": [word for name in ALL for word in ("--cap-drop", name)],
@@ -55,7 +55,7 @@ WAYS = (
 )
 MOUNTED = {"bypass-covered", "bypass-covered-preload"}
 AS_DOCUMENTED = dict.fromkeys(WAYS[:2], "passed") | dict.fromkeys(WAYS[2:], "detected")
-# Engine, what its container is, and the ways that this alone prevents.
+# columns: engine, the container's rights, the bypasses that these rights alone prevent
 CONTAINERS = [
     (engine, (rights, user, "no profile"), set())
     for engine in OPTIONS
@@ -72,7 +72,7 @@ CONTAINERS += [
 
 @pytest.fixture
 def quick(node: RealNode) -> RealNode:
-    """The node with a quick watcher; users of all containers may write the simulated driver's state."""
+    """The node with a short watch interval; users of all containers may write the simulated driver's state."""
     node.end()
     node.options += ["--watch-interval", "0.2"]
     node.start()
@@ -105,13 +105,13 @@ def test_what_is_prevented_and_what_is_detected(
     assert found == AS_DOCUMENTED | dict.fromkeys(prevents, "passed"), one["checks"]
 
 
-# What the folders of ours, and those above them, are in a mount namespace.
+# Our folders and their parent folders, whose mounts are compared.
 OURS = ("/dev", "/dev/vgpu", "/dev/vgpu/lib", "/dev/vgpu/0", "/dev/vgpu/0/limits", "/dev/vgpu/0/ledger")
 OURS += ("/dev/vgpu/0/tenant", "/etc/ld.so.preload", "/etc/vgpu", "/run/vgpu", "/usr/local/lib/vgpu", "/usr/local/lib")
 
 
 def mount_points(text: str) -> dict[str, str]:
-    """Path of ours that is a mount point → whether it can be written. ``text``: mountinfo."""
+    """Returns for each path of ours that is a mount point whether it is writable. ``text``: mountinfo."""
     rows = [line.split() for line in text.splitlines()]
     return {row[4]: row[5].split(",")[0] for row in rows if row[4] in OURS}
 
@@ -120,7 +120,7 @@ def mount_points(text: str) -> dict[str, str]:
 def test_the_checks_own_namespace_is_laid_out_as_a_container(
     quick: RealNode, request: pytest.FixtureRequest, engine: str
 ) -> None:
-    """A mount that it alone has would keep what a container lets a tenant rename."""
+    """A mount that only the check has would prevent a rename that a real container allows."""
     options = engine_of(request, engine)
     mine, container = (mounts_inside(quick, {**options, "runtime": one}) for one in ("namespace", engine))
     assert mine == container
@@ -133,7 +133,7 @@ def test_the_checks_own_namespace_is_laid_out_as_a_container(
 
 
 def mounts_inside(node: RealNode, options: Mapping) -> dict[str, str]:
-    """As the host sees them of a program that the check runs in a slice."""
+    """Returns the mounts of a program that the check runs in a slice, as the host sees them."""
     environment = {name: node.environment[name] for name in ("LD_LIBRARY_PATH", "GPUSIM_PROFILE", "GPUSIM_STATE")}
     params = {"omit_mounts": [], "image": "", "nvidia_runtime": "", "environment": environment, **options}
     plugin = check.Plugin(str(node.vgpuctl_program), str(node.socket))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of the cards as a scraper reads them: the program as a process, NVML of a simulated GPU, and promtool."""
+"""The cards' metrics as a scraper reads them: the program as a process, NVML of a simulated GPU, and promtool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from .conftest import until
 
-# Of the simulated card; the last two stay away from a card without ECC, and so does a figure that NVML refuses.
+# Metrics of the simulated card. A card without ECC does not have the last two; a value that NVML refuses is omitted
+# too.
 FIGURES = {
     "vgpu_gpu_memory_bytes",
     "vgpu_gpu_memory_used_bytes",
@@ -61,7 +62,7 @@ def test_scrape_of_a_card(node_at_rest, port):
     assert 10 < found["vgpu_gpu_temperature_celsius"].value < 100
     assert 1 < found["vgpu_gpu_power_watts"].value < 400
     assert 1e8 < found["vgpu_gpu_sm_clock_hertz"].value < 5e9
-    # The same by the socket: vgpuctl and a scraper are shown one text's figures.
+    # vgpuctl, through the socket, shows the same values as the metrics.
     (gpu,) = node_at_rest.vgpuctl("status")["gpus"]
     assert gpu["sm_clock_mhz"] * 10**6 == found["vgpu_gpu_sm_clock_hertz"].value
 

@@ -21,7 +21,7 @@ MIB = 1 << 20
 FOLDER = Path("/var/run/cdi")
 PROGRAM = "/usr/local/bin/vgpu-probe"
 HOLDER = "/usr/local/bin/holder"
-# podman asks for the kernel's greatest limits unless told; a machine without the right to raise any refuses that.
+# podman requests the kernel's maximum limits by default; a machine without the right to raise limits refuses that.
 LIMITS = [
     f"--ulimit={name}={value}:{value}"
     for name, value in (
@@ -32,7 +32,7 @@ LIMITS = [
         )
     )
 ]
-# Makes a context and keeps it.
+# Creates a context and keeps it.
 HOLDER_SOURCE = """
 #include <dlfcn.h>
 #include <stdio.h>
@@ -56,7 +56,7 @@ def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
 
 
 def fill_root(root: str) -> None:
-    """A root folder gets what its programs need, out of this machine's files."""
+    """Copies into a root folder the files that its programs need, from this machine."""
     for program in ("/bin/sh", "/bin/sleep", "/bin/ls", "/bin/cat"):
         needed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
         paths = {word for word in needed.split() if word.startswith("/")} | {program}
@@ -71,7 +71,7 @@ def fill_root(root: str) -> None:
 
 @pytest.fixture(scope="module")
 def image():
-    """A root with nothing but this machine's loader, libc and a shell."""
+    """A root with only this machine's loader, libc and a shell."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")
     name = f"localhost/vgpu-cdi-{uuid.uuid4().hex[:12]}"
@@ -89,14 +89,14 @@ def image():
 
 @pytest.fixture
 def served(node: RealNode):
-    """The node's CDI files under names of this test, in the folder that podman reads."""
+    """The node's CDI files, with names of this test, in the folder that podman reads."""
     mark = uuid.uuid4().hex[:8]
     FOLDER.mkdir(parents=True, exist_ok=True)
     written = []
     for source in sorted((node.folder / "cdi").glob("*.json")):
         spec = json.loads(source.read_text())
         if spec["kind"].startswith("vgpu.fleet/"):
-            # Another run of this test on the machine must not define the same device.
+            # A concurrent run of this test on the machine must not define the same device.
             spec["kind"] = spec["kind"].replace("vgpu.fleet/", f"t{mark}.vgpu.fleet/")
             written.append(FOLDER / f"t{mark}-{source.name}")
             written[-1].write_text(json.dumps(spec))
@@ -145,14 +145,14 @@ def test_container_without_kubernetes_is_limited(node, image, served):
 
 
 def test_whole_gpu_is_not_limited(node, image, served):
-    """The negative control: the same image and driver, and the device that no library limits."""
+    """Negative control: the same image and driver, with the device that no library limits."""
     gpu = node.vgpuctl("status")["gpus"][0]
     report = probe(run(node, image, [f"{served}/gpu={gpu['uuid']}"], PROGRAM, "--json", "--checks", "totals"))
     assert report["devices"][0]["total_cuda"] == gpu["memory_mib"] * MIB
 
 
 def test_volumes_in_any_order_are_the_same_mounts(node, image, served):
-    """An answer's mounts by hand, the innermost first: the engine lays folders out before what lies in them."""
+    """Passes Allocate's mounts by hand, innermost first: the engine sorts folders before the mounts inside them."""
     answer = node.kubelet.run_pod("one")["answer"]
     volumes = [(one["container_path"], one["host_path"], one["read_only"]) for one in reversed(answer["mounts"])]
     options = [f"--volume={host}:{inside}:{'ro' if ro else 'rw'}" for inside, host, ro in volumes]
@@ -170,7 +170,7 @@ def test_container_that_asks_for_nothing_finds_no_driver(node, image, served):
 
 
 def test_slice_is_used_on_one_side_only(node, image, served):
-    """While a container outside Kubernetes holds a slice the kubelet is not offered it, and the other way round."""
+    """A slice used by a container outside Kubernetes is not advertised to the kubelet, and the reverse."""
     name = f"vgpu-test-{uuid.uuid4().hex[:8]}"
     mine = device(node, served, 1)
     slice_id = mine.partition("=")[2]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host broken on purpose, with the real device plugin, ledgers and simulated driver: vgpu_capacity_info must name
-what is broken, and nothing else.
-"""
+"""A host broken on purpose, with the real device plugin, ledgers and simulated driver: vgpu_capacity_info must report
+exactly the broken part."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 F_OFD_SETLK = 37
-# The module's own core on a host that lies in a folder.
+# Runs the module's core on a host that is simulated in a folder.
 LOOK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -37,7 +36,7 @@ print(json.dumps(capacity.compare(seen)))
 
 @pytest.fixture
 def look(node):
-    """Answers ``(drift, notes)`` of the node as a host."""
+    """Returns ``(drift, notes)`` of the node as a host."""
     root = node.folder / "root"
     program = root / "usr/local/bin/vgpuctl"
     program.parent.mkdir(parents=True)
@@ -87,17 +86,17 @@ def test_plugin_that_offers_one_slice_too_many(node, look):
     drift, _notes = look()
     assert {one["what"] for one in drift} == {"slice", "advertised"}
     assert all("::99" in one["where"] + one["found"] for one in drift), drift
-    assert node.kubelet.state()["resources"]["nvidia.com/gpu"]["allocatable"] == SPLIT + 1  # the kubelet's own word
+    assert node.kubelet.state()["resources"]["nvidia.com/gpu"]["allocatable"] == SPLIT + 1  # the kubelet's own message
 
 
 def test_stale_ledger(node, look):
-    """A live slot charges 900 MiB that the driver knows nothing of."""
+    """A live slot charges 900 MiB that the driver does not report."""
     pod = node.kubelet.run_pod("one")
     path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/ledger")
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.pwrite(descriptor, struct.pack("<Q", 900 * MIB), abi_files.fields.LEDGER_SLOT_OFFSET)
-        assert look() == ([], [])  # of a dead process it charges nobody
+        assert look() == ([], [])  # an unlocked slot of a dead process charges nothing
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.fields.LEDGER_ALIVE_BASE, 1, 0)
         fcntl.fcntl(descriptor, F_OFD_SETLK, lock)
         ((one,), _notes) = look()
@@ -132,7 +131,7 @@ def test_older_library_that_is_still_mapped(node, look):
 
 
 def test_allocation_that_no_container_has(node, look):
-    """The kubelet has forgotten a pod, the plugin has not yet."""
+    """The kubelet has deleted a pod, the plugin has not yet."""
     node.kubelet.run_pod("one")
     path = node.folder / "kubelet" / "kubelet_internal_checkpoint"
     kept = json.loads(path.read_text())

@@ -34,7 +34,7 @@ def gpusimctl(node: RealNode, *arguments: str) -> None:
 
 @pytest.fixture
 def again(node: RealNode) -> Callable[..., RealNode]:
-    """Starts the node anew with another profile and configuration."""
+    """Restarts the node with another profile and configuration."""
 
     def start(profile: str, prepare: str = "", **config) -> RealNode:
         node.end()
@@ -52,7 +52,7 @@ def again(node: RealNode) -> Callable[..., RealNode]:
 
 
 def healthy(node: RealNode) -> dict[str, int]:
-    """Healthy slices of each GPU, as the kubelet knows them."""
+    """Returns the number of healthy slices of each GPU, as the kubelet knows them."""
     found: dict[str, int] = {}
     for one, device in node.kubelet.endpoints[RESOURCE].devices.items():
         uuid = one.partition("::")[0]
@@ -76,7 +76,7 @@ def test_xid_to_the_kubelet_and_back(again, record_property):
 def test_application_fault_changes_nothing(again):
     node = again(TWO_GPUS)
     gpusimctl(node, "xid", "0", "13")
-    gpusimctl(node, "xid", "1", "79")  # a witness that events arrive
+    gpusimctl(node, "xid", "1", "79")  # a fault of another GPU, which shows that events arrive
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     until(lambda: healthy(node)[second] == 0, "the witness")
     assert sorted(healthy(node).values()) == [0, SPLIT]
@@ -149,7 +149,7 @@ def test_mig_devices(again):
     ] * 3
     pod = node.kubelet.run_pod("one")
     assert pod["answer"]["envs"] == {"NVIDIA_VISIBLE_DEVICES": pod["ids"][0]}
-    # What the driver itself says of its devices.
+    # The driver's own list of its devices.
     listed = subprocess.run(
         [sys.executable, "-c", LIST_MIG], env=node.environment, capture_output=True, text=True, check=True
     )

@@ -45,7 +45,7 @@ UUID = "GPU-11111111-2222-3333-4444-555555555555"
 
 
 class Place:
-    """A simulated host of 615 and groups on it, whose limits are set as the hook sets them."""
+    """A simulated host with driver 615 and control groups, whose limits are set as the hook sets them."""
 
     def __init__(self, node: RealNode, root: Path, backend: str, more: str) -> None:  # noqa: F811
         self.node, self.backend = node, backend
@@ -76,7 +76,7 @@ class Place:
         self._run(sys.executable, "-c", program % hard, str(path))
 
     def container(self, path: Path, words: list[str]) -> int:
-        """A process that waits in the group, with the capabilities that ``words`` leave it."""
+        """Starts a process that waits in the group, with the capabilities left by ``words``."""
         self.processes.append(subprocess.Popen([*enter(path), *words, "sleep", "600"]))
         pid = self.processes[-1].pid
         until(lambda: "sleep" in Path(f"/proc/{pid}/cmdline").read_text(), "the container")
@@ -111,7 +111,8 @@ NAMES = ["driver-refuses", "driver-limit-children", "driver-limit-root", "manage
 
 @BOTH
 def test_a_driver_that_keeps_its_word(place, group, backend: str) -> None:  # noqa: F811
-    """Managed memory is open, with the figure; libcuda serves no forked child, so that is not run."""
+    """Managed memory is open, with the bytes; the fork check does not run, because libcuda does not work in a forked
+    child."""
     on = place(backend)
     on.limit(group("c"))
     found = on.check(group("c"), NAMES, on.container(group("c"), ORDINARY))
@@ -122,7 +123,7 @@ def test_a_driver_that_keeps_its_word(place, group, backend: str) -> None:  # no
         "managed-raw": "open",
         "dead-creator": "not-run",
     }, found
-    # All but less than two of the least pieces for each tenant was had: it is the limit that refused.
+    # Each tenant allocated all but less than two of the smallest allocations: the limit refused the rest.
     for name in ("driver-refuses", "driver-limit-children"):
         assert HARD - 8 * MIB <= int(found[name]["found"]) <= HARD, found[name]
     assert found["managed-raw"]["found"] == "0"
@@ -130,7 +131,8 @@ def test_a_driver_that_keeps_its_word(place, group, backend: str) -> None:  # no
     assert "raw ioctl is not tried" in found["dead-creator"]["detail"]
 
 
-# About, backend, the profile, gpusimctl's words once the limit is set, the check, its verdict and a part of its detail.
+# columns: label, backend, the profile, gpusimctl's commands after the limit is set, the check, its verdict, words of
+# its detail
 FAULTS = [
     ("lost by a reload", "dmem", "", [("memacct-forget",)], "driver-refuses", "violated", "were granted"),
     ("lost by a reload", "dmem", "", [("memacct-forget",)], "driver-limit-children", "violated", "were granted"),
@@ -158,7 +160,7 @@ def test_a_driver_that_does_not(place, group, about, backend, more, words, name,
 
 
 def test_root_of_a_privileged_container(place, group) -> None:  # noqa: F811
-    """It may, and the limit is as it was."""
+    """The call is allowed, and the limit is unchanged."""
     on = place("misc")
     on.limit(group("c"))
     found = on.check(group("c"), ["driver-limit-root"], on.container(group("c"), []))["driver-limit-root"]
@@ -176,7 +178,7 @@ def test_a_neighbour_is_left_alone(place, group, backend: str) -> None:  # noqa:
 
 
 def test_a_limit_that_two_containers_share(place, group) -> None:  # noqa: F811
-    """That of a group above them, where neither has its own: what one takes is missing to the other."""
+    """The limit of a group above both, where neither has its own: memory of one container is missing to the other."""
     on = place("misc")
     on.limit(group())
     found = on.check(group("c"), [], neighbour=group("n"))["driver-limit-beside"]
@@ -189,7 +191,7 @@ def test_what_cannot_be_tried(place, group, backend: str) -> None:  # noqa: F811
     on.limit(group("c"))
     found = on.check(group("c"), NAMES[:2], crowded="others are in use")
     assert {(one["verdict"], one["detail"]) for one in found.values()} == {("not-run", "others are in use")}
-    # A card that others have filled refuses too: nothing is shown by that.
+    # A card that other programs have filled refuses too, which proves no limit.
     program = [sys.executable, str(SOURCES / "tests/native/gpusim/cuda_program.py"), str(LIBRARY / "libcuda.so.1")]
     hog = subprocess.Popen(program, env=on.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     on.processes.append(hog)
@@ -201,7 +203,7 @@ def test_what_cannot_be_tried(place, group, backend: str) -> None:  # noqa: F811
 
 
 def test_no_driver_on_the_host(place, group) -> None:  # noqa: F811
-    """A driver in a container of its own: the host's loader finds no libcuda, and nothing is claimed by that."""
+    """With the driver in a separate container, the host's loader finds no libcuda, so nothing is claimed."""
     on = place("misc")
     on.limit(group("c"))
     folder = on.node.folder / "nvml-alone"
@@ -235,7 +237,8 @@ def of_module(node: RealNode, groups: Path, names: list[str], hooks: bool = True
 
 @BOTH
 def test_a_slice_of_a_node(node_at_rest: RealNode, group, backend: str) -> None:  # noqa: F811
-    """The plugin's CDI file and hook: the limit of a new group, a neighbour's too, and all that is tried in between."""
+    """The plugin's CDI file and hook: the limit of a new group, the limit of a neighbour's group, and all driver
+    checks."""
     furnish(node_at_rest, backend)
     node_at_rest.start()
     found = of_module(node_at_rest, group(), [], beside=True)
@@ -251,7 +254,7 @@ def test_a_slice_of_a_node(node_at_rest: RealNode, group, backend: str) -> None:
 
 @pytest.mark.parametrize("fault", ["no hook of CDI", "a hook that does nothing"])
 def test_a_start_without_a_limit_turns_the_check_red(node_at_rest: RealNode, group, fault: str) -> None:  # noqa: F811
-    """The plugin claims that the driver enforces; the container's group shows nothing of it."""
+    """The plugin claims that the driver enforces, but the container's group has no limit."""
     furnish(node_at_rest, "dmem")
     node_at_rest.start()
     if fault == "a hook that does nothing":

@@ -32,8 +32,8 @@ SPLIT, CARD_MIB = 3, 15360
 SLICE_MIB = CARD_MIB // SPLIT
 CONTEXT_MIB = 100
 MAX = 2**64 - 1
-# What gets past the library, and is open where the library alone enforces (docs/threat-model.md). Not bypass-namespace:
-# it is not-run in this image, whose loader glibc does not find by name.
+# Bypasses that succeed where only the library enforces (docs/threat-model.md). Not bypass-namespace: it does not run
+# in this image, because glibc does not find the image's loader by name.
 BYPASSES = ["bypass-own-loader", "bypass-symbol-table"]
 
 
@@ -49,11 +49,10 @@ pytestmark = pytest.mark.skipif(CGROUPS is None, reason="version 2 of control gr
 
 
 def furnish(node: RealNode, backend: str, wish: str = "driver", sharing: dict | None = None, more: str = "") -> None:
-    """A host of 615 in place of the older one. A runtime gives hooks no environment, so a program around ours names the
-    simulated driver to it.
-    """
+    """Replaces the older host by one with driver 615. A runtime gives hooks no environment, so a wrapper around our
+    hook names the simulated driver."""
     profile = f"driver_version = 615.71.09\ncuda_version = 13.5\nmemacct = {backend}\ncgroup_root = {CGROUPS}\n{more}"
-    # One card: a simulated driver without device nodes shows a container every card of the host.
+    # One card: without device nodes, a simulated driver shows a container every card of the host.
     card = f"[gpu]\nmodel = T4\ncontext_mib = {CONTEXT_MIB}\n"
     (node.folder / "host.profile").write_text(profile + card)
     node.environment["LD_LIBRARY_PATH"] = str(DRIVER)
@@ -71,7 +70,7 @@ def furnish(node: RealNode, backend: str, wish: str = "driver", sharing: dict | 
 
 @pytest.fixture(params=["misc", "dmem"])
 def node(request, node_at_rest: RealNode) -> RealNode:
-    """Named as the fixture that other files use, so that theirs work on it."""
+    """Named like the fixture of other files, so that their fixtures work on it."""
     furnish(node_at_rest, request.param)
     node_at_rest.start()
     return node_at_rest
@@ -83,13 +82,13 @@ def ctl(node: RealNode, *words: str) -> str:
 
 
 def limits(node: RealNode) -> dict[tuple[int, int], int]:
-    """(GPU, inode) → MiB of each limit that the simulated driver has."""
+    """Returns for each (GPU, inode) the MiB of the simulated driver's limit."""
     found = json.loads(ctl(node, "limits", "--json"))["limits"]
     return {(one["gpu"], one["group"]): one["hard"] >> 20 for one in found if one["hard"] != MAX}
 
 
 def edits(node: RealNode, kind: str, name: str) -> dict:
-    """What the CDI file gives for a device, with what it gives for each."""
+    """Returns the CDI file's edits for a device, merged with the edits for all devices."""
     spec = json.loads((node.folder / "cdi" / f"vgpu-vgpu.fleet-{kind}.json").read_text())
     (found,) = [one["containerEdits"] for one in spec["devices"] if one["name"] == name]
     return found
@@ -101,7 +100,7 @@ def hooks(node: RealNode, kind: str = "slice") -> list[dict]:
 
 
 class Started:
-    """What a runtime does up to createRuntime: a process that waits in a group, a bundle, the hooks of the CDI file."""
+    """Acts as a runtime up to createRuntime: a process that waits in a group, a bundle, the hooks of the CDI file."""
 
     def __init__(self, node: RealNode, path: Path, sources: list[str], found: list[dict]) -> None:
         self.process = subprocess.Popen([*enter(path), "sleep", "600"])
@@ -125,7 +124,7 @@ class Started:
 
 @pytest.fixture
 def start(node: RealNode, group):  # noqa: F811
-    """Starts a container of a slice of the CDI file, or of a pod's answer; its group is named."""
+    """Starts a container of a slice of the CDI file, or of a pod's Allocate response; its group is named."""
     made: list[Started] = []
 
     def begin(name: str, slice_id: str = "", answer: dict | None = None) -> Started:
@@ -149,7 +148,7 @@ def slice_of(node: RealNode, n: int = 0) -> str:
 
 
 def raw(node: RealNode, path: Path, mib: int) -> bool:
-    """Whether a program of the group gets so much of GPU 0 without the library."""
+    """Returns whether a program of the group can allocate this much of GPU 0 without the library."""
     program = [sys.executable, str(SOURCES / "tests/native/gpusim/cuda_program.py"), str(DRIVER / "libcuda.so.1")]
     said = f"c = cu.context()\ncu.try_alloc({mib} * MIB)\n"
     done = subprocess.run(
@@ -167,7 +166,7 @@ def test_a_slice_of_the_cdi_file_is_limited(node, start, group) -> None:  # noqa
 
 
 def test_a_pod_is_limited(node, start, group) -> None:  # noqa: F811
-    """The kubelet's container has the mounts of Allocate's answer, and the hook of its GPU by CDI."""
+    """The kubelet's container has the mounts of Allocate's response, and the hook of its GPU by CDI."""
     answer = node.kubelet.run_pod("one")["answer"]
     assert [one["name"].partition("=")[0] for one in answer["cdi_devices"]] == ["vgpu.fleet/gpu"]
     uuid = answer["cdi_devices"][0]["name"].partition("=")[2]
@@ -175,7 +174,7 @@ def test_a_pod_is_limited(node, start, group) -> None:  # noqa: F811
     one = start("c", answer=answer)
     assert one.errors == ""
     assert limits(node) == {(gpu, group("c").stat().st_ino): SLICE_MIB}
-    # The library knows the card's size from the limits file.
+    # The library reads the card's size from the limits file.
     data = next(
         Path(one["host_path"]).parent / "limits" for one in answer["mounts"] if one["host_path"].endswith("/ro")
     )
@@ -183,7 +182,7 @@ def test_a_pod_is_limited(node, start, group) -> None:  # noqa: F811
 
 
 def test_the_poll_repairs_what_was_lost(node, start, group) -> None:  # noqa: F811
-    """A reload of the driver loses every limit; the plugin sets it again and says so."""
+    """A reload of the driver loses every limit; the plugin sets each limit again and reports it."""
     start("c", slice_of(node))
     expected = {(0, group("c").stat().st_ino): SLICE_MIB}
     ctl(node, "memacct-forget")
@@ -193,7 +192,8 @@ def test_the_poll_repairs_what_was_lost(node, start, group) -> None:  # noqa: F8
 
 
 def test_the_end_of_a_container_clears_its_limit(node, start, group) -> None:  # noqa: F811
-    """While the group is there: misc keeps the limit of a group that is gone for whoever gets its address."""
+    """Limits are removed while the group exists: misc keeps the limit of a removed group for the next group at its
+    address."""
     one = start("c", answer=node.kubelet.run_pod("one")["answer"])
     assert limits(node)
     one.end()
@@ -202,7 +202,7 @@ def test_the_end_of_a_container_clears_its_limit(node, start, group) -> None:  #
 
 
 def test_a_limit_that_is_not_proved_starts_nothing(node_at_rest: RealNode) -> None:
-    """Under `driver` on a host whose driver enforces nothing: no slice by CDI, no pod, and the cause is named."""
+    """Enforcement `driver` on a host whose driver enforces nothing: no CDI slice, no pod, and the cause is reported."""
     furnish(node_at_rest, "none")
     node_at_rest.start()
     assert not (node_at_rest.folder / "cdi" / "vgpu-vgpu.fleet-slice.json").exists()
@@ -213,7 +213,8 @@ def test_a_limit_that_is_not_proved_starts_nothing(node_at_rest: RealNode) -> No
 
 
 def reload(node: RealNode) -> None:
-    """The module has another folder in sysfs after each load. The former stays, so that its inode does too."""
+    """The module gets another folder in sysfs after each load. The former folder stays, so that its inode is not
+    reused."""
     folder = node.folder / "sys" / "module" / "nvidia"
     if folder.is_dir():
         folder.rename(node.folder / f"module-{folder.stat().st_ino}")
@@ -222,7 +223,8 @@ def reload(node: RealNode) -> None:
 
 @pytest.mark.parametrize("wish", ["auto", "driver"])
 def test_a_reload_of_the_driver_is_tried_again(node_at_rest: RealNode, wish: str) -> None:
-    """Loaded again with RmMemacctMode=0 it enforces nothing; with another option it does. No start of the plugin."""
+    """Reloaded with RmMemacctMode=0 the driver enforces nothing; with another option it does. The plugin is not
+    restarted."""
     furnish(node_at_rest, "misc", wish)
     reload(node_at_rest)
     node_at_rest.start()
@@ -270,7 +272,7 @@ def test_elsewhere_the_library_enforces_and_says_why(
 
 @pytest.mark.parametrize("section", ["timeSlicing", "mps"])
 def test_replicas_are_limited_to_an_equal_part(node_at_rest: RealNode, group, section: str) -> None:  # noqa: F811
-    """Where memory was never limited, or by MPS alone: 15360 MiB in four replicas."""
+    """Sharing modes whose memory was unlimited, or limited by MPS only: 15360 MiB in four replicas."""
     entry = {"name": "nvidia.com/gpu", "replicas": 4}
     furnish(node_at_rest, "misc", sharing={section: {"resources": [entry]}})
     words = json.loads((node_at_rest.folder / "node.yaml").read_text())
@@ -316,7 +318,7 @@ def node_of_library(node_at_rest: RealNode) -> RealNode:
 
 
 def test_in_a_container_of_the_library_they_are_open(node_of_library, image, request) -> None:  # noqa: F811
-    """The negative control of the test for every_bypass: the same host and container, and nobody asks the driver."""
+    """Negative control of the test for every bypass: the same host and container, without limits of the driver."""
     spec = json.loads((node_of_library.folder / "cdi" / "vgpu-vgpu.fleet-slice.json").read_text())
     spec["kind"] = "t0.vgpu.fleet/slice"
     path = Path("/var/run/cdi") / f"t0-{os.getpid()}.json"

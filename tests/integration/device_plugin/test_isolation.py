@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The isolation check in real slices of a simulated GPU, and above all: that it turns red where a slice is broken."""
+"""The isolation check in real slices of a simulated GPU, and above all that it fails if a slice is broken."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .conftest import BUILD, ROOT, SLICE_MIB, SOURCES, SPLIT
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Not there on every machine; without it the module says not-run for that check alone.
-OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is: the Python of the tests has it
-HOSTS_OWN = {"graphics"}  # in a namespace it is open where this machine has such libraries
-# As docs/threat-model.md says of them.
+# Not available on every machine; without these the module reports not-run for that check only.
+OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is always available: the Python of the tests has it
+HOSTS_OWN = {"graphics"}  # open in a namespace if this machine has such libraries
+# Detected but not prevented, as docs/threat-model.md says.
 DETECTED = {
     "bypass-namespace",
     "bypass-symbol-table",
@@ -46,20 +46,21 @@ def test_whole_slice_holds(node):
     found = {check["name"]: check for check in one["checks"]}
     assert {name for name, check in found.items() if check["verdict"] != "passed"} - OPTIONAL - HOSTS_OWN == DETECTED
     assert found["graphics"]["verdict"] in ("passed", "open")
-    # What cannot be stopped from user space was named by the watcher, each in a process of its own.
+    # The watcher named each bypass that cannot be stopped from user space, each in a separate process.
     assert {name: found[name]["verdict"] for name in DETECTED} == dict.fromkeys(DETECTED, "detected"), found
     assert all(0 < float(found[name]["found"].split()[1]) < 60 for name in DETECTED)
     pids = {re.search(r"process (\d+) ", found[name]["detail"])[1] for name in DETECTED}
     assert len(pids) == len(DETECTED)
     assert one["left_out"] == []
     assert {"mounts", "limit-exact", "four-processes", "outside-memory", "limit-as-configured"} <= set(found)
-    # What a second slice made and handed over was refused by the library. Its folder is gone; "root" is the node's.
+    # The library refused the memory exported by a second slice. The meeting folder is gone; "root" belongs to the
+    # node.
     assert found["import-beside"]["detail"].count("answers 801") == 4, found
     assert sorted(one.name for one in (node.folder / "run").iterdir()) == ["allocations", "plugin.sock", "root"]
-    # The driver's account, read outside while the probe took all that it could get.
+    # The driver's account, read outside while the probe used all its memory.
     assert found["outside-memory"]["verdict"] == "passed"
     assert SLICE_MIB * MIB * 9 // 10 <= int(found["outside-memory"]["found"]) <= SLICE_MIB * MIB
-    assert node.vgpuctl("status")["allocations"] == []  # given back
+    assert node.vgpuctl("status")["allocations"] == []  # the slice was released
     assert node.allocation_mounts() == []
 
 
@@ -71,7 +72,7 @@ def test_one_mount_less_is_red(node, path):
     assert (rc, result["verdict"]) == (1, "violated"), result
     assert verdicts(result)["mounts"] == "violated"
     assert verdicts(result)["outside-memory"] != "passed"
-    # And not by that witness alone: whoever did not count mounts would notice too.
+    # Other checks must fail too, not only the one that counts mounts.
     others = [name for name, verdict in verdicts(result).items() if name != "mounts" and verdict != "passed"]
     assert set(others) - OPTIONAL, result
     assert "mounts violated" in result["msg"]
@@ -91,7 +92,7 @@ def test_ways_round_are_red_where_a_mount_is_missing(node, path, ways):
 
 
 def test_library_that_opens_what_another_slice_lends_is_red(node, tmp_path):
-    """As libraries did before handles were marked; the one check that sees it."""
+    """Libraries without marks on exported handles behaved so; only this check detects it."""
     sources = tmp_path / "vcuda"
     shutil.copytree(ROOT / "native" / "vcuda", sources)
     opens = sources / "src" / "memory" / "ipc.c"
@@ -118,7 +119,7 @@ def test_folder_that_a_killed_run_left_is_removed(node):
     left = node.folder / "run" / f"beside-{2**22 + 1}.1.{'0' * 12}"
     for again in (False, True):
         left.mkdir(exist_ok=True)
-        if again:  # a later check does the same
+        if again:  # a later check cleans up too
             assert node.isolation(checks=["totals", "import-beside"])[0] == 0
             break
         predicted = node.isolation(state="absent", _ansible_check_mode=True)[1]
@@ -140,7 +141,7 @@ def test_library_that_does_nothing_is_red(node, tmp_path):
 
 
 def test_probe_that_lies_is_not_believed(node, tmp_path):
-    """A probe that says that all is well, in a slice that is not limited."""
+    """A probe that reports success, in a slice without limits."""
     library = tmp_path / "lib" / "current"
     names = ("totals", "limit-exact", "four-processes", "dlsym-route", "getprocaddress-route", "freed")
     checks = [
@@ -152,7 +153,7 @@ def test_probe_that_lies_is_not_believed(node, tmp_path):
     assert (rc, result["verdict"]) == (1, "violated"), result
     found = verdicts(result)
     assert (found["gpu-as-leased"], found["limit-as-configured"]) == ("violated", "violated")
-    assert found["visible-devices"] == "not-run"  # not reported at all is no pass either
+    assert found["visible-devices"] == "not-run"  # a check missing from the report is not a pass
 
 
 def test_without_a_watcher_it_is_open(node):
@@ -165,7 +166,7 @@ def test_without_a_watcher_it_is_open(node):
 
 
 def silence(node, tmp_path, interval: str) -> None:
-    """A plugin whose watcher looks and never names anybody."""
+    """Starts a plugin whose watcher polls and never names a process."""
     silent = tmp_path / "silent"
     silent.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path[:0] = {[str(one) for one in SOURCES]!r}\n"
@@ -186,14 +187,15 @@ def test_watcher_that_sees_and_says_nothing_is_red(node, tmp_path):
 
 
 def test_time_that_is_over_is_told(node):
-    """A share is measured for four seconds: after them nothing of one second is left, on whatever machine."""
+    """The share is measured for four seconds, so after it no time is left of one second, on any machine."""
     rc, result = node.isolation(duration=1)
     (one,) = result["results"]
     found = verdicts(result)
     assert (rc, result["verdict"]) == (0, "passed"), result
     others = [name for name in found if not name.startswith("bypass-") and name not in HOSTS_OWN]
     assert {found[name] for name in others} - {"not-run"} == {"passed"}
-    assert found["limit-exact"] == found["share"] == found["outside-memory"] == "passed"  # what must hold is never cut
+    # checks of promised limits are never cut short
+    assert found["limit-exact"] == found["share"] == found["outside-memory"] == "passed"
     ways = [name for name in found if name.startswith("bypass-") or name == "import-beside"]
     assert {found[name] for name in ways} == {"not-run"}
     assert sorted(one["left_out"]) == sorted(ways) and len(ways) > 15
@@ -202,7 +204,7 @@ def test_time_that_is_over_is_told(node):
 
 
 def test_look_of_the_watcher_that_was_cut_short_blames_nobody(node, tmp_path):
-    """Five looks of two seconds do not fit into what is left."""
+    """Five polls of two seconds do not fit into the remaining time."""
     silence(node, tmp_path, "2")
     rc, result = node.isolation(checks=["totals", "bypass-namespace"], duration=5)
     (one,) = result["results"]
@@ -266,7 +268,7 @@ def test_nvidia_smi_that_shows_the_whole_card_is_red(node, tmp_path):
 
 
 def test_nvidia_ml_py_that_shows_the_whole_card_is_red(node):
-    """By the Python that vgpuctl runs in: here one that sees more than the slice."""
+    """nvidia-ml-py is read by the Python that vgpuctl runs in: here a Python that sees more than the slice."""
     rc, result = node.isolation(checks=["totals", "nvidia-ml-py"])
     assert (rc, verdicts(result)) == (0, {"totals": "passed", "nvidia-ml-py": "passed"}), result
     uuid = node.vgpuctl("status")["gpus"][0]["uuid"]
@@ -288,7 +290,7 @@ def test_docker_that_has_no_image_is_said(node):
 
 
 def test_restart_with_running_container(node):
-    """The tmpfs of a container stays when the plugin is killed and comes back."""
+    """The tmpfs of a container stays when the plugin is killed and started again."""
     pod = node.kubelet.run_pod("one")
     before = node.allocation_mounts()
     assert len(before) == 1
@@ -311,18 +313,18 @@ def test_full_ledger_tmpfs_is_bounded(node):
                 os.write(descriptor, b"x" * 65536)
     finally:
         os.close(descriptor)
-    # The next start of the container must not fail for what the last one wrote.
+    # The container's next start must not fail because of files from its former start.
     node.kubelet.restart_container("one")
     assert 0 < os.stat(ledger).st_size < MIB // 2
 
 
 def test_omitted_mount_that_no_answer_has_is_refused(node):
-    """A test of the check that leaves out nothing would pass for the wrong reason."""
+    """A check with an omitted mount that does not exist would pass for the wrong reason."""
     rc, result = node.isolation(omit_mounts=["/etc/ld.so.preload", "/etc/ld.so.prelaod"], fail_on=["violated"])
     assert (rc, result["failed"]) == (1, True)
     assert "omit_mounts" in result["msg"]
     assert "/etc/ld.so.prelaod" in result["msg"]
-    assert "/dev/vgpu/0" in result["msg"]  # what can be named
+    assert "/dev/vgpu/0" in result["msg"]  # the mounts that can be named
     assert node.vgpuctl("status")["allocations"] == []
 
 
@@ -353,7 +355,7 @@ def test_exec_runs_in_a_slice_and_gives_it_back(node):
     assert subprocess.run([*command, "/bin/sh", "-c", "exit 7"], env=node.environment, check=False).returncode == 7
     assert subprocess.run([*command, "/no/such"], env=node.environment, check=False).returncode == 127
     assert node.vgpuctl("status")["allocations"] == []
-    # The negative control: the same program on the host sees the whole card.
+    # Negative control: the same program on the host sees the whole card.
     bare = subprocess.run(
         [probe, "--json", "--checks", "totals"], env=node.environment, capture_output=True, text=True, check=False
     )

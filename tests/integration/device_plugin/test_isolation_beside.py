@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The isolation check beside tenants at work, on a card of which every byte is sold: nothing of theirs is touched.
-Judged by the simulated driver's own accounts, and by what the tenants' programs were answered.
-"""
+"""The isolation check next to working tenants, on a fully allocated card: their memory and kernels are not disturbed.
+Judged by the simulated driver's accounts, and by the results of the tenants' calls."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 CHURN_MIB = 256
-# A tenant: takes all of its slice, frees and takes again a part of it, runs kernels. Ends with its stdin.
+# A tenant: allocates all of its slice, frees and allocates a part of it repeatedly, runs kernels. Ends with its
+# stdin.
 TENANT = """
 import ctypes, json, sys, threading
 image = b'''.version 6.0
@@ -59,7 +59,7 @@ while not ended.is_set():
     said["rounds"] += 1
 print(json.dumps(said), flush=True)
 """.replace("CHURN", str(CHURN_MIB))
-# Of the host, without a limit: with its context it takes more than is free, as soon as a tenant gives some back.
+# A host program without a limit: its context and allocation exceed the free memory as soon as a tenant frees some.
 HOG = """
 import ctypes, sys, time
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -74,7 +74,7 @@ sys.stdin.read()
 
 
 def accounts(node) -> dict[int, dict]:
-    """By the simulated driver: pid → total, peak, kernels, busy_ns and more."""
+    """Returns the simulated driver's account: pid → total, peak, kernels, busy_ns and more."""
     command = [str(BUILD / "gpusim" / "gpusimctl"), "usage", "--json"]
     done = subprocess.run(command, env=node.environment, capture_output=True, text=True, check=True)
     (gpu,) = json.loads(done.stdout)["gpus"]
@@ -82,7 +82,7 @@ def accounts(node) -> dict[int, dict]:
 
 
 def waited(pid: int) -> float:
-    """Seconds for which the process was ready to run and had no processor (the second figure of schedstat)."""
+    """Returns the seconds for which the process was ready to run without a processor (second value of schedstat)."""
     total = 0
     for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):
@@ -92,7 +92,8 @@ def waited(pid: int) -> float:
 
 @pytest.fixture
 def tenants(node, request):
-    """All slices but one, or but as many as the test says, each full and at work; ``(pid, process)`` each."""
+    """Fills all slices but one, or but the number of the test, each with working programs; returns ``(pid, process)``
+    each."""
     arbiter = subprocess.Popen([str(BUILD / "vgpu-arbiter"), "--run", str(node.folder / "run")], env=node.environment)
     found = []
     try:
@@ -117,7 +118,7 @@ def ended(process) -> dict:
     return json.loads(process.communicate("", timeout=60)[0])
 
 
-# Of two free slices the check takes both, at the end.
+# With two free slices the check uses both at its end.
 FREE = [pytest.param(1, "not-run", id="one free slice"), pytest.param(2, "passed", id="two")]
 
 
@@ -129,12 +130,12 @@ def test_tenants_at_work_are_not_disturbed(node, tenants, beside):
     start = time.monotonic()
     idle = {pid: waited(pid) for pid, _process in tenants}
     rc, result = node.isolation()
-    # The check found what it always finds.
+    # The check has its usual result.
     (one,) = result["results"]
     assert (rc, result["verdict"]) == (0, "passed"), result
     assert {check["verdict"] for check in one["checks"] if check["name"] == "bypass-namespace"} == {"detected"}
     assert {check["verdict"] for check in one["checks"] if check["name"] == "import-beside"} == {beside}
-    # By the driver: the same processes, with no byte less, and their kernels went on.
+    # By the driver: the same processes, with no byte less, and their kernels ran on.
     now, took = accounts(node), time.monotonic() - start
     assert set(now) == {pid for pid, _process in tenants}, "who was there is there, and nobody else"
     for pid, _process in tenants:
@@ -142,10 +143,10 @@ def test_tenants_at_work_are_not_disturbed(node, tenants, beside):
         share = (now[pid]["busy_ns"] - before[pid]["busy_ns"]) / 1e9 / took
         starved = (waited(pid) - idle[pid]) / took
         assert now[pid]["kernels"] > before[pid]["kernels"]
-        # Each may use a third. Who had no processor launched late, and nothing is shown by that.
+        # Each tenant may use a third. A process without processor time launches late, which proves nothing.
         assert share > 0.25 or starved > 0.05, (share, starved)
     assert max(one["peak"] for one in now.values()) <= SLICE_MIB * MIB
-    # By the tenants: no request that fits was ever refused, no launch failed.
+    # By the tenants: no allocation within the limit was refused, no launch failed.
     for _pid, process in tenants:
         said = ended(process)
         assert said["rounds"] > 0
@@ -153,7 +154,7 @@ def test_tenants_at_work_are_not_disturbed(node, tenants, beside):
 
 
 def test_one_who_takes_more_than_a_slice_would_be_seen(node, tenants):
-    """The control: a program without a limit beside the same tenants, and they are refused what is theirs."""
+    """Control: a program without a limit next to the same tenants makes their allocations fail."""
     hog = subprocess.Popen(
         [sys.executable, "-c", HOG], env=node.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

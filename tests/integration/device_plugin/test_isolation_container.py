@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The isolation check in real containers without any image at hand: podman and containerd of this machine, the root
-made of its own files, the driver handed in by the CDI files that the plugin wrote. And that nothing of it stays.
-"""
+"""The isolation check in real containers without a prepared image: podman and containerd of this machine, a root made
+of its own files, the driver injected by the plugin's CDI files. Also checks that nothing remains."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ from .test_cdi import FOLDER, LIMITS, podman
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Those that need a look from outside, or a watcher, or a second way into the container.
+# Checks that need a view from outside, a watcher, or a second way into the container.
 CHECKS = ["totals", "limit-exact", "mounts", "outside-memory", "bypass-setuid", "bypass-no-preload", "bypass-copy"]
 CHECKS += ["share-beside", "import-beside"]
-# Those that two processes of a container go together, and what only a container shows.
+# Checks with two processes of a container, and checks that only a container can show.
 CHECKS += ["bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept", "neighbours", "graphics"]
-# Hands in what NVIDIA's runtime would: the edits of the plugin's own CDI file.
+# Injects what NVIDIA's runtime would: the edits of the plugin's own CDI file.
 RUNTIME = """#!{python}
 import json, os, sys
 words, bundle = sys.argv[1:], os.getcwd()
@@ -50,32 +49,32 @@ os.execvp("runc", ["runc", *words])
 """
 
 
-# In the node's folder: what a test adds to the options by which its engine starts a container.
+# File in the node's folder with a test's additional options for the engine's start of a container.
 MORE_OPTIONS = "engine-options.json"
 READ_MORE = f"path = {{!r}} + '/{MORE_OPTIONS}'\nasked = json.load(open(path)) if os.path.exists(path) else []\n"
 
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """What is left over is looked for on the whole machine, where another run of these tests may be."""
+    """Leftovers are searched on the whole machine, where another run of these tests may be active."""
     with open(Path(tempfile.gettempdir()) / "vgpu-test-isolation-container", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def left_over() -> list[str]:
-    """Whatever of ours a machine still has: containers and images by their label, what containerd is given."""
+    """Returns all leftovers of ours on the machine: containers and images by their label, and containerd's objects."""
     of_us = ["--all", "--quiet", "--filter", "label=vgpu.isolation"]
     found = podman("ps", *of_us).stdout.split() + podman("image", "ls", *of_us).stdout.split()
     found += [str(one) for name in ("isolation-*", "check-*") for one in Path("/var/lib/vgpu").glob(name)]
-    # By the module glob: a pathlib of Python 3.11 fails where a cgroup that it saw is gone when it looks into it.
+    # glob instead of pathlib: pathlib of Python 3.11 fails if a listed cgroup disappears before it is read.
     folders = ("/sys/fs/cgroup", "/run/containerd/runc")
     return found + [one for folder in folders for one in glob.glob(f"{folder}/**/vgpu-isolation*", recursive=True)]
 
 
 @pytest.fixture
 def with_podman(node: RealNode) -> Iterator[dict]:
-    """Options of the module: a podman whose device has a name of this test, for other runs may be on the machine."""
+    """Options of the module: a podman whose device has a name of this test, because other runs may use the machine."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")
     mark = f"t{uuid.uuid4().hex[:8]}"
@@ -113,14 +112,15 @@ def test_podman_without_an_image(node: RealNode, with_podman: dict) -> None:
     assert set(verdicts(result)) == set(CHECKS)
     found = {check["name"]: check for check in one["checks"]}
     assert found["limit-exact"]["found"] == str(SLICE_MIB * MIB)
-    # By the driver's account on the host, of a process that lives in a root of its own.
+    # The driver's account on the host, of a process in a separate root.
     assert int(found["outside-memory"]["found"]) >= SLICE_MIB * MIB * 9 // 10
     assert left_over() == []
     assert node.vgpuctl("status")["allocations"] == []
 
 
 def test_a_namespace_of_libraries_can_be_made_without_an_image(node: RealNode, with_podman: dict) -> None:
-    """The loader must be where a namespace looks for it, or this way would pass for one that nobody can go."""
+    """The loader must be where a namespace looks for it, or the check would report a bypass as impossible that was
+    never tried."""
     rc, result = node.isolation(runtime="podman", checks=["totals", "bypass-namespace"], duration=60, **with_podman)
     assert rc == 0, result
     assert verdicts(result)["bypass-namespace"] in ("detected", "open"), result
@@ -135,7 +135,7 @@ def test_podman_with_a_mount_less_is_red(node: RealNode, with_podman: dict, path
 
 
 def test_what_a_killed_run_left_is_removed(node: RealNode, with_podman: dict) -> None:
-    """A check that is killed in the middle; its image and its container are there, and gone after state: absent."""
+    """A check is killed in the middle: its image and container exist, and state: absent removes them."""
     probe = node.folder / "lib" / "current" / "vgpu-probe"
     source = node.folder / "pause.c"
     source.write_text("#include <unistd.h>\nint main(void) { return pause(); }\n")
@@ -178,7 +178,7 @@ def test_podman_that_has_no_device_of_the_gpu_is_passed_over(node: RealNode, wit
 
 @pytest.fixture
 def with_containerd(node: RealNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict]:
-    """Options of the module: a containerd of this test's own."""
+    """Options of the module: a containerd of this test."""
     built = sorted((ROOT / ".build" / "kube").glob("containerd-*"))
     program = shutil.which("containerd") or (str(built[-1] / "containerd") if built else "")
     if not program or shutil.which("runc") is None:
@@ -234,7 +234,7 @@ def test_containerd(node: RealNode, with_containerd: dict) -> None:
         [with_containerd["ctr"], "namespaces", "list", "--quiet"], capture_output=True, text=True, check=False
     )
     assert (listed.returncode, "vgpu-isolation" in listed.stdout) == (0, False), listed
-    # The control: a library that limits nothing is in the same containers.
+    # Control: the same containers with a library that limits nothing.
     rc, result = node.isolation(
         runtime="containerd", checks=["totals", "mounts"], omit_mounts=["/etc/ld.so.preload"], **with_containerd
     )

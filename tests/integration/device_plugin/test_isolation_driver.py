@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The isolation check on a host whose driver enforces memory limits: podman's containers, the hook of the plugin's CDI
-file, real control groups, and a simulated driver that keeps its word or loses it. test_driver_checks.py has the faults.
-"""
+"""The isolation check on a host whose driver enforces memory limits: podman's containers, the hook of the plugin's
+CDI file, real control groups, and a simulated driver that keeps or loses its limits. test_driver_checks.py has the
+other faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_LIBRARY = ["totals", "limit-exact", "mounts", "outside-memory"]
 
 
 def check(node: RealNode, options: dict, *names: str, seen: bool = True) -> tuple[int, dict]:  # noqa: F811
-    """``seen``: the simulated driver, a library in the container, sees to which control group its process belongs."""
+    """``seen``: whether the simulated driver, a library in the container, can see the control group of its process."""
     more = [f"--volume={CGROUPS}:{CGROUPS}:ro"] if seen else []
     (node.folder / MORE_OPTIONS).write_text(json.dumps(more))
     return node.isolation(runtime="podman", checks=list(names), duration=60, cgroup_root=str(CGROUPS), **options)
@@ -38,7 +38,7 @@ def test_what_the_driver_enforces_holds_in_a_container(node: RealNode, with_podm
 
 
 def test_a_driver_that_charges_no_group_is_red(node: RealNode, with_podman: dict) -> None:  # noqa: F811
-    """It has the limit, and refuses nobody in the container: what the bypass took there tells."""
+    """The driver has the limit, but refuses no process in the container: the bypass's allocation shows it."""
     rc, result = check(node, with_podman, "totals", "driver-limit", "bypass-own-loader", seen=False)
     expected = {"totals": "passed", "driver-limit": "passed", "bypass-own-loader": "violated"}
     assert (rc, verdicts(result)) == (1, expected), result

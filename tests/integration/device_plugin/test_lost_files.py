@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rm -rf /run/vgpu`` under a container that runs, and a record that was spoilt: real mounts, a real engine."""
+"""``rm -rf /run/vgpu`` under a running container, and a damaged record: real mounts, a real engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .slice_containers import Engine, Mounts, Place, podman
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Seconds of the program's housekeeping, which are ten.
+# The program with a housekeeping interval shorter than the usual ten seconds.
 SOON = """\
 import sys
 from vgpu_plugin import daemon
@@ -45,7 +45,7 @@ def leased(node: RealNode) -> tuple[dict, Mounts]:
 
 
 def rm_rf(folder: Path) -> None:
-    """The mount points stay: rm says so, and takes all the rest."""
+    """rm fails on the mount points, which stay, and removes all else."""
     subprocess.run(["rm", "-rf", str(folder)], check=False, capture_output=True)
 
 
@@ -69,7 +69,7 @@ def test_container_runs_on_and_starts_again(quick, engine):
         assert not node.socket.exists()
         until(node.socket.exists, "the socket")
         until(lambda: all(Path(host).exists() for _inside, host, _ro in mounts), "the files")
-        # Blind to its ledger, and it says so; nobody is accused, and the slice is not free.
+        # The watcher cannot read the ledger and reports that; it names no process, and the slice is not free.
         until(lambda: lease["allocation"] in watched(node)["fault"], "the watcher's word")
         assert watched(node)["findings"] == []
         assert any(lease["allocation"] in one for one in node.vgpuctl("status")["warnings"])

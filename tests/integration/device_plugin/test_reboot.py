@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reboot, with the real program: /run and every mount are gone, the driver and the boot id are new, the kubelet comes
-back with its checkpoint and its folder on disk, dead sockets included.
-"""
+"""A reboot, with the real program: /run and every mount are gone, the driver and the boot id are new, the kubelet
+starts with its checkpoint and its folder on disk, including dead sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.slow
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 2\n"
 SLICES = 6
 SHARE, LEDGER = "/dev/vgpu/0", "/dev/vgpu/0/ledger"
-# The program as it is, but for where it finds the boot's id, and seconds in place of the minute of grace.
+# The program with another path of the boot id, and seconds instead of the minute of grace.
 PROGRAM = """\
 import sys
 from pathlib import Path
@@ -52,7 +51,7 @@ class Machine:
         return self.node.folder / "state/allocations.json"
 
     def halt(self) -> None:
-        """The power is cut: nothing ends in good order, and what lay in memory is gone."""
+        """Cuts the power: no program shuts down, and all files in memory are gone."""
         node = self.node
         node.end(kill=True)
         self.stop_kubelet()
@@ -99,7 +98,7 @@ def machine(node):
     out.boot_up()
     assert len(node.kubelet.endpoints[RESOURCE].devices) == SLICES
     yield out
-    out.stop_kubelet()  # the fixture of the node knows the first kubelet alone
+    out.stop_kubelet()  # the node's fixture stops only the first kubelet
 
 
 def host_path(pod: dict, inside: str) -> Path:
@@ -110,7 +109,7 @@ def limits_of(pod: dict) -> dict:
     return abi_files.parse_limits((host_path(pod, SHARE) / "limits").read_bytes())
 
 
-# What a power cut leaves of the records, which are not synced; and who comes up first.
+# columns: the records after a power cut (they are not synced), which program starts first
 ROWS = [
     ("whole", "kubelet"),
     ("whole", "plugin"),
@@ -128,7 +127,7 @@ def test_allocations_after_a_reboot(machine, records, first):
     older = machine.records.read_bytes()
     pods["last"] = node.kubelet.run_pod("last")
     before = {name: limits_of(pod) for name, pod in pods.items()}
-    assert len(machine.allocations()) == 5  # the init container has its own
+    assert len(machine.allocations()) == 5  # the init container has an allocation of its own
     machine.halt()
     if records == "gone":
         machine.records.unlink()
@@ -136,11 +135,11 @@ def test_allocations_after_a_reboot(machine, records, first):
         machine.records.write_bytes(machine.records.read_bytes()[:200])
     elif records == "without the last one":
         machine.records.write_bytes(older)
-    node.kubelet.delete_pod("deleted")  # from afar, while the node was away
+    node.kubelet.delete_pod("deleted")  # the pod was deleted through the API while the node was off
     assert not any(host_path(pod, SHARE).exists() for pod in pods.values())
     machine.boot_up(first)
 
-    # The lease has ended with the boot; all is offered, and what the checkpoint names is nobody else's.
+    # The lease has ended with the boot; all slices are advertised, and those in the checkpoint stay with their pods.
     assert machine.allocations("lease") == {}
     assert lease["ids"][0] in node.kubelet.endpoints[RESOURCE].healthy()
     assert node.kubelet.state()["resources"][RESOURCE]["allocatable"] == SLICES
@@ -152,12 +151,12 @@ def test_allocations_after_a_reboot(machine, records, first):
         assert limits_of(again) == before[name], name
         assert abi_files.parse_ledger(host_path(again, LEDGER).read_bytes())["slots"] == []
     kept = {host_path(pods[name], SHARE).parent.name for name in ("stays", "both", "last")}
-    # With the pod that was deleted its allocation ends, and no other.
+    # The deleted pod's allocation ends, and no other.
     until(lambda: len(machine.allocations()) == 4, "the end of the deleted pod's allocation")
     assert kept <= set(machine.allocations())
     assert len(node.allocation_mounts()) == 4
 
-    # Three slices are free: three pods get them, one each, and a fourth waits.
+    # Three slices are free: three pods get one each, and a fourth pod waits.
     held = [one for name in ("stays", "both", "last") for one in pods[name]["ids"]]
     later = [node.kubelet.run_pod(f"later-{n}") for n in range(3)]
     assert len({*held, *(one["ids"][0] for one in later)}) == SLICES
@@ -178,7 +177,7 @@ def test_second_reboot_before_any_container_started(machine):
 
 
 def test_no_container_starts_before_the_plugin_is_back(machine):
-    """The control: it is the plugin that makes the files, and without it none is there."""
+    """Control: without the plugin nothing creates the files."""
     node = machine.node
     pod = node.kubelet.run_pod("stays")
     machine.halt()
@@ -192,7 +191,7 @@ def test_no_container_starts_before_the_plugin_is_back(machine):
 
 
 def test_lease_outlives_a_restart_and_not_a_reboot(machine):
-    """The same records, with the boot's id of before and with another."""
+    """The same records, with the former boot id and with another."""
     node = machine.node
     lease = node.vgpuctl("lease")["allocation"]
     node.end(kill=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container of docker or podman in a slice, and a reboot of its host: it comes back in the same slice, whoever was up
-first. An engine that was first finds no files; docker makes a directory in the place of each.
-"""
+"""A container of docker or podman in a slice, and a reboot of its host: the container gets the same slice, whether
+engine or plugin starts first. An engine that starts first finds no files; docker creates a directory in place of each
+file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def engine(request: Any, machine: Machine) -> Iterator[Engine]:  # noqa: F811
 
 
 def mounts_of(machine: Machine, slice_id: str) -> Mounts:  # noqa: F811
-    """The files of a slice, as its CDI device names them: of the slice alone, for the driver's are this machine's."""
+    """Returns the mounts of a slice from its CDI device, without the driver's mounts: the driver's files are this
+    machine's."""
     spec = json.loads((machine.node.folder / "cdi/vgpu-vgpu.fleet-slice.json").read_text())
     (device,) = [one for one in spec["devices"] if one["name"] == slice_id]
     found = device["containerEdits"]["mounts"]
@@ -38,7 +39,7 @@ def mounts_of(machine: Machine, slice_id: str) -> Mounts:  # noqa: F811
 
 
 def docker_makes_directories(mounts: Mounts, slice_id: str) -> None:
-    """For this container, and for one that a former version gave single files of the same slice."""
+    """For this container, and for a container that a former version gave single files of the same slice."""
     hosts = [host for _inside, host, _read_only in mounts]
     folder = next(Path(host) for inside, host, _read_only in mounts if inside == "/dev/vgpu/0").parent
     former = [str(folder / name) for name in ("limits", "ld.so.preload", f"gpu-{slice_id.partition('::')[0]}")]

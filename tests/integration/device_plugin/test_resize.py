@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slice that is resized under a container that runs: the real plugin, the real library, real containers. How much it
-and its neighbour get is the driver's own account."""
+"""A slice that is resized under a running container: the real plugin, the real library, real containers. The usage of
+the container and its neighbour is read from the driver's own account."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .slice_containers import Mounts, Place, Runc, Work, driver_account, runc
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# The program takes pieces of this size, and has a context.
+# MiB of one allocation; the program also has a context.
 PIECE = 64
 
 
 class Containers:
-    """Pods' containers on slices of the test's choice, by runc."""
+    """Pods' containers on slices chosen by the test, by runc."""
 
     def __init__(self, node: RealNode, engine: Runc) -> None:
         self._node, self._engine, self._started = node, engine, 0
@@ -62,7 +62,7 @@ def slices(node: RealNode, request: pytest.FixtureRequest) -> Iterator[Container
 
 
 def start(node: RealNode, slices: Containers | Programs) -> tuple[str, Work, int]:
-    """A program in a slice; (the slice, the program, its process)."""
+    """Starts a program in a slice; returns (the slice, the program, its pid)."""
     before = {one["pid"] for one in driver_account(node)}
     name, work = slices.start()
     assert work.context == 0
@@ -71,7 +71,7 @@ def start(node: RealNode, slices: Containers | Programs) -> tuple[str, Work, int
 
 
 def holds(node: RealNode, pid: int) -> int:
-    """MiB, by the driver's own account."""
+    """Returns MiB by the driver's own account."""
     return next(one["total"] for one in driver_account(node) if one["pid"] == pid) // MIB
 
 
@@ -94,7 +94,7 @@ def test_a_running_program_gets_more_and_less_and_its_neighbour_notices_nothing(
     one._ask("take")
     assert SLICE_MIB - PIECE < holds(node, pid) <= SLICE_MIB
 
-    # Into the room of the free slice, and no further.
+    # A larger size may use the memory of the free slice, and no more.
     answer = node.vgpuctl("resize", mine, "--memory", "8000Mi")
     assert answer["changed"] and answer["gpus"][0]["memory_mib_before"] == SLICE_MIB
     until(lambda: one._ask("take") and holds(node, pid) > 8000 - PIECE, "more memory in the same process")
@@ -104,7 +104,7 @@ def test_a_running_program_gets_more_and_less_and_its_neighbour_notices_nothing(
     )
     until(lambda: offered(node) == offers - 1, "the slice that has no room")
 
-    # Not below what it uses; once it has freed, down.
+    # The size cannot go below current usage; after a free it can.
     assert "its programs hold" in refused(node, mine, "--memory", "4000Mi")
     one._ask("take")
     assert holds(node, pid) > 8000 - PIECE
@@ -115,7 +115,7 @@ def test_a_running_program_gets_more_and_less_and_its_neighbour_notices_nothing(
     assert 1000 - PIECE < holds(node, pid) <= 1000
     until(lambda: offered(node) == offers, "the slice that has room again")
 
-    # Over a restart of the plugin, of the command and of the container.
+    # The size survives a restart of the plugin, and of the container.
     assert node.vgpuctl("resize", mine, "--memory", "1000Mi", "--cores", "20")["changed"] is False
     node.end(kill=True)
     one._ask("take")
@@ -125,7 +125,7 @@ def test_a_running_program_gets_more_and_less_and_its_neighbour_notices_nothing(
     node.vgpuctl("resize", mine, "--memory", "2000Mi")
     until(lambda: one._ask("take") and holds(node, pid) > 2000 - PIECE, "more after the restart")
 
-    # The OOM killer's rule: the process that is over ends at its next call.
+    # With the OOM killer, a process above the limit is killed at its next call.
     killed = node.vgpuctl("resize", mine, "--memory", "500Mi", "--oom-killer")
     assert killed["leaving"] and killed["gpus"][0]["memory_used"] > 1900 * MIB
     assert one._ask("take") == ""

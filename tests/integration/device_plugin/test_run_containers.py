@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl run with real podman, and with docker where this machine has its daemon: the container is limited, and its
-slices are its own until it is removed. Without a daemon the rows of docker are skipped; `make demo` runs one.
-Limits are read from inside, by the probe; who is on the GPU, from the simulated driver.
+"""vgpuctl run with real podman, and with docker if this machine has its daemon: the container is limited, and keeps
+its slices until it is removed.
+
+Without a daemon the rows of docker are skipped; `make demo` runs one. The probe reads limits from inside; the
+simulated driver lists the processes on the GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from .test_cdi import HOLDER, LIMITS, PROGRAM, holder
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Two looks of the plugin at the engines, each ten seconds after the other, end a lease.
+# A lease ends after two polls of the engines by the plugin, which are ten seconds apart.
 NAME = "vgpu-run-test"
 
 
@@ -34,7 +36,7 @@ def engine(request: Any, node: RealNode) -> Iterator[Engine]:
 
 
 def run(node: RealNode, engine: Engine, options: list[str], *command: str, more: tuple[str, ...] = ()):
-    """``options`` of vgpuctl run, ``more`` of the engine."""
+    """``options`` of vgpuctl run, ``more`` options of the engine."""
     words = ["--network=none", *(LIMITS if engine.program == ["podman"] else []), *more]
     for name in ("GPUSIM_PROFILE", "GPUSIM_STATE"):
         path = node.environment[name]
@@ -78,7 +80,7 @@ def test_detached_container_keeps_its_slice_until_it_is_removed(node, engine):
         (one,) = node.vgpuctl("status")["allocations"]
         assert one["kind"] == "container"
         if engine.program == ["podman"]:
-            # A daemon of the test's own has not the pid file by which the plugin knows that docker runs.
+            # The test's docker daemon has no pid file at the path by which the plugin detects a running docker.
             until(lambda: node.vgpuctl("status")["allocations"][0]["expires_in_s"] == 0, "the plugin to see it")
             assert node.vgpuctl("status")["allocations"][0]["holder"] == f"podman {NAME}"
             assert node.vgpuctl("slices")["slices"][-1]["held_by"] == f"podman {NAME}"
@@ -99,7 +101,7 @@ def test_detached_container_keeps_its_slice_until_it_is_removed(node, engine):
 
 
 def test_top_names_the_container_of_a_slice_that_nobody_leased(node, engine):
-    """Started with the files of a lease by hand, as scripts do: the engine knows its name."""
+    """A container started by hand with the files of a lease, as scripts do: the holder's name comes from the engine."""
     lease = node.vgpuctl("lease")
     mounts = [(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
     mounts = [one for one in mounts if one[1] != "/dev/null"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive that the scheduler's image is made of: what is in it, that it installs without network, and that its
-program runs from there alone."""
+"""The archive for the scheduler's image: its contents, its installation without network, and that its program needs
+nothing else."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_program_runs_from_the_installation_alone(archive, tmp_path):
     plain = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     said = subprocess.run([program, "--help"], capture_output=True, text=True, env=plain, cwd=tmp_path, check=True)
     assert "--lease-seconds" in said.stdout
-    # It comes as far as asking where the API server is.
+    # The program runs up to its search for the API server.
     failed = subprocess.run([program], capture_output=True, text=True, env=plain, cwd=tmp_path, check=False)
     assert failed.returncode == 1 and "this is no pod; name a file with --kubeconfig" in failed.stderr
 
@@ -74,7 +74,7 @@ def test_an_image_is_made_of_known_archives_alone(tmp_path):
 
 
 MADE_AGAIN = [
-    # what is another the second time, whether the image is made again
+    # columns: the change before the second build, whether the image is rebuilt
     ({}, False),
     ({"content": "2"}, True),
     ({"tag": "t:2"}, True),
@@ -84,7 +84,7 @@ MADE_AGAIN = [
 
 @pytest.mark.parametrize(("other", "again"), MADE_AGAIN)
 def test_a_file_of_another_image_at_the_same_path_is_replaced(other, again, tmp_path):
-    """The engine is a stand-in that saves what it was asked to build."""
+    """The engine is a stand-in that saves the build's input."""
     engine = tmp_path / "engine"
     engine.write_text(
         f"""#!/bin/sh
@@ -100,7 +100,7 @@ esac
         archive = tmp_path / "archive.pyz"
         archive.unlink(missing_ok=True)
         with zipfile.ZipFile(archive, "w") as made:
-            # The moment of writing is in the file otherwise.
+            # A fixed date, because the zip file would contain the time of writing.
             about = zipfile.ZipInfo("about.json", (2020, 1, 1, 0, 0, 0))
             made.writestr(about, json.dumps({"name": "vgpu-scheduler", "version": desired["content"]}))
         command = [

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant can do about the mounts of its allocation, in containers of a real runc with the answer of a real
+"""What a tenant can do to the mounts of its allocation, in containers of a real runc with the response of a real
 plugin.
 
-Each way ends in one of these: the kernel refuses it and the limit holds; the library refuses a context and says why; or
-the library is out of the process, or judges by forged files, which the node's watcher must find.
+Each attempt ends in one of three ways: the kernel refuses it and the limit holds; the library refuses a context and
+states why; or the process has no library or reads forged files, which the node's watcher must find.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .conftest import BUILD, SLICE_MIB, RealNode
 
 pytestmark = pytest.mark.slow
 
-# Of Docker, which Kubernetes' runtimes have too.
+# Docker's capabilities, which Kubernetes' runtimes grant too.
 CAPABILITIES = [
     f"CAP_{name}"
     for name in (
@@ -32,7 +32,7 @@ CAPABILITIES = [
     )
 ]
 USER = 1000
-# Takes what it is given, and says what that was and whether the library is in it.
+# Allocates all available memory; prints the bytes, and whether the library is in the process.
 EATER = """
 #include <dlfcn.h>
 #include <stdio.h>
@@ -62,7 +62,7 @@ class Result:
 
     @property
     def eaten(self) -> tuple[int, int, str]:
-        """The context's result, MiB, and whether the library was in the process."""
+        """The context's result, allocated MiB, and whether the library was in the process."""
         found = re.findall(r"^eaten: context (\d+), (\d+) MiB, library (\w+)$", self.text, re.MULTILINE)
         assert len(found) == 1, self.text
         return int(found[0][0]), int(found[0][1]), found[0][2]
@@ -90,7 +90,7 @@ class Tenant:
         self._count = 0
 
     def evil(self, folder: Path) -> Path:
-        """A folder that the tenant wrote: limits for the whole card, right in all else."""
+        """A folder written by the tenant: valid files, with limits of the whole card."""
         from vgpu_plugin._shared.abi import files as abi_files
 
         found = abi_files.parse_limits((self.share / "limits").read_bytes())
@@ -102,7 +102,7 @@ class Tenant:
         return folder
 
     def _root(self, image: Callable[[Path], None] | None) -> Path:
-        """A root with the programs of this machine, and all else the container's own."""
+        """A root with this machine's programs; all else is the container's own."""
         root = self.folder / f"root-{self._count}"
         for name in ("usr", "etc", "tmp", "run", "data", "evil"):
             (root / name).mkdir(parents=True)
@@ -130,11 +130,11 @@ class Tenant:
         subprocess.run(["runc", "spec"], cwd=bundle, check=True)
         config = json.loads((bundle / "config.json").read_text())
         state, profile = self.node.environment["GPUSIM_STATE"], self.node.environment["GPUSIM_PROFILE"]
-        os.chmod(state, 0o666)  # as the nodes of a real driver
+        os.chmod(state, 0o666)  # accessible for all users, as the nodes of a real driver
         host = [(f"/usr/{name}", f"/usr/{name}", True) for name in ("bin", "lib", "lib64", "sbin")]
         host += [(str(BUILD), str(BUILD), True), ("/eat", str(self.eater), True)]
         host += [(state, state, False), (profile, profile, True)]
-        # As runtimes do: what the plugin answered, then the pod's volumes, in order of depth.
+        # As runtimes do: the plugin's mounts, then the pod's volumes, in order of depth.
         mounts = sorted([*host, *self.mounts, *volumes], key=lambda one: one[0].count("/"))
         config["root"] = {"path": str(self._root(image)), "readonly": read_only}
         config["mounts"] += [
@@ -158,7 +158,7 @@ class Tenant:
             capabilities=capabilities,
             noNewPrivileges=user != 0,
         )
-        # A test's container is named and leaves nothing: no cgroup that would outlive it.
+        # The container has a name of this test and is deleted, so that no cgroup remains.
         (bundle / "config.json").write_text(json.dumps(config))
         name = f"vgpu-test-{os.getpid()}-{self.folder.name}-{self._count}"
         command = ["runc", "run", "--bundle", str(bundle), name]
@@ -188,11 +188,12 @@ def test_an_honest_program_gets_its_slice(tenant: Tenant, user: int, read_only: 
 
 
 def replaced(path: str) -> str:
-    """Moves a folder away and puts one of the tenant's in its place."""
+    """Returns shell text that moves a folder away and creates the tenant's folder in its place."""
     return f"mv {path} {path}.o && mkdir {path} && cp /evil/* {path}/"
 
 
-# By root with Docker's capabilities: what it does, what the kernel says, how a program ends that starts then.
+# Moves by root with Docker's capabilities. columns: label, shell command, the kernel's error, result of a program
+# started afterwards, the library's message
 MOVES = [
     ("the root", replaced("/dev/vgpu"), "busy", HELD, ""),
     ("the share", replaced("/dev/vgpu/0"), "busy|Read-only", HELD, ""),
@@ -211,7 +212,7 @@ MOVES = [
     ("the library renamed", "mv /dev/vgpu/lib/libvgpu.so /dev/vgpu/lib/o", "Read-only", HELD, ""),
     ("a mount over it", "mount --bind /evil /dev/vgpu/0", "denied|permitted|permission", HELD, ""),
     ("an unmount", "umount /dev/vgpu/0", "denied|permitted|superuser", HELD, ""),
-    # The loader looks for its list there and nowhere else; the folder is the container's own.
+    # The loader reads its preload list from /etc only; that folder belongs to the container.
     ("/etc", "mv /etc /o && mkdir /etc", "", OUT, ""),
 ]
 
@@ -227,7 +228,7 @@ def test_what_root_of_the_container_can_do(
 
 
 def planted(*links: str) -> Callable[[Path], None]:
-    """An image with links to a folder of user 1000's."""
+    """Returns an image with links to a folder of user 1000."""
 
     def image(root: Path) -> None:
         for link in links:
@@ -242,12 +243,13 @@ def planted(*links: str) -> Callable[[Path], None]:
     return image
 
 
-# By user 1000 without a capability, in an image of its choice.
+# Moves by user 1000 without capabilities, in an image of its choice. columns: label, links in the image, shell
+# command, result
 PLANTS = [
     ("old places", ["/etc/vgpu", "/run/vgpu"], replaced("/data/etc-vgpu"), HELD),
     ("/dev/vgpu", ["/dev/vgpu"], "ls /data/dev-vgpu | grep . && " + replaced("/data/dev-vgpu"), HELD),
     ("/dev", ["/dev"], "ls /data/dev | grep . && mv /data/dev /data/o", HELD),
-    # The only path that no folder of ours can hold: the loader's own.
+    # /etc is the only path that no folder of ours can replace: the loader's own.
     ("/etc", ["/etc"], "mv /data/etc /data/o && mkdir /data/etc", OUT),
 ]
 
@@ -260,7 +262,7 @@ def test_what_an_image_can_prepare(tenant: Tenant, about: str, links: list[str],
     assert result.ended == ends, result.text
 
 
-# Volumes of a pod: mounted after what the plugin answered, in order of depth.
+# Volumes of a pod: mounted after the plugin's mounts, in order of depth.
 VOLUMES = [
     ("the limits", "/dev/vgpu/0/limits", "limits", True, "/dev/vgpu/0/limits: another file is mounted on it"),
     ("the share", "/dev/vgpu/0", "", False, "/dev/vgpu/0/limits: its folder /dev/vgpu/0 is mounted writable"),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An upgrade from the release that mounted single files, under a container: of that release's own device plugin, with
-its own library, in real containers.
+"""An upgrade from the release that mounted single files, under a running container: with that release's device plugin
+and library, in real containers.
 
-The kubelet keeps an answer for all restarts of a container, podman and docker keep a container's volumes; a device of
-CDI is looked up at each start.
+The kubelet keeps an Allocate response for all restarts of a container; podman and docker keep a container's volumes;
+a CDI device is resolved at each start.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .test_watch import looks
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Of the watcher; it judges time by windows of ten seconds.
+# Seconds of the watcher's poll interval, and of the window by which it judges compute time.
 INTERVAL_S, WINDOW_S = 0.2, 10.0
 OLD_LEDGER, LEDGER = "/run/vgpu/ledger", "/dev/vgpu/0/ledger"
 OUT_OF_MEMORY = "error 2"
 # CUDA_ERROR_NOT_PERMITTED.
 NO_CONTEXT = 800
-# Of a third of the GPU's time: what a busy machine leaves of it, and what a short look may show more of it.
+# Bounds of a third of the GPU's time: a busy machine gives less, and a short measurement may show more.
 SOME, MOST = 0.05, 0.45
-# The program as it is, but for seconds in place of the minute for which an allocation of a deleted pod is kept.
+# The program with seconds instead of the minute for which a deleted pod's allocation is kept.
 PROGRAM = """\
 import sys
 try:
@@ -62,7 +62,8 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Former:
 
 @pytest.fixture
 def old_node(node_at_rest: RealNode, former: Former) -> Iterator[OldNode]:
-    """A node of the former release, with a quick watcher. Shares bind although nobody else wants the GPU."""
+    """A node of the former release, with a short watch interval. Shares limit a container even if the GPU is
+    otherwise idle."""
     node = node_at_rest
     node.options += ["--watch-interval", str(INTERVAL_S)]
     node.program = [sys.executable, "-c", PROGRAM]
@@ -76,9 +77,8 @@ def old_node(node_at_rest: RealNode, former: Former) -> Iterator[OldNode]:
 
 @dataclass
 class Tenant:
-    """The container of one tenant, by one engine. ``source``: where its mounts come from: an answer to the kubelet, the
-    volumes that somebody wrote for podman or docker, or a device of CDI.
-    """
+    """The container of one tenant, by one engine. ``source``: the origin of its mounts: an Allocate response, volumes
+    written for podman or docker, or a CDI device."""
 
     host: OldNode
     node: RealNode
@@ -90,7 +90,7 @@ class Tenant:
     pods: int = 0
 
     def create(self) -> None:
-        """A new container with what the device plugin of this moment answers, in place of the one before."""
+        """Replaces the container by a new one with the running device plugin's response."""
         if self.created:
             self.engine.remove(self.created)
             self.created = ""
@@ -114,7 +114,7 @@ class Tenant:
         self.created = self.engine.create([] if device else mounts, env, device)
 
     def slice(self) -> tuple[str, Mounts]:
-        """The first slice for containers outside Kubernetes, and its mounts."""
+        """Returns the first slice for containers outside Kubernetes, and its mounts."""
         spec = json.loads((self.node.folder / "cdi/vgpu-vgpu.fleet-slice.json").read_text())
         first = spec["devices"][0]
         edits = first["containerEdits"]["mounts"]
@@ -125,7 +125,7 @@ class Tenant:
         return FOLDER / f"{self.mark}-slice.json"
 
     def publish(self) -> None:
-        """The node's CDI file where podman reads it, its devices under a name that no other run has."""
+        """Copies the node's CDI file to podman's folder, with device names unique to this run."""
         spec = json.loads((self.node.folder / "cdi/vgpu-vgpu.fleet-slice.json").read_text())
         FOLDER.mkdir(parents=True, exist_ok=True)
         self.published.write_text(json.dumps({**spec, "kind": f"{self.mark}.vgpu.fleet/slice"}))
@@ -135,7 +135,7 @@ class Tenant:
         return work
 
     def start_again(self) -> Work:
-        """A container that ended."""
+        """Returns the result of a container that ended."""
         if self.source == "kubelet":
             self.node.kubelet.restart_container(f"pod-{self.pods}")
         if self.source == "cdi":
@@ -164,7 +164,7 @@ def tenant(old_node: OldNode, request: pytest.FixtureRequest) -> Iterator[Tenant
 
 
 def is_limited(work: Work) -> None:
-    """It gets its slice, to the last piece, and no more: by the driver's account."""
+    """Checks that the container gets its slice to the last allocation, and no more, by the driver's account."""
     assert work.context == 0
     error, had = work.take()
     work.free()
@@ -173,13 +173,14 @@ def is_limited(work: Work) -> None:
 
 
 def ran_on(work: Work) -> None:
-    """All the while until now, without one call that failed."""
+    """Checks that the container has run until now without a failed call."""
     rounds, failed = work.end()
     assert (rounds > 0, failed) == (True, 0)
 
 
 def named(node: RealNode) -> list[str]:
-    """The allocations whose containers the watcher names as *old mounts*; it has no other word against any."""
+    """Returns the allocations whose containers the watcher lists as *old mounts*, after checking that it reports
+    nothing else."""
     answer = looks(node, 3)
     assert (answer["findings"], answer["past"], answer["fault"]) == ([], [], "")
     return [one["allocation"] for one in answer["old_mounts"]]
@@ -198,11 +199,11 @@ def test_a_container_of_an_old_answer(tenant: Tenant) -> None:
 
     tenant.host.upgrade()
 
-    # It runs on.
+    # The container runs on after the upgrade.
     is_limited(work)
     assert named(node) == [tenant.allocation]
     ran_on(work)
-    # It starts again; then once more after a reboot, in files that this release made.
+    # The container restarts; then again after a reboot, with files that this release creates.
     for happened in (lambda: None, tenant.host.reboot):
         happened()
         work = tenant.start_again()
@@ -210,7 +211,7 @@ def test_a_container_of_an_old_answer(tenant: Tenant) -> None:
         assert work.ledgers() == {OLD_LEDGER}
         assert named(node) == [tenant.allocation]
         assert work.end()[1] == 0
-    # It is created again.
+    # A newly created container has the new mounts.
     tenant.create()
     work = tenant.start()
     is_limited(work)
@@ -221,7 +222,8 @@ def test_a_container_of_an_old_answer(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("tenant", [("kubelet", "runc")], ids="-".join, indirect=True)
 def test_limits_that_a_container_of_an_old_answer_forges_are_found(tenant: Tenant) -> None:
-    """Its folders can be renamed, as ever: it gets the card, and the new watcher names it by the node's own limit."""
+    """The tenant can still rename its folders: it gets the whole card, and the new watcher names it by the node's own
+    limit."""
     tenant.create()
     tenant.host.upgrade()
     forge(tenant, Path(tenant.created) / "rootfs" / "evil")
@@ -234,7 +236,7 @@ def test_limits_that_a_container_of_an_old_answer_forges_are_found(tenant: Tenan
 
 
 def forge(tenant: Tenant, folder: Path) -> None:
-    """A folder with limits of the whole card, right in all else."""
+    """A folder of valid files with limits of the whole card."""
     own = tenant.node.folder / "run/allocations" / tenant.allocation / "limits"
     found = abi_files.parse_limits(own.read_bytes())
     devices = [{**one, "memory_bytes": 16000 * MIB} for one in found["devices"]]
@@ -244,7 +246,7 @@ def forge(tenant: Tenant, folder: Path) -> None:
 
 @pytest.mark.parametrize("tenant", [("cdi", "podman")], ids="-".join, indirect=True)
 def test_a_container_with_a_device_of_cdi(tenant: Tenant) -> None:
-    """It runs on with its old mounts, and has the new ones from its next start."""
+    """The container runs on with its old mounts, and gets the new mounts at its next start."""
     node = tenant.node
     tenant.create()
     work = tenant.start()
@@ -268,14 +270,14 @@ def test_a_container_with_a_device_of_cdi(tenant: Tenant) -> None:
 def test_a_container_that_is_created_between_the_two_gets_nothing(
     tenant: Tenant, half: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Half an upgrade: the answer of one release, the library of the other. It gets no memory, and not all of it."""
+    """Half an upgrade: one release's Allocate response, the other's library. The container gets no memory at all."""
     node = tenant.node
     if half == "library":
         tenant.host.use_library(NEW)
     else:
         tenant.host.use_plugin(SOURCES)
     if tenant.source == "volumes":
-        # The device plugin looks after it now and then.
+        # The device plugin polls the library link periodically.
         expected = NEW if half == "library" else FORMER
         until(
             lambda: any(expected in host for _inside, host, _ro in tenant.slice()[1]),
@@ -288,7 +290,7 @@ def test_a_container_that_is_created_between_the_two_gets_nothing(
     assert work.client.wait(60) == 1
     said = capfd.readouterr().err
     assert "no context is created" in said
-    # No start mends it: the mounts stay as they are.
+    # A restart does not help: the mounts stay.
     assert half == "plugin" or "create the pod or container again" in said
 
     tenant.host.upgrade()
@@ -301,7 +303,7 @@ def test_a_container_that_is_created_between_the_two_gets_nothing(
 
 @pytest.mark.parametrize("tenant", [("kubelet", "runc")], ids="-".join, indirect=True)
 def test_the_share_of_a_container_of_an_old_answer(tenant: Tenant) -> None:
-    """The new arbiter paces the former library, and the watcher finds no fault with either."""
+    """The new arbiter throttles the former library, and the watcher reports nothing about either."""
     tenant.create()
     work = tenant.start()
     work.keep_busy()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher with real processes in real slices of a simulated GPU: who goes round the library is named, and ended
-where the policy says so; who does not never is.
-"""
+"""The watcher with real processes in real slices of a simulated GPU: it names processes that bypass the library,
+kills them under the policy "end", and never names others."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 HOLD_MS = "20000"
 INTERVAL = "0.2"
-# Way round → for what it is named.
+# columns: bypass, the reason for which the watcher names it
 WAYS = [
     ("bypass-namespace", "no-slot"),
     ("bypass-symbol-table", "no-slot"),
@@ -27,7 +26,8 @@ WAYS = [
     ("bypass-ledger-lie", "more-memory"),
 ]
 PROBE = "/dev/vgpu/lib/vgpu-probe"
-# A context and 64 MiB by the driver alone, as a program of the host has them. Holds until its stdin ends.
+# A context and 64 MiB, allocated by the driver alone, like a program of the host. The program runs until its stdin
+# ends.
 PLAIN = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -41,7 +41,7 @@ sys.stdin.read()
 
 
 class Slice:
-    """Programs in a slice that a pod, or a lease, was given."""
+    """Programs in a slice of a pod or of a lease."""
 
     def __init__(self, node, answer: dict) -> None:
         mounts = [[one["container_path"], one["host_path"], one["read_only"]] for one in answer["mounts"]]
@@ -67,7 +67,7 @@ class Slice:
 
 @pytest.fixture
 def watched(node):
-    """The node with a quick watcher; what was started in its slices is ended with it."""
+    """The node with a short watch interval; programs in its slices are killed with it."""
     node.end()
     node.options += ["--watch-interval", INTERVAL]
     node.start()
@@ -86,7 +86,7 @@ def in_pod(node, name: str = "one") -> Slice:
 
 
 def looks(node, count: int) -> dict:
-    """The watcher's answer once it has looked so often from now on."""
+    """Returns the watcher's response after this many further polls."""
     goal = node.vgpuctl("watch")["looks"] + count
     return until(lambda: (found := node.vgpuctl("watch"))["looks"] >= goal and found, f"{count} looks")
 
@@ -104,9 +104,9 @@ def test_open_way_round_is_named(watched, way, reason):
     assert (found["reason"], found["kind"]) == (reason, "kubelet")
     assert found["found"] - found["accounted"] >= 64 * MIB
     assert found["processes"][0]["name"] == "vgpu-probe"
-    # The container's own process by the kernel's word, not by the watcher's.
+    # The kernel confirms that the named process belongs to the container.
     pid = found["processes"][0]["pid"]
-    thread = max(Path(f"/proc/{pid}/task").iterdir(), key=lambda one: int(one.name))  # the first one may have ended
+    thread = max(Path(f"/proc/{pid}/task").iterdir(), key=lambda one: int(one.name))  # the first thread may have ended
     assert "/dev/vgpu/0/ledger" in (thread / "mountinfo").read_text()
     totals = watched.vgpuctl("watch")["totals"]
     assert totals == [{"reason": reason, "kind": "kubelet", "count": 1}]
@@ -121,7 +121,7 @@ def test_open_way_round_is_named(watched, way, reason):
     ).stdout
     assert f'vgpu_watch_findings_total{{reason="{reason}",kind="kubelet"}} 1' in metrics
     assert "vgpu_container_watch_finding{" in metrics
-    # Under the policy of the default nobody is ended.
+    # The default policy kills no process.
     assert Path(f"/proc/{pid}").exists()
     assert watched.vgpuctl("watch")["sigterm"] == 0
 
@@ -131,7 +131,7 @@ HONEST = ["limit-exact", "four-processes", "every-allocator", "freed", "bypass-p
 
 @pytest.mark.parametrize("check", [*HONEST, "bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept"])
 def test_honest_tenant_is_never_named(watched, check):
-    """Full slices, many processes, memory that comes and goes; two tenants at once."""
+    """Full slices, many processes, memory that is allocated and freed; two tenants at once."""
     both = [in_pod(watched, name) for name in ("one", "two")]
     goal = watched.vgpuctl("watch")["looks"] + 6
     while watched.vgpuctl("watch")["looks"] < goal:
@@ -167,17 +167,17 @@ def test_policy_ends_it(watched, way, reason):
     process = bad.probe(way, "4000")
     until(lambda: watched.vgpuctl("watch")["sigterm"] >= 1, "a signal")
     out = json.loads(process.communicate(timeout=60)[0])
-    # The probe says of itself that its way was cut short: nothing was had by it.
+    # The probe reports that its bypass was interrupted and got nothing.
     (check,) = out["checks"]
     assert check["verdict"] != "open" or reason == "more-memory", check
     answer = looks(watched, 2)
     assert (answer["findings"], answer["policy"], answer["sigkill"]) == ([], "end", 0)
     (check,) = json.loads(honest.communicate(timeout=60)[0])["checks"]
-    assert (check["verdict"], honest.returncode) == ("passed", 0)  # its neighbour went on to its end
+    assert (check["verdict"], honest.returncode) == ("passed", 0)  # its neighbour ran to its end
 
 
 def test_who_ignores_the_first_signal_is_killed(watched):
-    """Ten seconds later: a program in the slice that goes round the library and shields itself."""
+    """A bypassing program that ignores SIGTERM is killed ten seconds later."""
     policy(watched, watch="end")
     script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + PLAIN.replace(
         'ctypes.CDLL("libcuda.so.1")', "Own()"
@@ -192,7 +192,7 @@ def test_who_ignores_the_first_signal_is_killed(watched):
     assert watched.vgpuctl("watch")["sigkill"] == 1
 
 
-# The driver in a namespace of the loader of its own, where nothing is preloaded.
+# Loads the driver in a separate namespace of the loader, where no library is preloaded.
 OWN_LOADER = """
 import ctypes, sys
 class Own:
@@ -250,7 +250,7 @@ def test_lease_of_a_check_is_named_and_never_ended(watched):
 
 
 def test_spoilt_ledger_hides_nobody(watched):
-    """Whoever makes the ledger unreadable while he holds memory is named: nothing of his is charged any more."""
+    """A tenant that makes its ledger unreadable while using memory is named: nothing is charged to it any more."""
     pod = watched.kubelet.run_pod("one")
     slice_ = Slice(watched, pod["answer"])
     watched.slices.append(slice_)
@@ -266,7 +266,7 @@ def test_spoilt_ledger_hides_nobody(watched):
 
 
 def test_gpu_is_not_asked_more_than_it_is_shared(watched):
-    """As many slices as there are, and nothing runs: the watcher looks and finds nothing."""
+    """All slices are allocated and nothing runs: the watcher polls and finds nothing."""
     for n in range(SPLIT):
         in_pod(watched, f"pod-{n}")
     answer = looks(watched, 3)

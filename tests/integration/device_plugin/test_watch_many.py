@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher on a card of which 64 slices are in use, and with what only real mounts and processes show. Time is that
-of the watcher: its polls.
-"""
+"""The watcher on a card with 64 slices in use, and findings that need real mounts and processes. Time is counted in
+the watcher's polls."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ pytestmark = pytest.mark.slow
 
 SLICES = 64
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = A100-80GB\n"
-# A context and so many MiB, by the driver as the program finds it, or in a namespace of the loader of its own. Its
-# first thread may end; it may take no signal that it can refuse.
+# Allocates a context and the given MiB, by the preloaded driver or in a separate namespace of the loader. Its first
+# thread may end; it may block every signal that can be blocked.
 HOLDER = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -68,7 +67,7 @@ def holds(process: subprocess.Popen) -> None:
 
 
 def past(node) -> dict[str, dict]:
-    """By reason."""
+    """Returns the findings by reason."""
     found = until(lambda: node.vgpuctl("watch")["past"], "the findings to be over")
     return {one["reason"]: one for one in found}
 
@@ -86,7 +85,7 @@ def test_one_of_64_is_ended_and_the_others_live(watched, holder, how):
     assert node.kubelet.state()["resources"][RESOURCE]["allocatable"] == SLICES
     slices = [in_pod(node, f"pod-{n}") for n in range(SLICES)]
     running = []
-    for first in range(0, SLICES - 1, 4):  # not all interpreters at once
+    for first in range(0, SLICES - 1, 4):  # starts at most four interpreters at once
         running += [one.start(holder, "plain", "64") for one in slices[first : min(first + 4, SLICES - 1)]]
         for process in running[first:]:
             holds(process)
@@ -106,7 +105,7 @@ def test_one_of_64_is_ended_and_the_others_live(watched, holder, how):
     assert (answer["findings"], answer["fault"]) == ([], "")
     assert [process.poll() for process in running] == [None] * (SLICES - 1)
     if how == "own":
-        # Named and ended in the second look; a process that dies slowly is seen once more.
+        # Named and killed at the second poll; a process that dies slowly is seen once more.
         assert found["looks"] in (2, 3)
         assert (answer["sigterm"], answer["sigkill"], found["action"]) == (1, 0, "SIGTERM")
     else:
@@ -125,7 +124,7 @@ def test_process_whose_first_thread_has_ended_is_named(watched, holder):
 
 
 def foreign_of(slice_: Slice, command: str, *words: str) -> subprocess.Popen:
-    """A program in the slice that first mounts something, in user and mount namespaces of its own."""
+    """Starts a program in the slice that first mounts something, in its own user and mount namespaces."""
     return slice_.start("unshare", "-Urm", "sh", "-c", f'{command}; exec "$0" "$@"', *words)
 
 
@@ -149,7 +148,7 @@ def test_mount_over_ours_is_named_and_ended(watched, holder, command, how):
 
 
 def test_stranger_on_the_card_is_a_figure_and_a_finding(watched, holder):
-    """In a pid and mount namespace of its own, and in no slice."""
+    """Starts a program in its own pid and mount namespace, outside every slice."""
     process = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--kill-child", "--mount", holder, "plain", "64"],
         env=watched.environment,
@@ -168,7 +167,7 @@ def test_stranger_on_the_card_is_a_figure_and_a_finding(watched, holder):
 
 
 def test_static_slice_is_held_to_the_nodes_limit(watched, holder):
-    """A slice for containers outside Kubernetes has no record: its limits on the node are read."""
+    """A slice for containers outside Kubernetes has no record, so the watcher reads its limits on the node."""
     name = next(one for one in sorted(os.listdir(watched.folder / "run" / "allocations")) if one.startswith("slice-"))
     specification = json.loads(next((watched.folder / "cdi").glob("*slice*.json")).read_text())
     device = next(one for one in specification["devices"] if "slice-" + one["name"].replace("::", "-") == name)

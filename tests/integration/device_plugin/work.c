@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a container of test_upgrade.py does: takes and frees memory all the while. Linked to libc alone, as
- * tests/hosts/checks/churn.c. Lines of its standard input: "take" takes pieces until one is refused, and keeps them;
- * "free" frees them; "busy" launches kernels of 2 ms from now on. At the end of its input it prints how often it took and
- * freed, and how many calls failed. A folder /evil takes the place of /etc/vgpu first.
+ * The program in the containers of test_upgrade.py: allocates and frees memory all the time. Linked to libc alone, like
+ * tests/hosts/checks/churn.c. Commands on its standard input: "take" allocates until the first refusal and keeps the
+ * memory; "free" frees it; "busy" launches kernels of 2 ms from then on. At the end of its input it prints its rounds of
+ * allocation and free, and the number of failed calls. If a folder /evil exists, it first replaces /etc/vgpu.
  */
 #include <dlfcn.h>
 #include <poll.h>
@@ -28,7 +28,7 @@ static int load(void)
     return code ? code : find(&kernel, module, "spin");
 }
 
-/* Several in flight, so that the GPU does not wait for this process on a machine that does much else. */
+/* Several kernels are in flight, so that the GPU does not wait for this process on a busy machine. */
 static int launch(void)
 {
     int (*run)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
@@ -40,7 +40,7 @@ static int launch(void)
     return code ? code : synchronize();
 }
 
-/* A line, byte by byte: what stdio reads ahead poll() does not see. False at the end of the input. */
+/* Reads a line byte by byte, because poll() does not see what stdio reads ahead. False at the end of the input. */
 static int line_of(char *line, size_t room)
 {
     size_t length = 0;
@@ -54,7 +54,7 @@ int main(void)
 {
     int (*init)(unsigned), (*create)(void **, unsigned, int), (*take)(uint64_t *, size_t), (*give)(uint64_t);
     void *context = NULL;
-    /* As a tenant who is root of its container puts limits of its own where single files were mounted. */
+    /* A tenant with root in its container could replace the folder of singly mounted files by its own limits. */
     if (access("/evil", F_OK) == 0 && (rename("/etc/vgpu", "/etc/moved") != 0 || rename("/evil", "/etc/vgpu") != 0)) {
         perror("work: rename");
         return 1;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the core each module sends to a host. Ansible's own packer counts, so that no payload grows unseen."""
+"""The number of core files that each module sends to a host, counted by Ansible's own packer, so that growth is
+noticed."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = ROOT / "plugins" / "modules"
 
-# Files of the core in each payload, without the __init__.py that Ansible adds. A higher number needs a reason.
+# Number of core files in each payload, without the __init__.py that Ansible adds. A higher number needs a reason.
 MOST = {
-    "apt_packages": 9,  # one more: lists of its own, by which check mode asks an archive
+    "apt_packages": 9,  # one more: private package lists, with which check mode queries an archive
     "check_variables": 0,
-    "containerd_config": 8,  # one more: what the kubelet that runs has as its cgroup driver
+    "containerd_config": 8,  # one more: the cgroup driver of the running kubelet
     "docker_daemon": 9,
     "driver_choice": 10,  # one more: the keys of repositories
     "driver_setup": 5,
-    "engine_choice": 10,  # auto: the kubelet that runs, its version, and the text of a file for CRI-O, k3s and RKE2
+    "engine_choice": 10,  # auto: the running kubelet, its version, and the text of a file for CRI-O, k3s and RKE2
     "gpu_info": 3,
     "host_state": 22,
     "kube_capacity_info": 6,  # three for claims: the rule, and quantities
@@ -49,7 +50,7 @@ MOST = {
 }
 
 
-# In a process of its own: the other tests have imported the collection without Ansible's loader.
+# In a separate process: the other tests have imported the collection without Ansible's loader.
 PACK = """
 import datetime, io, json, pathlib, sys, zipfile
 from ansible.executor import module_common
@@ -76,7 +77,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def payloads() -> dict[str, list[str]]:
-    """Module → the files of the core that Ansible packs for it."""
+    """Returns for each module the core files that Ansible packs for it."""
     argv = [sys.executable, "-c", PACK, str(ROOT / ".build" / "collections"), str(MODULES)]
     return json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
 

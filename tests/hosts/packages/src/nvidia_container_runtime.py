@@ -21,18 +21,19 @@ from typing import Any
 
 CONFIG = Path(os.environ.get("XDG_CONFIG_HOME") or "/etc") / "nvidia-container-runtime" / "config.toml"
 KIND = "nvidia.com/gpu"
-# A GPU is asked for by a mount of /dev/null here, which an image cannot ask for and an unprivileged user cannot forge.
+# The container requests a GPU by a mount of /dev/null here. An image cannot request it, and an unprivileged user
+# cannot forge it.
 VOLUMES = "/var/run/nvidia-container-devices"
 # runc's global options that take a value as the next word.
 VALUED = {"--root", "--log", "--log-format", "--criu", "--rootless"}
 
 
 class RuntimeFault(Exception):
-    """The container cannot be given what it asked for."""
+    """A container's request cannot be satisfied."""
 
 
 def setting(name: str, default: str) -> str:
-    """One key of config.toml as text. Its sections are not told apart: no two share a key that is read here."""
+    """Return one key of config.toml as text. Sections are ignored: no two sections share a key that is read here."""
     with contextlib.suppress(OSError):
         found = re.search(rf"^\s*{re.escape(name)}\s*=\s*(.+?)\s*$", CONFIG.read_text(), re.MULTILINE)
         if found:
@@ -50,7 +51,7 @@ def spec_dirs() -> list[Path]:
 
 
 def command_of(words: list[str]) -> tuple[str, str, str | None]:
-    """The command, the bundle's folder and runc's log file, from runc's command line."""
+    """Return the command, the bundle's folder and runc's log file, from runc's command line."""
     command, log = "", None
     place = 0
     while place < len(words):
@@ -97,7 +98,7 @@ def requested(config: dict[str, Any]) -> list[str]:
 
 
 def by_mounts(config: dict[str, Any]) -> list[str]:
-    """The devices that mounts of /dev/null name, where the configuration accepts that way."""
+    """Return the devices named by mounts of /dev/null, if the configuration accepts such mounts."""
     if setting("accept-nvidia-visible-devices-as-volume-mounts", "false") != "true":
         return []
     found = []
@@ -152,7 +153,7 @@ def edits_for(names: list[str], specs: list[dict[str, Any]]) -> list[dict[str, A
 def apply(config: dict[str, Any], edit: dict[str, Any]) -> None:
     """One set of CDI container edits, applied to an OCI configuration."""
     process = config.setdefault("process", {})
-    # Appended even where the variable is there: runc sets one after the other, so the last one holds.
+    # Appended even if the variable is set already: runc sets them in order, so the last value counts.
     process["env"] = [*process.get("env", []), *edit.get("env", [])]
     for node in edit.get("deviceNodes", []):
         add_device(config, node)
@@ -190,7 +191,7 @@ def add_device(config: dict[str, Any], node: dict[str, Any]) -> None:
 
 
 def inject(bundle: str) -> None:
-    """Edit the bundle's config.json; untouched where the container asks for no GPU."""
+    """Edit the bundle's config.json; leave it unchanged if the container requests no GPU."""
     path = Path(bundle) / "config.json"
     config = json.loads(path.read_text())
     names = requested(config)

@@ -73,10 +73,8 @@ def bind(host: str, container: str, options: list[str]) -> dict[str, Any]:
 
 
 def library_mounts() -> list[dict[str, Any]]:
-    """Each driver library, from where the loader finds it to where a glibc image's loader looks unasked.
-
-    NVIDIA's program keeps the host's path and lets a hook run ldconfig in the container; this needs no hook.
-    """
+    """Return the mount of each driver library, from the host's path to a path that a glibc image's loader searches by
+    default. NVIDIA's program keeps the host's path and runs ldconfig in the container by a hook; this needs no hook."""
     cache = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     folder = "/usr/lib/" + (getattr(sys.implementation, "_multiarch", None) or "x86_64-linux-gnu")
     mounts = []
@@ -116,7 +114,7 @@ def specification() -> dict[str, Any]:
         "kind": "nvidia.com/gpu",
         "devices": devices,
         "containerEdits": {
-            # So that a second runtime in the chain does not inject the same again.
+            # Prevents a second runtime in the chain from injecting the same GPUs again.
             "env": ["NVIDIA_VISIBLE_DEVICES=void"],
             "deviceNodes": [node(path) for path in CONTROL_NODES if os.path.exists(path)],
             "mounts": library_mounts() + program_mounts() + simulation_mounts(),

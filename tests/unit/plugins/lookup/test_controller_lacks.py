@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller needs to build for its hosts, by what it has and what lies built in folders."""
+"""What the controller is missing to build artefacts for its hosts, given its programs and the artefacts already in
+folders."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import controller
 
 VERSION = "1.0-a"
 ALL = ("make", "cc", "headers", "pip", "ensurepip")
-# Programs and modules of the controller, files that lie in the folder, what each sentence names.
+# columns: programs and modules of the controller, files in the folder, words of each expected sentence
 CONTROLLERS: list[tuple[tuple[str, ...], list[str], list[list[str]]]] = [
     (ALL, [], []),
     ((), [], [["make, cc", "vcuda_prebuilt", "vcuda_build_host"], ["pip", "python3-venv", "device_plugin_prebuilt"]]),
     (("cc", "headers", "pip"), [], [["expected make on this controller"]]),
     (("make", "cc", "pip"), [], [["expected the headers of the C library"]]),
-    # A virtual environment brings pip.
+    # With ensurepip, a virtual environment installs pip.
     (("make", "cc", "headers", "ensurepip"), [], []),
     ((), ["vcuda-1.0-a-x86_64.tar.gz", "vgpu_fleet_plugin-1.0+a-py3-none-any.whl"], []),
     ((), ["vcuda-1.0-a-aarch64.tar.gz", "vgpu-plugin-1.0-a-cp311-x86_64.pyz"], []),
@@ -51,7 +52,8 @@ def test_an_old_python_of_the_controller_is_named(monkeypatch: pytest.MonkeyPatc
     assert "Python 3.11 or newer" in lookup.plugin(VERSION, [])[0]
 
 
-# Programs of the controller, files in the folder, the base that was named -> what the sentence names, what not.
+# columns: programs of the controller, files in the folder, the configured base image, words in the sentence, words
+# not in the sentence
 IMAGES: list[tuple[tuple[str, ...], list[str], str, list[str], list[str]]] = [
     (("podman", "mmdebstrap"), [], "", [], []),
     ((), [], "", ["podman, mmdebstrap", "device_plugin_image_build to false", "device_plugin_image_base"], []),
@@ -102,7 +104,8 @@ def test_the_image_of_the_scheduler_has_ways_out_of_its_own(monkeypatch: pytest.
     assert "scheduler_image_base" in said and "device_plugin" not in said
 
 
-# A lock of one wheel; programs of the controller; files by folder; whether a sentence is said.
+# SCHEDULERS has the columns: programs of the controller, files by folder, Python version, whether a sentence is
+# expected.
 WHEEL, OURS = "one-1-cp311-cp311-manylinux2014_x86_64.whl", "vgpu_fleet_plugin-1.0+a-py3-none-any.whl"
 SCHEDULERS: list[tuple[tuple[str, ...], dict[str, list[str]], str, bool]] = [
     ((), {}, "3.11", True),
@@ -110,7 +113,7 @@ SCHEDULERS: list[tuple[tuple[str, ...], dict[str, list[str]], str, bool]] = [
     ((), {"wheels": [WHEEL, OURS]}, "3.11", False),
     ((), {"wheels": [WHEEL]}, "3.11", True),
     ((), {"wheels": [OURS]}, "3.11", True),
-    # An image with another Python than the artefact was made for.
+    # The image has another Python version than the artefact was built for.
     ((), {"wheels": [WHEEL, OURS]}, "3.12", True),
     ((), {"cache": ["vgpu-scheduler-1.0-a-cp311-x86_64.pyz"]}, "3.11", False),
     ((), {"cache": ["vgpu-scheduler-1.0-a-cp311-aarch64.pyz"]}, "3.11", True),
@@ -148,13 +151,14 @@ def test_what_is_missing_for_the_scheduler_is_named(
 
 
 UBUNTU, DEBIAN = ({"id": "ubuntu", "version_id": "24.04"}, {"id": "debian", "version_id": "12"})
-# Of a host: its system, the settings of the device plugin, what it has; whether the wheels of Python 3.11 are enough.
+# columns: system of the host, settings of the device plugin, Python versions found, whether the wheels of Python 3.11
+# suffice
 HOSTS: list[tuple[dict[str, str], dict[str, Any], list[str], bool]] = [
     (DEBIAN, {}, [], False),
     (UBUNTU, {}, [], True),
     (UBUNTU, {"state": "absent"}, [], False),
     (UBUNTU, {}, [VERSION], False),
-    # A Python that was named is known when the host is asked.
+    # A configured interpreter's version is unknown until the host is read.
     (UBUNTU, {"python": "/opt/python/bin/python3"}, [], False),
 ]
 
@@ -188,14 +192,14 @@ def test_a_host_whose_wheels_no_folder_has_is_refused_before_its_first_change(
     assert set(asked) <= {("/p", "/c")}
 
 
-# Files that are named, of which one is there; interpreter; what is said.
+# columns: the kubeconfig files named (only "there" exists), the interpreter, words of the expected sentences
 CLUSTERS: list[tuple[list[str], str, list[str]]] = [
     ([], "bare", []),
     (["there"], "has", []),
     (["there"], "bare", ["the Kubernetes API: expected the Python package kubernetes for"]),
     (["none"], "has", ["none: no such file here; set vgpu_kubeconfig"]),
     (["none", "there"], "bare", ["none: no such file here", "pip install kubernetes"]),
-    # Ansible discovers one, or the task will say that there is none.
+    # Ansible discovers an interpreter, or the task reports that none exists.
     (["there"], "", []),
     (["there"], "no-such-python", []),
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version of what is built follows from its sources and from nothing else."""
+"""The version of a build follows from its sources alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHANGES = [
     (lambda root: (root / "src/a.c").write_text("A"), True),
     (lambda root: (root / "src/c.c").write_text(""), True),
     (lambda root: (root / "src/a.c").rename(root / "src/z.c"), True),
-    # The same bytes cut elsewhere: a|b against ab|.
+    # The two files have the same bytes in all, split elsewhere: a|b against ab|.
     (lambda root: ((root / "src/a.c").write_text("ab"), (root / "src/deep/b.c").write_text("")), True),
     (lambda root: (root / "src/a.o").write_text("built"), False),
     (lambda root: (root / "src/README.md").write_text("words"), False),
@@ -65,4 +65,4 @@ def test_a_run_settles_on_one_version_while_sources_change(tmp_path):
     answers = iter(["first", "second", "third"])
     asked = [source_version.settled(str(tmp_path), key, lambda: next(answers)) for key in ("a", "a", "b", "a")]
     assert asked == ["first", "first", "second", "first"]
-    assert not [path for path in tmp_path.iterdir() if "." in path.name]  # nothing half written is left
+    assert not [path for path in tmp_path.iterdir() if "." in path.name]  # no half-written file is left

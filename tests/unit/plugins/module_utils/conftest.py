@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets the tests of each package import the samples that stand in this folder."""
+"""Lets the tests of each package import the sample modules of this folder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that is as wanted, a bare one, and the plan of what differs from them."""
+"""A converged host, a bare host, and the plan of their differences."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ BARE = {
 
 
 def changed(document, changes):
-    """A copy with dotted places set; keys that hold dots are given as tuples."""
+    """Returns a copy with values set at dotted paths; keys that contain dots are given as tuples."""
     document = copy.deepcopy(document)
     for place, value in changes.items():
         *path, last = place if isinstance(place, tuple) else place.split(".")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker_daemon as Ansible calls it, on a file of its own. Its dealings with a daemon are in test_daemon_apply.py."""
+"""docker_daemon as Ansible calls it, on a separate file. test_engines_daemon_apply.py tests its calls to the daemon."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = {"default-runtime": "other", "runtimes": {"other": {"path": "/bin/sh"
 
 
 def call(tmp_path: Path, arguments: dict[str, Any], check: bool = False) -> dict[str, Any]:
-    """Run the module in a process of its own and return what it printed."""
+    """Runs the module in a separate process and returns its output."""
     given = {"path": str(tmp_path / "daemon.json"), "apply": "none", "validate": False, **arguments}
     given.update(_ansible_check_mode=check, _ansible_diff=True, _ansible_remote_tmp=str(tmp_path))
     file = tmp_path.parent / f"{tmp_path.name}.args"
@@ -32,7 +32,7 @@ def call(tmp_path: Path, arguments: dict[str, Any], check: bool = False) -> dict
     return json.loads(done.stdout)
 
 
-# the file before, the arguments, changed, the document after
+# columns: the file before, the arguments, changed, the document after
 CASES: list[tuple[str | None, dict[str, Any], bool, Any]] = [
     (None, {"settings": SETTINGS}, True, SETTINGS),
     (json.dumps(SETTINGS), {"settings": SETTINGS}, False, SETTINGS),
@@ -89,7 +89,7 @@ def test_invalid_json_names_line_and_column(tmp_path: Path) -> None:
     assert path.read_text() == text
 
 
-# arguments, what the message must hold
+# columns: arguments, words that the message must contain
 BAD_ARGUMENTS = [
     ({"remove": [3]}, "expected a key or a list of keys"),
     ({"remove": [[]]}, "expected a key or a list of keys"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the module decides, over an API in memory."""
+"""Decisions of the module kube_claims, on an API in memory."""
 
 from __future__ import annotations
 

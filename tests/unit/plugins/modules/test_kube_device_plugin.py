@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the module decides, over an API in memory: nodes that are not there, nodes of others, traces of the program."""
+"""Decisions of the module kube_device_plugin, on an API in memory: missing nodes, other owners' nodes, traces."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_node_that_is_not_there_is_not_made():
     with pytest.raises(Ended, match="no node n3"):
         call(api, nodes=("n1", "n3"))
     assert api.writes == []
-    call(api, nodes=("n3",), state="absent")  # gone from the cluster: nothing to do
+    call(api, nodes=("n3",), state="absent")  # the node is not in the cluster: nothing to do
     assert "/api/v1/nodes/n3" not in api.objects
 
 
@@ -117,7 +117,7 @@ def test_objects_stay_while_another_node_has_a_pod():
 
 
 def controller(api):
-    """What the controller of DaemonSets does: a pod on each node that has the label and none."""
+    """Acts as the DaemonSet controller: creates a pod on each labelled node without a pod."""
     daemon_set = api.objects[DAEMON_SET]
     daemon_set["metadata"].setdefault("generation", 1)
     daemon_set["status"] = {"observedGeneration": daemon_set["metadata"]["generation"]}
@@ -139,13 +139,13 @@ def test_pods_of_the_named_nodes_alone_are_replaced():
     assert not call(api, nodes=("n1", "n2"), rollout="OnDelete")["changed"] and deleted(api) == []
     before = len(api.writes)
     foretold = call(api, rollout="OnDelete", image="new", check=True)
-    # The template is not written in check mode, but the pods that would follow it are told.
+    # Check mode does not write the template, but reports the pods that would be replaced.
     assert "Pod kube-system/p-n1" in foretold["objects"] and len(api.writes) == before
     found = call(api, rollout="OnDelete", image="new")
     assert deleted(api) == [f"{PODS}/p-n1"] and "Pod kube-system/p-n1" in found["objects"]
     controller(api)
     assert images(api) == ["new", "i"]
-    # The next batch, whose template is in force already.
+    # The next batch of nodes; the new template is already active.
     assert call(api, nodes=("n2",), rollout="OnDelete", image="new")["objects"] == ["Pod kube-system/p-n2"]
     controller(api)
     assert images(api) == ["new", "new"]
@@ -170,11 +170,11 @@ def test_a_pod_that_ends_is_not_ended_again():
 
 
 def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
-    """It would start from the former template as soon as there is room, and nobody would replace it."""
+    """A pending pod would start from the former template later, and nothing would replace it."""
     api = cluster()
     call(api, nodes=("n1", "n2"), rollout="OnDelete")
     controller(api)
-    for name in ("n1", "n2"):  # as the controller binds them: by a field, until the scheduler did
+    for name in ("n1", "n2"):  # the controller binds a pod by node affinity until the scheduler sets nodeName
         spec = api.objects[f"{PODS}/p-{name}"]["spec"]
         del spec["nodeName"]
         field = {"key": "metadata.name", "operator": "In", "values": [name]}
@@ -186,7 +186,7 @@ def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
 
 @pytest.mark.parametrize("gone_after, rounds", [(3, 3), (None, 6)])
 def test_it_is_waited_until_the_former_pod_is_gone(monkeypatch, gone_after, rounds):
-    """Where options alone are new, the former program would pass for the one that is to be waited for. Not for ever."""
+    """If only options changed, the former program would look like the new one. The wait has a time limit."""
     api, slept = cluster(), []
     call(api, rollout="OnDelete")
     controller(api)
@@ -207,7 +207,7 @@ def test_it_is_waited_until_the_former_pod_is_gone(monkeypatch, gone_after, roun
 
 
 def test_no_pod_is_replaced_before_the_controller_has_seen_the_template(monkeypatch):
-    """It would come back as it was."""
+    """The DaemonSet controller would create the pod again from the former template."""
     api, slept = cluster(), []
     monkeypatch.setattr(module_under_test.time, "sleep", slept.append)
     monkeypatch.setattr(module_under_test.time, "monotonic", lambda: len(slept) * 10)

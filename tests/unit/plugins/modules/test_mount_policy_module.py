@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the module decides, over an API in memory."""
+"""Decisions of the mount policy module, on an API in memory."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ RACES = [
     ("before", "mine", "theirs", "after"), [row[1:] for row in RACES], ids=[row[0] for row in RACES]
 )
 def test_two_controllers_at_once_lose_no_node(monkeypatch, before, mine, theirs, after, at):
-    """The other's whole run comes between two requests of ours, at each place."""
+    """Another controller's complete run happens between two requests of ours, at each position."""
     monkeypatch.setattr(kube_client, "ApiException", Refusal, raising=False)
     api = KubeClient("v1.34.2")
     if before:
@@ -102,7 +102,7 @@ def test_two_controllers_at_once_lose_no_node(monkeypatch, before, mine, theirs,
     api.meanwhile = between
     call(api, mine)
     api.meanwhile = None
-    if not done:  # fewer requests than that
+    if not done:  # our run made fewer requests than that
         call(api, theirs)
     assert nodes_of(api) == after
     assert set(api.objects) == ({POLICY, BINDING} if after else set())
@@ -110,7 +110,7 @@ def test_two_controllers_at_once_lose_no_node(monkeypatch, before, mine, theirs,
 
 
 def test_controllers_that_never_rest_are_named(monkeypatch):
-    """Bounded: a run ends, and says what it saw."""
+    """The retries are bounded: the run ends and reports the conflict."""
     monkeypatch.setattr(kube_client, "ApiException", Refusal, raising=False)
     api = KubeClient("v1.34.2")
     call(api, {"n0": GPU})
@@ -127,14 +127,14 @@ def test_controllers_that_never_rest_are_named(monkeypatch):
 
 
 class Forbidden(Exception):
-    """As the client's: the API server's answer to a user without the right."""
+    """Raises what the client raises for a user without the right."""
 
     status = 403
 
 
 @pytest.mark.parametrize(("nodes", "goes_on"), [({"n1": []}, True), ({"n1": GPU}, False)])
 def test_user_without_the_right_hears_which_one_is_missing(monkeypatch, nodes, goes_on):
-    """Where no container is limited there is nothing to refuse: a kubeconfig that reads alone is enough."""
+    """With no limited container there is nothing to deny: a read-only kubeconfig is enough."""
     api, warnings = KubeClient("v1.34.2"), []
     monkeypatch.setattr(kube_client, "ApiException", Forbidden, raising=False)
 

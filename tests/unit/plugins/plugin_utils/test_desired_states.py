@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Desired states of many hosts: each host gets its own, and defaults are evaluated no more often than they differ."""
+"""Desired states of many hosts: each host gets its own, and defaults are evaluated once for each distinct input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from test_every_variable import LOADER, HostVars, trusted
 
 ROLES = ("nvidia_driver", "vcuda", "mps", "device_plugin")
 
-# By default they come from lookups, which only a run of Ansible finds.
+# The defaults come from lookups, which need a run of Ansible.
 LOOKED_UP = {
     "vcuda_version": "1",
     "device_plugin_version": "1",
@@ -25,7 +25,7 @@ LOOKED_UP = {
 
 
 def states(hosts: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], list[Finding]]:
-    """The desired state of each host."""
+    """Returns the desired state of each host."""
     given = trusted({**{role + "_state": "present" for role in ROLES}, **LOOKED_UP})
     hosts = {name: {**given, **trusted({"inventory_hostname": name, **own})} for name, own in hosts.items()}
     first = next(iter(hosts))
@@ -106,7 +106,7 @@ def test_the_defaults_of_a_role_are_evaluated_once_where_they_are_the_same(
 
 @pytest.mark.parametrize("value", [None, "text", ["a"], {}, {"failed": True}, {"states": [], "kinds": {}}])
 def test_a_variable_that_holds_no_check_has_no_state(value):
-    """A person may name any variable: that is a message, and no traceback."""
+    """The option may name any variable; one without a check's result gives no state instead of a traceback."""
     assert of_check("chosen", {"inventory_hostname": "a", "chosen": value}) == {}
 
 

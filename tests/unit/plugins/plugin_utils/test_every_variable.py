@@ -33,12 +33,12 @@ OPTIONS = options()
 NAMES = sorted([*OPTIONS, *schema.VARIABLES])
 
 
-# Keeps the files of the collection that were read once.
+# One loader, so that each file of the collection is read once.
 LOADER = DataLoader()
 
 
 class HostVars:
-    """What Ansible knows of the hosts; nothing else of it is needed."""
+    """The part of Ansible's host variables that the code uses."""
 
     _inventory = None
 
@@ -70,7 +70,7 @@ def test_a_wrong_value_is_one_mistake_that_names_the_variable(name: str) -> None
     found = check({"h": {name: value}})
     mappings = ("resource_names", "mig_geometry", "mig_replicas", "configs", "package_environment")
     if name in [f"vgpu_{one}" for one in mappings]:
-        # Mappings themselves: each of their keys is read.
+        # For a mapping, each of its keys is checked.
         assert found
         assert all(one.finding.path.startswith(name + ".") for one in found)
         return
@@ -90,7 +90,7 @@ def typing_errors(name: str) -> list[str]:
         name[:middle] + "x" + name[middle + 1 :],
         swapped,
         name + "s",
-        # cuda_version and gpu_devices are words of others.
+        # cuda_version and gpu_devices belong to other collections.
         name[1:] if not name.startswith(("vcuda_", "vgpu_")) else name[0] + name[2:],
     ]
 
@@ -154,7 +154,7 @@ MORE = [
     ("device_plugin_environment", ["a=b"], "expected a mapping"),
     ("upgrade_serial", [1, "half"], "expected a number of hosts"),
     ("vgpu_other_names", "mine", "expected a list"),
-    # Between variables.
+    # relations between variables
     ("device_plugin_deploy", "daemonset", "device_plugin_api_kubeconfig is empty"),
     ("device_plugin_conflicting_plugins_remove", ["DaemonSet a/b"], "device_plugin_api_kubeconfig is empty"),
     ("vcuda_archive", "/tmp/x.tar", "vcuda_archive_checksum is empty"),
@@ -187,14 +187,14 @@ RIGHT = [
     {"device_plugin_deploy": "daemonset", "vgpu_kubeconfig": "/k"},
     {"device_plugin_deploy": "daemonset", "device_plugin_state": "absent"},
     {"nvidia_driver_source": "mirror", "nvidia_driver_repository": {"uris": ["http://m"]}},
-    # Facts that nobody has read yet; the role that uses the value checks it.
+    # Facts not read yet; the role that uses the value checks it.
     {"nvidia_driver_branch": "{{ ansible_facts.branch }}"},
     {"vgpu_split_count": "{{ ansible_processor_count }}"},
     {"vgpu_split_count": "{{ hostvars['h'].ansible_facts.count }}"},
     {"slices": "{{ ansible_facts['x'] }}", "vgpu_split_count": "{{ slices }}"},
     {"slices": 4, "vgpu_split_count": "{{ slices }}"},
     {"device_plugin_image": "registry.example/plugin:{{ device_plugin_version }}", "device_plugin_version": "1"},
-    # Names of others.
+    # variable names of other collections
     {
         "report_email": "a@b",
         "verify_ssl": True,
@@ -230,7 +230,7 @@ def test_a_wrong_template_is_a_mistake_with_its_name(variables: dict[str, Any], 
 
 
 def trusted(variables: dict[str, Any]) -> dict[str, Any]:
-    """As if a person had written them into an inventory."""
+    """Sets the values as an inventory would."""
     return DataLoader().load(as_yaml(variables))
 
 
@@ -256,7 +256,7 @@ def test_a_mistake_of_many_hosts_is_said_once_with_their_number() -> None:
     [(3, 1), ("{{ shared }}", 1), ("{{ rack }}", 50), ("{{ inventory_hostname | length }}", 50)],
 )
 def test_alike_hosts_are_checked_once(value: Any, kinds: int) -> None:
-    """Only a difference that can matter makes another kind of host."""
+    """Hosts share one check unless a relevant variable differs."""
     hosts = {
         f"h{n}": trusted({"vgpu_split_count": value, "shared": 4, "rack": n, "inventory_hostname": f"h{n}"})
         for n in range(50)

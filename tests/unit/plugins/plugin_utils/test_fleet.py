@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a fleet: what a node is, sums, and what changed since the last report."""
+"""The report of a fleet: the state of each node, sums, and the changes since the last report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NOT_RUN = {"verdict": "not-run", "results": [NONE_FREE]}
 
 
 def checked(ran, left_out):
-    """A slice that passed, with so many checks that ran and that were left out."""
+    """Returns a passed slice with these numbers of checks that ran and that were left out."""
     names = ", ".join(["share", *(f"c{n}" for n in range(ran - 1))])
     silent = [{**SHARE, "name": f"n{n}", "verdict": "not-run"} for n in range(left_out)]
     result = {**PASSED["results"][0], "passed": names, "checks": [SHARE, *silent]}
@@ -111,7 +111,7 @@ def test_the_facts_of_a_node():
 
 
 def test_a_leased_slice_is_advertised_in_every_figure():
-    """The kubelet's list leaves it out meanwhile, the GPU's row counts it."""
+    """During a lease the kubelet's list omits the slice; the GPU's row still counts it."""
     usage = [{"by": "0614c4f6ff8a05da", "uuid": UUID, "slices": [IDS[1]], "used_mib": 900}]
     made = fleet.node("gpu-1", {"capacity": {**CAPACITY, "advertised": IDS[:1], "usage": usage}})
     (gpu,) = made["gpus"]
@@ -130,7 +130,7 @@ def test_what_is_proven(before, isolation, proven):
     ("check", "shares"),
     [
         (SHARE, [{"wanted": 50.0, "got": 51.0}]),
-        ({**SHARE, "expected": "0", "found": "0", "unit": "shares"}, []),  # of a slice of all SMs none is measured
+        ({**SHARE, "expected": "0", "found": "0", "unit": "shares"}, []),  # a slice with all SMs has no measured share
         ({**SHARE, "name": "share-beside", "expected": "50 and 50", "found": "50 and 49"}, []),
         ({**SHARE, "name": "another-check"}, []),
         ({**SHARE, "found": "none"}, []),
@@ -234,7 +234,7 @@ def with_driver(version):
             {"a": {"capacity": DIFFERS}},
             [("a", "state", "unproven", "differs"), ("a", "advertised", "2", "1")],
         ),
-        # What is not known of a node that does not answer is no change of its driver.
+        # The unknown driver of an unreachable node is not a change.
         ({"a": {"capacity": CAPACITY}}, {"a": {}}, [("a", "state", "unproven", "failed")]),
     ],
 )

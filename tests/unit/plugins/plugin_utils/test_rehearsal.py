@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rehearsal's plan: GPUs that are declared, hosts that stand for others, and that nothing real can be reached."""
+"""A rehearsal's plan: declared GPUs, the simulated hosts that replace real hosts, and that no real host is
+reachable."""
 
 from __future__ import annotations
 
@@ -123,7 +124,7 @@ def test_host_that_the_inventory_lost_is_named():
 
 
 def test_every_kubeconfig_of_a_role_is_put_out_of_reach():
-    """A role that site.yml runs and that gets a kubeconfig of its own must be thought of here."""
+    """A new role of site.yml with its own kubeconfig must be added here."""
     known = set(rehearsal.replaced("p", "a", ""))
     for file in ROOT.glob("roles/*/defaults/main.yml"):
         for name in re.findall(r"^(\w*kubeconfig): ", file.read_text(), re.MULTILINE):
@@ -131,7 +132,7 @@ def test_every_kubeconfig_of_a_role_is_put_out_of_reach():
 
 
 def test_consent_to_removals_in_a_cluster_does_not_stop_a_rehearsal():
-    """The role refuses consent without a kubeconfig, and the rehearsal takes the kubeconfig away."""
+    """The role refuses consent without a kubeconfig, and the rehearsal removes the kubeconfig."""
     tasks = (ROOT / "roles/device_plugin/tasks/conflicting_plugins.yml").read_text()
     assert "device_plugin_conflicting_plugins_remove | length > 0" in tasks
     assert rehearsal.replaced("p", "a", "")["device_plugin_conflicting_plugins_remove"] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of NVIDIA's repositories: one for each release, those that are shipped, and what the controller refuses."""
+"""Keys of NVIDIA's repositories: one for each release, the shipped keys, and the keys that the controller refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RELEASES = [
     *(("rhel", release) for release in ("8", "9", "10")),
     ("sles", "15"),
 ]
-# How each release's repository is signed, as NVIDIA's list of keys has it.
+# The key of each release's repository, from NVIDIA's list of keys.
 SIGNED = {
     "debian12": "3bf863cc.pub",
     "debian13": "8793F200.pub",
@@ -69,7 +69,7 @@ def test_gpg_reads_the_same_fingerprint(tmp_path: Path, fingerprint: str, path: 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
-    """An archive of keys, and what was asked of it."""
+    """An archive of keys, and the requests to it."""
     text, asked = (ROOT / repository_keys.SHIPPED[DEB.fingerprint]).read_bytes(), []
 
     class Keys(http.server.BaseHTTPRequestHandler):
@@ -91,7 +91,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
 
 
 def place(tmp_path: Path, kind: str, base: str) -> str:
-    """Where the inventory says that the key is."""
+    """The inventory's location of the key."""
     folder = tmp_path / "keys"
     folder.mkdir()
     shutil.copy(ROOT / repository_keys.SHIPPED[DEB.fingerprint], folder / "3bf863cc.pub")
@@ -108,7 +108,8 @@ def place(tmp_path: Path, kind: str, base: str) -> str:
     }[kind]
 
 
-# file at NVIDIA, fingerprint, where the inventory has it -> words of the refusal, how often the archive is asked
+# columns: NVIDIA's file name, fingerprint, the inventory's location, words of the refusal, number of requests to the
+# archive
 PLACES = [
     ("3bf863cc.pub", DEB.fingerprint, "", "", 0),
     ("other.pub", "", "", "", 1),
@@ -145,7 +146,7 @@ def test_a_key_is_read_once_and_compared(
 
 
 GPU = [{"address": "0000:01:00.0", "device": "0x1eb8"}]
-# release, source, packages that are there, nvidia_driver_key -> level of the finding
+# columns: release, source, installed packages, nvidia_driver_key, levels of the findings
 PLANS = [
     ({"id": "debian", "version_id": "13"}, "cuda", {}, "", []),
     ({"id": "rhel", "version_id": "10"}, "cuda", {}, "", ["error"]),
@@ -179,7 +180,7 @@ def test_a_key_that_cannot_be_had_stops_the_run_before_any_change(
     assert not plan_action.driver_key(desired, state)
 
 
-# A default of a role that asks an address asks it once a host, in the middle of a run, and fails with the host changed.
+# A role default that fetches a URL would fetch it once a host, during a run, and could fail after changes.
 @pytest.mark.parametrize(
     "path",
     [*ROOT.glob("roles/*/*/*.yml"), *ROOT.glob("playbooks/**/*.yml")],

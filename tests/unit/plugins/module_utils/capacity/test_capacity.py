@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected against advertised: each row starts from a host where both agree and spoils one thing."""
+"""Expected against advertised capacity: each row starts from a consistent host and breaks one thing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_whole_gpus_are_slices_without_a_number():
 
 LEASE = {"id": "1", "kind": "lease", "slice_ids": ["GPU-a::1"]}
 
-# What is spoiled, what the differences are about, a word of one of them.
+# columns: what is broken, the subjects of the differences, words in one of the differences
 SPOILED = [
     ({"config_text": None}, ["configuration"], "run site.yml"),
     ({"config_text": "{"}, ["configuration"], "not valid JSON"),
@@ -98,7 +98,7 @@ SPOILED = [
     ({"checkpoint_text": checkpoint(IDS, "example.com/gpu")}, ["kubelet", "advertised"], "not in the checkpoint"),
     ({"checkpoint_text": None}, ["kubelet", "advertised"], "not in the checkpoint"),
     ({"checkpoint_text": "torn"}, ["kubelet", "advertised"], "not in the checkpoint"),
-    # The checkpoint outlives the kubelet, and so does the file of its socket where it was killed.
+    # The checkpoint file survives the kubelet's exit. The socket file survives a killed kubelet.
     ({"kubelet_fault": "kubelet.sock: Connection refused"}, ["kubelet"], "Connection refused"),
     ({"kubelet": False, "kubelet_fault": "No such file"}, ["kubelet"], "systemctl status kubelet"),
     (
@@ -150,7 +150,7 @@ def test_whole_gpus_need_no_library():
     assert compared(config_text=text, plugin=status, checkpoint_text=checkpoint(["GPU-a", "GPU-b"]))["ok"] is True
 
 
-# What stands where the kubelet's socket should, whether there is a kubelet, what connecting says.
+# columns: state of the kubelet's socket path, whether a kubelet runs, the error of connecting
 SOCKETS = [
     ("listening", True, ""),
     ("killed", True, "Connection refused"),
@@ -161,7 +161,7 @@ SOCKETS = [
 @pytest.mark.parametrize("kind, present, words", SOCKETS)
 def test_a_kubelet_is_asked_and_not_believed_from_its_file(monkeypatch, kind, present, words):
     monkeypatch.setattr(nvml, "read", lambda: {"ok": False})
-    # Not tmp_path: the path of a socket holds 107 bytes.
+    # tmp_path may be too long: a socket's path holds at most 107 bytes.
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         if kind != "absent":
             server.bind(str(Path(folder) / "kubelet.sock"))
@@ -230,7 +230,7 @@ RUNS = {
     "watch": WATCHING,
 }
 
-# About, what is spoiled of a host with one pod, what the differences are about, a word of one of them.
+# columns: label, what is broken on a host with one pod, the subjects of the differences, words in one of them
 RUNNING = [
     ("all agree", {}, [], ""),
     ("a ledger beyond what the driver has", {"nvml": used(2000)}, ["ledger"], "default/trainer/main"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device plugin shows of a card, as the capacity of a node and the report have it."""
+"""The values that the device plugin reports of a card, as the capacity of a node and the report show them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose pods get GPUs by claims: what its slices should have against what the API server shows, and its pods."""
+"""A node whose pods get GPUs by claims: its expected ResourceSlices against those of the API server, and its pods."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ COMPARED = [
     ([], ["ResourceSlices n1 gpu.vgpu.fleet: expected 2 devices, found none"]),
     ([piece()], ["ResourceSlices n1 gpu.vgpu.fleet: expected 2 devices, found none"]),
     ([piece(good()[0])], ["GPU-b: expected a device, found none"]),
-    # What is of an older generation nobody uses.
+    # Devices of an older generation of the ResourceSlice are not used.
     ([piece(*good()), piece(good()[0], generation=2)], ["GPU-b: expected a device, found none"]),
     ([piece(device("GPU-a"), good()[1])], ["expected for many claims, found for one claim"]),
     (

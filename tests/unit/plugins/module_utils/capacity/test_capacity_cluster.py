@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Kubernetes shows of nodes: the rule on tables, and the module against a small API server with pages."""
+"""The capacity that Kubernetes shows of nodes: the rule on tables, and the module against a small API server with
+paged lists."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_what_a_pod_holds(about, one, count):
 
 
 OFFERED = {"resources": {GPU: 4}, "withheld": 0}
-# About, the node, its pods, what is withheld, what the differences are about.
+# columns: label, the node, its pods, the withheld slices, the subjects of the differences
 SHOWN = [
     ("all agree", node(), [pod("a", 1), pod("b", 3)], 0, []),
     ("no such node", None, [], 0, ["Kubernetes"]),
@@ -199,7 +200,8 @@ def test_module_asks_once_for_all_nodes_in_pages(cluster):
     assert found["nodes"]["n1"]["drift"] == []
     assert found["nodes"]["n1"]["resources"][GPU]["allocated"] == 2
     assert [one["what"] for one in found["nodes"]["gone"]["drift"]] == ["Kubernetes"]
-    assert [path for _method, path in cluster.calls] == ["/api/v1/nodes", "/api/v1/pods", "/api/v1/pods"]  # two pages
+    # the list of pods has two pages
+    assert [path for _method, path in cluster.calls] == ["/api/v1/nodes", "/api/v1/pods", "/api/v1/pods"]
 
 
 def test_module_waits_for_the_kubelet_to_tell(cluster):
@@ -209,7 +211,7 @@ def test_module_waits_for_the_kubelet_to_tell(cluster):
     calls = len(cluster.calls)
 
     def report(_method, _path):
-        """The kubelet's, at the fifth call."""
+        """The kubelet reports its capacity at the fifth call."""
         if len(cluster.calls) == calls + 5:
             cluster.put(NODE, node())
 

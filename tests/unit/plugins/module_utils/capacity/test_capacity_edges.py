@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected against advertised where a source says less than usual, or a label chose another configuration."""
+"""Expected against advertised capacity where a source reports less than usual, or a label selected another
+configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ HELD = {"id": "2", "kind": "kubelet", "slice_ids": ["GPU-a::1"]}
 WITHOUT_ONE = checkpoint([one for one in IDS if one != "GPU-a::1"])
 NVML_LOST = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": []}
 
-# about, what is spoiled, the differences in words, in order
+# columns: label, what is broken, the differences in words, in order
 SAID = [
     ("a plugin that does not say its configuration", {"plugin": plugin(config_sha256="")}, []),
     ("a plugin that does not say its library", {"plugin": plugin(library=None)}, []),
@@ -76,7 +77,7 @@ def test_what_is_said(about, spoiled, words):
     assert found["ok"] is (not words)
 
 
-# about, what is spoiled, what is said of the kubelet as a source
+# columns: label, what is broken, the reported state of the kubelet as a source
 KUBELETS = [
     ("it answers and has a checkpoint", {}, None),
     ("it answers and has none yet", {"checkpoint_text": None}, None),
@@ -93,7 +94,7 @@ def test_the_kubelet_as_a_source(about, spoiled, said):
 
 
 def test_only_ledgers_are_missing_where_nobody_asked_for_what_runs():
-    """The watcher was not asked either, so nothing is said of it."""
+    """The watcher was not asked either, so the report does not mention it."""
     assert compared()["missing"] == {"ledgers": "not asked"}
 
 

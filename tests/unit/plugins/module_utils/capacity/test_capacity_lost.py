@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs that are lost, joined from NVML and the running device plugin, and how capacity and plan name them: once."""
+"""Lost GPUs, joined from NVML and the running device plugin: capacity and plan name each of them once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUS = "nvmlDeviceGetHandleByIndex_v2 failed with 15: a GPU has fallen off the bu
 
 
 def status(*unhealthy, known=("GPU-a", "GPU-b"), unknown=()):
-    """Of a plugin with these GPUs; ``unhealthy``: (UUID, reason)."""
+    """Returns the status of a plugin with these GPUs; ``unhealthy``: (UUID, reason)."""
     reasons = dict(unhealthy)
     gpus = [
         {"index": n, "uuid": uuid, "model": "Tesla T4", "healthy": uuid not in reasons, "reason": reasons.get(uuid, "")}
@@ -25,7 +25,8 @@ def status(*unhealthy, known=("GPU-a", "GPU-b"), unknown=()):
     return {"gpus": gpus}
 
 
-# about, what NVML says of unreadable GPUs, whom it reads, the plugin's status, (index, UUID, a word of the reason)
+# columns: label, NVML's errors of unreadable GPUs, GPUs that NVML reads, the plugin's status, expected (index, UUID,
+# words of the reason)
 ROWS = [
     ("all are well", [], GPUS, status(), []),
     ("no plugin runs", [{"index": 2, "error": BUS}], GPUS, None, [(2, "", "fallen off")]),

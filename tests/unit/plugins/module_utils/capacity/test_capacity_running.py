@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs against what is written of it: each rule by itself, at its edges. The whole is in test_capacity.py."""
+"""Running containers against the records of them: each rule alone, at its limits. test_capacity.py tests the rules
+together."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def gpu(used_mib, slices=2, slice_mib=7680):
 
 
 WANTED = [
-    # about, what the group wants, what the node has, the keys that differ with what is expected and found
+    # columns: label, the group's configuration, the node's configuration, each differing key with its expected and
+    # found value
     ("the same", {"a": {"b": 1}}, {"a": {"b": 1}}, []),
     ("a number", {"a": {"b": 1}}, {"a": {"b": 2}}, [("f: a.b", "1", "2")]),
     ("a key that the node lacks", {"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, [("f: a.c", "2", "not set")]),
@@ -60,7 +62,7 @@ def test_names_are_whole_or_none(one, names):
 
 
 LEDGERS = [
-    # about, MiB charged by each container, what the driver has in use, whether a ledger is stale
+    # columns: label, MiB charged by each container, MiB in use by the driver, whether a ledger is stale
     ("as much as the driver has", [3000], 3000, False),
     ("a sixteenth more, to the MiB", [3000], 3000 - 3000 // 16, False),
     ("a MiB more than that", [3000], 3000 - 3000 // 16 - 1, True),
@@ -89,7 +91,7 @@ def test_the_one_that_is_charged_most_is_named():
 
 
 HELD = [
-    # about, entries of the kubelet's checkpoint, what it has given
+    # columns: label, entries of the kubelet's checkpoint, the allocated device ids by container
     ("by NUMA node", [{"DeviceIDs": {"-1": ["a"], "0": ["b"]}}], {"u/c": ["a", "b"]}),
     ("as older kubelets have it", [{"DeviceIDs": ["a"]}], {"u/c": ["a"]}),
     ("of two entries of one container", [{"DeviceIDs": ["a"]}, {"DeviceIDs": {"0": ["b"]}}], {"u/c": ["a", "b"]}),
@@ -116,7 +118,7 @@ def test_checkpoint_that_cannot_be_read(text):
 
 
 LIBRARIES = [
-    # about, what new containers get, the allocation, whether it is named
+    # columns: label, the library version of new containers, the allocation, whether the difference names it
     ("an older one", "2", {}, True),
     ("the same", "1", {}, False),
     ("of a lease", "2", {"kind": "lease"}, False),

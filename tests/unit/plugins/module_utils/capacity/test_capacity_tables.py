@@ -44,7 +44,7 @@ PASSED = {"verdict": "passed", "results": [result()]}
 
 
 def test_the_sum_of_a_host_is_that_of_its_rows():
-    """A slice that is leased is advertised as unhealthy meanwhile; the row counts it, and so does the sum."""
+    """A leased slice is advertised as unhealthy during the lease; the row counts the slice, and so does the sum."""
     (gpu,) = CAPACITY["gpus"]
     leased = dict(CAPACITY, gpus=[dict(gpu, advertised=3)], sentences=[])
     assert tables.host_report(leased)[0] == "nvidia.com/gpu: 3 advertised by the kubelet, 3 expected"
@@ -101,7 +101,7 @@ def late(name):
     return {**check(name, "not-run"), "detail": "no time"}
 
 
-# checks, what is said of them together, rows that are shown besides
+# columns: checks, their summary, additional rows
 SAID = {
     "all": ([check(), check("b")], "2 passed", []),
     "detected is no fault": ([check(), check("b", "detected")], "1 passed, 1 detected", []),
@@ -136,7 +136,7 @@ def test_checks_are_counted_and_only_those_that_matter_are_shown(case):
         assert [line.split() for line in shown[3:]] == [row.split() for row in rows]
     else:
         assert not shown
-    # Asked for, the table is whole.
+    # With checks=True the table has a row for every check.
     whole = tables.host_report(RIGHT, {"verdict": verdict, "results": [result(verdict, checks)]}, "gpu-1", checks=True)
     assert len(whole) == 4 + len(checks)
 
@@ -175,7 +175,7 @@ def test_a_slice_on_which_nothing_ran_has_passed_nothing():
             {"verdict": "violated", "results": [result("violated", [check(), check("totals", "violated")])]},
             ["slice GPU-a::1: totals is violated: expected 5 MiB, found 6 MiB; past it"],
         ),
-        # Where a slice was exceeded, twenty checks that were not run would hide it.
+        # Twenty rows of checks that did not run would hide an exceeded slice.
         (
             {
                 "verdict": "violated",
@@ -191,7 +191,7 @@ def test_a_slice_on_which_nothing_ran_has_passed_nothing():
             {"verdict": "not-run", "results": [result("not-run", [], "no slice is free")]},
             ["slice GPU-a::1: not-run: no slice is free"],
         ),
-        # A check that did not run is no pass, and neither is a result without any check.
+        # A check that did not run is not a pass. A result without any check is not a pass either.
         (
             {"verdict": "not-run", "results": [result("not-run", [check(verdict="not-run")])]},
             ["slice GPU-a::1: limit-exact is not-run: expected 5 MiB, found 6 MiB; past it"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named configurations in the plan: which files differ, and which of them the running program should have."""
+"""Named configurations in the plan: which files differ, and which of them the running program should use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_files_that_differ(about, found, changes):
 
 
 IN_FORCE = [
-    # about, what the program says, is it behind
+    # columns: label, the program's status, whether the program is outdated
     ("it does not answer", {}, False),
     ("node.yaml", {"config_path": PATH, "config_sha256": sha256(BASE)}, False),
     ("node.yaml of before", {"config_path": PATH, "config_sha256": "x"}, True),

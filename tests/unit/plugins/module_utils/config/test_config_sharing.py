@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node offers in each mode, and which files NVIDIA's plugin and ours accept."""
+"""The devices that a node advertises in each sharing mode, and which files NVIDIA's plugin and our plugin accept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIG_U = "MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c1{}{}"
 
 
 def gpu(index, model="Tesla T4", memory=15360, mig=()):
-    """A GPU; ``mig``: the profiles of its MIG devices, which puts it in MIG mode."""
+    """Returns a GPU; ``mig``: the profiles of its MIG devices, which put the GPU in MIG mode."""
     devices = [
         {"index": n, "uuid": MIG_U.format(index, n), "profile": profile, "memory_mib": 1000 * (n + 1)}
         for n, profile in enumerate(mig)
@@ -34,7 +34,7 @@ def config(**parts):
 
 
 def offered(gpus, **parts):
-    """resource → ids, with the index of the GPU in place of its UUID."""
+    """Returns device ids by resource, with the index of the GPU in place of its UUID."""
     pieces, findings = sharing.pieces_for(gpus, config(**parts))
     assert kinds.errors(findings) == []
     out = {}
@@ -206,7 +206,7 @@ def test_replicas_of_mig_devices_by_group_vars(gpus, variables, wanted):
 @pytest.mark.parametrize(
     "parts, memory, percent, mode",
     [
-        ({"sharing": slicing(entry(4))}, 15360, 100, "time-slicing"),  # it limits nothing
+        ({"sharing": slicing(entry(4))}, 15360, 100, "time-slicing"),  # sharing "none" limits nothing
         ({"sharing": {"mps": {"resources": [entry(4)]}}}, 3840, 25, "mps"),
         ({"sharing": {"vcuda": {"splitCount": 4, "coresScaling": "2"}}}, 3840, 50, "vcuda"),
         ({}, 15360, 100, "none"),
@@ -292,8 +292,8 @@ def test_fail_requests_greater_than_one(section, said, wanted):
     assert sharing.refuses_several(mode, whole) is wanted
 
 
-# The inputs of the tests that NVIDIA publishes for its file, version v1, with its verdict on each: the resource of a
-# sharing section, its devices, the section, the flags.
+# The inputs of NVIDIA's published tests of its file, version v1, with NVIDIA's verdict on each input: the resource of
+# a sharing section, its devices, the section, the flags.
 PLAIN = {"name": "valid", "replicas": 2}
 NVIDIA_ENTRIES = [
     ({}, False),

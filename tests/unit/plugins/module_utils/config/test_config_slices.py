@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slice arithmetic against tables worked out by hand."""
+"""Slice arithmetic against tables calculated by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def pieces(gpus, config):
     return found
 
 
-# The worked table of the product's description: GPU MiB, K, S, C, slices of 2 GPUs, MiB each, SM % each.
+# columns of the product description's example: GPU MiB, K, S, C, slices of 2 GPUs, MiB of each slice, SM % of each
+# slice
 WORKED = [
     (16160, 2, "1.0", "2", 4, 8080, 100),
     (16160, 4, "2.0", "1", 8, 8080, 25),
@@ -62,7 +63,7 @@ def test_cores_scaling_left_out_is_no_limit(split):
 
 
 def test_cores_scaling_left_out_follows_the_split_count_of_that_gpu():
-    # With the node's K of 2 as the C of both, GPU 0 would get 50 % a slice.
+    # GPU 0 would get 50 % a slice if the node's K of 2 were the C of both GPUs.
     devices = [{"match": {"index": 0}, "splitCount": 4}]
     made = pieces(gpus(16160), config(2, devices=devices))
     assert [piece.sm_percent for piece in made] == [100] * 6
@@ -162,7 +163,7 @@ def test_advice_of_the_model_is_a_warning(model, split, warned):
 
 @pytest.mark.parametrize(("sizing", "levels"), [("equal", ["warning"]), ("requested", [])])
 def test_advice_is_of_equal_slices(sizing, levels):
-    """Where pods ask for their sizes, the split only bounds how many share a card."""
+    """When pods request their own sizes, the split only limits how many pods share a card."""
     wanted = config(10)
     wanted["sharing"]["vcuda"]["sliceSizing"] = sizing
     assert [one.level for one in slices.findings_for(gpus(16160, count=1, model="Tesla T4"), wanted)] == levels

@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import kinds, node_config
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
 
-# variable, value, what the message must hold
+# columns: variable, value, words that the message must contain
 BAD_VARIABLES = [
     ("vgpu_split_count", 0, "whole number from 1"),
     ("vgpu_split_count", -3, "found -3"),
@@ -32,7 +32,7 @@ BAD_VARIABLES = [
     ("vgpu_log_level", 6, "from 0 to 5"),
     ("vgpu_resource_names", {"count": "gpu"}, "resource name"),
     ("vgpu_mig_geometry", {"1gb": 7}, "MIG profile"),
-    # A line break at the end is a fault like any other character.
+    # A trailing line break is an error like any other invalid character.
     ("vgpu_resource_names", {"count": "nvidia.com/gpu\n"}, "resource name"),
     ("vgpu_devices", [{"match": {"uuid": "GPU-1\n"}}], "GPU UUID"),
     ("vgpu_mig_geometry", {"1g.10gb\n": 7}, "MIG profile"),
@@ -90,7 +90,7 @@ def test_bad_exception_is_an_error_with_its_place(exception, path, words):
 @pytest.mark.parametrize(
     "name, value, clean",
     [
-        ("vgpu_split_count", "7", 7),  # -e vgpu_split_count=7
+        ("vgpu_split_count", "7", 7),  # a string, as from -e vgpu_split_count=7
         ("vgpu_memory_scaling", 1, "1"),
         ("vgpu_memory_scaling", 0.29, "0.29"),
         ("vgpu_memory_scaling", "1.50", "1.50"),
@@ -117,7 +117,7 @@ def test_good_value_becomes_clean(name, value, clean):
     ],
 )
 def test_split_count_where_the_group_sets_none(values, split):
-    """Two containers a GPU would keep a pod of 3000 MiB from a card that is nearly free."""
+    """With a limit of two containers a GPU, a pod of 3000 MiB would not fit on a nearly free card."""
     assert schema.read(values, [])["vgpu_split_count"] == split
 
 
@@ -172,7 +172,7 @@ def test_variables_of_others_are_left_alone():
         ({"vgpu_configs": {"big": {"sharing": "mps"}}}, "vgpu_configs.big.sharing", "error"),
         ({"vgpu_sharing": "none", "vgpu_configs": {"big": {"sharing": "vcuda"}}}, "vgpu_configs.big.sharing", "error"),
         ({"vgpu_configs": {"big": {"memory_scaling": 2}}}, "vgpu_configs.big.memory_scaling", "warning"),
-        # Said once, of the host; the entry does not set it.
+        # The host gets the only warning; the entry does not set the variable.
         ({"vgpu_memory_scaling": 2, "vgpu_configs": {"big": {"split_count": 3}}}, "vgpu_memory_scaling", "warning"),
         ({"vgpu_time_slice": "long"}, "vgpu_time_slice", "warning"),
         ({"vgpu_sharing": "none", "vgpu_split_count": 4}, "vgpu_split_count", "warning"),
@@ -188,17 +188,17 @@ def test_what_this_version_does_not_do_is_said(values, path, level):
 
 @pytest.mark.parametrize("sharing", ["vcuda", "time-slicing", "mps", "none"])
 def test_strategy_of_mig_counts_in_every_mode(sharing):
-    """It decides whether a GPU in MIG mode next to the others is offered, and under which name."""
+    """The variable decides whether a GPU in MIG mode is advertised next to the other GPUs, and under which name."""
     clean = schema.read({"vgpu_sharing": sharing, "vgpu_mig_strategy": "mixed"}, [])
     assert schema.unavailable(clean) == []
 
 
 PART = {"match": {"index": 0}}
 
-# What is set, the variables that a warning names.
+# columns: the variables set, the variables that a warning names
 OVERSOLD = [
     ({}, []),
-    # The library ends a process over a limit that was lowered.
+    # The library kills a process over a lowered limit.
     ({"vgpu_oom_killer": True}, []),
     # The arbiter and the library enforce shares of the SMs.
     ({"vgpu_core_policy": "force"}, []),
@@ -209,7 +209,7 @@ OVERSOLD = [
     ({"vgpu_memory_scaling": 0.5}, []),
     ({"vgpu_devices": [dict(PART, memory_scaling=2)]}, ["vgpu_devices[0].memory_scaling"]),
     ({"vgpu_split_count": 4, "vgpu_cores_scaling": 1}, []),
-    # One line, however many exceptions share the host's value.
+    # One warning, however many exceptions share the host's value.
     (
         {"vgpu_memory_scaling": 2, "vgpu_devices": [dict(PART, split_count=3), dict(PART, split_count=5)]},
         ["vgpu_memory_scaling"],
@@ -377,7 +377,7 @@ def test_names_of_all_that_pods_ask_for_are_taken_where_they_ask_for_parts():
 
 @pytest.mark.parametrize("sharing", ["vcuda", "time-slicing", "none"])
 def test_the_way_of_kubernetes_is_written_where_a_group_sets_it(sharing):
-    """A file of the default stays as a former version wrote it."""
+    """A file with default values is unchanged from the file that a former version wrote."""
     group = {"vgpu_sharing": sharing}
     assert "allocation" not in node_config.from_vars(group)["flags"]
     assert "allocation" not in node_config.from_vars({**group, "vgpu_allocation": "device-plugin"})["flags"]
@@ -392,7 +392,7 @@ def test_what_is_written_is_valid_and_reads_back_equal():
     assert node_config.validate(config) == []
     assert node_config.load(node_config.dump(config)) == config
     assert node_config.resource_name(config) == "example.com/gpu"
-    assert "coresScaling" not in config["sharing"]["vcuda"]  # K of each GPU, not the node's
+    assert "coresScaling" not in config["sharing"]["vcuda"]  # K of each GPU, not K of the node
 
 
 def test_variables_with_faults_give_no_file():

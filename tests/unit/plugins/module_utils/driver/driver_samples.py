@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts as they describe themselves (os-release, kernel names, PCI ids), and a setup of the driver on one."""
+"""Sample hosts (os-release, kernel names, PCI ids), and the setup of the driver on one host."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of a host x desired state -> driver: what is refused or allowed, which packages come along, when to reboot."""
+"""Facts of a host and desired state -> driver: refused or allowed choices, companion packages, reasons to reboot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from driver_samples import (
     state,
 )
 
-# host, GPUs, facts of the driver, desired state, words of the refusal
+# columns: host, GPUs, facts of the driver, desired state, words of the refusal
 REFUSED = [
     ("debian12", [T4], {}, {"version": "384.80"}, "384.80 is too old; the first that works here is 384.81"),
     ("debian12", [T4], {}, {"branch": "375"}, "too old"),
@@ -49,7 +49,7 @@ REFUSED = [
     ),
     ("rocky9", [T4], {}, {}, "has no NVIDIA driver of its own; set nvidia_driver_source to cuda"),
     ("sles15", [T4], {}, {}, "has no NVIDIA driver of its own"),
-    # GPUs that a branch no longer, or not yet, drives
+    # GPUs that a branch no longer supports, or does not support yet
     (
         "ubuntu22",
         [K80],
@@ -97,7 +97,7 @@ REFUSED = [
     ("debian12", [T4], {"secure_boot": True, "signing_key": "missing"}, {}, "its key is not enrolled"),
     ("rhel9", [T4], {"secure_boot": True}, {"source": "cuda"}, "no signing key is there yet"),
     ("ubuntu22", [T4], {"secure_boot": True}, {"prebuilt": False}, "set nvidia_driver_prebuilt to auto"),
-    # what must not be mixed
+    # combinations that would conflict
     ("debian12", [T4], {"container": True}, {}, "a driver container provides the driver"),
     ("debian12", [T4], {"runfile": True}, {}, "run nvidia-uninstall first"),
     ("debian12", [T4], {}, {"source": "present"}, "no driver is loaded"),
@@ -118,7 +118,7 @@ def test_refusals(host, gpus, driver, wanted, words):
     assert (found.packages, found.files, found.services) == ([], {}, []), "a refused host is left as it is"
 
 
-# The nearest that is not refused: each row differs from one above in the fact that decides.
+# The nearest allowed case: each row differs from a refused row in the deciding fact.
 ALLOWED = [
     ("debian12", [T4], {}, {"version": "535.261.03-1"}),
     ("ubuntu22", [K80], {}, {"branch": "470"}),
@@ -148,7 +148,8 @@ def test_a_gpu_that_no_table_knows_is_said_and_not_refused():
     assert "0x9999 is not in the table" in found.warnings[0]
 
 
-# Switches of NVLink 5, desired state, packages that are there -> whether what they need besides is told
+# columns: whether NVLink 5 switches exist, desired state, available packages, whether a message names the missing
+# packages
 NVLINK5 = [
     (True, {}, {}, True),
     (True, {}, {"nvlsm": "2025.03.1-1"}, False),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's side of hosts that are laid out in a folder."""
+"""The driver's facts, read from hosts simulated in a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNED, MODULE = (
 EFI = driver_facts.SECURE_BOOT.lstrip("/")
 
 
-# files, programs' answers -> facts
+# columns: files, outputs of programs, facts
 FACTS = [
     ({}, {}, {"loaded_version": None, "open_module": None, "secure_boot": False, "in_use": [], "modules": []}),
     ({"proc/driver/nvidia/version": LOADED}, {}, {"loaded_version": "535.261.03", "open_module": False}),
@@ -89,8 +89,8 @@ def test_who_holds_the_driver_is_named(tmp_path):
     assert driver_facts.read(host)["in_use"] == ["python3 (41)"]
 
 
-# The control groups of python3 (41), which has the driver open -> who uses it. The driver's own services are stopped by
-# a reload, and count for nobody.
+# columns: the control groups of process python3 (41), which has the driver open; the users of the driver. A reload
+# stops the driver's own services, so they do not count as users.
 GROUPS = [
     ("0::/system.slice/nvidia-persistenced.service\n", []),
     ("4:devices:/system.slice/x\n1:name=systemd:/system.slice/vgpu-mps.service\n", []),

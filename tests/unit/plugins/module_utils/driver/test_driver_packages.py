@@ -24,9 +24,9 @@ from driver_samples import (
     state,
 )
 
-# On Debian 12 the archive has the user space in a newer version than the open modules.
+# Debian 12's archive has a newer version of the user space than of the open modules.
 FOLLOWS = "@nvidia-open-kernel-dkms"
-# host, GPUs, desired state, branch, kernel modules, packages (all of them, in order)
+# columns: host, GPUs, desired state, branch, kernel modules, all packages in order
 PACKAGES = [
     (
         "debian12",
@@ -57,7 +57,7 @@ PACKAGES = [
         "none",
         "nvidia-smi=535.261.03-1 libcuda1=535.261.03-1 libnvidia-ml1=535.261.03-1",
     ),
-    # Kepler needs 470, which Debian 12 carries under names of its own.
+    # Kepler needs branch 470, which Debian 12 packages under separate names.
     (
         "debian12",
         [K80],
@@ -128,7 +128,7 @@ PACKAGES = [
         "nvidia-headless-550-server "
         "linux-headers-5.15.0-153-generic",
     ),
-    # The archive has a signed module of this branch for the kernel that runs, and none: built by DKMS instead.
+    # The archive has a signed module of this branch for the running kernel. Without such a module, DKMS builds it.
     (
         "ubuntu24",
         [H100],
@@ -284,8 +284,8 @@ def test_packages(host, gpus, wanted, branch, kind, packages):
     assert (found.branch, found.kernel_module, " ".join(found.packages)) == (branch, kind, packages)
 
 
-# what the archive has for the kernel that runs, nvidia_driver_prebuilt, Secure Boot -> words of the refusal, of the
-# warning
+# columns: the archive's modules for the running kernel, nvidia_driver_prebuilt, Secure Boot, words of the refusal,
+# words of the warning
 NO_MODULE = [
     (["580-server-open"], "auto", False, "", ""),
     (None, "auto", False, "", ""),
@@ -313,7 +313,7 @@ def test_kernel_without_a_signed_module_names_the_ways_out(signed, prebuilt, sec
     assert dkms == (not refusal and (prebuilt is False or bool(warning)))
 
 
-# kernel that runs, architecture, whether its headers are there -> packages of headers of an RPM system
+# columns: running kernel, architecture, whether its headers are installed, header packages of an RPM system
 EL_HEADERS = [
     ("4.18.0-553.el8_10.x86_64", "x86_64", False, ["kernel-devel=4.18.0-553.el8_10"]),
     ("5.14.0-570.12.1.el9_6.x86_64", "x86_64", False, ["kernel-devel=5.14.0-570.12.1.el9_6"]),
@@ -332,8 +332,8 @@ def test_headers_are_those_of_the_running_kernel_and_bring_no_other_one(kernel, 
     assert [name for name in found.packages if "devel" in name] == packages
 
 
-# host, desired state -> of these, what must not come along. In Ubuntu 24.04 535.309.01 is an empty package that
-# brings 580.
+# columns: host, desired state, the packages of SERVER that must not be installed. In Ubuntu 24.04, 535.309.01 is an
+# empty package that pulls in 580.
 SERVER = ["nvidia-utils-535-server", "libnvidia-compute-535-server", "nvidia-utils-580-server", "nvidia-utils-570"]
 COMPANIONS = [
     ("ubuntu24", {"branch": "535"}, ["nvidia-utils-570", "nvidia-utils-580-server"]),
@@ -352,7 +352,7 @@ def test_a_branch_does_not_bring_another_one(host, wanted, refused):
     assert pins.matching([name.partition("=")[0] for name in found.packages], found.refuse) == []
 
 
-# host, desired state, switches, fabric manager's packages, words of the refusal
+# columns: host, desired state, switches, packages of the fabric manager, words of the refusal
 FABRIC = [
     (
         "ubuntu22",
@@ -368,7 +368,7 @@ FABRIC = [
         "nvidia-fabricmanager-535=535.216.01* libnvidia-nscq-535=535.216.01*",
         "",
     ),
-    # The archive puts the branch into these names at every branch; the CUDA repository up to 570.
+    # Ubuntu's archive puts the branch into these names for every branch; the CUDA repository does so up to 570.
     (
         "ubuntu24",
         {},
@@ -452,7 +452,7 @@ def test_fabric_manager_of_exactly_the_drivers_version(host, wanted, switches, p
     assert ("nvidia-fabricmanager.service" in found.services) == bool(packages)
 
 
-# host, architecture, repository of CUDA, stream of dnf for (branch, modules)
+# columns: host, architecture, repository of CUDA, stream of dnf for (branch, modules)
 REPOSITORIES = [
     ("debian12", "x86_64", "debian12/x86_64", {("580", "open"): ""}),
     ("ubuntu22", "aarch64", "ubuntu2204/sbsa", {("580", "open"): ""}),
@@ -490,7 +490,7 @@ def test_holds_name_the_packages_and_not_the_headers():
 
 
 HELD = {"hold_kernel": True}
-# Ubuntu's host, desired state -> what is held of its kernel
+# columns: Ubuntu host, desired state, the kernel packages on hold
 KERNEL_HOLDS = [
     ("ubuntu24", {}, []),
     ("ubuntu24", HELD, ["linux-generic", "linux-headers-generic", "linux-image-generic"]),
@@ -500,7 +500,7 @@ KERNEL_HOLDS = [
         ["linux-generic-hwe-22.04", "linux-headers-generic-hwe-22.04", "linux-image-generic-hwe-22.04"],
     ),
     ("ubuntu24aws", HELD, ["linux-aws", "linux-headers-aws", "linux-image-aws"]),
-    ("ubuntu24", {"prebuilt": False, **HELD}, []),  # DKMS builds a module for each kernel that comes
+    ("ubuntu24", {"prebuilt": False, **HELD}, []),  # DKMS builds a module for each new kernel
     ("ubuntu24", {"kernel_module": "none", **HELD}, []),
     ("ubuntu24", {"hold": False, **HELD}, []),
 ]
@@ -511,7 +511,7 @@ def test_a_kernel_is_held_where_asked_for_with_the_module_that_was_built_for_it(
     found = chosen(host, [T4], **wanted)
     assert [name for name in found.holds if name.startswith("linux-") and "nvidia" not in name] == kernel
     modules = [name for name in found.packages if name.startswith("linux-modules-nvidia-")]
-    # A module that is held while its kernel goes on leaves the next kernel without one.
+    # If a module is on hold and its kernel is upgraded, the next kernel has no module.
     assert [name for name in modules if name in found.holds] == (modules if kernel else [])
 
 

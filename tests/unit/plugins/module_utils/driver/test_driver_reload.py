@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's modules come into force on a double of the kernel: loaded, or reloaded where nobody works, or not."""
+"""Activation of the driver's modules on a simulated kernel: loaded, reloaded if no process uses them, or left for a
+reboot."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
 from doubles.host import BUSY, IDLE, Killed
 from driver_samples import DESIRED, FABRIC, PERSISTENCED, DriverHost
 
-# loaded, modules, on disk -> lines of the plan about modules, words of the reason to reboot
+# columns: loaded version, modules, version on disk, lines of the plan about modules, words of the reason to reboot
 KERNELS = [
     ("535.2", IDLE, "535.2", [], ""),
     ("535.1", IDLE, "535.2", ["reload the kernel modules, from 535.1 to 535.2"], ""),
@@ -46,7 +47,7 @@ def test_what_holds_the_driver_is_stopped_before_its_modules_go(tmp_path):
     assert machine.calls[1:] == [stop, *swap, start]
 
 
-# Control group of the process that has the driver open -> calls, words of the reason to reboot.
+# columns: control group of the process that has the driver open, calls, words of the reason to reboot
 OPENERS = [
     (
         "0::/system.slice/nvidia-persistenced.service",
@@ -60,7 +61,7 @@ OPENERS = [
         ],
         "",
     ),
-    # Work of somebody: a fabric manager that is stopped would end it.
+    # Stopping the fabric manager would kill this process's work.
     ("0::/kubepods/pod1", [], "driver 535.1 is loaded and in use by python3 (41)"),
 ]
 
@@ -90,7 +91,7 @@ def test_nothing_is_stopped_where_somebody_works(tmp_path, group, calls, reboot)
     assert (predicted.plan, predicted.reboot) == (done.plan, done.reboot)
 
 
-# what fails beside the module that stays -> words of a warning
+# columns: calls that fail besides the removal of the module, words of a warning
 KEPT = [([], ""), (["modprobe nvidia", f"systemctl start {PERSISTENCED}"], "did not start again")]
 
 
@@ -122,7 +123,8 @@ def test_a_module_that_does_not_load_is_reported_and_stopped_services_start(tmp_
     assert machine.units[PERSISTENCED] == [True, True, True]
 
 
-# NVIDIA's unit of CDI files (present, enabled, active), whether it fails -> whether it runs, words of a warning
+# columns: NVIDIA's unit of CDI files (present, enabled, active), whether it fails, whether it runs afterwards, words
+# of a warning
 CDI = "nvidia-cdi-refresh.service"
 CDI_UNITS = [
     ([True, True, False], False, True, ""),
@@ -143,7 +145,8 @@ def test_cdi_files_are_written_again_after_a_reload(tmp_path, unit, fails, runs,
     assert words in "".join(run.warnings) and bool(run.warnings) is bool(words)
 
 
-# modules beside those of the driver, which of them does not load again -> what is loaded in the end, words of a warning
+# columns: modules besides those of the driver, the module that fails to load again, modules loaded at the end, words
+# of a warning
 GPUDIRECT = [
     (["nvidia_peermem"], "", ["nvidia", "nvidia_uvm", "nvidia_peermem"], ""),
     (["nvidia_peermem", "gdrdrv"], "", ["nvidia", "nvidia_uvm", "gdrdrv", "nvidia_peermem"], ""),

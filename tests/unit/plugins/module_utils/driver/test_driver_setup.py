@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's host side on a double of kernel and systemd: check, apply, repeat, undo."""
+"""The driver's setup on a simulated kernel and systemd: check, apply, repeat, undo."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_service_that_ran_before_is_left_running(tmp_path):
     assert machine.units["nvidia-persistenced.service"] == [True, True, True]
 
 
-# what fails, with which words, words of the message
+# columns: the failing call, its error output, words of the message
 FAULTS = [
     ("modprobe nvidia", "modprobe: ERROR: Key was rejected by service", "enrol it with mokutil --import"),
     ("modprobe nvidia", "modprobe: FATAL: Module nvidia not found", "look at dkms status and dmesg"),
@@ -120,7 +120,8 @@ def test_kernel_arguments_through_grubby(tmp_path):
     assert "grubby --update-kernel=ALL --remove-args=modprobe.blacklist=nouveau" in machine.calls
 
 
-# What changes after the service started (its file by the run, its token by somebody, nothing), what it has not read.
+# columns: the file that changes after the service started (configuration, token or none), the path that the service
+# has not read again
 REREAD = [("conf", CONF), ("token", TOKEN), ("", "")]
 
 

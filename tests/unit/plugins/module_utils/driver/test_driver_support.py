@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of GPUs and of versions, by the ids and texts that hosts show."""
+"""Properties of GPUs and of driver versions, derived from the ids and texts that hosts report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import support as driver_support
 from driver_samples import A30, A100, B200, GH200, GTX1080TI, H100, H200, K80, L4, M60, NEW, P100, T4, V100
 
-# PCI device id -> generation, first and last branch
+# columns: PCI device id, generation, first branch, last branch
 GENERATIONS = [
     (K80, "Kepler", 0, 470), ("0x1023", "Kepler", 0, 470), ("0x0ff2", "Kepler", 0, 470), ("0x11bf", "Kepler", 0, 470),
     ("0x06d1", "Fermi", 0, 390), ("0x1091", "Fermi", 0, 390),

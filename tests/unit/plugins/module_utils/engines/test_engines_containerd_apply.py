@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of containerd's file and of our record where a run is cut off, or containerd does not come up."""
+"""The state of containerd's file and of our record after an interrupted run, or if containerd does not start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAIN = "version = 2\n"
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A containerd that runs and takes every file; ``calls`` are its restarts."""
+    """A running containerd that accepts every file; ``calls`` are its restarts."""
     program = tmp_path / "runtime"
     program.write_text("")
     program.chmod(0o755)
@@ -60,7 +60,7 @@ def test_an_absent_run_that_was_killed_before_its_restart_is_healed(host, monkey
         killed.carry_out()
     monkeypatch.undo()
     assert (host.folder / "config.toml").read_text() == MAIN
-    # The file is as it was, and containerd still runs with NVIDIA's program, which is removed next.
+    # The file is restored, but containerd still runs with NVIDIA's program, which is removed next.
     again = host(absent=True)
     assert again.plan() == ["restart containerd"]
     host.calls.clear()

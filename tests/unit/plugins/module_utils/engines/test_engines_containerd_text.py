@@ -10,7 +10,7 @@ import yaml
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines import containerd_text
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_text import ConfigError, Desired
 
-# Debian 12's package.
+# the file of Debian 12's package
 DEBIAN = """\
 version = 2
 
@@ -22,7 +22,7 @@ version = 2
   [plugins."io.containerd.internal.v1.opt"]
     path = "/var/lib/containerd/opt"
 """
-# As kubeadm's documentation has people write it, with what people add.
+# the file of kubeadm's documentation, with common additions
 KUBEADM = """\
 # managed by the platform team: ask before you touch
 version = 2
@@ -63,7 +63,7 @@ imports = ["/etc/containerd/conf.d/*.toml"]
       [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
         SystemdCgroup = true
 """
-# A whole template of k3s, not one that takes the base in.
+# a complete template of k3s that does not include the base template
 TEMPLATE = """\
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
@@ -77,7 +77,7 @@ version = 2
 """
 NAMES = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 
-# Text, its version, the runtime's SystemdCgroup that must come of it.
+# columns: text, its version, the expected SystemdCgroup of the runtime
 FILES = [
     (DEBIAN, 2, None),
     (KUBEADM, 2, True),
@@ -106,7 +106,8 @@ def test_apply_repeat_undo(text, version, cgroup):
     assert found["default_runtime_name"] == "nvidia"
     assert found["runtimes"]["nvidia"] == {"runtime_type": "io.containerd.runc.v2", "options": options}
     assert changes
-    # Nothing else: without our keys it means what it meant, and no line of it is gone but the one that we changed.
+    # Nothing else changes: without our keys the file has its former meaning, and only the line that we changed is
+    # gone.
     del found["runtimes"]["nvidia"]
     gone = [line for line in text.splitlines() if line not in merged.splitlines()]
     assert [line.split("=")[0].strip() for line in gone] in ([], ["default_runtime_name"])
@@ -121,7 +122,7 @@ def test_undo_keeps_what_others_added_since(text, version, cgroup):
     undone = tomllib.loads(containerd_text.undo(later, text, merged, Desired()))
     assert undone.pop("metrics") == {"address": "127.0.0.1:1338"}
     before = tomllib.loads(text)
-    # Tables that hold nothing mean nothing.
+    # Empty tables have no meaning.
     assert prune(undone) == prune(before)
 
 
@@ -151,7 +152,8 @@ def test_a_desired_for_the_cgroup_driver_wins():
 
 
 KUBELET = {"engine": "containerd", "endpoint": "", "cgroup_driver": ""}
-# the variable, what the kubelet says (None: none runs), the file -> cgroups by systemd, None for what runc has
+# columns: the variable, the kubelet's cgroup driver (None: no kubelet runs), the file, whether systemd manages
+# cgroups (None: as for runc)
 CGROUPS = [
     ("auto", None, None, True),
     ("auto", None, DEBIAN, True),
@@ -198,14 +200,14 @@ def test_only_version_3_that_imports_a_folder_gets_a_file_of_our_own():
     assert [containerd_text.place(path, text) for text in (DEBIAN, ONE, KUBEADM)] == [path] * 3
     assert containerd_text.place(path, THREE) == "/etc/containerd/conf.d/99-vgpu.toml"
     assert containerd_text.place(path, THREE.replace("*.toml", "one.toml")) == path
-    # 1.x would replace the whole CRI section by such a file.
+    # containerd 1.x would replace the whole CRI section by such a drop-in.
     assert containerd_text.place(path, 'imports = ["/etc/containerd/conf.d/*.toml"]\n' + DEBIAN) == path
     own = tomllib.loads(containerd_text.drop_in(THREE, Desired()))
     assert own["version"] == 3
     assert own["plugins"][NAMES[3]]["containerd"]["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
 
 
-# Text, version of containerd, words of the refusal.
+# columns: text, version of containerd, words of the refusal
 REFUSED = [
     (THREE, (1, 7), "leave its runtimes out without a word"),
     (THREE, (1, 6), "leave its runtimes out without a word"),
@@ -253,7 +255,7 @@ def test_what_cannot_be_changed_safely_is_refused(text, words):
     assert words in str(caught.value)
 
 
-# What `containerd config dump` of 1.6.20 prints of Debian's file with our keys, shortened.
+# Output of `containerd config dump` of 1.6.20 for Debian's file with our keys, shortened.
 DUMP = """\
 version = 2
 

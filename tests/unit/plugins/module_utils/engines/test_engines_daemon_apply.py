@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker_daemon's run against a double of the host: what reaches the daemon, and the file after every kind of end."""
+"""docker_daemon's run against a simulated host: the calls to the daemon, and the file after each outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NVIDIA = {"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "/usr/bin
 
 
 class Daemon:
-    """A dockerd that reads the file on start and on reload as the real one does, and fails where told."""
+    """A dockerd that reads the file on start and on reload as the real dockerd does, and fails as configured."""
 
     service = "docker"
 
@@ -76,7 +76,7 @@ class Daemon:
     def reload(self) -> None:
         self.calls.append("reload")
         if not self.deaf:
-            # A key that is gone from the file keeps its value.
+            # A key removed from the file keeps its value in the daemon.
             self.state = {**self.state, **self.read()}
 
     def restart(self) -> None:
@@ -114,7 +114,7 @@ def leavings(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.parent.iterdir())
 
 
-# the file before, settings, what reaches the daemon
+# columns: the file before, settings, calls to the daemon
 APPLIED = [
     (None, NVIDIA, ["reload"]),
     ('{"bridge": "none"}', NVIDIA, ["reload"]),
@@ -185,7 +185,7 @@ def test_a_daemon_that_would_not_start_at_boot_is_enabled(path: Path) -> None:
     assert run(path, daemon, NVIDIA).plan() == []
 
 
-# what is wrong, the words of the refusal; the file stays and the daemon hears nothing
+# columns: the fault, the words of the refusal; the file stays and the daemon gets no call
 REFUSED = [
     ({"default-runtime": "nvidia"}, {}, "does not define"),
     ({"hosts": ["unix:///x"]}, {}, "command line"),
@@ -208,7 +208,7 @@ def test_refused(path: Path, settings: dict, state: dict, words: str) -> None:
     assert leavings(path) == ["daemon.json"]
 
 
-# policy, containers, live-restore: whether the restart is done
+# columns: policy, running containers, live-restore, whether the daemon is restarted
 POLICIES = [
     ("if_idle", [], False, True),
     ("if_idle", ["job"], False, False),
@@ -256,7 +256,7 @@ def test_a_reload_that_changes_nothing_becomes_a_restart(path: Path) -> None:
     assert daemon.calls == ["reload", "restart"]
 
 
-# policy, containers, whether it answers after the reload -> what reaches the daemon in all
+# columns: policy, running containers, whether the daemon stops responding after the reload, all calls to the daemon
 DEAF = [
     ("if_idle", ["job"], False, ["reload", "reload"]),
     ("never", [], False, ["reload", "reload"]),
@@ -312,7 +312,7 @@ def test_a_run_killed_before_the_reload_is_healed(path: Path, monkeypatch: pytes
     def killed(self: object) -> None:
         raise KeyboardInterrupt
 
-    settings = {"default-shm-size": "2G"}  # the daemon's answers do not show it
+    settings = {"default-shm-size": "2G"}  # the daemon's responses do not show the unread file
     with monkeypatch.context() as patched:
         patched.setattr(Applier, "follow", killed)
         with pytest.raises(KeyboardInterrupt):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that dockerd would fail with, or silently not honour, though its own check passes them."""
+"""Files that dockerd fails to start with or silently ignores, although its own check passes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.engines import daemon_c
 STOCK = ["/usr/sbin/dockerd", "-H", "fd://", "--containerd=/run/containerd/containerd.sock"]
 NVIDIA = {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}
 
-# document, argv, what each problem must hold; none for a good file
+# columns: document, argv, words of each problem (none for a valid file)
 CASES = [
     ({}, STOCK, []),
     ({"default-runtime": "nvidia", "runtimes": NVIDIA, "default-shm-size": "2G"}, STOCK, []),
@@ -52,7 +52,7 @@ def test_problems(document: dict, argv: list, words: list) -> None:
         assert word in problem
 
 
-# argv, the keys that it sets
+# columns: argv, the keys that argv sets
 FLAGS = [
     (STOCK, {"hosts": ["fd://"], "containerd": ["/run/containerd/containerd.sock"]}),
     (["dockerd", "--live-restore", "--mtu", "1400"], {"live-restore": [""], "mtu": ["1400"]}),

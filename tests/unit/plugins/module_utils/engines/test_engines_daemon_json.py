@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""daemon.json key by key: what dockerd accepts, what is refused and where, what a merge changes and what it leaves."""
+"""daemon.json key by key: what dockerd accepts, what is refused and where, what a merge changes and what it keeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NVIDIA = {
     "default-shm-size": "2G",
 }
 
-# The example of a published guide, which lacks a comma.
+# The example of a published guide. A comma is missing.
 PUBLISHED = """{
     "default-runtime": "nvidia",
     "runtimes": {
@@ -31,7 +31,7 @@ PUBLISHED = """{
 }
 """
 
-# text, line, column, what the message must hold
+# columns: text, line, column, words that the message must contain
 INVALID = [
     (PUBLISHED, 9, 5, 'expected "," or "}" after the value of "runtimes"'),
     ('{"debug": true,}', 1, 16, "a comma stands before the closing bracket"),
@@ -77,13 +77,13 @@ def test_the_offending_line_is_shown_with_a_mark_under_the_column() -> None:
     assert str(caught.value).splitlines()[1:] == ['\t"default-shm-size": "2G"', "\t^"]
 
 
-# What dockerd takes for a configuration without keys.
+# dockerd reads each of these texts as a configuration without keys.
 @pytest.mark.parametrize("text", [None, "", " \n", "\ufeff", "{}", "\ufeff{}", "{ }\n"])
 def test_no_keys(text: str | None) -> None:
     assert daemon_json.parse(text) == {}
     merged, changes = daemon_json.merge(text, NVIDIA)
     assert merged is not None
-    # Without a byte order mark, with which dockerd 20.10 does not start.
+    # The byte order mark is removed: dockerd 20.10 does not start with it.
     assert json.loads(merged) == NVIDIA
     assert [(change.path[0], change.action) for change in changes] == [(key, "add") for key in NVIDIA]
     assert daemon_json.merge(text, {}) == (text, [])
@@ -95,7 +95,7 @@ def test_not_utf8() -> None:
     assert daemon_json.decode(None) is None
 
 
-# before, settings, remove, after: the bytes that nobody asked to change are the same.
+# columns: before, settings, removed keys, after. All bytes outside the requested changes stay.
 TEXTS = [
     ('{"a": 1}', {"b": 2}, (), '{"a": 1, "b": 2}'),
     ('{"a":1e400,"b":"\\u00e9"}', {"b": "x"}, (), '{"a":1e400,"b":"x"}'),
@@ -132,7 +132,7 @@ def test_settings_without_a_value_are_refused() -> None:
         daemon_json.merge("{}", {"runtimes": {"nvidia": None}})
 
 
-# before, settings, remove, the keys that only a restart applies
+# columns: before, settings, removed keys, the keys that only a restart applies
 RESTARTS = [
     ("{}", NVIDIA, (), []),
     ("{}", {"live-restore": True, "debug": True, "features": {"buildkit": True}}, (), []),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way back: the same bytes where nobody else wrote, only our keys where somebody did."""
+"""The rollback of daemon.json: the original bytes if only our run wrote the file, else only our keys are removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NVIDIA = {
 
 
 def applied(text: str | None, *desired: dict) -> tuple[str | None, dict]:
-    """The text after these wishes one after the other, and the record kept of them; through JSON, as on a host."""
+    """Returns the text after applying these settings in order, and their record, passed through JSON as on a host."""
     record = None
     for settings in desired:
         new, changes = daemon_json.merge(text, settings)
@@ -58,20 +58,20 @@ def test_killed_between_record_and_write(original: str | None) -> None:
     undone, changes = daemon_record.undo(original, record)
     assert undone == original
     assert changes == []
-    # The next run finds the file unwritten and finishes it; the way back is still exact.
+    # The next run finds the file unwritten and finishes the change; its rollback is still exact.
     new, changes = daemon_json.merge(original, NVIDIA)
     again = daemon_record.update(record, original, new, changes)
     assert daemon_record.undo(new, again)[0] == original
 
 
-# original, what somebody else changed after us, what is left after the way back
+# columns: original, a later change by another program, the file after the rollback
 TOUCHED = [
     (None, {"debug": True}, {"debug": True}),
     ("{}", {"debug": True}, {"debug": True}),
     ('{"bridge": "none"}', {"bridge": "br0"}, {"bridge": "br0"}),
-    # Their value for a key of ours stays.
+    # The other program's value for one of our keys stays.
     ("{}", {"default-shm-size": "8G"}, {"default-shm-size": "8G"}),
-    # Their runtime beside ours stays, ours goes.
+    # The other program's runtime stays next to ours; ours is removed.
     ("{}", {"runtimes": {"kata": {"path": "/k"}}}, {"runtimes": {"kata": {"path": "/k"}}}),
     ('{"default-runtime": "kata"}', {"debug": True}, {"default-runtime": "kata", "debug": True}),
 ]
@@ -95,7 +95,7 @@ def test_touched_and_then_changed_by_us_again() -> None:
     assert json.loads(daemon_record.undo(new, record)[0]) == {"a": 1, "theirs": 1}
 
 
-# text, settings, what is left without a record
+# columns: text, settings, the file after a rollback without a record
 TAKEN_OUT = [
     (None, NVIDIA, None),
     (json.dumps(NVIDIA), NVIDIA, "{}"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docker's socket, asked without a client: against a small server on a socket of its own."""
+"""Requests to Docker's socket without a client program, against a small server on its own socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = b'[{"Names": ["/zebra"]}, {"Names": [], "Id": "abc"}, {"Names": ["/ape", 
 
 
 def serve(path: Path, answer: bytes) -> threading.Thread:
-    """Answer one connection with these bytes."""
+    """Answers one connection with these bytes."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(str(path))
     server.listen(1)
@@ -39,7 +39,7 @@ def http(body: bytes, status: bytes = b"200 OK", length: bool = True) -> bytes:
     return head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
 
 
-# what the daemon answers, what is read
+# columns: the daemon's response, the parsed version
 ANSWERS = [
     (http(INFO), "20.10.24"),
     (http(INFO, length=False), "20.10.24"),

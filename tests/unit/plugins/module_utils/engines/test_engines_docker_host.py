@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which containers docker has when it does not say so: by the programs that hold them."""
+"""The running containers of a docker that does not respond, found by their processes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.engines.docker_host imp
 ID = "4f1c" * 16
 SHIM = "/usr/bin/containerd-shim-runc-v2 -namespace {} -id {} -address /run/containerd/containerd.sock"
 OLD = "containerd-shim -namespace moby -workdir /var/lib/containerd/io.containerd.runtime.v1.linux/moby/{} -address /x"
-# Command lines of the host's programs, the containers.
+# columns: command lines of the host's processes, the expected containers
 HOSTS = [
     ([], []),
     (["/usr/bin/dockerd -H fd://", "/sbin/init"], []),
     ([SHIM.format("moby", ID), "sleep 100"], [ID[:12]]),
     ([SHIM.format("moby", "b" * 64), SHIM.format("moby", "a" * 64)], ["a" * 12, "b" * 12]),
     ([OLD.format(ID)], [ID[:12]]),
-    # Kubernetes' own, and somebody who only speaks of one.
+    # A container of Kubernetes, and a grep whose command line only mentions a container.
     ([SHIM.format("k8s.io", ID), f"grep {SHIM.format('moby', ID)}"], []),
 ]
 
@@ -31,7 +31,7 @@ def test_containers_of_a_daemon_that_does_not_answer(
     for pid, line in enumerate(programs, 100):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cmdline").write_bytes(line.replace(" ", "\0").encode() + b"\0")
-    # One that has ended since, and what is no process.
+    # A process that has ended since, and an entry of /proc that is not a process.
     (tmp_path / "99").mkdir()
     (tmp_path / "self").mkdir()
     host = DockerHost(address=str(tmp_path / "no socket"), proc=str(tmp_path))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kind of docker a host has, from files laid out in a folder."""
+"""The variant of docker on a host, from files in a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLAIN = {"snap": False, "podman": False, "rootless": []}
 PASSWD = "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n"
 UNIT = "/home/ann/.config/systemd/user/docker.service"
 
-# Files on the host, what is found.
+# columns: files on the host, the variants found
 HOSTS = [
     ([], {}),
     (["/usr/bin/docker", "/etc/docker/daemon.json"], {}),

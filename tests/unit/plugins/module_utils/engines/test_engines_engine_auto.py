@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine auto means, as a table of hosts."""
+"""The engine that "auto" selects, as a table of hosts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def state(there=(), running=None, kubelet=None, files=()):
     }
 
 
-# what is on the host -> the engine
+# columns: the state of the host, the selected engine
 HOSTS = [
     (state(), "docker"),
     (state(["docker", "containerd"]), "docker"),
@@ -32,18 +32,18 @@ HOSTS = [
     (state(["crio", "docker", "containerd"]), "crio"),
     (state(["k3s-agent"]), "k3s"),
     (state(["rke2-server", "containerd"]), "rke2"),
-    # A kubelet is the one who starts pods, whatever else is there.
+    # The kubelet's engine starts the pods, whatever other engine is installed.
     (state(["docker", "containerd"], running="containerd", kubelet=(1, 34)), "containerd"),
     (state(["docker", "containerd"], running="docker", kubelet=(1, 23)), "docker"),
     (state(running="crio"), "crio"),
     (state(["docker"], running=""), "docker"),
-    # kubeadm joins later.
+    # The host is prepared before kubeadm joins it to a cluster.
     (state(["kubelet"]), "containerd"),
     (state(kubelet=(1, 34)), "containerd"),
     (state(["kubelet", "docker", "containerd"], kubelet=(1, 34)), "containerd"),
     (state(["kubelet", "docker"], kubelet=(1, 34)), "docker"),
     (state(["kubelet", "docker", "containerd"], kubelet=(1, 22)), "docker"),
-    # dpkg had configured docker's containerd, and the run was cut off.
+    # A former run was interrupted after dpkg had configured docker's containerd.
     (state(["containerd"], files=["/r/packages"]), "docker"),
     (state(["containerd"], files=["/r/packages", "/r/containerd"]), "containerd"),
     (state(["containerd", "kubelet"], files=["/r/packages"]), "containerd"),
@@ -62,7 +62,7 @@ def test_an_engine_that_is_named_is_taken(engine):
     assert engine_auto.resolve({**WANTED, "engine": engine}, state(["docker"], running="containerd")).name == engine
 
 
-# the variable, the files on the host -> the engines that are restored
+# columns: the variable, the files on the host, the engines that are restored
 CONFIGURED = [
     ("auto", [], []),
     ("auto", ["/r/docker"], ["docker"]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which packages bring an engine, as a table of hosts: what they are, what is there, and what is wished."""
+"""The packages that install an engine, as a table of hosts: system, installed packages, desired state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_bare_host_gets_what_its_distribution_has(system, engine, manager, pac
     ],
 )
 def test_ubuntu_has_docker_in_universe(system, more, components):
-    """Which a small image does not have enabled; apt_packages enables it where apt has no candidate."""
+    """A small image does not have this component enabled; apt_packages enables it if apt has no candidate."""
     assert list(chosen(system, **more).components) == components
 
 
@@ -83,7 +83,7 @@ def test_where_nobody_has_the_engine_the_way_out_is_named(system, engine):
     assert chosen(system, engine, there=True)[:3] == ("dnf", [], "")
 
 
-# What of an engine is there → what is installed.
+# columns: label, the installed parts of an engine, the packages to install
 THERE = [
     ("Docker's own packages", {"there": True, "has": CE}, []),
     ("a unit without any package", {"there": True}, []),

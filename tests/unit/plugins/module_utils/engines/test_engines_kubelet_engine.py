@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of a host's pods: processes laid out in a folder -> engine; engine x desired state -> plan."""
+"""The engine of a host's pods: processes in a simulated /proc -> engine; engine and desired state -> plan."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CRIO = "unix:///run/crio/crio.sock"
 K3S = "unix:///run/k3s/containerd/containerd.sock"
 CONFIG = "/var/lib/kubelet/config.yaml"
 
-# command lines by comm, text of the kubelet's configuration, its version -> engine, endpoint
+# columns: command lines by process name, text of the kubelet's configuration, its version, engine
 KUBELETS = [
     ({}, "", None, None),
     ({"python3": "python3 -m kubelet"}, "", (1, 34), None),
-    # kubeadm, which writes the flag into kubeadm-flags.env
+    # as kubeadm starts it, with the flag from kubeadm-flags.env
     ({"kubelet": f"/usr/bin/kubelet --config={CONFIG} --container-runtime-endpoint={CRI}"}, "", (1, 30), "containerd"),
     ({"kubelet": "kubelet --container-runtime-endpoint unix:///var/run/crio/crio.sock"}, "", (1, 30), "crio"),
     ({"kubelet": "kubelet --container-runtime-endpoint=unix:///run/cri-dockerd.sock"}, "", (1, 30), "docker"),
@@ -32,7 +32,7 @@ KUBELETS = [
     ({"kubelet": f"kubelet --config={CONFIG}"}, 'containerRuntimeEndpoint: ""\n', (1, 34), "containerd"),
     ({"kubelet": f"kubelet --config={CONFIG}"}, f"# containerRuntimeEndpoint: {CRIO}\n",
      (1, 34), "containerd"),
-    # JSON, on one line and on several
+    # JSON, on one line and on several lines
     ({"kubelet": f"kubelet --config={CONFIG}"}, f'{{"a": 1,"containerRuntimeEndpoint":"{CRIO}"}}',
      (1, 34), "crio"),
     ({"kubelet": f"kubelet --config={CONFIG}"}, f'{{\n  "containerRuntimeEndpoint": "{CRIO}",\n  "b": 2\n}}',
@@ -40,7 +40,7 @@ KUBELETS = [
     ({"kubelet": "kubelet"}, "", (1, 23), "docker"),  # dockershim
     ({"kubelet": "kubelet"}, "", None, "containerd"),
     ({"kubelet": "kubelet --container-runtime-endpoint=unix:///run/k0s/containerd.sock"}, "", (1, 30), ""),
-    # k3s has its kubelet in itself, RKE2 starts one.
+    # k3s contains its kubelet; RKE2 starts a separate kubelet.
     ({"k3s-agent": "/usr/local/bin/k3s agent"}, "", None, "k3s"),
     ({"k3s-server": "/usr/local/bin/k3s server"}, "", None, "k3s"),
     ({"rke2": "/usr/bin/rke2 agent", "kubelet": f"kubelet --container-runtime-endpoint={K3S}"}, "", None, "rke2"),
@@ -57,7 +57,7 @@ def test_the_engine_of_a_running_kubelet(tmp_path, processes, config, version, e
     assert (found and found["engine"]) == engine
 
 
-# texts of the configuration and of its drop-ins by name -> engine
+# columns: texts of the configuration and of its drop-ins by name, engine
 DROP_INS = [
     ({"10-a.conf": f"containerRuntimeEndpoint: {CRIO}\n"}, "crio"),
     (
@@ -65,7 +65,7 @@ DROP_INS = [
         "containerd",
     ),
     ({"10-a.conf": "containerRuntimeEndpoint:\nkind: KubeletConfiguration\n"}, "docker"),
-    ({"10-a.yaml": f"containerRuntimeEndpoint: {CRIO}\n"}, "docker"),  # which a kubelet does not read
+    ({"10-a.yaml": f"containerRuntimeEndpoint: {CRIO}\n"}, "docker"),  # a kubelet does not read this file
 ]
 
 
@@ -89,7 +89,7 @@ def test_a_kubelet_of_another_network_is_another_nodes(tmp_path, network, engine
     assert (found and found["engine"]) == engine
 
 
-# command line, text of the configuration -> the driver of cgroups that it says
+# columns: command line, text of the configuration, the cgroup driver
 DRIVERS = [
     (f"kubelet --config={CONFIG}", "cgroupDriver: systemd\n", "systemd"),
     (f"kubelet --config={CONFIG}", '{"cgroupDriver":"cgroupfs"}', "cgroupfs"),
@@ -109,12 +109,12 @@ def test_the_cgroup_driver_of_a_running_kubelet(tmp_path, line, config, driver):
 
 MIRROR = {"container_runtime_packages": [], "__container_runtime_docker_settings": {}}
 PRESENT = {"docker.service": {"present": True, "enabled": True, "active": True}}
-# engine of the kubelet, wanted engine, what is on the host -> words of an error, words of a warning
+# columns: engine of the kubelet, desired engine, engines on the host, words of an error, words of a warning
 PLANS = [
     (None, "docker", {}, "", ""),
     ("docker", "docker", {}, "", ""),
     ("", "docker", {}, "", ""),
-    # docker would come beside it.
+    # The play would install docker next to containerd.
     ("containerd", "docker", {}, "set container_runtime_engine: containerd. docker is not on this host", ""),
     ("k3s", "containerd", {}, "set container_runtime_engine: k3s. containerd is not on this host", ""),
     ("containerd", "k3s", {}, "nothing was installed beside containerd", ""),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runtime starts a host's containers, by the files of each engine."""
+"""The runtime that starts a host's containers, by the files of each engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CRUN_V3 = containerd(3, V3, "crun", "/usr/bin/crun")
 BOTH = {"usr/bin/crun": "", "usr/bin/runc": ""}
 
 ROWS = [
-    # the kubelet's engine, docker's info, containerd's file, files of the host → engine, runtime
+    # columns: the kubelet's engine, docker's info, containerd's file, files of the host, expected engine and runtime
     ("containerd", None, None, {}, "containerd", "runc"),
     ("containerd", None, "version = 2\n", {}, "containerd", "runc"),
     ("containerd", None, CRUN_V3, {}, "containerd", "crun"),

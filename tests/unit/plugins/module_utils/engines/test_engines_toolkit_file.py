@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TOML file on disk: check, apply, repeat, undo; what others wrote in between survives."""
+"""A TOML file on disk: check, apply, repeat, undo; edits by other programs in between survive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.engines.toolkit_file im
 from ansible_collections.vgpu.fleet.plugins.module_utils.text.toml_text import TomlError
 
 TEXT = '# theirs\nx = 1\n\n[t]\ny = "a" # why\n'
-# the text before, settings, the text after
+# columns: the text before, settings, the text after
 ROWS = [
     (TEXT, {"x": 2, "t.z": True}, '# theirs\nx = 2\n\n[t]\ny = "a" # why\nz = true\n'),
     (TEXT, {"x": 1}, TEXT),

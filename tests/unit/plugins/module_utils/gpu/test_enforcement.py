@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who enforces memory: the first reason against the driver is the one that people read."""
+"""The component that enforces memory limits. The report shows only the first reason against enforcement by the
+driver."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu.enforcement import 
 CAN = Facts(branch=615, modules="open", probed=("misc", ""))
 
 ROWS = [
-    # wish, what differs of the host, sharing, contexts count, active, a part of the line
+    # columns: desired enforcement, differences of the host, sharing, whether contexts count, active enforcement,
+    # words of the line
     ("auto", {}, "vcuda", True, "driver-misc", "set and read back on this host (backend misc)"),
     ("driver", {"probed": ("dmem", "")}, "vcuda", True, "driver-dmem", "backend dmem"),
     ("library", {}, "vcuda", True, "library", "vgpu_memory_enforcement is library"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPS: caps and limits by architecture as NVIDIA's pages give them, the unit, and what the daemon is told."""
+"""MPS: client caps and limits by architecture from NVIDIA's pages, the systemd unit, and the commands to the MPS
+daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def gpu(index=0, capability="7.5", model="Tesla T4", memory=15360, mig=False):
     }
 
 
-# compute capability, CUDA version of the driver, clients
+# columns: compute capability, CUDA version of the driver, maximum clients
 CAPS = [
     ("3.7", "11.4", 16),
     ("6.1", "12.2", 16),
@@ -42,7 +43,7 @@ def test_client_caps(capability, cuda, clients):
     assert mps.client_cap(capability, cuda) == clients
 
 
-# GPUs, replicas, CUDA version, words of the refusal
+# columns: GPUs, replicas, CUDA version, words of the refusal
 REFUSED = [
     ([gpu()], 48, "12.2", ""),
     ([gpu()], 49, "12.2", "takes at most 48 clients of MPS, not 49"),
@@ -60,7 +61,7 @@ def test_refusals(gpus, replicas, cuda, words):
     assert (words in " | ".join(said)) if words else said == []
 
 
-# GPUs, replicas, what the daemon is told
+# columns: GPUs, replicas, the commands to the MPS daemon
 LIMITS = [
     (
         [gpu(), gpu(1)],
@@ -76,7 +77,7 @@ LIMITS = [
         3,
         ["set_default_device_pinned_mem_limit 0 27306M", "set_default_active_thread_percentage 33"],
     ),
-    ([gpu(capability="6.1")], 4, []),  # GPUs before Volta know no limits
+    ([gpu(capability="6.1")], 4, []),  # GPUs before Volta have no client limits
 ]
 
 
@@ -163,7 +164,7 @@ def test_a_unit_there_and_back(tmp_path):
     again = unit()
     again.install(wanted, start=True)
     assert again.plan == []
-    # A limit that changes needs no reload of systemd, but a restart.
+    # A changed limit needs a restart of the unit, but no reload of systemd.
     systemd.calls.clear()
     unit().install({**wanted, mps.START_PATH: "other\n"}, start=True)
     assert systemd.calls == [f"restart {mps.UNIT}"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NVML reader where parts of the driver fail; tests/native/nvml_readers reads a whole driver."""
+"""The NVML reader if parts of the driver fail; tests/native/nvml_readers reads a complete driver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_whole_driver():
         ({("handle", 1): 15}, True, [0, 2], [1], ""),
         ({("memory", 2): 15}, True, [0, 1], [2], ""),
         ({("pci", 0): 15}, True, [1, 2], [0], ""),
-        ({"mig_mode": 3, "minor": 3}, True, [0, 1, 2], [], ""),  # not supported is no fault
+        ({"mig_mode": 3, "minor": 3}, True, [0, 1, 2], [], ""),  # a call that returns "not supported" is not a fault
     ],
 )
 def test_failures_are_reported_and_do_not_hide_the_other_gpus(failing, ok, indices, lost, words):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML's calls for limits of control groups, and the probe, on a library that is written out here."""
+"""NVML's calls for limits of control groups, and the probe of these calls, on a library in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu.nvml import NvmlErr
 
 
 class Library:
-    """``keeps``: what of a set is kept; ``codes``: answers by call."""
+    """``keeps``: the part of a set limit that the library stores; ``codes``: return codes by call."""
 
     def __init__(self, codes=None, keeps=lambda hard: hard, soft=0) -> None:
         self.codes, self.keeps, self.soft = codes or {}, keeps, soft
@@ -39,7 +39,7 @@ def probed(tmp_path, library, **more):
 
 
 def test_a_host_that_can(tmp_path):
-    """Each GPU: set, read back, clear, read back, on a group of its own."""
+    """For each GPU, the probe sets, reads, clears and reads a limit again, on a group created for the probe."""
     library = Library()
     assert probed(tmp_path, library) == ("misc", "")
     (group,) = {call[2] for call in library.calls}
@@ -106,7 +106,7 @@ def test_figures_and_errors_of_one_group():
 
 
 def test_the_structures_are_the_headers():
-    """Three and four words: neither has a version."""
+    """NVML's two structures have three and four 64-bit words, without a version field."""
     assert ctypes.sizeof(memory_limits._Set) == 24
     assert ctypes.sizeof(memory_limits._Get) == 32
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host laid out in a folder, read back."""
+"""Reads a host that is simulated in a folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Version: 9
     "name, version",
     [
         ("nvidia-smi", "535.261.03-1"),
-        ("docker.io", None),  # half configured: must be installed again
+        ("docker.io", None),  # a half-configured package must be installed again
         ("removed", None),
         ("absent", None),
         ("not-a-package", None),
@@ -58,7 +58,7 @@ def test_rpm_answers_where_there_is_no_dpkg(tmp_path):
 
     host = Host(str(tmp_path), run)
     assert host.packages(["docker-ce", "nvidia-smi"]) == {"docker-ce": "27.1-1.el9", "nvidia-smi": None}
-    assert len(asked) == 1  # one call for all packages
+    assert len(asked) == 1  # systemctl's output, in one call for all units
 
 
 SYSTEMCTL = """\
@@ -123,7 +123,7 @@ def test_units_are_read_in_one_call(tmp_path):
     ],
 )
 def test_a_process_that_holds_a_replaced_library_of_the_driver(tmp_path, name, replaced, old):
-    """As a package manager does it: a new file takes the place of the one that a process has mapped."""
+    """Replaces a mapped file as a package manager does: with a new file of the same name."""
     library = tmp_path / name
     library.write_bytes(b"\x7fELF" * 1024)
     script = f"import mmap, sys; f = open({str(library)!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); "
@@ -141,12 +141,12 @@ def test_a_process_that_holds_a_replaced_library_of_the_driver(tmp_path, name, r
     assert Host().old_driver(0) is False
 
 
-# LoadState, UnitFileState, ActiveState: present, masked, enabled, active.
+# columns: LoadState, UnitFileState, ActiveState, expected (present, masked, enabled, active)
 UNIT_FACTS = [
     ("loaded", "enabled", "active", (True, False, True, True)),
     ("loaded", "disabled", "reloading", (True, False, False, True)),
     ("loaded", "static", "inactive", (True, False, True, False)),
-    ("loaded", "enabled-runtime", "active", (True, False, False, True)),  # until the next boot only
+    ("loaded", "enabled-runtime", "active", (True, False, False, True)),  # enabled until the next boot only
     ("loaded", "linked", "inactive", (True, False, False, False)),
     ("masked", "masked", "inactive", (True, True, False, False)),
     ("masked", "masked-runtime", "active", (True, True, False, True)),
@@ -170,7 +170,7 @@ def test_gpus_on_the_bus_are_those_of_nvidia_that_compute_or_draw(tmp_path):
     devices = {
         "0000:00:04.0": ("0x10de", "0x030200", "0x1eb8"),
         "0000:00:05.0": ("0x10de", "0x030000", "0x1b06"),
-        "0000:00:05.1": ("0x10de", "0x040300", "0x10ef"),  # the sound of a graphics card
+        "0000:00:05.1": ("0x10de", "0x040300", "0x10ef"),  # the audio device of a graphics card
         "0000:00:06.0": ("0x8086", "0x030000", "0x1234"),
     }
     files = {}

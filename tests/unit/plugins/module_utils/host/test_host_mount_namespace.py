@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes in a mount namespace of their own, looked at from inside and outside. Needs root."""
+"""Processes in a mount namespace of their own, inspected from inside and outside. Needs root."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def source(tmp_path):
     return str(path)
 
 
-# Folders that exist on every machine, ours that exist on none, and files that are there already.
+# Folders that exist on every machine, folders of ours that do not exist yet, and files that exist already.
 TARGETS = ["/etc/vgpu-test-file", "/usr/local/lib/vgpu/lib.so", "/run/vgpu/deep/er/file", "/etc/hostname", "/opt/x/y"]
 TARGETS += ["/dev/vgpu/deep/file", "/dev/vgpu-test-file"]
 
@@ -54,7 +54,7 @@ def test_writable_mount_reaches_the_source(source):
 
 
 def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
-    """As a share is: a read-only folder with places, and on them files that can be written."""
+    """Mounts a share as a container gets it: a read-only folder, with a writable file mounted on one of its files."""
     share = tmp_path / "share"
     share.mkdir()
     (share / "limits").write_text("limits\n")
@@ -67,7 +67,8 @@ def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
         assert ((share / "ledger").read_text(), stream.read()) == ("", "content\nmore\n")
 
 
-# What a container of runc says to the same: test_share_mounts.py of the integration tests.
+# columns: label, the command, words of its error. tests/integration test_share_mounts.py runs the same commands in a
+# container of runc.
 MOVES = [
     ("the share", "mv /dev/vgpu/0 /dev/vgpu/o", "Read-only"),
     ("a file in the share", "mv /dev/vgpu/0/ledger /dev/vgpu/0/o", "Read-only"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run has ended, by its mark: on machines of a few files, and on this one."""
+"""Whether a run has ended, by its run id: on simulated machines of a few files, and on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ BOOTED = 1_700_000_000
 
 @pytest.fixture
 def machine(tmp_path):
-    """Of one process, 812, whose name is made to be taken for more fields; it started 40017 ticks after the boot."""
+    """Writes /proc of one process, 812, whose name looks like more fields of the file; it started 40017 ticks after
+    boot."""
     boot = tmp_path / "sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text(f"{BOOT}\n")
@@ -31,7 +32,7 @@ def machine(tmp_path):
 
 
 MARKS = [
-    # about, the mark, whether that run has ended
+    # columns: label, the run id, whether that run has ended
     ("the run itself", MARK, False),
     ("its pid is another process's by now", "812.40016.0f3a9c1e5b7d", True),
     ("before a reboot, and the pid is in use again", "812.40017.aaaaaaaaaaaa", True),
@@ -45,14 +46,14 @@ MARKS = [
 
 @pytest.mark.parametrize(("about", "mark", "over"), MARKS, ids=[one[0] for one in MARKS])
 def test_has_ended(machine, about, mark, over):
-    """What is no mark is none of ours, and stays."""
+    """An unrecognised run id belongs to another program, so its files stay."""
     assert run_id.has_ended(mark, machine) is over
 
 
 STARTED = BOOTED + 40017 / os.sysconf("SC_CLK_TCK")
-NOW = time.time()  # the rows are made long before the last of them is tried
+NOW = time.time()  # the table is built long before its last row is tested
 FORMER = [
-    # about, the mark, when what bears it was made, whether that run has ended
+    # columns: label, the run id, creation time of the artefact, whether that run has ended
     ("a pid that nobody has", "813", None, True),
     ("a pid that nobody has, and it was just made", "813", NOW, True),
     ("a pid that is in use, and nobody knows since when", "812", None, False),
@@ -69,19 +70,19 @@ FORMER = [
 
 @pytest.mark.parametrize(("about", "mark", "made", "over"), FORMER, ids=[one[0] for one in FORMER])
 def test_marks_of_former_versions(machine, monkeypatch, about, mark, made, over):
-    """They were a pid alone, and before that nothing."""
+    """Former run ids were a pid alone; the first version had no run id."""
     monkeypatch.setattr(run_id.time, "time", lambda: NOW)
     assert run_id.has_ended(mark, machine, made) is over
 
 
 def test_without_the_time_of_the_boot_a_pid_in_use_is_the_run_itself(machine):
-    """As in a container whose /proc is another's."""
+    """The result is the same in a container whose /proc shows another pid namespace."""
     (Path(machine) / "stat").write_text("cpu  1 2 3\n")
     assert run_id.has_ended("812", machine, 0.0) is False
 
 
 def test_marks_of_this_machine():
-    """Two runs at once have two marks; one is over as soon as its process is gone."""
+    """Two concurrent runs have different ids; a run has ended as soon as its process is gone."""
     mine = run_id.own()
     assert mine.partition(".")[0] == str(os.getpid())
     assert (run_id.own(), run_id.has_ended(mine)) == (mine, False)
@@ -96,6 +97,7 @@ def test_marks_of_this_machine():
 
 
 def test_mark_fits_into_every_name():
-    """A tag of an image, a label, a file, and a container of containerd, which takes 76 characters."""
+    """A run id must be valid in an image tag, a label, a file name and a containerd container name of up to 76
+    characters."""
     assert run_id.MARK.fullmatch(run_id.own())
     assert len(f"vgpu-isolation-{2**22}.{2**40}.{'f' * 12}-{10**6}") <= 76

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units that are run again after a change: services that run, and those that do their work and end."""
+"""Units that are started again after a change: running services and one-shot services."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import mig_unit
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.systemd_units import UnitFiles
 
-# What systemd shows of the unit -> what is asked of it. try-restart does nothing to a unit that is not active.
+# columns: what systemd shows of the unit, the systemctl verb. try-restart does nothing to a unit that is not active.
 UNITS = [
     ("Type=oneshot\nUnitFileState=enabled\n", "restart"),
-    ("Type=oneshot\nUnitFileState=disabled\n", "try-restart"),  # its people do not want it
+    ("Type=oneshot\nUnitFileState=disabled\n", "try-restart"),  # the administrator disabled this unit
     ("Type=notify\nUnitFileState=enabled\n", "try-restart"),
-    ("Type=simple\nUnitFileState=\n", "try-restart"),  # what systemd says of a unit that is not there
+    ("Type=simple\nUnitFileState=\n", "try-restart"),  # systemd's output for a unit that does not exist
 ]
 
 
@@ -32,8 +32,8 @@ def test_what_knows_the_former_gpus_is_run_again(shown, verb, rc, faults):
 
 
 def test_the_boot_of_mig_runs_it_again_where_it_is_enabled():
-    """At boot it may have come first, and ended."""
+    """At boot nvidia-cdi-refresh may have started before vgpu-mig, and ended already."""
     (line,) = [one for one in mig_unit.UNIT_TEXT.splitlines() if one.startswith("ExecStartPost=")]
     assert "one=nvidia-cdi-refresh.service;" in line and "try-restart" not in line
-    # A single dollar is systemd's.
+    # systemd expands a single dollar sign.
     assert line.index("is-enabled $$one") < line.index("&&") < line.index("restart $$one")

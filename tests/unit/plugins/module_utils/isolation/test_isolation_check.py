@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of ways round where a slice's time is short: no device plugin, no driver, a runner of the test's own."""
+"""The bypasses of a slice check if its time is short: without device plugin or driver, with a runner of the test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPEN = {"name": "bypass-namespace", "verdict": "open", "expected": 0, "found": 1
 
 
 class Watcher:
-    """Looks again whenever it is asked, and names nobody."""
+    """Polls again at each request, and never names a process."""
 
     looks = 0
 
@@ -49,7 +49,7 @@ class Watcher:
 
 
 class Runner:
-    """A way round that was granted what it asked for, on a machine where the probe takes long to begin."""
+    """A bypass that was granted its allocation, on a machine where the probe starts slowly."""
 
     name = "namespace"
 
@@ -68,9 +68,9 @@ class Runner:
         (0, 0.0, verdicts.VIOLATED, [], 8000),
         (0, 99.0, verdicts.VIOLATED, [], 8000),
         (3600, 0.0, verdicts.VIOLATED, [], 8000),
-        # Its looks at what was not yet there, or not any more, blame nobody.
+        # Polls before the bypass began or after it ended do not count against the watcher.
         (6, 0.0, verdicts.OPEN, ["bypass-namespace"], 6000),
-        # A container takes its part of the time.
+        # Starting a container takes part of the time.
         (8, 2.0, verdicts.OPEN, ["bypass-namespace"], 6000),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_watcher_is_blamed_only_for_what_was_held_for_it(
 
 
 GROUPS = [
-    # about, MiB of the slice, whether a neighbour's slice is in use, the runs of open ways
+    # columns: label, MiB of the slice, whether a neighbour's slice is in use, the bypasses of each run
     ("a large slice", 8192, False, [[*verdicts.MAY_BE_OPEN[:-1]], ["bypass-ledger-boast"]]),
     (
         "one for three at once",
@@ -109,7 +109,7 @@ GROUPS = [
 
 @pytest.mark.parametrize(("about", "memory_mib", "in_use", "runs"), GROUPS, ids=[one[0] for one in GROUPS])
 def test_open_ways_share_what_the_slice_has(monkeypatch, about, memory_mib, in_use, runs):
-    """What takes more than the slice goes alone, and never where that would be a neighbour's."""
+    """A bypass that exceeds the slice runs alone, and never if it would use a neighbour's memory."""
     slices = [dict(STATUS["slices"][0], memory_mib=memory_mib), {"id": "s2", "uuid": "GPU-1", "in_use": in_use}]
     slices.append({"id": "s3", "uuid": "GPU-2", "in_use": True})
     params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
@@ -124,7 +124,7 @@ def test_open_ways_share_what_the_slice_has(monkeypatch, about, memory_mib, in_u
 
 
 class NamesAll(Watcher):
-    """Names at its second look whoever is there."""
+    """From its second poll on, names the running process."""
 
     def ask(self, *_arguments):
         found = [{"allocation": "a1", "processes": [{"pid": os.getpid()}], "text": "x"}] if self.looks else []
@@ -132,7 +132,7 @@ class NamesAll(Watcher):
 
 
 def test_ways_that_the_watcher_named_are_held_no_longer(monkeypatch):
-    """The run is ended then, so its program reports nothing."""
+    """The run is killed as soon as its bypass is named, so its program reports nothing."""
     monkeypatch.setattr(watcher, "ASK_S", 0.0)
     monkeypatch.setattr(watcher.Observation, "_name", lambda _self, _pid: "namespace")
 
@@ -148,7 +148,7 @@ def test_ways_that_the_watcher_named_are_held_no_longer(monkeypatch):
 
 
 class Plugin(Watcher):
-    """Leases a slice that has not room enough for all ways round at once."""
+    """Leases a slice that is too small to run all bypasses at once."""
 
     def __init__(self):
         self.asked = []
@@ -160,7 +160,7 @@ class Plugin(Watcher):
 
 
 def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_path):
-    """Or a pod would be given a slice that the probe still fills."""
+    """Otherwise a pod could get a slice that the probe still fills."""
     runs, plugin = [], Plugin()
     filled = {"name": "limit-exact", "verdict": "passed", "expected": 9, "found": 9, "unit": "bytes", "detail": ""}
     report = json.dumps({"version": 1, "devices": [], "checks": [filled]})
@@ -187,7 +187,7 @@ def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_pat
     }
     monkeypatch.setattr(isolation_engines.Engines, "runner", lambda _self, _lease: runner)
     vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "", isolation_engines.Engines(params))
-    # Of two of them a second one, with the neighbour, goes at the same time.
+    # Two of the runs have a second run at the same time, with the neighbour.
     assert len(runs) - 2 == vgpu_isolation.MOST_RUNS
     assert plugin.asked[0] == ("lease", "--ttl", str(vgpu_isolation.MOST_RUNS * 120 + 60))
 
@@ -207,7 +207,7 @@ def test_engine_that_hangs_in_one_slice_is_not_asked_in_the_next(monkeypatch):
 
 
 class Neighbour:
-    """A runner that says what it was asked, and whether both were laid out when it began."""
+    """A runner that logs its arguments, and whether both runs were prepared when it began."""
 
     name, overhead_s = "namespace", 0.0
 
@@ -236,7 +236,7 @@ def beside(monkeypatch, runners, plugin, percent=33, duration=0):
 
 
 BESIDE = [
-    # about, what the neighbour does, what is found, the verdict, words
+    # columns: label, the neighbour's report, the verdict, words of the detail
     ("both keep their share", {}, "passed", "33 and 33"),
     ("the neighbour gets more", {"verdict": "violated"}, "violated", "33 and 33"),
     ("its kernels looked twice as long", {"verdict": "violated", "kernel_ns": 1000}, "passed", "33 and 33"),
@@ -263,7 +263,7 @@ def test_share_beside_another(monkeypatch, about, other, verdict, words):
 
 
 def test_neighbour_that_waits_for_nobody(monkeypatch):
-    """Ours cannot be started: the neighbour is given up before it runs, and its slice is given back."""
+    """Our run cannot start: the neighbour's run is cancelled before it starts, and its slice is released."""
     log, plugin = [], Plugin()
     _one, found = beside(monkeypatch, [Neighbour(log, "ours", fault="gone"), Neighbour(log, "theirs")], plugin)
     assert (found["verdict"], found["detail"], plugin.asked[-1]) == ("not-run", "gone", ("release", "a1"))
@@ -272,7 +272,7 @@ def test_neighbour_that_waits_for_nobody(monkeypatch):
 
 @pytest.mark.parametrize("broken", ["ours", "theirs"])
 def test_fault_that_nobody_foresaw_is_told_as_it_is(monkeypatch, broken):
-    """Also one in the thread of the neighbour; its slice is given back."""
+    """The fault is raised unchanged, also from the neighbour's thread; the neighbour's slice is released."""
     log, plugin, fault = [], Plugin(), OSError(28, "No space left on device")
     runners = [Neighbour(log, one, fault=fault if one == broken else "") for one in ("ours", "theirs")]
     with pytest.raises(OSError, match="No space left"):
@@ -304,7 +304,7 @@ def test_share_beside_where_it_says_nothing(monkeypatch):
 
 
 class Taker(Neighbour):
-    """One of two that meet; says what it sees of the folder that it was given."""
+    """One of the two meeting runners; reports the folder that was mounted for it."""
 
     def __init__(self, log, lease, fault=""):
         super().__init__(log, "", fault=fault)
@@ -323,7 +323,8 @@ def import_beside(monkeypatch, tmp_path, plugin, duration=0, fault=""):
     log: list[str] = []
     monkeypatch.setattr(isolation_check.SliceCheck, "_choose_runner", lambda _self: Runner())
     monkeypatch.setattr(isolation_engines.Engines, "runner", lambda _self, lease: Taker(log, lease, fault))
-    monkeypatch.setattr(isolation_check.isolation_pair, "AHEAD_S", 60.0)  # they wait for each other, not for a while
+    # the two runs wait for each other, not for a fixed time
+    monkeypatch.setattr(isolation_check.isolation_pair, "AHEAD_S", 60.0)
     params = {"duration": duration, "timeout": 120, "omit_mounts": [], "checks": [], "environment": {}}
     params["socket"] = str(tmp_path / "plugin.sock")
     one = isolation_check.SliceCheck(params, plugin, LEASE, STATUS)
@@ -342,18 +343,18 @@ def test_two_slices_meet_in_one_folder(monkeypatch, tmp_path):
 
 
 def test_second_lease_outlasts_engines_that_are_slow(monkeypatch, tmp_path):
-    """Or a pod would be given a slice that the probe still fills: one waits for the other's container first."""
+    """Otherwise a pod could get a slice that the probe still fills: each run first waits for the other's container."""
     plugin = Plugin()
     import_beside(monkeypatch, tmp_path, plugin)
     (ttl,) = [int(one[one.index("--ttl") + 1]) for one in plugin.asked if one[0] == "lease"]
     longest = (
         isolation_pair.WAIT_S + isolation_runner.START_S + 3 * isolation_runner.ASK_S
-    )  # to create it, end it, remove it
+    )  # to create, kill and remove the container
     assert 120 + longest <= ttl <= isolation_check.MOST_TTL_S
 
 
 def test_two_slices_that_cannot_meet(monkeypatch, tmp_path):
-    """None of this spoils the verdict; each is said, and nothing stays."""
+    """None of these faults changes the verdict; each fault is reported, and no folder stays."""
 
     class Full(Plugin):
         def ask(self, *arguments):

@@ -17,7 +17,8 @@ EXPECTED = Expected("GPU-1", 5000)
 
 
 class Library:
-    """A driver with one limit for each group by ``limits``; ``misc``: without one the nearest above is shown."""
+    """A driver with one limit for each group in ``limits``; ``misc``: a group without a limit shows its nearest
+    ancestor's."""
 
     def __init__(self, limits: dict[str, int], misc: bool, soft: int = 0) -> None:
         self.limits, self.misc, self.soft = limits, misc, soft
@@ -52,7 +53,7 @@ class Reader:
 
 
 PARENT = GROUP.rpartition("/")[0]
-# What went wrong, the limits that the driver has then, verdict, a part of what is said; for each backend.
+# columns, for each backend: the case, the driver's limits in that case, verdict, words of the message
 FAULTS = [
     ("as it must be", {GROUP: SLICE}, "passed", "group " + GROUP),
     ("the parent has another one", {GROUP: SLICE, PARENT: 9 * SLICE}, "passed", ""),
@@ -80,7 +81,8 @@ def test_the_limit_is_the_groups_own_and_as_promised(what, limits, verdict, said
         (DriverLimit(GROUP, 1, SLICE, card=CARD), "violated"),  # dmem leaks a soft limit at each end
         (DriverLimit(GROUP, 0, SLICE - 1, card=CARD), "violated"),
         (DriverLimit(GROUP, 0, SLICE, own=False, card=CARD), "violated"),
-        (DriverLimit(GROUP, 0, 3000 * MIB, card=3000 * MIB), "passed"),  # an oversold slice: at most the card
+        # an oversold slice: the driver limits it to the card's memory
+        (DriverLimit(GROUP, 0, 3000 * MIB, card=3000 * MIB), "passed"),
     ],
 )
 def test_every_figure_counts(seen, verdict):
@@ -88,7 +90,7 @@ def test_every_figure_counts(seen, verdict):
 
 
 def test_the_hook_was_missing_in_one_of_two_gpus():
-    """Each GPU is looked at by its own name."""
+    """Each GPU's limit is read by that GPU's own name."""
     library = Library({GROUP: SLICE}, False)
     answer = library.nvmlDeviceGetMemoryLimits_v1
     library.nvmlDeviceGetMemoryLimits_v1 = lambda handle, words: 3 if handle == 0 else answer(handle, words)
@@ -123,14 +125,15 @@ def test_the_group_of_a_process(tmp_path, text, group):
 
 HARD = SLICE
 SUMS = [
-    # taken, used, room, why nothing was shown → verdict, a part of the detail
+    # columns: Sum(allocated bytes, used bytes, free bytes, fault), verdict, words of the detail
     (Sum(SLICE - 200 * MIB, SLICE - 3 * MIB, 4000 * MIB), "passed", "refused the rest"),
     (Sum(SLICE, SLICE, 0), "passed", "refused the rest"),
-    (Sum(SLICE + 2 * MIB, 0, 4000 * MIB), "violated", "were granted"),  # the driver counts what it pleases
+    (Sum(SLICE + 2 * MIB, 0, 4000 * MIB), "violated", "were granted"),  # a violation, whatever usage the driver reports
     (Sum(100 * MIB, SLICE + 1, 4000 * MIB), "violated", "were granted"),
     (Sum(SLICE + 2 * MIB, 0, 0, "it ended"), "violated", "were granted"),
     (Sum(300 * MIB, 400 * MIB, 10 * MIB), "not-run", "the card had no more room"),
-    (Sum(300 * MIB, 400 * MIB, 4000 * MIB), "passed", "refused the rest"),  # stricter than promised is not past it
+    # a limit below the promised size is not a violation
+    (Sum(300 * MIB, 400 * MIB, 4000 * MIB), "passed", "refused the rest"),
     (Sum(fault="no libcuda"), "not-run", "no libcuda"),
     (Sum(0, 0, 4000 * MIB), "not-run", "not even a context"),
 ]
@@ -143,14 +146,14 @@ def test_a_sum_against_the_hard_limit(found, verdict, said):
 
 
 BYPASSES = [
-    # hard limit, greatest sum of the group while it held what it got → verdict, a part of the detail
+    # columns: hard limit, greatest usage of the group during the bypass's allocation, verdict, words of the detail
     (SLICE, SLICE, "passed", "the sum of its group was"),
     (SLICE, SLICE + 1, "violated", "the sum of its group was"),
-    (CARD, CARD - MIB, "passed", "the driver's limit is"),  # S > 1: the fill lies in part in host memory
+    (CARD, CARD - MIB, "passed", "the driver's limit is"),  # S > 1: part of the allocation is in host memory
     (CARD, CARD + 64 * MIB, "violated", ""),
     (SLICE, 10 * MIB, "violated", "was not counted"),
-    (SLICE, None, "violated", "refused nothing"),  # no poll saw it
-    (None, SLICE, "violated", "refused nothing"),  # no limit at all
+    (SLICE, None, "violated", "refused nothing"),  # no poll saw the allocation
+    (None, SLICE, "violated", "refused nothing"),  # the group has no limit
 ]
 
 
@@ -178,10 +181,12 @@ def test_root_of_the_container(code, capabilities, verdict):
 
 PIECE = 64 * MIB
 MANAGED = [
-    (Deltas(PIECE, group=0, card=PIECE, ordinary=PIECE), "open"),  # as the driver of 615 does it
-    (Deltas(PIECE, group=PIECE, card=PIECE, ordinary=PIECE), "passed"),  # a later one may charge it
+    # driver 615 does not charge the allocation to the group
+    (Deltas(PIECE, group=0, card=PIECE, ordinary=PIECE), "open"),
+    # a later driver may charge the allocation to the group
+    (Deltas(PIECE, group=PIECE, card=PIECE, ordinary=PIECE), "passed"),
     (Deltas(PIECE, group=0, card=PIECE, ordinary=0), "violated"),
-    (Deltas(PIECE, group=0, card=0, ordinary=PIECE), "not-run"),  # it stayed in host memory
+    (Deltas(PIECE, group=0, card=0, ordinary=PIECE), "not-run"),  # the allocation stayed in host memory
     (Deltas(PIECE, fault="no answer"), "not-run"),
 ]
 
@@ -197,7 +202,7 @@ def test_managed_memory(found, verdict):
         (0, Deltas(PIECE, group=PIECE), "passed"),
         (0, Deltas(PIECE, group=0), "violated"),
         (2, Deltas(PIECE), "passed"),
-        (3, Deltas(PIECE), "not-run"),  # libcuda serves no forked child
+        (3, Deltas(PIECE), "not-run"),  # libcuda does not work in a forked child
         (0, Deltas(PIECE, fault="it did not end"), "not-run"),
     ],
 )
@@ -207,7 +212,7 @@ def test_memory_in_the_name_of_a_dead_process(code, found, verdict):
 
 SAME = (0, SLICE, PIECE)
 BESIDE = [
-    # the neighbour before, while and after; the verdict of the fill → verdict
+    # columns: the neighbour's state before, during and after the fill, the verdict of the fill, the resulting verdict
     ([SAME, SAME, SAME], "passed", "passed"),
     ([SAME, (0, SLICE, 2 * PIECE), SAME], "passed", "violated"),
     ([SAME, SAME, (0, NONE, PIECE)], "passed", "violated"),
@@ -240,7 +245,7 @@ def test_a_second_start(again, verdict, said):
 
 
 def test_what_is_not_known_leaves_the_verdict_as_it_is():
-    """But for the limit itself, at each start: where the driver is claimed to enforce, not to know is no pass."""
+    """All checks of the driver are optional, except for the limit at each start: an unknown limit is not a pass."""
     found = {name: verdicts.optional(name) for name in verdicts.DRIVER_CHECKS}
     assert sorted(name for name, optional in found.items() if not optional) == ["driver-limit", "driver-limit-restart"]
     assert set(found) <= set(verdicts.OWN), "the probe is not asked for them"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine runs the isolation check, on hosts that are clients of a few lines; and what is taken away again."""
+"""The engine that runs the isolation check, on hosts simulated by small client scripts; and what the check removes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def lease(**more) -> isolation_engines.Lease:
 IMAGE = {"image": "print('[{}]')"}
 OWN = isolation_engines.OWN_FILES
 CHOICES = [
-    # about, the clients, whether NVIDIA's runtime and CDI are there, options, the runner, its image, reasons
+    # columns: label, the clients, whether NVIDIA's runtime and CDI exist, options, the runner, its image, number of
+    # reasons
     ("nothing", {}, False, {}, "namespace", "", 3),
     ("docker", {"docker": {}}, False, {}, "docker", OWN, 0),
     ("docker that knows no NVIDIA", {"docker": NO_NVIDIA}, False, {}, "namespace", "", 3),
@@ -76,7 +77,8 @@ CHOICES = [
 )
 def test_choice(host, tmp_path, monkeypatch, about, clients, gpus, options, name, image, reasons):
     if clients.get("docker") is HANGS:
-        monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)  # where an answer comes late too it is the same
+        # a client that responds too late is treated like one that hangs
+        monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     params = {**host(**clients), **options}
     if gpus:
         with_cdi(tmp_path)
@@ -89,7 +91,7 @@ def test_choice(host, tmp_path, monkeypatch, about, clients, gpus, options, name
     assert len(made) <= (2 if "refuses" in about else 1), "made once for all slices"
     engines.close()
     assert not [one for one in calls(tmp_path) if one.startswith(("docker ps", "podman ps"))] or image != OWN
-    # What was made is gone, and nobody else's is touched.
+    # The image that the run created is removed, and no other image.
     removed = [one.split()[-1] for one in calls(tmp_path) if " rmi " in one]
     wanted = {one.split()[-1] for one in made} if image == OWN else set()
     assert set(removed) == wanted
@@ -111,7 +113,8 @@ def test_runtime_that_is_asked_for_and_not_there(host):
     [({}, UUID), ({"NVIDIA_VISIBLE_DEVICES": "void"}, UUID), ({"NVIDIA_VISIBLE_DEVICES": "x"}, "x")],
 )
 def test_containerd_asks_for_the_gpu(host, tmp_path, given, wanted):
-    """An answer for the kubelet's CDI has no variable, or void, and nobody but the kubelet would read the rest."""
+    """Allocate's response for CDI has NVIDIA_VISIBLE_DEVICES unset or void, and only the kubelet would read its CDI
+    part."""
     params = host(ctr={})
     Path(params["nvidia_runtime"]).write_text("")
     runner = isolation_engines.Engines(params).runner(lease(environment=given))
@@ -122,7 +125,7 @@ def test_containerd_asks_for_the_gpu(host, tmp_path, given, wanted):
 
 WORD = Mount("/var/run/nvidia-container-devices/GPU-1", "/dev/null", False)
 GIVEN = [
-    # about, the engine's client, whether a mount that names a GPU to NVIDIA's runtime is in the command
+    # columns: label, the engine's client, whether the command has a mount that names a GPU to NVIDIA's runtime
     ("docker, whose runtime reads it", "docker", True),
     ("containerd, whose runtime reads it", "ctr", True),
     ("podman, where it would be a file", "podman", False),
@@ -142,7 +145,7 @@ def test_what_a_container_is_made_of(host, tmp_path, about, client, word):
 
 
 SPECS = [
-    # about, CDI files, whether podman can hand the GPU in
+    # columns: label, CDI files, whether podman can inject the GPU
     ("the plugin's", [{"kind": "vgpu.fleet/gpu", "devices": [{"name": "GPU-0"}, {"name": UUID}]}], True),
     ("beside another's", [{"kind": "nvidia.com/gpu"}, {"kind": "vgpu.fleet/gpu", "devices": [{"name": UUID}]}], True),
     ("of other GPUs", [{"kind": "vgpu.fleet/gpu", "devices": [{"name": "GPU-0"}]}], False),
@@ -164,7 +167,7 @@ def test_device_of_podman(tmp_path, about, specs, found):
 
 
 def test_a_check_asks_no_engine_for_former_versions(host, tmp_path):
-    """It has seconds; a clean-up looks."""
+    """A check has only seconds, so only a clean-up looks for what former versions left."""
     (tmp_path / "docker-in-use").write_text("")
     engines = isolation_engines.Engines(host(docker={}))
     engines.runner(lease())
@@ -174,7 +177,8 @@ def test_a_check_asks_no_engine_for_former_versions(host, tmp_path):
 
 @pytest.mark.parametrize("image", ["", "debian:12"])
 def test_a_later_check_sweeps(host, tmp_path, image):
-    """Of a named image too; once, and before a container of its own."""
+    """Also with a named image, the leftovers of killed runs are removed once, before the check's own container
+    starts."""
     params = host(
         docker={"image": "print('[{}]') if 'inspect' in words else None", "ps": f"print('c7 vgpu.isolation={DEAD}')"}
     )
@@ -196,7 +200,7 @@ def test_a_later_check_sweeps(host, tmp_path, image):
     ],
 )
 def test_record_of_a_named_image(host, tmp_path, about, commands, stays):
-    """From before the first container until nothing of the run is left."""
+    """The record exists from before the first container until nothing of the run is left."""
     engines = isolation_engines.Engines({**host(docker={**IMAGE, **commands}), "image": "debian:12"})
     engines.runner(lease())
     mine = leftovers.record("docker")
@@ -213,7 +217,7 @@ def test_own_image_that_the_engine_keeps(host):
 
 
 HUNG = [
-    # about, what docker does, options, the command at which it hangs
+    # columns: label, what docker does, options, the command at which docker hangs
     ("at the first word", {"info": "time.sleep(600)"}, {}, "info"),
     ("at the image", HANGS, {}, "import"),
     ("at a named image", {"image": "time.sleep(600)"}, {"image": "debian:12"}, "image"),
@@ -222,7 +226,7 @@ HUNG = [
 
 @pytest.mark.parametrize(("about", "commands", "options", "word"), HUNG, ids=[one[0] for one in HUNG])
 def test_engine_that_hung_is_not_asked_again(host, tmp_path, monkeypatch, about, commands, options, word):
-    """Each GPU of a host would wait a minute for it again; the report says for each that it is left out."""
+    """Otherwise each GPU would wait a minute again; the report states for each GPU that docker was skipped."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     engines = isolation_engines.Engines({**host(docker=commands), **options})
     said = []
@@ -250,7 +254,7 @@ def test_engine_that_hangs_amid_a_check_is_not_asked_again(host, tmp_path):
 
 
 def test_root_that_cannot_be_laid_out(host, tmp_path, monkeypatch):
-    """A full disk: the next slice is not run in what is there of a root, nor is it left."""
+    """With a full disk, the next slice does not use the incomplete root, and the root is removed."""
     params = host(ctr={})
     Path(params["nvidia_runtime"]).write_text("")
     monkeypatch.setattr(isolation_image, "lay_out", LAY_OUT)
@@ -263,7 +267,7 @@ def test_root_that_cannot_be_laid_out(host, tmp_path, monkeypatch):
 
 
 def that_does_not_fit() -> bytes:
-    """A tar whose one file needs a folder where a file is."""
+    """Returns a tar that cannot be unpacked: "a" is a file, and "a/b" needs a folder of that name."""
     stream = BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as out:
         for name in ("a", "a/b"):

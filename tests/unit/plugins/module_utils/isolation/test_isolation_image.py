@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root of a container of the isolation check, made of this machine's own files."""
+"""The root folder of a container of the isolation check, built from this machine's own files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import image 
 
 
 def test_root_of_this_machine(tmp_path):
-    """Of what the host's own loader says; the same bytes twice; a shell runs in it, and nothing else is there."""
+    """The root has the libraries that the loader reports and a working shell, and nothing else; packing it is
+    reproducible."""
     tar = isolation_image.pack("/bin/true")
     assert tar == isolation_image.pack("/bin/true")
     with tarfile.open(fileobj=BytesIO(tar)) as source:
@@ -37,9 +38,8 @@ def test_root_of_this_machine(tmp_path):
 
 
 def test_loader_lies_where_the_libraries_do_too():
-    """glibc looks for it by name there, in a namespace of libraries of its own: without it nobody can go round the
-    library that way in such a root, and the check of it would show nothing.
-    """
+    """glibc looks for the loader there by name when it opens a separate library namespace. Without that file this
+    bypass could not run in such a root, and the check of the bypass would prove nothing."""
     paths = isolation_image.paths_of(["/bin/true"])
     libc = next(one for one in paths if os.path.basename(one) == "libc.so.6")
     beside = set(os.listdir(os.path.dirname(libc)))

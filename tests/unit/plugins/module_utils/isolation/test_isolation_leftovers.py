@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What killed runs of the isolation check left at an engine: what is taken away, and what is not."""
+"""Leftovers of killed isolation checks at an engine: which are removed, and which stay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def host(tmp_path, monkeypatch):
 
 
 LISTED = [
-    # about, the tag's mark, repository, whether it goes
+    # columns: label, the run id in the tag, repository, whether the image is removed
     ("of a run that is dead", DEAD, leftovers.REPOSITORY, True),
     ("of a run before a reboot, whose pid is in use", BEFORE, leftovers.REPOSITORY, True),
     ("of a run whose pid is another's by now", FORMER, leftovers.REPOSITORY, True),
@@ -47,14 +47,14 @@ def test_clean_up(host, tmp_path, about, mark, repository, goes, labels):
     assert leftovers.left_behind(params) == []
 
 
-GONE = "4194305"  # a pid above the greatest of Linux
+GONE = "4194305"  # a pid above Linux's maximum
 LATELY = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S +0000 UTC")
 LONG_AGO = "2020-01-01 12:00:00 +0100 CET"
 PODMAN_AGO = "2020-01-01 12:00:00.123456789 +0000 UTC"
 MY_PID = str(os.getpid())
 MADE = {LATELY: time.time_ns(), LONG_AGO: 1577876400 * 10**9, PODMAN_AGO: 1577880000 * 10**9}
 FORMER_ROWS = [
-    # about, the label's value and the tag's mark, when both were made, whether they go
+    # columns: label, the run id in label and tag, creation time of both, whether both are removed
     ("of a pid that is gone", GONE, LATELY, True),
     ("of a pid that is another's by now", MY_PID, LONG_AGO, True),
     ("the same, as podman says the time", MY_PID, PODMAN_AGO, True),
@@ -68,7 +68,7 @@ FORMER_ROWS = [
     ("engine", "labels"), [("docker", "a=b,vgpu.isolation={}"), ("podman", "map[vgpu.isolation:{} x:y]")]
 )
 def test_clean_up_of_former_versions(host, tmp_path, about, mark, made, goes, engine, labels):
-    """They left no record, and a mark of a pid alone."""
+    """Former versions left no record, and their run id was a pid alone."""
     image = f"{leftovers.REPOSITORY}:{mark}-{MADE.get(made, 'x')}"
     listed = f"c7 {made} {labels.format(mark)}"
     params = host(**{engine: {"ps": f"print({listed!r})", "image": f"print({image!r})"}})
@@ -84,7 +84,7 @@ def test_clean_up_of_former_versions(host, tmp_path, about, mark, made, goes, en
 
 
 NO_VALUE = [
-    # about, docker's line of a container, whether it goes
+    # columns: label, docker's line of a container, whether the container is removed
     ("long ago, alone", f"c7 {LONG_AGO} vgpu.isolation=", True),
     ("long ago, among others", f"c7 {LONG_AGO} vgpu.isolation=,a=b", True),
     ("long ago, by podman", f"c7 {PODMAN_AGO} map[vgpu.isolation: x:y]", True),
@@ -96,7 +96,7 @@ NO_VALUE = [
 
 @pytest.mark.parametrize(("about", "line", "goes"), NO_VALUE, ids=[one[0] for one in NO_VALUE])
 def test_clean_up_of_containers_without_a_mark(host, tmp_path, about, line, goes):
-    """The first version labelled its containers, which were of a named image, and no more."""
+    """The first version only labelled its containers, without a run id; they used a named image."""
     (tmp_path / "docker-in-use").write_text("")
     params = host(docker={"ps": f"print({line!r})", "image": ""})
     assert leftovers.clean_up(params) == (["c7"] if goes else [], [])
@@ -124,7 +124,7 @@ def test_clean_up_of_roots_of_former_versions(host, tmp_path, monkeypatch, about
     monkeypatch.setattr(run_id, "_booted", lambda _proc: booted)
     folder = tmp_path / f"isolation-{pid}"
     folder.mkdir()
-    (tmp_path / "isolation-").mkdir()  # nobody's
+    (tmp_path / "isolation-").mkdir()  # a folder without a run id, which must stay
     names = f"print('vgpu-isolation-{pid}-1\\nvgpu-isolation-1-1') if 'containers list' in words else None"
     params = host(ctr={"--namespace": names})
     assert leftovers.clean_up(params) == ([str(folder)] if goes else [], [])
@@ -135,7 +135,7 @@ def test_clean_up_of_roots_of_former_versions(host, tmp_path, monkeypatch, about
 
 
 def test_a_check_that_begins_asks_nothing_of_an_engine_that_has_nothing_of_ours(host, tmp_path):
-    """What former versions left is for ``clean_up``: every check would ask for it again."""
+    """Only ``clean_up`` removes leftovers of former versions: otherwise every check would query the engine for them."""
     (tmp_path / "docker-in-use").write_text("")
     leftovers.begin("docker", host(docker={"image": ""})["docker"])
     assert calls(tmp_path) == []
@@ -143,7 +143,7 @@ def test_a_check_that_begins_asks_nothing_of_an_engine_that_has_nothing_of_ours(
 
 
 def test_root_that_goes_meanwhile_is_no_fault(host, tmp_path, monkeypatch):
-    """A run that lives takes its own away when it ends, between our looks."""
+    """A running check may remove its own folder between two listings."""
     dead = tmp_path / f"isolation-{DEAD}"
     dead.mkdir()
     found = leftovers.glob.glob
@@ -155,7 +155,7 @@ def test_root_that_goes_meanwhile_is_no_fault(host, tmp_path, monkeypatch):
 
 
 RECORDED = [
-    # about, the engine and mark of a record, which clients are asked by a clean-up
+    # columns: label, the engine and run id of a record, the clients that a clean-up calls
     ("never used", None, set()),
     ("used by a run that is dead", ("podman", DEAD), {"podman"}),
     ("used by a run before a reboot", ("docker", BEFORE), {"docker"}),
@@ -165,7 +165,7 @@ RECORDED = [
 
 @pytest.mark.parametrize(("about", "left", "asked"), RECORDED, ids=[one[0] for one in RECORDED])
 def test_only_an_engine_that_was_used_is_asked(host, tmp_path, about, left, asked):
-    """The first question to a podman that nobody used lays out its storage."""
+    """The first call of an unused podman would create its storage."""
     params = host(docker={"image": ""}, podman={"image": ""}, ctr={})
     if left:
         record(*left)
@@ -182,7 +182,7 @@ def test_engine_that_is_gone_took_all_with_it(host, tmp_path):
 
 
 def test_clean_up_that_is_refused(host):
-    """What stays is no change, is named, and is found again."""
+    """A leftover that cannot be removed is not a change; it is reported, and found again."""
     image = f"{leftovers.REPOSITORY}:{DEAD}-9"
     answers = {"ps": f"print('c7 vgpu.isolation={DEAD}')", "image": f"print('{image}')"}
     of_dead = record()
@@ -193,7 +193,7 @@ def test_clean_up_that_is_refused(host):
 
 @pytest.mark.parametrize("ps", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
 def test_clean_up_of_an_engine_that_does_not_answer(host, tmp_path, monkeypatch, ps):
-    """It is asked once, and what it may have stays known; others are removed."""
+    """The engine is called once, and its record stays; the leftovers of other engines are removed."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     params = host(docker={"ps": ps}, podman={"image": ""})
     docker, podman = record("docker"), record("podman")

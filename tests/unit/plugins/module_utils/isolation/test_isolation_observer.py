@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host sees of processes in a slice: their memory by NVML, and the files that they have."""
+"""What the host sees of processes in a slice: their memory by NVML, and their mounted files."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_memory_of_the_slice_alone_is_summed_and_the_greatest_look_counts(proc):
 
 
 def test_look_at_a_process_that_is_gone_counts_nobody(proc):
-    """Others that are gone by now have no namespace either."""
+    """Other processes that have exited have no namespace either."""
     watch = observer.MemoryWatch(Reader(gpus=2, processes=[{30: 1000, 99: None}]), "GPU-1", proc)
     watch.poll(30)
     assert (watch.most_bytes, watch.untold, watch.polls) == (None, False, 1)
 
 
-# processes that NVML lists, as (pid, bytes); what is read of them
+# columns: processes that NVML lists as (pid, bytes), the parsed bytes by pid
 LISTED = [
     ([], {}),
     ([(7, 0), (8, 5)], {7: 0, 8: 5}),
@@ -60,7 +60,7 @@ def test_list_of_processes(listed, read):
 
 @pytest.mark.parametrize("code", [3, observer.INSUFFICIENT_SIZE])
 def test_list_of_processes_that_cannot_be_had(code):
-    """At some size it is another fault, whatever NVML calls it."""
+    """After a few growing sizes, "insufficient size" counts as another fault."""
     reader = observer.ProcessReader.__new__(observer.ProcessReader)
     sizes = []
 
@@ -75,7 +75,7 @@ def test_list_of_processes_that_cannot_be_had(code):
 
 
 def test_watch_notes_memory_that_the_driver_does_not_report(proc):
-    """Once is enough: what was greatest at another look is not all that there was."""
+    """One unreported value is enough: the greatest value of another poll may miss memory."""
     watch = observer.MemoryWatch(Reader(gpus=2, processes=[{10: None}, {10: 5}]), "GPU-1", proc)
     assert watch.untold is False
     watch.poll(10)

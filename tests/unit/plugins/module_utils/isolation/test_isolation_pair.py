@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder where two slices meet: there as long as they do, and what a killed run left is taken away."""
+"""The folder where two slices meet: it exists only during the meeting, and a killed run's folder is removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.host import run_id
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import pair as isolation_pair
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.runner import RunnerError
 
-DEAD = f"beside-{2**22 + 1}.1.{'0' * 12}"  # no kernel counts pids so far
+DEAD = f"beside-{2**22 + 1}.1.{'0' * 12}"  # a pid that no kernel assigns
 
 
 @pytest.mark.parametrize("fails", [False, True])

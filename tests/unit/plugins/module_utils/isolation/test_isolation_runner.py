@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The docker runner against a docker that answers as a row says, or not at all."""
+"""The docker runner against a docker client that responds as each row says, or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGE = "localhost/debian:12"
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """A docker client: what each command does is Python text; the calls are listed in ``calls``."""
+    """A docker client: each command's behaviour is Python text; the calls are listed in ``calls``."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     monkeypatch.setattr(isolation_runner, "START_S", 0.5)
 
@@ -52,7 +52,7 @@ def test_image_at_hand(docker, image, reason):
 
 
 HANGS = [
-    # the client, the words, how it is told
+    # columns: the client, its arguments, the pattern of the message
     ("docker", ["image", "inspect", IMAGE], "docker image inspect .*daemon.* systemctl status docker$"),
     ("docker", ["create", "--interactive"], "docker create did not"),
     ("ctr", ["--namespace", "ours", "tasks", "list"], "ctr tasks list .*containerd.* systemctl status containerd$"),
@@ -73,7 +73,7 @@ def test_engine_that_hangs_is_told_with_where_to_look(docker, tmp_path, name, wo
 
 
 STARTS = [
-    # about, what docker does, what is said
+    # columns: label, what docker does, words of the message
     ("a daemon that hangs at once", {"info": HANG}, "docker info did not answer within"),
     ("a daemon that hangs at create", {"create": HANG}, "docker create did not answer within"),
     ("a container that never gets a pid", {"start": HANG, "inspect": "print(0)"}, "no process within"),
@@ -100,11 +100,11 @@ def test_removal_that_hangs_spoils_nothing(docker):
     )
     outcome = runner.run(["true"], 60.0)
     assert (outcome.rc, outcome.out.strip(), outcome.timed_out) == (0, "go", False)
-    # The removal was waited for, and a check that must keep its time knows.
+    # The runner waited for the removal and counts that time, so a check with a time limit allows for it.
     assert runner.overhead_s > isolation_runner.ASK_S
 
 
-# A container that runs on, whatever is said to the daemon.
+# A container whose process survives every command to the daemon.
 LIVES = """
 import os
 pid = os.fork()
@@ -120,7 +120,8 @@ time.sleep(600)
 
 @pytest.mark.parametrize("theirs", [False, True], ids=["of the slice", "of a namespace that is not the container's"])
 def test_program_that_the_daemon_does_not_end(docker, tmp_path, monkeypatch, theirs):
-    """Nobody else may get its slice while it runs; and no process is killed by its number alone."""
+    """A surviving process is killed, so that its slice is free, but only if its namespace proves that it is the
+    container's."""
     path = str(tmp_path / "pid")
     program = docker(
         start=LIVES.format(path=path),
@@ -148,7 +149,7 @@ def test_program_that_the_daemon_does_not_end(docker, tmp_path, monkeypatch, the
 
 
 def is_gone(pid: int) -> bool:
-    """One that nobody waits for is gone too: it holds nothing."""
+    """Returns whether a process has exited; a zombie counts as exited, because it uses no memory."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as stream:
             return stream.read().rpartition(")")[2].split()[0] == "Z"
@@ -157,7 +158,7 @@ def is_gone(pid: int) -> bool:
 
 
 def children() -> str:
-    """Processes of ours that still run; one that ended and was not waited for counts too."""
+    """Returns the command lines of our child processes with docker in them, zombies included."""
     done = subprocess.run(
         ["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True, check=False
     )

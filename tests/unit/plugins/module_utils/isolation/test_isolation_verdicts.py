@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judging a slice: tables of what each witness says, and the verdict."""
+"""The verdict on a slice, as tables of the reports of each source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verdicts(checks) -> dict:
 
 
 PROBE = [
-    # about, rc, output, timed out, what must be found
+    # columns: label, exit status, output, timed out, expected verdicts
     ("all well", 0, report(), False, {"totals": "passed", "gpu-as-leased": "passed", "limit-as-configured": "passed"}),
     ("no report", 1, "Segmentation fault", False, {"probe": "violated"}),
     ("a report that is no object", 0, "[]", False, {"probe": "violated"}),
@@ -80,14 +80,14 @@ def test_probe(about, rc, out, timed_out, wanted):
 
 
 def sharing(verdict, found, kernel, unit="percent") -> str:
-    """What the probe reports of a share; ``kernel``: what its kernel takes by itself, in ns, None: not measured."""
+    """Returns the probe's report of a share; ``kernel``: ns that its kernel takes alone, None: not measured."""
     share = dict(CHECK, name="share", verdict=verdict, expected=33, found=found, unit=unit, detail=f"{found}!")
     measures = [{"name": "launch", "value": 7}] + ([] if kernel is None else [{"name": "kernel", "value": kernel}])
     return json.dumps({"devices": [DEVICE], "checks": [CHECK, share], "measures": measures})
 
 
 TOGETHER = [
-    # about, our report, the neighbour's, the verdict, what each got
+    # columns: label, our report, the neighbour's report, the verdict, each one's share in percent
     ("both keep theirs", sharing("passed", 33, 500), sharing("passed", 31, 500), "passed", "33 and 31"),
     ("one gets more", sharing("passed", 33, 500), sharing("violated", 66, 500), "violated", "33 and 66"),
     ("ours gets more", sharing("violated", 66, 500), sharing("passed", 33, 500), "violated", "66 and 33"),
@@ -158,7 +158,7 @@ def test_nvidia_smi(rc, out, verdict):
 
 
 OUTSIDE = [
-    # about, greatest look, what the probe says it filled, verdict
+    # columns: label, greatest polled bytes, bytes that the probe reports as filled, verdict
     ("the whole slice was seen", LIMIT, LIMIT, "passed"),
     ("nearly the whole slice was seen", LIMIT - LIMIT // 10, LIMIT, "passed"),
     ("a little less than that", LIMIT * 895 // 1000, LIMIT, "not-run"),
@@ -235,7 +235,7 @@ def test_worst(words, verdict):
 
 
 NAMESPACE_SAYS = [
-    # a check of the probe, whether it is told that the libraries are the host's
+    # columns: a check of the probe, whether the detail adds that the libraries are the host's
     (dict(CHECK, name="graphics", verdict="open", detail="libnvcuvid.so.1 can be loaded"), True),
     (dict(CHECK, name="graphics", verdict="passed"), False),
     (dict(CHECK, name="bypass-namespace", verdict="open"), False),
@@ -252,7 +252,7 @@ def test_whose_libraries_a_namespace_has(one, told):
 
 WAY = dict(CHECK, name="bypass-namespace", verdict="open", detail="GPU-1: granted")
 WATCHED = [
-    # about, seconds until named, looks, fault, verdict, what is said
+    # columns: label, seconds until the bypass was named, polls, the watcher's fault, verdict, words of the detail
     ("named", 3.21, 2, "", "detected", "3.2"),
     ("named by one that says that it does not see all", 3.21, 2, "GPU is lost", "detected", "3.2"),
     ("not named in as many looks as are needed", None, 5, "", "violated", "not in 5 polls"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the watcher named a way round while it was gone: its answers, one after the other, and what counts."""
+"""Whether the watcher named a bypass during its run: the responses of vgpuctl watch in order, and which of them
+count."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ def proc(tmp_path):
 
 
 class Asked:
-    """A clock and the answers of ``vgpuctl watch``, one after the other."""
+    """A clock, and the responses of ``vgpuctl watch`` in order."""
 
     def __init__(self, *answers) -> None:
         self.now, self.answers, self.count = 1000.0, list(answers), 0
@@ -35,7 +36,8 @@ def watching(looks=0, pids=(), allocation="a1", interval=2.0, fault="") -> dict:
 
 ONE, BOTH = {"bypass-b": "way-11"}, {"bypass-a": "way-10", "bypass-b": "way-11"}
 FOUND = [
-    # about, the ways of the run of process 10, the answer, the ways that are named by it, whether these are all
+    # columns: label, the bypasses in the run of process 10, the response, the bypasses that it names, whether these
+    # are all
     ("the way's process", ONE, watching(1, [11]), ["bypass-b"], True),
     ("both at once", BOTH, watching(1, [10, 11]), ["bypass-a", "bypass-b"], True),
     ("one of two", BOTH, watching(1, [11]), ["bypass-b"], False),
@@ -53,7 +55,7 @@ def test_watcher_names_the_bypasses_of_its_process(proc, about, names, answer, n
     asked = Asked(watching(), answer)
     observation = asked.observe(proc, names)
     observation.poll(10)
-    assert asked.count == 1  # not again at once
+    assert asked.count == 1  # no second request right away
     asked.now += 1.5
     if all_of_them:
         with pytest.raises(watcher.AllNamed):
@@ -67,7 +69,8 @@ def test_watcher_names_the_bypasses_of_its_process(proc, about, names, answer, n
 
 @pytest.mark.parametrize(("reason", "named"), [("foreign-mount", ["bypass-b"]), ("more-memory", [])])
 def test_what_a_bypass_must_be_named_for(proc, reason, named):
-    """What a neighbour of the run does to the ledger they share is found of both."""
+    """The watcher reports a neighbour's tampering with the shared ledger for both processes, so only the expected
+    reason counts."""
     found = watching(1, [10, 11])
     found["findings"][0]["reason"] = reason
     asked = Asked(watching(), found)
@@ -81,7 +84,7 @@ def test_what_a_bypass_must_be_named_for(proc, reason, named):
 
 
 BELOW = [
-    # about, the parent of the process, whether it shows its own namespace, whether it counts
+    # columns: label, the parent of the process, whether its namespace is readable, whether it counts as the run's
     ("a namespace of its own, started by the run", 10, True, True),
     ("a first thread that has ended, started by the run", 10, False, True),
     ("started by one that the run started", 12, True, True),
@@ -125,7 +128,7 @@ def test_way_round_is_named_when_it_was_named_first(proc):
 
 
 def test_process_whose_namespace_nobody_can_tell_is_not_of_this_run(proc, tmp_path):
-    """Nor where the run's own process is gone, of which nothing is known either."""
+    """A process without a readable namespace is not counted, also if the run's own process has exited."""
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "comm").write_text("way-12\n")
     asked = Asked(watching(), watching(1, [12]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Desired objects, by server-side apply on an API in memory."""
+"""Server-side apply of desired objects, on an API in memory."""
 
 from __future__ import annotations
 

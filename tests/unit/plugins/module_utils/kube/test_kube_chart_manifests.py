@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of nodes that no playbook prepares. Helm renders them in tests/chart, a cluster obeys in tests/e2e."""
+"""The objects of nodes that no playbook prepares. tests/chart renders them with Helm; tests/e2e applies them to a
+cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def test_every_mount_has_its_volume_and_every_volume_a_mount(name):
 
 
 def test_node_keeps_no_configuration():
-    """/etc/vgpu is the pod's; the host's /etc is seen below /host alone, and not written."""
+    """/etc/vgpu is a volume of the pod; the host's /etc is visible below /host only, and read-only."""
     volumes = {one["name"]: one for one in pod()["volumes"]}
     paths = {one["hostPath"]["path"] for one in volumes.values() if "hostPath" in one}
     assert not [one for one in paths if one.startswith("/etc")]
@@ -68,7 +69,8 @@ def test_all_containers_have_one_image_and_no_gpu_of_a_runtime():
 
 
 def test_arbiter_may_little():
-    """It reads pages of every user and goes before others; mounts of new allocations must reach it."""
+    """The arbiter reads tenant pages of every user and runs at a higher priority; mounts of new allocations must
+    reach it."""
     arbiter = containers(pod())[ours.ARBITER]
     assert arbiter["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "SYS_NICE"]}
     assert "privileged" not in arbiter["securityContext"]
@@ -78,7 +80,7 @@ def test_arbiter_may_little():
 
 
 def test_two_daemon_sets_never_want_the_same_node():
-    """One leaves out what the other one is for, whatever selector was chosen."""
+    """Each DaemonSet excludes the nodes of the other, whatever node selector is configured."""
     spec = pod(carried=CARRIED._replace(node_selector={"zone": "a"}))
     assert spec["nodeSelector"] == {"zone": "a"}
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -94,7 +96,7 @@ def test_removal_undoes_in_order():
     assert purge["command"][-1] == "--purge" and "--kubeconfig=in-cluster" in purge["command"]
     assert {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in purge["env"]
     (run,) = [one for one in purge["volumeMounts"] if one["mountPath"] == "/run/vgpu"]
-    assert run["mountPropagation"] == "Bidirectional"  # an allocation's mount is ended on the host too
+    assert run["mountPropagation"] == "Bidirectional"  # the removal unmounts an allocation's mounts on the host too
     assert remove["command"][1:] == ["remove", "--host-root=/host", "--library-root=/usr/local/lib/vgpu"]
     assert [one.get("readOnly") for one in remove["volumeMounts"]] == [None]
     (rest,) = spec["containers"]
@@ -131,7 +133,7 @@ def test_secrets_of_images():
 
 
 def test_the_roles_objects_are_not_touched():
-    """Both are made of one DaemonSet; the chart's is a copy."""
+    """Role and chart share one DaemonSet definition; the chart must change a copy."""
     before = json.dumps(plugin.manifests(DESIRED))
     ours.node_manifests(DESIRED, CARRIED)
     assert json.dumps(plugin.manifests(DESIRED)) == before

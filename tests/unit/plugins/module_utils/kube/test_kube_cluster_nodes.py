@@ -81,7 +81,7 @@ def test_every_engine_has_commands():
         ({"n": node(notes={"vgpu.fleet/gpus": "{}"})}, []),
         ({}, ["h: the cluster has no node n; join the host"]),
         ({"n": node()}, ["h: node n has no annotation vgpu.fleet/gpus"]),
-        # What a device plugin that is removed leaves.
+        # A removed device plugin leaves this empty annotation.
         ({"n": node(notes={"vgpu.fleet/gpus": ""})}, ["h: node n has no annotation vgpu.fleet/gpus"]),
     ],
 )

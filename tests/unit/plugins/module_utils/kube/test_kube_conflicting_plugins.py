@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other device plugins in a cluster. Each row is a pod that may be one."""
+"""Other device plugins in a cluster. Each row is a pod that may be a device plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def owner(kind, name, version):
 
 
 class Api(KubeClient):
-    """A cluster of device plugins. The operator of the ClusterPolicy deletes its DaemonSet once that is disabled."""
+    """Device plugins. Disabling the plugin in the ClusterPolicy makes the operator delete its DaemonSet."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Api(KubeClient):
 
 
 IMAGES = [
-    # image, what the container says besides, whose, its resources
+    # columns: image, other fields of the container, the vendor's plugin, its resources
     ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {}, "NVIDIA's plugin", ("nvidia.com/gpu",)),
     ("mirror.example/k8s-device-plugin@sha256:00", {}, "NVIDIA's plugin", ("nvidia.com/gpu",)),
     ("projecthami/hami:v2.6.0", {}, "HAMi's plugin", ("nvidia.com/gpu",)),
@@ -107,7 +107,7 @@ def test_whose_it_is(image, more, owner, resources):
 
 NVIDIA = "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"
 KEEPERS = [
-    # how it is kept running, title, can be removed
+    # columns: what keeps the pod running, title, whether it can be removed
     ({"keeper": "nvidia-ds"}, "DaemonSet kube-system/nvidia-ds", True),
     ({"keeper": "nvidia-ds", "policy": True}, "ClusterPolicy cluster-policy", True),
     ({}, "Pod kube-system/p-n1", True),
@@ -125,7 +125,7 @@ def test_it_is_named_refused_and_removed_with_consent_alone(how, title, removabl
     remove, faults, _notes = conflicting_plugins.judge(found, OURS, [], False)
     assert (remove, len(faults)) == ([], 1)
     assert title in faults[0] and "device_plugin_conflicting_plugins_remove" in faults[0]
-    # Consent to another one, or to a part of its name, is none to this.
+    # Consent to remove another object, or one with a similar name, does not count.
     for consent in (["DaemonSet kube-system/other"], [title[:-1]], [title + "x"]):
         assert conflicting_plugins.judge(found, OURS, consent, False)[0] == []
         assert conflicting_plugins.judge(found, OURS, consent, False)[1] == faults
@@ -143,7 +143,7 @@ def test_it_is_named_refused_and_removed_with_consent_alone(how, title, removabl
 
 
 JUDGED = [
-    # resources of ours, ignore, faults, notes
+    # columns: our resources, whether to ignore conflicts, number of faults, number of notes
     (["nvidia.com/gpu"], False, 1, 0),
     (["nvidia.com/gpu"], True, 0, 1),
     (["example.com/gpu"], False, 0, 1),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of the DaemonSet; that a real API server takes and obeys them is what tests/e2e shows."""
+"""The objects of the DaemonSet; tests/e2e applies them to a real API server."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def pod(desired=DESIRED) -> dict:
 
 
 def mounts(desired=DESIRED) -> dict:
-    """Path in the container → (path on the host, mount)."""
+    """Returns for each path in the container (path on the host, mount)."""
     volumes = {one["name"]: one for one in pod(desired)["volumes"]}
     found = {}
     for mount in pod(desired)["containers"][0]["volumeMounts"]:
         volume = volumes.pop(mount["name"])
         found[mount["mountPath"]] = (volume.get("hostPath", {}).get("path"), mount)
-    assert volumes == {}  # each is mounted, once
+    assert volumes == {}  # each volume is mounted, once
     return found
 
 
@@ -39,7 +39,7 @@ def test_every_object_has_its_place():
     assert json.loads(json.dumps(manifests.manifests(DESIRED))) == manifests.manifests(DESIRED)
 
 
-# Where the program, the kubelet, runtimes and other containers mean the same path.
+# Paths that must be equal in the program, the kubelet, runtimes and other containers. columns: path, writable
 SAME_PATHS = [
     ("/dev", True),
     ("/var/lib/kubelet/device-plugins", True),
@@ -63,15 +63,15 @@ def test_mounts_that_differ():
     assert set(mounts()) == {path for path, _writable in SAME_PATHS} | {"/host", "/etc/vgpu/configs"}
     host, mount = mounts()["/host"]
     assert (host, mount["readOnly"]) == ("/", True)
-    # An allocation's tmpfs is made inside and must be seen outside; nothing else leaves the pod.
+    # Only mounts below /run/vgpu propagate to the host: an allocation's tmpfs is mounted in the pod and used outside.
     leaves = [path for path, (_host, one) in mounts().items() if one.get("mountPropagation")]
     assert leaves == ["/run/vgpu"]
-    # The runtime would make the default one in the host's /dev.
+    # By default the runtime would create the termination log in the host's /dev.
     assert not pod()["containers"][0]["terminationMessagePath"].startswith("/dev")
 
 
 OPTIONS = [
-    # what is wished for, an argument or None, a mount or None
+    # columns: desired settings, an expected argument or None, an expected mount or None
     ({}, "--config=/etc/vgpu/node.yaml", None),
     ({"config_path": "/srv/vgpu/node.yaml"}, "--config=/srv/vgpu/node.yaml", "/srv/vgpu/configs"),
     ({"kubelet_dir": "/data/kubelet"}, "--kubelet-dir=/data/kubelet/device-plugins", "/data/kubelet/pod-resources"),
@@ -90,7 +90,7 @@ def test_options(more, argument, mount):
 
 
 METRICS = [
-    # options, ports of the pod: none where only the node itself may read
+    # columns: options, ports of the pod (none if the metrics listen on loopback only)
     ([], []),
     (["--metrics-listen=127.0.0.1:9410"], []),
     (["--metrics-listen=[::1]:9410"], []),
@@ -131,7 +131,7 @@ GPUS = "vgpu.fleet/gpus"
 READY = {"type": "Ready"}
 OURS = {"type": "VgpuConfiguration"}
 TRACES = [
-    # annotations, conditions, what is patched
+    # columns: annotations, conditions, the expected patches
     ({}, [], []),
     ({"a.b/c": "1"}, [READY], []),
     ({GPUS: "[]", "a.b/c": "1"}, [READY], [("", {"metadata": {"annotations": {GPUS: None}}})]),
@@ -169,12 +169,12 @@ def test_the_plugin_stays_on_a_node_that_it_tainted():
 
 OUR_LABELS, COUNT = "vgpu.fleet/labels", "nvidia.com/gpu.count"
 TRACES_OF_LABELS = [
-    # labels, annotations, labels of the patch
+    # columns: labels, annotations, labels of the patch
     ({COUNT: "2", "a": "b"}, {OUR_LABELS: "gpu.count"}, {COUNT: None}),
     ({COUNT: "2"}, {OUR_LABELS: "gpu.count", "nfd.node.kubernetes.io/feature-labels": "x,nvidia.com/gpu.count"}, None),
     ({}, {OUR_LABELS: "gpu.count,gpu.product"}, None),
     ({COUNT: "2"}, {OUR_LABELS: ""}, None),
-    # A name with a prefix of its own is written with it.
+    # A label name with another prefix is recorded with its prefix.
     (
         {COUNT: "2", "vgpu.fleet/memory-enforcement": "library"},
         {OUR_LABELS: "gpu.count,vgpu.fleet/memory-enforcement"},
@@ -201,7 +201,7 @@ def test_what_is_taken_back_of_a_node(annotations, conditions, patches):
 
 CAPACITY, GPUMEM, GPUCORES = "vgpu.fleet/capacity", "nvidia.com/gpumem", "nvidia.com/gpucores"
 TRACES_OF_RESOURCES = [
-    # The annotation, capacity, allocatable, and of both what the patch takes away; None: no patch.
+    # columns: the annotation, capacity, allocatable, the resources that the patch removes from each (None: no patch)
     (None, {GPUMEM: "1"}, {GPUMEM: "1"}, None),
     (f"{GPUCORES},{GPUMEM}", {GPUMEM: "1", "cpu": "8"}, {GPUMEM: "1", GPUCORES: "1"}, ({GPUMEM}, {GPUMEM, GPUCORES})),
     (GPUMEM, {GPUMEM: "1"}, {}, ({GPUMEM}, set())),
@@ -212,7 +212,7 @@ TRACES_OF_RESOURCES = [
 
 @pytest.mark.parametrize(("named", "capacity", "allocatable", "gone"), TRACES_OF_RESOURCES)
 def test_resources_that_are_taken_back_of_a_node(named, capacity, allocatable, gone):
-    """In one request, so that no name is ever on the node without being known as ours."""
+    """One request sets the annotation and the resource, so every resource on the node is recorded as ours."""
     annotations = {} if named is None else {CAPACITY: named}
     status = {"capacity": capacity, "allocatable": allocatable}
     found = manifests.trace({"metadata": {"annotations": annotations}, "status": status})

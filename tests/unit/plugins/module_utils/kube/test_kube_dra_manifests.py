@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of a cluster for claims; what an API server refuses by the policies is what tests/e2e_dra shows."""
+"""The objects of a cluster for claims; tests/e2e_dra shows which requests an API server denies by the policies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_class_has_an_extended_resource_where_it_is_asked_for(name: str) -> No
 
 
 def assigned(path: Path, name: str) -> object:
-    """The value of a constant of a program's source."""
+    """Returns the value of a constant in a program's source."""
     tree = ast.parse(path.read_text())
     constants = {"POLICIES": ("disable", "default", "force")}
     for node in tree.body:
@@ -79,7 +79,7 @@ def test_every_parameter_is_bounded() -> None:
     )
     (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
     assert rule["resources"] == ["resourceclaims", "resourceclaimtemplates", "deviceclasses"]
-    # Claims of other versions are judged too, as the version that is named.
+    # Claims of other API versions are checked too, after conversion to the named version.
     assert policy["spec"]["matchConstraints"]["matchPolicy"] == "Equivalent" and rule["apiVersions"] == ["v1"]
     assert policy["spec"]["failurePolicy"] == "Fail" and binding["spec"]["validationActions"] == ["Deny"]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy's objects and their text; what the API server refuses by them is what tests/e2e/test_mount_policy.py
-shows, with the table that tests the rule in Python."""
+"""The mount policy's objects and their text. tests/e2e/test_mount_policy.py shows what a real API server denies, with
+the table that also tests the rule in Python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_binding_denies_by_the_policy_and_nothing_opens_it():
     policy, binding = made()
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
     assert policy["spec"]["failurePolicy"] == "Fail"
-    # No selector of labels: who writes a pod writes its labels.
+    # The policy must not select by labels, because a pod's author chooses them.
     assert set(policy["spec"]["matchConstraints"]) == {"resourceRules"}
     assert [(one["operations"], one["resources"]) for one in policy["spec"]["matchConstraints"]["resourceRules"]] == [
         (["CREATE"], ["pods"]),
@@ -48,7 +48,7 @@ def test_rule_is_said_of_every_container_path_and_name():
 
 
 def test_no_expression_is_longer_than_the_api_server_takes():
-    """matchConditions and variables: 64 of 16 KiB each are its bounds; brackets pair up."""
+    """The limits are 64 matchConditions and variables of 16 KiB each; brackets must match."""
     policy, _binding = made()
     spec = policy["spec"]
     for one in [*spec["matchConditions"], *spec["variables"], *spec["validations"]]:
@@ -71,7 +71,7 @@ def test_scheduler_refuses_by_the_names_of_its_configuration():
 
 
 NODES = [
-    # what the policy says, what is given, what it says then
+    # columns: resources in the policy, resources to add, resources in the policy afterwards
     (None, {"a": ["x"]}, {"a": ["x"]}),
     ({"a": ["x"]}, {"b": ["y", "x", "y"]}, {"a": ["x"], "b": ["x", "y"]}),
     ({"a": ["x"], "b": ["y"]}, {"a": ["z"]}, {"a": ["z"], "b": ["y"]}),
@@ -91,7 +91,7 @@ def test_nodes_of_other_runs_stay(known, given, expected):
 
 @pytest.mark.parametrize("name", ["", "nvidia.com/gpu"])
 def test_containers_with_claims_are_guarded_too(name):
-    """Also those that ask by the extended resource of a class, and have no claim in their text."""
+    """The check includes pods that request the extended resource of a DeviceClass and name no claim."""
     policy, _binding = mount_policy.of_claims(name)
     (condition,) = policy["spec"]["matchConditions"]
     asking = next(one["expression"] for one in policy["spec"]["variables"] if one["name"] == "asking")

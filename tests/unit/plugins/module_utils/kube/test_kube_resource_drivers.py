@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drivers of dynamic resource allocation next to ours, in each version of the API."""
+"""Other drivers of dynamic resource allocation in the cluster, in each version of the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UUID = "GPU-0f3b1c2d-1111-2222-3333-444444444444"
 
 
 class Api(KubeClient):
-    """A server that has one version of the API, or none; ``refused``: what its user may not read."""
+    """A server with one version of the API, or none; ``refused``: the resources that its user may not read."""
 
     def __init__(self, version, refused=""):
         super().__init__()

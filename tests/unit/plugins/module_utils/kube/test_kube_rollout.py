@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a Deployment runs, why it does not, and whether a pod is given to the scheduler."""
+"""When a Deployment counts as running, why it does not run, and whether the scheduler receives pods."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_why_it_is_not(one, lines):
 
 
 class Api:
-    """Answers of a list, the last for ever; a clock that a wait moves."""
+    """Returns prepared responses in order, repeating the last; its clock advances with each wait."""
 
     def __init__(self, deployments=(), pods=(), trials=()):
         self.deployments, self.pods, self.trials, self.now = list(deployments), list(pods), list(trials), 0.0
@@ -98,10 +98,10 @@ class Api:
         ([deployment()], [[]], [], 0),
         ([deployment(readyReplicas=0), deployment(readyReplicas=1), deployment()], [[pod()]], [], 2),
         ([deployment(readyReplicas=0)], [[pod([NO_NODE])]], ["pod p has no node: 0/3 nodes are available"], 20),
-        # A former pod that ends still places pods; one whose node is gone stays for ever.
+        # A terminating former pod still schedules pods. A pod whose node is gone never terminates.
         ([deployment()], [[pod(deletionTimestamp="now")], [pod(deletionTimestamp="now")], []], [], 2),
         ([deployment()], [[pod(deletionTimestamp="now")]], [], 20),
-        # Time brings no image.
+        # Waiting longer does not make the image available.
         ([deployment(readyReplicas=0)], [[pod([], [PULLS])]], ["pod p: container c (i:1) ImagePullBackOff no"], 0),
         (
             [deployment(replicas=0)],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's Kubernetes objects; that a real API server takes and obeys them is what tests/e2e_scheduler shows."""
+"""The scheduler's Kubernetes objects; tests/e2e_scheduler applies them to a real API server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_name_of_every_dialect_is_known_to_both():
     assert set(scheduler_manifests.resource_names({})) == names
     managed = scheduler_manifests.extender({})["managedResources"]
     assert {one["name"] for one in managed} == names
-    # A node has the count alone; the rest would keep every pod waiting.
+    # A node advertises only the GPU count; kube-scheduler would never find the other resources.
     assert [one["name"] for one in managed if not one["ignoredByScheduler"]] == [config.gpu]
     asking = (*fractions.ASKING, burst.REQUEST)
     assert asking == scheduler_manifests.ASKING and scheduler_manifests.NOT_OF == fractions.KAI_SCHEDULER
@@ -81,12 +81,12 @@ def test_closed_only_where_gpu_pods_can_be_told_from_others(conditions, closed, 
             assert hook["failurePolicy"] == ("Ignore" if words_alone else policy)
             assert ("matchConditions" in hook) == conditions
             if hook["name"] == "resizes.vgpu.fleet":
-                # Of every pod whose request changed, and of no other.
+                # The webhook gets every pod whose resize request changed, and no other pod.
                 assert hook["rules"][0]["operations"] == ["UPDATE"] and "objectSelector" not in hook
                 assert hook["matchConditions"][0]["expression"].count("vgpu.fleet/resize'") == 4
                 continue
             if "plans." in hook["name"]:
-                # No label lets a pod bring its own plan. What is created has no oldObject to ask.
+                # No label may exempt a pod that brings its own plan. A CREATE request has no oldObject.
                 assert "objectSelector" not in hook and "namespaceSelector" not in hook
                 created = hook["rules"][0]["operations"] == ["CREATE"]
                 assert not conditions or ("oldObject" in hook["matchConditions"][0]["expression"]) != created
@@ -130,7 +130,7 @@ def test_policy_of_plans_names_its_writers_and_every_way_to_write():
     for name, users in zip(PLANS, (scheduler, both, scheduler, both), strict=True):
         assert by_name[name].startswith(f"request.userInfo.username in {users} ||"), name
     assert pod_resizes.RESIZE not in by_name
-    # What a pod is promised: with the pod itself, not with its Binding, and never afterwards.
+    # A pod's promised memory is set when the pod is created, not by its Binding, and never changes.
     (fixed,) = [one for one in policy["spec"]["validations"] if f'"{burst.REQUEST}"' in one["expression"]]
     assert fixed["expression"].startswith('(oldObject == null && request.kind.kind == "Pod") || ')
     assert burst.REQUEST in policy["spec"]["matchConditions"][0]["expression"]
@@ -139,7 +139,8 @@ def test_policy_of_plans_names_its_writers_and_every_way_to_write():
 
 
 def test_no_other_file_gives_an_account_rights():
-    """Another one needs its test_rights.py, as scheduler and device plugin have theirs; claims: test_dra_rights.py."""
+    """Another account needs its own test_rights.py, as scheduler and device plugin have; claims have
+    test_dra_rights.py."""
     root = Path(scheduler_manifests.__file__).parents[3]
     files = [path for folder in ("plugins", "roles", "playbooks") for path in (root / folder).rglob("*.*")]
     kinds = ("ClusterRole", "RoleBinding")
@@ -150,9 +151,9 @@ def test_no_other_file_gives_an_account_rights():
 
 
 def test_rights_that_read_or_change_one_object_name_it():
-    """That the rights are those that the program uses is what tests/unit/scheduler/test_rights.py shows."""
+    """tests/unit/scheduler/test_rights.py shows that the program uses exactly these rights."""
     for rule in [*made()["ClusterRole", "vgpu-scheduler"]["rules"], *made()["Role", "vgpu-scheduler"]["rules"]]:
-        # Secrets and webhooks of others are none of its business.
+        # The program must not access Secrets and webhooks of other owners.
         if rule["resources"] != ["pods"] and {"update", "get"} & set(rule["verbs"]):
             assert rule["resourceNames"], rule
 
@@ -198,7 +199,8 @@ def test_metrics_are_served_to_the_namespaces_that_are_named_and_on_no_port_with
 
 
 def test_kube_scheduler_that_hangs_is_started_again():
-    """The kubelet asks at the pod's address. There a kube-scheduler tells its health to everybody, and no more."""
+    """The kubelet probes at the pod's address. There kube-scheduler serves its health to every client, and nothing
+    else."""
     (_ours, kube) = made()["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
     assert kube["livenessProbe"]["httpGet"] == {"scheme": "HTTPS", "port": 10259, "path": "/healthz"}
     assert "readinessProbe" not in kube, "the webhook of the pod serves without it"
@@ -239,7 +241,7 @@ def test_a_rolling_restart_leaves_nobody_unanswered():
         assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
-# The label of a namespace, and the paths that its pods are sent to without claims and with them.
+# columns: the namespace's label, the webhook paths for its pods without claims, and with claims
 NAMESPACES = [
     (None, ["/mutate"], ["/mutate"]),
     ("extender", ["/mutate"], ["/mutate"]),
@@ -249,7 +251,7 @@ NAMESPACES = [
 
 
 def selected(expressions, labels):
-    """The API server's reading of a selector; NotIn also selects what has no such label."""
+    """Evaluates a selector like the API server; NotIn also matches objects without the label."""
     holds = {
         "In": lambda one: labels.get(one["key"]) in one["values"],
         "NotIn": lambda one: labels.get(one["key"]) not in one["values"],

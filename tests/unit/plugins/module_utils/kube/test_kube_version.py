@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which versions of Kubernetes are refused, and how they are read."""
+"""The parsing of Kubernetes versions, and the refused versions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube import version as kube_version
 
 TEXTS = [
-    # what is said, major and minor, refused
+    # columns: version text, (major, minor), refused
     ("Kubernetes v1.34.2", (1, 34), False),
     ("Kubernetes v1.10.0\n", (1, 10), False),
     ("Kubernetes v1.9.11", (1, 9), True),

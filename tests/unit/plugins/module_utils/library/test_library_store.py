@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions of the library on a node: check, apply, repeat, switch, kill, undo, on a folder that stands for the node."""
+"""Versions of the library on a node: check, apply, repeat, switch, kill, undo, in a folder in place of the node."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_deploy_repeat_switch_and_back(root, tmp_path):
     assert oct(os.stat(os.path.join(root, "1", "libvgpu.so")).st_mode & 0o777) == "0o755"
     library_store.deploy(root, "2", two)
     assert (content(root), content(root, "1")) == (b"two", b"one")
-    # Back to a version that is there needs no archive.
+    # A switch to an installed version needs no archive.
     assert library_store.deploy(root, "1", "/nonexistent") == [f"switched {root}/current to 1"]
     assert content(root) == b"one"
 
@@ -131,7 +131,7 @@ def test_a_wrong_archive_is_refused_and_leaves_nothing_visible(root, tmp_path, s
 
 @pytest.mark.parametrize("found", ["nothing", "of an older version"])
 def test_every_user_of_a_container_may_look_into_a_version(root, tmp_path, found):
-    """It is mounted into containers as a folder, whose users need not be root."""
+    """Containers mount the folder, and their users may not be root."""
     archive = pack(tmp_path / "1.tgz", "1")
     folder = Path(root) / "1"
     before = os.umask(0o077)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses a version of the library: from a /proc that is laid out in a folder, and from real mounts."""
+"""The users of a version of the library: from a simulated /proc, and from real mounts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_nothing_uses_a_version_of_which_no_one_speaks(host, tmp_path):
     assert library_users.used(host, ROOT, ["1", "2"]) == []
 
 
-# In a container the path is the one that it was mounted at, and the version is not in it.
+# A container's maps show the path of the mount, without the version.
 def test_a_mapped_file_is_known_by_its_inode(host, tmp_path):
     where = device(tmp_path / "usr/local/lib/vgpu/1/libvgpu.so")
     process(tmp_path, 7, MAPS.format(path=f"{ROOT}/libvgpu.so", **where))
@@ -55,7 +55,7 @@ def test_a_mapped_file_is_known_by_its_path(host, tmp_path):
 
 @pytest.mark.parametrize("place", [f"{ROOT}/1", "/lib/vgpu/1", "/1", f"{ROOT}/1/libvgpu.so", "/1/libvgpu.so"])
 def test_what_is_mounted_is_known_by_the_end_of_its_place(host, tmp_path, place):
-    """The folder of a version, or the file alone, as older versions did."""
+    """The mount is the folder of a version, or, from older releases, a single file."""
     process(tmp_path, 7, mounts=MOUNT.format(place=place, point="/dev/vgpu/lib"))
     assert library_users.used(host, ROOT, ["1", "2"]) == ["1"]
 
@@ -67,7 +67,7 @@ def test_a_mount_of_another_file_is_none_of_ours(host, tmp_path):
 
 @pytest.mark.parametrize("asked", [ROOT, "/srv/vgpu"])
 def test_a_root_behind_a_link_is_the_same_root(tmp_path, asked):
-    """The kernel names files by the folder behind the link, the plugin's records by either."""
+    """The kernel reports the folder behind the link; the plugin's records have either path."""
     for version in ("1", "2", "3"):
         write(tmp_path, f"/srv/vgpu/{version}/libvgpu.so", version)
     (tmp_path / "usr/local/lib").mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_a_root_behind_a_link_is_the_same_root(tmp_path, asked):
     assert library_users.used(Host(str(tmp_path)), asked, ["1", "2", "3"]) == ["1", "2"]
 
 
-# What the plugin's records hold, the versions that are promised by it.
+# columns: the plugin's records, the versions that the records use (all, if unreadable)
 RECORDS = [
     (json.dumps({"version": 1, "allocations": [{"id": "a", "library": f"{ROOT}/2"}]}), ["2"]),
     (json.dumps({"version": 1, "allocations": [{"id": "a", "library": ""}]}), []),

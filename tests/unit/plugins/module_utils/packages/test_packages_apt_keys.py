@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of sources on a double of apt: known by their ids, taken away with the sources that they are of, and back."""
+"""Keys of apt sources on a simulated apt: identified by their ids, removed with their sources, and restored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
     return apt_double.host(tmp_path, monkeypatch)
 
 
-# Made for this test; gpg told its id.
+# A key made for this test, with its id from gpg.
 KEY = base64.b64decode(
     "mDMEawKWWBYJKwYBBAHaRw8BAQdASzhd2hPC9OVqlydat0R1LXrlmlWhptse+8kW4S5Ne8W0EXN0YWxlQGV4YW1wbGUuY29tiJAEExYIADgWIQRKr4GSV6Be"
     "le6f47y7gN9W0RVoRwUCawKWWAIbAwULCQgHAgYVCgkICwIEFgIDAQIeAQIXgAAKCRC7gN9W0RVoR1eYAP0dWESowmyvyPWQnjav8bUPnPLZGu65Uz7CsFSU"
@@ -28,7 +28,7 @@ KEY = base64.b64decode(
 )
 KEY_ID = "BB80DF56D1156847"
 
-# The same key with one byte of its body changed is another key.
+# The same key with one changed byte in its body counts as another key.
 OTHER = KEY[:20] + bytes([KEY[20] ^ 1]) + KEY[21:]
 ARMOUR = (
     b"-----BEGIN PGP PUBLIC KEY BLOCK-----\nComment: x\n\n"
@@ -44,8 +44,8 @@ def test_keys_are_known_by_their_ids(data: bytes, number: int) -> None:
     assert len(found) == number and found[:1] == [KEY_ID][:number]
 
 
-# Where a key file is, what is in it, another source that names it too, whether the desired state names it
-# -> whether it goes
+# columns: folder of the key file, its content, whether another source names it, whether the desired state names it,
+# whether it is removed
 STALE_KEYS = [
     ("trusted", KEY, False, False, True),
     ("trusted", ARMOUR, False, False, True),
@@ -102,7 +102,7 @@ def test_a_source_that_still_needs_the_key_gets_it_back(apt: Apt, tmp_path: Path
 
 COPY = {**LOCAL, "trusted": False}
 
-# A source that is left over, our own -> whether the key for every source goes
+# columns: name and text of a remaining source, our own source, whether the key for all sources is removed
 LEFT_OVER = [
     ("theirs.list", "deb https://copy.example.com/ /\n", LOCAL, False),
     ("theirs.sources", "Types: deb\nURIs: https://copy.example.com/\nSuites: ./\n", LOCAL, False),

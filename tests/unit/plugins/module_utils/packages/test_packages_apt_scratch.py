@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources that are not written, asked by the real apt; and what apt says of sources that it cannot read."""
+"""Queries of the real apt about sources that are not on the host yet, and apt's messages about unreadable sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTROL = "Package: vgpu-test-{name}\nVersion: {version}\nArchitecture: all\nMai
 
 
 def folder_of(root: Path, name: str, version: str) -> Path:
-    """A flat repository of one package."""
+    """Creates a flat repository with one package."""
     root.mkdir(exist_ok=True)
     (root / f"{name}.deb").write_bytes(b"no package, but a file")
     control = CONTROL.format(name=name, version=version)
@@ -75,7 +75,7 @@ def test_an_index_of_package_files_that_is_not_written_is_asked(scratch: Path, t
     assert apt_text.parse_policy(apt(options, "policy", "vgpu-test-file"))["vgpu-test-file"]["candidate"] == "4.0"
 
 
-# what apt says, the addresses that are needed -> whether the role must stop
+# columns: apt's messages, the needed addresses, whether the role must stop
 UNREAD = [
     ("Err:1 http://x.test/a ./ InRelease\nE: Failed to fetch http://x.test/a/./InRelease  404  Not Found", [], False),
     ("E: Failed to fetch http://x.test/a/./InRelease  404  Not Found", ["http://x.test/a"], True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of packages on a double of apt: what is asked of it, and that every way out leaves the host as it was."""
+"""A set of packages on a simulated apt: the calls, and that each rollback restores the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
     return apt_double.host(tmp_path, monkeypatch)
 
 
-# who brought what would be removed -> words of the refusal
+# columns: who installed the package that apt would remove, words of the refusal
 MAKES_WAY = [("us", ""), ("somebody", "apt would remove containerd"), ("another record", "apt would remove containerd")]
 
 
@@ -26,7 +26,7 @@ MAKES_WAY = [("us", ""), ("somebody", "apt would remove containerd"), ("another 
 def test_what_the_set_brought_may_make_way_for_what_it_brings_now(
     apt: Apt, tmp_path: Path, whose: str, words: str
 ) -> None:
-    """As the packages of one branch of a driver for those of another one, whose names are others."""
+    """Example: the packages of one driver branch replace those of another branch with other names."""
     record = str(tmp_path / "record.json")
     if whose == "somebody":
         apt.here["containerd"] = "1.0-1"
@@ -47,7 +47,7 @@ def test_what_the_set_brought_may_make_way_for_what_it_brings_now(
         assert (apt.here, apt.rests) == ({}, set()), "what made way has left nothing either"
 
 
-# patterns that are refused -> words of the refusal; docker.io brings runc and containerd
+# columns: forbidden patterns, words of the refusal; docker.io depends on runc and containerd
 COMPANIONS = [
     (["run*"], "runc would come along with docker.io"),
     (["*", "!docker.io", "!runc"], "containerd would come along with docker.io"),
@@ -68,7 +68,7 @@ def test_what_must_not_come_along_stops_the_rest_too(apt: Apt, tmp_path: Path, p
         assert present(apt, **desired).changed
 
 
-# the desired state, what is asked of apt, whether a source file comes
+# columns: the desired state, the calls of apt, whether a source file is written
 DESIRED: list[tuple[dict[str, Any], list[str], bool]] = [
     ({"packages": ["docker.io"]}, ["install"], False),
     ({"packages": ["docker.io=1.0*"]}, ["install"], False),
@@ -107,7 +107,7 @@ def test_check_mode_names_every_package_that_would_come(apt: Apt) -> None:
 
 
 def test_what_came_is_reported_and_not_what_was_simulated(apt: Apt) -> None:
-    """As with a folder whose archive was made again after its lists were read."""
+    """This happens to a folder repository whose archive was rebuilt after apt read its lists."""
     apt.newer = "2.0-1"
     run = present(apt, packages=["nvidia-docker2"], source=LOCAL)
     assert run.transaction.install == {"nvidia-docker2": "2.0-1", "nvidia-container-toolkit": "2.0-1"}
@@ -125,7 +125,7 @@ def test_what_was_there_before_stays(apt: Apt, tmp_path: Path) -> None:
     assert apt.here == {"docker.io": "1.0-1"}
 
 
-# what is wrong, the desired state, the words
+# columns: the fault, the desired state, words of the message
 FAULTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"packages": ["nosuch"]}, "on Debian GNU/Linux 12 .*\n- nosuch: no repository"),
     ({}, {"packages": ["docker.io=9*"]}, "no version 9"),
@@ -147,7 +147,8 @@ def test_a_refusal_leaves_the_host_as_it_was(apt: Apt, tmp_path: Path, fault: di
     assert state(apt) == before
 
 
-# the age of the lists, whether the archive has no more what they name, the packages -> what is asked of apt
+# columns: age of the lists in seconds, whether the listed packages are gone from the archive, the packages, the calls
+# of apt
 LISTS: list[tuple[float, bool, list[str], list[str]]] = [
     (0.0, False, ["docker.io"], ["install"]),
     (86399.0, False, ["docker.io"], ["install"]),
@@ -155,7 +156,7 @@ LISTS: list[tuple[float, bool, list[str], list[str]]] = [
     (math.inf, False, ["docker.io"], ["update", "install"]),
     (0.0, True, ["docker.io"], ["install", "update", "install"]),
     (86401.0, True, ["docker.io"], ["update", "install"]),
-    # Nothing is to be installed.
+    # An empty package list installs nothing.
     (math.inf, True, [], []),
 ]
 
@@ -188,7 +189,7 @@ def test_a_source_that_nobody_needs_is_a_warning_where_it_cannot_be_read(apt: Ap
     assert "example.com" in "".join(run.warnings)
 
 
-# what is wrong, the desired state -> words of an error, words of a warning; nothing may be said to be installed
+# columns: the fault, the desired state, words of an error, words of a warning; no row may predict an installation
 UNPREDICTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {"packages": ["does-not-exist-580"]}, "does-not-exist-580: no repository", ""),
     ({}, {"packages": ["does-not-exist-580"], "source": LOCAL}, "does-not-exist-580: no repository", ""),
@@ -222,7 +223,7 @@ def test_check_mode_says_no_yes_to_what_does_not_exist(
     assert state(apt) == before and set(apt.calls) <= {"look"}
 
 
-# the packages, the optional ones -> what is installed
+# columns: the packages, the optional packages, the installed packages
 OPTIONAL: list[tuple[list[str], list[str], set[str]]] = [
     (["containerd"], ["nvidia-docker2"], {"containerd", "nvidia-docker2", "nvidia-container-toolkit"}),
     (["containerd"], ["nvidia-docker2=1.*"], {"containerd", "nvidia-docker2", "nvidia-container-toolkit"}),
@@ -305,7 +306,7 @@ def test_held_packages_there_and_back(apt: Apt, tmp_path: Path) -> None:
     assert predicted.plan[-2:] == ["hold docker.io", "hold runc"]
     assert apt.holds == {"docker.io", "runc"}
     assert not present(apt, **desired).changed
-    # What somebody released is held again.
+    # A hold that an administrator released is set again.
     apt.holds.discard("runc")
     assert present(apt, **desired).plan == ["hold runc"]
     absent(apt, **desired)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What apt and dpkg write, read from recorded texts of Debian 12."""
+"""Parsers of apt's and dpkg's output, on recorded texts of Debian 12."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def entry(uri: str, suites: str, components: str, key: str = "") -> Source:
     return Source(("deb",), (uri,), tuple(suites.split()), tuple(components.split()), key)
 
 
-# the host's entries, the wanted components, what is added
+# columns: the host's entries, the desired components, the added entries
 COMPONENTS = [
     (
         [entry("http://m/debian", "bookworm", "main", "/k")],
@@ -74,9 +74,9 @@ COMPONENTS = [
         [entry("http://m/debian", "bookworm", "non-free", "/k")],
     ),
     ([entry("http://m/debian", "bookworm", "main non-free")], "non-free", []),
-    # The component is enabled by an entry of its own.
+    # A separate entry enables the component already.
     ([entry("http://m/debian", "bookworm", "main"), entry("http://m/debian/", "bookworm", "non-free")], "non-free", []),
-    # Each suite gets what it lacks; the security mirror too.
+    # Each suite gets its missing components; the security mirror too.
     (
         [entry("http://m/debian", "bookworm bookworm-updates", "main"), entry("http://s", "bookworm-security", "main")],
         "contrib non-free",
@@ -85,7 +85,7 @@ COMPONENTS = [
             entry("http://s", "bookworm-security", "contrib non-free"),
         ],
     ),
-    # Repositories of others are left alone.
+    # Entries of third-party repositories are ignored.
     ([entry("http://other.test", "stable", "main"), entry("file:/opt/apt", "./", "")], "non-free", []),
     ([entry("http://cloud.test/apt", "cloud-sdk-bookworm", "main")], "non-free", []),
 ]
@@ -127,7 +127,7 @@ def test_policy() -> None:
     assert policy["runc"]["versions"] == ["1.2.0-1", "1.1.5+ds1-1+deb12u1"]
 
 
-# package, what is said of it
+# columns: package, words of the message
 AVAILABLE = [
     ("busybox", None),
     ("busybox=*", None),
@@ -144,7 +144,7 @@ def test_unavailable(package: str, words: str | None) -> None:
     assert apt_text.unavailable([package], apt_text.parse_policy(POLICY)) == ([words] if words else [])
 
 
-# package, installed version, whether it is as wanted
+# columns: package, installed version, whether it satisfies the desired state
 SATISFIED = [
     ("a", "1", True),
     ("a", None, False),
@@ -182,7 +182,7 @@ def test_simulation() -> None:
     assert moved.lines()[0] == "install gcc-12-base 12.2.0-14"
 
 
-# package, what apt-get is given
+# columns: package, the argument of apt-get
 RESOLVED = [
     ("busybox", "busybox"),
     ("busybox=*", "busybox"),
@@ -210,7 +210,7 @@ UTILS = {
     "candidate": "580.65.06-0ubuntu1",
     "versions": ["580.65.06-0ubuntu1", "535.261.03-0ubuntu2"],
 }
-# packages, what is known of the leader -> the follower's pin
+# columns: packages, known versions of the leading package, the following package's pin
 FOLLOWERS = [
     (["utils", "fm=@utils"], UTILS, "fm=580.65.06-*"),
     (["utils=535.*", "fm=@utils"], UTILS, "fm=535.261.03-*"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One repository in one spelling: what each package manager gets of it, and that every role reads this spelling."""
+"""One spelling of a repository: its translation for each package manager, and that every role accepts this spelling."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOTH = {"uris": ["http://m/deb"], "suites": ["/"], "baseurl": "http://m/rpm", "k
         ({"uris": []}, {"uris": []}, {}),
         ({"baseurl": "http://m", "gpgcheck": False}, {}, {"baseurl": "http://m", "gpgcheck": False}),
         ({"files": ["/a.deb"], "trusted": True}, {"files": ["/a.deb"], "trusted": True}, {}),
-        # The table of the driver names the address of its key; the role brings the key itself.
+        # The driver's table has the address of the key; the role copies the key itself.
         ({"baseurl": "http://m", "key_url": "http://m/k", "key_fingerprint": "F"}, {}, {"baseurl": "http://m"}),
     ],
 )
@@ -36,7 +36,7 @@ def test_a_package_manager_gets_what_it_takes(given: dict[str, Any], apt: dict[s
 
 
 def suboptions(path: str, *names: str) -> dict[str, Any]:
-    """The documented keys of an option: those of a role's argument specification, or of a module."""
+    """Returns the documented keys of an option of a role's argument specification or of a module."""
     text = (ROOT / path).read_text()
     if path.endswith(".py"):
         text = text.partition('DOCUMENTATION = r"""')[2].partition('"""')[0]
@@ -60,7 +60,7 @@ def test_the_roles_have_the_same_keys(role: str) -> None:
         f"roles/{role}/meta/argument_specs.yml",
         *("argument_specs", "main", "options", f"{role}_repository", "options"),
     )
-    # The other two have a variable for files of packages.
+    # The other two roles have a separate variable for package files.
     if role == "container_runtime":
         spec.pop("files")
     first = suboptions(

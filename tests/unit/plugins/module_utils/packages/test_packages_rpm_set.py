@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a set of packages does to a host, over one in memory; on real dnf and zypper: tests/rpm."""
+"""A set of packages on an in-memory RPM host; tests/rpm uses real dnf and zypper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPOSITORY = {"a": ["1-1", "2-1"], "b": ["1-1"], "liba": ["1-1", "2-1"], rpm_set
 
 
 class Host:
-    """Packages and locks in memory, files below a folder. ``a`` brings ``liba``."""
+    """Packages and locks in memory, files below a folder. ``a`` requires ``liba``."""
 
     def __init__(self, folder: Path, manager: str = "dnf") -> None:
         self.folder, self.manager = folder, manager
@@ -55,7 +55,7 @@ class Host:
             raise RpmError(self.broken)
 
     def install(self, packages: dict[str, str], files: list[str], keep: list[str]) -> None:
-        # Another version of liba would come along: as a package manager refuses it.
+        # Refuses, as a package manager does, an installation that needs another version of liba.
         if "a" in packages and "liba" in keep and self.there.get("liba") != packages["a"]:
             raise RpmError(f"a {packages['a']} requires liba {packages['a']}")
         self.calls.append("install " + " ".join(f"{name}={version}" for name, version in sorted(packages.items())))
@@ -116,7 +116,7 @@ def test_a_set_comes_stays_and_goes(host: Host) -> None:
     assert first.installed["liba"] == "1-1", "the dependency is told"
     host.calls = []
     again = run(host, "a=1-1", source=SOURCE, hold=["a"])
-    # A key that is there is not fetched again: a run that changes nothing needs no network.
+    # An installed key is not fetched again: a run without changes needs no network.
     assert not again.changed and host.calls == []
     gone = run(host, state="absent")
     assert gone.changed and host.there == {"theirs": "9-1"} and host.locked == []
@@ -124,7 +124,7 @@ def test_a_set_comes_stays_and_goes(host: Host) -> None:
     assert not run(host, state="absent").changed
 
 
-# optional packages -> those that come along with a
+# columns: optional packages, the packages installed with a
 OPTIONAL = [
     (["b"], {"a", "liba", "b"}),
     (["b=1-*"], {"a", "liba", "b"}),
@@ -196,7 +196,7 @@ def test_own_locks_follow_and_others_are_kept(host: Host) -> None:
 
 
 def test_what_is_left_out_of_a_lock_can_be_changed_by_its_own_role(host: Host) -> None:
-    """Both roles lock what has NVIDIA's name; a lock of the one was somebody else's to the other."""
+    """Both roles lock NVIDIA's packages; each role's lock would count as foreign to the other."""
     toolkit = str(host.folder.parent / "toolkit.json")
     run(host, "liba=1-1", record_at=toolkit)
     run(host, "theirs=9-1", hold=["the*", "lib*", "!*a"])
@@ -244,7 +244,7 @@ def test_dnf_reads_entries_without_a_version(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_full_disk_leaves_no_trace(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No room for the key, after the repository's file was written."""
+    """The disk is full when the key is written, after the repository's file."""
     real = rpm_set.package_manager.write_bytes
 
     def full(path: str, data: bytes, mode: int = 0o644) -> None:
@@ -292,7 +292,7 @@ def test_a_record_of_an_earlier_version_is_understood(host: Host) -> None:
 
 
 def test_a_repository_of_an_earlier_version_goes_as_well(host: Host) -> None:
-    """It lies under our name with another text, and its record says nothing of files."""
+    """An earlier version's file has our name and another text, and its record lists no files."""
     (host.folder / "ours.repo").write_text("[ours]\n")
     old = {"manager": host.manager, "packages": ["a"], "locks": []}
     (host.folder.parent / "record.json").write_text(json.dumps(old))
@@ -308,7 +308,7 @@ def test_a_repository_of_an_earlier_version_goes_as_well(host: Host) -> None:
 
 
 class Zypper(rpm_host.RpmHost):
-    """zypper that ends with one status, whatever it is asked."""
+    """A zypper that ends every command with one status."""
 
     def __init__(self, code: int) -> None:
         super().__init__("zypper")
@@ -318,7 +318,8 @@ class Zypper(rpm_host.RpmHost):
         return self.code, '<solvable kind="package" name="a" edition="1-1" repository="r"/>', "said"
 
 
-# Exit status of zypper → whether a search, an installation and a refresh of our repository are taken for done.
+# columns: zypper's exit status, then whether a search, an installation and a refresh of our repository count as
+# successful
 ZYPPERS_ENDS = [
     (0, True, True, True),
     (102, True, True, True),
@@ -344,7 +345,7 @@ def test_what_zypper_ends_with(code: int, search: bool, install: bool, refresh: 
                 what()
 
 
-# What a web server does wrong, or who writes the address.
+# Faults of a web server, and an invalid address.
 @pytest.mark.parametrize("fault", [http.client.IncompleteRead(b"-----BEG"), http.client.InvalidURL("a b"), OSError()])
 def test_a_key_that_does_not_come_whole_is_named(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
     def fails(*_about: Any, **_options: Any) -> None:

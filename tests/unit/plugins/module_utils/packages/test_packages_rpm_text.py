@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages import pins, rpm_text
 
-# Lower, higher: rpm's manual and its own tests have these cases.
+# columns: lower version, higher version; cases of rpm's manual and its own tests
 ORDERED = [
     ("1.0", "2.0"),
     ("1.9", "1.10"),
@@ -35,7 +35,7 @@ def test_versions_that_are_the_same(one: str, other: str) -> None:
     assert rpm_text.compare(one, other) == 0
 
 
-# Version, pin, whether it is meant.
+# columns: version, pin, whether the version matches the pin
 PINS = [
     ("3:580.95.05-1.el9", "580.95.05", True),
     ("3:580.95.05-1.el9", "580.95.05-1.el9", True),
@@ -58,7 +58,7 @@ def test_one_version_for_all_that_follow() -> None:
     known = {"a": ["1.1-1", "1.2-1"], "b": ["1.1-1", "1.2-1"]}
     assert rpm_text.follow(["a=*", "b=@a"], {}, known) == ["a=*", "b=1.2"]
     assert rpm_text.follow(["a=1.1*", "b=@a"], {}, known) == ["a=1.1*", "b=1.1"]
-    # What is there and fits decides before what could be had.
+    # An installed version that fits takes precedence over available versions.
     assert rpm_text.follow(["a=*", "b=@a"], {"a": "1.1-1"}, known) == ["a=*", "b=1.1"]
     assert rpm_text.follow(["a=*", "b=@a"], {}, {}) == ["a=*", "b"]
 
@@ -108,7 +108,7 @@ SEARCH = """<?xml version='1.0'?>
 
 def test_answers_of_zypper_and_rpm_are_read() -> None:
     assert rpm_text.parse_zypper_search(SEARCH) == {"a": ["1.1-1"]}
-    # dnf 4 leaves empty lines for the ends of lines that dnf 5 needs.
+    # dnf 4 prints empty lines for the line ends that dnf 5 needs.
     assert rpm_text.parse_versions("a 0:1-1\n\nb 3:1-1\n\n") == {"a": ["1-1"], "b": ["3:1-1"]}
     assert rpm_text.parse_versions("a 1-1\nwarning: some words here\na 2-1\na 1-1\nb 3:1-1\n") == {
         "a": ["1-1", "2-1"],
@@ -140,9 +140,9 @@ def test_the_repository_file_checks_only_with_a_key() -> None:
     with_key = rpm_text.repository_file("vgpu-x", source, "/etc/pki/rpm-gpg/vgpu-x.asc")
     assert "gpgcheck=1\n" in with_key and "repo_gpgcheck=1\n" in with_key
     assert "gpgkey=file:///etc/pki/rpm-gpg/vgpu-x.asc\n" in with_key
-    # The address is part of the text, so that another address is a change.
+    # The text contains the address, so another address is a change.
     assert "https://m.example.com/k" in with_key
-    # A key as text is in a file of its own, also where a template left an empty line before it.
+    # A key given as text goes to its own file, also with an empty first line from a template.
     armoured = rpm_text.repository_file("vgpu-x", {**source, "key": "\n-----BEGIN PGP"}, "/k.asc")
     assert "gpgkey=file:///k.asc\n" in armoured and "BEGIN" not in armoured
     without = rpm_text.repository_file("vgpu-x", {**source, "key": ""}, "")
@@ -168,7 +168,7 @@ def test_locks_are_read_by_their_package() -> None:
     assert pins.matching(["b"], ["!c"]) == []
 
 
-# Entries that people wrote by hand, what is installed, the package that is meant.
+# columns: an entry written by an administrator, installed packages, the locked package
 LOOSE = [
     ("nvidia-driver-cuda", ["nvidia", "nvidia-driver-cuda"], "nvidia-driver-cuda"),
     ("cuda-toolkit-12-4", ["cuda-toolkit-12-4"], "cuda-toolkit-12-4"),
@@ -176,7 +176,7 @@ LOOSE = [
     ("kernel-5.14.0", ["kernel"], "kernel"),
     ("kernel-5.14.0-1.el9.x86_64", ["kernel"], "kernel"),
     ("nvidia-driver.x86_64", ["nvidia-driver"], "nvidia-driver"),
-    # Of what is not installed: a version begins with a digit, and so does its release.
+    # Packages that are not installed: version and release begin with a digit.
     ("nvidia-driver-cuda", [], "nvidia-driver-cuda"),
     ("nvidia-driver-580.95.05-1.el9", [], "nvidia-driver"),
     ("java-1.8.0-openjdk", [], "java-1.8.0-openjdk"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host state x desired state -> plan, as tables. A row starts from a host that is as wanted and changes one thing."""
+"""Host state and desired state -> plan, as tables. Each row starts from a converged host and changes one thing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORD = "/var/lib/vgpu/baseline/nvidia_docker.json"
         ({RECORD: "line 1"}, {}, "warnings"),
         ({RECORD: "line 1"}, {"packages.nvidia-docker2": None}, "errors"),
         ({RECORD: ""}, {"packages.nvidia-docker2": None}, ""),
-        # Of a role that is not in the play.
+        # The record of a role that is not in the play.
         ({"/var/lib/vgpu/baseline/mig.json": "line 1"}, {}, ""),
     ],
 )
@@ -55,7 +55,7 @@ UNIT_FILE = ("files", "/etc/systemd/system/vgpu-device-plugin.service")
 ARBITER = ("units", "vgpu-arbiter.service")
 ARBITER_FILE = ("files", "/etc/systemd/system/vgpu-arbiter.service")
 
-# What of the state differs, the role that must run, a word of its changes or reason.
+# columns: the difference in the state, the role that must run, words of its changes or reason
 STATES = [
     ({"packages.nvidia-smi": None}, "nvidia_driver", "install nvidia-smi"),
     ({("files", "/run/vgpu-docker-daemon.pending"): {}}, "container_runtime", "interrupted"),
@@ -68,7 +68,7 @@ STATES = [
         "container_runtime",
         'change default-runtime from "runc" to "nvidia"',
     ),
-    # Killed between the write of daemon.json and the reload: the file is right, the daemon is not.
+    # The run was killed between the write of daemon.json and the reload: the file is new, the daemon is not.
     ({"docker.info.DefaultRuntime": "runc"}, "container_runtime", "the running daemon has default-runtime"),
     ({"docker.info.Runtimes": {"runc": {"path": "runc"}}}, "container_runtime", "runtimes.nvidia"),
     ({"docker.info": None}, "container_runtime", "restart docker.service, which does not answer"),
@@ -80,10 +80,11 @@ STATES = [
     ({"vcuda.closed": ["0.1.0-new"]}, "vcuda", "let every user look into"),
     ({ARBITER_FILE: None}, "vcuda", "write /etc/systemd/system/vgpu-arbiter.service"),
     ({(*ARBITER_FILE, "sha256"): "other"}, "vcuda", "change /etc/systemd/system/vgpu-arbiter.service"),
-    # Killed after the switch and before the restart, or the folder of its version was deployed anew under it.
+    # The run was killed between switch and restart, or the version's folder was deployed again under the running
+    # arbiter.
     ({(*ARBITER, "exe"): "/usr/local/lib/vgpu/0.1.0-old/vgpu-arbiter"}, "vcuda", "0.1.0-old/vgpu-arbiter"),
     ({(*ARBITER, "exe"): "/usr/local/lib/vgpu/0.1.0-new/vgpu-arbiter (deleted)"}, "vcuda", "restart vgpu-arbiter"),
-    # The root is a link, and the program that runs is not the one behind it.
+    # The library root is a link, and the running arbiter is not the program behind the link.
     ({"vcuda.real_root": "/srv/vgpu"}, "vcuda", "restart vgpu-arbiter"),
     ({(*UNIT, "old_driver"): True}, "device_plugin", "restart vgpu-device-plugin.service"),
     ({(*ARBITER, "stale"): True}, "vcuda", "reload systemd and restart vgpu-arbiter.service"),
@@ -105,7 +106,7 @@ STATES = [
     ),
     ({UNIT_FILE: None}, "device_plugin", "write /etc/systemd/system/vgpu-device-plugin.service"),
     ({(*UNIT_FILE, "sha256"): "other"}, "device_plugin", "change /etc/systemd/system/vgpu-device-plugin.service"),
-    # Killed between the write of a file and the restart: all files are right, the program is not.
+    # The run was killed between the write of a file and the restart: all files are new, the program is not.
     ({(*UNIT, "stale"): True}, "device_plugin", "reload systemd"),
     ({(*UNIT_FILE, "mtime"): 2000.0}, "device_plugin", "newer than the running program"),
     ({"plugin.status.version": "0.0.9"}, "device_plugin", "the running program is version 0.0.9"),
@@ -125,7 +126,7 @@ def test_one_difference_is_one_role_and_its_proof(state, role, words):
     assert found["errors"] == []
 
 
-# What of the desired state differs, the roles that must run.
+# columns: the difference in the desired state, the roles that must run
 DESIRED = [
     ({"vgpu_split_count": 4}, ["device_plugin", "verify"]),
     ({"vgpu_memory_scaling": 2}, ["device_plugin", "verify"]),
@@ -133,7 +134,7 @@ DESIRED = [
     ({"vcuda_version": "0.2.0-x"}, ["vcuda", "verify", "collect"]),
     ({"nvidia_driver_version": "535.261.03-1"}, []),
     ({"nvidia_driver_version": "535.*"}, []),
-    # The plugin that runs holds the files of the driver that it started with.
+    # The running plugin uses the driver files of its start.
     ({"nvidia_driver_version": "550.1-1"}, ["nvidia_driver", "device_plugin", "verify"]),
     ({"nvidia_driver_packages": ["nvidia-smi=535.261.03-1"]}, []),
     ({"nvidia_driver_packages": ["nvidia-smi=550"]}, ["nvidia_driver", "device_plugin", "verify"]),
@@ -144,7 +145,7 @@ DESIRED = [
     ({"vgpu_sharing": "none", "vcuda_state": "absent"}, ["vcuda", "device_plugin"]),
     ({"vcuda_state": "absent"}, ["vcuda", "verify"]),
     ({"device_plugin_state": "absent"}, ["device_plugin"]),
-    ({"nvidia_docker_state": "absent"}, []),  # nothing of it is ours
+    ({"nvidia_docker_state": "absent"}, []),  # the group does not manage the device plugin
     ({"device_plugin_state": None}, []),
 ]
 
@@ -154,13 +155,14 @@ def test_a_changed_desired_names_its_roles(variables, roles):
     assert made(variables)["roles"] == roles
 
 
-# What of the library's versions is found, the changes of the step that clears away.
+# columns: the difference in the desired state, the difference in the library's state, the changes of the step that
+# removes old versions
 OLD = "remove /usr/local/lib/vgpu/0.1.0-old"
 COLLECTED = [
-    ({}, {}, []),  # a container uses the old one
+    ({}, {}, []),  # a container uses the old version
     ({}, {"vcuda.unused": ["0.1.0-old"]}, [OLD]),
     ({}, {"vcuda.current": "0.1.0-old"}, [OLD + " unless a container uses it"]),
-    # The way back to a version that is still there: it is none to clear away.
+    # The desired version is the old installed version, so that version must stay.
     ({"vcuda_version": "0.1.0-old"}, {"vcuda.unused": ["0.1.0-old"]}, [OLD[:-3] + "new unless a container uses it"]),
     ({"vcuda_state": "absent"}, {"vcuda.unused": ["0.1.0-old"]}, []),
 ]
@@ -195,11 +197,11 @@ def test_what_a_record_holds_is_taken_back():
 
 
 DISTURBING = [
-    ({"nvidia_driver_version": "550.1-1"}, {}, True),  # other files under a loaded driver
+    ({"nvidia_driver_version": "550.1-1"}, {}, True),  # the driver's files were replaced under the loaded driver
     ({"nvidia_driver_version": "550.1-1"}, {"nvml.ok": False}, False),
     ({"vcuda_version": "0.2.0-x"}, {}, False),
     ({"vgpu_split_count": 4}, {}, False),
-    # default-shm-size is taken over by a reload, log-driver only by a restart.
+    # A reload applies default-shm-size; only a restart applies log-driver.
     ({"__container_runtime_docker_settings": {"default-shm-size": "2G"}}, {"docker.info.ContainersRunning": 3}, False),
     ({"__container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 3}, True),
     ({"__container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 0}, False),
@@ -222,7 +224,8 @@ def test_what_disturbs_running_work_is_marked(variables, state, disturbs):
 
 NOUVEAU = {**SILENT, "driver.nouveau": True}
 
-# What differs, nvidia_driver_kernel_module, words of the error, words of the warning, whether the role runs.
+# columns: the difference in the state, nvidia_driver_kernel_module, words of the error, words of the warning, whether
+# the role runs
 KERNEL_MODULES = [
     (NOUVEAU, "open", "nouveau holds the GPUs", "", False),
     (NOUVEAU, "none", "", "NVML does not answer: no driver", False),
@@ -231,7 +234,7 @@ KERNEL_MODULES = [
     ({**NOUVEAU, "packages.nvidia-smi": None}, "proprietary", "nouveau holds the GPUs", "", True),
     ({**SILENT, "driver.loaded_version": "535.1"}, "open", "", "NVML does not answer", False),
     ({**SILENT, "driver.loaded_version": "535.1", "driver.disk_version": "535.2"}, "open", "", "", True),
-    ({"driver.nouveau": True}, "open", "", "", False),  # NVML answers: NVIDIA's module has the GPUs
+    ({"driver.nouveau": True}, "open", "", "", False),  # NVML works, so NVIDIA's module has the GPUs
 ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a host whose pods get GPUs by claims: what it needs of the host, and what keeps a card on its way."""
+"""The plan of a host whose pods get GPUs by claims: its requirements, and the GPUs that claims in use keep."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REFUSED = [
     ({}, {}, ""),
     ({}, {"kubelet": (1, 33)}, "is Kubernetes 1.33; expected 1.34 or newer"),
     ({}, {"kubelet": None, "kubelet_engine": None}, "this host has no kubelet"),
-    # k3s is its own kubelet, whose version nobody reads.
+    # k3s contains its kubelet, whose version cannot be read.
     ({}, {"kubelet": None, "kubelet_engine": {"engine": "k3s"}}, ""),
     ({"device_plugin_kubeconfig": ""}, {}, "set device_plugin_kubeconfig"),
     ({"device_plugin_deploy": "daemonset"}, {}, "device_plugin_deploy is daemonset"),
@@ -75,13 +75,13 @@ LEAVES = [
     ({}, {"node_config.text": WITH_CLAIMS}, True),
     ({"device_plugin_state": "absent"}, {"node_config.text": WITH_CLAIMS}, True),
     (CLAIMS, {"node_config.text": WITH_CLAIMS}, False),
-    ({}, {}, False),  # the former way is the same
+    ({}, {}, False),  # the node did not use claims before either
 ]
 
 
 @pytest.mark.parametrize(("variables", "state", "refused"), LEAVES)
 def test_claims_in_use_keep_a_node_on_its_way(variables, state, refused):
-    """Without the driver nobody unprepares them, and their pods hang."""
+    """Without the driver nothing unprepares the claims, and their pods hang."""
     found = made(variables, {**NODE, **LEFT, **state})["errors"]
     assert ["containers have claim default/a, claim default/b on this node" in one for one in found] == [True] * refused
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of the device plugin: other owners, the DaemonSet, a driver that is away, who holds slices."""
+"""The plan of the device plugin: other owners, the DaemonSet, an unavailable driver, containers that use slices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_conf
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
 from plan_samples import CONVERGED, RUNNING, SILENT, UNIT, made
 
-# What differs of state and wish, whether the host is refused for its driver.
+# columns: the difference in the state, the difference in the desired state, whether the plan refuses the host for its
+# driver
 DRIVERLESS = [
     (SILENT, {"vgpu_split_count": 4}, True),
     ({**SILENT, (*UNIT, "active"): False}, {}, True),
@@ -60,7 +61,7 @@ BY_POD = {
     ("units", "vgpu-device-plugin.service"): {"present": False},
 }
 
-# What is different on a node of the DaemonSet, and what is done about it.
+# columns: the difference on a node of the DaemonSet, the resulting change
 PODS = [
     ({}, ""),
     ({DAEMONSET_FILE: None}, "write /etc/vgpu/daemonset.json"),
@@ -100,7 +101,7 @@ def test_a_working_device_plugin_is_not_restarted_without_a_driver(state, variab
 
 
 def running(split, *held):
-    """The status of a device plugin with K slices of each GPU, and the slices that containers hold."""
+    """Returns the status of a device plugin with K slices of each GPU, and the allocated slices."""
     config = node_config.from_vars({"vgpu_split_count": split})
     allocations = [{"id": str(n), "kind": kind, "slice_ids": [one]} for n, (kind, one) in enumerate(held) if kind]
     used = {one for _kind, one in held}
@@ -111,10 +112,10 @@ def running(split, *held):
 
 
 POD_A, POD_B, LEASE = ("kubelet", "GPU-a::1"), ("kubelet", "GPU-b::0"), ("lease", "GPU-b::1")
-# Of vgpuctl run and exec; and of podman by a CDI name, which has no allocation.
+# Holders from vgpuctl run and vgpuctl exec, and a podman container started by CDI name, which has no allocation.
 ENGINE, PROGRAM, BY_NAME = ("container", "GPU-a::1"), ("exec", "GPU-b::0"), ("", "GPU-b::1")
 
-# The desired state that differs, who holds slices of K=3, how many are disturbed and what is said of it.
+# columns: the difference in the desired state, the holders of slices with K=3, words about the disturbed containers
 HOLDERS = [
     ({"vgpu_split_count": 4}, [POD_A, POD_B], "2 containers hold slices of the former size"),
     ({"vgpu_split_count": 4}, [LEASE], ""),
@@ -164,7 +165,7 @@ def test_who_is_moved_by_no_drain_is_named(held, outside):
     ends = [one for one in found["warnings"] if "nvidia_driver: it ends what no drain moves: " in one]
     assert len(ends) == bool(outside)
     assert all(one in ends[0] for one in outside)
-    assert made({}, state)["outside"] == outside  # the names are there, and nothing ends them
+    assert made({}, state)["outside"] == outside  # the containers are listed, and no step ends them
     assert "no drain" not in "".join(made({}, state)["warnings"])
 
 

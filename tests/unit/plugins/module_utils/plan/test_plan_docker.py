@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of hosts whose docker is there: restarts, faults of daemon.json, kinds of docker."""
+"""The plan of hosts with docker installed: restarts, faults of daemon.json, variants of docker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ LIVE = {
 }
 PENDING = ("files", "/run/vgpu-docker-daemon.pending")
 
-# What of desired state and state differs, container_runtime_restart, words of the error, words of the warning.
+# columns: the difference in the desired state, the difference in the state, container_runtime_restart, words of the
+# error, words of the warning
 RESTARTS = [
     (
         LOCAL_LOGS,
@@ -33,7 +34,7 @@ RESTARTS = [
     (LOCAL_LOGS, LIVE, "never", "container_runtime_restart is never", ""),
     (LOCAL_LOGS, {}, "if_idle", "", ""),
     (LOCAL_LOGS, {}, "never", "container_runtime_restart is never", ""),
-    # A docker that is down is started, whatever the keys.
+    # A stopped docker is started under any policy.
     (LOCAL_LOGS, {(*DOCKER, "active"): False, "docker.info": None}, "never", "", ""),
     # A reload is enough for this key.
     ({"__container_runtime_docker_settings": {"default-shm-size": "2G"}}, BUSY, "never", "", ""),
@@ -70,7 +71,7 @@ def test_a_broken_daemon_json_is_an_error_of_this_host_with_line_and_column():
     assert "line 4, column 3" in fault
 
 
-# The kind of docker, words of the error, words of the warning.
+# columns: the variant of docker, its value in the state, words of the error, words of the warning
 KINDS = [
     ("snap", True, "remove it with: snap remove docker", ""),
     ("podman", True, "package podman-docker", ""),
@@ -92,7 +93,7 @@ def test_a_docker_that_is_masked_is_an_error_of_this_host():
     assert found["roles"] == []
     assert "docker.service is masked" in found["errors"][0]
     assert "systemctl unmask docker.service" in found["errors"][0]
-    # What is ours can be taken back all the same.
+    # Our changes can still be removed.
     assert made({"container_runtime_state": "absent"}, {(*DOCKER, "masked"): True})["errors"] == []
 
 
@@ -109,12 +110,12 @@ KUBELET = [1, 34]
 @pytest.mark.parametrize(
     ("version", "more", "said"),
     [
-        ("20.10.24+dfsg1", {}, False),  # knows none
+        ("20.10.24+dfsg1", {}, False),  # this version does not support CDI
         ("24.0.9", {}, False),
         ("25.0.0", {}, True),
         ("26.1.5+dfsg1", {}, True),
         ("28.1.1", {}, True),
-        ("28.2.0", {}, False),  # does it by itself
+        ("28.2.0", {}, False),  # this version enables CDI by default
         ("29.1.0", {}, False),
         ("", {}, False),
         ("26.1.5", {"docker.config_text": ASKED % "true"}, False),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of a Debian 12 host with a T4 x desired state of the driver -> changes, faults, disturbed work."""
+"""A Debian 12 host with a T4 and the driver's desired state -> changes, faults, whether work is disturbed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GOOD = {
 }
 SILENT = {"nvml.ok": False, "nvml.error": "no driver", "driver.loaded_version": None}
 
-# What differs of the state, of the desired state -> changes, words of the fault, disturbs
+# columns: the difference in the state, the difference in the desired state, changes, words of the fault, disturbs
 ROWS = [
     ({}, {}, [], "", False),
     ({"packages.libcuda1": None}, {}, ["install libcuda1"], "", False),
@@ -67,7 +67,7 @@ ROWS = [
         False,
     ),
     ({("units", "nvidia-persistenced.service", "active"): False}, {"persistenced": False}, [], "", False),
-    # A new version: reload where nobody uses the old one, a reboot where somebody does.
+    # A new version: a reload if no process uses the old driver, else a reboot.
     (
         {},
         {"version": "535.300.01-1"},
@@ -90,7 +90,7 @@ ROWS = [
         "nvidia_driver_reboot is never",
         True,
     ),
-    # Packages are there, their module is not loaded.
+    # The packages are installed; their module is not loaded.
     (SILENT, {}, ["load the kernel modules"], "", False),
     (SILENT, {"kernel_module": "none"}, [], "", False),
     ({**SILENT, "driver.loaded_version": "535.1"}, {}, ["reload the kernel modules"], "", False),
@@ -102,7 +102,7 @@ ROWS = [
         "",
         True,
     ),
-    # Every change, however small, where a reboot is always wanted; the node is drained for it.
+    # With reboot "always" even a small change needs a reboot, so the node is drained.
     (
         {"held": NAMES},
         {"reboot": "always"},
@@ -119,7 +119,7 @@ ROWS = [
         "",
         True,
     ),
-    # Refused before anything is installed.
+    # Refused before the first installation.
     ({"pci_gpus": [{"address": "0000:01:00.0", "device": "0x2901"}]}, {}, [], "Blackwell", False),
     ({"driver.secure_boot": True}, {}, [], "Secure Boot is on", False),
     ({}, {"source": "present"}, [], "", False),
@@ -153,7 +153,7 @@ THERE = {
     ("files", TOKEN): {"sha256": sha256("token"), "mode": "0600", "mtime": 2.0},
     ("units", GRIDD): {"present": True, "enabled": True, "active": True, "started": 3.0},
 }
-# What differs of a vGPU guest, of the desired state -> changes
+# columns: the difference on a vGPU guest, the difference in the desired state, changes
 GUESTS = [
     ({}, {}, []),
     ({("files", TOKEN): None}, {}, [f"write {TOKEN}"]),
@@ -180,7 +180,7 @@ def test_a_vgpu_guest(state, wanted, changes):
     assert (TOKEN in reads["files"]) is whole["vgpu_guest"]
 
 
-# What the role's record on the host holds of a reload -> changes
+# columns: the reload in the role's record on the host, changes
 RECORDS = [
     ({"stopped": ["nvidia-dcgm.service"]}, ["start nvidia-dcgm.service, which a run that was cut off had stopped"]),
     ({"stopped": []}, []),
@@ -218,7 +218,8 @@ def test_a_fabric_manager_of_another_version_is_a_change():
     assert not [text for text in changes if text.startswith("change") and "nscq" in text]
 
 
-# Users of the driver that runs, policy -> the last change, words of the fault. Ubuntu names its packages by the branch.
+# columns: users of the running driver, policy, the last change, words of the fault. Ubuntu's package names contain
+# the branch.
 BRANCHES = [
     ([], "never", "reload the kernel modules", ""),
     (["python3 (41)"], "if_required", "reboot, for driver 535.261.03 is loaded and in use by python3 (41)", ""),
@@ -247,7 +248,7 @@ def test_another_branch_disturbs_also_where_all_its_packages_have_other_names(us
     assert (same.disturbs, same.errors) == (False, []), "the branch that runs: its lacking packages come beside it"
 
 
-# A change of the step -> whether another version of the driver comes by it
+# columns: a change of the step, whether it installs another version of the driver
 REPLACES = [
     ("change nvidia-smi from 535.1 to 535.2", True),
     ("change kmod-nvidia-open-dkms from 3:580.1-1 to 590.*", True),
@@ -263,13 +264,13 @@ def test_which_changes_put_another_driver_under_what_runs(change, told):
     assert plan_driver.replaces(change) is told
 
 
-# What is missing next to a driver of another branch that runs and is in use, desired state -> changes. Nothing is
+# columns: packages missing next to a running, used driver of another branch, desired state, changes. No row is
 # refused.
 OF_ANOTHER_BRANCH = [
     ({("packages", "nvidia-persistenced"): None}, {}, ["install nvidia-persistenced"]),
     ({("packages", HEADERS[0]): None}, {}, [f"install {HEADERS[0]}"]),  # after an upgrade of the kernel
     (
-        {"packages": {"our-driver": "1", "nvidia-utils-550": "550.90.07-1"}},  # which came along with what is named
+        {"packages": {"our-driver": "1", "nvidia-utils-550": "550.90.07-1"}},  # a dependency of the named packages
         {"packages": ["our-driver", "nvtop"]},
         ["install nvtop"],
     ),
@@ -284,7 +285,7 @@ def test_what_comes_beside_a_driver_of_another_branch_disturbs_nothing(state, wa
     assert (list(found.changes), found.errors, found.disturbs, found.warnings) == (changes, [], False, [])
 
 
-# Driver that runs, desired state -> words of a warning, on Debian 12 with NVIDIA's repository (newest branch: 580)
+# columns: running driver, desired state, words of a warning. Debian 12 with NVIDIA's repository (newest branch: 580).
 UNNAMED = [
     ("590.44.01", {}, 'to keep the one that runs set nvidia_driver_branch: "590"'),
     ("575.57.08", {}, 'to keep the one that runs set nvidia_driver_branch: "575"'),

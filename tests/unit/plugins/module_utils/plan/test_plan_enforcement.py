@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who will enforce memory, in the plan: one line, and an error where the driver alone may and the host cannot."""
+"""Memory enforcement in the plan: one line, and an error if only the driver may enforce and the host cannot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_conf
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan
 from plan_samples import CONVERGED, VARIABLES, changed
 
-# A converged host as one of 615 would be.
+# A converged host with driver branch 615.
 CAN = changed(
     CONVERGED,
     {
@@ -33,7 +33,7 @@ FAILED = {
 }
 
 ROWS = [
-    # what differs of the host, what the line says; whether the driver enforces
+    # columns: the difference on the host, words of the line, whether the driver enforces
     ({}, "set and read back on this host (backend dmem)", True),
     (NO_PLUGIN, "the device plugin tries it when it starts", False),
     (FAILED, "GPU-1: it does not hold", False),

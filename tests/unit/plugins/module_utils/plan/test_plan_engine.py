@@ -35,14 +35,14 @@ def state(text, unit=None, drop_in=None, package="1.6.20~ds1-1", **files):
     }
 
 
-# The host, what of the desired state differs, words of the changes, words of the error.
+# columns: the host, the difference in the desired state, words of the changes, words of the error
 HOSTS = [
     (state(OURS), {}, "", ""),
     (state(PLAIN), {}, "set plugins", ""),
     (state(None), {}, "write /etc/containerd/config.toml", ""),
     (state(PLAIN), {"restart": "never"}, "", "container_runtime_restart is never"),
     (state(PLAIN, unit={}), {"restart": "never"}, "set plugins", ""),
-    # Killed between the write and the restart.
+    # The run was killed between write and restart.
     (state(OURS, **{RECORD: {"mtime": 2000.0}}), {}, "restart containerd.service", ""),
     (state(OURS, unit={"present": True, "active": False}), {}, "start containerd.service", ""),
     (state(OURS), {"default_runtime": "runc"}, "", ""),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory scaling above 1 against the memory of the host: a T4 of 15360 MiB, or two."""
+"""Memory scaling above 1 against the host's memory: one or two T4 of 15360 MiB."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ T4 = [{"index": n, "uuid": f"GPU-{n}", "model": "Tesla T4", "memory_mib": 15360}
 S100 = {"vgpu_memory_scaling": 100, "vgpu_split_count": 7}
 ONE = [{"match": {"index": 1}, "memory_scaling": 4}]
 
-# Cards, variables, memory of the host, level, variable and words of what is said.
+# columns: GPUs, variables, MiB of the host, expected (level, variable, words)
 CASES = [
     (T4[:1], {"vgpu_memory_scaling": 1}, 1024, None),
     (T4[:1], {"vgpu_memory_scaling": 2}, 15360, None),
     (T4[:1], {"vgpu_memory_scaling": 2}, 15359, ("warning", "vgpu_memory_scaling", "have 15360 MiB more than the")),
     (T4, {"vgpu_memory_scaling": 2}, 15360, ("warning", "vgpu_memory_scaling", "have 30720 MiB more than the")),
-    # A slice of 214 GiB, which was accepted.
+    # One slice of 214 GiB, which a former version accepted.
     (T4, S100, 65536, ("error", "vgpu_memory_scaling", "of GPU 0 has 219428 MiB; expected at most the 15360 MiB")),
-    # One slice as large as card and host together, and one MiB more.
+    # A slice as large as card and host together, and a slice 1 MiB larger.
     (T4[:1], {"vgpu_memory_scaling": 10}, 15360, ("warning", "vgpu_memory_scaling", "have 138240 MiB more")),
     (T4[:1], {"vgpu_memory_scaling": 10}, 15359, ("error", "vgpu_memory_scaling", "the 15359 MiB of the host")),
     (T4, {"vgpu_devices": ONE}, 40000, ("warning", "vgpu_devices[0].memory_scaling", "have 46080 MiB more")),

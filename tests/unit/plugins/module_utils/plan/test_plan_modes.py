@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG, MPS and time slice in the plan: state x desired state -> changes, faults, whether running work is disturbed."""
+"""MIG, MPS and time slice in the plan: state and desired state -> changes, faults, whether work is disturbed."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ AS_WANTED = {
 FIRST = "mig.gpus"
 BUSY = [{**GPU, "processes": [{"pid": 7, "instance": 2}]}]
 
-# role's desired state, what differs of the state, changes, words of the fault, disturbs
+# columns: the role's desired state, the difference in the state, changes, words of the fault, disturbs
 MIG = [
     ({}, {}, [], "", False),
     ({"geometry": {"1g.5gb": 2}}, {}, None, "", True),
     ({"geometry": {"1g.5gb": 2}}, {FIRST: BUSY}, [], "used by the processes 7", False),
-    ({"geometry": {"3g.20gb": 1, "1g.5gb": 1}}, {FIRST: BUSY}, None, "", True),  # what is in use stays
+    ({"geometry": {"3g.20gb": 1, "1g.5gb": 1}}, {FIRST: BUSY}, None, "", True),  # MIG devices in use stay
     ({"geometry": {"9g.80gb": 1}}, {}, [], "has no MIG profile 9g.80gb", False),
     ({"geometry": {}}, {}, [], "vgpu_mig_geometry is empty", False),
     ({}, {FIRST: [{**GPU, "mode": None}]}, [], "has no MIG", False),
@@ -95,7 +95,7 @@ MPS = [
     ({"replicas": 49}, {}, [], "at most 48 clients", False),
     ({}, {("units", mps.UNIT, "active"): False}, [f"start {mps.UNIT}"], "", False),
     ({}, {("units", mps.UNIT, "enabled"): False}, [f"enable {mps.UNIT}"], "", True),
-    # A run was killed between the file and the restart.
+    # The run was killed between the write of the file and the restart.
     ({}, {("units", mps.UNIT, "started"): 0.5}, [f"restart {mps.UNIT}"], "", True),
     ({}, {("units", mps.UNIT, "stale"): True}, [f"restart {mps.UNIT}"], "", True),
     ({}, {("units", mps.UNIT, "started"): 1.5}, [], "", False),
@@ -140,7 +140,7 @@ def test_what_these_roles_read():
     assert options["mig"] is True
     assert {mig_unit.UNIT, mps.UNIT, time_slice.UNIT} <= set(options["units"])
     assert {mig_unit.GEOMETRY, mps.UNIT_PATH, time_slice.UNIT_PATH} <= set(options["files"])
-    # A group that shares in another way reads no more than whether there is something to give back.
+    # A group with another sharing mode reads only whether the role has a record to roll back.
     other = desired.reads(desired.collect({"mig_state": "absent", "__mig_record": "/r"}))
     assert other.get("mig") is None
     assert other["files"] == ["/r"]
@@ -154,13 +154,13 @@ IN_MIG = {
 EMPTY = {**CARD, "mig_enabled": True, "mig": []}
 TO_MIG = {"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed", "vgpu_mig_geometry": WANTED}
 RECORD = {"__mig_record": "/r"}
-# variables, the GPU now, whether the role has something to give back, errors about the GPUs
+# columns: variables, the current GPU, whether the role has a record to roll back, whether an error names the GPUs
 BOTH_WAYS = [
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, CARD, False, False),
-    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # a run that was cut off
+    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # an interrupted run
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, IN_MIG, False, False),
     ({**RECORD, "mig_state": "absent"}, IN_MIG, True, False),
-    ({**RECORD, "mig_state": "absent"}, IN_MIG, False, True),  # somebody else's geometry stays, and is in the way
+    ({**RECORD, "mig_state": "absent"}, IN_MIG, False, True),  # a geometry of another owner stays and conflicts
     ({}, IN_MIG, False, True),
 ]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Python of a host the device plugin runs on: the systems, what a person may name, what is refused."""
+"""The Python that the device plugin runs on: the table of systems, the configured interpreter, the refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def host(name: str, version: str = "", like: str = "") -> dict[str, str]:
     return {"id": name, "version_id": version, "id_like": like, "name": f"{name} {version}".strip()}
 
 
-# system, its Python for the plugin, the packages that bring it, the Python of a program that needs 3.8
+# columns: system, the plugin's Python, the packages that install it, the Python of a program that needs 3.8
 SYSTEMS = [
     (host("debian", "12"), SYSTEM, ["python3-venv"], SYSTEM),
     (host("debian", "13"), SYSTEM, ["python3-venv"], SYSTEM),
@@ -29,7 +29,7 @@ SYSTEMS = [
     (host("rhel", "9.4"), "/usr/bin/python3.12", ["python3.12"], SYSTEM),
     (host("almalinux", "10.0"), SYSTEM, ["python3"], SYSTEM),
     (host("sles", "15.6"), "/usr/bin/python3.11", ["python311"], "/usr/bin/python3.11"),
-    # Not in the table.
+    # systems that are not in the table
     (host("linuxmint", "22", "ubuntu debian"), SYSTEM, ["python3-venv"], SYSTEM),
     (host("debian"), SYSTEM, ["python3-venv"], SYSTEM),
     (host("fedora", "42"), SYSTEM, [], SYSTEM),
@@ -43,7 +43,7 @@ def test_each_system_has_its_python(system, python, packages, small):
     assert (choice.python, choice.packages) == (python, packages)
     assert plugin_python.small_program(system) == small
     assert plugin_python.small_program(system, "/opt/python") == "/opt/python"
-    # What is read of a host before it is known holds what is needed once it is.
+    # The packages queried before the host's system is known include those needed afterwards.
     assert set(packages) <= set(plugin_python.may_need("auto"))
     assert distribution.community(system) == (["universe"] if system["id"] == "ubuntu" else [])
 
@@ -77,7 +77,7 @@ def test_the_versions_of_the_table_are_what_the_plugin_needs():
 def test_what_a_person_names_is_taken(python, packages, chosen, names):
     choice = plugin_python.choose(host("ubuntu", "22.04"), python, packages)
     assert (choice.python, choice.packages) == (chosen, names)
-    # The table speaks of its own Python alone.
+    # The table covers only its own Python.
     assert choice.version == ("3.11" if chosen == "/usr/bin/python3.11" else "")
     assert plugin_python.may_need(packages) == (
         plugin_python.EVERY_PACKAGE if packages in ("auto", ["auto"]) else packages
@@ -129,9 +129,9 @@ EVERY = {SYSTEM: "3.10", OWN: "3.10", NEWER: "3.11"}
         ("auto", "/opt/venv/bin/python", LINKS, EVERY, SYSTEM),
         ("auto", SYSTEM, LINKS, EVERY, ""),
         ("auto", OWN, LINKS, EVERY, ""),
-        # The packages of /usr/bin/python3 bring what makes virtual environments; it stays itself.
+        # The packages for /usr/bin/python3 add venv; the interpreter itself stays.
         (SYSTEM, SYSTEM, LINKS, EVERY, ""),
-        # The system's own is too old for a module, or leads to the one that goes.
+        # The system's Python is too old for a module, or links to the removed interpreter.
         ("auto", NEWER, {}, {SYSTEM: "3.6", "/usr/bin/python3.9": "3.9"}, "/usr/bin/python3.9"),
         ("auto", NEWER, {SYSTEM: NEWER}, {SYSTEM: "3.11", "/usr/bin/python3.8": "3.8"}, "/usr/bin/python3.8"),
         ("auto", NEWER, {}, {SYSTEM: "3.6", NEWER: "3.11"}, ""),
@@ -151,7 +151,7 @@ RECORD = "/var/lib/vgpu/baseline/device_plugin.json"
     [
         (JAMMY, {}, {"plugin.versions": []}, ["install python3.11", "install python3.11-venv"], ""),
         (JAMMY, {"device_plugin_packages": []}, {"plugin.versions": []}, [], ""),
-        # A version that is there runs, whatever its Python came from.
+        # An installed version runs, whatever the source of its Python.
         (JAMMY, {}, {}, [], ""),
         (FOCAL, {}, {}, [], ""),
         (FOCAL, {}, {"plugin.versions": []}, [], "device_plugin_python"),
@@ -180,7 +180,7 @@ def test_packages_that_were_installed_for_it_are_taken_back(there, expected):
 )
 def test_the_unit_of_mig_runs_on_a_python_that_is_new_enough(system, python, changes):
     wanted = {"state": "present", "geometry": WANTED, "boot": True, "python": python, "record": ""}
-    # The files on the disk name /usr/bin/python3.
+    # The files on disk name /usr/bin/python3.
     assert len(plan_modes.mig(wanted, {**AS_WANTED, "os": system}, {}).changes) == changes
     chosen = plugin_python.small_program(system, python)
     assert chosen in mig_unit.files(WANTED, chosen)[mig_unit.UNIT_PATH]
@@ -188,7 +188,8 @@ def test_the_unit_of_mig_runs_on_a_python_that_is_new_enough(system, python, cha
 
 @pytest.mark.parametrize(("mode", "words"), [(0o755, ""), (0o644, "is not there"), (None, "name a Python from 3.8 on")])
 def test_a_python_that_the_unit_of_mig_lacks_is_told_before_the_boot_that_needs_it(tmp_path, mode, words):
-    """RHEL 8 and SLES 15: the plugin's, which a play without the role device_plugin does not bring."""
+    """On RHEL 8 and SLES 15 the program needs the plugin's Python, which a play without the role device_plugin does
+    not install."""
     python = plugin_python.small_program({"id": "rhel", "version_id": "8.10", "name": "RHEL 8.10"})
     assert python == "/usr/bin/python3.12"
     if mode is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Relations between variables of roles: what the check of the driver reads is given to it."""
+"""Relations between variables of roles: the driver's check receives every variable that it reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULTS = {f"nvidia_driver_{name}": value for name, value in choice.DEFAULTS.it
 
 
 def test_the_driver_gets_every_variable_that_its_check_reads() -> None:
-    """One that is missing would be a bare KeyError for whoever runs any playbook."""
+    """A missing variable would be a bare KeyError for every playbook."""
     tree = ast.parse(inspect.getsource(choice.inputs))
     read = {
         node.slice.value

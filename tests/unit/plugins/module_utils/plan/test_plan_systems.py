@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of hosts that are not Debian: bare, with Docker's own engine, as wanted, and with a version to change."""
+"""The plan of hosts that do not run Debian: bare, with Docker's own engine, converged, and with a version to change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROLES = {
 }
 MIRROR = {"container_runtime_repository": {"baseurl": "https://mirror.example.com/docker-ce", "key": "/k.asc"}}
 DOCKER = {"docker.service": dict(RUNNING)}
-# What is asked for by name; the rest of a driver comes as what these require.
+# Only the packages named; their dependencies are the rest of a driver.
 PACKAGES = {
     "rocky": {"nvidia-driver-cuda": "580.95.05-1.el9"},
     "sles": {"nvidia-compute-G06": "580.95.05-1", "nvidia-compute-utils-G06": "580.95.05-1"},
@@ -87,7 +87,7 @@ def as_wanted(system):
 
 @pytest.mark.parametrize("system", [ROCKY, SLES])
 def test_a_host_that_is_as_wanted_has_an_empty_plan(system):
-    """rpm tells versions with a release, which nobody pins."""
+    """rpm reports versions with a release, which no pin contains."""
     made = planned(system, as_wanted(system))
     assert (made["steps"], made["errors"]) == ([], [])
 
@@ -101,7 +101,7 @@ def test_another_version_is_a_change_of_every_package(system):
     assert all("580.105.08" in change for change in changes)
 
 
-# branch that the group asks for, what the plan changes of the driver 580.95.05
+# columns: the group's branch, the packages changed from driver 580.95.05
 BRANCHES = [("580", []), ("570", ["nvidia-driver-cuda"])]
 
 
@@ -116,7 +116,7 @@ def test_another_branch_is_a_change_also_where_a_stream_holds_the_branches(relea
 
 
 def test_headers_beside_those_of_another_kernel_disturb_no_driver():
-    """rpm keeps several versions of them; the driver works and is in use."""
+    """rpm keeps several installed versions of these packages; the driver works and is in use."""
     packages = dict.fromkeys(["nvidia-driver-cuda", "kmod-nvidia-open-dkms"], "3:580.95.05-1.el9")
     packages.update({"kernel-devel": "5.14.0-570.12.1.el9_6", "kernel-headers": "1", "nvidia-persistenced": "1"})
     variables = {**desired.INPUTS["nvidia_driver"], "state": "present", "source": "cuda", "kernel_module": "auto"}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toolkit's configuration x desired state -> changes of the plan, and what it lets containers have."""
+"""The toolkit's configuration and its desired state -> changes of the plan, and warnings about containers' GPU
+access."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from plan_samples import CONVERGED, VARIABLES
 
 PATH = "/etc/nvidia-container-runtime/config.toml"
 KEYS = {"accept-nvidia-visible-devices-as-volume-mounts": True}
-# the text, changes, words of the error
+# columns: the text, changes, words of the error
 ROWS = [
     ("accept-nvidia-visible-devices-as-volume-mounts = true\n", [], ""),
     (
@@ -36,13 +37,13 @@ def test_the_plan_names_each_key(text, changes, fault):
 TOOLKIT = {"nvidia_docker_packages": ["nvidia-container-toolkit=*"], "container_runtime_packages": []}
 WHERE = "install nvidia-docker2 where a repository has it"
 COMES = "install nvidia-container-toolkit"
-# nvidia_docker_package, the engine, whether the toolkit is there -> changes
+# columns: nvidia_docker_package, the engine, whether the toolkit is installed, changes
 BROUGHT = [
     ("auto", "docker", False, [COMES, WHERE]),
     ("auto", "containerd", False, [COMES]),
     ("auto", "auto", False, [COMES, WHERE]),
     ("nvidia-container-toolkit", "docker", False, [COMES]),
-    # One that no repository has is no step for ever.
+    # A package that no repository has must not be planned in every run.
     ("auto", "docker", True, []),
 ]
 
@@ -59,7 +60,7 @@ def test_nvidia_docker2_comes_where_docker_runs_and_is_no_step_of_its_own(packag
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 BOTH = {MOUNTS: True, ENVIRONMENT: False}
-# As NVIDIA ships the file.
+# the file as NVIDIA ships it
 SHIPPED = f"#{MOUNTS} = false\n#{ENVIRONMENT} = true\n[nvidia-container-cli]\nload-kmods = true\n"
 SAFE = f"{MOUNTS} = true\n{ENVIRONMENT} = false\n"
 LEAK = ("nvidia_docker_config." + ENVIRONMENT, "NVIDIA_VISIBLE_DEVICES has every GPU, without a limit; set it to false")
@@ -67,13 +68,13 @@ BY_HANDOVER = ("vgpu_handover", "without a limit; vgpu_handover: envvar needs it
 NO_ENVIRONMENT = ("nvidia_docker_config." + ENVIRONMENT, "expected true, found false in")
 NO_MOUNTS = ("nvidia_docker_config." + MOUNTS, "expected true, found none, which is false, in")
 NO_GPU = ("nvidia_docker_config." + MOUNTS, "by CDI, pods start without their GPU; set it to true")
-# nvidia_docker_config, the toolkit's file before the run, other variables, (the variable, words) of each warning
+# columns: nvidia_docker_config, the toolkit's file before the run, other variables, (variable, words) of each warning
 WARNED = [
     (BOTH, SHIPPED, {}, []),
     (BOTH, None, {}, []),
     (BOTH, f"{MOUNTS} = false\n{ENVIRONMENT} = true\n", {}, []),
     ({**BOTH, "supported-driver-capabilities": "compute,utility"}, SHIPPED, {}, []),
-    # What a group sets takes the place of both keys.
+    # The group's settings replace both keys.
     ({"supported-driver-capabilities": "compute,utility"}, SHIPPED, {}, [LEAK]),
     ({"supported-driver-capabilities": "compute,utility"}, SAFE, {}, []),
     ({}, SHIPPED, {}, [LEAK]),
@@ -85,7 +86,7 @@ WARNED = [
     ({ENVIRONMENT: "false"}, SHIPPED, {}, [(LEAK[0], 'expected false, found "false" in')]),
     ({ENVIRONMENT: False}, SHIPPED, {}, [NO_GPU]),
     ({**BOTH, MOUNTS: False}, SAFE, {}, [(NO_GPU[0], "expected true, found false in")]),
-    # CDI asks neither key.
+    # CDI uses neither key.
     ({ENVIRONMENT: False}, SHIPPED, {"vgpu_handover": "cdi-cri"}, []),
     ({ENVIRONMENT: False}, SHIPPED, {"vgpu_handover": "cdi-annotations"}, []),
     ({}, SHIPPED, {"vgpu_handover": "cdi-cri"}, [LEAK]),
@@ -95,12 +96,12 @@ WARNED = [
     ({**BOTH, ENVIRONMENT: True}, SHIPPED, {"vgpu_handover": "envvar"}, [BY_HANDOVER]),
     ({}, SHIPPED, {"vgpu_handover": "envvar"}, [BY_HANDOVER]),
     (BOTH, SHIPPED, {"vgpu_handover": "envvar"}, [NO_ENVIRONMENT]),
-    # No slice is sold, or the toolkit is not this kit's.
+    # The group does not share by vcuda, or the toolkit is not ours.
     ({}, SHIPPED, {"vgpu_sharing": "time-slicing"}, []),
     ({}, SHIPPED, {"vgpu_sharing": "none"}, []),
     ({}, SHIPPED, {"nvidia_docker_state": "absent"}, []),
     ({}, SHIPPED, {"nvidia_docker_state": None}, []),
-    # An error of the plan, told once.
+    # The plan reports this error once, elsewhere.
     (BOTH, "x = \n[t\n", {}, []),
 ]
 
@@ -116,7 +117,7 @@ def test_whom_the_toolkit_lets_have_a_gpu(keys, text, variables, expected):
         assert PATH in finding.message
 
 
-# nvidia_docker_config, sharing, whether the toolkit's file is read
+# columns: nvidia_docker_config, sharing, whether the toolkit's file is read
 READS = [({}, "vcuda", True), (KEYS, "vcuda", True), ({}, "none", False), (KEYS, "none", True)]
 
 

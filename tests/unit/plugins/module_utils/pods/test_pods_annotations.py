@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The annotations between scheduler and device plugin: there and back, and every way to be wrong."""
+"""The annotations between scheduler and device plugin: writing, reading, and every invalid form."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ TOPOLOGIES = [
 
 @pytest.mark.parametrize(("found", "expected"), TOPOLOGIES)
 def test_topology_of_a_node(found, expected):
-    """A node of an older plugin says none, and an older scheduler reads the GPUs of a newer one all the same."""
+    """An older plugin reports no topology, and an older scheduler can still read a newer plugin's GPUs."""
     document = json.loads(pod_annotations.write_gpus(GPUS))
     assert "topology" not in document
     text = json.dumps(document if found is None else dict(document, topology=found))
@@ -129,7 +129,7 @@ BAD_PLANS = [
     (changed(P, "containers", 1, "gpus", 0, to=["GPU-a", True, 0]), "found"),
     (changed(P, "containers", 1, "gpus", 0, to=["GPU-a", 1, 101]), "found"),
     (changed(P, "containers", 1, "gpus", 0, to=[7, 1, 1]), "found"),
-    # Each by itself could be; the ledger's numbers end where a few such pods come together.
+    # Each entry alone is valid; the sum of a few such pods would overflow the ledger's numbers.
     (changed(P, "containers", 1, "gpus", to=[["GPU-z", pod_annotations.MAX_MIB, 0]] * 2), "together"),
 ]
 BAD_GPUS = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod that is written to hold up who reads it: one sentence, and a short one."""
+"""Pods written to slow down their reader: each gives one short error sentence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def typos(count, start=0):
     return {f"nvidia.com/gpum{n}": "5" for n in range(start, start + count)}
 
 
-# A pod, and the one sentence; "" where it is read.
+# columns: a pod, the error sentence ("": the pod is accepted)
 PODS = [
     (pod([asking()] * 500), ""),
     (pod([asking()] * 501), "spec.containers: expected at most 500 of all kinds, found 501"),
@@ -56,7 +56,7 @@ def test_what_is_too_much_is_not_read(made, words):
 
 
 def test_a_refusal_is_short_however_much_is_wrong():
-    """It is written into the answer for each node of the cluster."""
+    """The scheduler repeats the refusal in its response for each node of the cluster."""
     wrong = pod([asking(**{GPU: "1", MEM: "0", f"nvidia.com/gpum{n}": "x" * 2000}) for n in range(300)])
     with pytest.raises(DialectError) as fault:
         read_pod(wrong)

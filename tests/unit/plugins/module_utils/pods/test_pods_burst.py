@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is promised below the limit: what of a pod's annotation is read, and what is refused with which words."""
+"""Promised memory below the limit: the parsed annotation of a pod, and the words of each refusal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def pod(value=None, notes=None, **containers):
 
 
 def sizes(found):
-    """(promised MiB, limit MiB) of each container."""
+    """Returns (promised MiB, limit MiB) of each container."""
     return {one.container: (one.memory.amount, one.memory.amount + one.burst_mib) for one in found.asks}
 
 
 MAIN = {"main": {GPU: 1, MEM: 8000}}
-# The annotation, the containers, what each is promised and its limit.
+# columns: the annotation, the containers, (promised MiB, limit MiB) by container
 READ = [
     (None, MAIN, {"main": (8000, 8000)}),
     ("2000", MAIN, {"main": (2000, 8000)}),
@@ -39,7 +39,7 @@ READ = [
     ('{"main": 2000}', {**MAIN, "side": {GPU: 1, MEM: 500}}, {"main": (2000, 8000), "side": (500, 500)}),
     ("400", {**MAIN, "side": {GPU: 1, MEM: 500}}, {"main": (400, 8000), "side": (400, 500)}),
     ("400", {**MAIN, "plain": {}}, {"main": (400, 8000)}),
-    # The default size of a container that names none.
+    # The default size of a container without a size of its own.
     ("400", {"main": {GPU: 1, "nvidia.com/gpucores": 20}}, {"main": (400, 5000)}),
     ("400", {"main": {"volcano.sh/vgpu-number": 1, VMEM: 1000}}, {"main": (400, 1000)}),
 ]
@@ -85,7 +85,7 @@ REFUSED = [
     ('{"main": 0}', MAIN, "found 0"),
     ('{"main": "1"}', MAIN, "expected whole MiB"),
     ('{"main": 1, "main": 2}', MAIN, "whole MiB without a unit"),
-    # Half of a pair of UTF-16, which no answer of the scheduler could tell of.
+    # Half of a UTF-16 surrogate pair, which no response of the scheduler could contain.
     ('{"\\ud800": 1}', MAIN, "surrogates not allowed"),
     ('{"main": "\\udfff"}', MAIN, "surrogates not allowed"),
     ('{"other": 1}', MAIN, "other: no container that asks for a GPU; expected main"),
@@ -94,7 +94,7 @@ REFUSED = [
     (json.dumps({f"c{n}": 1 for n in range(9000)}), MAIN, "at most 65536 letters"),
     (2000, MAIN, "expected text"),
     ("400", {**MAIN, "side": {GPU: 1, MEM: 300}}, "container side: 400 MiB are more than its limit of 300 MiB"),
-    # What has one size: whole GPUs, parts of a card, equal slices, MIG, and what asks for nothing here.
+    # Requests of a fixed size: whole GPUs, parts of a card, equal slices, MIG, and pods without a GPU request.
     ("400", {"main": {GPU: 1}}, "asks by nvidia.com/gpu, which is no limit in MiB"),
     ("400", {"main": {GPU: 1, PERCENT: 50}}, "which is no limit in MiB"),
     ("400", {"main": {GPU + ".shared": 1}}, "which is no limit in MiB"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests in dialects as claims: what each becomes, and what is refused with which words."""
+"""Translation of requests in each dialect into claims, and the words of each refusal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(made, config=None):
     return claim_requests.read_claims(read_pod(made, config), findings), [str(one) for one in findings]
 
 
-# Limits, labels, annotations, how many GPUs, and what of each.
+# columns: limits, labels, annotations, number of GPUs, capacity of each GPU
 SAID = [
     ({MEM: 3000, CORES: 30}, {}, {}, 1, {"memory": "3000Mi", "cores": "30"}),
     ({GPU: 2, MEM: 3072, CORES: 100}, {}, {}, 2, {"memory": "3Gi", "cores": "100"}),
@@ -57,7 +57,7 @@ def test_what_is_asked_for_becomes_a_claim(limits, labels, annotations, count, a
     assert shared == ([] if "cores" in amounts else [True])
 
 
-# The annotations and the expressions of the request.
+# columns: the annotations, the selector expressions of the request
 SELECTED = [
     ({"nvidia.com/use-gpuuuid": "GPU-B, gpu-a"}, [f'{UUID} in ["gpu-a", "gpu-b"]']),
     ({"nvidia.com/nouse-gpuuuid": "GPU-a"}, [f'!({UUID} in ["gpu-a"])']),
@@ -81,7 +81,7 @@ def test_gpus_by_uuid_and_model(annotations, expressions):
     assert claim_requests.read_annotation(claim_requests.write_claims(found)) == found._replace(warnings=())
 
 
-# Limits, annotations, and words of the one finding.
+# columns: limits, annotations, words of the only finding
 REFUSED = [
     ({"nvidia.com/gpumem-percentage": 50}, {}, "50 % of the memory, and a claim has MiB alone"),
     ({ALI: 8}, {}, "8 GiB (as aliyun.com/gpu-mem counts)"),
@@ -115,7 +115,7 @@ def test_claims_of_one_pod_are_bounded():
     assert read(made)[1] == []
 
 
-# What tenants may write by hand.
+# Annotation values that a tenant may write.
 FORGED = [
     "",
     "{",
@@ -152,7 +152,7 @@ def test_an_annotation_that_admission_did_not_write_is_refused(text):
         claim_requests.read_annotation(text)
 
 
-# Label of the pod, of its namespace; what is taken, or words of the refusal.
+# columns: the pod's label, the namespace's label, the chosen way, words of the refusal
 WAYS = [
     (None, "", "extender", ""),
     (None, "dra", "dra", ""),

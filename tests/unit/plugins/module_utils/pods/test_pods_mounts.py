@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which mounts of a pod are refused; the same table is put to a real API server in tests/e2e."""
+"""The refused mounts of a pod; tests/e2e applies the same table to a real API server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_conflicts_of_a_pod(about, made, expected):
 
 
 def test_ephemeral_container_is_judged_like_the_others():
-    """The API server takes no resources there today, so this row is no row of the table."""
+    """This case is not a row of the table, because today's API server does not accept such resources."""
     made = pod(container("main"), ephemeralContainers=[container("debug", {GPU: "1"}, "/dev/vgpu/0")])
     assert [tuple(one) for one in mounts.conflicting_mounts(made["spec"], NAMES)] == [
         ("debug", "/dev/vgpu/0", "/dev/vgpu")

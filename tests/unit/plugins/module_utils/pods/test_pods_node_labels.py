@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of nodes: ours, ACK's as aliases, and values that are not known."""
+"""Labels of nodes: our own, ACK's as aliases, and unknown values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACK_POLICY, ACK_SHARING = "ack.node.gpu.placement", "ack.node.gpu.schedule"
         ({ACK_SHARING: "default"}, ("", "exclusive")),
         ({ACK_SHARING: "topology"}, ("topology", "exclusive")),
         ({ACK_SHARING: "topology", ACK_POLICY: "spread"}, ("spread", "exclusive")),
-        # Ours win, each for itself.
+        # Our label takes precedence over ACK's alias, separately for each setting.
         ({POLICY: "binpack", ACK_POLICY: "spread", ACK_SHARING: "cgpu"}, ("binpack", "shared")),
         ({SHARING: "any", ACK_SHARING: "default"}, ("", "")),
     ],

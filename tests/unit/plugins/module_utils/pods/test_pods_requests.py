@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods ask in each dialect, against tables worked out by hand from the documents of the field."""
+"""Pods' requests in each dialect, against tables calculated by hand from the projects' documentation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pod(limits=None, labels=None, annotations=None, **more):
     }
 
 
-# limits, labels, variables → dialect, GPUs, what each gets on a V100 of 16160 MiB (None: does not fit on it)
+# columns: limits, labels, variables, dialect, GPUs, size of each share on a V100 of 16160 MiB (None: does not fit)
 ASKED = [
     ({GPU: 1, MEM: 3000, CORES: 30}, {}, {}, "hami", 1, Size(3000, 30)),
     ({GPU: "2", MEM: "3k"}, {}, {}, "hami", 2, Size(3000, 0)),
@@ -45,7 +45,7 @@ ASKED = [
     ({GPU: 1}, {}, {}, "nvidia", 1, Size(16160, 100)),
     ({GPU: 2}, {}, {"plain": "slice"}, "4paradigm", 2, Size(8080, 50)),
     ({GPU + ".shared": 1}, {}, {}, "nvidia", 1, Size(8080, 50)),
-    # The worked example of the documents: 8 GiB over two GPUs, 4309 MiB each in nvidia-smi.
+    # The documentation's example: 8 GiB over two GPUs, 4309 MiB each in nvidia-smi.
     ({ALI: 8}, {COUNT: "2"}, {}, "alibaba", 2, Size(4309, 0)),
     ({ALI: 8}, {COUNT: "2"}, {"gpu_mem_unit": "strict"}, "alibaba", 2, Size(4096, 0)),
     ({ALI: 15}, {}, {}, "alibaba", 1, Size(16160, 0)),
@@ -60,7 +60,7 @@ ASKED = [
     ({QCORE: 30, QMEM: 5}, {}, {}, "qgpu", 1, Size(5120, 30)),
     ({QMEM: 5}, {}, {}, "qgpu", 1, Size(5120, 0)),
     ({QCORE: 200}, {}, {}, "qgpu", 2, Size(16160, 100)),
-    # Tencent's own examples: 160 and 60, 121 and 31 over two cards.
+    # Tencent's own examples: qgpu-core 160 and 60, 121 and 31 over two cards.
     ({QCORE: 160, QMEM: 20}, {}, {}, "qgpu", 2, Size(10240, 80)),
     ({QCORE: 121, QMEM: 31}, {}, {}, "qgpu", 2, Size(15360, 60)),
     ({QCORE: 160, QMEM: 20, GPU: 2}, {}, {}, "qgpu", 2, Size(10240, 80)),
@@ -93,7 +93,7 @@ def test_sizes_follow_the_card():
     assert requests.size_on(units, SMALL) is None, "a card under 1 GiB has no unit"
 
 
-# What is wrong, the field that the message names, and words of the message.
+# columns: limits, labels, the field in the message, words of the message
 LIMIT = 'spec.containers[0].resources.limits["{}"]'
 REFUSED = [
     ({GPU: -1}, {}, LIMIT.format(GPU), "from 0 to 128 GPUs, found -1"),
@@ -136,7 +136,7 @@ REFUSED = [
     ({QCORE: 250, QMEM: 2}, {}, LIMIT.format(QMEM), "2 GiB over 3 GPUs"),
     ({QCORE: 160, QMEM: 20, GPU: 1}, {}, LIMIT.format(GPU), "asks for 2 GPUs"),
     ({QMEM: 0}, {}, LIMIT.format(QMEM), "from 1 to"),
-    # Compute that others leave: no plan of ours says it.
+    # Compute left unused by other pods: our plans cannot express it.
     ({QCORE + "-greedy": 30, QMEM: 5}, {}, LIMIT.format(QCORE + "-greedy"), "is no resource of GPU sharing"),
     ({VOLCANO: 1, VMEM: 100, VPERCENT: 10}, {}, LIMIT.format(VPERCENT), "beside volcano.sh/vgpu-memory"),
     ({VOLCANO: 0, VMEM: 100}, {}, LIMIT.format(VOLCANO), "from 1 to 128 GPUs"),
@@ -234,7 +234,8 @@ PREFERENCES = [
     ({"nvidia.com/nouse-gputype": "T4,a100"}, {"avoid_models": ("a100", "t4")}),
     ({"nvidia.com/numa-bind": "false", "nvidia.com/vgpu-mode": "hami-core"}, {}),
     ({"tke.cloud.tencent.com/app-class": "online"}, {}),
-    # HAMi 2.10: an empty card, GPUs of one NUMA node, and chains. Topology counts before the others wherever it stands.
+    # HAMi 2.10: an empty card, GPUs of one NUMA node, and policy chains. Topology comes first at any position of a
+    # chain.
     ({"hami.io/gpu-scheduler-policy": "mutex"}, {"alone": True}),
     ({"nvidia.com/numa-bind": "True"}, {"one_numa": True}),
     ({"hami.io/gpu-scheduler-policy": "binpack,topology-aware"}, {"gpu_policy": "topology,binpack"}),

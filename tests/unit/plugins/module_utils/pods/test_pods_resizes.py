@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests for another size: what is read, what is refused with which words, and what counts meanwhile."""
+"""Resize requests: the parsed request, the words of each refusal, and the size that counts until it is applied."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def noted(**names):
 
 
 A, B = "GPU-a", "GPU-b"
-# annotations, what counts: devices of the container.
+# columns: annotations, the devices of the container that count
 COUNTED = [
     (noted(plan=[(A, 1000, 10)]), [(A, 1000, 10)]),
     (noted(plan=[(A, 1000, 10)], given=[(A, 4000, 30)]), [(A, 4000, 30)]),
@@ -126,7 +126,7 @@ COUNTED = [
         noted(plan=[(A, 1, 1)], given=[(A, 500, 5), (B, 9, 9)], former=[(A, 900, 1), (B, 1, 90)]),
         [(A, 900, 5), (B, 9, 90)],
     ),
-    # Never so: what somebody once had on another GPU counts there too.
+    # In practice a resize stays on its GPU; here the former allocation on another GPU still counts.
     (noted(plan=[(A, 1, 1)], given=[(A, 5, 5)], former=[(B, 7, 7)]), [(A, 5, 5), (B, 7, 7)]),
 ]
 

@@ -23,7 +23,7 @@ spec:
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A host whose sockets are bound by a short path, for such a path has 107 characters at most."""
+    """A host whose sockets are bound by a short path, because a socket's path has at most 107 characters."""
     folder = tmp_path / "var/lib/kubelet/device-plugins"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -80,7 +80,7 @@ def test_who_it_is(host, serve):
 
 
 SAID = [
-    # the socket, resources of ours, errors, warnings
+    # columns: the socket, our resources, number of errors, number of warnings
     ("nvidia-gpu.sock", ["nvidia.com/gpu"], 1, 0),
     ("nvidia-gpu.sock", ["example.com/gpu"], 0, 1),
     ("nvidia-mig-1g.5gb.sock", ["nvidia.com/gpu"], 0, 1),

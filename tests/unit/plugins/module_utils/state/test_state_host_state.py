@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a host, read from a folder that is laid out as one."""
+"""The state of a host, read from a folder with its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from doubles.host import host, write
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    # The GPUs are those of the running machine whatever the root is; here they are none.
+    # NVML reads the GPUs of this machine whatever the root is, so the test replaces it by no GPUs.
     nothing = {"ok": False, "error": "none", "gpus": [], "lost": [], "driver_version": None}
     monkeypatch.setattr(nvml, "read", lambda: dict(nothing))
     return tmp_path
@@ -144,7 +144,7 @@ GPUS = [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]
 @pytest.mark.parametrize(
     "status, gpus, driver, same",
     [
-        (STATUS, list(reversed(GPUS)), "535", True),  # the order of the GPUs is none of a proof's business
+        (STATUS, list(reversed(GPUS)), "535", True),  # the proof ignores the order of the GPUs
         ({**STATUS, "pid": 7}, GPUS, "535", True),
         ({**STATUS, "version": "2"}, GPUS, "535", False),
         ({**STATUS, "config_sha256": "d"}, GPUS, "535", False),

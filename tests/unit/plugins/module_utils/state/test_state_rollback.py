@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an upgrade returns to, on a host laid out in a folder: also after one that was killed once it had switched."""
+"""The rollback point of an upgrade, on a host simulated in a folder: also after an upgrade that was killed after its
+switch."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ GPUS = [{"uuid": "GPU-a"}]
 
 
 class Machine:
-    """A host whose versions, configuration and proof a test sets."""
+    """A host with versions, configuration and proof set by the test."""
 
     def __init__(self, root):
         self.root, self.host = root, Host(str(root), run=self.run)
@@ -95,12 +96,12 @@ def test_an_upgrade_that_was_killed_after_its_switch_is_not_taken_for_the_former
     assert machine.persist() == (FIRST, True)
 
 
-# What came after the killed upgrade -> whether what it kept still counts.
+# columns: the change after the killed upgrade, whether its rollback point still counts
 AFTER = [
     (lambda machine: None, True),
-    # Somebody else finished it: what runs is proven, and is what a later upgrade must return to.
+    # A later run finished the upgrade: the running versions are proven, so a later upgrade must return to these.
     (lambda machine: machine.prove(), False),
-    # The former version is not on the host any more, or not whole.
+    # The former version is removed from the host, or damaged.
     (lambda machine: machine.write(f"{LIBRARY}/1/libvgpu.so", "damaged"), False),
     (lambda machine: (machine.root / PLUGIN.lstrip("/") / "1").rename(machine.root / "gone"), False),
     (lambda machine: machine.write(rollback.PATH, "torn {"), False),

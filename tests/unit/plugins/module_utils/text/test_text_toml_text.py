@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys set in TOML texts. Python's own parser, which the code does not have on old nodes, judges every result."""
+"""Keys set in TOML texts. Python's tomllib checks every result; the code itself has no tomllib on old nodes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.text.toml_text import T
 from hypothesis import given
 from hypothesis import strategies as st
 
-# From Python 3.11 on.
+# tomllib exists from Python 3.11 on.
 tomllib = pytest.importorskip("tomllib")
 
-# As nvidia-ctk of 1.17 writes it.
+# the file as nvidia-ctk 1.17 writes it
 TOOLKIT = """\
 #accept-nvidia-visible-devices-as-volume-mounts = false
 #accept-nvidia-visible-devices-envvar-when-unprivileged = true
@@ -42,7 +42,7 @@ annotation-prefixes = ["cdi.k8s.io/"]
 UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 VOLUMES = "accept-nvidia-visible-devices-as-volume-mounts"
 
-# text, keys, the lines that come (None: what goes), how many changes
+# columns: text, keys, the added lines, the removed lines, number of changes
 MERGES = [
     (TOOLKIT, {UNPRIVILEGED: False, VOLUMES: True}, {f"{UNPRIVILEGED} = false", f"{VOLUMES} = true"}, set(), 2),
     (TOOLKIT, {"disable-require": False}, set(), set(), 0),
@@ -81,7 +81,7 @@ def at(document: dict, key: str):
 
 
 def strip(document, keys):
-    """The document without the keys, and without tables that are empty then."""
+    """Returns the document without these keys, and without tables that are empty then."""
     result = {}
     for name, value in document.items():
         inner = [key.partition(".")[2] for key in keys if key.partition(".")[0] == name]
