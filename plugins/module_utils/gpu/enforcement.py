@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who enforces the memory of a slice: the driver by the container's control group, or the library alone. Pure.
+"""Decides what enforces the memory limit of a slice: the driver by the container's control group, or the library. Pure.
 
-One rule for plan and device plugin: the first reason that speaks against the driver is the one that people read.
+Plan and device plugin share this rule. Users see the first reason that prevents enforcement by the driver.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ AUTO, DRIVER, LIBRARY = "auto", "driver", "library"
 NONE = "none"
 CHOICES = (AUTO, DRIVER, LIBRARY)
 FIRST_BRANCH = 615
-# It turns some controllers on for a container, and neither of these.
+# crun enables some controllers for a container, but neither dmem nor misc.
 CRUN = "crun"
 NOT_TRIED = "nothing was tried on this host yet"
 # Sharing modes whose containers are given a limit; a MIG device's memory is its own, and whole GPUs have none.
@@ -42,7 +42,7 @@ class Facts(NamedTuple):
     runtime: str = ""
 
     def parts(self) -> str:
-        """What of kernel and engine the limits depend on, as far as it is known, in brackets."""
+        """Lists, in brackets, the known facts of kernel and engine on which the limits depend."""
         said = []
         if self.controllers:
             said.append(f"the kernel has {' and '.join(self.controllers)}")
@@ -53,7 +53,7 @@ class Facts(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """``active``: ``driver-dmem``, ``driver-misc``, ``library`` or ``none``; ``why``: one line, why this one."""
+    """Holds ``active``: ``driver-dmem``, ``driver-misc``, ``library`` or ``none``; ``why``: the reason in one line."""
 
     active: str
     why: str
@@ -72,7 +72,7 @@ class Verdict(NamedTuple):
 
 
 def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> str:
-    """The first cause for which the driver cannot enforce limits; empty where none is known."""
+    """Returns the first cause for which the driver cannot enforce limits; empty if none is known."""
     if sharing not in LIMITED:
         return f"sharing {sharing} gives no memory limits to containers"
     if not count_context:
@@ -100,7 +100,7 @@ def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -
 
 
 def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> Verdict:
-    """What is active, by what is known; the probe has the last word."""
+    """Decides what is active from the known facts; the result of the probe decides last."""
     other = LIBRARY if sharing == "vcuda" else NONE
     if requested == LIBRARY:
         return Verdict(other, "vgpu_memory_enforcement is library")
@@ -118,7 +118,7 @@ def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: 
 
 
 def handover_of(strategies: Sequence[str]) -> str:
-    """Why a way of handing GPUs to containers keeps the hook from running; empty where it does not."""
+    """Returns why a method of device injection keeps the hook from running; empty if the hook runs."""
     if any(one in ("cdi-cri", "cdi-annotations") for one in strategies):
         return ""
     return (
