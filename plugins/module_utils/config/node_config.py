@@ -31,7 +31,7 @@ from .kinds import (
 
 PATH = "/etc/vgpu/node.yaml"
 CONFIGS, CONFIG_SUFFIX = "configs", ".yaml"
-# The label of a node that names one of them, as NVIDIA's config manager has it.
+# The node label that selects a named configuration. NVIDIA's config manager uses the same label.
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
 LIBRARY_ROOT = "/usr/local/lib/vgpu"
 RESOURCE_NAME = "nvidia.com/gpu"
@@ -171,7 +171,7 @@ class ConfigError(ValueError):
 
 
 def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> dict[str, Any]:
-    """node.yaml as a host's ``vgpu_*`` variables want it. Raises ConfigError on any fault in them."""
+    """Makes node.yaml from a host's ``vgpu_*`` variables. Raises ConfigError on any fault in them."""
     findings: list[Finding] = []
     clean = schema.read(variables, findings)
     if not errors(findings):
@@ -206,7 +206,9 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
 
 
 def named_from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> dict[str, dict[str, Any]]:
-    """The configurations that a node label may choose instead, by name. Raises ConfigError of the entry."""
+    """Makes the named configurations that a node label may choose instead of node.yaml. Raises
+    ConfigError for a faulty entry.
+    """
     clean = schema.read(variables, [])
     out = {}
     for name in sorted(clean["vgpu_configs"]):
@@ -218,12 +220,12 @@ def named_from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT)
 
 
 def configs_folder(config_path: str) -> str:
-    """The folder of a node's named configurations, next to its node.yaml."""
+    """Returns the folder of a node's named configurations, next to its node.yaml."""
     return os.path.join(os.path.dirname(config_path), CONFIGS)
 
 
 def config_file(config_path: str, name: str) -> str:
-    """The file of a named configuration."""
+    """Returns the path of a named configuration's file."""
     return os.path.join(configs_folder(config_path), name + CONFIG_SUFFIX)
 
 
@@ -269,7 +271,7 @@ def _section(clean: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, 
 
 
 def read(config: Any, findings: list[Finding]) -> Any:
-    """The clean form of a node.yaml that was parsed; every fault goes to ``findings``."""
+    """Returns the clean form of a parsed node.yaml; adds every fault to ``findings``."""
     clean = FILE.read(config, "", findings)
     sharing = clean.get("sharing") if isinstance(clean, dict) else None
     if isinstance(sharing, dict) and len(sharing) > 1:
@@ -283,7 +285,7 @@ def read(config: Any, findings: list[Finding]) -> Any:
 
 
 def _names(said: dict[str, str]) -> dict[str, Any]:
-    """The names other than the count's that differ from HAMi's, as node.yaml has them."""
+    """Returns the resource names, apart from the count's, that differ from HAMi's, in the form of node.yaml."""
     out: dict[str, Any] = {"priorityResource": said["priority"]} if "priority" in said else {}
     others = {schema.camel(key): said[key] for key in ("memory", "memory_percentage", "cores") if key in said}
     return {**out, "resourceNames": others} if others else out
@@ -295,14 +297,14 @@ def _names_devices(section: Any) -> bool:
 
 
 def validate(config: Any) -> list[Finding]:
-    """Every fault of a node.yaml that was parsed; an unknown key names the nearest valid one."""
+    """Returns every fault of a parsed node.yaml; for an unknown key the fault names the nearest valid key."""
     findings: list[Finding] = []
     read(config, findings)
     return findings
 
 
 def load(text: str, origin: str = PATH) -> dict[str, Any]:
-    """The configuration of a file's text. Raises ConfigError naming the file, the key and what was expected."""
+    """Parses the text of a configuration file. Raises ConfigError with the file, the key and the expected value."""
     try:
         config = json.loads(text, parse_float=str)  # a scaling keeps the digits of its text
     except RecursionError:
@@ -369,17 +371,17 @@ def _relaxed(kind: Kind, value: Any, path: str, findings: list[Finding]) -> Any:
 
 
 def dump(config: dict[str, Any]) -> str:
-    """The text of the file: stable, so that equal configurations are equal bytes."""
+    """Returns the text of the file. Equal configurations give equal bytes."""
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 
 
 def by_claims(config: dict[str, Any]) -> bool:
-    """Whether pods get GPUs by claims, and not by the device plugin."""
+    """Returns whether pods get GPUs by claims instead of by the device plugin."""
     return bool((config.get("flags") or {}).get("allocation") == schema.CLAIMS)
 
 
 def resource_name(config: dict[str, Any]) -> str:
-    """The resource under which the slices of this node are advertised; the first, where there are several."""
+    """Returns the resource name under which this node advertises its slices; the first if there are several."""
     sharing = config.get("sharing") or {}
     if "vcuda" in sharing:
         return sharing["vcuda"].get("resourceName") or RESOURCE_NAME

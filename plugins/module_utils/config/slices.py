@@ -34,7 +34,7 @@ class SliceError(ValueError):
 
 
 class Share(NamedTuple):
-    """What one GPU is split by, after its exceptions; ``exception`` is the index of the one that matched."""
+    """Holds how one GPU is split, after exceptions; ``exception`` is the index of the matching exception."""
 
     split_count: int
     memory_scaling: str
@@ -43,7 +43,7 @@ class Share(NamedTuple):
 
 
 def mib(total_bytes: int) -> int:
-    """The M of the arithmetic: whole MiB of what NVML calls total."""
+    """Returns M, the memory in whole MiB, from NVML's total."""
     return int(total_bytes) // MIB
 
 
@@ -63,7 +63,7 @@ def model_matches(pattern: str, model: str) -> bool:
 
 
 def matches(match: dict[str, Any], gpu: dict[str, Any]) -> bool:
-    """Whether a GPU meets every condition of an exception."""
+    """Returns whether a GPU meets every condition of an exception."""
     if "index" in match and int(match["index"]) != int(gpu["index"]):
         return False
     if "uuid" in match and str(match["uuid"]).lower() != str(gpu["uuid"]).lower():
@@ -72,7 +72,7 @@ def matches(match: dict[str, Any], gpu: dict[str, Any]) -> bool:
 
 
 def vcuda_of(config: dict[str, Any]) -> dict[str, Any] | None:
-    """The section ``sharing.vcuda`` of a node configuration, None where the node does not share this way."""
+    """Returns the section ``sharing.vcuda`` of a node configuration, None if the node does not share in this mode."""
     return (config.get("sharing") or {}).get("vcuda")
 
 
@@ -97,7 +97,7 @@ def share_of(gpu: dict[str, Any], config: dict[str, Any]) -> Share | None:
 
 
 def claimable_mib(gpu: dict[str, Any], share: Share, requested: bool) -> int:
-    """What claims (Dynamic Resource Allocation) may hold together of a GPU. Raises SliceError."""
+    """Returns how many MiB of a GPU all claims (Dynamic Resource Allocation) together may use. Raises SliceError."""
     slice_mib, _percent = size_of(gpu, share)
     if not requested:
         return slice_mib * share.split_count
@@ -106,7 +106,7 @@ def claimable_mib(gpu: dict[str, Any], share: Share, requested: bool) -> int:
 
 
 def size_of(gpu: dict[str, Any], share: Share) -> tuple[int, int]:
-    """MiB of memory and percent of the SMs of each slice of a GPU. Raises SliceError where a slice would be 0."""
+    """Returns MiB of memory and percent of the SMs of each slice of a GPU. Raises SliceError if a slice would be 0."""
     total, split = int(gpu["memory_mib"]), share.split_count
     if split < 1:
         raise SliceError(f"{_name(gpu)}: cannot be split into {split}; the split count is at least 1")
@@ -171,7 +171,7 @@ def findings_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list
 
 
 def advised_split(model: str) -> tuple[str, int] | None:
-    """The advised greatest K of a model, with the model's name, None where there is no advice."""
+    """Returns the greatest advised K of a model, with the model's name, None if there is no advice."""
     for name, split in ADVISED_SPLIT:
         if model_matches(name, model):
             return name, split
@@ -186,7 +186,7 @@ def _scaling(value: Any) -> str:
 
 
 def _least_cores(split: int) -> str:
-    """The smallest cores scaling, to two digits, that gives each of K slices a whole percent."""
+    """Returns the smallest cores scaling, to two digits, that gives each of K slices a whole percent."""
     return f"{split // 100}.{split % 100:02d}"
 
 

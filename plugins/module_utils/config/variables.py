@@ -40,7 +40,7 @@ UUID = Text("a GPU UUID such as GPU-5d1b…", r"^GPU-[0-9A-Za-z-]+\Z")
 MODEL = Text('a model such as T4 or "A100-80GB"', r"[A-Za-z0-9]")
 MATCH = Record({"index": Int(0, 255), "uuid": UUID, "model": MODEL}, at_least_one=True)
 
-# What an exception in vgpu_devices may set: the per-GPU variables without prefix.
+# Settings that an exception in vgpu_devices may change: the per-GPU variables without prefix.
 PER_GPU: dict[str, Kind] = {
     "split_count": Int(1, MAX_SPLIT),
     "memory_scaling": Scaling(),
@@ -207,12 +207,12 @@ NOT_NAMED = (
     "vgpu_package_environment",
     "vgpu_other_names",
 )
-# What nobody wants on a screen: a proxy has a password in its address.
+# Variables that no screen or log may show: a proxy address holds a password.
 NOT_SHOWN = ("vgpu_package_environment",)
 
 
 class NamedConfig(Kind):
-    """One entry of vgpu_configs: the variables of this table without their prefix."""
+    """Reads one entry of vgpu_configs: the variables of this table without their prefix."""
 
     expected = "a mapping of variables without the prefix vgpu_"
 
@@ -249,7 +249,7 @@ OTHER_MODES = {
 
 
 def mig_resource(profile: str) -> str:
-    """What instances of a profile are called where the strategy is mixed."""
+    """Returns the resource name of the instances of a MIG profile under the strategy mixed."""
     return "nvidia.com/mig-" + profile.replace("+", ".")
 
 
@@ -286,7 +286,7 @@ def unknown_variable(name: str) -> Finding:
 
 
 def unavailable(clean: dict[str, Any]) -> list[Finding]:
-    """Findings for valid variables that cannot be had together or that have no effect."""
+    """Returns findings for valid variables that cannot be combined or that have no effect."""
     findings = _claims(clean) if clean["vgpu_allocation"] == CLAIMS else []
     for name in sorted(clean["vgpu_configs"]):
         findings += _named_faults(clean, name)

@@ -12,7 +12,7 @@ from typing import Any, Sequence
 
 from ..config.kinds import Finding, error
 
-# Of all kinds together; names of resources of all containers together.
+# Maximum number of containers of all kinds together, and of resource names of all containers together.
 MOST_CONTAINERS, MOST_RESOURCES, MOST_MOUNTS = 500, 1000, 5000
 # Letters: a name of a resource by the API server's rules, 253 before the stroke and 63 after it; all annotations.
 LONGEST_NAME, LONGEST_ANNOTATIONS = 317, 256 * 1024
@@ -53,7 +53,7 @@ def excess(pod: dict[str, Any]) -> list[Finding]:
 
 
 def read_json(text: Any) -> Any:
-    """What the owner of a pod wrote in JSON. Raises ValueError."""
+    """Parses JSON that the owner of a pod wrote. Raises ValueError."""
     if not isinstance(text, str) or len(text) > LONGEST_JSON:
         raise ValueError(f"expected text of at most {LONGEST_JSON} letters")
     try:

@@ -44,7 +44,7 @@ def with_request(asks: Sequence[Ask], annotations: dict[str, Any], findings: lis
 
 
 def _read(text: Any, findings: list[Finding]) -> int | dict[str, int]:
-    """MiB, of all or by container; empty where ``findings`` has an error."""
+    """Returns the MiB for all containers or by container; empty if ``findings`` has an error."""
     try:
         found = read_json(text)
     except ValueError as fault:

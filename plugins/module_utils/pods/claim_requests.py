@@ -18,7 +18,7 @@ from .requests import PodAsk, needs
 from .resources import MIB, Ask, annotation
 
 DRIVER, CLASS, REQUEST = "gpu.vgpu.fleet", "vgpu", "gpu"
-# Label of a pod or of its namespace, and its values; the pod's wins.
+# Label of a pod or of its namespace, and the label's values; the pod's label overrides its namespace's.
 ALLOCATION, CLAIMS, EXTENDER = "vgpu.fleet/allocation", "dra", "extender"
 NEXT = f"ask otherwise, or label the pod {ALLOCATION}: {EXTENDER}"
 # What a pod is given at admission: the label by which it is found, and what its claims are to ask for.
@@ -30,7 +30,9 @@ MOST_SELECTORS, MOST = 4, 1 << 40
 
 
 class Share(NamedTuple):
-    """What one claim asks for: so many different GPUs, and of each MiB and percent of compute (0: the equal part)."""
+    """Holds the request of one claim: ``count`` different GPUs, and MiB and percent of compute on
+    each (0: the equal part).
+    """
 
     gpus: int
     memory_mib: int
@@ -46,7 +48,7 @@ class Claims(NamedTuple):
 
 
 def way_of(labels: Mapping[str, Any], of_namespace: str, findings: list[Finding]) -> str:
-    """CLAIMS or EXTENDER. ``of_namespace``: the value of the namespace's label, empty for none."""
+    """Returns CLAIMS or EXTENDER. ``of_namespace``: the value of the namespace's label, empty for none."""
     own = labels.get(ALLOCATION)
     if own not in (None, CLAIMS, EXTENDER):
         text = f"expected {CLAIMS} or {EXTENDER}, found {show(own)}"
@@ -57,7 +59,7 @@ def way_of(labels: Mapping[str, Any], of_namespace: str, findings: list[Finding]
 
 
 def read_claims(ask: PodAsk, findings: list[Finding]) -> Claims:
-    """What the pod asks for, by container; faults go to ``findings`` and name the field."""
+    """Returns the pod's requests by container. Adds faults to ``findings``, each with its field."""
     selectors = _selectors(ask.preferences, findings)
     _of_pod(ask, findings)
     shares, warnings = {}, []
@@ -73,7 +75,7 @@ def read_claims(ask: PodAsk, findings: list[Finding]) -> Claims:
 
 
 def write_claims(claims: Claims) -> str:
-    """The annotation; ``read_annotation`` is its inverse."""
+    """Returns the text of the annotation; ``read_annotation`` is the inverse function."""
     said = {name: list(share) for name, share in claims.shares.items()}
     return json.dumps({"claims": said, "selectors": list(claims.selectors)}, separators=(",", ":"), ensure_ascii=False)
 
@@ -116,7 +118,9 @@ def object_name(review: str, container: str) -> str:
 
 
 def claim_name(container: str, taken: set[str]) -> str:
-    """Of a container's claim within its pod: a DNS label of at most 63 letters that is not in ``taken``."""
+    """Returns the name of a container's claim within its pod: a DNS label of at most 63 letters
+    that is not in ``taken``.
+    """
     name, n = f"vgpu-{container}", 0
     while len(name) > 63 or name in taken:
         digest = hashlib.sha256(f"{container} {n}".encode()).hexdigest()[:8]
@@ -125,7 +129,9 @@ def claim_name(container: str, taken: set[str]) -> str:
 
 
 def spec_of(share: Share, selectors: tuple[str, ...]) -> dict[str, Any]:
-    """Of a ResourceClaim, with each field that the API server would fill in, so that what it stores is the same."""
+    """Returns the spec of a ResourceClaim with every default that the API server would set, so that
+    the stored spec is equal.
+    """
     amounts = {"memory": mebibytes(share.memory_mib)}
     if share.cores:
         amounts["cores"] = str(share.cores)

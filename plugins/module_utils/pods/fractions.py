@@ -31,7 +31,7 @@ BYTES_OF_MIB = 1 << 20
 
 
 def read_fractions(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Finding]) -> dict[str, Fraction]:
-    """By container; empty where the annotations ask for nothing, and where ``findings`` has an error."""
+    """Returns the requests by container; empty if the annotations request nothing or ``findings`` has an error."""
     if spec.get("schedulerName") == KAI_SCHEDULER:
         return {}
     of_pod, of_container = _of_pod(annotations, spec, findings), _of_containers(annotations, spec, findings)
@@ -73,7 +73,7 @@ def _of_containers(annotations: dict[str, Any], spec: dict[str, Any], findings: 
 
 
 def _mib(annotations: dict[str, Any], name: str, findings: list[Finding]) -> int:
-    """Whole MiB of a quantity in bytes, 0 where it is none."""
+    """Returns whole MiB of a quantity in bytes, 0 if the text is not a quantity."""
     value = annotations[name]
     number = exact(value)
     mib = number / BYTES_OF_MIB if number is not None else None
@@ -121,7 +121,7 @@ def _number(annotations: dict[str, Any], name: str, high: int, unit: str, findin
 
 
 def _container(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Finding]) -> str:
-    """The one that is named, else the first of the pod."""
+    """Returns the container that the annotation names, else the first container of the pod."""
     names = _names(spec)
     if CONTAINER_NAME not in annotations:
         return names[0] if names else ""

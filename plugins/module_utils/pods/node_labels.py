@@ -37,7 +37,7 @@ NO_LABELS = NodeLabels()
 
 
 def read_labels(labels: Mapping[str, Any] | None, findings: list[Finding]) -> NodeLabels:
-    """A value that is not known is a warning, and is as none."""
+    """Reads the labels of a node. An unknown value gives a warning and counts as unset."""
     labels = labels or {}
     policy = _value(labels, POLICY, POLICIES, findings)
     if policy is None:
@@ -51,7 +51,7 @@ def read_labels(labels: Mapping[str, Any] | None, findings: list[Finding]) -> No
 
 
 def _value(labels: Mapping[str, Any], name: str, words: Mapping[str, str], findings: list[Finding]) -> str | None:
-    """None where the label is not there."""
+    """Returns the value of a label, None if the label is missing."""
     if name not in labels:
         return None
     value = str(labels[name])
