@@ -69,7 +69,9 @@ def observe(
 
 
 def refusal(path: str) -> str:
-    """Why nothing answers on a socket, empty where something does. The file of a program that was killed stays."""
+    """Returns why nothing answers on a socket, empty if something does. A killed program leaves the
+    socket's file behind.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(5.0)
         try:
@@ -80,7 +82,7 @@ def refusal(path: str) -> str:
 
 
 def compare(seen: dict[str, Any]) -> dict[str, Any]:
-    """The result of vgpu_capacity_info: expected, advertised, GPUs, and every difference with its remedy."""
+    """Returns the result of vgpu_capacity_info: expected, advertised, GPUs, and every difference with its remedy."""
     drift: list[dict[str, str]] = []
     answer: dict[str, Any] = {
         "resource": node_config.RESOURCE_NAME,
@@ -167,7 +169,7 @@ def _warnings(seen: dict[str, Any], answer: dict[str, Any]) -> list[str]:
 
 
 def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[str, Any] | None) -> None:
-    """Does what runs fit what is written of it?"""
+    """Compares the running containers with their records."""
     status, usages = seen["plugin"] or {}, seen.get("usage") or []
     drift = answer["drift"]
     if seen["nvml"]["ok"]:
@@ -254,7 +256,7 @@ def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[
 
 
 def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[str, Any] | None) -> None:
-    """Does the running program have the slices that it should have?"""
+    """Compares the slices of the running program with the expected slices."""
     drift, status = answer["drift"], seen["plugin"]
     if status is None:
         remedy = "systemctl status vgpu-device-plugin; journalctl -u vgpu-device-plugin"
@@ -373,7 +375,7 @@ def _count(answer: dict[str, Any], leased: Sequence[str]) -> None:
 
 
 def registered(checkpoint_text: str | None, resource: str) -> list[str] | None:
-    """The device ids that the kubelet knows under a resource, None where it does not know the resource."""
+    """Returns the device ids that the kubelet knows under a resource, None if it does not know the resource."""
     try:
         known = json.loads(checkpoint_text or "")["Data"]["RegisteredDevices"].get(resource)
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -47,7 +47,7 @@ def wanted(wanted_text: str | None, text: str | None, path: str) -> list[dict[st
 
 
 def _flat(value: Any, path: str = "") -> dict[str, str]:
-    """Leaves by dotted path, as text."""
+    """Maps the dotted path of each leaf to its text."""
     if isinstance(value, dict) and value:
         pairs = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
     elif isinstance(value, list) and value:
@@ -58,7 +58,7 @@ def _flat(value: Any, path: str = "") -> dict[str, str]:
 
 
 def names(usages: list[dict[str, Any]]) -> dict[str, str]:
-    """Allocation → pod and container, where Kubernetes has a name for it."""
+    """Maps each allocation to its pod and container, if Kubernetes has a name for it."""
     out = {}
     for one in usages:
         parts = [one.get(key) for key in ("namespace", "pod", "container")]
@@ -132,7 +132,7 @@ def held(checkpoint_text: str | None, resources: list[str]) -> dict[str, list[st
 
 
 def allocations(status: dict[str, Any], given: dict[str, list[str]] | None) -> list[dict[str, str]]:
-    """The plugin's records against the kubelet's account of the same slices."""
+    """Compares the plugin's records with the kubelet's account of the same slices."""
     if given is None:
         return []
     recorded = [one for one in status.get("allocations") or [] if one.get("kind") == "kubelet"]
@@ -155,7 +155,7 @@ def allocations(status: dict[str, Any], given: dict[str, list[str]] | None) -> l
 
 
 def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[str, str]]:
-    """Notes: containers that map another version of the library than new ones get."""
+    """Returns notes: containers that map another version of the library than new containers get."""
     current = status.get("library")
     return [
         entry(
@@ -183,18 +183,18 @@ MEMORY = (
 
 
 def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
-    """The present findings of the watcher."""
+    """Returns the present findings of the watcher."""
     out = []
     for one in (answer or {}).get("findings") or []:
         if one.get("kind") == "lease":
-            continue  # of a check that runs now
+            continue  # A bypass of a check that runs now.
         expected, remedy = EXPECTED.get(str(one.get("reason")), MEMORY)
         out.append(entry("process", _where(one), expected, one["text"], remedy))
     return out
 
 
 def old_mounts(answer: dict[str, Any] | None) -> list[dict[str, str]]:
-    """Notes: containers that have the mounts of a former version."""
+    """Returns notes: containers that have the mounts of a former version."""
     remedy = "it goes with its pod or container; upgrade.yml replaces a node's pods a batch at a time"
     return [
         entry("mounts", _where(one), "the folders below /dev/vgpu", "single files of a former version", remedy)

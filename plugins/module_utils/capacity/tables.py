@@ -9,7 +9,7 @@ import time
 from typing import Any, Sequence
 
 PASSED, OPEN, DETECTED, VIOLATED, NOT_RUN = "passed", "open", "detected", "violated", "not-run"
-# What is wrong stands first.
+# Faults come first.
 COUNTED = ((VIOLATED, "VIOLATED"), (PASSED, "passed"), (DETECTED, "detected"), (OPEN, "open"))
 WIDEST = 44
 # The probe names the GPU, which the line of the slice has.
@@ -19,7 +19,7 @@ CHECK_HEADINGS = ("check", "verdict", "expected", "found")
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Lines of a table. A column whose values are all numbers is set right."""
+    """Returns the lines of a table. A column whose values are all numbers is aligned right."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(row[n]) for row in [list(headings), *cells]) for n in range(len(headings))]
     right = [bool(rows) and all(isinstance(row[n], int) for row in rows) for n in range(len(headings))]
@@ -148,12 +148,12 @@ def with_kubernetes(capacity: dict[str, Any], kube: dict[str, Any] | None, node:
 
 
 def sentence(difference: dict[str, str]) -> str:
-    """A difference as one line for a person."""
+    """Describes a difference in one line for a person."""
     return "{what} {where}: expected {expected}, found {found}; {remedy}".format(**difference)
 
 
 def measured(check: dict[str, Any], key: str) -> str:
-    """A figure of a check with its unit."""
+    """Returns a figure of a check with its unit."""
     value = check.get(key)
     unit = check.get("unit") or ""
     return "" if value is None else f"{value} {unit}".strip()
@@ -176,9 +176,9 @@ def isolation_brief(isolation: dict[str, Any]) -> dict[str, Any]:
 
 
 def isolation_faults(isolation: dict[str, Any]) -> list[str]:
-    """Why isolation is not proven, empty where every slice passed. No slice at all is a fault too.
+    """Returns why isolation is not proven, empty if every slice passed. No slice at all is a fault too.
 
-    The module's verdict says whether a slice passed; where it did not, the checks say why.
+    The module's verdict says whether a slice passed; if it did not, the checks say why.
     """
     faults = []
     for result in isolation.get("results") or []:

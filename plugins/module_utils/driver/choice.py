@@ -129,7 +129,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
 
 
 def inputs(wanted: dict[str, Any]) -> list[str]:
-    """The errors in the desired state itself, whatever the host."""
+    """Returns the errors in the desired state itself, whatever the host."""
     said = []
     source, version, branch = wanted["source"], str(wanted["version"]), str(wanted["branch"])
     if source not in SOURCES:
@@ -161,7 +161,7 @@ def inputs(wanted: dict[str, Any]) -> list[str]:
 
 
 def _present(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
-    """The driver comes from elsewhere (an image, a driver container): only check that it is there and new enough."""
+    """Handles a driver from elsewhere (an image, a driver container): only checks that it is present and new enough."""
     loaded = state["driver"].get("loaded_version") or state.get("nvml", {}).get("driver_version")
     if loaded is None and wanted["kernel_module"] != "none":
         found = "nvidia_driver_source is present and no driver is loaded; start the driver, or choose another source"
@@ -257,7 +257,7 @@ def _pinned(wanted: dict[str, Any]) -> list[str]:
 
 
 def package_of(path: str) -> str:
-    """The package in a file's name: ``name_version_arch.deb`` or ``name-version-release.arch.rpm``."""
+    """Returns the package of a file's name: ``name_version_arch.deb`` or ``name-version-release.arch.rpm``."""
     base = path.rpartition("/")[2]
     return base.partition("_")[0] if base.endswith(".deb") else base.rsplit("-", 2)[0]
 
@@ -265,7 +265,7 @@ def package_of(path: str) -> str:
 def _branch(
     host: System, wanted: dict[str, Any], found: Sequence[tuple[str, driver_support.Generation]]
 ) -> tuple[int | None, list[str]]:
-    """The branch that was asked for, or the newest that drives every GPU of the host."""
+    """Returns the requested branch, or the newest that drives every GPU of the host."""
     offered = driver_packages.offered(host, wanted["source"])
     asked = int(wanted["branch"]) if wanted["branch"] else driver_support.branch_of(str(wanted["version"]))
     if offered == ():
@@ -293,7 +293,7 @@ def _branch(
 
 
 def _in_the_way(host: System, driver: dict[str, Any]) -> list[str]:
-    """Another way of installing the driver that this one must not be mixed with."""
+    """Finds another installation method of the driver that must not be mixed with the chosen one."""
     said = []
     if driver.get("container"):
         said.append(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's side of a host, read through ``hardware.Host``: what is loaded, on disk, in the way, and trusted."""
+"""Reads the driver's state on a host: loaded modules, modules on disk, conflicting modules, trusted keys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HOLDERS = (
 
 
 def read(host: Host) -> dict[str, Any]:
-    """``driver`` of host_state."""
+    """Returns ``driver`` of host_state."""
     found = host.driver()
     text = host.text("/proc/driver/nvidia/version") or ""
     modules = loaded_modules(host)
@@ -71,13 +71,13 @@ def read(host: Host) -> dict[str, Any]:
 
 
 def registry(host: Host) -> str:
-    """NVreg_RegistryDwords of the driver that is loaded, empty where it has none."""
+    """Returns NVreg_RegistryDwords of the loaded driver, empty if it has none."""
     found = re.search(r"^RegistryDwords:\s*(.*)$", host.text("/proc/driver/nvidia/params") or "", re.MULTILINE)
     return found.group(1).strip().strip('"') if found else ""
 
 
 def loaded_modules(host: Host) -> dict[str, tuple[int, list[str]]]:
-    """Reference count and direct users of each of NVIDIA's modules that is loaded."""
+    """Returns reference count and direct users of each loaded NVIDIA module."""
     found = {}
     for line in (host.text("/proc/modules") or "").splitlines():
         fields = line.split()
@@ -114,7 +114,7 @@ def users(host: Host, modules: dict[str, tuple[int, list[str]]], besides: Sequen
 
 
 def disk_version(host: Host) -> str | None:
-    """The version of the module that modprobe would load; Debian's alternatives call it nvidia-current."""
+    """Returns the version of the module that modprobe would load; Debian's alternatives call it nvidia-current."""
     for name in ("nvidia", "nvidia-current"):
         answer = host.run(["modinfo", "-F", "version", name])
         version = answer.out.strip()
@@ -166,7 +166,7 @@ def signed_modules(host: Host) -> list[str] | None:
 
 
 def nvswitches(host: Host) -> int:
-    """How many NVSwitches the host has: as PCI bridges, or (with NVLink 5) behind an InfiniBand device."""
+    """Returns how many NVSwitches the host has: as PCI bridges, or (with NVLink 5) behind an InfiniBand device."""
     count = 0
     for address in host.names("/sys/bus/pci/devices"):
         folder = f"/sys/bus/pci/devices/{address}"

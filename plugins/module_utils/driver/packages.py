@@ -38,7 +38,7 @@ DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def offered(host: System, source: str) -> tuple[int, ...] | None:
-    """The branches that a source has on this system; None where any may be there."""
+    """Returns the branches that a source has on this system; None if the source may have any branch."""
     if source != "distribution":
         return None
     if host.family == "debian":
@@ -107,7 +107,7 @@ def _ubuntu_unversioned(host: System, kind: str) -> tuple[list[str], list[str]]:
 
 
 def ubuntu_flavour(branch: int | None, kind: str) -> str:
-    """How Ubuntu names the modules of a branch: ``580-server-open``."""
+    """Returns Ubuntu's name for the modules of a branch: ``580-server-open``."""
     return f"{branch}-server" + ("-open" if kind == "open" else "")
 
 
@@ -171,7 +171,7 @@ NAMES = {"debian": _debian, "ubuntu": _ubuntu, "el": _el, "sles": _sles}
 
 
 def module_stream(host: System, branch: int | None, kind: str) -> str:
-    """The module stream of dnf, empty where the release has none (RHEL 10 and later)."""
+    """Returns the module stream of dnf, empty if the release has none (RHEL 10 and later)."""
     if host.family != "el" or host.release not in ("8", "9"):
         return ""
     if kind == "open":
@@ -192,7 +192,7 @@ def fabric_manager(host: System, source: str, branch: int, user_space: str, vers
 
 
 def cuda_repository(host: System) -> dict[str, Any]:
-    """NVIDIA's CUDA repository for this release, with the address and the fingerprint of its key."""
+    """Returns NVIDIA's CUDA repository for this release, with the address and the fingerprint of its key."""
     base = f"{CUDA}/{host.cuda_name}/{ARCHITECTURES.get(host.arch, host.arch)}/"
     key = repository_keys.CUDA[host.cuda_name]
     signed = {"key_url": base + key.file, "key_fingerprint": key.fingerprint}

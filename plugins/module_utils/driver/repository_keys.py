@@ -19,7 +19,7 @@ class Key(NamedTuple):
 
 CUDATOOLS_DEB = Key("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC")
 CUDATOOLS_RPM = Key("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")
-# By the name that the CUDA repository has for a release.
+# Keys are the CUDA repository's names of the releases.
 CUDA = {
     "debian12": CUDATOOLS_DEB,
     "debian13": Key("8793F200.pub", "02182E60104FCDC26EAE1B8597A5D4CB8793F200"),
@@ -32,7 +32,7 @@ CUDA = {
     "rhel10": Key("CDF6BA43.pub", "CDF6BA43"),
     "sles15": CUDATOOLS_RPM,
 }
-# Of the container toolkit, for every release.
+# The key of the container toolkit's repository, for every release.
 TOOLKIT = Key("gpgkey", "C95B321B61E88C1809C4F759DDCAE044F796ECB0")
 # Keys that the collection has, by fingerprint: files below its root.
 SHIPPED = {

@@ -38,7 +38,7 @@ class Desired(NamedTuple):
 
 
 def newer(paths: Sequence[str], files: dict[str, Any], started: float | None) -> list[str]:
-    """Which of the files were changed after ``started``; ``files`` as host_state has them."""
+    """Returns the files that changed after ``started``; ``files`` as host_state has them."""
     if not started:
         return []
     return [path for path in paths if files.get(path) and files[path]["mtime"] > started]
@@ -150,7 +150,7 @@ class Setup:
         return ["grubby", "--update-kernel=ALL", f"--{option}={' '.join(words)}"]
 
     def _modules(self, facts: dict[str, Any]) -> None:
-        """Load the module on disk, or reload it where no process uses the old one."""
+        """Loads the module on disk, or reloads it if no process uses the old one."""
         if not self.desired.modules or not (self.host.pci_gpus() or facts["loaded_version"]):
             return
         if facts["nouveau"]:
@@ -197,7 +197,7 @@ class Setup:
         return bool(users)
 
     def _swap(self, loaded: str) -> None:
-        """The modules out of the kernel and those on disk into it."""
+        """Unloads the modules from the kernel and loads the modules on disk."""
         modules = driver_facts.loaded_modules(self.host)
         if self._in_use(loaded, driver_facts.users(self.host, modules)):
             return
@@ -269,7 +269,7 @@ class Setup:
                 self._reread(name, unit)
 
     def _reread(self, name: str, unit: dict[str, Any]) -> None:
-        """Restart a service that started before a file was changed that it reads at its start alone."""
+        """Restarts a service whose files changed after its start, if the service reads them only then."""
         paths = list(self.desired.rereads.get(name, ()))
         late = [path for path in paths if path in self.files]
         late = late or newer(paths, {path: self.host.file(path) for path in paths}, unit["started"])

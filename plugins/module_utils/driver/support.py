@@ -83,12 +83,12 @@ NVSWITCH_IDS = (*range(0x1AC0, 0x1AC3), *range(0x1AF0, 0x1AF4), *range(0x22A0, 0
 
 
 def device_id(text: str) -> int | None:
-    """``0x20b0`` of sysfs as a number, None where it is none."""
+    """Returns ``0x20b0`` of sysfs as a number, None if the text is no number."""
     return int(text, 16) if re.match(r"^(0x)?[0-9A-Fa-f]{1,4}\Z", text.strip()) else None
 
 
 def generation(device: int | None) -> Generation | None:
-    """The generation of a GPU, None of one that no row knows: it may be newer than this table."""
+    """Returns the generation of a GPU, None if no row has it: the GPU may be newer than this table."""
     for low, high, found in RANGES:
         if device is not None and low <= device <= high:
             return found._replace(first=FIRST_BRANCH.get(device, found.first))
@@ -96,13 +96,13 @@ def generation(device: int | None) -> Generation | None:
 
 
 def branch_of(version: str) -> int | None:
-    """The branch in a version or a pattern: 535 of ``535.261.03-1``, ``1:580.65.06`` and ``535.*``."""
+    """Returns the branch in a version or a pattern: 535 of ``535.261.03-1``, ``1:580.65.06`` and ``535.*``."""
     found = re.match(r"^(?:\d+:)?(\d{3})(?:\.|-|\*|\Z)", version)
     return int(found.group(1)) if found else None
 
 
 def upstream(version: str) -> str:
-    """NVIDIA's version in a package's: ``535.261.03`` of ``1:535.261.03-1~deb12u1``."""
+    """Returns NVIDIA's version in a package's: ``535.261.03`` of ``1:535.261.03-1~deb12u1``."""
     return re.sub(r"^\d+:", "", version).partition("-")[0]
 
 
@@ -115,7 +115,7 @@ def too_old(version: str) -> bool:
 
 
 def generations(gpus: Iterable[dict[str, Any]]) -> list[tuple[str, Generation]]:
-    """Address and generation of every GPU on the bus that the table knows."""
+    """Returns address and generation of every GPU on the bus that the table knows."""
     found = [(str(gpu.get("address", "")), generation(device_id(str(gpu.get("device", ""))))) for gpu in gpus]
     return [(address, one) for address, one in found if one is not None]
 
@@ -139,7 +139,7 @@ def newest_branch(found: Sequence[tuple[str, Generation]], offered: Sequence[int
 
 
 def unsupported(branch: int, found: Sequence[tuple[str, Generation]]) -> list[str]:
-    """A sentence for each GPU that the branch does not drive."""
+    """Returns a sentence for each GPU that the branch does not drive."""
     said = []
     for address, one in found:
         if branch < one.first:

@@ -60,7 +60,7 @@ class DaemonJsonError(ValueError):
 
 
 class Change(NamedTuple):
-    """One key whose value differs. ``apply``: reload or restart applies it in the running daemon."""
+    """Describes one key whose value differs. ``apply``: reload or restart applies it in the running daemon."""
 
     path: Path
     action: str  # add, change or remove
@@ -78,7 +78,7 @@ class Change(NamedTuple):
 
 
 class Unapplied(NamedTuple):
-    """A key that the running daemon does not show as the file has it."""
+    """Describes a key whose value in the running daemon differs from the file."""
 
     key: str
     expected: Any
@@ -95,7 +95,7 @@ def show(value: Any) -> str:
 
 
 def decode(raw: bytes | None) -> str | None:
-    """The text of the file's bytes; None where there is no file."""
+    """Returns the text of the file's bytes; None if there is no file."""
     if raw is None:
         return None
     try:
@@ -114,7 +114,7 @@ def split(text: str | None) -> tuple[str, str]:
 
 
 def parse(text: str | None) -> dict[str, Any]:
-    """The document. None (no file), an empty file and a byte order mark are accepted."""
+    """Returns the document. Accepts None (no file), an empty file and a byte order mark."""
     body = split(text)[1]
     if not body.strip():
         return {}
@@ -184,7 +184,7 @@ def lookup(document: Any, path: Sequence[str], default: Any = None) -> Any:
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], path: Path = ()) -> list[Change]:
-    """The changes from one document to the other, each as deep as it goes."""
+    """Returns the changes from one document to the other, each at its deepest differing key."""
     changes: list[Change] = []
     for key in [*before, *(key for key in after if key not in before)]:
         here = (*path, key)
@@ -275,7 +275,7 @@ FLAG_KEYS = {
 
 
 def flag_values(argv: Sequence[str]) -> dict[str, list[str]]:
-    """The keys that dockerd's command line sets, with their values as text."""
+    """Returns the keys that dockerd's command line sets, with their values as text."""
     flags: dict[str, list[str]] = {}
     words = list(argv)[1:]
     for place, word in enumerate(words):

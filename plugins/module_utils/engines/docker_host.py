@@ -19,7 +19,7 @@ from . import docker_api
 
 
 class DockerHostError(Exception):
-    """The daemon did not do what was asked of it."""
+    """The daemon refused or failed."""
 
 
 def run(arguments: list[str], timeout: float = 120.0) -> tuple[int, str]:
@@ -40,7 +40,7 @@ def run(arguments: list[str], timeout: float = 120.0) -> tuple[int, str]:
 
 
 class DockerHost:
-    """The real host; tests put another object in its place."""
+    """Controls docker on the real host; tests replace this object by another one."""
 
     def __init__(self, service: str = "docker", address: str = docker_api.SOCKET, proc: str = "/proc") -> None:
         self.service, self.address, self.proc = service, address, proc
@@ -71,7 +71,7 @@ class DockerHost:
             return []
 
     def info(self, timeout: float = docker_api.ANSWER_S) -> dict[str, Any] | None:
-        """The answer of ``docker info``, or None where the daemon does not answer within so many seconds."""
+        """Returns the result of ``docker info``, or None if the daemon does not answer within so many seconds."""
         return docker_api.info(self.address, timeout) if self.active() else None
 
     def containers(self, answers: bool = True) -> list[str]:
@@ -83,7 +83,9 @@ class DockerHost:
         return shutil.which(path, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/usr/bin") is not None
 
     def validate(self, path: str, argv: list[str]) -> str | None:
-        """The error of ``dockerd --validate`` for a file; None where there is none or no such option (20.10)."""
+        """Returns the error of ``dockerd --validate`` for a file; None if there is no error or no
+        such option (20.10).
+        """
         program = shutil.which("dockerd", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         if program is None:
             return None
@@ -113,7 +115,7 @@ class DockerHost:
             )
 
     def journal(self) -> str:
-        """The daemon's last message above routine level."""
+        """Returns the daemon's last message above routine level."""
         code, text = run(["journalctl", "-u", self.service + ".service", "-n", "40", "--no-pager", "-o", "cat"])
         lines = [line for line in text.splitlines() if code == 0 and ("level=" not in line or "level=info" not in line)]
         return "\n".join(lines[-8:])

@@ -37,7 +37,7 @@ def _uids(host: Host) -> dict[str, str]:
 
 
 def findings(kinds: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Errors that stop the host, and warnings."""
+    """Returns errors that stop the host, and warnings."""
     faults, notes = [], []
     if kinds["snap"]:
         faults.append(

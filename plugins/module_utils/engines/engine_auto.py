@@ -37,7 +37,7 @@ class Engine(NamedTuple):
 
 
 def units(engine: str) -> list[str]:
-    """The units whose state ``resolve`` and the plan need."""
+    """Returns the units whose state ``resolve`` and the plan need."""
     if engine != AUTO:
         return ENGINE_UNITS.get(engine, [DOCKER_UNIT])
     return [DOCKER_UNIT, KUBELET_UNIT, *(unit for several in ENGINE_UNITS.values() for unit in several)]
@@ -80,7 +80,7 @@ def configured(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 
 def drop_in(engine: str, wanted: dict[str, Any]) -> tuple[str, str]:
-    """Path and text of our file for an engine; empty for one that has none."""
+    """Returns path and text of our file for an engine; empty for an engine without such a file."""
     program = str((wanted["runtimes"].get("nvidia") or {}).get("path") or containerd_text.Desired().path)
     desired = containerd_text.Desired(path=program, default=wanted["default_runtime"] == "nvidia")
     text = containerd_text.crio(desired) if engine == "crio" else containerd_text.rancher(desired)

@@ -79,7 +79,7 @@ def family_of(system: dict[str, str]) -> str:
 
 
 def manager_of(system: dict[str, str]) -> str:
-    """The package manager of a host, empty where it is not known."""
+    """Returns the package manager of a host, empty if it is not known."""
     known = distribution.system(system)
     if known:
         return known.manager
@@ -87,7 +87,9 @@ def manager_of(system: dict[str, str]) -> str:
 
 
 def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
-    """The packages to install. ``wanted``: engine, packages, repository and packages_record of container_runtime."""
+    """Returns the packages to install. ``wanted``: engine, packages, repository and packages_record
+    of container_runtime.
+    """
     manager = manager_of(state["os"])
     if wanted["packages"]:
         named = [str(package) for package in wanted["packages"]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine starts the containers of this host's pods, by its kubelet's configuration.
+"""Finds the engine that starts the containers of this host's pods, from its kubelet's configuration.
 
 A role that gives NVIDIA's runtime to another engine reports success, and no pod gets a GPU. A second engine, docker,
 changes the firewall under the pods.
@@ -65,7 +65,7 @@ def _setting(host: Host, argv: Sequence[str], flag: str, in_config: re.Pattern[s
 
 
 def _option(argv: Sequence[str], name: str) -> str:
-    """The value of an option in ``--name=value`` or ``--name value``; the last counts."""
+    """Returns the value of an option in ``--name=value`` or ``--name value``; the last counts."""
     value = ""
     for word, after in zip(argv, [*argv[1:], ""]):
         if word == name:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets the driver's time slice between processes on a GPU, set at every boot by a unit. Pure.
+"""Makes the unit that sets the driver's time slice between processes on a GPU at every boot. Pure.
 
 The policy belongs to the loaded driver and is lost with it, so a unit sets it and its stop gives the default back. NVML
 has no public call for it; NVIDIA's own program has one.

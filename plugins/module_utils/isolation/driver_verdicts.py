@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges what the driver itself enforces for a container's control group, as the host and a tenant without our library
-saw it. Pure. What is claimed (``driver-dmem``, ``driver-misc``) must hold; figures are bytes.
+"""Judges the driver's enforcement for a container's control group from the host's and a tenant's observations. The
+tenant runs without libvgpu.so. Pure. What is claimed (``driver-dmem``, ``driver-misc``) must hold; figures are
+bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from .verdicts import MIB, NOT_RUN, OPEN, PASSED, VIOLATED, Expected, check
 
 LIMIT, REFUSES, CHILDREN, RESTART = "driver-limit", "driver-refuses", "driver-limit-children", "driver-limit-restart"
 ROOT, MANAGED, ORPHAN, BESIDE = "driver-limit-root", "managed-raw", "dead-creator", "driver-limit-beside"
-# What a tenant without our library tries while the container waits.
+# Checks that a tenant without libvgpu.so makes while the container waits.
 OF_TENANTS = (REFUSES, CHILDREN, ROOT, MANAGED, ORPHAN)
 # What may be missing of a sum for the driver's own pieces and for a context that no longer fits.
 SLACK = 64 * MIB
@@ -75,7 +76,7 @@ def of_driver(claimed: str, seen: DriverLimit, expected: Expected, name: str = L
 
 
 def of_restart(claimed: str, first: DriverLimit, again: DriverLimit, expected: Expected) -> dict[str, Any]:
-    """The limit of the group that the container has when it is started again, before its program runs."""
+    """Judges the limit of the group that a restarted container has before its program runs."""
     found = of_driver(claimed, again, expected, RESTART)
     which = "the same group" if first.inode and first.inode == again.inode else "a new group"
     return dict(found, detail=f"{found['detail']}; {which}, before the program of its second start ran")
@@ -99,7 +100,7 @@ def of_bypass(one: dict[str, Any], claimed: str, hard: int | None = None, most: 
 
 
 def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
-    """What tenants without our library got together against the hard limit of their group."""
+    """Judges the sum that tenants without libvgpu.so allocated together against the hard limit of their group."""
     wanted, most = f"at most {hard}", max(found.taken, found.used)
     report = f"{claimed}: {found.taken} bytes were granted, the driver counts {found.used}"
     if most > hard:
@@ -114,7 +115,7 @@ def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
 
 
 def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, Any]:
-    """What the driver answers to root of the container that sets the limit of its group."""
+    """Judges the driver's reply when root of the container sets the limit of its group."""
     wanted, found = f"code {NO_PERMISSION}, no permission", f"code {code}"
     if code == NO_PERMISSION:
         return check(ROOT, PASSED, wanted, found, detail=claimed)
@@ -144,7 +145,7 @@ def of_managed(claimed: str, found: Deltas) -> dict[str, Any]:
 
 
 def of_orphan(claimed: str, code: int, call: str, found: Deltas) -> dict[str, Any]:
-    """Memory in the name of a process that is gone, by a descriptor that its child has."""
+    """Judges the accounting of memory of an ended process whose descriptor its child still has open."""
     wanted = f"{found.size} charged to the group, or refused"
     if found.fault:
         return check(ORPHAN, NOT_RUN, wanted, "", "bytes", found.fault)

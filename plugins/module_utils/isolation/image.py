@@ -56,7 +56,7 @@ def needed_by(program: str) -> list[str]:
 
 
 def paths_of(programs: Iterable[str]) -> list[str]:
-    """The programs' libraries and all of glibc that NVIDIA's files need, sorted."""
+    """Returns the programs' libraries and all of glibc that NVIDIA's files need, sorted."""
     found = {path for program in programs for path in needed_by(program)}
     folders = {os.path.dirname(one) for one in found if os.path.basename(one) == GLIBC[0]}
     # The loader too: programs name it by its path, a second namespace of libraries (dlmopen) looks for it by name.
@@ -123,7 +123,7 @@ def _read(path: str) -> bytes:
 
 
 def _folder(out: tarfile.TarFile, name: str, made: set[str], mode: int = 0o755) -> None:
-    """The folder and those above it, once."""
+    """Adds the folder and its parents, each once."""
     if not name or name in made:
         return
     _folder(out, os.path.dirname(name), made)

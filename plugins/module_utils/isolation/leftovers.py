@@ -61,7 +61,7 @@ def own_image() -> str:
 
 
 def listed_by(client: str, *arguments: str) -> list[str]:
-    """Lines of an answer. Raises RunnerError where there is none."""
+    """Returns the lines of a client's output. Raises RunnerError if the engine does not answer."""
     done = ask_engine(client, *arguments)
     if done.returncode != 0:
         raise RunnerError(f"{os.path.basename(client)} {arguments[0]}: {done.stderr.strip()}")
@@ -69,7 +69,7 @@ def listed_by(client: str, *arguments: str) -> list[str]:
 
 
 class Leftover(NamedTuple):
-    """Leftovers of ended runs at an engine."""
+    """Holds the objects that ended runs left at an engine."""
 
     containers: list[str]
     roots: list[str]
@@ -103,13 +103,13 @@ def _left(engine: str, client: str, former: bool) -> Leftover:
 def _has_root_ended(path: str) -> bool:
     try:
         made = os.lstat(path).st_ctime
-    except FileNotFoundError:  # its run has ended meanwhile
+    except FileNotFoundError:  # The run that made the object has ended meanwhile.
         return False
     return run_id.has_ended(path[len(ROOTS) :], made=made)
 
 
 def _containers(client: str) -> list[str]:
-    """The containers of ended runs."""
+    """Returns the containers of ended runs."""
     shown = "{{.ID}} {{.CreatedAt}} {{.Labels}}"
     listed = listed_by(client, "ps", "--all", "--filter", f"label={LABEL}", "--format", shown)
     # Docker writes labels as name=value, podman as name:value in brackets.
@@ -123,7 +123,7 @@ def _created(line: str) -> float | None:
 
 
 def _images(client: str) -> list[str]:
-    """The images of ended runs; the tag is the mark of the run, and the time of its making."""
+    """Returns the images of ended runs; the tag holds the run id and the creation time."""
     listed = listed_by(client, "image", "ls", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}")
     found = []
     for one in [line.strip() for line in listed]:
@@ -136,8 +136,9 @@ def _images(client: str) -> list[str]:
 
 
 def clean_up_engine(engine: str, client: str, former: bool = False) -> tuple[list[str], list[str]]:
-    """Takes away what killed runs left at an engine; answers the names of what is gone, and of what stays. Raises
-    RunnerError where the engine does not answer.
+    """Removes what killed runs left at an engine. Returns the names of removed objects, and of those that stay.
+
+    Raises RunnerError if the engine does not answer.
     """
     left = _left(engine, client, former)
     gone = [one for one in left.containers if ask_engine(client, "rm", "--force", one).returncode == 0]
@@ -157,7 +158,7 @@ def clean_up_engine(engine: str, client: str, former: bool = False) -> tuple[lis
 
 
 def left_behind(params: Mapping[str, Any]) -> list[str]:
-    """The names that ``clean_up`` would remove, as far as the engines list them."""
+    """Returns the names that ``clean_up`` would remove, as far as the engines list them."""
     names: list[str] = []
     for engine in ENGINES:
         try:
@@ -168,7 +169,9 @@ def left_behind(params: Mapping[str, Any]) -> list[str]:
 
 
 def clean_up(params: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The same at any engine of the host; one that does not answer is known by its records, which stay."""
+    """Removes leftovers at every engine of the host. An engine that does not answer is reported
+    from its records, which stay.
+    """
     all_gone: list[str] = []
     all_stays: list[str] = []
     for engine in ENGINES:

@@ -44,13 +44,13 @@ def meeting(run_folder: str) -> Iterator[Mount]:
 
 
 def left_behind(run_folder: str) -> list[str]:
-    """Folders of runs that do not live any more."""
+    """Returns the folders of runs that have ended."""
     start = os.path.join(run_folder, FOLDER)
     return [one for one in sorted(glob.glob(f"{glob.escape(start)}*")) if run_id.has_ended(one[len(start) :])]
 
 
 def clean_up(run_folder: str) -> list[str]:
-    """Takes them away; answers those that are gone."""
+    """Removes the folders of ended runs; returns the removed folders."""
     left = left_behind(run_folder)
     for one in left:
         shutil.rmtree(one, ignore_errors=True)
@@ -80,7 +80,7 @@ def run_both(
         try:
             found.append(theirs.run(their_argv or argv, timeout, wait))
         except Exception as fault:
-            faults.append(fault)  # the caller's thread raises it
+            faults.append(fault)  # The caller's thread raises this exception.
         finally:
             laid_out.set()
 

@@ -66,7 +66,7 @@ PROBE_BYPASSES = (
     "bypass-ledger-lie",
     "bypass-ledger-boast",
 )
-# Checks that more than the probe takes part in.
+# Checks that need more than the probe.
 SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
 # The import of memory that a second slice exported, and the probe's check in that slice.
 IMPORT, EXPORT = "import-beside", "export-beside"
@@ -134,7 +134,7 @@ NO_CHECK = re.compile(r"there is (no check '[^']*')")
 
 
 class Expected(NamedTuple):
-    """The leased slice as the plugin describes it."""
+    """Describes the leased slice as the device plugin reports it."""
 
     uuid: str
     memory_mib: int
@@ -180,7 +180,7 @@ def of_device_nodes(found: Sequence[str] | None, gpus: int) -> dict[str, Any]:
 def of_probe(
     rc: int, out: str, err: str, timed_out: bool, expected: Expected, wanted: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The probe's own checks, and the comparison of its figures with the configuration."""
+    """Returns the probe's own checks, and compares its figures with the configuration."""
     try:
         report = json.loads(out)
         devices, own = list(report["devices"]), [dict(one) for one in report["checks"]]
@@ -247,7 +247,7 @@ def of_namespace(checks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def filled(checks: Sequence[dict[str, Any]]) -> int:
-    """The most bytes that the probe says it allocated at once, 0 where it filled nothing."""
+    """Returns the most bytes that the probe reports as allocated at once, 0 if it filled nothing."""
     said = [one["found"] for one in checks if one["name"] in FILLS and one["unit"] == "bytes"]
     return max((int(one) for one in said if one.isdigit()), default=0)
 

@@ -81,7 +81,7 @@ def union(by_host: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def manifests(desired: Desired) -> list[dict[str, Any]]:
-    """In the order in which they are applied; removed in the other."""
+    """Returns the objects in the order of their application; they are removed in reverse order."""
     return [
         *_rights(desired),
         *(_restriction(desired) if desired.restrict else []),
@@ -214,7 +214,7 @@ def metrics_port(options: Sequence[str]) -> int | None:
 
 
 def _volumes(desired: Desired) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """(name, volume, mount) of each."""
+    """Returns (name, volume, mount) of each volume."""
 
     def host(name: str, path: str, kind: str = "DirectoryOrCreate", **mount: Any) -> tuple:
         return name, {"hostPath": {"path": path, "type": kind}}, {"mountPath": path, **mount}
@@ -304,7 +304,7 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
 
 
 def node_of(pod: Mapping[str, Any]) -> str:
-    """The node of a DaemonSet's pod, also of one that waits for room there and is bound to none yet."""
+    """Returns the node of a DaemonSet's pod, also of a pod that waits for room there and is not bound yet."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
     meant = [
@@ -318,7 +318,7 @@ def node_of(pod: Mapping[str, Any]) -> str:
 
 
 def stale(pods: Sequence[Mapping[str, Any]], desired: Desired, nodes: Sequence[str]) -> list[dict[str, Any]]:
-    """Of the DaemonSet's pods those on these nodes that were made from another template and do not end yet."""
+    """Returns the DaemonSet's pods on these nodes that were made from another template and are not ending yet."""
     template = _daemon_set(desired)["spec"]["template"]["metadata"]["annotations"][TEMPLATE]
     return [
         dict(pod)

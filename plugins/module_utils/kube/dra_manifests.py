@@ -40,7 +40,7 @@ class Desired(NamedTuple):
 
 
 def manifests(desired: Desired) -> list[dict[str, Any]]:
-    """In the order in which they are applied; removed in the other."""
+    """Returns the objects in the order of their application; they are removed in reverse order."""
     out = [*classes(desired.extended_resource), *parameters_policy()]
     out += mount_policy.of_claims(desired.extended_resource)
     if desired.account:
@@ -120,7 +120,7 @@ def _has_kind(place: str) -> str:
 
 
 def rights(namespace: str, account: str) -> list[dict[str, Any]]:
-    """All that it does at the API server, and nothing else."""
+    """Returns the only rights that the driver needs at the API server."""
     rules = [
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
         {
@@ -192,5 +192,5 @@ def _meta(name: str) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
-    """A string of CEL; JSON writes it the same."""
+    """Returns a string of CEL; JSON writes it the same."""
     return json.dumps(text)

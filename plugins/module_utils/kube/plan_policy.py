@@ -79,12 +79,12 @@ _BOTH = ("object", "oldObject")
 
 
 def _text(text: str) -> str:
-    """A string of CEL; JSON writes it the same."""
+    """Returns a string of CEL; JSON writes it the same."""
     return json.dumps(text)
 
 
 def _has(one: str, name: str) -> str:
-    # What is created has no oldObject.
+    # A request that creates an object has no oldObject.
     return f"({one} != null && has({one}.metadata.annotations) && {_text(name)} in {one}.metadata.annotations)"
 
 

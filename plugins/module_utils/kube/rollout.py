@@ -15,7 +15,7 @@ PAUSE_S = 1.0
 
 
 def is_done(deployment: dict[str, Any] | None) -> bool:
-    """Whether every replica is of the newest template and ready, and none of an older one is left."""
+    """Returns whether every replica has the newest template and is ready, and no older replica is left."""
     if deployment is None:
         return False
     status, spec = deployment.get("status") or {}, deployment.get("spec") or {}
@@ -25,7 +25,7 @@ def is_done(deployment: dict[str, Any] | None) -> bool:
 
 
 def reasons(pods: list[dict[str, Any]]) -> list[str]:
-    """One line for each pod that is not ready: why it is not scheduled, or what its containers wait for."""
+    """Returns one line for each pod that is not ready: why it is not scheduled, or what its containers wait for."""
     found = []
     for pod in pods:
         status, name = pod.get("status") or {}, pod["metadata"]["name"]
@@ -66,7 +66,7 @@ def wait(
     while True:
         done = is_done(api.get(path))
         pods = api.list(pods_path, labelSelector=selector)
-        # A pod whose node is gone ends never: no reason to fail.
+        # A pod whose node is gone never ends; that is no failure.
         if done and (clock() >= deadline or not any(one["metadata"].get("deletionTimestamp") for one in pods)):
             return []
         said = reasons(pods)

@@ -74,7 +74,7 @@ class Desired(NamedTuple):
 
 
 def resource_names(config: dict[str, Any]) -> list[str]:
-    """Every resource by which a pod may ask, the count first."""
+    """Returns every resource by which a pod may ask, the count first."""
     names = config.get("resourceNames") or {}
     count = names.get("count", "nvidia.com/gpu")
     return [
@@ -145,7 +145,7 @@ def scheduler_configuration(desired: Desired) -> dict[str, Any]:
 
 
 def manifests(desired: Desired) -> list[dict[str, Any]]:
-    """In the order in which they are applied; removed in the other."""
+    """Returns the objects in the order of their application; they are removed in reverse order."""
     return [
         *_rights(desired),
         _config_map(desired),
@@ -166,7 +166,7 @@ def _policies(desired: Desired) -> list[dict[str, Any]]:
 
 
 def _writers(desired: Desired) -> dict[str, Sequence[str]]:
-    """Annotation → users that may write it; nodes may write all of them."""
+    """Maps each annotation to the users that may write it; nodes may write all of them."""
     ours = [_account(desired)]
     both = [*ours, *desired.may_give]
     return {PLAN: ours, GIVEN: both, RESIZED: ours, FORMER: both}
@@ -177,12 +177,12 @@ def _account(desired: Desired) -> str:
 
 
 def secret(desired: Desired) -> dict[str, Any]:
-    """Where the program keeps the webhook's certificates; it makes it itself."""
+    """Returns the Secret for the webhook's certificates, which the program makes itself."""
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME + "-tls", "namespace": desired.namespace}}
 
 
 def leases(desired: Desired) -> list[dict[str, Any]]:
-    """Objects that the programs create at run time."""
+    """Returns the leases that the programs create at run time."""
     return [
         {
             "apiVersion": "coordination.k8s.io/v1",

@@ -35,7 +35,7 @@ def of_text(text: str) -> tuple[int, int] | None:
 
 
 def refusal(numbers: Sequence[int] | None, who: str) -> str:
-    """Why this version is refused; empty where it is accepted or unknown."""
+    """Returns why this version is refused; empty if it is accepted or unknown."""
     if numbers is None or tuple(numbers[:2]) >= OLDEST:
         return ""
     found, oldest = (".".join(str(number) for number in one) for one in (numbers, OLDEST))

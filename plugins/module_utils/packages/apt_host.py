@@ -18,7 +18,7 @@ from . import manager as package_manager
 SOURCES = "/etc/apt/sources.list.d"
 MAIN_LIST = "/etc/apt/sources.list"
 KEYRINGS = "/etc/apt/keyrings"
-# Folders and files of keys that apt trusts for any source.
+# Folder of keys that apt trusts for any source.
 TRUSTED = "/etc/apt/trusted.gpg.d"
 PREFERENCES = "/etc/apt/preferences"
 LOCK = "/var/lib/dpkg/lock-frontend"

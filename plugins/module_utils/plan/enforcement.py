@@ -23,7 +23,7 @@ NOT_YET = "the device plugin tries it when it starts"
 
 
 def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
-    """None where no device plugin is to run."""
+    """Returns the verdict, None if no device plugin is to run."""
     if (desired["roles"].get("device_plugin") or {}).get("state") != PRESENT:
         return None
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
@@ -66,7 +66,7 @@ def facts(desired: dict[str, Any], state: dict[str, Any]) -> Facts:
 
 
 def _branch(desired: dict[str, Any], state: dict[str, Any]) -> int:
-    """Of the driver that the host is to have; 0 where nobody can say yet."""
+    """Returns the branch of the driver that the host is to have; 0 if it is not known yet."""
     wanted = desired["roles"].get("nvidia_driver") or {}
     named = str(wanted.get("branch") or "") if wanted.get("state") == PRESENT else ""
     if named.isdigit():
@@ -75,7 +75,7 @@ def _branch(desired: dict[str, Any], state: dict[str, Any]) -> int:
 
 
 def _memacct_mode(registry: str) -> str:
-    """The value of RmMemacctMode in NVreg_RegistryDwords; empty where it is not set."""
+    """Returns the value of RmMemacctMode in NVreg_RegistryDwords; empty if it is not set."""
     found = re.search(r"RmMemacctMode=(\d+)", registry)
     return found.group(1) if found else ""
 
@@ -102,7 +102,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def _probed(state: dict[str, Any]) -> tuple[str, str] | None:
-    """What the running plugin found when it tried; None where it did not."""
+    """Returns the result of the running plugin's probe; None if the plugin made no probe."""
     status = (state.get("plugin") or {}).get("status") or {}
     active, why = str(status.get("memory_enforcement") or ""), str(status.get("memory_enforcement_reason") or "")
     if active.startswith(DRIVER + "-"):

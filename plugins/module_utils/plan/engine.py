@@ -140,7 +140,7 @@ def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
 
 
 def differences(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str], list[str]]:
-    """The reason, the changes, and the errors that stop this host."""
+    """Returns the reason, the changes, and the errors that stop this host."""
     engine = wanted["engine"]
     try:
         changes, written = _containerd(wanted, state) if engine == "containerd" else _drop_in(wanted, state)
@@ -192,6 +192,6 @@ def _drop_in(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[list[str], 
 
 
 def version(package: str) -> tuple[int, ...]:
-    """The version of a package as numbers, empty where there is none."""
+    """Returns the version of a package as numbers, empty if there is none."""
     found = re.match(r"(?:\d+:)?(\d+)\.(\d+)", package)
     return tuple(int(one) for one in found.groups()) if found else ()

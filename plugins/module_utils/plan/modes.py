@@ -45,7 +45,7 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) 
 
 
 def gpus_after_mig(desired: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The GPUs as they will be once the role mig has run: a plan is judged by the GPUs that it makes."""
+    """Returns the GPUs as they will be after the role mig has run: the plan is checked against these GPUs."""
     part = desired["roles"].get("mig")
     if part is None:
         return list(state["gpus"])

@@ -34,7 +34,7 @@ CONFINED = (
     "one that its engine confines may need `setsebool -P container_use_devices on` for its GPU; look at `ausearch -m "
     "avc` after the first pod (docs/unverified.md)"
 )
-# Roles that take the card from who uses it.
+# Roles that interrupt running work on the GPUs.
 OF_THE_CARD = ("nvidia_driver", "mig", "mps")
 # Steps without a role of that name: the proof, and the clean-up after it.
 VERIFY, COLLECT = "verify", "collect"
@@ -93,7 +93,7 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spoiled(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """The records of a role that nobody can read."""
+    """Returns the unreadable records of a role."""
     found = state.get("records") or {}
     return [found[path] for path in records(wanted) if found.get(path)]
 
@@ -106,7 +106,7 @@ def _lost(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def refusals(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Why nothing at all can be done on this host."""
+    """Returns why nothing at all can be done on this host."""
     found: list[str] = []
     host = state["os"]
     if not desired["roles"]:

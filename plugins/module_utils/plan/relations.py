@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults between the variables of roles, whatever the host: what one value needs of another one."""
+"""Finds faults between the variables of roles, whatever the host: a value of one variable can need
+another variable. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan's part of the role nvidia_docker: the container toolkit, and whom its options let have a GPU. Pure."""
+"""The plan's part of the role nvidia_docker: the container toolkit, and which containers its
+options grant GPU access. Pure.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def _on_docker(state: dict[str, Any], desired: dict[str, Any]) -> bool:
 
 
 def _merged(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str]]:
-    """The toolkit's file as the role leaves it, and what that changes."""
+    """Returns the toolkit's file as the role leaves it, and the changes."""
     return toml_text.merge((state.get("texts") or {}).get(wanted["config_path"]), wanted["config"])
 
 

@@ -12,7 +12,7 @@ from typing import Any, Sequence
 
 from ..config.kinds import Finding, error
 
-# Maximum number of containers of all kinds together, and of resource names of all containers together.
+# Maximum numbers in one pod: containers of all kinds, resource names of all containers, mounts.
 MOST_CONTAINERS, MOST_RESOURCES, MOST_MOUNTS = 500, 1000, 5000
 # Letters: a name of a resource by the API server's rules, 253 before the stroke and 63 after it; all annotations.
 LONGEST_NAME, LONGEST_ANNOTATIONS = 317, 256 * 1024
