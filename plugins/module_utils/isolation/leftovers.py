@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leftovers of killed isolation checks at the engines of a host: found by their mark, and removed.
+"""Finds the leftovers of killed isolation checks at the engines of a host by their run id, and removes them.
 
 A run that has docker or podman make something leaves a record of that first, so that an engine without a record is not
 asked: podman lays out its storage when it is asked for the first time. Former versions left no record; what they left,
@@ -21,7 +21,7 @@ from . import containerd as isolation_containerd
 from .runner import LABEL, RunnerError, ask_engine
 
 DOCKER, PODMAN, CONTAINERD = "docker", "podman", "containerd"
-# In the order in which a kubelet uses them. Podman is for hosts without a kubelet.
+# Engines in the order in which a kubelet uses them. Podman is for hosts without a kubelet.
 ENGINES = (DOCKER, CONTAINERD, PODMAN)
 CLIENTS = {DOCKER: "docker", PODMAN: "podman", CONTAINERD: "ctr"}
 REPOSITORY = "localhost/vgpu-isolation"
@@ -46,17 +46,17 @@ def begin(engine: str, client: str) -> None:
 
 
 def record(engine: str) -> str:
-    """The path of this run's record."""
+    """Returns the path of this run's record."""
     return f"{RECORDS}{engine}-{run_id.own()}"
 
 
 def own_root() -> str:
-    """The folder of this run's root for containerd."""
+    """Returns the folder of this run's root for containerd."""
     return f"{ROOTS}{run_id.own()}"
 
 
 def own_image() -> str:
-    """A name for an image of this run."""
+    """Returns a name for an image of this run."""
     return f"{REPOSITORY}:{run_id.own()}-{time.time_ns()}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host sees of processes in a slice: their GPU memory by the driver's account, and what is mounted for them.
+"""Reads, from the host, the GPU memory of a slice's processes by the driver's accounting, and their mounts.
 
 Nothing here asks the processes themselves.
 """

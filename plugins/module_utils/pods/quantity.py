@@ -36,7 +36,7 @@ def exact(value: Any) -> Fraction | None:
 
 @lru_cache(maxsize=1024)
 def _exact(text: str) -> Fraction | None:
-    """Cached, because the pods of one job repeat the same texts."""
+    """Parses a quantity. Cached, because the pods of one job repeat the same texts."""
     found = QUANTITY.match(text)
     if found is None:
         return None
