@@ -118,7 +118,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     else:
         answer["lost"] = lost_gpus.find(seen["nvml"]["gpus"], seen["nvml"]["lost"], seen["plugin"])
     for lost in answer["lost"]:
-        # The one finding of all that follows from it.
+        # This single finding covers all differences that follow from it.
         _differ(drift, "GPU", lost_gpus.name(lost), "readable", lost["reason"], lost_gpus.remedy(lost))
     if config is not None and seen["nvml"]["ok"]:
         _expect(config, seen, answer)
@@ -214,7 +214,7 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
     answer["expected"] = [piece._asdict() for piece in pieces]
     answer["resources"] = sharing.resources_of(pieces, config)
     if node_config.by_claims(config):
-        # Slots of its cards; the kubelet knows no resource of such a node.
+        # The value counts the slots of the node's cards; the kubelet knows no resource of such a node.
         answer.update(
             resource=capacity_running.CLAIM_DRIVER,
             resources=[],
@@ -235,7 +235,9 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
 
 
 def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[str, Any]) -> list[sharing.Piece]:
-    """Slices in use are never taken away: of a GPU that waits for them, those of its former split are expected."""
+    """Returns the slices to expect while some are in use: a GPU that waits for its slices keeps
+    those of its former split.
+    """
     status = seen["plugin"] or {}
     for uuid in status.get("waiting") or []:
         made = [one for one in status.get("slices") or [] if one["uuid"] == uuid]
@@ -291,7 +293,7 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
 
 
 def _unhealthy(status: dict[str, Any], answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """GPUs that can be read and have a fault, by UUID: one difference each, whatever the number of their slices."""
+    """Returns a difference for each readable GPU that has a fault, by UUID, whatever the number of its slices."""
     readable = {gpu["uuid"] for gpu in answer["gpus"]}
     found = {str(gpu["uuid"]): gpu for gpu in status.get("gpus") or [] if not gpu.get("healthy", True)}
     return {uuid: gpu for uuid, gpu in found.items() if uuid in readable}
@@ -311,7 +313,9 @@ def _compare_library(seen: dict[str, Any], answer: dict[str, Any]) -> None:
 
 
 def _leased(status: dict[str, Any]) -> list[str]:
-    """Slices that a check, a program or a container outside Kubernetes holds: the kubelet has them as unhealthy."""
+    """Returns the slices that a check, a program or a container outside Kubernetes uses. The
+    kubelet lists them as unhealthy.
+    """
     leases = [one for one in status.get("allocations") or [] if one.get("kind") in ("lease", "exec", "container")]
     outside = [one["id"] for one in status.get("slices") or [] if one.get("state") == "in use"]
     return sorted({one for lease in leases for one in lease["slice_ids"]} | set(outside))
@@ -340,7 +344,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
             _differ(answer["drift"], "kubelet", name, "registered", "not in the checkpoint", remedy)
         answer["advertised"] = advertised
         if answer["claims"] is not None:
-            # That the API server has them is what kube_capacity_info compares.
+            # kube_capacity_info compares whether the API server has them.
             answer["advertised"] = [] if deaf else _healthy(status)
             return _count(answer, leased)
         expected = [piece["id"] for piece in answer["expected"]]
@@ -348,7 +352,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
         unoffered = {piece["id"] for piece in answer["expected"] if piece["uuid"] in unhealthy}
         missing = sorted(set(expected) - set(advertised) - set(leased) - unoffered)
         foreign = sorted(one for one in set(advertised) - set(expected) if one.partition("::")[0] not in _lost(answer))
-        # One cause is one difference: with an unregistered plugin all slices are missing.
+        # Report one difference for one cause: with an unregistered plugin all slices are missing.
         if expected and missing and not deaf:
             remedy = "systemctl restart vgpu-device-plugin; if it stays, check slice health above"
             found = f"{len(set(advertised) & set(expected))} of {len(expected)}; missing {_some(missing)}"

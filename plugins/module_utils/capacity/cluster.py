@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Kubernetes shows of nodes against what the nodes themselves say that they offer. Pure, on the API's own objects.
+"""Compares the nodes' resources in Kubernetes with the resources that the nodes themselves advertise. Pure, on the
+API's own objects.
 
 The kubelet tells the API server what changed within its own period, ten seconds by default; who compares waits for it.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on a host against what is written of it: ledgers, NVML, the kubelet's account, the watcher, the library of
-each container, and the variables of the host's group; and what a card shows now. Pure.
+"""Compares what runs on a host with its records: ledgers, NVML, the kubelet's account, the watcher, the library of each
+container, and the variables of the host's group; and what a card shows now. Pure.
 
 A difference is ``{what, where, expected, found, remedy}``. A note has the same shape and is no fault: it goes away with
 the pod that it names.
@@ -13,9 +13,10 @@ import time
 from typing import Any, Mapping
 
 MIB = 1 << 20
-# Of claims (Dynamic Resource Allocation).
+# The driver name of claims (Dynamic Resource Allocation).
 CLAIM_DRIVER = "gpu.vgpu.fleet"
-# What the library may charge beyond what the driver has: a twin of the watcher's tolerance in the other direction.
+# Tolerance by which the library's charges may exceed the driver's figure. The watcher has the same tolerance in the
+# other direction.
 LEAST_MIB, PART = 64, 16
 ABSENT = "not set"
 # Keys without a vgpu_ variable: the role vcuda's folder of the library.
@@ -85,7 +86,7 @@ def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dic
                 "uuid": one.get("uuid"),
                 "slices": ids,
                 "limit_mib": int(one.get("memory_limit") or 0) >> 20,
-                # What it says of itself, or what the driver shows where that is more.
+                # The container's own figure, or the driver's figure if that is greater.
                 "used_mib": max(int(one.get(key) or 0) for key in ("memory_used", "memory_driver")) >> 20,
                 "processes": int(one.get("processes") or 0),
             }
@@ -225,7 +226,7 @@ def card(plugin: Mapping[str, Any] | None, uuid: str, now: float) -> dict[str, A
 
 
 def _figure(value: Any) -> int | None:
-    """The plugin says -1 where the driver says nothing."""
+    """The plugin reports -1 if the driver reports nothing."""
     return None if value is None or value < 0 else int(value)
 
 

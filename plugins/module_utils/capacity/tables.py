@@ -12,7 +12,7 @@ PASSED, OPEN, DETECTED, VIOLATED, NOT_RUN = "passed", "open", "detected", "viola
 # Faults come first.
 COUNTED = ((VIOLATED, "VIOLATED"), (PASSED, "passed"), (DETECTED, "detected"), (OPEN, "open"))
 WIDEST = 44
-# The probe names the GPU, which the line of the slice has.
+# The probe's texts begin with the GPU. Tables omit it, because the line of the slice names the GPU.
 OF_GPU = re.compile(r"^GPU-[0-9a-f-]{36}: ")
 GPU_HEADINGS = ("GPU", "model", "memory MiB", "slices", "MiB each", "SM % each", "advertised", "expected")
 CHECK_HEADINGS = ("check", "verdict", "expected", "found")
@@ -79,7 +79,7 @@ def _gpu_table(gpus: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _slice_report(result: dict[str, Any], whole: bool) -> list[str]:
-    """What is to be said of a slice: nothing where its checks are in the sum of the host, and that is all."""
+    """Describes a slice; empty if the host's summary already counts its checks and nothing else is to report."""
     where = result.get("slice") or result.get("uuid") or "any GPU"
     every = result["checks"]
     shown = every if whole else [one for one in every if one["verdict"] not in (PASSED, DETECTED, NOT_RUN)]
@@ -99,7 +99,7 @@ def with_passed(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def age(isolation: dict[str, Any], now: float | None = None) -> str:
-    """How long ago a check was that is not of now: `` 3 h ago``."""
+    """Returns how long ago an earlier check ran: `` 3 h ago``."""
     if not isolation.get("time"):
         return ""
     seconds = max((time.time() if now is None else now) - isolation["time"], 0)
@@ -125,7 +125,7 @@ def counted(checks: Sequence[dict[str, Any]]) -> str:
 
 
 def with_kubernetes(capacity: dict[str, Any], kube: dict[str, Any] | None, node: str) -> dict[str, Any]:
-    """The findings of vgpu_capacity_info for a host, joined with those of kube_capacity_info for its node."""
+    """Joins a host's findings of vgpu_capacity_info with those of kube_capacity_info for its node."""
     kube = kube or {}
     missing = dict(capacity.get("missing") or {})
     seen = (kube.get("nodes") or {}).get(node)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of values that group variables and node.yaml hold, and how each is read strictly.
+"""Defines the kinds of values in group variables and node.yaml, and reads each kind strictly.
 
-A kind reads a raw value (from YAML, from JSON, or from ``-e name=value``, where everything is a string) into
-its clean form. Faults are collected as findings and never raised one by one, so that a user sees all of them at once.
+A kind reads a raw value (from YAML, from JSON, or from ``-e name=value``, where everything is a string) into its clean
+form. Faults are collected as findings and never raised one by one, so that a user sees all of them at once.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Text(Kind):
 
 
 class Either(Kind):
-    """The first kind that reads the value without a fault."""
+    """Reads a value with the first kind that accepts it without a fault."""
 
     def __init__(self, *kinds: Kind) -> None:
         self.kinds = kinds

@@ -109,7 +109,7 @@ def reshaped(path: str, desired: dict[str, Any], state: dict[str, Any]) -> int:
 
 
 def node_yaml_changes(path: str, wanted: dict[str, Any], text: str | None) -> list[str]:
-    """The changes of node.yaml, key by key. A file that cannot be read is rewritten, for it is ours."""
+    """Returns the changes of node.yaml, key by key. An unreadable file is rewritten, because the collection owns it."""
     if text == node_config.dump(wanted):
         return []
     if text is None:

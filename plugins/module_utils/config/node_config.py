@@ -82,7 +82,7 @@ NAME = Text(
 
 
 class _Reference(Kind):
-    """One device of a list: index, gpu:mig index, or UUID, as NVIDIA's file names them."""
+    """Reads one device of a list: index, gpu:mig index, or UUID, in the notation of NVIDIA's file."""
 
     expected = 'an index such as 0, "0:1" for a MIG device, or a UUID'
     uuid = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -230,7 +230,9 @@ def config_file(config_path: str, name: str) -> str:
 
 
 def _replicated(clean: dict[str, Any]) -> dict[str, Any]:
-    """The section of NVIDIA's file for time-slicing or mps. Exceptions come first, for the first that matches wins."""
+    """Returns the section of NVIDIA's file for time-slicing or mps. Exceptions come first, because
+    the first match wins.
+    """
     findings: list[Finding] = []
     entries: list[dict[str, Any]] = []
     for n, item in enumerate(clean["vgpu_devices"]):
@@ -255,7 +257,9 @@ def _replicated(clean: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replicas_of_mig(clean: dict[str, Any]) -> dict[str, Any]:
-    """The section for time-sliced instances: by the resource of each profile, or by the one that all have."""
+    """Returns the section for time-sliced MIG instances: by the resource of each profile, or by
+    their common resource.
+    """
     wanted = clean["vgpu_mig_replicas"]
     if clean["vgpu_mig_strategy"] == "single":
         return _section(clean, [{"name": RESOURCE_NAME, "replicas": count} for count in wanted.values()])
@@ -334,8 +338,8 @@ def check(config: Any, origin: str = PATH) -> tuple[dict[str, Any], list[Finding
 
 
 def _as_nvidia(clean: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-    """What NVIDIA's plugin makes of a file that it accepts: mps before timeSlicing, and no selection or renaming of
-    resources.
+    """Returns NVIDIA's reading of a file that NVIDIA's plugin accepts: mps before timeSlicing, and no selection or
+    renaming of resources.
     """
     sharing = clean.get("sharing") or {}
     if "mps" in sharing and "timeSlicing" in sharing:

@@ -15,7 +15,7 @@ from .kinds import Mapping as MappingKind
 from .kinds import Text as ExactText
 
 MOST = 2**31 - 1
-# What Ansible's filter bool and its argument check read alike.
+# Spellings of a boolean that Ansible's filter bool and its argument check both accept.
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -182,7 +182,10 @@ OTHERS_PREFIXES = ("cuda_", "gpu_")
 
 
 class Names:
-    """The valid names; says of any other name whether it was meant to be one. Cost: one dictionary look-up a letter."""
+    """Holds the valid names, and finds out whether an unknown name is a mistyped valid one.
+
+    Cost: one dictionary look-up for each letter.
+    """
 
     def __init__(self, valid: Iterable[str]) -> None:
         self.valid = frozenset(valid)
@@ -214,7 +217,7 @@ class Names:
         own = [prefix for prefix in OWN_PREFIXES if name.startswith(prefix)]
         prefix = own[0] if own else name.split("_")[0] + "_"
         rest = {one[len(prefix) :]: one for one in sorted(self.valid) if one.startswith(prefix)}
-        # Of a plain word such as verify_ only a near miss is taken for ours.
+        # A plain word such as verify_ counts as a mistyped name only if it differs by one letter.
         close = difflib.get_close_matches(name[len(prefix) :], rest, n=1, cutoff=0.6 if own else 0.9)
         return rest[close[0]] if close else None
 

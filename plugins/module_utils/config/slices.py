@@ -127,10 +127,8 @@ def size_of(gpu: dict[str, Any], share: Share) -> tuple[int, int]:
 
 
 def findings_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list[Finding]:
-    """What a host's GPUs say about a configuration that is valid in itself.
-
-    Errors: a slice of 0, an exception that matches no GPU. Warnings: more slices than advised, an exception that
-    never takes effect because an earlier one wins.
+    """Returns findings of a valid configuration on a host's GPUs. Errors: a slice of 0, an exception that matches no
+    GPU. Warnings: more slices than advised, an exception that never takes effect because an earlier one wins.
     """
     findings: list[Finding] = []
     vcuda = vcuda_of(config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of every ``vgpu_*`` variable: type, default, range, and the key of node.yaml that it becomes.
+"""Defines the table of all ``vgpu_*`` variables: type, default, range, and the key of node.yaml that it becomes.
 
 The table is the one definition. The inventory check, node.yaml, the defaults of the roles and the documentation are
 read from it. Any other variable that starts with ``vgpu_`` is an error.
@@ -195,7 +195,7 @@ VARIABLES: dict[str, Variable] = {
         ListOf(Text()), [], (), "names of variables that look like ours and belong to something else: not checked"
     ),
 }
-# Of the run or of the whole cluster: no named configuration has them.
+# Variables of the run or of the whole cluster: a named configuration cannot set them.
 NOT_NAMED = (
     "vgpu_configs",
     "vgpu_verify",

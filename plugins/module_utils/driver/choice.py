@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which driver a host gets, and what comes with it: decided from facts alone, before anything is installed. Pure.
+"""Decides which driver a host gets, with which packages and files, from facts alone and before any installation. Pure.
 
 ``choose`` takes what ``host_state`` read and what the role's variables want. What cannot work is refused with a
 sentence that names the host's part, what was found and the way out.
@@ -45,13 +45,14 @@ FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
 
 SUBNET_MANAGER = "nvlsm"
 UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
-# Which of the kernel's controllers counts video memory for limits that the driver enforces (branch 615 and newer).
+# These settings choose the kernel controller that counts video memory for limits that the driver enforces (branch 615
+# and newer).
 MEMACCT_FILE = "/etc/modprobe.d/vgpu-memacct.conf"
 MEMACCT = {"off": 0, "misc": 1, "dmem": 2, "auto": 3}
 MEMACCT_BRANCH = 615
 # Modules to load, in this order; the others are their dependencies.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
-# What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
+# The units, files and packages that any decision can need. They are read before the host's needs are known.
 FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, MEMACCT_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
 PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers", "nvlsm"]
@@ -79,7 +80,9 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Choice(NamedTuple):
-    """The changes that the role makes. ``refusals`` empty: it may start. Every part is plain data."""
+    """Describes the changes that the role makes. With empty ``refusals`` the role may start. Every
+    part is plain data.
+    """
 
     branch: int | None
     kernel_module: str
@@ -251,7 +254,7 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
 
 
 def _pinned(wanted: dict[str, Any]) -> list[str]:
-    """The packages that were named, each at the version that was named unless it has its own."""
+    """Returns the named packages, each at the common version unless it names its own."""
     version = str(wanted["version"])
     return [name if "=" in name or not version else f"{name}={version}" for name in wanted["packages"]]
 
@@ -327,7 +330,7 @@ def _sources(host: System, wanted: dict[str, Any], kind: str, branch: int | None
 
 
 def _prebuilt(host: System, wanted: dict[str, Any]) -> bool:
-    """Whether modules come built and signed by the distribution instead of being built on the host by DKMS."""
+    """Returns whether the distribution ships built and signed modules. Otherwise DKMS builds them on the host."""
     if host.family != "ubuntu" or wanted["source"] != "distribution" or not host.kernel:
         return False
     return wanted["prebuilt"] in ("auto", True)

@@ -11,16 +11,16 @@ from ..host.host import NVIDIA_VENDOR, Host
 from . import support as driver_support
 
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-# Where the tools that build modules keep the key that they sign with: dkms, and Ubuntu's.
+# Paths of the keys with which the module build tools sign: dkms, and Ubuntu's tool.
 SIGNING_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 DRIVER_CONTAINER = "/run/nvidia/driver"
 RUNFILE = "/usr/bin/nvidia-uninstall"
-# Where packages and runfiles put it.
+# Paths at which packages and runfiles install the program.
 SMI = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi")
 # The file that keeps nouveau from the GPUs; the initramfs must have a copy.
 NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
 CONTROLLERS = ("dmem", "misc")
-# In the order in which they must be unloaded: each uses those after it.
+# Modules in the order in which they must be unloaded: each module uses those after it.
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
 # Services that hold the driver open besides users' work. A reload of the modules stops them and starts them again,
 # so they are no reason for a reboot. The path unit loads modules when it sees a new one on disk, which would race with
@@ -124,7 +124,7 @@ def disk_version(host: Host) -> str | None:
 
 
 def initramfs_old(host: Host, path: str) -> bool:
-    """Whether the initramfs of the running kernel was made before a file that belongs into it."""
+    """Returns whether the running kernel's initramfs is older than a file that it must contain."""
     kernel = host.os_release()["kernel"]
     names = (f"/boot/initrd.img-{kernel}", f"/boot/initramfs-{kernel}.img", f"/boot/initrd-{kernel}")
     images = [one for one in (host.file(name) for name in names) if one is not None]
@@ -133,7 +133,7 @@ def initramfs_old(host: Host, path: str) -> bool:
 
 
 def secure_boot(host: Host) -> bool:
-    """Whether the firmware enforces Secure Boot; a host that did not boot by EFI has none."""
+    """Returns whether the firmware enforces Secure Boot; False on a host that did not boot by EFI."""
     value = host.text(SECURE_BOOT)
     if value is not None:
         return value.endswith("\x01")
@@ -177,7 +177,9 @@ def nvswitches(host: Host) -> int:
 
 
 def nvlink5(host: Host) -> bool:
-    """Whether there are NVSwitches of NVLink 5, which a subnet manager has to route before the fabric manager runs."""
+    """Returns whether there are NVSwitches of NVLink 5. A subnet manager must route them before the
+    fabric manager runs.
+    """
     return _behind_infiniband(host) > 0
 
 

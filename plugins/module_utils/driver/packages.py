@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package names of the driver's parts in each distribution and repository. Pure.
+"""Names the driver's packages in each distribution and repository. Pure.
 
 ``name=version`` pins; ``name=*`` takes any version; ``name=@other`` takes the driver version that ``other`` has, which
 the fabric manager must equal to the last digit.
@@ -127,7 +127,9 @@ def _ubuntu_meta(host: System, suffix: str, flavour: str) -> str:
 
 
 def _ubuntu_kernel(host: System) -> str:
-    """How the packages end that follow the newest kernel of this flavour: generic, generic-hwe-24.04, aws."""
+    """Returns the suffix of the packages that follow the newest kernel of this flavour: generic,
+    generic-hwe-24.04, aws.
+    """
     kernel = re.sub(r"^[\d.]+-\d+-", "", host.kernel)
     newer = f"-hwe-{host.release}" if not host.kernel.startswith(UBUNTU_KERNEL[host.release]) else ""
     return kernel + (newer if kernel == "generic" else "")
@@ -152,7 +154,7 @@ def _el_headers(host: System) -> list[str]:
     version = kernel[: -len(host.arch) - 1] if kernel.endswith("." + host.arch) else kernel
     flavour = "uek" if "uek" in version else flavour
     name = f"kernel-{flavour}-devel" if flavour else "kernel-devel"
-    # Of a kernel that is none of the distribution's the package has another name.
+    # A kernel that is not the distribution's own has a package of another name.
     return [f"{name}={version}" if re.search(r"\.el\d", version) else name]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which key signs NVIDIA's repository for each release, and whether the collection has it. Pure.
+"""Names the key that signs NVIDIA's repository for each release, and finds whether the collection has the key. Pure.
 
 NVIDIA gives each newer release a key of its own. A fingerprint is in this table where a second source has the same one;
 a key is shipped where its text was had from a public source and has that fingerprint.
@@ -43,12 +43,14 @@ SHIPPED = {
 
 
 def is_known(fingerprint: str) -> bool:
-    """Whether a whole fingerprint is known; eight digits can be made to fit by anybody."""
+    """Returns whether the full fingerprint is known. Eight digits do not suffice: a key with the
+    same eight can be forged.
+    """
     return len(fingerprint) == 40
 
 
 def mismatch(found: Sequence[str], fingerprint: str) -> str:
-    """What is wrong with the keys of a file, empty where nothing is; every one of them must be the one expected."""
+    """Returns the fault of a key file, empty if there is none. Every key in the file must be the expected one."""
     if not found:
         return "expected an armoured public key, found none"
     wrong = [one for one in found if not one.endswith(fingerprint)]

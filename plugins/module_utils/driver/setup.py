@@ -45,7 +45,9 @@ def newer(paths: Sequence[str], files: dict[str, Any], started: float | None) ->
 
 
 class Setup:
-    """One run; after it ``plan``, ``reboot`` and ``files`` (before and after) show the changes, made or predicted."""
+    """Makes the changes of one run; afterwards ``plan``, ``reboot`` and ``files`` (before and
+    after) show them, made or predicted.
+    """
 
     def __init__(self, desired: Desired, host: Host, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -104,7 +106,7 @@ class Setup:
             if after is None:
                 os.unlink(self.host.path(path))
                 if path.startswith(UNITS):
-                    # The folder of a unit's drop-ins, where nothing else is in it.
+                    # The folder of a unit's drop-ins, if it holds nothing else.
                     with contextlib.suppress(OSError):
                         os.rmdir(os.path.dirname(self.host.path(path)))
             else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which driver branch supports which GPU, known from the PCI device id before any driver is installed. Pure.
+"""Finds the driver branches that support a GPU, from its PCI device id and before any driver is installed. Pure.
 
 Sources: the device ids are those of the PCI ID repository; first and last branches are NVIDIA's (data-centre driver
 release notes, the list of legacy GPUs, the kernel-module page of the driver installation guide).
@@ -75,7 +75,7 @@ RANGES: tuple[tuple[int, int, Generation], ...] = (
     (0x2900, 0x2FFF, BLACKWELL),
     (0x3180, 0x31FF, BLACKWELL),
 )
-# GPUs that came later than the rest of their family.
+# GPUs that were released later than the rest of their family.
 FIRST_BRANCH = {0x20B7: 460, 0x2329: 535, 0x2335: 550, 0x233B: 550, 0x3182: 580, 0x31C2: 580}
 
 # NVSwitch as a PCI bridge: V100, A100 and H100 systems. Fourth-generation switches (Blackwell) are not PCI bridges.
@@ -107,7 +107,7 @@ def upstream(version: str) -> str:
 
 
 def too_old(version: str) -> bool:
-    """Whether an exact version is before the oldest driver; a branch without a minor counts as its newest."""
+    """Returns whether an exact version is before the oldest driver; a branch without a minor counts as its newest."""
     parts = [int(part) for part in re.findall(r"\d+", upstream(version))[:2]]
     if not parts:
         return False
@@ -165,7 +165,7 @@ def modules_for(branch: int | None, found: Sequence[tuple[str, Generation]]) -> 
 
 
 def wrong_modules(kind: str, branch: int | None, found: Sequence[tuple[str, Generation]]) -> list[str]:
-    """Why a kind of kernel modules cannot be used, a sentence for each reason."""
+    """Returns why a kind of kernel modules cannot be used, a sentence for each reason."""
     said = []
     for address, one in found:
         if kind not in one.modules:

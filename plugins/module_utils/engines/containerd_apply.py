@@ -190,7 +190,7 @@ class Applier:
         if self.options.absent or not self.options.record:
             return
         if record is not None:
-            # Of an earlier run: without it nobody could take its keys back.
+            # This record is of an earlier run: without it no later run could remove its keys.
             write_text(self.options.record, record.decode("utf-8"), 0o600)
             return
         with contextlib.suppress(FileNotFoundError):

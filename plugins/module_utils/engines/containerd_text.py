@@ -120,7 +120,7 @@ def keys(text: str, desired: Desired, version: int | None = None) -> dict[str, t
         f"{runtime}.runtime_type": "io.containerd.runc.v2",
         f"{runtime}.options.BinaryName": desired.path,
     }
-    # It must be what the kubelet has; what runc uses is what works on this host.
+    # The cgroup driver must equal the kubelet's; the value for runc is known to work on this host.
     cgroup = desired.systemd_cgroup
     if cgroup is None:
         cgroup = _runc_cgroup(text, version)

@@ -108,7 +108,10 @@ def decode(raw: bytes | None) -> str | None:
 
 
 def split(text: str | None) -> tuple[str, str]:
-    """The byte order mark (or nothing) and the rest. dockerd takes an empty file, and a mark only since 23.0."""
+    """Returns the byte order mark (or nothing) and the rest.
+
+    dockerd accepts an empty file; it accepts a byte order mark only since 23.0.
+    """
     text = text or ""
     return (BOM, text[1:]) if text.startswith(BOM) else ("", text)
 
@@ -210,7 +213,7 @@ def how_to_apply(path: Sequence[str], value: Any = None) -> str:
 
 
 def needs_restart(changes: Iterable[Any]) -> list[str]:
-    """The keys, changed or unapplied, that only a restart applies; empty where a reload (SIGHUP) is enough."""
+    """Returns the keys, changed or unapplied, that only a restart applies; empty if a reload (SIGHUP) is enough."""
     names = [".".join(one.path) if isinstance(one, Change) else one.key for one in changes if one.apply == "restart"]
     return list(dict.fromkeys(names))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of what was changed in daemon.json, and its removal.
+"""Records the changes of daemon.json, and reverts them by the record.
 
 Where the file was not edited since, the removal restores the former bytes (or no file). Where it was, each key of ours
 that still has our value gets its former value back, and the edits stay.

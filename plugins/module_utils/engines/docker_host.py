@@ -52,7 +52,7 @@ class DockerHost:
         return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line) if code == 0 else {}
 
     def facts(self) -> dict[str, bool]:
-        """Whether the service is present, masked, enabled, active or failed: the same words as in the plan."""
+        """Returns whether the service is present, masked, enabled, active or failed, in the plan's words."""
         return hardware.unit_facts(self.unit())
 
     def active(self) -> bool:
@@ -62,7 +62,7 @@ class DockerHost:
         self.systemctl("enable")
 
     def argv(self) -> list[str]:
-        """The live daemon's command line, in which the unit's variables are expanded."""
+        """Returns the live daemon's command line, in which the unit's variables are expanded."""
         pid = self.unit().get("MainPID", "0")
         try:
             with open(f"/proc/{int(pid)}/cmdline", "rb") as stream:
@@ -75,7 +75,7 @@ class DockerHost:
         return docker_api.info(self.address, timeout) if self.active() else None
 
     def containers(self, answers: bool = True) -> list[str]:
-        """The names of the running containers; of a daemon that does not answer, the ids that its shims hold."""
+        """Returns the names of the running containers; if the daemon does not answer, the ids from its shims."""
         named = docker_api.containers(self.address) if answers else None
         return shims(self.proc) if named is None else named
 
@@ -90,7 +90,7 @@ class DockerHost:
         if program is None:
             return None
         flags = without_config_file(argv[1:])
-        # Without docker-proxy in PATH the check would fail for a reason that the file has not.
+        # Without docker-proxy in PATH the check would fail even for a correct file.
         proxy = (
             [] if shutil.which("docker-proxy") or "--userland-proxy" in " ".join(flags) else ["--userland-proxy=false"]
         )
@@ -121,7 +121,9 @@ class DockerHost:
         return "\n".join(lines[-8:])
 
     def wait(self, condition: Callable[[dict[str, Any]], bool], timeout: float) -> dict[str, Any]:
-        """The daemon's info once it fulfils the condition; DockerHostError when it does not in time, or has failed."""
+        """Returns the daemon's info once it meets the condition. Raises DockerHostError if that
+        takes too long or the daemon failed.
+        """
         end = time.monotonic() + timeout
         seen = None
         while True:

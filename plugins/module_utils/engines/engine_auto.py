@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine ``container_runtime_engine: auto`` means on a host, and the file of ours that an engine reads. Pure.
+"""Resolves ``container_runtime_engine: auto`` on a host, and names the collection's file that an engine reads. Pure.
 
 The kubelet decides where one runs. Where none runs yet, the engines that are there do: a host that is to join a cluster
 later must not get docker in front of its containerd.
@@ -44,7 +44,7 @@ def units(engine: str) -> list[str]:
 
 
 def files(engine: str) -> list[str]:
-    """The files of ours that the engine, or any that ``auto`` may mean, reads."""
+    """Returns the collection's files that the engine, or any engine that ``auto`` may mean, reads."""
     return [path for name, path in DROP_INS.items() if engine in (AUTO, name)]
 
 
@@ -71,7 +71,9 @@ def resolve(wanted: dict[str, Any], state: dict[str, Any]) -> Engine:
 
 
 def configured(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """The engines that hold changes of ours. ``found``: state of each file by path, None where it is not there."""
+    """Returns the engines with changes by the collection. ``found``: state of each file by path,
+    None if it is missing.
+    """
     engine = wanted["engine"]
     if engine != AUTO:
         return [engine]
@@ -88,7 +90,7 @@ def drop_in(engine: str, wanted: dict[str, Any]) -> tuple[str, str]:
 
 
 def _begun(wanted: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Whether a run was cut off that had brought docker's containerd and not docker. The record comes first."""
+    """Returns whether a killed run had installed docker's containerd but not docker. The record is written first."""
     return found.get(wanted["packages_record"]) is not None and found.get(wanted["containerd_record"]) is None
 
 

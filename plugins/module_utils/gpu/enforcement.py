@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence
 
 AUTO, DRIVER, LIBRARY = "auto", "driver", "library"
-# What is active in a sharing mode that no library limits.
+# The value of ``active`` in a sharing mode without a memory limit by the library.
 NONE = "none"
 CHOICES = (AUTO, DRIVER, LIBRARY)
 FIRST_BRANCH = 615

@@ -67,7 +67,7 @@ class _Process(ctypes.Structure):
 
 
 class Mig(CtypesReader):
-    """One session with NVML."""
+    """One session with NVML, opened to read and change MIG."""
 
     def gpus(self) -> list[dict[str, Any]]:
         """Returns every GPU: ``index``, ``uuid``, ``model``, ``mode`` (None: no MIG), ``pending``, ``profiles`` by

@@ -52,6 +52,8 @@ def system(host: dict[str, Any]) -> System | None:
 
 
 def community(host: dict[str, Any]) -> list[str]:
-    """Where apt finds what a distribution does not support itself, such as docker and newer Pythons."""
+    """Names the repository component with software that the distribution itself does not support, such as docker and
+    newer Pythons.
+    """
     known = system(host)
     return ["universe"] if known is not None and known.family == "ubuntu" else []

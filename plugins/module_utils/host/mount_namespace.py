@@ -111,7 +111,7 @@ class Namespace:
         _mount_point(path, is_folder)
 
     def _is_opened(self, folder: str) -> bool:
-        """Whether a folder lies on a tmpfs of this namespace, where names can be made without touching the host."""
+        """Returns whether a folder lies on a tmpfs of this namespace, where new names do not change the host."""
         return os.stat(folder).st_dev in self._own_devices
 
     _own_devices: frozenset[int] = frozenset()

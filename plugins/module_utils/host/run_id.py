@@ -12,7 +12,7 @@ import re
 import time
 
 MARK = re.compile(r"(\d+)\.(\d+)\.([0-9a-f]+)")
-# Of the boot's random id; containerd takes no name of more than 76 characters.
+# Digits of the boot's random id in a run id: containerd accepts names of at most 76 characters.
 BOOT_DIGITS = 12
 # Run ids of former versions: a pid alone; still older versions had no run id.
 FORMER = re.compile(r"\d*")
@@ -20,7 +20,7 @@ FORMER = re.compile(r"\d*")
 # clock may have been set between the start of a process and what it made.
 LONGEST_S = 3600.0
 SET_S = 60.0
-# In /proc/<pid>/stat, counted from the field after the name.
+# Index in /proc/<pid>/stat, counted from the field after the name.
 START = 19
 
 

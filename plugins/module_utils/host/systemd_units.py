@@ -66,7 +66,7 @@ class UnitFiles:
             return
         answer = self.run(["systemctl", "disable", "--now", self.unit])
         if answer.rc != 0 and self._is("active"):
-            # Without its unit nothing could stop it any more, and its GPUs would stay as it set them.
+            # Without the unit nothing could stop the service any more, and the GPUs would keep its settings.
             raise UnitError(f"systemctl disable --now {self.unit} failed with {answer.rc}: {answer.err.strip()}")
         for path in there:
             os.unlink(self.path(path))

@@ -34,7 +34,7 @@ BESIDE_S = 5.0
 MEET_S = 2.0
 # A program that ends at once: the checks of its container run while its shell waits for the start signal.
 IDLE = [SHELL, "-c", ":"]
-# How long a bypass that the driver did not refuse has what it got, until the sum of its group was seen.
+# Milliseconds for which a bypass keeps its memory if the driver did not refuse it, until the group's sum was read.
 SUM_MS = 2000
 # Seconds of the second lease that slow engines take besides the program: each creates, starts, ends and removes a
 # container, and one container waits for the other.
@@ -85,7 +85,7 @@ class SliceCheck:
         self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
         gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
         others = [one for one in status["slices"] if one["uuid"] == gpu["uuid"] and one["id"] not in lease["ids"]]
-        # Who enforces memory, as the plugin says; a process in a namespace of its own is in no container's group.
+        # The enforcer of memory by the plugin's report. A process in its own namespace is in no container's group.
         self._claimed = str(status.get("memory_enforcement") or "")
         self._has_neighbours = any(one["in_use"] for one in others)
         of_gpu = [one.get("memory_mib", 0) for one in status["slices"] if one["uuid"] == gpu["uuid"]]
@@ -105,7 +105,7 @@ class SliceCheck:
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()
         self._by_driver = self._claimed.startswith("driver-") and self.runner.name != NAMESPACE
-        # What the driver enforced for the container's group when it was first started.
+        # The driver's limit for the container's group at the container's first start.
         self._limit = driver_verdicts.DriverLimit(fault="the host could not look")
         self.smi_table = ""
         # Bypasses that did not run, or not long enough for the watcher, because ``duration`` had passed.
@@ -425,8 +425,8 @@ class SliceCheck:
         return verdicts.of_reader("nvidia-smi", outcome.rc, outcome.out, outcome.err, self._expected)
 
     def _run_nvidia_ml_py(self) -> dict[str, Any]:
-        """By the Python of the node's programs, which has the package and is in no image: so it always sees the slice
-        from a namespace of the host.
+        """Runs nvidia-ml-py with the Python of the node's programs. The package is in no image, so the program always
+        runs in a namespace of the host.
         """
         python = interpreter_of(self._params["vgpuctl"])
         if not python:

@@ -23,10 +23,9 @@ CAP_SYS_ADMIN = 1 << 21
 
 
 class DriverLimit(NamedTuple):
-    """What the driver enforces for a control group, seen from the host; ``hard`` None: nothing, ``fault`` says why.
-
-    ``own``: whether it is this group's and not one above it; ``card``: bytes of the GPU, 0: unknown; ``inode``: of the
-    group's folder, 0: unknown.
+    """Describes the driver's limit of a control group, seen from the host. ``hard``: None if there is no limit,
+    ``fault`` gives the reason. ``own``: whether the limit is this group's, not that of a group above; ``card``:
+    bytes of the GPU, 0: unknown; ``inode``: of the group's folder, 0: unknown.
     """
 
     group: str = ""
@@ -39,8 +38,8 @@ class DriverLimit(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """What tenants of a group took until they were refused. ``taken``: by their own count; ``used``: the driver's;
-    ``room``: what the card had free then; ``fault``: why nothing is shown.
+    """Holds how much the tenants of a group allocated until the driver refused. ``taken``: by their own count;
+    ``used``: the driver's; ``room``: the card's free memory then; ``fault``: why nothing is shown.
     """
 
     taken: int = 0

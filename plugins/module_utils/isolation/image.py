@@ -82,7 +82,7 @@ def pack(probe: str) -> bytes:
             _folder(out, name, made, mode)
         files = [SHELL, *paths_of([SHELL, probe]), *(one for one in MARKS if os.path.isfile(one))]
         for path in files:
-            # Where the host's links lead to, under the name that is asked for.
+            # The targets of the host's links are packed under the requested name.
             name = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)).lstrip("/")
             _folder(out, os.path.dirname(name), made)
             _add(out, name, tarfile.REGTYPE, stat.S_IMODE(os.stat(path).st_mode), _read(path))

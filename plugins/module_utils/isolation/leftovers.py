@@ -32,7 +32,7 @@ ROOTS = "/var/lib/vgpu/isolation-"
 RECORDS = "/var/lib/vgpu/check-"
 # Files of an engine that a query does not change: the daemon of docker, a storage of podman with an image.
 IN_USE = {DOCKER: "/var/run/docker.pid", PODMAN: "/var/lib/containers/storage/*-images/images.json"}
-# As docker and podman write a container's time of birth; podman adds parts of a second.
+# Docker and podman write a container's creation time in this format; podman adds fractions of a second.
 CREATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([+-]\d{4})")
 
 

@@ -165,7 +165,9 @@ class EngineRunner:
     def _wait(
         self, container: str, attached: Any, pid: int, timeout: float, while_running: Callable[[int], None]
     ) -> bool:
-        """Until the client ends; whether it ran past its time. A client that outlives its container is given up."""
+        """Waits until the client ends; returns whether it exceeded its time. Abandons a client that
+        outlives its container.
+        """
         deadline = time.monotonic() + timeout
         timed_out = False
         while attached.poll() is None:
@@ -295,8 +297,8 @@ class PodmanRunner(DockerRunner):
 
 
 def ask_engine(program: str, *arguments: str, given: bytes | None = None) -> Any:
-    """One call of an engine's client, as subprocess.run answers it, with text. Raises EngineHangs where it does not
-    answer, RunnerError where the client cannot be run.
+    """Calls an engine's client; returns the result of subprocess.run, with text. Raises EngineHangs if the engine does
+    not answer, RunnerError if the client cannot be run.
     """
     try:
         done = subprocess.run([program, *arguments], input=given, capture_output=True, timeout=ASK_S, check=False)

@@ -72,7 +72,7 @@ SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
 IMPORT, EXPORT = "import-beside", "export-beside"
 # Percent of the GPU's time by which a measured share may exceed its limit, as in the probe.
 SHARE_TOLERANCE = 5
-# What the driver itself enforces: driver_checks.py.
+# Checks of the driver's own enforcement, made by driver_checks.py.
 DRIVER_CHECKS = (
     "driver-limit",
     "driver-refuses",
@@ -160,7 +160,9 @@ def equal(name: str, expected: Any, found: Any, unit: str = "", detail: str = ""
 
 
 def of_mounts(missing: list[str] | None, expected: Sequence[str]) -> dict[str, Any]:
-    """Whether the process sees every file of the Allocate answer. ``missing``: None where the host could not look."""
+    """Judges whether the process sees every file of the Allocate reply. ``missing``: None if the
+    host could not look.
+    """
     if missing is None:
         return check("mounts", NOT_RUN, ", ".join(expected), "", detail="the process ended before the host could look")
     present = [path for path in expected if path not in missing]
@@ -253,7 +255,9 @@ def filled(checks: Sequence[dict[str, Any]]) -> int:
 
 
 def seen(most_bytes: int | None, filled_bytes: int) -> bool:
-    """Whether a poll from outside saw the fill: a poll of a slice that is hardly filled proves nothing of the limit."""
+    """Returns whether a poll from outside saw the fill. A poll of a hardly filled slice proves
+    nothing about the limit.
+    """
     return most_bytes is not None and 0 < SEEN_PERCENT * filled_bytes <= 100 * most_bytes
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the node's watcher names a bypass while it runs: polls the plugin during the probe.
+"""Checks whether the node's watcher names a bypass while it runs: polls the plugin during the probe.
 
 A finding counts where it is of the leased allocation and one of its processes, or one above it, lives in the mount
 namespace of this very run, so that what was found of an earlier one proves nothing.

@@ -64,8 +64,8 @@ def shown(one: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def refusals(api: Any, objects: Sequence[dict[str, Any]]) -> str:
-    """What the API server would say against applying them, with the way out; empty where it would take them all.
-    Nothing is changed.
+    """Returns the API server's objections to these objects, with the remedy; empty if it would
+    accept all. Changes nothing.
     """
     refused = [api.refusal(path_of(one), one) for one in objects]
     lines = list(dict.fromkeys(filter(None, refused)))

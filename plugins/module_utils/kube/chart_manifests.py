@@ -147,7 +147,7 @@ def _arbiter(desired: plugin.Desired) -> dict[str, Any]:
     program = f"{desired.library_root}/current/vgpu-arbiter"
     return {
         **_container(desired, ARBITER),
-        # As its unit on a host has it.
+        # The same setting as in the arbiter's unit on a host.
         "command": ["nice", "-n", "-10", program, "--run", "/run/vgpu"],
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -19,7 +19,7 @@ NODE_LABEL = "vgpu.fleet/device-plugin"
 LABEL_VALUE = "daemonset"
 # Annotation of each pod: the digest of its template.
 TEMPLATE = "vgpu.fleet/template"
-# How pods follow a changed template: Kubernetes replaces them, or who applied it does, node by node.
+# The update strategy: Kubernetes replaces pods of an old template, or the user who applied it does, node by node.
 ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
 # Annotations, conditions and taint that the program writes on its node, or obeys there.
 ANNOTATIONS, CONDITIONS = ("vgpu.fleet/gpus", "vgpu.fleet/drained-gpus"), ("VgpuConfiguration", "VgpuGpusHealthy")
@@ -35,7 +35,7 @@ RBAC = "rbac.authorization.k8s.io"
 # The API server says of a service account's token on which node its pod runs since this version.
 KNOWS_NODES = (1, 30, 0)
 NODE_OF_TOKEN = "authentication.kubernetes.io/node-name"
-# What the kubelet takes as a key of a ConfigMap, and therefore as the name of a file.
+# Characters that the kubelet accepts in a key of a ConfigMap, and therefore in a file name.
 KEY = re.compile(r"^[-._a-zA-Z0-9]{1,253}\Z")
 
 
@@ -112,7 +112,7 @@ def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         out.append(("", {"metadata": dict({"labels": gone} if gone else {}, annotations={LABELS: None})}))
     status = found.get("status") or {}
     if CAPACITY in annotations:
-        # In one request, so that no name is ever on the node without being known as ours.
+        # Send both in one request, so that a node never has a label that the annotation does not record.
         listed = set(str(annotations[CAPACITY]).split(","))
         parts = {key: sorted(listed & set(status.get(key) or {})) for key in ("capacity", "allocatable")}
         taken = {key: dict.fromkeys(part) for key, part in parts.items() if part}
@@ -207,7 +207,7 @@ def arguments(desired: Desired) -> list[str]:
 
 
 def metrics_port(options: Sequence[str]) -> int | None:
-    """Where others than the node itself may read the metrics, by the last such option; None: nowhere."""
+    """Returns the port at which other hosts can read the metrics, from the last such option; None: none can."""
     listens = [one.partition("=")[2] for one in options if one.startswith(LISTEN + "=")]
     address, _colon, port = (listens[-1] if listens else "").rpartition(":")
     return int(port) if port.isdigit() and address not in LOOPBACK else None

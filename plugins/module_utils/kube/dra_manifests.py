@@ -49,7 +49,9 @@ def manifests(desired: Desired) -> list[dict[str, Any]]:
 
 
 def classes(extended_resource: str = "") -> list[dict[str, Any]]:
-    """Of two classes with one extended resource the younger wins, so the name is given only where it is asked for."""
+    """Returns the device classes. Of two classes with one extended resource the younger wins, so only a class for which
+    the user requests it gets the name.
+    """
     shares = _device_class(CLASS, "gpu")
     if extended_resource:
         shares["spec"]["extendedResourceName"] = extended_resource

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a Deployment runs as it was applied, and why not; and whether a pod is given to the scheduler.
+"""Checks whether a Deployment runs as applied, and why not; and whether pods are assigned to the scheduler.
 
 The API object has ``get(path)`` (None where there is no such object), ``list(path, **query)``, ``trial(path, body)``.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any, Callable
 
-# What a kubelet says of an image that it cannot have; waiting longer brings none.
+# The kubelet's reasons for an image that it cannot get; waiting longer does not help.
 NO_IMAGE = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 PAUSE_S = 1.0
 

@@ -18,7 +18,7 @@ NAME = "vgpu-scheduler"
 LEASES = (NAME, NAME + "-extender")
 EXTENDER = "127.0.0.1:8880"
 WEBHOOK_PORT, METRICS_PORT = 8443, 9411
-# Where a kube-scheduler serves health to everybody, and metrics to who has the right to read them.
+# Port of a kube-scheduler's health, open to all, and of its metrics, which need a right.
 KUBE_PORT = 10259
 IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
 # Annotation of each pod: the digest of the configuration.
@@ -28,7 +28,7 @@ PLAN, GIVEN = "vgpu.fleet/plan", "vgpu.fleet/given"
 RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
 # What a pod is promised of its limit; stays as the pod was admitted.
 MEMORY_REQUEST = "vgpu.fleet/memory-request"
-# Those that our programs alone write.
+# Annotations that only the collection's programs may write.
 ANNOTATIONS = (PLAN, GIVEN, RESIZED, FORMER)
 # Names that ask for GPUs; prefixes, so that a mistyped one is seen and refused too.
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
@@ -375,7 +375,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
         },
     }
     template = {
-        # Another configuration is another pod.
+        # The digest in the template replaces the pods when the configuration changes.
         "metadata": {"labels": {"app.kubernetes.io/name": NAME}, "annotations": {DIGEST: digest}},
         "spec": spec,
     }
@@ -394,7 +394,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
 
 
 def _on_nodes(names: Sequence[str]) -> dict[str, Any]:
-    """By name, so that no node needs a label of ours."""
+    """Selects nodes by name, so that no node needs a label of the collection."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]} for name in names]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {"nodeAffinity": required} if terms else {}
@@ -506,7 +506,7 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
             hook("allocation.vgpu.fleet", "/mutate/unknown", "CREATE", asks, closed, others),
         ]
     for one in mutating:
-        # What another webhook did to the pod after us is looked at as well.
+        # The webhook also checks what another webhook changed in the pod after its first call.
         one["reinvocationPolicy"] = "IfNeeded"
     validating = [hook("pods.vgpu.fleet", "/validate", "CREATE", asks, closed)]
     if desired.match_conditions:

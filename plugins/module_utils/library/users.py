@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which versions of the vGPU library are in use on a node: mapped, mounted, or promised to a container.
+"""Finds which versions of the vGPU library are in use on a node: mapped, mounted, or promised to a container.
 
 A version may be removed only if none of the three applies. A process maps it (a container that runs, the arbiter); a
 mount namespace holds it (a container whose processes have not loaded it yet); the device plugin's records name it (the

@@ -80,7 +80,7 @@ class AptHost:
         )
 
     def leftovers(self, names: Sequence[str]) -> list[str]:
-        """Which of the packages are gone and have left files of settings and traces in dpkg's own."""
+        """Returns the removed packages of which dpkg still has configuration files."""
         # dpkg fails if one package is unknown to it, but still reports the other packages.
         text = self.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n", *names)[1] if names else ""
         return [name for name in names if f"{name} config-files" in text.splitlines()]
@@ -138,7 +138,7 @@ class AptHost:
 
         ``needed``: addresses of sources that must be read. Raises AptError where one cannot be.
         """
-        # Without this option a source that cannot be fetched is no fault, and apt goes on with old lists in silence.
+        # Without this option apt silently uses old lists if a source cannot be fetched, and reports no fault.
         strict = ["-o", "APT::Update::Error-Mode=any"]
         code, text = self.run("apt-get", "-q", *self.options(), *self.elsewhere, *strict, "update")
         if code == 0:

@@ -38,7 +38,7 @@ class Desired(NamedTuple):
 
 
 class PackageSet:
-    """One run; after it the attributes show the changes, made or predicted."""
+    """Makes the changes of one run; afterwards the attributes show them, made or predicted."""
 
     def __init__(self, desired: Desired, host: AptHost, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -327,7 +327,7 @@ class PackageSet:
         self.heal()
         record = self.load_record()
         if self.desired.record:
-            # Without an entry in the record, a package was there before us and stays.
+            # A package without an entry in the record was installed before this set, and stays.
             names = list(record.get("packages", []))
         else:
             names = [split_pin(one)[0] for one in self.desired.packages]

@@ -13,7 +13,7 @@ HEADER = "# Managed by vgpu.fleet; changes are overwritten."
 
 
 class Source(NamedTuple):
-    """One entry of apt's sources. ``signed_by`` is a path, or the key itself with its line breaks."""
+    """Describes one entry of apt's sources. ``signed_by`` is a path, or the key itself with its line breaks."""
 
     types: tuple[str, ...]
     uris: tuple[str, ...]
@@ -125,7 +125,7 @@ _GONE = re.compile(r"^E: Failed to fetch .* 404\b|^  ?404  Not Found|^E: Unable 
 
 
 def is_fatal(text: str, needed: Sequence[str]) -> bool:
-    """Whether what ``apt-get update`` said concerns more than sources that are not needed (addresses in ``needed``)."""
+    """Returns whether a fault that ``apt-get update`` reported concerns a needed source (addresses in ``needed``)."""
     bases = [address.partition("$")[0].rstrip("/") for address in needed]
     for line in text.splitlines():
         if line.startswith("E:") and not _UNREADABLE.match(line):
@@ -136,7 +136,7 @@ def is_fatal(text: str, needed: Sequence[str]) -> bool:
 
 
 def is_outdated(text: str) -> bool:
-    """Whether apt failed because the package lists name files that the archive no longer has."""
+    """Returns whether apt failed because the package lists name files that the archive no longer has."""
     return bool(_GONE.search(text))
 
 

@@ -124,7 +124,7 @@ class RpmHost:
             raise RpmError(f"the key {address} cannot be fetched: {fault}") from None
 
     def quiet(self) -> list[str]:
-        """Without the plugin that keeps versions: our own locks are for other people's transactions."""
+        """Returns the options that disable the versionlock plugin: our locks must not stop our own transactions."""
         return ["-y", "-q", "--disableplugin=versionlock"]
 
     def refresh(self, name: str = "") -> None:

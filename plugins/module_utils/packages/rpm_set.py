@@ -33,7 +33,7 @@ class Desired(NamedTuple):
 
 
 class PackageSet:
-    """One run; after it the attributes show the changes, made or predicted."""
+    """Makes the changes of one run; afterwards the attributes show them, made or predicted."""
 
     def __init__(self, desired: Desired, host: RpmHost, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode

@@ -43,7 +43,7 @@ def _parts(one: str, other: str) -> int:
         if ranks[0] != ranks[1]:
             return -1 if ranks[0] < ranks[1] else 1
         if first.isdigit():
-            # By length and then by digits: their value, without a limit to it.
+            # Compare the lengths, then the digits: that orders numbers of any size by value.
             first, second = first.lstrip("0"), second.lstrip("0")
             if len(first) != len(second):
                 return -1 if len(first) < len(second) else 1
@@ -204,7 +204,7 @@ def stream_of(text: str | None, module: str) -> str:
     return section.get("stream", "") if section.get("state", "") == "enabled" else ""
 
 
-# As the plugin of dnf writes an entry: name, epoch, version, release.
+# An entry in the notation of dnf's plugin: name, epoch, version, release.
 _WHOLE = re.compile(r"(.+)-[0-9]+:[^-]+(?:-[^-]+)?\Z")
 
 

@@ -34,7 +34,7 @@ def line(desired: dict[str, Any]) -> str:
 
 
 def faults(desired: dict[str, Any], wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Why the run must stop. ``wanted``: of the role device_plugin."""
+    """Returns errors that stop the run. ``wanted``: the desired state of the role device_plugin."""
     if not node_config.by_claims(desired["node_config"]):
         return _left(state, "vgpu_allocation is device-plugin") if _had_claims(state) else []
     found = []
@@ -97,7 +97,9 @@ def warnings(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
 
 
 def _containerd(state: dict[str, Any]) -> str:
-    """Why the containerd of this host's kubelet passes no CDI devices on; empty where it does, or nobody can tell."""
+    """Returns why the containerd of this host's kubelet passes no CDI devices to containers; empty if it does, or if
+    that is unknown.
+    """
     if (state.get("kubelet_engine") or {}).get("engine") != "containerd":
         return ""
     said = ENABLE_CDI.findall((state.get("containerd") or {}).get("config_text") or "")

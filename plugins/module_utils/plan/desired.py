@@ -163,6 +163,8 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
 
 
 def records(part: dict[str, Any]) -> list[str]:
-    """Where a role keeps what it needs to undo its work; such a file exists as long as there is something to undo."""
+    """Returns the paths of a role's records for undoing its work. A record exists as long as there
+    is something to undo.
+    """
     names = ("record", "setup_record", "packages_record", "docker_record", "config_record", "containerd_record")
     return [part[name] for name in names if part.get(name)]

@@ -104,7 +104,7 @@ def _named(wanted: dict[str, Any]) -> bool:
 
 
 def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> bool:
-    """Whether what is installed takes the place of a driver of another branch that runs, under other names."""
+    """Returns whether an installation replaces a running driver of another branch, under other package names."""
     if wanted.get("packages") and not wanted.get("branch"):
         # The branch of named packages is unknown; a changed version counts.
         return False

@@ -36,7 +36,7 @@ def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
 
 
 def faults(desired: dict[str, Any], found: Verdict | None) -> list[str]:
-    """Why the run must stop: the driver alone may enforce, and it is known that it cannot."""
+    """Returns errors that stop the run: only the driver may enforce, and it is known that it cannot."""
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
     if found is None or requested != DRIVER or found.by_driver or found.why.startswith(NOT_YET):
         return []
@@ -81,7 +81,9 @@ def _memacct_mode(registry: str) -> str:
 
 
 def handover(state: dict[str, Any]) -> str:
-    """Why the engine that starts containers here cannot have the hook; empty where it can, or nobody knows."""
+    """Returns why the engine that starts containers here cannot run the hook; empty if it can, or
+    if that is unknown.
+    """
     packages = state.get("packages") or {}
     if state.get("kubelet_engine"):
         kubelet = tuple((state.get("kubelet") or ())[:2])

@@ -118,6 +118,6 @@ def _differing(files: dict[str, str], state: dict[str, Any]) -> list[str]:
 
 
 def _left_over(files: dict[str, str], state: dict[str, Any], unit: dict[str, Any]) -> bool:
-    """Whether a run was killed between its files and the restart: the service is older than one of them."""
+    """Returns whether a run was killed between writing its files and the restart: the service is older than a file."""
     newest = max(float((state["files"].get(path) or {}).get("mtime") or 0.0) for path in files)
     return bool(unit.get("stale")) or (bool(unit.get("started")) and newest > float(unit["started"]))

@@ -26,7 +26,7 @@ from .modes import gpus_after_mig, mig, mps_part, time_slicing
 from .part import NOTHING, PRESENT, Part, undone
 from .toolkit import nvidia_docker
 
-# How the device plugin may be run besides a systemd service.
+# Ways to run the device plugin other than as a systemd service.
 DAEMONSET = "daemonset"
 # A warning, no error: docker and containerd start containers unconfined by default.
 CONFINED = (
@@ -150,9 +150,9 @@ def _without_driver(desired: dict[str, Any], state: dict[str, Any], roles: Seque
 
 
 def why_prove(desired: dict[str, Any], state: dict[str, Any], changes: bool) -> str:
-    """Why isolation is checked at the end, empty where it is not.
+    """Returns why isolation is checked at the end, empty if it is not checked.
 
-    A run that was killed or that failed before the proof leaves a host that is as wanted and not proven.
+    A run that was killed or failed before the proof leaves a host in the desired state without a proof.
     """
     plugin = desired["roles"].get("device_plugin") or {}
     if desired["verify"] == "never" or desired["sharing"] != "vcuda" or plugin.get("state") != PRESENT:
@@ -238,7 +238,9 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]
 
 
 def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any, real_root: str) -> Part:
-    """All files are as wanted: does the arbiter that runs come from them? A restart leaves tenants their own share."""
+    """Checks whether the running arbiter was started from the files on disk. A restart leaves
+    tenants their own share.
+    """
     name = wanted["arbiter_unit"]
     program = "{}/{}/vgpu-arbiter".format(real_root, wanted["version"])
     behind = _service_behind(name, unit, on_disk)

@@ -38,7 +38,7 @@ def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
 
 
 def _on_docker(state: dict[str, Any], desired: dict[str, Any]) -> bool:
-    """Whether the containers of the host are docker's. Only a play with the role of the engine has read that."""
+    """Returns whether docker runs the host's containers. Only a play with the engine's role has read that."""
     engine = desired["roles"].get("container_runtime")
     return engine is not None and engine_auto.resolve(engine, state).name == "docker"
 

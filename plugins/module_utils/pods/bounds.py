@@ -16,9 +16,9 @@ from ..config.kinds import Finding, error
 MOST_CONTAINERS, MOST_RESOURCES, MOST_MOUNTS = 500, 1000, 5000
 # Letters: a name of a resource by the API server's rules, 253 before the stroke and 63 after it; all annotations.
 LONGEST_NAME, LONGEST_ANNOTATIONS = 317, 256 * 1024
-# Letters of one annotation in JSON: far above what 500 containers need.
+# Maximum letters of one annotation in JSON: far above what 500 containers need.
 LONGEST_JSON = 64 * 1024
-# Of one refusal, and the letters of each.
+# Maximum findings of one refusal, and the maximum letters of each.
 MOST_FINDINGS, LONGEST_FINDING = 10, 1000
 KINDS = ("initContainers", "containers", "ephemeralContainers")
 

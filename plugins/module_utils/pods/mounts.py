@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which mounts of a pod conflict with the files that its container is given with a slice.
+"""Finds the mounts of a pod that conflict with the files that its container gets with a slice.
 
 A mount at or below one of our paths lies on top of our file. One above holds our mount points, so that another
 container that shares the volume can rename them. Such a sidecar needs no rule of its own: it reaches our mount points

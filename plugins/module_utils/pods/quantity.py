@@ -67,7 +67,7 @@ def whole(value: Any, low: int, high: int, unit: str = "") -> int:
 
 
 def mebibytes(mib: int) -> str:
-    """As the API server writes it: by the largest unit that leaves a whole number."""
+    """Returns the text as the API server writes it: in the largest unit that leaves a whole number."""
     for unit in ("Mi", "Gi", "Ti"):
         if mib % 1024 or unit == "Ti":
             return f"{mib}{unit}"

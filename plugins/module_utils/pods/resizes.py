@@ -23,7 +23,7 @@ EXAMPLE = '{"main": {"memory_mib": 8192, "cores": 30}}'
 
 
 class Size(NamedTuple):
-    """Of each GPU of a container; None: as it is. Cores 0: no limit, 100: the GPU exclusively."""
+    """Describes the size on each GPU of a container; None: unchanged. Cores 0: no limit, 100: the GPU exclusively."""
 
     memory_mib: int | None = None
     cores: int | None = None

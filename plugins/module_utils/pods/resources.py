@@ -101,7 +101,9 @@ class Ask(NamedTuple):
 
 
 class Fraction(NamedTuple):
-    """What annotations ask for one container: ``memory`` on each of ``gpus`` GPUs, compute as others leave it."""
+    """Describes one container's request by annotations: ``memory`` on each of ``gpus`` GPUs;
+    compute that others leave.
+    """
 
     container: str
     gpus: int

@@ -191,7 +191,9 @@ def _place(lines: list[str], found: Scan, table: tuple[str, ...], name: str) -> 
 
 
 def _top(lines: list[str], after: int) -> int:
-    """In a file without a key before its first table: below the comment at its head."""
+    """Returns the line for a key in a file without a key before its first table: below the comment
+    at the file's head.
+    """
     place = 0
     while place < after and lines[place].startswith("#"):
         place += 1
