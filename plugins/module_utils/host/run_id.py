@@ -31,8 +31,10 @@ def own(proc: str = "/proc") -> str:
 
 
 def has_ended(mark: str, proc: str = "/proc", made: float | None = None) -> bool:
-    """Whether the run with this mark has ended, so that what is named after it may go. What is no mark names none of
-    our runs. ``made``: when what bears the mark was made, in seconds since 1970; a former version's needs it.
+    """Returns whether the run with this id has ended, so that its objects may be removed. A text that is no run id
+    gives False.
+
+    ``made``: when the object was made, in seconds since 1970; needed for the ids of former versions.
     """
     if FORMER.fullmatch(mark):
         return _has_former_ended(mark, proc, made)

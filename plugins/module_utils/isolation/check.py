@@ -26,7 +26,7 @@ LIBRARY, OLD_LIBRARY = "/dev/vgpu/lib", "/usr/local/lib/vgpu/libvgpu.so"
 PROBE = "/dev/vgpu-probe"
 # Seconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
 HOLD_MS = 3000
-# Memory of a slice for each bypass that runs together with others: a context of a large card, and what it takes.
+# Slice memory for each bypass that runs together with others: a context on a large card, and the bypass's allocation.
 ROOM_MIB = 512
 # Seconds for which a share is measured while another slice is busy; a slice of all SMs has none.
 BESIDE_S = 5.0

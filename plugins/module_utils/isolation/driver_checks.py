@@ -23,10 +23,11 @@ from . import driver_verdicts, raw_client
 from .driver_verdicts import Deltas, Sum
 from .verdicts import MIB
 
-# What a child group, managed memory and the child of a dead process get.
+# CHILD is the name of a group below the container's. PIECE is the size of one allocation of managed memory or by the
+# child of an ended process.
 CHILD = "vgpu-check"
 PIECE = 64 * MIB
-# A tenant takes no more than this beyond the limit: it is the neighbours'.
+# A tenant allocates at most this much beyond the limit, because that memory belongs to the neighbours.
 BEYOND = 64 * MIB
 # Seconds for one answer: a context on a card that sleeps; and until a group that its process left can be removed.
 ANSWER_S = 60.0

@@ -14,9 +14,9 @@ LIMIT, REFUSES, CHILDREN, RESTART = "driver-limit", "driver-refuses", "driver-li
 ROOT, MANAGED, ORPHAN, BESIDE = "driver-limit-root", "managed-raw", "dead-creator", "driver-limit-beside"
 # Checks that a tenant without libvgpu.so makes while the container waits.
 OF_TENANTS = (REFUSES, CHILDREN, ROOT, MANAGED, ORPHAN)
-# What may be missing of a sum for the driver's own pieces and for a context that no longer fits.
+# A sum may fall short of the limit by this much: the driver's allocation granularity, or a context that no longer fits.
 SLACK = 64 * MIB
-# Of one allocation, the part in percent that an account must show, or must not.
+# Percent of one allocation that an account must at least show, and percent that a hidden allocation may show at most.
 SHOWN_PERCENT, HIDDEN_PERCENT = 90, 10
 NO_PERMISSION, OUT_OF_MEMORY = 4, 2
 CAP_SYS_ADMIN = 1 << 21

@@ -27,8 +27,8 @@ CLIENTS = {DOCKER: "docker", PODMAN: "podman", CONTAINERD: "ctr"}
 REPOSITORY = "localhost/vgpu-isolation"
 # Roots of containerd's containers; not below /run, which may forbid programs.
 ROOTS = "/var/lib/vgpu/isolation-"
-# Of an engine and a run: there from before docker or podman makes something until nothing of it is left. For containerd
-# its folder says the same.
+# Prefix of the record of an engine and a run. The record exists from before docker or podman creates something until
+# all of it is removed. For containerd the run's folder serves as the record.
 RECORDS = "/var/lib/vgpu/check-"
 # Files of an engine that a query does not change: the daemon of docker, a storage of podman with an image.
 IN_USE = {DOCKER: "/var/run/docker.pid", PODMAN: "/var/lib/containers/storage/*-images/images.json"}
@@ -37,7 +37,10 @@ CREATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([+-]\d{4})")
 
 
 def begin(engine: str, client: str) -> None:
-    """Before a run has an engine make something. Raises RunnerError where the engine does not answer."""
+    """Prepares an engine before a run creates something there: removes old leftovers and writes the record.
+
+    Raises RunnerError if the engine does not answer.
+    """
     clean_up_engine(engine, client)
     if engine != CONTAINERD:
         os.makedirs(os.path.dirname(RECORDS), 0o755, exist_ok=True)

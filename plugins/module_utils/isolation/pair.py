@@ -17,7 +17,7 @@ from ..host import run_id
 from ..host.mount_namespace import Mount, Outcome
 from .runner import RunnerError
 
-# Until the other is laid out; longer than an engine takes to start a container, which it ends with a word of its own.
+# Seconds to wait until the other slice is ready; longer than an engine's own time-out for starting a container.
 WAIT_S = 90.0
 AHEAD_S = 0.7
 # The folder's path in both slices, and its name on the host, next to the device plugin's socket, before the run's mark.
@@ -27,8 +27,8 @@ FOLDER = "beside-"
 
 @contextlib.contextmanager
 def meeting(run_folder: str) -> Iterator[Mount]:
-    """A folder of this run for two slices, as two pods have one by a volume; gone in any case, and where the run is
-    killed, with the next one or ``clean_up``. Raises RunnerError.
+    """Creates a folder that two slices see, as two pods share a volume. It is removed at the end; if the run is killed,
+    the next run or ``clean_up`` removes it. Raises RunnerError.
     """
     clean_up(run_folder)
     path = os.path.join(run_folder, FOLDER + run_id.own())

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Sequence
 PASSED, VIOLATED, NOT_RUN, OPEN, DETECTED = "passed", "violated", "not-run", "open", "detected"
 # The probe's verdicts.
 VERDICTS = (PASSED, VIOLATED, NOT_RUN, OPEN)
-# What the probe of a library from before 0.1.0 says, which a node keeps until its upgrade, and after a rollback.
+# The word for "passed" of a probe before 0.1.0. A node has that probe until its upgrade, and after a rollback.
 FORMER = "held"
 MIB = 1 << 20
 
@@ -35,7 +35,7 @@ PROBE_CHECKS = (
     "graphics",
     "share",
 )
-# And the bypasses. Some may be open, so the host does not compare what they get with the limit.
+# The bypasses that the probe must report. Some may be open, so the host does not compare their memory with the limit.
 PROBE_BYPASSES = (
     "bypass-path",
     "bypass-copy",
@@ -99,14 +99,15 @@ OWN = (
 FILLS = ("limit-exact", "four-processes")
 # The part of a fill, in percent, that a poll must have seen.
 SEEN_PERCENT = 90
-# A host may not have what these need; then they do not run, and the verdict does not depend on them.
+# Checks whose requirements a host may not meet. Then they do not run, and the verdict does not depend on them.
 OPTIONAL = (
     *("private-context", "device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE, IMPORT),
     *(one for one in DRIVER_CHECKS if one not in ("driver-limit", "driver-limit-restart")),
 )
 # Prefix of the bypasses' names. Each has requirements of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
-# The only ones that may be open, as docs/threat-model.md says; the probe is not believed about others.
+# The only bypasses that may be open, as docs/threat-model.md lists them. If the probe reports another bypass as open,
+# it is a violation.
 MAY_BE_OPEN = tuple(
     BYPASS + one
     for one in (
@@ -120,11 +121,12 @@ MAY_BE_OPEN = tuple(
         "ledger-boast",
     )
 )
-# The one of them that must take more than the slice has: it is tried alone, where no other slice of the GPU is in use.
+# This bypass must use more than the slice's memory: it runs alone, while no other slice of the GPU is in use.
 PAST_THE_SLICE = BYPASS + "ledger-boast"
-# The only finding that shows a bypass: what else is found of its process may be another one's doing.
+# The only finding that proves the bypass: other findings of its process may have another cause.
 NAMED_FOR = {BYPASS + "covered": "foreign-mount"}
-# Open too, but nothing is taken: the probe reports what can be loaded, and the watcher has nothing to name.
+# This check is open too, but allocates nothing: the probe reports which libraries can be loaded, and the watcher has
+# nothing to name.
 GRAPHICS = "graphics"
 
 

@@ -24,7 +24,7 @@ SETUP, ARBITER = "vgpu-node-setup", "vgpu-arbiter"
 SETUP_PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-node-setup"
 # Path of the library's archive in the image.
 ARCHIVES = "/opt/vgpu/library"
-# What the arbiter needs of root: the pages of every user, and a place before others at the processor.
+# Capabilities of the arbiter: to open the pages of every user, and to raise its scheduling priority.
 ARBITER_RIGHTS = ("DAC_OVERRIDE", "SYS_NICE")
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other device plugins of the same GPUs, as the API server knows them: what runs on our nodes, who keeps it running,
-and its removal where somebody consented to exactly that.
+"""Finds other device plugins of the same GPUs through the API server, with the owner that restarts each, and removes
+those that the user named.
 
 Pure over an API object with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``. A host alone shows a
 socket and a process (state/conflicting_on_host.py); who would start them again after a removal, the cluster knows.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files: the rule of pods/mounts.py in
-CEL, evaluated inside the API server, so that there is no moment without it.
+"""Makes the ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files: the rule of
+pods/mounts.py in CEL, evaluated inside the API server, so that there is no moment without it.
 
-Each owner writes one, under a name of its own: the scheduler for the names of its configuration, the role
-device_plugin for the resources of its nodes, which it writes down in an annotation, and who sets up claims for those.
-Two that say the same do no harm.
+Each owner writes one, under a name of its own: the scheduler for the names of its configuration, the role device_plugin
+for the resources of its nodes, which it writes down in an annotation, and who sets up claims for those. Two that say
+the same do no harm.
 """
 
 from __future__ import annotations

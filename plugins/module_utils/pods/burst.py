@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a pod is promised below its limit, by the annotation ``vgpu.fleet/memory-request`` of the pod.
+"""Reads the memory that a pod is promised below its limit, from the pod's annotation ``vgpu.fleet/memory-request``.
 
 The value is MiB of each GPU: one whole number for each container that asks for GPU memory, or JSON by container,
 ``{"main": 2048}``; a container that it leaves out is promised its limit. The limit stays what the container asks for in

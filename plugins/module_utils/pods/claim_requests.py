@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's request in any dialect as claims of Kubernetes (Dynamic Resource Allocation), as far as claims can say it.
+"""Translates a pod's request in any dialect into claims of Kubernetes (Dynamic Resource Allocation), as far as claims
+can say it.
 
 Amounts of a claim are absolute: MiB and percent of compute on each of ``count`` different GPUs. What they cannot say is
 an error and never left out: a pod that believes itself alone on its GPU and is not would be worse. Pure.
@@ -21,10 +22,11 @@ DRIVER, CLASS, REQUEST = "gpu.vgpu.fleet", "vgpu", "gpu"
 # Label of a pod or of its namespace, and the label's values; the pod's label overrides its namespace's.
 ALLOCATION, CLAIMS, EXTENDER = "vgpu.fleet/allocation", "dra", "extender"
 NEXT = f"ask otherwise, or label the pod {ALLOCATION}: {EXTENDER}"
-# What a pod is given at admission: the label by which it is found, and what its claims are to ask for.
+# The webhook adds these to a pod: the label that selects the pod, and the annotation with the requests of its claims.
 LABEL, WANTED = "vgpu.fleet/claims", "wanted"
 ANNOTATION = "vgpu.fleet/claims"
-# Claims of one pod, and bytes of what Kubernetes takes as an expression (10 KiB), with room for the rest.
+# Maximum claims of one pod, and maximum bytes of a CEL expression (Kubernetes allows 10 KiB), with room for other
+# parts.
 MOST_CLAIMS, LONGEST_EXPRESSION = 16, 8 * 1024
 MOST_SELECTORS, MOST = 4, 1 << 40
 
@@ -112,8 +114,11 @@ def _selector(value: Any) -> str:
 
 
 def object_name(review: str, container: str) -> str:
-    """Of the ResourceClaim of a container. ``review``: the uid of the admission review, which is the same where the API
-    server asks another replica again, and which nobody knows before: so nobody can take the name first."""
+    """Returns the name of a container's ResourceClaim.
+
+    ``review``: the uid of the admission review. The uid stays the same if the API server asks another replica, and is
+    unknown before: so no user can take the name first.
+    """
     return f"vgpu-{hashlib.sha256(f'{review} {container}'.encode()).hexdigest()[:16]}"
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of GPUs that a pod asks for by annotations, as the KAI Scheduler has it: ``gpu-memory`` (MiB) or
-``gpu-fraction`` (of the memory of a card), on ``gpu-fraction-num-devices`` GPUs, for one container; or for each
-container ``nvidia.com/container.NAME.gpu-memory.limit`` and ``.request`` (bytes as Kubernetes writes them), on one GPU.
+"""Reads the parts of GPUs that a pod requests by annotations in the format of the KAI Scheduler: ``gpu-memory`` (MiB)
+or ``gpu-fraction`` (of the memory of a card), on ``gpu-fraction-num-devices`` GPUs, for one container; or for each
+container ``nvidia.com/container.NAME.gpu-memory.limit`` and ``.request`` (bytes as Kubernetes writes them), on one
+GPU.
 
 Annotations have no fixed kind as resources have, and other programs may use such short names. A pod whose
-``schedulerName`` is KAI's own is KAI's, with all its annotations. In any other pod they ask, and a value that cannot
-be is an error: the container would have no GPU, and nobody would know why.
+``schedulerName`` is KAI's own is KAI's, with all its annotations. In any other pod they ask, and a value that cannot be
+is an error: the container would have no GPU, and nobody would know why.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from .resources import MAX_GPUS, MAX_MIB, MIB, PERCENT, Fraction, Memory, annota
 
 GPU_MEMORY, GPU_FRACTION = "gpu-memory", "gpu-fraction"
 NUM_DEVICES, CONTAINER_NAME = "gpu-fraction-num-devices", "gpu-fraction-container-name"
-# Those by which a pod asks; the others say more of it.
+# Annotations that request GPUs; the other annotations only give details of the request.
 ASKING = (GPU_MEMORY, GPU_FRACTION)
 NAMES = (*ASKING, NUM_DEVICES, CONTAINER_NAME)
-# Then the container's name, which has no dot, and one of these.
+# This prefix is followed by the container's name, which has no dot, and by one of these suffixes.
 OF_CONTAINER = "nvidia.com/container."
 LIMIT, REQUEST = "gpu-memory.limit", "gpu-memory.request"
-# KAI's scheduler says by them which GPUs the container has, and how they are shared.
+# KAI's scheduler writes these annotations itself: which GPUs the container has, and how they are shared.
 NOT_READ = ("gpus.devices", "gpu-compute.mode")
 KAI_SCHEDULER = "kai-scheduler"
 BYTES_OF_MIB = 1 << 20

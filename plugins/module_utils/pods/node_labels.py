@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the labels of a node say about who gets its GPUs and in which order they are filled, where pods say nothing.
+"""Reads the node labels that choose which pods get the node's GPUs and in which order GPUs are filled, if pods set
+nothing.
 
 Our own labels win over those of Alibaba's ACK, which are read as aliases. ACK's ways to share (``cgpu``, ``core_mem``,
 ``share``, ``mps``) are one here: limits are kept whichever of them the label names.

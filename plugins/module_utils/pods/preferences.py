@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a pod wants its GPUs, from its annotations: policies for nodes and GPUs, and GPUs by UUID and model.
+"""Reads a pod's preferences for its GPUs from annotations: policies for nodes and GPUs, and GPUs by UUID and model.
 
 HAMi's annotations are understood; those of vgpu.fleet win over them. What is not carried out is an error and never
 ignored: a pod that believes itself pinned and is not would be worse.

@@ -24,7 +24,8 @@ from .resources import CARD, MIB, PERCENT, SLICE, UNITS, Ask, Config, Memory
 
 __all__ = ("Ask", "Card", "Config", "DialectError", "Memory", "PodAsk", "Preferences", "Size", "read_pod", "size_on")
 
-# Of NVIDIA's toolkit from 1.20 on: limits of the driver, which image and pod may set. A tenant's word is no request.
+# Variables of NVIDIA's toolkit from 1.20 on: limits of the driver, which image and pod may set. They are no request,
+# because a tenant controls them.
 VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 FAMILY = {"hami": "nvidia", "nvidia": "nvidia", "4paradigm": "nvidia"}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another size for a pod that runs, by annotations of the pod.
+"""Changes the GPU size of a running pod by annotations of the pod.
 
 ``vgpu.fleet/resize``, the request, written by the pod's owner: JSON, ``{container: {memory_mib, cores}}``, for each of
 the container's GPUs; what is left out stays. The scheduler that leads judges it, and grants it in one write:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resources of one container, read by the rules of each dialect.
+"""Reads the resources of one container by the rules of each dialect.
 
 Values come from limits, else from requests, as every scheduler of the field has it. Units: HAMi and Volcano MiB and
 percent of a card; Alibaba GiB in total over the GPUs of the pod label; Tencent's gpu-manager hundredths of a GPU and
