@@ -38,8 +38,8 @@ def observe(
     usage: bool = False,
     wanted_text: str = "",
 ) -> dict[str, Any]:
-    """All that the comparison needs of a host. ``usage``: also what runs, which is three more questions to the plugin;
-    ``wanted_text``: what the group variables make of the file, empty: not compared.
+    """Reads what the comparison needs of a host. ``usage``: also reads what runs, with three more calls of the plugin.
+    ``wanted_text``: node.yaml made from the group variables; empty: not compared.
     """
     base_path = config_path
     kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
@@ -158,7 +158,7 @@ def missing(seen: dict[str, Any]) -> dict[str, str]:
 
 
 def _warnings(seen: dict[str, Any], answer: dict[str, Any]) -> list[str]:
-    """What the device plugin warns of, but for what is a difference or a note here."""
+    """Returns the device plugin's warnings, except those that are reported here as a difference or a note."""
     status = seen["plugin"] or {}
     named = [f"GPU {one['index']} is lost" for one in answer["lost"]]
     named += [str(one["uuid"]) for one in answer["lost"] if one["uuid"]] + list(status.get("waiting") or [])
@@ -304,7 +304,9 @@ def _lost(answer: dict[str, Any]) -> set[str]:
 
 
 def _compare_library(seen: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Without its library the device plugin refuses every container, while all slices stay advertised."""
+    """Compares the library on disk. Without its library the device plugin refuses every container, while all slices
+    stay advertised.
+    """
     status = seen["plugin"]
     if answer["shared"] and status is not None and status.get("library") == "":
         found = "none that is whole; every container is refused"

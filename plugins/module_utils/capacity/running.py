@@ -69,8 +69,9 @@ def names(usages: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Who holds what: of each limited container and GPU ``by``, ``uuid``, ``slices``, ``limit_mib``, ``used_mib`` and
-    ``processes``; then the other slices in use, of which the last three are not known, as of whole GPUs.
+    """Returns the users of slices: for each limited container and GPU ``by``, ``uuid``, ``slices``, ``limit_mib``,
+    ``used_mib`` and ``processes``; then the other slices in use, of which the last three are not known, as of whole
+    GPUs.
 
     ``slices``: as ``vgpuctl slices`` has them, with the holder's name.
     """
@@ -98,7 +99,8 @@ def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dic
 
 
 def ledgers(usages: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """GPUs of which the live slots of all ledgers charge more than the driver has in use: a ledger is stale.
+    """Returns the GPUs for which the live slots of all ledgers charge more than the driver reports in use: a ledger is
+    stale.
 
     ``gpus``: rows of vgpu_capacity_info. What is sold more than once may lie in host memory and is left out.
     """
@@ -209,8 +211,8 @@ def _where(one: dict[str, Any]) -> str:
 
 
 def card(plugin: Mapping[str, Any] | None, uuid: str, now: float) -> dict[str, Any]:
-    """Of one GPU: ``utilisation`` in percent, ``temperature`` in degrees Celsius (None: not known), and ``xids`` since
-    the plugin began, the last one first: ``xid``, ``count``, and ``last``, its time in UTC.
+    """Returns for one GPU: ``utilisation`` in percent, ``temperature`` in degrees Celsius (None: not known), and
+    ``xids`` since the plugin began, the last one first: ``xid``, ``count``, and ``last``, its time in UTC.
 
     ``plugin``: what ``vgpuctl status --json`` said, None: nothing. ``now``: seconds since 1970 when it said so.
     """

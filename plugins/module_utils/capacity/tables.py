@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as text tables that a person reads: plain characters, no library."""
+"""Formats results as text tables for people: plain characters, no library."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def _cell(value: Any) -> str:
 
 
 def advertised(capacity: dict[str, Any]) -> int:
-    """The sum over the rows of the GPUs, which count leased slices, and what is advertised beyond the expected."""
+    """Returns the sum over the GPUs' rows, leased slices included, plus the slices advertised
+    beyond the expected number.
+    """
     ours = {one["id"] for one in capacity.get("expected") or []}
     foreign = set(capacity.get("advertised") or []) - ours
     return sum(gpu["advertised"] for gpu in capacity.get("gpus") or []) + len(foreign)
@@ -51,8 +53,9 @@ def host_report(
     gpus: bool = False,
     checks: bool = False,
 ) -> list[str]:
-    """The report of a host: its result on one line, then only what differs or did not pass. ``gpus`` and ``checks``:
-    the whole tables of both; the GPUs of a host that differs are always shown."""
+    """Returns the report of a host: its result on one line, then only what differs or did not pass. ``gpus`` and
+    ``checks``: the whole tables of both; the GPUs of a host that differs are always shown.
+    """
     offered, expected = advertised(capacity), len(capacity["expected"])
     teller = "kubelet" if capacity["kubelet"] else "device plugin (no kubelet here)"
     teller = "driver of claims" if capacity.get("claims") is not None else teller
@@ -110,8 +113,9 @@ def age(isolation: dict[str, Any], now: float | None = None) -> str:
 
 
 def counted(checks: Sequence[dict[str, Any]]) -> str:
-    """How many checks had each verdict, and the commonest reason of those that were not run: ``18 passed, 4 detected,
-    19 not run: the card has no room``."""
+    """Counts the checks by verdict, with the commonest reason for checks that did not run: ``18 passed, 4 detected, 19
+    not run: the card has no room``.
+    """
     numbers = collections.Counter(one["verdict"] for one in checks)
     parts = [f"{numbers[verdict]} {word}" for verdict, word in COUNTED if numbers[verdict]]
     if not numbers[NOT_RUN]:
@@ -160,10 +164,10 @@ def measured(check: dict[str, Any], key: str) -> str:
 
 
 def isolation_brief(isolation: dict[str, Any]) -> dict[str, Any]:
-    """The part of a host's isolation that a fleet's report keeps; at a thousand nodes no other part is as large.
+    """Shortens a host's isolation result for the fleet's report; at a thousand nodes no other part is as large.
 
-    Passed checks are names in one string, ``passed``; the others and the measured share stay whole in ``checks``.
-    An isolation check that did not run (no ``results``) leaves an empty mapping.
+    Passed checks are names in one string, ``passed``; the others and the measured share stay whole in ``checks``. An
+    isolation check that did not run (no ``results``) leaves an empty mapping.
     """
     results = []
     for result in isolation.get("results") or []:

@@ -17,8 +17,8 @@ HOLDERS = ("kubelet", CLAIM, *OUTSIDE)
 
 
 def held(state: dict[str, Any]) -> list[list[str]]:
-    """The slices of each container: of the kubelet, of a claim, of docker or podman, and of a program of vgpuctl exec;
-    what an isolation check holds is none.
+    """Returns the slices of each container: of the kubelet, of a claim, of docker or podman, and of a program of
+    vgpuctl exec. Slices of an isolation check are left out.
     """
     status = state["plugin"]["status"] or {}
     allocations = status.get("allocations") or []

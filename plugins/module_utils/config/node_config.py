@@ -54,7 +54,7 @@ VCUDA = Record(
         "libraryRoot": ABSOLUTE,
         "resourceName": schema.RESOURCE,
         "priorityResource": schema.RESOURCE,
-        # By which pods request parts, where they are not HAMi's: the node lists them in its capacity.
+        # Resource names other than HAMi's by which pods request parts: the node lists them in its capacity.
         "resourceNames": Record(
             {"memory": schema.RESOURCE, "memoryPercentage": schema.RESOURCE, "cores": schema.RESOURCE}
         ),
@@ -319,7 +319,7 @@ def load(text: str, origin: str = PATH) -> dict[str, Any]:
 
 
 def check(config: Any, origin: str = PATH) -> tuple[dict[str, Any], list[Finding]]:
-    """The clean form of a parsed configuration, with warnings. Raises ConfigError with every error.
+    """Returns the clean form of a parsed configuration, with warnings. Raises ConfigError with every error.
 
     Strict, but for a file that says ``compat: nvidia-v1``: that is read as NVIDIA's plugin reads it, and every place
     where strictness would have refused or acted otherwise is a warning.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node offers under a configuration: every piece of every GPU, with its resource, in whichever mode shares it.
+"""Computes what a node advertises under a configuration: every replica (piece) of every GPU, with its resource, in each
+sharing mode.
 
 One definition for the device plugin, which offers the pieces, and for the modules, which expect them. A GPU is
 ``{index, uuid, model, memory_mib, mig_enabled, mig: [{index, uuid, profile, memory_mib}]}``; the configuration is
@@ -55,8 +56,8 @@ def normal_name(name: str) -> str:
 
 
 def pieces_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> tuple[list[Piece], list[Finding]]:
-    """Every piece, in the order of the GPUs, and what the GPUs say about the configuration. With an error among the
-    findings the pieces are those that could be made.
+    """Returns every replica in the order of the GPUs, and the findings of the GPUs about the configuration. After an
+    error the result holds the replicas that could be made.
     """
     findings: list[Finding] = list(slices.findings_for([gpu for gpu in gpus if not _taken_by_mig(gpu, config)], config))
     devices = _devices(gpus, config, findings)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slice arithmetic: which slices the GPUs of a host give under a node configuration.
+"""Computes the slices of a host's GPUs under a node configuration.
 
 N GPUs of M MiB give N*K slices of floor(M*S/K) MiB and min(100, floor(100*C/K)) % of the SMs each. Numbers are exact:
-scalings are read from their decimal text and computed as fractions. A result of 0 is an error, because 0 means
-"no limit" further down the line.
+scalings are read from their decimal text and computed as fractions. A result of 0 is an error, because 0 means "no
+limit" further down the line.
 
 A GPU is a mapping ``{index, uuid, model, memory_mib}``; the configuration is node.yaml as ``node_config`` reads it.
 """
@@ -21,11 +21,11 @@ MIB = 1 << 20
 # K above which the field's documents advise against splitting a card further.
 ADVISED_SPLIT = (("GTX 1080 Ti", 5), ("RTX 2080 Ti", 5), ("T4", 7), ("A100", 15))
 
-# Words that make another model of the one before them: a GTX 1080 Ti is no GTX 1080.
+# Suffixes that name a different model: a GTX 1080 Ti is no GTX 1080.
 MODEL_SUFFIXES = ("ti", "super")
 
 
-# What no scheduler gives out of a card whose claims have sizes of their own: the isolation check takes its share there.
+# MiB that no scheduler allocates on a GPU whose claims have individual sizes: the isolation check uses this memory.
 RESERVE_MIB, RESERVE_PART = 1024, 16
 
 
@@ -48,7 +48,8 @@ def mib(total_bytes: int) -> int:
 
 
 def model_matches(pattern: str, model: str) -> bool:
-    """Whether a model named by a person ("T4", "V100-16GB") is the model that NVML names ("Tesla V100-SXM2-16GB").
+    """Returns whether a model name from a person ("T4", "V100-16GB") is the model that NVML names ("Tesla
+    V100-SXM2-16GB").
 
     The words of the pattern must occur in this order in the name; words are whole, so that T4 is not T400.
     """
@@ -77,7 +78,7 @@ def vcuda_of(config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def share_of(gpu: dict[str, Any], config: dict[str, Any]) -> Share | None:
-    """How a GPU is split; the first exception that matches wins, key by key over the node's values.
+    """Returns how a GPU is split. The first exception that matches wins, key by key over the node's values.
 
     None where the node shares nothing. Cores scaling defaults to the K of that very GPU: no limit.
     """

@@ -258,7 +258,7 @@ def defaults() -> dict[str, Any]:
 
 
 def read(values: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-    """The clean value of every variable: what ``values`` sets, else the default. Faults go to ``findings``.
+    """Returns the clean value of every variable: what ``values`` sets, else the default. Faults go to ``findings``.
 
     Names in ``values`` that do not start with ``vgpu_`` are none of our business and are left out.
     """

@@ -65,7 +65,7 @@ def read(host: Host) -> dict[str, Any]:
         "cgroup2": controllers is not None,
         "controllers": None if controllers is None else [one for one in CONTROLLERS if one in controllers.split()],
         "registry": registry(host),
-        # The link is there with the kernel, what it points to with the headers.
+        # The link belongs to the kernel's package, its target to the headers' package.
         "headers": bool(host.names(f"/lib/modules/{host.os_release()['kernel']}/build")),
     }
 
@@ -88,7 +88,7 @@ def loaded_modules(host: Host) -> dict[str, tuple[int, list[str]]]:
 
 
 def busy(modules: dict[str, tuple[int, list[str]]]) -> bool:
-    """Whether a process uses one of them: it has more references than modules that use it."""
+    """Returns whether a process uses one of the modules: it then has more references than modules that use it."""
     return any(count > len(by) for count, by in modules.values())
 
 

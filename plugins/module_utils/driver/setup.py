@@ -186,7 +186,7 @@ class Setup:
         if stopped:
             self._start_again(stopped)
         if not self.reboot and self.host.units([CDI_REFRESH])[CDI_REFRESH]["enabled"]:
-            # It does its work and ends; its files name libraries of the former driver.
+            # The service does its work and ends; its files name libraries of the former driver.
             answer = self.host.run(["systemctl", "restart", CDI_REFRESH])
             if answer.rc != 0:
                 self.warnings.append(
@@ -227,7 +227,7 @@ class Setup:
         if not self.reboot:
             self._run("starting what used the driver", argv)
         elif self.host.run(argv).rc != 0:
-            # Their programs are new and the module is not: they start with the boot that this host needs.
+            # The services' programs are new and the module is old: they start at the boot that this host needs.
             self.warnings.append(
                 f"{', '.join(stopped)} did not start again; they need the driver that the next reboot loads"
             )

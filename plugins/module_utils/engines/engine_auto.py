@@ -25,7 +25,7 @@ DROP_INS = {
     "k3s": "/etc/rancher/k3s/config.yaml.d/99-vgpu.yaml",
     "rke2": "/etc/rancher/rke2/config.yaml.d/99-vgpu.yaml",
 }
-# The variables of container_runtime with what an engine keeps of the time before it was configured.
+# Variables of container_runtime whose files hold an engine's state from before its configuration.
 RECORDS = {"docker": "docker_record", "containerd": "containerd_record"}
 
 

@@ -21,7 +21,8 @@ LIMITED = ("vcuda", "time-slicing", "mps")
 
 
 class Facts(NamedTuple):
-    """What a host says. ``probed``: (backend, why not) of gpu/memory_limits.py; None where nothing was tried.
+    """Holds the facts of a host on which the decision depends. ``probed``: (backend, why not) of gpu/memory_limits.py;
+    None where nothing was tried.
 
     ``branch``: of the driver, 0: unknown. ``cards``: GPUs before Turing. ``handover``: empty where containers get their
     GPUs by CDI, else the reason why not. ``cgroup2``: whether version 2 of control groups is mounted at their root.
@@ -105,7 +106,7 @@ def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: 
     if requested == LIBRARY:
         return Verdict(other, "vgpu_memory_enforcement is library")
     if requested == AUTO and sharing in ("time-slicing", "mps"):
-        # There no library limits memory; a limit that nobody asked for would break programs that run today.
+        # The library limits no memory in this mode; a limit that no user requested would break programs that run today.
         return Verdict(other, f"{sharing} has the driver's limits only where vgpu_memory_enforcement is driver")
     why = obstacle(facts, sharing, count_context)
     if not why and facts.probed is None:

@@ -12,7 +12,8 @@ ADVICE = "look at the kernel log for Xid; reset or replace it, and it comes back
 def find(
     readable: Sequence[dict[str, Any]], unreadable: Sequence[dict[str, Any]], status: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """``{index, uuid, reason, counted}`` of each, by index. ``uuid`` is empty where nobody ever read it.
+    """Returns ``{index, uuid, reason, counted}`` of each lost GPU, by index. ``uuid`` is empty where nobody ever read
+    it.
 
     ``readable`` and ``unreadable``: what NVML says now (``gpus`` and ``lost`` of nvml.read); ``status``: of the device
     plugin, which remembers what it offered.

@@ -91,7 +91,7 @@ def backend(cgroup_root: str = CGROUP_ROOT) -> str:
 def probe(
     library: Any, handles: Iterable[tuple[str, Any]], cgroup_root: str = CGROUP_ROOT, name: str = SCRATCH
 ) -> tuple[str, str]:
-    """Whether this host's driver enforces limits on all of these GPUs: (backend, "") or ("", why not).
+    """Tests whether this host's driver enforces limits on all of these GPUs; returns (backend, "") or ("", why not).
 
     Makes a scratch group, sets 64 MiB, reads back, clears, reads back, and removes the group. Needs root.
     """

@@ -68,7 +68,7 @@ def _carry_out(nvml: Mig, gpu: dict[str, Any], steps: Steps, geometry: dict[str,
     except NvmlError as fault:
         if fault.code != INSUFFICIENT_RESOURCES or any(one["instance"] is not None for one in gpu["processes"]):
             raise
-        # The instances that stayed are in the way and unused: make all again, the largest first.
+        # The instances that stayed block the placement and are unused: create all again, the largest first.
         _clear(nvml, index)
         fresh = mig_plan.plan({**nvml.gpu(index), "processes": []}, geometry)
         for name in fresh.create:

@@ -157,7 +157,7 @@ class CtypesReader:
 
 
 def read(source: Any = None) -> dict[str, Any]:
-    """All GPUs, or why there are none: ``{ok, error, driver_version, cuda_version, gpus, lost}``.
+    """Returns all GPUs, or why there are none: ``{ok, error, driver_version, cuda_version, gpus, lost}``.
 
     A GPU that fails (fallen off the bus) does not hide the others: it is listed under ``lost``.
     """
@@ -220,7 +220,8 @@ def mig_devices(source: Any, handle: Any, card_bytes: int) -> list[dict[str, Any
 
 
 def mig_profile(name: str, gpu_slices: int, compute_slices: int, memory_mib: int, card_bytes: int) -> str:
-    """The profile of a MIG device: the last word of its name where the driver puts it there, else by NVIDIA's rule.
+    """Returns the profile of a MIG device: the last word of its name where the driver puts it there, else by NVIDIA's
+    rule.
 
     That rule takes memory as eighths of the card in whole GiB.
     """

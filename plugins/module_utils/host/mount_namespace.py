@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program in a mount namespace of its own, which shows a container's files at chosen paths.
 
-What is a mount point in a container is one here, and no more below /dev: a folder that could be moved there can be
-moved here. /dev is a fresh tmpfs, as runtimes make it.
+The mount points are those of a container, with no more below /dev: a folder that a container could move can be moved
+here too. /dev is a fresh tmpfs, as runtimes make it.
 
 For hosts without a container runtime at hand. Nothing is written on the host: a mount point that does not exist is made
 on a tmpfs that covers its folder in the new namespace alone, with the folder's other entries bound into it.

@@ -23,8 +23,7 @@ from . import driver_verdicts, raw_client
 from .driver_verdicts import Deltas, Sum
 from .verdicts import MIB
 
-# CHILD is the name of a group below the container's. PIECE is the size of one allocation of managed memory or by the
-# child of an ended process.
+# CHILD begins the names of test groups below the container's group. PIECE is the bytes of one test allocation.
 CHILD = "vgpu-check"
 PIECE = 64 * MIB
 # A tenant allocates at most this much beyond the limit, because that memory belongs to the neighbours.

@@ -130,7 +130,7 @@ NAMED_FOR = {BYPASS + "covered": "foreign-mount"}
 GRAPHICS = "graphics"
 
 
-# The answer of an older library's probe that does not know a check.
+# Exit status and message of an older probe that does not know a check.
 BAD_ARGUMENTS, USAGE = 64, "usage: vgpu-probe"
 NO_CHECK = re.compile(r"there is (no check '[^']*')")
 
@@ -145,7 +145,9 @@ class Expected(NamedTuple):
 def check(
     name: str, verdict: str, expected: Any, found: Any, unit: str = "", detail: str = "", late: bool = False
 ) -> dict[str, Any]:
-    """The figures as text, so that every check has the same types. ``late``: the slice's time was over before it."""
+    """Returns a check with its figures as text, so that every check has the same types. ``late``: the slice's time was
+    over before the check.
+    """
     return {
         "name": name,
         "verdict": verdict,
@@ -222,7 +224,7 @@ def _older(err: str) -> str:
 
 
 def _clean(one: dict[str, Any]) -> dict[str, Any]:
-    """A check of the probe. An unknown verdict is a violation."""
+    """Returns a check of the probe in the form of ``check``. An unknown verdict is a violation."""
     verdict = PASSED if one.get("verdict") == FORMER else one.get("verdict")
     detail = str(one.get("detail") or "")
     if verdict not in VERDICTS:
@@ -242,7 +244,7 @@ def _clean(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_namespace(checks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The probe's checks where no container was made: there the libraries are the host's."""
+    """Returns the probe's checks of a run without a container, where the libraries are the host's."""
     why = "this was a namespace of the host, with its libraries; a container has those that its runtime mounts"
     return [
         dict(one, detail=f"{one['detail']}; {why}") if (one["name"], one["verdict"]) == (GRAPHICS, OPEN) else one

@@ -24,8 +24,8 @@ IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
 # Annotation of each pod: the digest of the configuration.
 DIGEST = "vgpu.fleet/config"
 PLAN, GIVEN = "vgpu.fleet/plan", "vgpu.fleet/given"
-# Annotations of a resize: the request of the pod's owner, the granted request, and the former plan, which counts until
-# the node has applied the new one.
+# Annotations of a resize: the request of the pod's owner, the granted request, and the former plan. The greater of
+# former and new plan counts until the node has applied the new plan.
 RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
 # The memory that a pod is promised below its limit; fixed at the pod's admission.
 MEMORY_REQUEST = "vgpu.fleet/memory-request"

@@ -42,7 +42,8 @@ def missing(folders: Sequence[str], version: str, architectures: Sequence[str]) 
 def build(
     archive: str, version: str, sources: str, files: Sequence[str] = FILES, cross: tuple[str, str] | None = None
 ) -> None:
-    """Compile the sources and put the archive in its place by one rename, so that one that is there is whole.
+    """Compiles the sources and moves the archive to its path by one rename, so that an existing archive is always
+    whole.
 
     ``sources`` is the folder with the library's Makefile; it is copied, and nothing is written in it. The Makefile
     writes what it makes into ``../build``. ``cross``: architecture and compiler where both are not this machine's.

@@ -92,7 +92,7 @@ def replaces(change: str) -> bool:
 
 
 def _other_branch(choice: Choice, state: dict[str, Any]) -> bool:
-    """Whether a driver of another branch runs, whose packages may have other names, and make way for those to come."""
+    """Returns whether a driver of another branch runs, whose packages may have other names and are replaced."""
     runs = state["driver"].get("loaded_version") or state["nvml"].get("driver_version") or ""
     branch = branch_of(runs)
     return choice.branch is not None and branch is not None and branch != choice.branch

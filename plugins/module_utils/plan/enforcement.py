@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who will enforce memory on a host, and why: the line of the plan, and the error where the host cannot what is asked.
+"""Decides what will enforce memory on a host, and why: the line of the plan, and the error if the host cannot do what
+is requested.
 
 The rule is gpu/enforcement.py. What only a probe shows is taken from the device plugin that runs: it sets a limit and
 reads it back at each start.

@@ -89,7 +89,9 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
 
 
 def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> list[str]:
-    """Of a docker without Kubernetes that could start containers by the CDI name of a slice: its feature is not set."""
+    """Returns whether a docker without Kubernetes could start containers by a slice's CDI name and
+    its CDI feature is not set.
+    """
     found = version(str((state["docker"]["info"] or {}).get("ServerVersion") or ""))
     plugin = desired["roles"].get("device_plugin") or {}
     if state.get("kubelet") or plugin.get("state") != PRESENT or not FIRST_WITH_CDI <= found < FIRST_BY_ITSELF:

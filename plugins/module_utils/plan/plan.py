@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan: the ordered steps from a host's state to what its group wants, each with its reason. Pure.
+"""The plan: the ordered steps from a host's state to its desired state, each with its reason. Pure.
 
-A step is derived from state alone, never from what a run remembers: a play that was killed anywhere leaves a state
-from which the next plan names what is still to do. So a unit that runs with an older file than the one on disk, or a
-daemon that did not take its file over, is a step too.
+A step is derived from state alone, never from what a run remembers: a play that was killed anywhere leaves a state from
+which the next plan names what is still to do. So a unit that runs with an older file than the one on disk, or a daemon
+that did not take its file over, is a step too.
 """
 
 from __future__ import annotations

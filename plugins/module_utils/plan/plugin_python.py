@@ -103,7 +103,7 @@ def to_go_on_with(choice: Choice, running: str, real: Mapping[str, str], version
 
 
 def refusal(host: dict[str, Any], choice: Choice, version: str | None = None) -> str:
-    """Why this Python will not do, empty where it does or where nothing speaks against it yet.
+    """Returns why this Python cannot be used, empty if it can or if no fault is known yet.
 
     ``version``: what the program says of itself, None where that is not known, empty where there is no such program.
     """
