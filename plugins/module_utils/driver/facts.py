@@ -60,8 +60,8 @@ def read(host: Host) -> dict[str, Any]:
         "initramfs_old": initramfs_old(host, NOUVEAU_FILE),
         "nvlink5": nvlink5(host),
         "signed_modules": signed_modules(host),
-        # For limits that the driver enforces: version 2 of control groups alone, those of its two controllers that the
-        # kernel has and that are not disabled, None where nothing says; and RmMemacctMode.
+        # Facts for limits by the driver: whether only version 2 of control groups is mounted; which of dmem and misc
+        # the kernel has and does not disable (None: unknown); RmMemacctMode.
         "cgroup2": controllers is not None,
         "controllers": None if controllers is None else [one for one in CONTROLLERS if one in controllers.split()],
         "registry": registry(host),

@@ -209,7 +209,8 @@ class Setup:
         for name in there:
             if self.host.run(["rmmod", name]).rc != 0:
                 self.reboot = f"the kernel does not let go of the module {name} of driver {loaded}"
-                # Those that went fit the one that stays only where they are not of another version.
+                # Load the modules again. This fails if the module that stayed has another version than the files on
+                # disk.
                 for one in [*self.desired.modules, *others]:
                     self.host.run(["modprobe", one])
                 return

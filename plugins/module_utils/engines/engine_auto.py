@@ -25,7 +25,7 @@ DROP_INS = {
     "k3s": "/etc/rancher/k3s/config.yaml.d/99-vgpu.yaml",
     "rke2": "/etc/rancher/rke2/config.yaml.d/99-vgpu.yaml",
 }
-# Variables of container_runtime whose files hold an engine's state from before its configuration.
+# Variables of container_runtime that name the record of an engine's state before its configuration.
 RECORDS = {"docker": "docker_record", "containerd": "containerd_record"}
 
 

@@ -89,8 +89,8 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
 
 
 def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> list[str]:
-    """Returns whether a docker without Kubernetes could start containers by a slice's CDI name and
-    its CDI feature is not set.
+    """Returns a warning if a docker without Kubernetes could start containers by a slice's CDI name, but its CDI
+    feature is not set.
     """
     found = version(str((state["docker"]["info"] or {}).get("ServerVersion") or ""))
     plugin = desired["roles"].get("device_plugin") or {}
