@@ -116,7 +116,7 @@ class Applier:
         return tuple(int(one) for one in found.groups()) if found else ()
 
     def decide(self) -> None:
-        """Returns whether containerd must be restarted: a containerd that started before the file
+        """Decides whether containerd must be restarted: a containerd that started before the file
         changed never read it.
         """
         if not self.options.apply:

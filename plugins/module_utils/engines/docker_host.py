@@ -52,7 +52,7 @@ class DockerHost:
         return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line) if code == 0 else {}
 
     def facts(self) -> dict[str, bool]:
-        """Returns whether the service is present, masked, enabled, active or failed, in the plan's words."""
+        """Returns the service's state in the plan's words: present, masked, enabled, active, failed."""
         return hardware.unit_facts(self.unit())
 
     def active(self) -> bool:

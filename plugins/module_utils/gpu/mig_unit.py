@@ -44,7 +44,7 @@ except (mig_apply.MigError, nvml.NvmlError, OSError, ValueError, KeyError) as fa
     sys.exit("vgpu-mig: {}: {}".format(sys.argv[1], fault))
 """
 
-# What Python runs in the folder of the program. -I: it imports nothing from elsewhere but its own library.
+# Python runs this text in the folder of the program. -I: Python imports only its own library.
 START = """\
 # Managed by vgpu.fleet.
 import runpy

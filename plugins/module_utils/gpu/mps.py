@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control daemon of NVIDIA MPS as a service: limits for each client, and how many clients a GPU takes. Pure.
+"""Makes the service of NVIDIA's MPS control daemon: limits for each client, and how many clients a GPU takes. Pure.
 
 Names and places are those that NVIDIA's device plugin expects below its ``mpsRoot``. A memory limit of MPS holds for
 each process, not for each container, and MPS keeps clients apart in memory and not in faults: a fatal fault of one ends

@@ -60,9 +60,9 @@ def clean_up(run_folder: str) -> list[str]:
 def run_both(
     ours: Any, theirs: Any, argv: Sequence[str], timeout: float, their_argv: Sequence[str] = ()
 ) -> tuple[Outcome, Outcome]:
-    """What became of each. Both run ``argv`` where ``their_argv`` is empty, else they wait for each other themselves.
-    Where one could not be laid out the program is started in neither, and that fault is raised, a RunnerError or
-    another; one of them that is at work already is waited for.
+    """Runs a program in both slices and returns both outcomes. Both run ``argv`` if ``their_argv`` is empty; else the
+    two programs wait for each other themselves. If one slice cannot be prepared, the program starts in neither, and
+    the fault is raised, a RunnerError or another. A slice that already works is waited for.
 
     Theirs is laid out in a thread, and ours when theirs waits for its start: a runner may fork, and a fork during the
     thread's work may copy a lock that nothing will ever open.

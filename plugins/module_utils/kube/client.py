@@ -23,8 +23,8 @@ except ImportError:
 # Seconds for one answer of the API server; lists come in pages, so that a large cluster is no single answer.
 ANSWER = 30
 PAGE = 500
-# Of an object that may not be read or written, or whose namespace is not there. Other refusals of a trial, such as by a
-# webhook of others that knows no trials, say nothing of the write.
+# Statuses for an object that the user may not read or write, or whose namespace is missing. Other refusals of a dry run
+# predict nothing about the write: a foreign webhook may not support dry runs.
 REFUSALS = (401, 403, 404)
 MANAGER = "vgpu.fleet"
 

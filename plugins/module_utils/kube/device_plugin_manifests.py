@@ -104,7 +104,7 @@ def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     if ours:
         out.append(("", {"metadata": {"annotations": dict.fromkeys(ours)}}))
     if LABELS in annotations:
-        # What node-feature-discovery took over since is its own.
+        # Labels that node-feature-discovery has since taken over belong to it.
         theirs = ",".join(str(text) for name, text in annotations.items() if name.endswith("feature-labels")).split(",")
         named = [name for name in str(annotations[LABELS]).split(",") if name]
         names = {name if "/" in name else LABELS_PREFIX + name for name in named} - set(theirs)
@@ -222,7 +222,7 @@ def _volumes(desired: Desired) -> list[tuple[str, dict[str, Any], dict[str, Any]
     folder = desired.config_path.rpartition("/")[0] or "/"
     out = [
         ("host", {"hostPath": {"path": "/", "type": "Directory"}}, {"mountPath": HOST, "readOnly": True}),
-        # Those of GPUs, which a driver that is loaded later makes.
+        # The device nodes of GPUs: a driver that is loaded later creates them.
         host("dev", "/dev", "Directory"),
         host("device-plugins", desired.kubelet_dir + "/device-plugins", "Directory"),
         host("pod-resources", desired.kubelet_dir + "/pod-resources"),

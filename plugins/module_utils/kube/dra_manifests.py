@@ -105,7 +105,7 @@ def parameters_policy() -> list[dict[str, Any]]:
     return _policy(PARAMETERS_POLICY, spec)
 
 
-# Of a claim, of a template, of a class.
+# The parameters of a claim, of a template and of a class.
 _CONFIG = (
     "has(object.spec.spec) ? (has(object.spec.spec.devices.config) ? object.spec.spec.devices.config : []) : "
     "has(object.spec.devices) ? (has(object.spec.devices.config) ? object.spec.devices.config : []) : "

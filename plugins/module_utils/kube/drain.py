@@ -66,8 +66,8 @@ def evict(api: Any, pod: dict[str, Any]) -> int:
 
 
 def asks_for(pod: dict[str, Any], prefix: str) -> bool:
-    """Whether a container of the pod asks for a resource whose name begins with ``prefix``, or the pod has a claim:
-    whose devices that is for, its own text does not say.
+    """Returns whether a container of the pod requests a resource whose name begins with ``prefix``, or the pod has a
+    claim. The pod's text does not show whose devices a claim is for.
     """
     spec = pod.get("spec") or {}
     if spec.get("resourceClaims"):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of the vGPU library on a node: each in its own folder, switched by one rename, never overwritten.
+"""Installs the versions of the vGPU library on a node: each in its own folder, switched by one rename, never
+overwritten.
 
 Running containers have the files of their version mounted. Writing into such a file would change code under a running
 process; a new folder and a rename leave the old inodes to the containers that use them.

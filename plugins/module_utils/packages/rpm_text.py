@@ -68,7 +68,7 @@ def newest(versions: Iterable[str]) -> str:
 
 
 def fits(version: str, pin: str) -> bool:
-    """Whether a version is meant by a pin: whole, or without its epoch, its release, or the kernel in its release.
+    """Returns whether a version matches a pin: whole, or without its epoch, its release, or the kernel in its release.
 
     SUSE's kernel modules carry the kernel's version in their own, ``580.95.05_k6.4.0_150600.21-1``.
     """
