@@ -24,7 +24,7 @@ from .runner import ASK_S, SHELL, START_S, RunnerError
 LIBRARY, OLD_LIBRARY = "/dev/vgpu/lib", "/usr/local/lib/vgpu/libvgpu.so"
 # The probe is mounted separately in the slice, so that it also exists where the library is not mounted.
 PROBE = "/dev/vgpu-probe"
-# Seconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
+# Milliseconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
 HOLD_MS = 3000
 # Slice memory for each bypass that runs together with others: a context on a large card, and the bypass's allocation.
 ROOM_MIB = 512
