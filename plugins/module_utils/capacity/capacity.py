@@ -293,7 +293,7 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
 
 
 def _unhealthy(status: dict[str, Any], answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns a difference for each readable GPU that has a fault, by UUID, whatever the number of its slices."""
+    """Returns the readable GPUs with a fault, by UUID. Each gives one difference, whatever the number of its slices."""
     readable = {gpu["uuid"] for gpu in answer["gpus"]}
     found = {str(gpu["uuid"]): gpu for gpu in status.get("gpus") or [] if not gpu.get("healthy", True)}
     return {uuid: gpu for uuid, gpu in found.items() if uuid in readable}

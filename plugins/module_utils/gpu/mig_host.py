@@ -47,7 +47,9 @@ class MigHost:
             self.plan += self.unit.plan
 
     def without_python(self, python: str) -> list[str]:
-        """Returns a warning if the unit's program cannot run. Without it the fault would show only at the next boot."""
+        """Returns a warning if the unit's Python is missing, a fault that would otherwise show only
+        at the next boot.
+        """
         if os.access(self.path(python), os.X_OK):
             return []
         return [

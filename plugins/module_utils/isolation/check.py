@@ -115,7 +115,7 @@ class SliceCheck:
         return self._engines.runner(self._as_leased())
 
     def _as_leased(self, *more: Mount) -> Lease:
-        """Returns the mounts of the device plugin's answer. ``more``: additional mounts."""
+        """Returns the slice with the mounts of the device plugin's reply. ``more``: additional mounts."""
         lease, probe = self._lease, self._probe_mount()
         environment = {name: str(value) for name, value in self._params["environment"].items()}
         return Lease(
@@ -169,7 +169,7 @@ class SliceCheck:
         def before_start(pid: int) -> None:
             seen["missing"] = observer.missing_mounts(pid, self._promised)
             seen["nodes"] = observer.gpu_device_nodes(pid)
-            # The check runs while the container waits, because its control group disappears with it.
+            # Read the limit while the container waits, because its control group disappears with it.
             if self._by_driver and watch is not None:
                 self._limit = observer.driver_limit(watch.reader, self._expected.uuid, self._group_of(pid))
 

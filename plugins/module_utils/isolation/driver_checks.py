@@ -54,7 +54,7 @@ class Account:
         return self.of(group).used
 
     def card(self) -> tuple[int, int]:
-        """(total, used)"""
+        """Returns (total, used) bytes of the GPU's memory."""
         total, used = self._reader.memory(self._handle)
         return int(total), int(used)
 

@@ -99,7 +99,7 @@ def _spoiled(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
 
 
 def _lost(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """GPUs that were there; a driver that does not answer is another fault."""
+    """Returns the GPUs that the host has lost. A driver that does not answer is a separate fault."""
     if not state["nvml"]["ok"]:
         return []
     return lost_gpus.find(state["gpus"], state["nvml"]["lost"], state["plugin"]["status"])
