@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each field of the limits file, the ledger, the gpu pages and the tenant page lies, and what it may hold.
+"""Defines the offset and the range of each field of the limits file, the ledger, the GPU pages and the tenant page.
 
-The twin of native/vcuda/include/vgpu_abi.h, which documents every field; a test compiles that header and compares the
-two. files.py and pages.py read and write the fields. Pure.
+native/vcuda/include/vgpu_abi.h declares the same layout in C and documents every field; a test compiles that header and
+compares the two. files.py and pages.py read and write the fields. Pure.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ DEVICE_UNLIMITED_MEMORY = 1 << 0
 
 
 class Kind(NamedTuple):
-    """What the header of every file of a kind says, and where its fields lie."""
+    """Describes one kind of file: the contents of its header and the offsets of its fields."""
 
     what: str
     magic: bytes
@@ -196,21 +196,21 @@ def put_header(buffer: bytearray, kind: Kind, **more: Any) -> None:
 
 
 def put_uuids(buffer: bytearray, start: int, uuids: Sequence[str]) -> None:
-    """The GPUs of a file in their order, each in its place of UUID_SIZE bytes."""
+    """Writes the GPUs' UUIDs into a file in their order, UUID_SIZE bytes each."""
     for i, uuid in enumerate(uuids):
         raw = encoded(uuid, UUID_SIZE, f"uuid of device {i}")
         buffer[start + i * UUID_SIZE : start + i * UUID_SIZE + len(raw)] = raw
 
 
 def named(page: bytes, fields: Fields, allocation: str) -> bytes:
-    """A page with the allocation that it belongs to."""
+    """Returns a page with the id of its allocation filled in."""
     out = bytearray(page)
     put_field(out, 0, fields, "allocation", encoded(allocation, ALLOCATION_SIZE, "allocation"))
     return bytes(out)
 
 
 def get_field(data: bytes, base: int, limit: int, fields: Fields, name: str) -> Any:
-    """The field's value, or 0 where the writer's header or entry ends before it."""
+    """Returns the field's value, or 0 if the writer's header or entry is too short to have the field."""
     offset, fmt = fields[name]
     if offset + struct.calcsize("<" + fmt) > limit:
         return b"" if fmt.endswith("s") else 0

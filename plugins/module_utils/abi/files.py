@@ -44,7 +44,7 @@ __all__ = (
 
 
 def limits_crc(data: bytes | bytearray) -> int:
-    """The crc32 field that belongs to these bytes of a limits file."""
+    """Computes the crc32 field for these bytes of a limits file."""
     clean = bytearray(data)
     for name in ("sequence", "crc32"):
         put_field(clean, 0, fields.LIMITS_FIELDS, name, 0)
@@ -117,7 +117,9 @@ def pack_limits(limits: Mapping[str, Any]) -> bytes:
 
 
 def parse_limits(data: bytes) -> dict[str, Any]:
-    """The content of a limits file, in the keys of pack_limits; LayoutError where libvgpu.so would refuse it."""
+    """Returns the content of a limits file, in the keys of pack_limits. Raises LayoutError if libvgpu.so would refuse
+    it.
+    """
     get = header_of(data, fields.LIMITS, fields.LIMITS_FIELDS["devices"][0])
     size = get("size")
     if size > len(data) or size < fields.LIMITS_FIELDS["devices"][0]:
@@ -138,7 +140,7 @@ def parse_limits(data: bytes) -> dict[str, Any]:
         "version": get("version"),
         "min_reader": get("min_reader"),
         "sequence": get("sequence"),
-        # For people alone: libvgpu.so does not look at it.
+        # Only people read this field: libvgpu.so ignores it.
         "allocation": get("allocation").split(b"\0", 1)[0].decode("ascii", "replace"),
         "core_policy": policies[get("core_policy")],
         "priority": get("priority"),
@@ -170,12 +172,12 @@ def parse_limits(data: bytes) -> dict[str, Any]:
 
 
 def pack_ledger(uuids: Sequence[str], allocation: str = "") -> bytes:
-    """An empty ledger for these devices, in the order of the limits file."""
+    """Returns an empty ledger for these devices, in the order of the limits file."""
     return ledger_head(uuids, allocation).ljust(LEDGER_FILE_SIZE, b"\0")
 
 
 def ledger_head(uuids: Sequence[str], allocation: str = "") -> bytes:
-    """The bytes before the slots of an empty ledger. The rest is zero and need not be written to a new file."""
+    """Returns the bytes before the slots of an empty ledger. The rest is zero and need not be written to a new file."""
     return named(_empty_ledger(tuple(uuids)), fields.LEDGER_FIELDS, allocation)
 
 
@@ -191,8 +193,10 @@ def _empty_ledger(uuids: Sequence[str]) -> bytes:
 
 
 def open_shared(path: str, access: int = os.O_RDONLY) -> int:
-    """A descriptor of a file that a container has too. Raises BlockingIOError where a process of the container holds a
-    lease on it, for which a plain open would wait for 45 seconds (fcntl(2), F_SETLEASE).
+    """Returns a descriptor of a file that a container can open too.
+
+    Raises BlockingIOError if a process of the container holds a lease on the file: a plain open would then wait for 45
+    seconds (fcntl(2), F_SETLEASE).
     """
     return os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
@@ -249,7 +253,9 @@ def is_ledger_of(path: str, uuids: Sequence[str], allocation: str) -> bool:
 
 
 def _ledger_head(data: bytes, size: int) -> tuple[list[str], str, int, int, int]:
-    """Devices, allocation, count, offset and size of the slots; ``size`` is that of the file. Raises LayoutError."""
+    """Returns devices, allocation, and count, offset and size of the slots. ``size``: size of the file. Raises
+    LayoutError.
+    """
     get = header_of(data, fields.LEDGER, fields.LEDGER_SLOT_OFFSET)
     count, slots, offset, stride = get("device_count"), get("slot_count"), get("slot_offset"), get("slot_size")
     if count > fields.MAX_DEVICES or slots > fields.LEDGER_SLOTS or stride < 264 or offset + slots * stride > size:
@@ -278,7 +284,7 @@ def read_ledger(path: str) -> dict[str, Any]:
     """
     fd = open_shared(path)
     try:
-        # A tenant can grow its file: no more is read than a ledger can hold.
+        # A tenant can enlarge its file: read no more than a ledger can hold.
         with os.fdopen(os.dup(fd), "rb") as stream:
             data = stream.read(1 << 20)
         ledger = parse_ledger(data)
@@ -301,8 +307,9 @@ def read_ledger(path: str) -> dict[str, Any]:
 
 
 def ledger_in_use(path: str) -> bool:
-    """Whether a process holds a slot of the ledger: the kernel's answer, not the tenant's. A ledger that cannot be
-    opened is in nobody's use.
+    """Returns whether a process holds a slot of the ledger. Asks the kernel, because a tenant can write the file.
+
+    A ledger that cannot be opened counts as unused.
     """
     try:
         fd = open_shared(path)
@@ -332,13 +339,13 @@ def rewrite_ledger(path: str, uuids: Sequence[str], allocation: str) -> None:
 
 
 def as_packed(parsed: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """The arguments of pack_limits from a result of parse_limits, without sequence and versions."""
+    """Returns the arguments of pack_limits from a result of parse_limits, without sequence and versions."""
     kept = {key: value for key, value in parsed.items() if key not in ("version", "min_reader", "sequence")}
     return dict(kept, **changes)
 
 
 def says(data: bytes, limits: Mapping[str, Any]) -> bool:
-    """Whether a limits file says exactly this, whatever its sequence."""
+    """Returns whether a limits file holds exactly these values, whatever its sequence."""
     try:
         return as_packed(parse_limits(data)) == as_packed(parse_limits(pack_limits(limits)))
     except LayoutError:

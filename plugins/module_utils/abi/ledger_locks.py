@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes of a ledger are alive: each that has a slot, or imported memory of one, holds a lock of the kernel on
-the file. Any descriptor of the file finds the lock, in every pid namespace.
+"""Finds which processes of a ledger are alive.
+
+Each process that has a slot, or has imported memory of a slot, holds a kernel lock on the file. Any descriptor of the
+file finds the lock, in every pid namespace.
 """
 
 from __future__ import annotations
@@ -16,20 +18,23 @@ F_OFD_GETLK = 36
 
 
 def is_locked(fd: int, first: int, count: int) -> bool:
-    """Whether anybody but this descriptor has a lock on any of these bytes."""
-    # A write lock is probed with a descriptor that may be read-only: GETLK only asks.
+    """Returns whether any descriptor other than this one has a lock on any of these bytes."""
+    # F_WRLCK also works on a read-only descriptor, because GETLK only queries.
     probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
     answer = fcntl.fcntl(fd, F_OFD_GETLK, probe)
     return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
 
 
 def slot_is_alive(fd: int, slot: int) -> bool:
-    """Whether a process holds this slot of the open ledger: the kernel's answer, valid in every pid namespace."""
+    """Returns whether a process holds this slot of the open ledger.
+
+    The kernel answers; the result is valid in every pid namespace.
+    """
     return is_locked(fd, LEDGER_ALIVE_BASE + slot, 1)
 
 
 def any_slot_is_alive(fd: int) -> bool:
-    """Whether any process holds a slot of the open ledger."""
+    """Returns whether any process holds a slot of the open ledger."""
     return is_locked(fd, LEDGER_ALIVE_BASE, LEDGER_SLOTS)
 
 

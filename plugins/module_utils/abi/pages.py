@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two pages that a container and the arbiter of the node share: whose turn it is, what the tenant says of itself.
+"""Packs and parses the GPU page (which tenant may run) and the tenant page (what the container reports). Pure.
 
-Their fields are in fields.py. Pure.
+A container and the arbiter of the node share these pages. Their fields are in fields.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .fields import LayoutError, encoded, get_field, header_of, named, put_heade
 
 
 def pack_gpu_page(uuid: str, allocation: str = "") -> bytes:
-    """The gpu page of an allocation before an arbiter has written it: the tenant keeps its own share."""
+    """Returns the GPU page of an allocation before an arbiter has written it: the tenant keeps its own share."""
     return named(_gpu_page(uuid), fields.GPU_PAGE_FIELDS, allocation)
 
 
-# A page but for its allocation: a node packs the same few again and again.
+# The cache holds a page without its allocation id: a node packs the same few pages repeatedly.
 @functools.lru_cache(maxsize=32)
 def _gpu_page(uuid: str) -> bytes:
     out = bytearray(fields.GPU_PAGE_FILE_SIZE)
@@ -27,7 +27,7 @@ def _gpu_page(uuid: str) -> bytes:
 
 
 def parse_gpu_page(data: bytes) -> dict[str, Any]:
-    """Every field of a gpu page by name, ``gate`` and ``flags`` in words. Raises LayoutError."""
+    """Returns every field of a GPU page by name, ``gate`` and ``flags`` in words. Raises LayoutError."""
     get = header_of(data, fields.GPU_PAGE, fields.GPU_PAGE_FIELDS["uuid"][0])
     found = {name: get(name) for name in fields.GPU_PAGE_FIELDS if name not in ("magic", "reserved")}
     gates = {number: name for name, number in fields.GATES.items()}
@@ -39,7 +39,7 @@ def parse_gpu_page(data: bytes) -> dict[str, Any]:
 
 
 def pack_tenant_page(uuids: Sequence[str], allocation: str = "") -> bytes:
-    """An empty tenant page for these devices, in the order of the limits file."""
+    """Returns an empty tenant page for these devices, in the order of the limits file."""
     return named(_tenant_page(tuple(uuids)), fields.TENANT_FIELDS, allocation)
 
 

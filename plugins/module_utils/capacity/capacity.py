@@ -38,8 +38,8 @@ def observe(
     usage: bool = False,
     wanted_text: str = "",
 ) -> dict[str, Any]:
-    """All that the comparison needs of a host. ``usage``: also what runs, which is three more questions to the plugin;
-    ``wanted_text``: what the group variables make of the file, empty: not compared.
+    """Reads what the comparison needs of a host. ``usage``: also reads what runs, with three more calls of the plugin.
+    ``wanted_text``: node.yaml made from the group variables; empty: not compared.
     """
     base_path = config_path
     kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
@@ -69,7 +69,9 @@ def observe(
 
 
 def refusal(path: str) -> str:
-    """Why nothing answers on a socket, empty where something does. The file of a program that was killed stays."""
+    """Returns why nothing answers on a socket, empty if something does. A killed program leaves the
+    socket's file behind.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(5.0)
         try:
@@ -80,7 +82,7 @@ def refusal(path: str) -> str:
 
 
 def compare(seen: dict[str, Any]) -> dict[str, Any]:
-    """The result of vgpu_capacity_info: expected, advertised, GPUs, and every difference with its remedy."""
+    """Returns the result of vgpu_capacity_info: expected, advertised, GPUs, and every difference with its remedy."""
     drift: list[dict[str, str]] = []
     answer: dict[str, Any] = {
         "resource": node_config.RESOURCE_NAME,
@@ -116,7 +118,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     else:
         answer["lost"] = lost_gpus.find(seen["nvml"]["gpus"], seen["nvml"]["lost"], seen["plugin"])
     for lost in answer["lost"]:
-        # The one finding of all that follows from it.
+        # This single finding covers all differences that follow from it.
         _differ(drift, "GPU", lost_gpus.name(lost), "readable", lost["reason"], lost_gpus.remedy(lost))
     if config is not None and seen["nvml"]["ok"]:
         _expect(config, seen, answer)
@@ -156,7 +158,7 @@ def missing(seen: dict[str, Any]) -> dict[str, str]:
 
 
 def _warnings(seen: dict[str, Any], answer: dict[str, Any]) -> list[str]:
-    """What the device plugin warns of, but for what is a difference or a note here."""
+    """Returns the device plugin's warnings, except those that are reported here as a difference or a note."""
     status = seen["plugin"] or {}
     named = [f"GPU {one['index']} is lost" for one in answer["lost"]]
     named += [str(one["uuid"]) for one in answer["lost"] if one["uuid"]] + list(status.get("waiting") or [])
@@ -167,7 +169,7 @@ def _warnings(seen: dict[str, Any], answer: dict[str, Any]) -> list[str]:
 
 
 def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[str, Any] | None) -> None:
-    """Does what runs fit what is written of it?"""
+    """Compares the running containers with their records."""
     status, usages = seen["plugin"] or {}, seen.get("usage") or []
     drift = answer["drift"]
     if seen["nvml"]["ok"]:
@@ -212,7 +214,7 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
     answer["expected"] = [piece._asdict() for piece in pieces]
     answer["resources"] = sharing.resources_of(pieces, config)
     if node_config.by_claims(config):
-        # Slots of its cards; the kubelet knows no resource of such a node.
+        # The value counts the slots of the node's cards; the kubelet knows no resource of such a node.
         answer.update(
             resource=capacity_running.CLAIM_DRIVER,
             resources=[],
@@ -233,7 +235,9 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
 
 
 def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[str, Any]) -> list[sharing.Piece]:
-    """Slices in use are never taken away: of a GPU that waits for them, those of its former split are expected."""
+    """Returns the slices to expect while some are in use: a GPU that waits for its slices keeps
+    those of its former split.
+    """
     status = seen["plugin"] or {}
     for uuid in status.get("waiting") or []:
         made = [one for one in status.get("slices") or [] if one["uuid"] == uuid]
@@ -254,7 +258,7 @@ def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[
 
 
 def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[str, Any] | None) -> None:
-    """Does the running program have the slices that it should have?"""
+    """Compares the slices of the running program with the expected slices."""
     drift, status = answer["drift"], seen["plugin"]
     if status is None:
         remedy = "systemctl status vgpu-device-plugin; journalctl -u vgpu-device-plugin"
@@ -289,7 +293,7 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
 
 
 def _unhealthy(status: dict[str, Any], answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """GPUs that can be read and have a fault, by UUID: one difference each, whatever the number of their slices."""
+    """Returns the readable GPUs with a fault, by UUID. Each gives one difference, whatever the number of its slices."""
     readable = {gpu["uuid"] for gpu in answer["gpus"]}
     found = {str(gpu["uuid"]): gpu for gpu in status.get("gpus") or [] if not gpu.get("healthy", True)}
     return {uuid: gpu for uuid, gpu in found.items() if uuid in readable}
@@ -300,7 +304,9 @@ def _lost(answer: dict[str, Any]) -> set[str]:
 
 
 def _compare_library(seen: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Without its library the device plugin refuses every container, while all slices stay advertised."""
+    """Compares the library on disk. Without its library the device plugin refuses every container, while all slices
+    stay advertised.
+    """
     status = seen["plugin"]
     if answer["shared"] and status is not None and status.get("library") == "":
         found = "none that is whole; every container is refused"
@@ -309,7 +315,9 @@ def _compare_library(seen: dict[str, Any], answer: dict[str, Any]) -> None:
 
 
 def _leased(status: dict[str, Any]) -> list[str]:
-    """Slices that a check, a program or a container outside Kubernetes holds: the kubelet has them as unhealthy."""
+    """Returns the slices that a check, a program or a container outside Kubernetes uses. The
+    kubelet lists them as unhealthy.
+    """
     leases = [one for one in status.get("allocations") or [] if one.get("kind") in ("lease", "exec", "container")]
     outside = [one["id"] for one in status.get("slices") or [] if one.get("state") == "in use"]
     return sorted({one for lease in leases for one in lease["slice_ids"]} | set(outside))
@@ -338,7 +346,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
             _differ(answer["drift"], "kubelet", name, "registered", "not in the checkpoint", remedy)
         answer["advertised"] = advertised
         if answer["claims"] is not None:
-            # That the API server has them is what kube_capacity_info compares.
+            # kube_capacity_info compares whether the API server has them.
             answer["advertised"] = [] if deaf else _healthy(status)
             return _count(answer, leased)
         expected = [piece["id"] for piece in answer["expected"]]
@@ -346,7 +354,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
         unoffered = {piece["id"] for piece in answer["expected"] if piece["uuid"] in unhealthy}
         missing = sorted(set(expected) - set(advertised) - set(leased) - unoffered)
         foreign = sorted(one for one in set(advertised) - set(expected) if one.partition("::")[0] not in _lost(answer))
-        # One cause is one difference: with an unregistered plugin all slices are missing.
+        # Report one difference for one cause: with an unregistered plugin all slices are missing.
         if expected and missing and not deaf:
             remedy = "systemctl restart vgpu-device-plugin; if it stays, check slice health above"
             found = f"{len(set(advertised) & set(expected))} of {len(expected)}; missing {_some(missing)}"
@@ -373,7 +381,7 @@ def _count(answer: dict[str, Any], leased: Sequence[str]) -> None:
 
 
 def registered(checkpoint_text: str | None, resource: str) -> list[str] | None:
-    """The device ids that the kubelet knows under a resource, None where it does not know the resource."""
+    """Returns the device ids that the kubelet knows under a resource, None if it does not know the resource."""
     try:
         known = json.loads(checkpoint_text or "")["Data"]["RegisteredDevices"].get(resource)
     except (ValueError, KeyError, TypeError, AttributeError):

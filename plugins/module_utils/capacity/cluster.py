@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Kubernetes shows of nodes against what the nodes themselves say that they offer. Pure, on the API's own objects.
+"""Compares the nodes' resources in Kubernetes with the resources that the nodes themselves advertise. Pure, on the
+API's own objects.
 
 The kubelet tells the API server what changed within its own period, ten seconds by default; who compares waits for it.
 """
@@ -15,8 +16,8 @@ READY = "Ready"
 
 
 def asked(pod: dict[str, Any], resource: str) -> int:
-    """Whole units of an extended resource that a pod holds: the sum of its containers, or its largest init container
-    and the sidecars that were started before it.
+    """Returns the whole units of an extended resource that a pod uses: the sum of its containers, or its largest init
+    container and the sidecars that were started before it.
     """
     spec = pod.get("spec") or {}
     running = sum(_limit(one, resource) for one in spec.get("containers") or [])
@@ -36,8 +37,8 @@ def _limit(container: dict[str, Any], resource: str) -> int:
 
 
 def facts(node: dict[str, Any] | None, pods: Iterable[dict[str, Any]], resources: Iterable[str]) -> dict[str, Any]:
-    """``{found, ready, resources: {name: {capacity, allocatable, allocated}}, pods}``, a pod being ``{pod, resource,
-    count, phase}``.
+    """Returns ``{found, ready, resources: {name: {capacity, allocatable, allocated}}, pods}``; a pod is ``{pod,
+    resource, count, phase}``.
     """
     status = (node or {}).get("status") or {}
     ready = [one.get("status") for one in status.get("conditions") or [] if one.get("type") == READY]
@@ -97,7 +98,7 @@ def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[di
 
 
 def offered(capacity: dict[str, Any]) -> dict[str, Any]:
-    """The resources that a node advertises, from the result of vgpu_capacity_info."""
+    """Returns the resources that a node advertises, from the result of vgpu_capacity_info."""
     counts = dict.fromkeys(capacity.get("resources") or [], 0)
     for piece in capacity.get("expected") or []:
         counts[piece["resource"]] = counts.get(piece["resource"], 0) + 1

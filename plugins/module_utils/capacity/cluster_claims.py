@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API server shows of nodes whose pods get GPUs by claims: their ResourceSlices against the devices that the
-nodes themselves should have, and the pods that have them. Pure, on the API's own objects.
+"""Compares the ResourceSlices of nodes whose pods get GPUs by claims with the devices that the nodes should have, and
+finds the pods that use the devices. Pure, on the API's own objects.
 """
 
 from __future__ import annotations

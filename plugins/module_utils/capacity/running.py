@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on a host against what is written of it: ledgers, NVML, the kubelet's account, the watcher, the library of
-each container, and the variables of the host's group; and what a card shows now. Pure.
+"""Compares what runs on a host with its records: ledgers, NVML, the kubelet's account, the watcher, the library of each
+container, and the variables of the host's group; and what a card shows now. Pure.
 
 A difference is ``{what, where, expected, found, remedy}``. A note has the same shape and is no fault: it goes away with
 the pod that it names.
@@ -13,9 +13,10 @@ import time
 from typing import Any, Mapping
 
 MIB = 1 << 20
-# Of claims (Dynamic Resource Allocation).
+# The driver name of claims (Dynamic Resource Allocation).
 CLAIM_DRIVER = "gpu.vgpu.fleet"
-# What the library may charge beyond what the driver has: a twin of the watcher's tolerance in the other direction.
+# Tolerance by which the library's charges may exceed the driver's figure. The watcher has the same tolerance in the
+# other direction.
 LEAST_MIB, PART = 64, 16
 ABSENT = "not set"
 # Keys without a vgpu_ variable: the role vcuda's folder of the library.
@@ -47,7 +48,7 @@ def wanted(wanted_text: str | None, text: str | None, path: str) -> list[dict[st
 
 
 def _flat(value: Any, path: str = "") -> dict[str, str]:
-    """Leaves by dotted path, as text."""
+    """Maps the dotted path of each leaf to its text."""
     if isinstance(value, dict) and value:
         pairs = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
     elif isinstance(value, list) and value:
@@ -58,7 +59,7 @@ def _flat(value: Any, path: str = "") -> dict[str, str]:
 
 
 def names(usages: list[dict[str, Any]]) -> dict[str, str]:
-    """Allocation → pod and container, where Kubernetes has a name for it."""
+    """Maps each allocation to its pod and container, if Kubernetes has a name for it."""
     out = {}
     for one in usages:
         parts = [one.get(key) for key in ("namespace", "pod", "container")]
@@ -68,8 +69,9 @@ def names(usages: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Who holds what: of each limited container and GPU ``by``, ``uuid``, ``slices``, ``limit_mib``, ``used_mib`` and
-    ``processes``; then the other slices in use, of which the last three are not known, as of whole GPUs.
+    """Returns the users of slices: for each limited container and GPU ``by``, ``uuid``, ``slices``, ``limit_mib``,
+    ``used_mib`` and ``processes``; then the other slices in use, of which the last three are not known, as of whole
+    GPUs.
 
     ``slices``: as ``vgpuctl slices`` has them, with the holder's name.
     """
@@ -85,7 +87,7 @@ def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dic
                 "uuid": one.get("uuid"),
                 "slices": ids,
                 "limit_mib": int(one.get("memory_limit") or 0) >> 20,
-                # What it says of itself, or what the driver shows where that is more.
+                # The container's own figure, or the driver's figure if that is greater.
                 "used_mib": max(int(one.get(key) or 0) for key in ("memory_used", "memory_driver")) >> 20,
                 "processes": int(one.get("processes") or 0),
             }
@@ -97,7 +99,8 @@ def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dic
 
 
 def ledgers(usages: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """GPUs of which the live slots of all ledgers charge more than the driver has in use: a ledger is stale.
+    """Returns the GPUs for which the live slots of all ledgers charge more than the driver reports in use: a ledger is
+    stale.
 
     ``gpus``: rows of vgpu_capacity_info. What is sold more than once may lie in host memory and is left out.
     """
@@ -132,7 +135,7 @@ def held(checkpoint_text: str | None, resources: list[str]) -> dict[str, list[st
 
 
 def allocations(status: dict[str, Any], given: dict[str, list[str]] | None) -> list[dict[str, str]]:
-    """The plugin's records against the kubelet's account of the same slices."""
+    """Compares the plugin's records with the kubelet's account of the same slices."""
     if given is None:
         return []
     recorded = [one for one in status.get("allocations") or [] if one.get("kind") == "kubelet"]
@@ -155,7 +158,7 @@ def allocations(status: dict[str, Any], given: dict[str, list[str]] | None) -> l
 
 
 def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[str, str]]:
-    """Notes: containers that map another version of the library than new ones get."""
+    """Returns notes: containers that map another version of the library than new containers get."""
     current = status.get("library")
     return [
         entry(
@@ -183,18 +186,18 @@ MEMORY = (
 
 
 def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
-    """The present findings of the watcher."""
+    """Returns the present findings of the watcher."""
     out = []
     for one in (answer or {}).get("findings") or []:
         if one.get("kind") == "lease":
-            continue  # of a check that runs now
+            continue  # A bypass of a check that runs now.
         expected, remedy = EXPECTED.get(str(one.get("reason")), MEMORY)
         out.append(entry("process", _where(one), expected, one["text"], remedy))
     return out
 
 
 def old_mounts(answer: dict[str, Any] | None) -> list[dict[str, str]]:
-    """Notes: containers that have the mounts of a former version."""
+    """Returns notes: containers that have the mounts of a former version."""
     remedy = "it goes with its pod or container; upgrade.yml replaces a node's pods a batch at a time"
     return [
         entry("mounts", _where(one), "the folders below /dev/vgpu", "single files of a former version", remedy)
@@ -208,8 +211,8 @@ def _where(one: dict[str, Any]) -> str:
 
 
 def card(plugin: Mapping[str, Any] | None, uuid: str, now: float) -> dict[str, Any]:
-    """Of one GPU: ``utilisation`` in percent, ``temperature`` in degrees Celsius (None: not known), and ``xids`` since
-    the plugin began, the last one first: ``xid``, ``count``, and ``last``, its time in UTC.
+    """Returns for one GPU: ``utilisation`` in percent, ``temperature`` in degrees Celsius (None: not known), and
+    ``xids`` since the plugin began, the last one first: ``xid``, ``count``, and ``last``, its time in UTC.
 
     ``plugin``: what ``vgpuctl status --json`` said, None: nothing. ``now``: seconds since 1970 when it said so.
     """
@@ -225,7 +228,7 @@ def card(plugin: Mapping[str, Any] | None, uuid: str, now: float) -> dict[str, A
 
 
 def _figure(value: Any) -> int | None:
-    """The plugin says -1 where the driver says nothing."""
+    """The plugin reports -1 if the driver reports nothing."""
     return None if value is None or value < 0 else int(value)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as text tables that a person reads: plain characters, no library."""
+"""Formats results as text tables for people: plain characters, no library."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import time
 from typing import Any, Sequence
 
 PASSED, OPEN, DETECTED, VIOLATED, NOT_RUN = "passed", "open", "detected", "violated", "not-run"
-# What is wrong stands first.
+# Faults come first.
 COUNTED = ((VIOLATED, "VIOLATED"), (PASSED, "passed"), (DETECTED, "detected"), (OPEN, "open"))
 WIDEST = 44
-# The probe names the GPU, which the line of the slice has.
+# The probe's texts begin with the GPU. Tables omit it, because the line of the slice names the GPU.
 OF_GPU = re.compile(r"^GPU-[0-9a-f-]{36}: ")
 GPU_HEADINGS = ("GPU", "model", "memory MiB", "slices", "MiB each", "SM % each", "advertised", "expected")
 CHECK_HEADINGS = ("check", "verdict", "expected", "found")
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Lines of a table. A column whose values are all numbers is set right."""
+    """Returns the lines of a table. A column whose values are all numbers is aligned right."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(row[n]) for row in [list(headings), *cells]) for n in range(len(headings))]
     right = [bool(rows) and all(isinstance(row[n], int) for row in rows) for n in range(len(headings))]
@@ -38,7 +38,9 @@ def _cell(value: Any) -> str:
 
 
 def advertised(capacity: dict[str, Any]) -> int:
-    """The sum over the rows of the GPUs, which count leased slices, and what is advertised beyond the expected."""
+    """Returns the sum over the GPUs' rows, leased slices included, plus the slices advertised
+    beyond the expected number.
+    """
     ours = {one["id"] for one in capacity.get("expected") or []}
     foreign = set(capacity.get("advertised") or []) - ours
     return sum(gpu["advertised"] for gpu in capacity.get("gpus") or []) + len(foreign)
@@ -51,8 +53,9 @@ def host_report(
     gpus: bool = False,
     checks: bool = False,
 ) -> list[str]:
-    """The report of a host: its result on one line, then only what differs or did not pass. ``gpus`` and ``checks``:
-    the whole tables of both; the GPUs of a host that differs are always shown."""
+    """Returns the report of a host: its result on one line, then only what differs or did not pass. ``gpus`` and
+    ``checks``: the whole tables of both; the GPUs of a host that differs are always shown.
+    """
     offered, expected = advertised(capacity), len(capacity["expected"])
     teller = "kubelet" if capacity["kubelet"] else "device plugin (no kubelet here)"
     teller = "driver of claims" if capacity.get("claims") is not None else teller
@@ -79,7 +82,7 @@ def _gpu_table(gpus: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _slice_report(result: dict[str, Any], whole: bool) -> list[str]:
-    """What is to be said of a slice: nothing where its checks are in the sum of the host, and that is all."""
+    """Describes a slice; empty if the host's summary already counts its checks and nothing else is to report."""
     where = result.get("slice") or result.get("uuid") or "any GPU"
     every = result["checks"]
     shown = every if whole else [one for one in every if one["verdict"] not in (PASSED, DETECTED, NOT_RUN)]
@@ -99,7 +102,7 @@ def with_passed(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def age(isolation: dict[str, Any], now: float | None = None) -> str:
-    """How long ago a check was that is not of now: `` 3 h ago``."""
+    """Returns how long ago an earlier check ran: `` 3 h ago``."""
     if not isolation.get("time"):
         return ""
     seconds = max((time.time() if now is None else now) - isolation["time"], 0)
@@ -110,8 +113,9 @@ def age(isolation: dict[str, Any], now: float | None = None) -> str:
 
 
 def counted(checks: Sequence[dict[str, Any]]) -> str:
-    """How many checks had each verdict, and the commonest reason of those that were not run: ``18 passed, 4 detected,
-    19 not run: the card has no room``."""
+    """Counts the checks by verdict, with the commonest reason for checks that did not run: ``18 passed, 4 detected, 19
+    not run: the card has no room``.
+    """
     numbers = collections.Counter(one["verdict"] for one in checks)
     parts = [f"{numbers[verdict]} {word}" for verdict, word in COUNTED if numbers[verdict]]
     if not numbers[NOT_RUN]:
@@ -125,7 +129,7 @@ def counted(checks: Sequence[dict[str, Any]]) -> str:
 
 
 def with_kubernetes(capacity: dict[str, Any], kube: dict[str, Any] | None, node: str) -> dict[str, Any]:
-    """The findings of vgpu_capacity_info for a host, joined with those of kube_capacity_info for its node."""
+    """Joins a host's findings of vgpu_capacity_info with those of kube_capacity_info for its node."""
     kube = kube or {}
     missing = dict(capacity.get("missing") or {})
     seen = (kube.get("nodes") or {}).get(node)
@@ -148,22 +152,22 @@ def with_kubernetes(capacity: dict[str, Any], kube: dict[str, Any] | None, node:
 
 
 def sentence(difference: dict[str, str]) -> str:
-    """A difference as one line for a person."""
+    """Describes a difference in one line for a person."""
     return "{what} {where}: expected {expected}, found {found}; {remedy}".format(**difference)
 
 
 def measured(check: dict[str, Any], key: str) -> str:
-    """A figure of a check with its unit."""
+    """Returns a figure of a check with its unit."""
     value = check.get(key)
     unit = check.get("unit") or ""
     return "" if value is None else f"{value} {unit}".strip()
 
 
 def isolation_brief(isolation: dict[str, Any]) -> dict[str, Any]:
-    """The part of a host's isolation that a fleet's report keeps; at a thousand nodes no other part is as large.
+    """Shortens a host's isolation result for the fleet's report; at a thousand nodes no other part is as large.
 
-    Passed checks are names in one string, ``passed``; the others and the measured share stay whole in ``checks``.
-    An isolation check that did not run (no ``results``) leaves an empty mapping.
+    Passed checks are names in one string, ``passed``; the others and the measured share stay whole in ``checks``. An
+    isolation check that did not run (no ``results``) leaves an empty mapping.
     """
     results = []
     for result in isolation.get("results") or []:
@@ -176,9 +180,9 @@ def isolation_brief(isolation: dict[str, Any]) -> dict[str, Any]:
 
 
 def isolation_faults(isolation: dict[str, Any]) -> list[str]:
-    """Why isolation is not proven, empty where every slice passed. No slice at all is a fault too.
+    """Returns why isolation is not proven, empty if every slice passed. No slice at all is a fault too.
 
-    The module's verdict says whether a slice passed; where it did not, the checks say why.
+    The module's verdict says whether a slice passed; if it did not, the checks say why.
     """
     faults = []
     for result in isolation.get("results") or []:

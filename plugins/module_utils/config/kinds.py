@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of values that group variables and node.yaml hold, and how each is read strictly.
+"""Defines the kinds of values in group variables and node.yaml, and reads each kind strictly.
 
-A kind reads a raw value (from YAML, from JSON, or from ``-e name=value``, where everything is a string) into
-its clean form. Faults are collected as findings and never raised one by one, so that a user sees all of them at once.
+A kind reads a raw value (from YAML, from JSON, or from ``-e name=value``, where everything is a string) into its clean
+form. Faults are collected as findings and never raised one by one, so that a user sees all of them at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DECIMAL_TEXT = re.compile(r"^[0-9]{1,9}(\.[0-9]{1,12})?\Z")
 
 
 class Finding(NamedTuple):
-    """One thing to say about an input: ``level`` is error or warning, ``path`` names the variable or key."""
+    """Describes one fault or warning of an input: ``level`` is error or warning, ``path`` names the variable or key."""
 
     level: str
     path: str
@@ -39,20 +39,20 @@ def errors(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def nearest(name: str, valid: Sequence[str]) -> str | None:
-    """The valid name that a mistyped one most likely meant."""
+    """Returns the valid name that a mistyped name most likely meant."""
     close = difflib.get_close_matches(str(name), [str(one) for one in valid], n=1, cutoff=0.6)
     return close[0] if close else None
 
 
 def unknown(what: str, name: str, path: str, valid: Sequence[str]) -> Finding:
-    """The error for a name that no table knows, with the way out."""
+    """Returns the error for an unknown name, with the nearest valid name."""
     meant = nearest(name, valid)
     hint = f'did you mean "{meant}"?' if meant else "valid: {}".format(", ".join(sorted(valid)))
     return error(path, f'unknown {what} "{name}"; {hint}')
 
 
 def show(value: Any) -> str:
-    """A value as a message shows it: strings quoted, nothing endless."""
+    """Returns a value as a message shows it: strings quoted, long values shortened."""
     text = f'"{value}"' if isinstance(value, str) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -180,7 +180,7 @@ class Text(Kind):
 
 
 class Either(Kind):
-    """The first kind that reads the value without a fault."""
+    """Reads a value with the first kind that accepts it without a fault."""
 
     def __init__(self, *kinds: Kind) -> None:
         self.kinds = kinds

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plan says of a node's configuration: node.yaml, the named ones next to it, and which of them is active."""
+"""Compares a node's configuration with the desired one: node.yaml, the named configurations next to it, and which of
+them is active.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from typing import Any
 from ..host.digest import sha256
 from . import node_config, sharing, slices
 
-# Kinds of allocations that are somebody's work; "lease" is a check's.
+# Kinds of allocations that run a user's work; the kind "lease" belongs to a check.
 CLAIM = "claim"
 OUTSIDE = ("container", "exec")
 HOLDERS = ("kubelet", CLAIM, *OUTSIDE)
 
 
 def held(state: dict[str, Any]) -> list[list[str]]:
-    """The slices of each container: of the kubelet, of a claim, of docker or podman, and of a program of vgpuctl exec;
-    what an isolation check holds is none.
+    """Returns the slices of each container: of the kubelet, of a claim, of docker or podman, and of a program of
+    vgpuctl exec. Slices of an isolation check are left out.
     """
     status = state["plugin"]["status"] or {}
     allocations = status.get("allocations") or []
@@ -29,8 +31,8 @@ def held(state: dict[str, Any]) -> list[list[str]]:
 
 
 def outside(state: dict[str, Any]) -> list[str]:
-    """The names of those among them that no drain of a Kubernetes node moves: containers of docker and podman, and
-    programs of ``vgpuctl exec``.
+    """Returns the names of the containers that the drain of a Kubernetes node does not move: containers of docker and
+    podman, and programs of ``vgpuctl exec``.
     """
     status = state["plugin"]["status"] or {}
     allocations = status.get("allocations") or []
@@ -43,20 +45,20 @@ def outside(state: dict[str, Any]) -> list[str]:
 
 
 def claims(state: dict[str, Any]) -> list[str]:
-    """The names of the claims whose shares containers of this node have: ``claim default/c``."""
+    """Returns the names of the claims whose shares containers of this node use: ``claim default/c``."""
     allocations = (state["plugin"]["status"] or {}).get("allocations") or []
     return sorted({f"claim {one.get('holder') or '?'}" for one in allocations if one.get("kind") == CLAIM})
 
 
 def active_name(path: str, status: dict[str, Any] | None) -> str:
-    """The named configuration that the running program has taken over; empty: node.yaml itself."""
+    """Returns the name of the active configuration of the running program; empty: node.yaml itself."""
     loaded = (status or {}).get("config_path") or path
     folder = node_config.configs_folder(path) + "/"
     return loaded[len(folder) : -len(node_config.CONFIG_SUFFIX)] if loaded.startswith(folder) else ""
 
 
 def is_behind(path: str, state: dict[str, Any]) -> bool:
-    """Whether the running program has another text than the file that it says it has taken over."""
+    """Returns whether the text that the running program loaded differs from the file that it names."""
     status = state["plugin"]["status"] or {}
     name = active_name(path, status)
     found = state["node_config"]
@@ -65,7 +67,7 @@ def is_behind(path: str, state: dict[str, Any]) -> bool:
 
 
 def changes(path: str, desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """The changes of node.yaml and the named configurations, and the files to remove."""
+    """Returns the changes of node.yaml and the named configurations, and the files to remove."""
     found = state["node_config"]
     out = node_yaml_changes(path, desired["node_config"], found["text"])
     named, wanted = found.get("named") or {}, desired.get("node_configs") or {}
@@ -76,7 +78,7 @@ def changes(path: str, desired: dict[str, Any], state: dict[str, Any]) -> list[s
 
 
 def faults(desired: dict[str, Any], kubeconfig: str) -> list[str]:
-    """Errors: settings of the configurations that the device plugin cannot apply."""
+    """Returns errors: settings of the configurations that the device plugin cannot apply."""
     way_out = "set device_plugin_kubeconfig to a file on the host"
     named = {"node.yaml": desired["node_config"], **(desired.get("node_configs") or {})}
     return [
@@ -87,13 +89,13 @@ def faults(desired: dict[str, Any], kubeconfig: str) -> list[str]:
 
 
 def resources(desired: dict[str, Any]) -> list[str]:
-    """The first resource of each configuration that may be active."""
+    """Returns the first resource of each configuration that may be active."""
     configs = [desired["node_config"], *(desired.get("node_configs") or {}).values()]
     return sorted({node_config.resource_name(config) for config in configs})
 
 
 def reshaped(path: str, desired: dict[str, Any], state: dict[str, Any]) -> int:
-    """How many containers hold a slice that will have another size, another name or none at all."""
+    """Counts the containers whose slice will change its size or name, or will disappear."""
     name = active_name(path, state["plugin"]["status"])
     wanted = (desired.get("node_configs") or {}).get(name) or desired["node_config"]
     status = state["plugin"]["status"] or {}
@@ -107,7 +109,7 @@ def reshaped(path: str, desired: dict[str, Any], state: dict[str, Any]) -> int:
 
 
 def node_yaml_changes(path: str, wanted: dict[str, Any], text: str | None) -> list[str]:
-    """The changes of node.yaml, key by key. A file that cannot be read is rewritten, for it is ours."""
+    """Returns the changes of node.yaml, key by key. An unreadable file is rewritten, because the collection owns it."""
     if text == node_config.dump(wanted):
         return []
     if text is None:

@@ -31,7 +31,7 @@ from .kinds import (
 
 PATH = "/etc/vgpu/node.yaml"
 CONFIGS, CONFIG_SUFFIX = "configs", ".yaml"
-# The label of a node that names one of them, as NVIDIA's config manager has it.
+# The node label that selects a named configuration. NVIDIA's config manager uses the same label.
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
 LIBRARY_ROOT = "/usr/local/lib/vgpu"
 RESOURCE_NAME = "nvidia.com/gpu"
@@ -54,7 +54,7 @@ VCUDA = Record(
         "libraryRoot": ABSOLUTE,
         "resourceName": schema.RESOURCE,
         "priorityResource": schema.RESOURCE,
-        # By which pods request parts, where they are not HAMi's: the node lists them in its capacity.
+        # Resource names other than HAMi's by which pods request parts: the node lists them in its capacity.
         "resourceNames": Record(
             {"memory": schema.RESOURCE, "memoryPercentage": schema.RESOURCE, "cores": schema.RESOURCE}
         ),
@@ -82,7 +82,7 @@ NAME = Text(
 
 
 class _Reference(Kind):
-    """One device of a list: index, gpu:mig index, or UUID, as NVIDIA's file names them."""
+    """Reads one device of a list: index, gpu:mig index, or UUID, in the notation of NVIDIA's file."""
 
     expected = 'an index such as 0, "0:1" for a MIG device, or a UUID'
     uuid = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -171,7 +171,7 @@ class ConfigError(ValueError):
 
 
 def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> dict[str, Any]:
-    """node.yaml as a host's ``vgpu_*`` variables want it. Raises ConfigError on any fault in them."""
+    """Makes node.yaml from a host's ``vgpu_*`` variables. Raises ConfigError on any fault in them."""
     findings: list[Finding] = []
     clean = schema.read(variables, findings)
     if not errors(findings):
@@ -206,7 +206,9 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
 
 
 def named_from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> dict[str, dict[str, Any]]:
-    """The configurations that a node label may choose instead, by name. Raises ConfigError of the entry."""
+    """Makes the named configurations that a node label may choose instead of node.yaml. Raises
+    ConfigError for a faulty entry.
+    """
     clean = schema.read(variables, [])
     out = {}
     for name in sorted(clean["vgpu_configs"]):
@@ -218,17 +220,19 @@ def named_from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT)
 
 
 def configs_folder(config_path: str) -> str:
-    """The folder of a node's named configurations, next to its node.yaml."""
+    """Returns the folder of a node's named configurations, next to its node.yaml."""
     return os.path.join(os.path.dirname(config_path), CONFIGS)
 
 
 def config_file(config_path: str, name: str) -> str:
-    """The file of a named configuration."""
+    """Returns the path of a named configuration's file."""
     return os.path.join(configs_folder(config_path), name + CONFIG_SUFFIX)
 
 
 def _replicated(clean: dict[str, Any]) -> dict[str, Any]:
-    """The section of NVIDIA's file for time-slicing or mps. Exceptions come first, for the first that matches wins."""
+    """Returns the section of NVIDIA's file for time-slicing or mps. Exceptions come first, because
+    the first match wins.
+    """
     findings: list[Finding] = []
     entries: list[dict[str, Any]] = []
     for n, item in enumerate(clean["vgpu_devices"]):
@@ -253,7 +257,9 @@ def _replicated(clean: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replicas_of_mig(clean: dict[str, Any]) -> dict[str, Any]:
-    """The section for time-sliced instances: by the resource of each profile, or by the one that all have."""
+    """Returns the section for time-sliced MIG instances: by the resource of each profile, or by
+    their common resource.
+    """
     wanted = clean["vgpu_mig_replicas"]
     if clean["vgpu_mig_strategy"] == "single":
         return _section(clean, [{"name": RESOURCE_NAME, "replicas": count} for count in wanted.values()])
@@ -269,7 +275,7 @@ def _section(clean: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, 
 
 
 def read(config: Any, findings: list[Finding]) -> Any:
-    """The clean form of a node.yaml that was parsed; every fault goes to ``findings``."""
+    """Returns the clean form of a parsed node.yaml; adds every fault to ``findings``."""
     clean = FILE.read(config, "", findings)
     sharing = clean.get("sharing") if isinstance(clean, dict) else None
     if isinstance(sharing, dict) and len(sharing) > 1:
@@ -283,7 +289,7 @@ def read(config: Any, findings: list[Finding]) -> Any:
 
 
 def _names(said: dict[str, str]) -> dict[str, Any]:
-    """The names other than the count's that differ from HAMi's, as node.yaml has them."""
+    """Returns the resource names, apart from the count's, that differ from HAMi's, in the form of node.yaml."""
     out: dict[str, Any] = {"priorityResource": said["priority"]} if "priority" in said else {}
     others = {schema.camel(key): said[key] for key in ("memory", "memory_percentage", "cores") if key in said}
     return {**out, "resourceNames": others} if others else out
@@ -295,14 +301,14 @@ def _names_devices(section: Any) -> bool:
 
 
 def validate(config: Any) -> list[Finding]:
-    """Every fault of a node.yaml that was parsed; an unknown key names the nearest valid one."""
+    """Returns every fault of a parsed node.yaml; for an unknown key the fault names the nearest valid key."""
     findings: list[Finding] = []
     read(config, findings)
     return findings
 
 
 def load(text: str, origin: str = PATH) -> dict[str, Any]:
-    """The configuration of a file's text. Raises ConfigError naming the file, the key and what was expected."""
+    """Parses the text of a configuration file. Raises ConfigError with the file, the key and the expected value."""
     try:
         config = json.loads(text, parse_float=str)  # a scaling keeps the digits of its text
     except RecursionError:
@@ -313,7 +319,7 @@ def load(text: str, origin: str = PATH) -> dict[str, Any]:
 
 
 def check(config: Any, origin: str = PATH) -> tuple[dict[str, Any], list[Finding]]:
-    """The clean form of a parsed configuration, with warnings. Raises ConfigError with every error.
+    """Returns the clean form of a parsed configuration, with warnings. Raises ConfigError with every error.
 
     Strict, but for a file that says ``compat: nvidia-v1``: that is read as NVIDIA's plugin reads it, and every place
     where strictness would have refused or acted otherwise is a warning.
@@ -332,8 +338,8 @@ def check(config: Any, origin: str = PATH) -> tuple[dict[str, Any], list[Finding
 
 
 def _as_nvidia(clean: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-    """What NVIDIA's plugin makes of a file that it accepts: mps before timeSlicing, and no selection or renaming of
-    resources.
+    """Returns NVIDIA's reading of a file that NVIDIA's plugin accepts: mps before timeSlicing, and no selection or
+    renaming of resources.
     """
     sharing = clean.get("sharing") or {}
     if "mps" in sharing and "timeSlicing" in sharing:
@@ -369,17 +375,17 @@ def _relaxed(kind: Kind, value: Any, path: str, findings: list[Finding]) -> Any:
 
 
 def dump(config: dict[str, Any]) -> str:
-    """The text of the file: stable, so that equal configurations are equal bytes."""
+    """Returns the text of the file. Equal configurations give equal bytes."""
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 
 
 def by_claims(config: dict[str, Any]) -> bool:
-    """Whether pods get GPUs by claims, and not by the device plugin."""
+    """Returns whether pods get GPUs by claims instead of by the device plugin."""
     return bool((config.get("flags") or {}).get("allocation") == schema.CLAIMS)
 
 
 def resource_name(config: dict[str, Any]) -> str:
-    """The resource under which the slices of this node are advertised; the first, where there are several."""
+    """Returns the resource name under which this node advertises its slices; the first if there are several."""
     sharing = config.get("sharing") or {}
     if "vcuda" in sharing:
         return sharing["vcuda"].get("resourceName") or RESOURCE_NAME

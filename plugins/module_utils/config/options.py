@@ -15,19 +15,19 @@ from .kinds import Mapping as MappingKind
 from .kinds import Text as ExactText
 
 MOST = 2**31 - 1
-# What Ansible's filter bool and its argument check read alike.
+# Spellings of a boolean that Ansible's filter bool and its argument check both accept.
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 class Anything(Kind):
-    """A value that only its user understands."""
+    """Accepts any value: only the program that uses the value can judge it."""
 
     def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
         return value
 
 
 class Flag(Bool):
-    """A truth value in each spelling that Ansible's own check takes."""
+    """Reads a boolean in each spelling that Ansible's own check accepts."""
 
     def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
         word = str(value).strip().lower() if isinstance(value, (str, int)) else ""
@@ -48,7 +48,7 @@ class Text(ExactText):
 
 
 def path(empty: bool, on_host: bool) -> Kind:
-    """A path; on the hosts it is absolute, for nobody knows in which folder a task starts there."""
+    """Reads a path. A path on the hosts must be absolute, because the working folder of a task there is unknown."""
     shape = r"/[^\n]*" if on_host else r"[^\n]+"
     expected = "an absolute path" if on_host else "a path"
     return Text(expected + (" or an empty text" if empty else ""), rf"^({shape}{'|' if empty else ''})\Z")
@@ -64,7 +64,7 @@ ON_CONTROLLER = (
     "scheduler_manifests_out",
     "vcuda_cache",
 )
-# Least and most of an int; others are from 0 on.
+# Minimum and maximum of an int option; an option without an entry has the minimum 0.
 RANGES = {
     "mps_replicas": (1, 1024),
     "scheduler_default_cores": (0, 100),
@@ -97,7 +97,7 @@ PLAIN: dict[str, Kind] = {
 
 
 def kind_of(name: str, option: Mapping[str, Any]) -> Kind:
-    """The kind of one option of an argument specification."""
+    """Returns the kind of one option of an argument specification."""
     if name in TIGHTER:
         return TIGHTER[name]
     kind = str(option.get("type", "str"))
@@ -118,7 +118,7 @@ def kind_of(name: str, option: Mapping[str, Any]) -> Kind:
 
 
 def native(value: Any) -> Any:
-    """The value without the marks of ansible-core, of the plain types that JSON has."""
+    """Converts a value of ansible-core to the plain types that JSON has, without its tags."""
     if isinstance(value, Mapping):
         return {native(key): native(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -126,7 +126,7 @@ def native(value: Any) -> Any:
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return plain(value)
-    # A vaulted text, a date: their text is what a role gets.
+    # A vaulted text or a date: a role gets its text.
     return None if value is None else str(value)
 
 
@@ -140,7 +140,7 @@ OWN_PREFIXES = (
     "device_plugin_",
     "time_slicing_",
 )
-# Names of earlier checkouts, and what took their place.
+# Names of earlier versions, and the names that replaced them.
 RENAMED = {
     "container_runtime_environment": "vgpu_package_environment",
     "nvidia_docker_environment": "vgpu_package_environment",
@@ -182,7 +182,10 @@ OTHERS_PREFIXES = ("cuda_", "gpu_")
 
 
 class Names:
-    """The valid names; says of any other name whether it was meant to be one. Cost: one dictionary look-up a letter."""
+    """Holds the valid names, and finds out whether an unknown name is a mistyped valid one.
+
+    Cost: one dictionary look-up for each letter.
+    """
 
     def __init__(self, valid: Iterable[str]) -> None:
         self.valid = frozenset(valid)
@@ -192,11 +195,11 @@ class Names:
                 self._shorter.setdefault(form, []).append(name)
 
     def looks_ours(self, name: str) -> bool:
-        """Whether this is one of our names, or a mistyped one."""
+        """Returns whether this is a name of the collection, or a mistyped one."""
         return name in self.valid or self.fault(name) is not None
 
     def fault(self, name: str) -> Finding | None:
-        """The error for a name that looks like ours and is none."""
+        """Returns the error for a name that resembles a valid name but is not valid."""
         if name in self.valid or name.startswith(("_", "ansible_", *OTHERS_PREFIXES)):
             return None
         if name in RENAMED:
@@ -210,16 +213,18 @@ class Names:
         return error(name, f'unknown variable "{name}"; {hint}')
 
     def _alike(self, name: str) -> str | None:
-        """The nearest name of the same role, by what follows the common prefix."""
+        """Returns the nearest name of the same role, compared after the common prefix."""
         own = [prefix for prefix in OWN_PREFIXES if name.startswith(prefix)]
         prefix = own[0] if own else name.split("_")[0] + "_"
         rest = {one[len(prefix) :]: one for one in sorted(self.valid) if one.startswith(prefix)}
-        # Of a plain word such as verify_ only a near miss is taken for ours.
+        # A plain word such as verify_ counts as a mistyped name only if it differs by one letter.
         close = difflib.get_close_matches(name[len(prefix) :], rest, n=1, cutoff=0.6 if own else 0.9)
         return rest[close[0]] if close else None
 
     def _one_off(self, name: str) -> str | None:
-        """The valid name that differs by one letter: left out, added, replaced, or swapped with its neighbour."""
+        """Returns the valid name that differs by one letter: omitted, added, replaced, or swapped
+        with its neighbour.
+        """
         for form in _without_one(name):
             for meant in self._shorter.get(form, ()):
                 if _edits(name, meant) <= 1:
@@ -232,7 +237,7 @@ def _without_one(name: str) -> list[str]:
 
 
 def _edits(one: str, other: str) -> int:
-    """0, 1, or 2 for more, after the common beginning and end are cut off."""
+    """Returns the number of edits, 0, 1, or 2 for more, after removing the common beginning and end."""
     while one and other and one[0] == other[0]:
         one, other = one[1:], other[1:]
     while one and other and one[-1] == other[-1]:

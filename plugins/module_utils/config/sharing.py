@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node offers under a configuration: every piece of every GPU, with its resource, in whichever mode shares it.
+"""Computes what a node advertises under a configuration: every replica (piece) of every GPU, with its resource, in each
+sharing mode.
 
 One definition for the device plugin, which offers the pieces, and for the modules, which expect them. A GPU is
 ``{index, uuid, model, memory_mib, mig_enabled, mig: [{index, uuid, profile, memory_mib}]}``; the configuration is
@@ -39,7 +40,7 @@ class Piece(NamedTuple):
 
 
 class Device(NamedTuple):
-    """A whole GPU or a MIG device, before it is shared."""
+    """Describes a whole GPU or a MIG device before it is shared."""
 
     uuid: str
     gpu: dict[str, Any]
@@ -50,13 +51,13 @@ class Device(NamedTuple):
 
 
 def normal_name(name: str) -> str:
-    """A resource's name as the kubelet registers it: with NVIDIA's prefix where there is none."""
+    """Returns a resource's name as the kubelet registers it: adds NVIDIA's prefix to a name without a prefix."""
     return name if "/" in name else PREFIX + name
 
 
 def pieces_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> tuple[list[Piece], list[Finding]]:
-    """Every piece, in the order of the GPUs, and what the GPUs say about the configuration. With an error among the
-    findings the pieces are those that could be made.
+    """Returns every replica in the order of the GPUs, and the findings of the GPUs about the configuration. After an
+    error the result holds the replicas that could be made.
     """
     findings: list[Finding] = list(slices.findings_for([gpu for gpu in gpus if not _taken_by_mig(gpu, config)], config))
     devices = _devices(gpus, config, findings)
@@ -153,7 +154,7 @@ def _check_single(gpus: Sequence[dict[str, Any]], findings: list[Finding]) -> No
 
 
 def _resource(config: dict[str, Any], kind: str, text: str, plain: str) -> str:
-    """The name that the first matching pattern of ``resources`` gives, else the plain one."""
+    """Returns the name from the first matching pattern of ``resources``, else the plain resource name."""
     for one in (config.get("resources") or {}).get(kind) or []:
         if re.match("^" + ".*".join(re.escape(part) for part in str(one["pattern"]).split("*")) + r"\Z", text):
             return normal_name(str(one["name"]))
@@ -166,7 +167,7 @@ def _resource(config: dict[str, Any], kind: str, text: str, plain: str) -> str:
 def _choose(
     devices: Sequence[Device], config: dict[str, Any], findings: list[Finding]
 ) -> dict[str, tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Device UUID → (mode, section, entry)."""
+    """Maps each device UUID to (mode, section, entry)."""
     chosen: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {}
     places: dict[str, str] = {}
     named: dict[str, str] = {}
@@ -204,7 +205,7 @@ def _is_named(entry: dict[str, Any]) -> bool:
 def _selected(
     wanted: Any, devices: Sequence[Device], taken: set[str], where: str, findings: list[Finding]
 ) -> list[Device]:
-    """The devices of an entry: all, the first so many that no other entry has, or those named."""
+    """Returns the devices of an entry: all, the first N that no other entry uses, or the named devices."""
     if wanted == "all":
         return list(devices)
     if isinstance(wanted, int):
@@ -223,7 +224,7 @@ def _selected(
 
 
 def section_of(mode: str, config: dict[str, Any]) -> dict[str, Any]:
-    """The section of ``sharing`` that a mode of a piece comes from."""
+    """Returns the section of ``sharing`` to which a replica's mode belongs."""
     key = {TIME_SLICING: "timeSlicing", MPS: "mps", VCUDA: "vcuda"}.get(mode, "")
     return (config.get("sharing") or {}).get(key) or {}
 
@@ -235,12 +236,12 @@ def refuses_several(mode: str, config: dict[str, Any]) -> bool:
 
 
 def resources_of(pieces: Sequence[Piece], config: dict[str, Any]) -> list[str]:
-    """Every resource of the node, the first one first; a node without pieces still has its plain one."""
+    """Returns every resource of the node in order; a node without replicas still has its plain resource."""
     return list(dict.fromkeys(piece.resource for piece in pieces)) or [plain_resource(config)]
 
 
 def plain_resource(config: dict[str, Any]) -> str:
-    """The default resource name of whole GPUs."""
+    """Returns the default resource name of whole GPUs."""
     return normal_name((slices.vcuda_of(config) or {}).get("resourceName") or WHOLE)
 
 

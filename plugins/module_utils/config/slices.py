@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slice arithmetic: which slices the GPUs of a host give under a node configuration.
+"""Computes the slices of a host's GPUs under a node configuration.
 
 N GPUs of M MiB give N*K slices of floor(M*S/K) MiB and min(100, floor(100*C/K)) % of the SMs each. Numbers are exact:
-scalings are read from their decimal text and computed as fractions. A result of 0 is an error, because 0 means
-"no limit" further down the line.
+scalings are read from their decimal text and computed as fractions. A result of 0 is an error, because 0 means "no
+limit" further down the line.
 
 A GPU is a mapping ``{index, uuid, model, memory_mib}``; the configuration is node.yaml as ``node_config`` reads it.
 """
@@ -21,11 +21,11 @@ MIB = 1 << 20
 # K above which the field's documents advise against splitting a card further.
 ADVISED_SPLIT = (("GTX 1080 Ti", 5), ("RTX 2080 Ti", 5), ("T4", 7), ("A100", 15))
 
-# Words that make another model of the one before them: a GTX 1080 Ti is no GTX 1080.
+# Suffixes that name a different model: a GTX 1080 Ti is no GTX 1080.
 MODEL_SUFFIXES = ("ti", "super")
 
 
-# What no scheduler gives out of a card whose claims have sizes of their own: the isolation check takes its share there.
+# Memory that no scheduler allocates on a GPU whose claims have individual sizes: the isolation check uses this memory.
 RESERVE_MIB, RESERVE_PART = 1024, 16
 
 
@@ -34,7 +34,7 @@ class SliceError(ValueError):
 
 
 class Share(NamedTuple):
-    """What one GPU is split by, after its exceptions; ``exception`` is the index of the one that matched."""
+    """Holds how one GPU is split, after exceptions; ``exception`` is the index of the matching exception."""
 
     split_count: int
     memory_scaling: str
@@ -43,12 +43,13 @@ class Share(NamedTuple):
 
 
 def mib(total_bytes: int) -> int:
-    """The M of the arithmetic: whole MiB of what NVML calls total."""
+    """Returns M, the memory in whole MiB, from NVML's total."""
     return int(total_bytes) // MIB
 
 
 def model_matches(pattern: str, model: str) -> bool:
-    """Whether a model named by a person ("T4", "V100-16GB") is the model that NVML names ("Tesla V100-SXM2-16GB").
+    """Returns whether a model name from a person ("T4", "V100-16GB") is the model that NVML names ("Tesla
+    V100-SXM2-16GB").
 
     The words of the pattern must occur in this order in the name; words are whole, so that T4 is not T400.
     """
@@ -63,7 +64,7 @@ def model_matches(pattern: str, model: str) -> bool:
 
 
 def matches(match: dict[str, Any], gpu: dict[str, Any]) -> bool:
-    """Whether a GPU meets every condition of an exception."""
+    """Returns whether a GPU meets every condition of an exception."""
     if "index" in match and int(match["index"]) != int(gpu["index"]):
         return False
     if "uuid" in match and str(match["uuid"]).lower() != str(gpu["uuid"]).lower():
@@ -72,12 +73,12 @@ def matches(match: dict[str, Any], gpu: dict[str, Any]) -> bool:
 
 
 def vcuda_of(config: dict[str, Any]) -> dict[str, Any] | None:
-    """The section ``sharing.vcuda`` of a node configuration, None where the node does not share this way."""
+    """Returns the section ``sharing.vcuda`` of a node configuration, None if the node does not share in this mode."""
     return (config.get("sharing") or {}).get("vcuda")
 
 
 def share_of(gpu: dict[str, Any], config: dict[str, Any]) -> Share | None:
-    """How a GPU is split; the first exception that matches wins, key by key over the node's values.
+    """Returns how a GPU is split. The first exception that matches wins, key by key over the node's values.
 
     None where the node shares nothing. Cores scaling defaults to the K of that very GPU: no limit.
     """
@@ -97,7 +98,7 @@ def share_of(gpu: dict[str, Any], config: dict[str, Any]) -> Share | None:
 
 
 def claimable_mib(gpu: dict[str, Any], share: Share, requested: bool) -> int:
-    """What claims (Dynamic Resource Allocation) may hold together of a GPU. Raises SliceError."""
+    """Returns how many MiB of a GPU all claims (Dynamic Resource Allocation) together may use. Raises SliceError."""
     slice_mib, _percent = size_of(gpu, share)
     if not requested:
         return slice_mib * share.split_count
@@ -106,7 +107,7 @@ def claimable_mib(gpu: dict[str, Any], share: Share, requested: bool) -> int:
 
 
 def size_of(gpu: dict[str, Any], share: Share) -> tuple[int, int]:
-    """MiB of memory and percent of the SMs of each slice of a GPU. Raises SliceError where a slice would be 0."""
+    """Returns MiB of memory and percent of the SMs of each slice of a GPU. Raises SliceError if a slice would be 0."""
     total, split = int(gpu["memory_mib"]), share.split_count
     if split < 1:
         raise SliceError(f"{_name(gpu)}: cannot be split into {split}; the split count is at least 1")
@@ -127,10 +128,8 @@ def size_of(gpu: dict[str, Any], share: Share) -> tuple[int, int]:
 
 
 def findings_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list[Finding]:
-    """What a host's GPUs say about a configuration that is valid in itself.
-
-    Errors: a slice of 0, an exception that matches no GPU. Warnings: more slices than advised, an exception that
-    never takes effect because an earlier one wins.
+    """Returns findings of a valid configuration on a host's GPUs. Errors: a slice of 0, an exception that matches no
+    GPU. Warnings: more slices than advised, an exception that never takes effect because an earlier one wins.
     """
     findings: list[Finding] = []
     vcuda = vcuda_of(config)
@@ -171,7 +170,7 @@ def findings_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list
 
 
 def advised_split(model: str) -> tuple[str, int] | None:
-    """The advised greatest K of a model, with the model's name, None where there is no advice."""
+    """Returns the greatest advised K of a model, with the model's name, None if there is no advice."""
     for name, split in ADVISED_SPLIT:
         if model_matches(name, model):
             return name, split
@@ -186,7 +185,7 @@ def _scaling(value: Any) -> str:
 
 
 def _least_cores(split: int) -> str:
-    """The smallest cores scaling, to two digits, that gives each of K slices a whole percent."""
+    """Returns the smallest cores scaling, to two digits, that gives each of K slices a whole percent."""
     return f"{split // 100}.{split % 100:02d}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of every ``vgpu_*`` variable: type, default, range, and the key of node.yaml that it becomes.
+"""Defines the table of all ``vgpu_*`` variables: type, default, range, and the key of node.yaml that it becomes.
 
 The table is the one definition. The inventory check, node.yaml, the defaults of the roles and the documentation are
 read from it. Any other variable that starts with ``vgpu_`` is an error.
@@ -40,7 +40,7 @@ UUID = Text("a GPU UUID such as GPU-5d1b…", r"^GPU-[0-9A-Za-z-]+\Z")
 MODEL = Text('a model such as T4 or "A100-80GB"', r"[A-Za-z0-9]")
 MATCH = Record({"index": Int(0, 255), "uuid": UUID, "model": MODEL}, at_least_one=True)
 
-# What an exception in vgpu_devices may set: the per-GPU variables without prefix.
+# Settings that an exception in vgpu_devices may change: the per-GPU variables without prefix.
 PER_GPU: dict[str, Kind] = {
     "split_count": Int(1, MAX_SPLIT),
     "memory_scaling": Scaling(),
@@ -195,7 +195,7 @@ VARIABLES: dict[str, Variable] = {
         ListOf(Text()), [], (), "names of variables that look like ours and belong to something else: not checked"
     ),
 }
-# Of the run or of the whole cluster: no named configuration has them.
+# Variables of the run or of the whole cluster: a named configuration cannot set them.
 NOT_NAMED = (
     "vgpu_configs",
     "vgpu_verify",
@@ -207,12 +207,12 @@ NOT_NAMED = (
     "vgpu_package_environment",
     "vgpu_other_names",
 )
-# What nobody wants on a screen: a proxy has a password in its address.
+# Variables that no screen or log may show: a proxy address holds a password.
 NOT_SHOWN = ("vgpu_package_environment",)
 
 
 class NamedConfig(Kind):
-    """One entry of vgpu_configs: the variables of this table without their prefix."""
+    """Reads one entry of vgpu_configs: the variables of this table without their prefix."""
 
     expected = "a mapping of variables without the prefix vgpu_"
 
@@ -249,7 +249,7 @@ OTHER_MODES = {
 
 
 def mig_resource(profile: str) -> str:
-    """What instances of a profile are called where the strategy is mixed."""
+    """Returns the resource name of the instances of a MIG profile under the strategy mixed."""
     return "nvidia.com/mig-" + profile.replace("+", ".")
 
 
@@ -258,7 +258,7 @@ def defaults() -> dict[str, Any]:
 
 
 def read(values: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-    """The clean value of every variable: what ``values`` sets, else the default. Faults go to ``findings``.
+    """Returns the clean value of every variable: what ``values`` sets, else the default. Faults go to ``findings``.
 
     Names in ``values`` that do not start with ``vgpu_`` are none of our business and are left out.
     """
@@ -286,7 +286,7 @@ def unknown_variable(name: str) -> Finding:
 
 
 def unavailable(clean: dict[str, Any]) -> list[Finding]:
-    """Findings for valid variables that cannot be had together or that have no effect."""
+    """Returns findings for valid variables that cannot be combined or that have no effect."""
     findings = _claims(clean) if clean["vgpu_allocation"] == CLAIMS else []
     for name in sorted(clean["vgpu_configs"]):
         findings += _named_faults(clean, name)

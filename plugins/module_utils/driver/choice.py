@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which driver a host gets, and what comes with it: decided from facts alone, before anything is installed. Pure.
+"""Decides which driver a host gets, with which packages and files, from facts alone and before any installation. Pure.
 
 ``choose`` takes what ``host_state`` read and what the role's variables want. What cannot work is refused with a
 sentence that names the host's part, what was found and the way out.
@@ -45,13 +45,14 @@ FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
 
 SUBNET_MANAGER = "nvlsm"
 UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
-# Which of the kernel's controllers counts video memory for limits that the driver enforces (branch 615 and newer).
+# These settings choose the kernel controller that counts video memory for limits that the driver enforces (branch 615
+# and newer).
 MEMACCT_FILE = "/etc/modprobe.d/vgpu-memacct.conf"
 MEMACCT = {"off": 0, "misc": 1, "dmem": 2, "auto": 3}
 MEMACCT_BRANCH = 615
 # Modules to load, in this order; the others are their dependencies.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
-# What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
+# The units, files and packages that any decision can need. They are read before the host's needs are known.
 FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, MEMACCT_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
 PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers", "nvlsm"]
@@ -79,7 +80,9 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Choice(NamedTuple):
-    """The changes that the role makes. ``refusals`` empty: it may start. Every part is plain data."""
+    """Describes the changes that the role makes. With empty ``refusals`` the role may start. Every
+    part is plain data.
+    """
 
     branch: int | None
     kernel_module: str
@@ -129,7 +132,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
 
 
 def inputs(wanted: dict[str, Any]) -> list[str]:
-    """The errors in the desired state itself, whatever the host."""
+    """Returns the errors in the desired state itself, whatever the host."""
     said = []
     source, version, branch = wanted["source"], str(wanted["version"]), str(wanted["branch"])
     if source not in SOURCES:
@@ -161,7 +164,7 @@ def inputs(wanted: dict[str, Any]) -> list[str]:
 
 
 def _present(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
-    """The driver comes from elsewhere (an image, a driver container): only check that it is there and new enough."""
+    """Handles a driver from elsewhere (an image, a driver container): only checks that it is present and new enough."""
     loaded = state["driver"].get("loaded_version") or state.get("nvml", {}).get("driver_version")
     if loaded is None and wanted["kernel_module"] != "none":
         found = "nvidia_driver_source is present and no driver is loaded; start the driver, or choose another source"
@@ -251,13 +254,13 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
 
 
 def _pinned(wanted: dict[str, Any]) -> list[str]:
-    """The packages that were named, each at the version that was named unless it has its own."""
+    """Returns the named packages, each at the common version unless it names its own."""
     version = str(wanted["version"])
     return [name if "=" in name or not version else f"{name}={version}" for name in wanted["packages"]]
 
 
 def package_of(path: str) -> str:
-    """The package in a file's name: ``name_version_arch.deb`` or ``name-version-release.arch.rpm``."""
+    """Returns the package of a file's name: ``name_version_arch.deb`` or ``name-version-release.arch.rpm``."""
     base = path.rpartition("/")[2]
     return base.partition("_")[0] if base.endswith(".deb") else base.rsplit("-", 2)[0]
 
@@ -265,7 +268,7 @@ def package_of(path: str) -> str:
 def _branch(
     host: System, wanted: dict[str, Any], found: Sequence[tuple[str, driver_support.Generation]]
 ) -> tuple[int | None, list[str]]:
-    """The branch that was asked for, or the newest that drives every GPU of the host."""
+    """Returns the requested branch, or the newest that drives every GPU of the host."""
     offered = driver_packages.offered(host, wanted["source"])
     asked = int(wanted["branch"]) if wanted["branch"] else driver_support.branch_of(str(wanted["version"]))
     if offered == ():
@@ -293,7 +296,7 @@ def _branch(
 
 
 def _in_the_way(host: System, driver: dict[str, Any]) -> list[str]:
-    """Another way of installing the driver that this one must not be mixed with."""
+    """Finds another installation method of the driver that must not be mixed with the chosen one."""
     said = []
     if driver.get("container"):
         said.append(
@@ -327,7 +330,7 @@ def _sources(host: System, wanted: dict[str, Any], kind: str, branch: int | None
 
 
 def _prebuilt(host: System, wanted: dict[str, Any]) -> bool:
-    """Whether modules come built and signed by the distribution instead of being built on the host by DKMS."""
+    """Returns whether the distribution ships built and signed modules. Otherwise DKMS builds them on the host."""
     if host.family != "ubuntu" or wanted["source"] != "distribution" or not host.kernel:
         return False
     return wanted["prebuilt"] in ("auto", True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's side of a host, read through ``hardware.Host``: what is loaded, on disk, in the way, and trusted."""
+"""Reads the driver's state on a host: loaded modules, modules on disk, conflicting modules, trusted keys."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ..host.host import NVIDIA_VENDOR, Host
 from . import support as driver_support
 
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-# Where the tools that build modules keep the key that they sign with: dkms, and Ubuntu's.
+# Paths of the keys with which the module build tools sign: dkms, and Ubuntu's tool.
 SIGNING_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 DRIVER_CONTAINER = "/run/nvidia/driver"
 RUNFILE = "/usr/bin/nvidia-uninstall"
-# Where packages and runfiles put it.
+# Paths at which packages and runfiles install the program.
 SMI = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi")
 # The file that keeps nouveau from the GPUs; the initramfs must have a copy.
 NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
 CONTROLLERS = ("dmem", "misc")
-# In the order in which they must be unloaded: each uses those after it.
+# Modules in the order in which they must be unloaded: each module uses those after it.
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
 # Services that hold the driver open besides users' work. A reload of the modules stops them and starts them again,
 # so they are no reason for a reboot. The path unit loads modules when it sees a new one on disk, which would race with
@@ -40,7 +40,7 @@ HOLDERS = (
 
 
 def read(host: Host) -> dict[str, Any]:
-    """``driver`` of host_state."""
+    """Returns ``driver`` of host_state."""
     found = host.driver()
     text = host.text("/proc/driver/nvidia/version") or ""
     modules = loaded_modules(host)
@@ -60,24 +60,24 @@ def read(host: Host) -> dict[str, Any]:
         "initramfs_old": initramfs_old(host, NOUVEAU_FILE),
         "nvlink5": nvlink5(host),
         "signed_modules": signed_modules(host),
-        # For limits that the driver enforces: version 2 of control groups alone, those of its two controllers that the
-        # kernel has and that are not disabled, None where nothing says; and RmMemacctMode.
+        # Facts for limits by the driver: whether only version 2 of control groups is mounted; which of dmem and misc
+        # the kernel has and does not disable (None: unknown); RmMemacctMode.
         "cgroup2": controllers is not None,
         "controllers": None if controllers is None else [one for one in CONTROLLERS if one in controllers.split()],
         "registry": registry(host),
-        # The link is there with the kernel, what it points to with the headers.
+        # The link belongs to the kernel's package, its target to the headers' package.
         "headers": bool(host.names(f"/lib/modules/{host.os_release()['kernel']}/build")),
     }
 
 
 def registry(host: Host) -> str:
-    """NVreg_RegistryDwords of the driver that is loaded, empty where it has none."""
+    """Returns NVreg_RegistryDwords of the loaded driver, empty if it has none."""
     found = re.search(r"^RegistryDwords:\s*(.*)$", host.text("/proc/driver/nvidia/params") or "", re.MULTILINE)
     return found.group(1).strip().strip('"') if found else ""
 
 
 def loaded_modules(host: Host) -> dict[str, tuple[int, list[str]]]:
-    """Reference count and direct users of each of NVIDIA's modules that is loaded."""
+    """Returns reference count and direct users of each loaded NVIDIA module."""
     found = {}
     for line in (host.text("/proc/modules") or "").splitlines():
         fields = line.split()
@@ -88,7 +88,7 @@ def loaded_modules(host: Host) -> dict[str, tuple[int, list[str]]]:
 
 
 def busy(modules: dict[str, tuple[int, list[str]]]) -> bool:
-    """Whether a process uses one of them: it has more references than modules that use it."""
+    """Returns whether a process uses one of the modules: it then has more references than modules that use it."""
     return any(count > len(by) for count, by in modules.values())
 
 
@@ -114,7 +114,7 @@ def users(host: Host, modules: dict[str, tuple[int, list[str]]], besides: Sequen
 
 
 def disk_version(host: Host) -> str | None:
-    """The version of the module that modprobe would load; Debian's alternatives call it nvidia-current."""
+    """Returns the version of the module that modprobe would load; Debian's alternatives call it nvidia-current."""
     for name in ("nvidia", "nvidia-current"):
         answer = host.run(["modinfo", "-F", "version", name])
         version = answer.out.strip()
@@ -124,7 +124,7 @@ def disk_version(host: Host) -> str | None:
 
 
 def initramfs_old(host: Host, path: str) -> bool:
-    """Whether the initramfs of the running kernel was made before a file that belongs into it."""
+    """Returns whether the running kernel's initramfs is older than a file that it must contain."""
     kernel = host.os_release()["kernel"]
     names = (f"/boot/initrd.img-{kernel}", f"/boot/initramfs-{kernel}.img", f"/boot/initrd-{kernel}")
     images = [one for one in (host.file(name) for name in names) if one is not None]
@@ -133,7 +133,7 @@ def initramfs_old(host: Host, path: str) -> bool:
 
 
 def secure_boot(host: Host) -> bool:
-    """Whether the firmware enforces Secure Boot; a host that did not boot by EFI has none."""
+    """Returns whether the firmware enforces Secure Boot; False on a host that did not boot by EFI."""
     value = host.text(SECURE_BOOT)
     if value is not None:
         return value.endswith("\x01")
@@ -166,7 +166,7 @@ def signed_modules(host: Host) -> list[str] | None:
 
 
 def nvswitches(host: Host) -> int:
-    """How many NVSwitches the host has: as PCI bridges, or (with NVLink 5) behind an InfiniBand device."""
+    """Returns how many NVSwitches the host has: as PCI bridges, or (with NVLink 5) behind an InfiniBand device."""
     count = 0
     for address in host.names("/sys/bus/pci/devices"):
         folder = f"/sys/bus/pci/devices/{address}"
@@ -177,7 +177,9 @@ def nvswitches(host: Host) -> int:
 
 
 def nvlink5(host: Host) -> bool:
-    """Whether there are NVSwitches of NVLink 5, which a subnet manager has to route before the fabric manager runs."""
+    """Returns whether there are NVSwitches of NVLink 5. A subnet manager must route them before the
+    fabric manager runs.
+    """
     return _behind_infiniband(host) > 0
 
 

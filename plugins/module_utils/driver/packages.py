@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package names of the driver's parts in each distribution and repository. Pure.
+"""Names the driver's packages in each distribution and repository. Pure.
 
 ``name=version`` pins; ``name=*`` takes any version; ``name=@other`` takes the driver version that ``other`` has, which
 the fabric manager must equal to the last digit.
@@ -38,7 +38,7 @@ DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def offered(host: System, source: str) -> tuple[int, ...] | None:
-    """The branches that a source has on this system; None where any may be there."""
+    """Returns the branches that a source has on this system; None if the source may have any branch."""
     if source != "distribution":
         return None
     if host.family == "debian":
@@ -107,7 +107,7 @@ def _ubuntu_unversioned(host: System, kind: str) -> tuple[list[str], list[str]]:
 
 
 def ubuntu_flavour(branch: int | None, kind: str) -> str:
-    """How Ubuntu names the modules of a branch: ``580-server-open``."""
+    """Returns Ubuntu's name for the modules of a branch: ``580-server-open``."""
     return f"{branch}-server" + ("-open" if kind == "open" else "")
 
 
@@ -127,7 +127,9 @@ def _ubuntu_meta(host: System, suffix: str, flavour: str) -> str:
 
 
 def _ubuntu_kernel(host: System) -> str:
-    """How the packages end that follow the newest kernel of this flavour: generic, generic-hwe-24.04, aws."""
+    """Returns the suffix of the packages that follow the newest kernel of this flavour: generic,
+    generic-hwe-24.04, aws.
+    """
     kernel = re.sub(r"^[\d.]+-\d+-", "", host.kernel)
     newer = f"-hwe-{host.release}" if not host.kernel.startswith(UBUNTU_KERNEL[host.release]) else ""
     return kernel + (newer if kernel == "generic" else "")
@@ -152,7 +154,7 @@ def _el_headers(host: System) -> list[str]:
     version = kernel[: -len(host.arch) - 1] if kernel.endswith("." + host.arch) else kernel
     flavour = "uek" if "uek" in version else flavour
     name = f"kernel-{flavour}-devel" if flavour else "kernel-devel"
-    # Of a kernel that is none of the distribution's the package has another name.
+    # A kernel that is not the distribution's own has a package of another name.
     return [f"{name}={version}" if re.search(r"\.el\d", version) else name]
 
 
@@ -171,7 +173,7 @@ NAMES = {"debian": _debian, "ubuntu": _ubuntu, "el": _el, "sles": _sles}
 
 
 def module_stream(host: System, branch: int | None, kind: str) -> str:
-    """The module stream of dnf, empty where the release has none (RHEL 10 and later)."""
+    """Returns the module stream of dnf, empty if the release has none (RHEL 10 and later)."""
     if host.family != "el" or host.release not in ("8", "9"):
         return ""
     if kind == "open":
@@ -192,7 +194,7 @@ def fabric_manager(host: System, source: str, branch: int, user_space: str, vers
 
 
 def cuda_repository(host: System) -> dict[str, Any]:
-    """NVIDIA's CUDA repository for this release, with the address and the fingerprint of its key."""
+    """Returns NVIDIA's CUDA repository for this release, with the address and the fingerprint of its key."""
     base = f"{CUDA}/{host.cuda_name}/{ARCHITECTURES.get(host.arch, host.arch)}/"
     key = repository_keys.CUDA[host.cuda_name]
     signed = {"key_url": base + key.file, "key_fingerprint": key.fingerprint}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which key signs NVIDIA's repository for each release, and whether the collection has it. Pure.
+"""Names the key that signs NVIDIA's repository for each release, and finds whether the collection has the key. Pure.
 
 NVIDIA gives each newer release a key of its own. A fingerprint is in this table where a second source has the same one;
 a key is shipped where its text was had from a public source and has that fingerprint.
@@ -19,7 +19,7 @@ class Key(NamedTuple):
 
 CUDATOOLS_DEB = Key("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC")
 CUDATOOLS_RPM = Key("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")
-# By the name that the CUDA repository has for a release.
+# Keys are the CUDA repository's names of the releases.
 CUDA = {
     "debian12": CUDATOOLS_DEB,
     "debian13": Key("8793F200.pub", "02182E60104FCDC26EAE1B8597A5D4CB8793F200"),
@@ -32,7 +32,7 @@ CUDA = {
     "rhel10": Key("CDF6BA43.pub", "CDF6BA43"),
     "sles15": CUDATOOLS_RPM,
 }
-# Of the container toolkit, for every release.
+# The key of the container toolkit's repository, for every release.
 TOOLKIT = Key("gpgkey", "C95B321B61E88C1809C4F759DDCAE044F796ECB0")
 # Keys that the collection has, by fingerprint: files below its root.
 SHIPPED = {
@@ -43,12 +43,14 @@ SHIPPED = {
 
 
 def is_known(fingerprint: str) -> bool:
-    """Whether a whole fingerprint is known; eight digits can be made to fit by anybody."""
+    """Returns whether the full fingerprint is known. Eight digits do not suffice: a key with the
+    same eight can be forged.
+    """
     return len(fingerprint) == 40
 
 
 def mismatch(found: Sequence[str], fingerprint: str) -> str:
-    """What is wrong with the keys of a file, empty where nothing is; every one of them must be the one expected."""
+    """Returns the fault of a key file, empty if there is none. Every key in the file must be the expected one."""
     if not found:
         return "expected an armoured public key, found none"
     wrong = [one for one in found if not one.endswith(fingerprint)]

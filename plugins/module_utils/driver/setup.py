@@ -38,14 +38,16 @@ class Desired(NamedTuple):
 
 
 def newer(paths: Sequence[str], files: dict[str, Any], started: float | None) -> list[str]:
-    """Which of the files were changed after ``started``; ``files`` as host_state has them."""
+    """Returns the files that changed after ``started``; ``files`` as host_state has them."""
     if not started:
         return []
     return [path for path in paths if files.get(path) and files[path]["mtime"] > started]
 
 
 class Setup:
-    """One run; after it ``plan``, ``reboot`` and ``files`` (before and after) show the changes, made or predicted."""
+    """Makes the changes of one run; afterwards ``plan``, ``reboot`` and ``files`` (before and
+    after) show them, made or predicted.
+    """
 
     def __init__(self, desired: Desired, host: Host, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -104,7 +106,7 @@ class Setup:
             if after is None:
                 os.unlink(self.host.path(path))
                 if path.startswith(UNITS):
-                    # The folder of a unit's drop-ins, where nothing else is in it.
+                    # The folder of a unit's drop-ins, if it holds nothing else.
                     with contextlib.suppress(OSError):
                         os.rmdir(os.path.dirname(self.host.path(path)))
             else:
@@ -150,7 +152,7 @@ class Setup:
         return ["grubby", "--update-kernel=ALL", f"--{option}={' '.join(words)}"]
 
     def _modules(self, facts: dict[str, Any]) -> None:
-        """Load the module on disk, or reload it where no process uses the old one."""
+        """Loads the module on disk, or reloads it if no process uses the old one."""
         if not self.desired.modules or not (self.host.pci_gpus() or facts["loaded_version"]):
             return
         if facts["nouveau"]:
@@ -184,7 +186,7 @@ class Setup:
         if stopped:
             self._start_again(stopped)
         if not self.reboot and self.host.units([CDI_REFRESH])[CDI_REFRESH]["enabled"]:
-            # It does its work and ends; its files name libraries of the former driver.
+            # The service does its work and ends; its files name libraries of the former driver.
             answer = self.host.run(["systemctl", "restart", CDI_REFRESH])
             if answer.rc != 0:
                 self.warnings.append(
@@ -197,7 +199,7 @@ class Setup:
         return bool(users)
 
     def _swap(self, loaded: str) -> None:
-        """The modules out of the kernel and those on disk into it."""
+        """Unloads the modules from the kernel and loads the modules on disk."""
         modules = driver_facts.loaded_modules(self.host)
         if self._in_use(loaded, driver_facts.users(self.host, modules)):
             return
@@ -207,7 +209,8 @@ class Setup:
         for name in there:
             if self.host.run(["rmmod", name]).rc != 0:
                 self.reboot = f"the kernel does not let go of the module {name} of driver {loaded}"
-                # Those that went fit the one that stays only where they are not of another version.
+                # Load the modules again. This fails if the module that stayed has another version than the files on
+                # disk.
                 for one in [*self.desired.modules, *others]:
                     self.host.run(["modprobe", one])
                 return
@@ -225,7 +228,7 @@ class Setup:
         if not self.reboot:
             self._run("starting what used the driver", argv)
         elif self.host.run(argv).rc != 0:
-            # Their programs are new and the module is not: they start with the boot that this host needs.
+            # The services' programs are new and the module is old: they start at the boot that this host needs.
             self.warnings.append(
                 f"{', '.join(stopped)} did not start again; they need the driver that the next reboot loads"
             )
@@ -269,7 +272,7 @@ class Setup:
                 self._reread(name, unit)
 
     def _reread(self, name: str, unit: dict[str, Any]) -> None:
-        """Restart a service that started before a file was changed that it reads at its start alone."""
+        """Restarts a service whose files changed after its start, if the service reads them only then."""
         paths = list(self.desired.rereads.get(name, ()))
         late = [path for path in paths if path in self.files]
         late = late or newer(paths, {path: self.host.file(path) for path in paths}, unit["started"])

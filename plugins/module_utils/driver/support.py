@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which driver branch supports which GPU, known from the PCI device id before any driver is installed. Pure.
+"""Finds the driver branches that support a GPU, from its PCI device id and before any driver is installed. Pure.
 
 Sources: the device ids are those of the PCI ID repository; first and last branches are NVIDIA's (data-centre driver
 release notes, the list of legacy GPUs, the kernel-module page of the driver installation guide).
@@ -75,7 +75,7 @@ RANGES: tuple[tuple[int, int, Generation], ...] = (
     (0x2900, 0x2FFF, BLACKWELL),
     (0x3180, 0x31FF, BLACKWELL),
 )
-# GPUs that came later than the rest of their family.
+# GPUs that were released later than the rest of their family.
 FIRST_BRANCH = {0x20B7: 460, 0x2329: 535, 0x2335: 550, 0x233B: 550, 0x3182: 580, 0x31C2: 580}
 
 # NVSwitch as a PCI bridge: V100, A100 and H100 systems. Fourth-generation switches (Blackwell) are not PCI bridges.
@@ -83,12 +83,12 @@ NVSWITCH_IDS = (*range(0x1AC0, 0x1AC3), *range(0x1AF0, 0x1AF4), *range(0x22A0, 0
 
 
 def device_id(text: str) -> int | None:
-    """``0x20b0`` of sysfs as a number, None where it is none."""
+    """Returns ``0x20b0`` of sysfs as a number, None if the text is no number."""
     return int(text, 16) if re.match(r"^(0x)?[0-9A-Fa-f]{1,4}\Z", text.strip()) else None
 
 
 def generation(device: int | None) -> Generation | None:
-    """The generation of a GPU, None of one that no row knows: it may be newer than this table."""
+    """Returns the generation of a GPU, None if no row has it: the GPU may be newer than this table."""
     for low, high, found in RANGES:
         if device is not None and low <= device <= high:
             return found._replace(first=FIRST_BRANCH.get(device, found.first))
@@ -96,18 +96,18 @@ def generation(device: int | None) -> Generation | None:
 
 
 def branch_of(version: str) -> int | None:
-    """The branch in a version or a pattern: 535 of ``535.261.03-1``, ``1:580.65.06`` and ``535.*``."""
+    """Returns the branch in a version or a pattern: 535 of ``535.261.03-1``, ``1:580.65.06`` and ``535.*``."""
     found = re.match(r"^(?:\d+:)?(\d{3})(?:\.|-|\*|\Z)", version)
     return int(found.group(1)) if found else None
 
 
 def upstream(version: str) -> str:
-    """NVIDIA's version in a package's: ``535.261.03`` of ``1:535.261.03-1~deb12u1``."""
+    """Returns NVIDIA's version in a package's: ``535.261.03`` of ``1:535.261.03-1~deb12u1``."""
     return re.sub(r"^\d+:", "", version).partition("-")[0]
 
 
 def too_old(version: str) -> bool:
-    """Whether an exact version is before the oldest driver; a branch without a minor counts as its newest."""
+    """Returns whether an exact version is before the oldest driver; a branch without a minor counts as its newest."""
     parts = [int(part) for part in re.findall(r"\d+", upstream(version))[:2]]
     if not parts:
         return False
@@ -115,7 +115,7 @@ def too_old(version: str) -> bool:
 
 
 def generations(gpus: Iterable[dict[str, Any]]) -> list[tuple[str, Generation]]:
-    """Address and generation of every GPU on the bus that the table knows."""
+    """Returns address and generation of every GPU on the bus that the table knows."""
     found = [(str(gpu.get("address", "")), generation(device_id(str(gpu.get("device", ""))))) for gpu in gpus]
     return [(address, one) for address, one in found if one is not None]
 
@@ -139,7 +139,7 @@ def newest_branch(found: Sequence[tuple[str, Generation]], offered: Sequence[int
 
 
 def unsupported(branch: int, found: Sequence[tuple[str, Generation]]) -> list[str]:
-    """A sentence for each GPU that the branch does not drive."""
+    """Returns a sentence for each GPU that the branch does not drive."""
     said = []
     for address, one in found:
         if branch < one.first:
@@ -165,7 +165,7 @@ def modules_for(branch: int | None, found: Sequence[tuple[str, Generation]]) -> 
 
 
 def wrong_modules(kind: str, branch: int | None, found: Sequence[tuple[str, Generation]]) -> list[str]:
-    """Why a kind of kernel modules cannot be used, a sentence for each reason."""
+    """Returns why a kind of kernel modules cannot be used, a sentence for each reason."""
     said = []
     for address, one in found:
         if kind not in one.modules:

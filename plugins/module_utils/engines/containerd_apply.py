@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the desired state for a runtime to a containerd that runs with it, or with the former file.
+"""Configures containerd with the desired runtime and restarts it, or restores the former file.
 
 ``prepare`` reads, merges and asks ``containerd config dump`` about the candidate; it changes nothing, so check mode
 stops after it. ``carry_out`` writes, restarts and looks, and puts the former file back where containerd does not come
@@ -40,7 +40,7 @@ class Options(NamedTuple):
 
 
 class Applier:
-    """One run. After ``prepare`` the attributes hold the report."""
+    """Configures containerd in one run. After ``prepare`` the attributes hold the report."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -80,7 +80,7 @@ class Applier:
         self.decide()
 
     def validate(self, main: str, daemon: tuple[int, ...], check_mode: bool) -> None:
-        """Ask the program itself what it would make of the candidate. Without the program there is nothing to ask."""
+        """Asks the containerd program how it reads the candidate. Without the program there is nothing to check."""
         if not daemon:
             self.warnings.append(f"no program {self.options.program} on this host, so nothing could validate the file")
             return
@@ -116,7 +116,9 @@ class Applier:
         return tuple(int(one) for one in found.groups()) if found else ()
 
     def decide(self) -> None:
-        """Whether containerd must be started again; one that started before the file was changed never read it."""
+        """Decides whether containerd must be restarted: a containerd that started before the file
+        changed never read it.
+        """
         if not self.options.apply:
             return
         unit = self.unit()
@@ -188,14 +190,14 @@ class Applier:
         if self.options.absent or not self.options.record:
             return
         if record is not None:
-            # Of an earlier run: without it nobody could take its keys back.
+            # This record is of an earlier run: without it no later run could remove its keys.
             write_text(self.options.record, record.decode("utf-8"), 0o600)
             return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.options.record)
 
     def restart(self) -> str:
-        """Starts containerd with what lies there; empty where it is up and stays up."""
+        """Starts containerd with the file on disk; returns an empty text if it is up and stays up."""
         unit = self.options.service + ".service"
         run(["systemctl", "reset-failed", unit])
         code, said = run(["systemctl", "restart", unit], self.options.timeout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's runtime in the text of a containerd configuration, of versions 1, 2 and 3. Pure.
+"""Sets NVIDIA's runtime in the text of a containerd configuration, of versions 1, 2 and 3. Pure.
 
 containerd 1.6 and 1.7 merge drop-in files by plugin: one that names the CRI plugin replaces its whole section, cgroup
 driver, sandbox image and CNI folders included. So there the keys are set in the main file. From 2.0 tables are merged,
@@ -25,11 +25,13 @@ TEMPLATE_LINE = re.compile(r"^\s*\{\{.*\}\}\s*$")
 
 
 class ConfigError(Exception):
-    """A configuration that is not changed; says what was found and what to do."""
+    """A configuration that cannot be changed; the text says what was found and what to do."""
 
 
 class Desired(NamedTuple):
-    """A runtime by name and absolute path of its program; ``default``: for containers that name none."""
+    """Describes a runtime by name and absolute path of its program; ``default``: for containers
+    that name no runtime.
+    """
 
     name: str = "nvidia"
     path: str = "/usr/bin/nvidia-container-runtime"
@@ -39,12 +41,12 @@ class Desired(NamedTuple):
 
 
 def _get(text: str, key: str) -> str | None:
-    """The value of a key as it is written, also in a template."""
+    """Returns the value of a key in the file's notation, also from a template."""
     return toml_text.get(hide_template(text)[0], key)
 
 
 def version_of(text: str) -> int:
-    """The version that a file says it has; without one it is of version 1."""
+    """Returns the version that a file names; a file without a version has version 1."""
     written = _get(text, "version")
     if written is None:
         return 1
@@ -93,7 +95,7 @@ def _runc_cgroup(text: str, version: int | None = None) -> bool | None:
 
 
 def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
-    """Why containerd of this version would not do what the file says."""
+    """Returns why containerd of this version would not do what the file says."""
     version, shown, found = version_of(text), ".".join(map(str, daemon)), []
     if daemon and version == 3 and daemon < (2,):
         found.append(
@@ -111,14 +113,14 @@ def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
 
 
 def keys(text: str, desired: Desired, version: int | None = None) -> dict[str, toml_text.Value]:
-    """The keys that are ours, with their values."""
+    """Returns the keys that the collection sets, with their values."""
     base = SECTIONS[version or version_of(text)] + ".containerd"
     runtime = f"{base}.runtimes.{desired.name}"
     wanted: dict[str, toml_text.Value] = {
         f"{runtime}.runtime_type": "io.containerd.runc.v2",
         f"{runtime}.options.BinaryName": desired.path,
     }
-    # It must be what the kubelet has; what runc uses is what works on this host.
+    # The cgroup driver must equal the kubelet's; the value for runc is known to work on this host.
     cgroup = desired.systemd_cgroup
     if cgroup is None:
         cgroup = _runc_cgroup(text, version)
@@ -130,7 +132,7 @@ def keys(text: str, desired: Desired, version: int | None = None) -> dict[str, t
 
 
 def imported_folder(text: str) -> str | None:
-    """A folder of which the file imports every .toml file, None where there is none."""
+    """Returns a folder of which the file imports every .toml file, None if there is no such folder."""
     try:
         globs = re.findall(r"""["']([^"']+)["']""", _get(text, "imports") or "")
     except toml_text.TomlError:
@@ -140,13 +142,13 @@ def imported_folder(text: str) -> str | None:
 
 
 def place(path: str, text: str) -> str:
-    """The file that our keys belong into: the main file, or one of our own in a folder that it imports."""
+    """Returns the file for our keys: the main file, or our own file in a folder that the main file imports."""
     folder = imported_folder(text) if version_of(text) == 3 else None
     return os.path.join(folder, DROP_IN) if folder else path
 
 
 def merge(text: str, desired: Desired) -> tuple[str, list[str]]:
-    """The main file's text with our keys, and what changed. Every other byte stays."""
+    """Returns the main file's text with our keys, and the changes. Every other byte stays."""
     hidden, lines = hide_template(text)
     if any('template "base"' in line for line in lines.values()):
         raise ConfigError(
@@ -161,7 +163,7 @@ def merge(text: str, desired: Desired) -> tuple[str, list[str]]:
 
 
 def drop_in(main: str, desired: Desired) -> str:
-    """The text of our own file next to the main file, in the main file's version."""
+    """Returns the text of our own file next to the main file, in the main file's version."""
     return toml_text.merge(f"version = {version_of(main)}\n", keys(main, desired))[0]
 
 
@@ -202,7 +204,7 @@ def undo(text: str, former: str | None, ours: str, desired: Desired) -> str | No
 
 
 def without_empty_table(text: str, table: str) -> str:
-    """An empty table of a runtime is a runtime without a type, with which containerd does not start."""
+    """Removes the empty table of a runtime: containerd does not start with a runtime that has no type."""
     found = toml_text.scan(text)
     path = toml_text.split_key(table)
     if path not in found.tables or any(key[: len(path)] == path for key in found.entries):
@@ -216,7 +218,9 @@ def without_empty_table(text: str, table: str) -> str:
 
 
 def missing(dump: str, desired: Desired) -> list[str]:
-    """Parts of the desired state that ``containerd config dump`` does not show, in any version of its output."""
+    """Returns the parts of the desired state that ``containerd config dump`` does not show, in any
+    version of its output.
+    """
     found: dict[tuple[str, ...], Any] = {key: entry.value for key, entry in toml_text.scan(dump).entries.items()}
 
     def value(*tail: str) -> str | None:
@@ -238,7 +242,7 @@ def missing(dump: str, desired: Desired) -> list[str]:
 
 
 def crio(desired: Desired) -> str:
-    """A drop-in file of CRI-O, which merges by table."""
+    """Returns a drop-in file of CRI-O, which merges by table."""
     head = "# Written by the role vgpu.fleet.container_runtime; changes are overwritten.\n"
     default = f'[crio.runtime]\ndefault_runtime = "{desired.name}"\n\n' if desired.default else ""
     return (

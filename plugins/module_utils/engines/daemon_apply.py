@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the desired state for daemon.json to a daemon that runs with it, or with the former file.
+"""Configures docker by daemon.json and reloads or restarts the daemon, or restores the former file.
 
-``prepare`` reads, compares, checks and decides; it changes nothing, so check mode stops after it. ``carry_out``
-writes, signals and verifies, and puts everything back where the daemon does not follow. The host is behind DockerHost.
+``prepare`` reads, compares, checks and decides; it changes nothing, so check mode stops after it. ``carry_out`` writes,
+signals and verifies, and puts everything back where the daemon does not follow. The host is behind DockerHost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Options(NamedTuple):
 
 
 class Applier:
-    """One run. After ``prepare`` the attributes hold the report."""
+    """Configures docker in one run. After ``prepare`` the attributes hold the report."""
 
     def __init__(self, options: Options, host: DockerHost) -> None:
         self.options, self.host = options, host
@@ -74,7 +74,7 @@ class Applier:
             self.decide(document, argv)
 
     def check(self, document: dict[str, Any], argv: list[str]) -> None:
-        """Refuse a file that the daemon would not start with. Taking our keys back is never refused."""
+        """Refuses a file with which the daemon would not start. Removing our keys is never refused."""
         if self.options.absent:
             return
         found = daemon_check.problems(document, argv)
@@ -98,7 +98,7 @@ class Applier:
             return self.host.validate(stream.name, argv)
 
     def decide(self, document: dict[str, Any], argv: list[str]) -> None:
-        """Whether the daemon must be reloaded, restarted or started, and whether that is allowed."""
+        """Decides whether the daemon must be reloaded, restarted or started, and whether that is allowed."""
         unit = self.host.facts()
         if not unit["present"]:
             return
@@ -180,7 +180,7 @@ class Applier:
             write_text(self.target, self.after)
 
     def follow(self) -> None:
-        """Make the daemon take the file over and see that it did."""
+        """Makes the daemon reload the file and checks that it did."""
         if self.applied == "none":
             return
         document = daemon_json.parse(self.after)

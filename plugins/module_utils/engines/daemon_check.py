@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a daemon.json before it is written, for errors that dockerd reports only at its start.
+"""Checks a daemon.json before it is written, for errors that dockerd reports only at its start.
 
-``dockerd --validate`` does not exist in 20.10, and the later ones pass a default runtime that nobody defined, a
-missing runtime program, the reserved name runc, and both path and runtimeType. Pure, given how to find a program.
+``dockerd --validate`` does not exist in 20.10, and the later ones pass a default runtime that nobody defined, a missing
+runtime program, the reserved name runc, and both path and runtimeType. Pure, given how to find a program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TYPES: dict[str, Any] = {
 def problems(
     document: dict[str, Any], argv: Sequence[str] = (), is_program: Callable[[str], bool] = lambda path: True
 ) -> list[str]:
-    """Every reason why dockerd would fail with this document or run something else than it says."""
+    """Returns every reason why dockerd would fail with this document or run something else than it says."""
     found = [
         f'"{key}" must be {expected}, found {show(document[key])}'
         for key, (kind, expected) in TYPES.items()
@@ -99,7 +99,9 @@ def is_size(value: Any) -> bool:
 
 
 def conflicts(document: dict[str, Any], argv: Sequence[str]) -> list[str]:
-    """Options given both as a flag and in the file: dockerd does not start, even where the values are equal."""
+    """Returns the options given both as a flag and in the file: dockerd then does not start, even
+    if the values are equal.
+    """
     # Flags and file are merged for runtimes alone.
     both = [key for key in flag_values(argv) if key in document and key != "runtimes"]
     return [

@@ -60,7 +60,7 @@ class DaemonJsonError(ValueError):
 
 
 class Change(NamedTuple):
-    """One key whose value differs. ``apply``: reload or restart applies it in the running daemon."""
+    """Describes one key whose value differs. ``apply``: reload or restart applies it in the running daemon."""
 
     path: Path
     action: str  # add, change or remove
@@ -78,7 +78,7 @@ class Change(NamedTuple):
 
 
 class Unapplied(NamedTuple):
-    """A key that the running daemon does not show as the file has it."""
+    """Describes a key whose value in the running daemon differs from the file."""
 
     key: str
     expected: Any
@@ -95,7 +95,7 @@ def show(value: Any) -> str:
 
 
 def decode(raw: bytes | None) -> str | None:
-    """The text of the file's bytes; None where there is no file."""
+    """Returns the text of the file's bytes; None if there is no file."""
     if raw is None:
         return None
     try:
@@ -108,13 +108,16 @@ def decode(raw: bytes | None) -> str | None:
 
 
 def split(text: str | None) -> tuple[str, str]:
-    """The byte order mark (or nothing) and the rest. dockerd takes an empty file, and a mark only since 23.0."""
+    """Returns the byte order mark (or nothing) and the rest.
+
+    dockerd accepts an empty file; it accepts a byte order mark only since 23.0.
+    """
     text = text or ""
     return (BOM, text[1:]) if text.startswith(BOM) else ("", text)
 
 
 def parse(text: str | None) -> dict[str, Any]:
-    """The document. None (no file), an empty file and a byte order mark are accepted."""
+    """Returns the document. Accepts None (no file), an empty file and a byte order mark."""
     body = split(text)[1]
     if not body.strip():
         return {}
@@ -184,7 +187,7 @@ def lookup(document: Any, path: Sequence[str], default: Any = None) -> Any:
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], path: Path = ()) -> list[Change]:
-    """The changes from one document to the other, each as deep as it goes."""
+    """Returns the changes from one document to the other, each at its deepest differing key."""
     changes: list[Change] = []
     for key in [*before, *(key for key in after if key not in before)]:
         here = (*path, key)
@@ -210,7 +213,7 @@ def how_to_apply(path: Sequence[str], value: Any = None) -> str:
 
 
 def needs_restart(changes: Iterable[Any]) -> list[str]:
-    """The keys, changed or unapplied, that only a restart applies; empty where a reload (SIGHUP) is enough."""
+    """Returns the keys, changed or unapplied, that only a restart applies; empty if a reload (SIGHUP) is enough."""
     names = [".".join(one.path) if isinstance(one, Change) else one.key for one in changes if one.apply == "restart"]
     return list(dict.fromkeys(names))
 
@@ -275,7 +278,7 @@ FLAG_KEYS = {
 
 
 def flag_values(argv: Sequence[str]) -> dict[str, list[str]]:
-    """The keys that dockerd's command line sets, with their values as text."""
+    """Returns the keys that dockerd's command line sets, with their values as text."""
     flags: dict[str, list[str]] = {}
     words = list(argv)[1:]
     for place, word in enumerate(words):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of what was changed in daemon.json, and its removal.
+"""Records the changes of daemon.json, and reverts them by the record.
 
 Where the file was not edited since, the removal restores the former bytes (or no file). Where it was, each key of ours
 that still has our value gets its former value back, and the edits stay.
@@ -23,7 +23,7 @@ def digest(text: str | None) -> str:
 
 
 def leaves(path: Path, value: Any) -> Iterable[tuple[Path, Any]]:
-    """The parts of a value that are no objects; an empty object counts as one."""
+    """Returns the parts of a value that are no objects; an empty object counts as one part."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves((*path, key), item)
@@ -60,7 +60,7 @@ def update(
 
 
 def undo(text: str | None, record: dict[str, Any]) -> tuple[str | None, list[Change]]:
-    """The text with our changes taken back, and the changes that makes; None where no file was there before."""
+    """Returns the text without our changes, and the reverted changes; None if there was no file before."""
     before = record["before"]
     document = parse(text)
     if record["exact"] and digest(text) == record["written"]:
@@ -87,7 +87,7 @@ def undo_member(body: str, member: dict[str, Any]) -> str:
 
 
 def drop(body: str, path: Path) -> str:
-    """The text without this member, and without the objects around it that thereby become empty."""
+    """Returns the text without this member, and without the objects around it that thereby become empty."""
     if not body.strip() or lookup(parse(body), path, _MISSING) is _MISSING:
         return body
     body = json_text.delete(body, path)
@@ -96,7 +96,9 @@ def drop(body: str, path: Path) -> str:
 
 
 def take_out(text: str | None, settings: dict[str, Any]) -> tuple[str | None, list[Change]]:
-    """The text without the members of ``settings`` that have the given value: the removal without a record."""
+    """Returns the text without the members of ``settings`` that have the given value. Used for a
+    removal without a record.
+    """
     mark, body = split(text)
     for path, value in leaves((), settings):
         held = lookup(parse(body), path, _MISSING) if path else _MISSING

@@ -27,7 +27,7 @@ class _SocketConnection(http.client.HTTPConnection):
 
 
 def get(target: str, path: str = SOCKET, timeout: float = ANSWER_S) -> Any:
-    """The answer of the daemon to a GET, None where none answers or it refuses."""
+    """Returns the daemon's reply to a GET, None if no daemon answers or it refuses."""
     connection = _SocketConnection(path, timeout)
     try:
         connection.request("GET", target)
@@ -41,13 +41,13 @@ def get(target: str, path: str = SOCKET, timeout: float = ANSWER_S) -> Any:
 
 
 def info(path: str = SOCKET, timeout: float = ANSWER_S) -> dict[str, Any] | None:
-    """The fields of ``docker info`` that matter here, None where no daemon answers."""
+    """Returns the fields of ``docker info`` that the plan compares, None if no daemon answers."""
     answer = get("/info", path, timeout)
     return {field: answer.get(field) for field in FIELDS} if isinstance(answer, dict) else None
 
 
 def containers(path: str = SOCKET, timeout: float = ANSWER_S) -> list[str] | None:
-    """The names of the running containers, None where no daemon answers."""
+    """Returns the names of the running containers, None if no daemon answers."""
     rows = get("/containers/json", path, timeout)
     if not isinstance(rows, list):
         return None

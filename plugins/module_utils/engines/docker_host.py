@@ -19,7 +19,7 @@ from . import docker_api
 
 
 class DockerHostError(Exception):
-    """The daemon did not do what was asked of it."""
+    """The daemon refused or failed."""
 
 
 def run(arguments: list[str], timeout: float = 120.0) -> tuple[int, str]:
@@ -40,7 +40,7 @@ def run(arguments: list[str], timeout: float = 120.0) -> tuple[int, str]:
 
 
 class DockerHost:
-    """The real host; tests put another object in its place."""
+    """Controls docker on the real host; tests replace this object by another one."""
 
     def __init__(self, service: str = "docker", address: str = docker_api.SOCKET, proc: str = "/proc") -> None:
         self.service, self.address, self.proc = service, address, proc
@@ -52,7 +52,7 @@ class DockerHost:
         return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line) if code == 0 else {}
 
     def facts(self) -> dict[str, bool]:
-        """Whether the service is present, masked, enabled, active or failed: the same words as in the plan."""
+        """Returns the service's state in the plan's words: present, masked, enabled, active, failed."""
         return hardware.unit_facts(self.unit())
 
     def active(self) -> bool:
@@ -62,7 +62,7 @@ class DockerHost:
         self.systemctl("enable")
 
     def argv(self) -> list[str]:
-        """The live daemon's command line, in which the unit's variables are expanded."""
+        """Returns the live daemon's command line, in which the unit's variables are expanded."""
         pid = self.unit().get("MainPID", "0")
         try:
             with open(f"/proc/{int(pid)}/cmdline", "rb") as stream:
@@ -71,11 +71,11 @@ class DockerHost:
             return []
 
     def info(self, timeout: float = docker_api.ANSWER_S) -> dict[str, Any] | None:
-        """The answer of ``docker info``, or None where the daemon does not answer within so many seconds."""
+        """Returns the result of ``docker info``, or None if the daemon does not answer within so many seconds."""
         return docker_api.info(self.address, timeout) if self.active() else None
 
     def containers(self, answers: bool = True) -> list[str]:
-        """The names of the running containers; of a daemon that does not answer, the ids that its shims hold."""
+        """Returns the names of the running containers; if the daemon does not answer, the ids from its shims."""
         named = docker_api.containers(self.address) if answers else None
         return shims(self.proc) if named is None else named
 
@@ -83,12 +83,14 @@ class DockerHost:
         return shutil.which(path, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/usr/bin") is not None
 
     def validate(self, path: str, argv: list[str]) -> str | None:
-        """The error of ``dockerd --validate`` for a file; None where there is none or no such option (20.10)."""
+        """Returns the error of ``dockerd --validate`` for a file; None if there is no error or no
+        such option (20.10).
+        """
         program = shutil.which("dockerd", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         if program is None:
             return None
         flags = without_config_file(argv[1:])
-        # Without docker-proxy in PATH the check would fail for a reason that the file has not.
+        # Without docker-proxy in PATH the check would fail even for a correct file.
         proxy = (
             [] if shutil.which("docker-proxy") or "--userland-proxy" in " ".join(flags) else ["--userland-proxy=false"]
         )
@@ -113,13 +115,15 @@ class DockerHost:
             )
 
     def journal(self) -> str:
-        """The daemon's last message above routine level."""
+        """Returns the daemon's last message above routine level."""
         code, text = run(["journalctl", "-u", self.service + ".service", "-n", "40", "--no-pager", "-o", "cat"])
         lines = [line for line in text.splitlines() if code == 0 and ("level=" not in line or "level=info" not in line)]
         return "\n".join(lines[-8:])
 
     def wait(self, condition: Callable[[dict[str, Any]], bool], timeout: float) -> dict[str, Any]:
-        """The daemon's info once it fulfils the condition; DockerHostError when it does not in time, or has failed."""
+        """Returns the daemon's info once it meets the condition. Raises DockerHostError if that
+        takes too long or the daemon failed.
+        """
         end = time.monotonic() + timeout
         seen = None
         while True:

@@ -22,7 +22,7 @@ def find(host: Host) -> dict[str, Any]:
         for user in host.names("/home")
         if host.file(f"/home/{user}/.config/systemd/user/docker.service") is not None
     }
-    # One daemon may appear twice: as a running socket, by number, and as a unit, by name.
+    # One daemon may appear twice: its running socket has the user's number, its unit the user's name.
     numbers = _uids(host)
     return {
         "snap": any(host.names(folder) for folder in SNAP_FOLDERS),
@@ -37,7 +37,7 @@ def _uids(host: Host) -> dict[str, str]:
 
 
 def findings(kinds: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Errors that stop the host, and warnings."""
+    """Returns errors that stop the host, and warnings."""
     faults, notes = [], []
     if kinds["snap"]:
         faults.append(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine ``container_runtime_engine: auto`` means on a host, and the file of ours that an engine reads. Pure.
+"""Resolves ``container_runtime_engine: auto`` on a host, and names the collection's file that an engine reads. Pure.
 
 The kubelet decides where one runs. Where none runs yet, the engines that are there do: a host that is to join a cluster
 later must not get docker in front of its containerd.
@@ -25,7 +25,7 @@ DROP_INS = {
     "k3s": "/etc/rancher/k3s/config.yaml.d/99-vgpu.yaml",
     "rke2": "/etc/rancher/rke2/config.yaml.d/99-vgpu.yaml",
 }
-# The variables of container_runtime with what an engine keeps of the time before it was configured.
+# Variables of container_runtime that name the record of an engine's state before its configuration.
 RECORDS = {"docker": "docker_record", "containerd": "containerd_record"}
 
 
@@ -37,14 +37,14 @@ class Engine(NamedTuple):
 
 
 def units(engine: str) -> list[str]:
-    """The units whose state ``resolve`` and the plan need."""
+    """Returns the units whose state ``resolve`` and the plan need."""
     if engine != AUTO:
         return ENGINE_UNITS.get(engine, [DOCKER_UNIT])
     return [DOCKER_UNIT, KUBELET_UNIT, *(unit for several in ENGINE_UNITS.values() for unit in several)]
 
 
 def files(engine: str) -> list[str]:
-    """The files of ours that the engine, or any that ``auto`` may mean, reads."""
+    """Returns the collection's files that the engine, or any engine that ``auto`` may mean, reads."""
     return [path for name, path in DROP_INS.items() if engine in (AUTO, name)]
 
 
@@ -71,7 +71,9 @@ def resolve(wanted: dict[str, Any], state: dict[str, Any]) -> Engine:
 
 
 def configured(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """The engines that hold changes of ours. ``found``: state of each file by path, None where it is not there."""
+    """Returns the engines with changes by the collection. ``found``: state of each file by path,
+    None if it is missing.
+    """
     engine = wanted["engine"]
     if engine != AUTO:
         return [engine]
@@ -80,7 +82,7 @@ def configured(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 
 def drop_in(engine: str, wanted: dict[str, Any]) -> tuple[str, str]:
-    """Path and text of our file for an engine; empty for one that has none."""
+    """Returns path and text of our file for an engine; empty for an engine without such a file."""
     program = str((wanted["runtimes"].get("nvidia") or {}).get("path") or containerd_text.Desired().path)
     desired = containerd_text.Desired(path=program, default=wanted["default_runtime"] == "nvidia")
     text = containerd_text.crio(desired) if engine == "crio" else containerd_text.rancher(desired)
@@ -88,7 +90,7 @@ def drop_in(engine: str, wanted: dict[str, Any]) -> tuple[str, str]:
 
 
 def _begun(wanted: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Whether a run was cut off that had brought docker's containerd and not docker. The record comes first."""
+    """Returns whether a killed run had installed docker's containerd but not docker. The record is written first."""
     return found.get(wanted["packages_record"]) is not None and found.get(wanted["containerd_record"]) is None
 
 

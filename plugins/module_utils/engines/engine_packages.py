@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages of the container engine, for a host where it is missing. Pure.
+"""Chooses the packages of the container engine for a host without an engine. Pure.
 
 An engine that somebody else installed, such as Docker's own docker-ce, is used as it is: another package of it would
 take its place under the containers that run.
@@ -61,7 +61,9 @@ class Choice(NamedTuple):
 
 
 def names(wanted: dict[str, Any]) -> list[str]:
-    """All packages whose versions ``choose`` must know: those of the desired state, or every one that may be chosen."""
+    """Returns all packages whose versions ``choose`` must know: the desired ones, or every package
+    that may be chosen.
+    """
     if wanted["packages"]:
         return [str(package) for package in wanted["packages"]]
     asked = UNITS if wanted["engine"] == "auto" else (wanted["engine"],)
@@ -79,7 +81,7 @@ def family_of(system: dict[str, str]) -> str:
 
 
 def manager_of(system: dict[str, str]) -> str:
-    """The package manager of a host, empty where it is not known."""
+    """Returns the package manager of a host, empty if it is not known."""
     known = distribution.system(system)
     if known:
         return known.manager
@@ -87,7 +89,9 @@ def manager_of(system: dict[str, str]) -> str:
 
 
 def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
-    """The packages to install. ``wanted``: engine, packages, repository and packages_record of container_runtime."""
+    """Returns the packages to install. ``wanted``: engine, packages, repository and packages_record
+    of container_runtime.
+    """
     manager = manager_of(state["os"])
     if wanted["packages"]:
         named = [str(package) for package in wanted["packages"]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine starts the containers of this host's pods, by its kubelet's configuration.
+"""Finds the engine that starts the containers of this host's pods, from its kubelet's configuration.
 
 A role that gives NVIDIA's runtime to another engine reports success, and no pod gets a GPU. A second engine, docker,
 changes the firewall under the pods.
@@ -14,7 +14,7 @@ from typing import Any, Sequence
 from ..host.host import Host
 
 FLAG = "--container-runtime-endpoint"
-# In a configuration file, which is YAML or JSON.
+# The key in a configuration file, which is YAML or JSON.
 VALUE = r"""(?:^|[{,])\s*["']?%s["']?\s*:[ \t]*["']?([^\s"'#,}]+)"""
 IN_CONFIG = re.compile(VALUE % "containerRuntimeEndpoint", re.MULTILINE)
 CGROUP_FLAG = "--cgroup-driver"
@@ -52,7 +52,7 @@ def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
 
 
 def _setting(host: Host, argv: Sequence[str], flag: str, in_config: re.Pattern[str]) -> str:
-    """The value of a flag, or of the configuration with its drop-ins, the last of which counts; else empty."""
+    """Returns the value of a flag, or of the configuration with its drop-ins, the last of which counts; else empty."""
     given, path, folder = _option(argv, flag), _option(argv, "--config"), _option(argv, "--config-dir")
     if given:
         return given
@@ -65,7 +65,7 @@ def _setting(host: Host, argv: Sequence[str], flag: str, in_config: re.Pattern[s
 
 
 def _option(argv: Sequence[str], name: str) -> str:
-    """The value of an option in ``--name=value`` or ``--name value``; the last counts."""
+    """Returns the value of an option in ``--name=value`` or ``--name value``; the last counts."""
     value = ""
     for word, after in zip(argv, [*argv[1:], ""]):
         if word == name:

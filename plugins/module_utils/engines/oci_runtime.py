@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine starts the containers of a host, and by which runtime: runc turns every controller of control groups on
-for a container, crun some, and neither dmem nor misc.
+"""Finds the engine and the runtime that start a host's containers. runc enables every controller of control groups for
+a container; crun enables some, but neither dmem nor misc.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _plain(written: str | None) -> str:
 
 
 def _crio(host: Host) -> str:
-    """The last file that names one counts."""
+    """Returns the runtime that CRI-O's files name; the last file that names a runtime counts."""
     paths = [CRIO, *(f"{CRIO_FOLDER}/{name}" for name in sorted(host.names(CRIO_FOLDER)))]
     found = [_last(host.text(path) or "", "default_runtime") for path in paths]
     return next((one for one in reversed(found) if one), "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of one TOML file: set with a record of what they had before, and given back."""
+"""Sets keys of one TOML file, records their former values, and restores them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..text import toml_text
 
 
 class TomlFile:
-    """One run; ``before`` and ``after`` are the texts of the file, None where there is none."""
+    """Changes the file in one run; ``before`` and ``after`` are the texts of the file, None if there is none."""
 
     def __init__(self, path: str, record: str | None = None, check_mode: bool = False) -> None:
         self.path, self.record, self.check_mode = path, record, check_mode
@@ -44,7 +44,7 @@ class TomlFile:
         for key, values in kept.get("keys", {}).items():
             now = None if text is None else toml_text.get(text, key)
             if text is None or now != values["ours"] or now == values["before"]:
-                continue  # the file is gone, or the key was changed since
+                continue  # The file is gone, or the key was changed since.
             first = values["before"]
             text = toml_text.remove(text, key) if first is None else toml_text.put(text, key, first)
             self.plan.append(f"remove {key}" if first is None else f"change {key} back to {first}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who enforces the memory of a slice: the driver by the container's control group, or the library alone. Pure.
+"""Decides what enforces the memory limit of a slice: the driver by the container's control group, or the library. Pure.
 
-One rule for plan and device plugin: the first reason that speaks against the driver is the one that people read.
+Plan and device plugin share this rule. Users see the first reason that prevents enforcement by the driver.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence
 
 AUTO, DRIVER, LIBRARY = "auto", "driver", "library"
-# What is active in a sharing mode that no library limits.
+# The value of ``active`` in a sharing mode without a memory limit by the library.
 NONE = "none"
 CHOICES = (AUTO, DRIVER, LIBRARY)
 FIRST_BRANCH = 615
-# It turns some controllers on for a container, and neither of these.
+# crun enables some controllers for a container, but neither dmem nor misc.
 CRUN = "crun"
 NOT_TRIED = "nothing was tried on this host yet"
 # Sharing modes whose containers are given a limit; a MIG device's memory is its own, and whole GPUs have none.
@@ -21,7 +21,8 @@ LIMITED = ("vcuda", "time-slicing", "mps")
 
 
 class Facts(NamedTuple):
-    """What a host says. ``probed``: (backend, why not) of gpu/memory_limits.py; None where nothing was tried.
+    """Holds the facts of a host on which the decision depends. ``probed``: (backend, why not) of gpu/memory_limits.py;
+    None where nothing was tried.
 
     ``branch``: of the driver, 0: unknown. ``cards``: GPUs before Turing. ``handover``: empty where containers get their
     GPUs by CDI, else the reason why not. ``cgroup2``: whether version 2 of control groups is mounted at their root.
@@ -42,7 +43,7 @@ class Facts(NamedTuple):
     runtime: str = ""
 
     def parts(self) -> str:
-        """What of kernel and engine the limits depend on, as far as it is known, in brackets."""
+        """Lists, in brackets, the known facts of kernel and engine on which the limits depend."""
         said = []
         if self.controllers:
             said.append(f"the kernel has {' and '.join(self.controllers)}")
@@ -53,7 +54,7 @@ class Facts(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """``active``: ``driver-dmem``, ``driver-misc``, ``library`` or ``none``; ``why``: one line, why this one."""
+    """Holds ``active``: ``driver-dmem``, ``driver-misc``, ``library`` or ``none``; ``why``: the reason in one line."""
 
     active: str
     why: str
@@ -72,7 +73,7 @@ class Verdict(NamedTuple):
 
 
 def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> str:
-    """The first cause for which the driver cannot enforce limits; empty where none is known."""
+    """Returns the first cause for which the driver cannot enforce limits; empty if none is known."""
     if sharing not in LIMITED:
         return f"sharing {sharing} gives no memory limits to containers"
     if not count_context:
@@ -100,12 +101,12 @@ def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -
 
 
 def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> Verdict:
-    """What is active, by what is known; the probe has the last word."""
+    """Decides what is active from the known facts; the result of the probe decides last."""
     other = LIBRARY if sharing == "vcuda" else NONE
     if requested == LIBRARY:
         return Verdict(other, "vgpu_memory_enforcement is library")
     if requested == AUTO and sharing in ("time-slicing", "mps"):
-        # There no library limits memory; a limit that nobody asked for would break programs that run today.
+        # The library limits no memory in this mode; a limit that no user requested would break programs that run today.
         return Verdict(other, f"{sharing} has the driver's limits only where vgpu_memory_enforcement is driver")
     why = obstacle(facts, sharing, count_context)
     if not why and facts.probed is None:
@@ -118,7 +119,7 @@ def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: 
 
 
 def handover_of(strategies: Sequence[str]) -> str:
-    """Why a way of handing GPUs to containers keeps the hook from running; empty where it does not."""
+    """Returns why a method of device injection keeps the hook from running; empty if the hook runs."""
     if any(one in ("cdi-cri", "cdi-annotations") for one in strategies):
         return ""
     return (

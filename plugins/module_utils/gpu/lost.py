@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs that are lost: the driver counts them and cannot read them, or they were offered and are gone. Pure."""
+"""Finds lost GPUs: the driver counts them and cannot read them, or they were advertised and are gone. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ ADVICE = "look at the kernel log for Xid; reset or replace it, and it comes back
 def find(
     readable: Sequence[dict[str, Any]], unreadable: Sequence[dict[str, Any]], status: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """``{index, uuid, reason, counted}`` of each, by index. ``uuid`` is empty where nobody ever read it.
+    """Returns ``{index, uuid, reason, counted}`` of each lost GPU, by index. ``uuid`` is empty where nobody ever read
+    it.
 
     ``readable`` and ``unreadable``: what NVML says now (``gpus`` and ``lost`` of nvml.read); ``status``: of the device
     plugin, which remembers what it offered.
@@ -30,10 +31,10 @@ def find(
 
 
 def name(gpu: dict[str, Any]) -> str:
-    """Index and, where it is known, UUID."""
+    """Returns the index and, if known, the UUID."""
     return "{index} ({uuid})".format(**gpu) if gpu["uuid"] else str(gpu["index"])
 
 
 def remedy(gpu: dict[str, Any]) -> str:
-    """What a person may do."""
+    """Returns the steps that a person can take."""
     return ADVICE if gpu["counted"] else f"{ADVICE}; removed for good: vgpuctl forget {gpu['uuid']}"

@@ -69,14 +69,16 @@ class _Statfs(ctypes.Structure):
 
 
 def is_cgroup2(folder: str) -> bool:
-    """Whether version 2 of control groups is what is mounted there: not so on a hybrid host's root."""
+    """Returns whether version 2 of control groups is mounted at this path. On a hybrid host's root it is not."""
     found = _Statfs()
     done = ctypes.CDLL(None).statfs(os.fsencode(folder), ctypes.byref(found))
     return done == 0 and found.kind == CGROUP2_MAGIC
 
 
 def backend(cgroup_root: str = CGROUP_ROOT) -> str:
-    """Who counts where limits hold: dmem, if the kernel lists NVIDIA's regions; else misc, which shows nothing."""
+    """Returns the controller that accounts the memory: dmem if the kernel lists NVIDIA's regions,
+    else misc, which shows no use.
+    """
     try:
         with open(os.path.join(cgroup_root, "dmem.capacity"), encoding="ascii", errors="replace") as stream:
             if any(line.startswith("nvidia/") for line in stream):
@@ -89,7 +91,7 @@ def backend(cgroup_root: str = CGROUP_ROOT) -> str:
 def probe(
     library: Any, handles: Iterable[tuple[str, Any]], cgroup_root: str = CGROUP_ROOT, name: str = SCRATCH
 ) -> tuple[str, str]:
-    """Whether this host's driver enforces limits on all of these GPUs: (backend, "") or ("", why not).
+    """Tests whether this host's driver enforces limits on all of these GPUs; returns (backend, "") or ("", why not).
 
     Makes a scratch group, sets 64 MiB, reads back, clears, reads back, and removes the group. Needs root.
     """
@@ -108,7 +110,7 @@ def probe(
 
 
 def _turned_on(group: str, cgroup_root: str) -> str:
-    """The controller must be on in the scratch group where the kernel has it."""
+    """Enables the controller in the scratch group if the kernel has it."""
     controller = backend(cgroup_root)
     if controller not in _words(os.path.join(cgroup_root, "cgroup.controllers")) or controller in _words(
         os.path.join(group, "cgroup.controllers")
@@ -132,7 +134,7 @@ def _words(path: str) -> list[str]:
 
 
 def _proved(library: Any, handle: Any, group: str, uuid: str) -> str:
-    """Why a limit does not hold on a GPU; empty where it does."""
+    """Returns why a limit is not active on a GPU; empty if it is."""
     steps: tuple[tuple[int, Callable[[], None]], ...] = (
         (PROBE_BYTES, lambda: set_limits(library, handle, group, PROBE_BYTES)),
         (UNLIMITED, lambda: clear_limits(library, handle, group)),

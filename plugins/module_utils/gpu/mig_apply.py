@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries a MIG plan out on all GPUs of a host, as one transaction: what fails leaves every GPU as it was."""
+"""Applies a MIG plan to all GPUs of a host as one transaction: a failure restores every GPU to its former state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .nvml import NvmlError
 
 
 class MigError(Exception):
-    """The geometry cannot be had; the text says on which GPU, why, and what is left."""
+    """The geometry cannot be applied; the text names the GPU, the reason, and the state that is left."""
 
 
 class Outcome(NamedTuple):
@@ -28,7 +28,9 @@ def apply(
     check_mode: bool = False,
     of_gpu: dict[str, dict[str, int]] | None = None,
 ) -> Outcome:
-    """Bring every GPU that can do MIG to the geometry; an empty one switches MIG off. ``of_gpu``: another by UUID."""
+    """Changes every GPU that supports MIG to the geometry; an empty geometry switches MIG off.
+    ``of_gpu``: exceptions by UUID.
+    """
     gpus = nvml.gpus()
     able, warnings = mig_plan.targets(gpus, geometry)
     wanted = {gpu["uuid"]: (of_gpu or {}).get(gpu["uuid"], geometry) for gpu in able}
@@ -66,7 +68,7 @@ def _carry_out(nvml: Mig, gpu: dict[str, Any], steps: Steps, geometry: dict[str,
     except NvmlError as fault:
         if fault.code != INSUFFICIENT_RESOURCES or any(one["instance"] is not None for one in gpu["processes"]):
             raise
-        # The instances that stayed are in the way and unused: make all again, the largest first.
+        # The instances that stayed block the placement and are unused: create all again, the largest first.
         _clear(nvml, index)
         fresh = mig_plan.plan({**nvml.gpu(index), "processes": []}, geometry)
         for name in fresh.create:
@@ -87,7 +89,7 @@ def _clear(nvml: Mig, index: int) -> None:
 def _failed(
     nvml: Mig, gpu: dict[str, Any], geometry: dict[str, int], fault: NvmlError, done: list[dict[str, Any]]
 ) -> str:
-    """Take all back, the last first, and say what came of it."""
+    """Reverts all changes, the last first, and reports the result."""
     lines = [f"GPU {gpu['index']} ({gpu['model']}): {mig_plan.show(geometry)} cannot be made: {fault}"]
     left = []
     for one in reversed(done):
@@ -103,7 +105,7 @@ def _failed(
 
 
 def restore(nvml: Mig, gpu: dict[str, Any]) -> None:
-    """The GPU as it was described: its mode, and each instance where it lay."""
+    """Restores a GPU to the described state: its mode, and each instance at its placement."""
     index, now = gpu["index"], nvml.gpu(gpu["index"])
     same = [(one["profile"], one["start"]) for one in gpu["instances"]]
     for instance in now["instances"]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MIG geometry of a host with what makes it again at boot: brought, and taken back."""
+"""Installs or removes the MIG geometry of a host, with the unit that creates it again at boot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .nvml import NvmlError
 
 
 class MigHost:
-    """One run; ``root`` is for tests."""
+    """Applies or removes a geometry in one run; ``root`` is for tests."""
 
     def __init__(
         self, record: str | None = None, check_mode: bool = False, root: str = "/", run: Runner = run_program
@@ -47,7 +47,9 @@ class MigHost:
             self.plan += self.unit.plan
 
     def without_python(self, python: str) -> list[str]:
-        """The warning where the unit's program could not run, which would show only at the next boot."""
+        """Returns a warning if the unit's Python is missing, a fault that would otherwise show only
+        at the next boot.
+        """
         if os.access(self.path(python), os.X_OK):
             return []
         return [
@@ -56,7 +58,7 @@ class MigHost:
         ]
 
     def absent(self, session: Callable[[], Mig]) -> None:
-        """Without a record nothing of ours is on the GPUs, and they are left as they are."""
+        """Removes the geometry. Without a record the collection configured nothing, and the GPUs stay as they are."""
         raw = read_bytes(self.path(self.record)) if self.record else None
         if raw is not None:
             try:
@@ -66,7 +68,7 @@ class MigHost:
             try:
                 self._apply(session(), {}, kept, keep=False)
             except NvmlError as fault:
-                # A host whose driver is gone has no geometry either.
+                # A host whose driver was removed has no geometry either.
                 self.warnings.append(f"the geometry of the GPUs was not given back: {fault}")
         self.unit.remove(list(mig_unit.files({})), mig_unit.folders())
         self.plan += self.unit.plan

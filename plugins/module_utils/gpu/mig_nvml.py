@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG through NVML by ctypes: what the GPUs have, and the four calls that change it.
+"""Reads and changes MIG through NVML by ctypes: the state of the GPUs, and the four calls that change it.
 
 Structures are those of nvml.h of driver 535 and newer. Only the standard library is needed, so that the program that
 restores a geometry at boot runs with the host's own Python.
@@ -67,11 +67,12 @@ class _Process(ctypes.Structure):
 
 
 class Mig(CtypesReader):
-    """One session with NVML."""
+    """One session with NVML, opened to read and change MIG."""
 
     def gpus(self) -> list[dict[str, Any]]:
-        """Every GPU: ``index``, ``uuid``, ``model``, ``mode`` (None: no MIG), ``pending``, ``profiles`` by name,
-        ``instances`` (id, profile, placement, complete) and ``processes`` (pid, instance)."""
+        """Returns every GPU: ``index``, ``uuid``, ``model``, ``mode`` (None: no MIG), ``pending``, ``profiles`` by
+        name, ``instances`` (id, profile, placement, complete) and ``processes`` (pid, instance).
+        """
         return [self.gpu(index) for index in range(self.count())]
 
     def gpu(self, index: int) -> dict[str, Any]:
@@ -100,7 +101,9 @@ class Mig(CtypesReader):
         return current.value == 1, pending.value == 1
 
     def profiles(self, handle: Any) -> dict[str, dict[str, int]]:
-        """Profiles by name without "MIG ": ``number`` (NVML's kind), ``id``, ``slices``, ``most``, ``memory_mib``."""
+        """Returns profiles by name without "MIG ": ``number`` (NVML's kind), ``id``, ``slices``,
+        ``most``, ``memory_mib``.
+        """
         found = {}
         for number in range(PROFILES):
             info = _Profile()
@@ -127,7 +130,7 @@ class Mig(CtypesReader):
             for instance in self._listed("nvmlDeviceGetGpuInstances", handle, profile["id"]):
                 info = _Instance()
                 self._call("nvmlGpuInstanceGetInfo", instance, ctypes.byref(info))
-                # A GPU instance without a compute instance of its size is what an interrupted run leaves.
+                # An interrupted run can leave a GPU instance without a compute instance of its size.
                 whole = self._computes(instance, profile["slices"])
                 found.append(
                     {
@@ -163,7 +166,7 @@ class Mig(CtypesReader):
         return int(info.id)
 
     def _computes(self, instance: Any, slices: int) -> list[Any]:
-        """The compute instances that take all slices of a GPU instance."""
+        """Returns the compute instances that use all slices of a GPU instance."""
         profile = self._compute_profile(instance, WHOLE.get(slices, 0))
         return [] if profile is None else list(self._listed("nvmlGpuInstanceGetComputeInstances", instance, profile))
 
@@ -178,7 +181,9 @@ class Mig(CtypesReader):
         ]
 
     def set_mode(self, index: int, on: bool) -> None:
-        """Switch MIG and see that it took effect; a mode that waits for a reset is an error with the way out."""
+        """Switches MIG and checks that the mode is active. If the mode waits for a GPU reset, the
+        error names the remedy.
+        """
         handle, activation = self.handle(index), ctypes.c_uint()
         self._call("nvmlDeviceSetMigMode", handle, ctypes.c_uint(int(on)), ctypes.byref(activation))
         if self.modes(handle)[0] is not on:
@@ -188,7 +193,9 @@ class Mig(CtypesReader):
             raise NvmlError(activation.value or IN_USE, f"nvmlDeviceSetMigMode of GPU {index}")
 
     def create(self, index: int, profile: dict[str, int], start: int | None = None, size: int = 0) -> int:
-        """A GPU instance with one compute instance of its whole size; returns its id. ``start``: exactly there."""
+        """Creates a GPU instance with one compute instance of its whole size; returns its id.
+        ``start``: the exact placement.
+        """
         handle, instance = self.handle(index), ctypes.c_void_p()
         if start is None:
             self._call("nvmlDeviceCreateGpuInstance", handle, ctypes.c_uint(profile["id"]), ctypes.byref(instance))
@@ -214,7 +221,7 @@ class Mig(CtypesReader):
         return int(info.id)
 
     def destroy(self, index: int, instance_id: int) -> None:
-        """A GPU instance with all of its compute instances."""
+        """Destroys a GPU instance with all of its compute instances."""
         instance = ctypes.c_void_p()
         self._call(
             "nvmlDeviceGetGpuInstanceById", self.handle(index), ctypes.c_uint(instance_id), ctypes.byref(instance)
@@ -229,7 +236,7 @@ class Mig(CtypesReader):
 
 
 def read() -> dict[str, Any]:
-    """The result of ``Mig.gpus``, or its error: ``{ok, error, gpus}``."""
+    """Returns the result of ``Mig.gpus``, or its error: ``{ok, error, gpus}``."""
     try:
         session = Mig()
         session.start()

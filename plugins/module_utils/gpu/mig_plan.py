@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the MIG instances that a GPU has to those that its group wants: the steps, or why there are none. Pure.
+"""Plans the steps from a GPU's present MIG instances to the desired ones, or explains why none are possible. Pure.
 
-A geometry is a mapping of profile to count, such as ``{"1g.10gb": 3, "3g.40gb": 1}``. An instance that is wanted
-stays as it is; only what is too many goes, and the largest of what is missing comes first, for NVML places each
-where it fits and a small one may lie in a large one's way.
+A geometry is a mapping of profile to count, such as ``{"1g.10gb": 3, "3g.40gb": 1}``. An instance that is wanted stays
+as it is; only what is too many goes, and the largest of what is missing comes first, for NVML places each where it fits
+and a small one may lie in a large one's way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Steps(NamedTuple):
 
 
 def plan(gpu: dict[str, Any], geometry: dict[str, int]) -> Steps:
-    """The steps for one GPU as ``mig_nvml.read`` describes it. An empty geometry switches MIG off."""
+    """Returns the steps for one GPU as ``mig_nvml.read`` describes it. An empty geometry switches MIG off."""
     name = f"GPU {gpu['index']} ({gpu['model']})"
     if gpu["mode"] is None:
         if not geometry:
@@ -61,7 +61,7 @@ def _memory(gpu: dict[str, Any], profile: str) -> int:
 
 
 def fits(name: str, profiles: dict[str, Any], geometry: dict[str, int]) -> list[str]:
-    """Errors of a geometry that exceeds the GPU's counts by NVML. NVML does the placement."""
+    """Returns errors for a geometry that exceeds the GPU's counts by NVML. NVML does the placement."""
     if not profiles:
         return []  # NVML of some drivers names no profiles before MIG is on
     said = []
@@ -78,7 +78,9 @@ def fits(name: str, profiles: dict[str, Any], geometry: dict[str, int]) -> list[
 
 
 def busy(name: str, gpu: dict[str, Any], steps: Steps) -> list[str]:
-    """Processes that the steps would end under: any on the GPU for its mode, else those in instances that go."""
+    """Returns the processes that the steps would kill: all on the GPU if its mode changes, else
+    those in destroyed instances.
+    """
     whole = steps.mode is not None
     held = [one for one in gpu["processes"] if whole or one["instance"] is None or one["instance"] in steps.destroy]
     if not held or not (whole or steps.destroy):
@@ -92,7 +94,7 @@ def show(geometry: dict[str, int]) -> str:
 
 
 def found(gpu: dict[str, Any]) -> dict[str, int]:
-    """The geometry that a GPU has now."""
+    """Returns the geometry that a GPU has now."""
     counts: dict[str, int] = {}
     for instance in gpu["instances"] if gpu["mode"] else []:
         counts[instance["profile"]] = counts.get(instance["profile"], 0) + 1
@@ -100,7 +102,7 @@ def found(gpu: dict[str, Any]) -> dict[str, int]:
 
 
 def describe(gpu: dict[str, Any], steps: Steps) -> list[str]:
-    """The steps as sentences."""
+    """Describes the steps in sentences."""
     name = f"GPU {gpu['index']}"
     lines = []
     if steps.mode is not None:
@@ -111,7 +113,9 @@ def describe(gpu: dict[str, Any], steps: Steps) -> list[str]:
 
 
 def targets(gpus: Sequence[dict[str, Any]], geometry: dict[str, int]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The GPUs that a geometry is for, and warnings: on a host with both kinds, GPUs without MIG stay whole."""
+    """Returns the GPUs that a geometry applies to, and warnings. On a host with both kinds, GPUs
+    without MIG stay whole.
+    """
     able = [gpu for gpu in gpus if gpu["mode"] is not None]
     if not able and geometry:
         return list(gpus), []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that restore a MIG geometry at boot: the geometry, a program of this collection's sources, a unit.
+"""Makes the files that restore a MIG geometry at boot: the geometry, a program of this collection's sources, a unit.
 
 MIG instances never survive a reset of the GPU, and on Hopper and later the mode does not either.
 """
@@ -44,7 +44,7 @@ except (mig_apply.MigError, nvml.NvmlError, OSError, ValueError, KeyError) as fa
     sys.exit("vgpu-mig: {}: {}".format(sys.argv[1], fault))
 """
 
-# What Python runs in the folder of the program. -I: it imports nothing from elsewhere but its own library.
+# Python runs this text in the folder of the program. -I: Python imports only its own library.
 START = """\
 # Managed by vgpu.fleet.
 import runpy
@@ -73,7 +73,7 @@ WantedBy=multi-user.target
 
 
 def files(geometry: dict[str, int], python: str = "/usr/bin/python3") -> dict[str, str]:
-    """The text of every file, by path. The program is the text of modules of the core."""
+    """Returns the text of every file, by path. The program is the source text of modules of the core."""
     package = f"{FOLDER}/vgpu_mig"
     found = {f"{package}/{path}.py": source(path.replace("/", ".")) for path in SOURCES}
     found[f"{package}/__init__.py"] = "# Managed by vgpu.fleet.\n"
@@ -85,13 +85,13 @@ def files(geometry: dict[str, int], python: str = "/usr/bin/python3") -> dict[st
 
 
 def folders() -> list[str]:
-    """The folders of the program, the deepest first: the order in which they can be removed."""
+    """Returns the folders of the program, the deepest first: the order in which they can be removed."""
     found = {path.rpartition("/")[0] for path in files({}) if path.startswith(FOLDER)} | {FOLDER}
     return sorted(found, key=len, reverse=True)
 
 
 def source(name: str) -> str:
-    """The text of a module of the core, also where Ansible packed it into a zip file."""
+    """Returns the source text of a module of the core, also if Ansible packed it into a zip file."""
     full = f"{__name__.rpartition('.gpu.')[0]}.{name}"
     spec = find_spec(full)
     text = spec.loader.get_source(full) if spec and spec.loader else None  # type: ignore[attr-defined]

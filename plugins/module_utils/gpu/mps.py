@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control daemon of NVIDIA MPS as a service: limits for each client, and how many clients a GPU takes. Pure.
+"""Makes the service of NVIDIA's MPS control daemon: limits for each client, and how many clients a GPU takes. Pure.
 
 Names and places are those that NVIDIA's device plugin expects below its ``mpsRoot``. A memory limit of MPS holds for
 each process, not for each container, and MPS keeps clients apart in memory and not in faults: a fatal fault of one ends
@@ -18,9 +18,9 @@ RESOURCE = "nvidia.com/gpu"
 
 
 def client_cap(compute_capability: str | None, cuda_version: str | None) -> int:
-    """How many client contexts a GPU takes: 16 before Volta, 48 from Volta on, 60 with CUDA 13.1 and later.
+    """Returns how many client contexts a GPU takes: 16 before Volta, 48 from Volta on, 60 with CUDA 13.1 and later.
 
-    NVIDIA's MPS page; the number belongs to the driver's CUDA version, not to a newer architecture.
+    Source: NVIDIA's MPS page. The number depends on the driver's CUDA version, not on a newer architecture.
     """
     capability = _numbers(compute_capability)
     if capability and capability < (7, 0):
@@ -34,7 +34,7 @@ def _numbers(version: str | None) -> tuple[int, ...]:
 
 
 def refusals(gpus: Sequence[dict[str, Any]], replicas: int, cuda_version: str | None) -> list[str]:
-    """Why MPS cannot share these GPUs among so many clients."""
+    """Returns why MPS cannot share these GPUs among so many clients."""
     said = []
     volta = [gpu for gpu in gpus if _numbers(gpu["compute_capability"]) >= (7, 0)]
     for gpu in gpus:
@@ -53,9 +53,9 @@ def refusals(gpus: Sequence[dict[str, Any]], replicas: int, cuda_version: str | 
 
 
 def limits(gpus: Sequence[dict[str, Any]], replicas: int) -> list[str]:
-    """The commands that the control daemon is given: an equal part of each GPU's memory and threads for each client.
+    """Returns the commands for the control daemon: an equal part of each GPU's memory and threads for each client.
 
-    GPUs before Volta know no limits.
+    GPUs before Volta support no limits.
     """
     commands = []
     for gpu in gpus:
@@ -69,7 +69,7 @@ def limits(gpus: Sequence[dict[str, Any]], replicas: int) -> list[str]:
 def files(
     gpus: Sequence[dict[str, Any]], replicas: int, root: str = ROOT, resource: str = RESOURCE, exclusive: bool = True
 ) -> dict[str, str]:
-    """The text of every file of the service, by path. ``exclusive``: only the MPS server may use the GPUs."""
+    """Returns the text of every file of the service, by path. ``exclusive``: only the MPS server may use the GPUs."""
     pipe, log = f"{root}/{resource}/pipe", f"{root}/{resource}/log"
     uuids = ",".join(gpu["uuid"] for gpu in gpus)
     mode = [f"ExecStartPre=/usr/bin/nvidia-smi -i {gpu['uuid']} -c EXCLUSIVE_PROCESS" for gpu in gpus]
@@ -84,7 +84,7 @@ def files(
         "[Service]",
         "Type=simple",
         f"Environment=CUDA_MPS_PIPE_DIRECTORY={pipe} CUDA_MPS_LOG_DIRECTORY={log}",
-        # By UUID: an index would be one of those that the daemon sees, not the host's.
+        # Name GPUs by UUID: the daemon counts indexes among the GPUs that it sees, not among the host's.
         f"Environment=CUDA_VISIBLE_DEVICES={uuids}",
         f"ExecStartPre=/bin/mkdir -p {pipe} {log} {root}/shm",
         # Clients in containers share this folder as their /dev/shm. Its options are those of a container's own.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs as NVML names them, through ctypes: nodes have the standard library alone, and no module may need a pip install.
+"""Reads GPUs from NVML through ctypes: nodes have the standard library alone, and no module may need a pip install.
 
 The device plugin, which brings its own packages, reads through nvidia-ml-py (``vgpu_plugin/node/gpus.py``).
 """
@@ -61,7 +61,7 @@ class _Attributes(ctypes.Structure):
 
 
 class CtypesReader:
-    """The few calls of NVML that we need, straight from the library."""
+    """Calls the few functions of NVML that the collection needs, directly in the library."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         try:
@@ -139,7 +139,7 @@ class CtypesReader:
         return current.value
 
     def mig_devices(self, handle: Any) -> list[tuple[str, str, int, int, int]]:
-        """Of each MIG device: UUID, name, slices of its GPU instance, slices of its own, memory in MiB."""
+        """Returns for each MIG device: UUID, name, slices of its GPU instance, its own slices, memory in MiB."""
         most, found = ctypes.c_uint(), []
         self._call("nvmlDeviceGetMaxMigDeviceCount", handle, ctypes.byref(most))
         for place in range(most.value):
@@ -148,7 +148,7 @@ class CtypesReader:
                 self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, ctypes.c_uint(place), ctypes.byref(device))
             except NvmlError as fault:
                 if fault.code == NOT_FOUND:
-                    continue  # a free place
+                    continue  # An unused index of the table of MIG devices.
                 raise
             self._call("nvmlDeviceGetAttributes_v2", device, ctypes.byref(facts))
             sizes = (int(facts.gpu_slices), int(facts.compute_slices), int(facts.memory_mib))
@@ -157,7 +157,7 @@ class CtypesReader:
 
 
 def read(source: Any = None) -> dict[str, Any]:
-    """All GPUs, or why there are none: ``{ok, error, driver_version, cuda_version, gpus, lost}``.
+    """Returns all GPUs, or why there are none: ``{ok, error, driver_version, cuda_version, gpus, lost}``.
 
     A GPU that fails (fallen off the bus) does not hide the others: it is listed under ``lost``.
     """
@@ -211,7 +211,7 @@ def _gpu(source: Any, index: int) -> dict[str, Any]:
 
 
 def mig_devices(source: Any, handle: Any, card_bytes: int) -> list[dict[str, Any]]:
-    """The MIG devices of a GPU in NVML's order: ``index``, ``uuid``, ``profile``, ``memory_mib``."""
+    """Returns the MIG devices of a GPU in NVML's order: ``index``, ``uuid``, ``profile``, ``memory_mib``."""
     found = []
     for index, (uuid, name, gpu_slices, compute_slices, memory_mib) in enumerate(source.mig_devices(handle)):
         profile = mig_profile(name, gpu_slices, compute_slices, memory_mib, card_bytes)
@@ -220,7 +220,8 @@ def mig_devices(source: Any, handle: Any, card_bytes: int) -> list[dict[str, Any
 
 
 def mig_profile(name: str, gpu_slices: int, compute_slices: int, memory_mib: int, card_bytes: int) -> str:
-    """The profile of a MIG device: the last word of its name where the driver puts it there, else by NVIDIA's rule.
+    """Returns the profile of a MIG device: the last word of its name where the driver puts it there, else by NVIDIA's
+    rule.
 
     That rule takes memory as eighths of the card in whole GiB.
     """
@@ -234,7 +235,7 @@ def mig_profile(name: str, gpu_slices: int, compute_slices: int, memory_mib: int
 
 
 def _optional(call: Any, handle: Any) -> Any:
-    """The value of a call that some GPUs do not support, then None."""
+    """Returns the value of a call, None if the GPU does not support the call."""
     try:
         return call(handle)
     except NvmlError as fault:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's time slice between processes on a GPU, set at every boot by a unit. Pure.
+"""Makes the unit that sets the driver's time slice between processes on a GPU at every boot. Pure.
 
 The policy belongs to the loaded driver and is lost with it, so a unit sets it and its stop gives the default back. NVML
 has no public call for it; NVIDIA's own program has one.
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 UNIT = "vgpu-time-slice.service"
 UNIT_PATH = "/etc/systemd/system/" + UNIT
-# As nvidia-smi compute-policy numbers them.
+# The numbers that nvidia-smi compute-policy uses.
 SLICES = {"default": 0, "short": 1, "medium": 2, "long": 3}
 
 
 def files(name: str) -> dict[str, str]:
-    """The unit of a time slice, by path. ``name``: a key of SLICES."""
+    """Returns the unit of a time slice, by path. ``name``: a key of SLICES."""
     number = SLICES[name]
     text = f"""\
 # Managed by vgpu.fleet.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests: of a text, and of all that a proof of isolation holds for."""
+"""Computes digests: of a text, and of the state of a host that a proof of isolation covers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ def sha256(text: str) -> str:
 def fingerprint(
     status: dict[str, Any] | None, gpus: Sequence[dict[str, Any]], driver_version: str | None
 ) -> str | None:
-    """The state that a proof of isolation covers: the library, the plugin, its configuration, the driver and the GPUs.
-
-    None where no device plugin runs, for then there is nothing to prove.
+    """Returns a digest of the state that a proof of isolation covers: the library, the plugin, its configuration, the
+    driver and the GPUs. Returns None if no device plugin runs, because there is nothing to prove.
     """
     if not status:
         return None

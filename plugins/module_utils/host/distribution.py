@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The distributions that the collection knows, and which one a host has. Pure."""
+"""Names the distributions that the collection supports and finds which of them a host runs. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class System(NamedTuple):
 
     @property
     def cuda_name(self) -> str:
-        """How the CUDA repository calls this release: debian12, ubuntu2204, rhel9, sles15."""
+        """Returns the name of this release in the CUDA repository: debian12, ubuntu2204, rhel9, sles15."""
         family = {"el": "rhel"}.get(self.family, self.family)
         return family + self.release.replace(".", "")
 
@@ -36,7 +36,7 @@ SUPPORTED = "Debian 12 and 13, Ubuntu 20.04, 22.04, 24.04 and 26.04, RHEL and Ro
 
 
 def system(host: dict[str, Any]) -> System | None:
-    """The system of ``host_state``'s ``os``, None where it is not a supported one."""
+    """Returns the System of ``host_state``'s ``os``, or None if the distribution is not supported."""
     name, version = host.get("id", ""), host.get("version_id", "")
     major = version.partition(".")[0]
     facts = (host.get("name") or f"{name} {version}", host.get("arch") or "x86_64", host.get("kernel") or "")
@@ -52,6 +52,8 @@ def system(host: dict[str, Any]) -> System | None:
 
 
 def community(host: dict[str, Any]) -> list[str]:
-    """Where apt finds what a distribution does not support itself, such as docker and newer Pythons."""
+    """Names the repository component with software that the distribution itself does not support, such as docker and
+    newer Pythons.
+    """
     known = system(host)
     return ["universe"] if known is not None and known.family == "ubuntu" else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a file, and replace one in a single step, so that a killed run leaves the old or the new bytes."""
+"""Reads a file, and replaces a file in a single step, so that a killed run leaves either the old or the new bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 
 
 def read_bytes(path: str) -> bytes | None:
-    """The bytes of a file, None where it is missing."""
+    """Returns the bytes of a file, None if the file is missing."""
     try:
         with open(path, "rb") as stream:
             return stream.read()
@@ -17,15 +17,15 @@ def read_bytes(path: str) -> bytes | None:
 
 
 def write_text(path: str, text: str, mode: int = 0o644) -> None:
-    """``write_bytes`` of a text in UTF-8."""
+    """Writes a text in UTF-8 with ``write_bytes``."""
     write_bytes(path, text.encode("utf-8"), mode)
 
 
 def write_bytes(path: str, data: bytes, mode: int = 0o644) -> None:
-    """Replace the file in one step. Owner and mode of a file that is there stay; ``mode`` is for a new one."""
+    """Replaces the file in one step. An existing file keeps its owner and mode; ``mode`` applies to a new file."""
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o755, exist_ok=True)
-    # Always the same name: the next writer of this file removes what a killed run left.
+    # The name of the temporary file is fixed: the next writer of this file removes what a killed run left.
     fresh = os.path.join(folder, f".{os.path.basename(path)}.vgpu-new")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(fresh)

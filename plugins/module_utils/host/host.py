@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host is made of and what stands on it, read from files below one root folder.
+"""Reads the hardware, packages, units and processes of a host from files below one root folder.
 
-Every look at /proc, /sys, /etc and /var goes through ``Host``. Tests lay a host out in a folder and pass it as root;
-programs are started through ``run``, which a test replaces by a table of answers.
+Every read of /proc, /sys, /etc and /var goes through ``Host``. Tests create a host's files in a folder and pass that
+folder as root. ``run`` starts programs; tests replace it by a table of outputs.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ UNIT_ABSENT: dict[str, Any] = {
     "exe": "",
     "old_driver": False,
 }
-# The driver's libraries, of which a program that runs keeps the files that it started with.
+# Libraries of the driver: a running program keeps the library files that it started with, even after an upgrade.
 DRIVER_LIBRARIES = ("/libnvidia-ml.so", "/libcuda.so")
 
 Runner = Callable[[Sequence[str]], Answer]
 
 
 def run_program(argv: Sequence[str], timeout: int = 60) -> Answer:
-    """Runs a program with a plain environment; one that is absent answers 127, one that hangs 124."""
+    """Runs a program with a plain environment. A missing program returns 127, a program that hangs returns 124."""
     environment = dict(os.environ, LC_ALL="C", LANG="C")
     try:
         done = subprocess.run(
@@ -61,7 +61,7 @@ def run_program(argv: Sequence[str], timeout: int = 60) -> Answer:
 
 
 class Host:
-    """A host below ``root``."""
+    """Reads the host whose root folder is ``root``."""
 
     def __init__(self, root: str = "/", run: Runner = run_program) -> None:
         self.root = root
@@ -71,12 +71,12 @@ class Host:
         return os.path.join(self.root, path.lstrip("/"))
 
     def real(self, path: str) -> str:
-        """A path on the host with its links resolved."""
+        """Returns a path on the host with its links resolved."""
         found, top = os.path.realpath(self.path(path)), os.path.realpath(self.root)
         return found if top == "/" else "/" + os.path.relpath(found, top)
 
     def text(self, path: str) -> str | None:
-        """The text of a file, None where there is none."""
+        """Returns the text of a file, None if the file is missing."""
         try:
             with open(self.path(path), encoding="utf-8", errors="replace") as stream:
                 return stream.read()
@@ -84,21 +84,21 @@ class Host:
             return None
 
     def names(self, path: str) -> list[str]:
-        """The names in a folder, sorted; empty for a missing folder."""
+        """Returns the names in a folder, sorted; empty for a missing folder."""
         try:
             return sorted(os.listdir(self.path(path)))
         except OSError:
             return []
 
     def link(self, path: str) -> str | None:
-        """Where a symbolic link points, None where there is none."""
+        """Returns the target of a symbolic link, None if there is no link."""
         try:
             return os.readlink(self.path(path))
         except OSError:
             return None
 
     def file(self, path: str) -> dict[str, Any] | None:
-        """Digest, mode and time of change of a file, None where there is none."""
+        """Returns digest, mode and modification time of a file, None if the file is missing."""
         try:
             with open(self.path(path), "rb") as stream:
                 content = stream.read()
@@ -112,7 +112,9 @@ class Host:
         }
 
     def os_release(self) -> dict[str, str]:
-        """The fields of os-release that the plan reads, and the machine: kernel, Python, SELinux, root."""
+        """Returns the fields of os-release that the plan reads, and facts of the machine: kernel, Python, SELinux,
+        root.
+        """
         text = self.text("/etc/os-release") or self.text("/usr/lib/os-release") or ""
         fields = dict(re.findall(r'^([A-Z_]+)="?([^"\n]*)"?$', text, re.MULTILINE))
         enforced = (self.text("/sys/fs/selinux/enforce") or "").strip()
@@ -137,12 +139,12 @@ class Host:
         return (self.text("/proc/sys/kernel/hostname") or "").strip().lower()
 
     def memory_mib(self) -> int:
-        """All memory of the host in MiB, 0 where the kernel does not say."""
+        """Returns all memory of the host in MiB, 0 if the kernel does not report it."""
         found = re.search(r"^MemTotal:\s+(\d+) kB$", self.text("/proc/meminfo") or "", re.MULTILINE)
         return int(found.group(1)) // 1024 if found else 0
 
     def pci_gpus(self) -> list[dict[str, str]]:
-        """NVIDIA's GPUs on the PCI bus, in bus order: known before any driver is there."""
+        """Lists NVIDIA's GPUs on the PCI bus, in bus order. Works before any driver is installed."""
         found = []
         for address in self.names("/sys/bus/pci/devices"):
             folder = f"/sys/bus/pci/devices/{address}"
@@ -153,7 +155,7 @@ class Host:
         return found
 
     def driver(self) -> dict[str, Any]:
-        """The kernel side of the driver: the version of the loaded module, and whether nouveau sits in its place."""
+        """Returns the version of the loaded driver module, and whether nouveau is loaded instead."""
         version = re.search(r"Kernel Module\s+(?:for \S+\s+)?([0-9.]+)", self.text("/proc/driver/nvidia/version") or "")
         modules = re.findall(r"^(\S+) ", self.text("/proc/modules") or "", re.MULTILINE)
         return {"loaded_version": version.group(1) if version else None, "nouveau": "nouveau" in modules}
@@ -171,7 +173,7 @@ class Host:
         return self._rpm_versions(names)
 
     def held(self) -> list[str]:
-        """The packages that dpkg holds; of other package managers none are read."""
+        """Returns the packages that dpkg holds at their version; empty for other package managers."""
         return dpkg_held(self.text("/var/lib/dpkg/status") or "")
 
     def _rpm_versions(self, names: Sequence[str]) -> dict[str, str | None]:
@@ -180,26 +182,27 @@ class Host:
         return matching({name: version for name, version in installed if version and " " not in version}, names)
 
     def argv(self, pid: int) -> list[str]:
-        """The command line of a running process, empty where there is none."""
+        """Returns the command line of a running process, empty if the process is gone."""
         return [word for word in (self.text(f"/proc/{pid}/cmdline") or "").split("\0") if word] if pid else []
 
     def exe(self, pid: int) -> str:
-        """The program file of a running process with its links resolved, empty where there is none."""
+        """Returns the program file of a running process with its links resolved, empty if the process is gone."""
         return (self.link(f"/proc/{pid}/exe") or "") if pid else ""
 
     def old_driver(self, pid: int) -> bool:
-        """Whether a running process has a library of the driver loaded whose file was replaced or removed since."""
+        """Returns whether a process has loaded a driver library whose file was since replaced or removed."""
         lines = (self.text(f"/proc/{pid}/maps") or "").splitlines() if pid else []
         return any(line.endswith(" (deleted)") and any(one in line for one in DRIVER_LIBRARIES) for line in lines)
 
     def units(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """State of systemd units, in one call. Without systemd every unit is absent."""
+        """Returns the state of systemd units, read in one call. Without systemd every unit is absent."""
         found: dict[str, dict[str, Any]] = {name: dict(UNIT_ABSENT) for name in names}
         if not names:
             return found
         properties = "Id,LoadState,ActiveState,UnitFileState,NeedDaemonReload,MainPID,ExecMainStartTimestampMonotonic"
         answer = self.run(["systemctl", "show", "--no-pager", "-p", properties, *names])
-        # Blocks come in the order asked for; Id is no key, because an alias answers with its real name.
+        # systemctl prints the blocks in the order of the arguments. Id cannot be the key: an alias reports its real
+        # name.
         for name, block in zip(names, answer.out.strip().split("\n\n")):
             fields = dict(line.partition("=")[::2] for line in block.splitlines())
             facts = unit_facts(fields)
@@ -209,7 +212,7 @@ class Host:
             found[name] = {
                 **facts,
                 "stale": fields.get("NeedDaemonReload") == "yes",
-                # Wall-clock time of the start, to be compared with the times of files that the unit read.
+                # Wall-clock time of the start, compared with the modification times of the files that the unit read.
                 "started": time.time() - (time.monotonic() - started / 1e6) if started else None,
                 "argv": self.argv(int(fields.get("MainPID") or 0)),
                 "exe": self.exe(int(fields.get("MainPID") or 0)),
@@ -218,12 +221,12 @@ class Host:
         return found
 
 
-# What systemd calls a unit that starts at boot, or that another unit starts and that cannot be enabled itself.
+# States that systemd reports for a unit that starts at boot, or that another unit starts and that cannot be enabled.
 AT_BOOT = ("enabled", "static", "alias", "indirect", "generated", "transient")
 
 
 def unit_facts(fields: dict[str, str]) -> dict[str, bool]:
-    """A unit's state from the fields of ``systemctl show``, for the plan and the module docker_daemon."""
+    """Returns a unit's state from the fields of ``systemctl show``, for the plan and the module docker_daemon."""
     load = fields.get("LoadState") or "not-found"
     return {
         "present": load != "not-found",
@@ -252,13 +255,13 @@ def dpkg_versions(status: str, names: Sequence[str]) -> dict[str, str | None]:
 
 
 def dpkg_held(status: str) -> list[str]:
-    """The packages that dpkg holds at their version."""
+    """Returns the packages that dpkg holds at their version."""
     found = (re.match(r"\n*Package: (\S+)\nStatus: hold ", block) for block in status.split("\n\n"))
     return sorted(one.group(1) for one in found if one)
 
 
 def matching(installed: dict[str, str], names: Sequence[str]) -> dict[str, str | None]:
-    """The installed packages that match the names or patterns."""
+    """Returns the installed packages that match the names or patterns."""
     versions: dict[str, str | None] = {name: installed.get(name) for name in names if "*" not in name}
     patterns = [re.compile(fnmatch.translate(name)) for name in names if "*" in name]
     versions.update({name: one for name, one in installed.items() if any(p.match(name) for p in patterns)})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program in a mount namespace of its own, which shows a container's files at chosen paths.
 
-What is a mount point in a container is one here, and no more below /dev: a folder that could be moved there can be
-moved here. /dev is a fresh tmpfs, as runtimes make it.
+The mount points are those of a container, with no more below /dev: a folder that a container could move can be moved
+here too. /dev is a fresh tmpfs, as runtimes make it.
 
 For hosts without a container runtime at hand. Nothing is written on the host: a mount point that does not exist is made
 on a tmpfs that covers its folder in the new namespace alone, with the folder's other entries bound into it.
@@ -32,7 +32,7 @@ LOOK_S = 0.001
 
 
 class NamespaceError(Exception):
-    """The namespace could not be laid out; the text names the path."""
+    """The namespace could not be prepared; the text names the path."""
 
 
 class Mount(NamedTuple):
@@ -55,7 +55,7 @@ def _libc() -> Any:
 
 
 class Namespace:
-    """Lays out the mount namespace of the calling process. Used in a child, between fork and exec."""
+    """Prepares the mount namespace of the calling process. Used in a child process, between fork and exec."""
 
     def __init__(self) -> None:
         self._libc = _libc()
@@ -74,14 +74,16 @@ class Namespace:
             raise NamespaceError(f"cannot mount {source} on {target}: {os.strerror(number)}")
 
     def _bind(self, descriptor: int, target: str, flags: int = 0) -> None:
-        """Binds what a descriptor names; it stays reachable when another mount has covered its path."""
+        """Binds the file of a descriptor. The file stays reachable when another mount has covered its path."""
         self._mount(f"/proc/self/fd/{descriptor}", target, None, MS_BIND | flags)
 
     def tmpfs(self, folder: str, mode: int = 0o755) -> None:
         self._mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"mode={mode:o}")
 
     def _open_up(self, folder: str) -> None:
-        """Makes new names possible in a folder: a tmpfs over it, with everything that was there bound into it."""
+        """Makes new names possible in a folder: mounts a tmpfs over the folder and binds all its entries into the
+        tmpfs.
+        """
         entries = []
         for name in sorted(os.listdir(folder)):
             path = os.path.join(folder, name)
@@ -98,7 +100,7 @@ class Namespace:
             os.close(descriptor)
 
     def _make_target(self, path: str, is_folder: bool) -> None:
-        """A mount point at ``path``."""
+        """Creates a mount point at ``path``."""
         if os.path.lexists(path):
             return
         parent = os.path.dirname(path)
@@ -109,13 +111,16 @@ class Namespace:
         _mount_point(path, is_folder)
 
     def _is_opened(self, folder: str) -> bool:
-        """Whether a folder lies on a tmpfs of this namespace, where names can be made without touching the host."""
+        """Returns whether a folder lies on a tmpfs of this namespace, where new names do not change the host."""
         return os.stat(folder).st_dev in self._own_devices
 
     _own_devices: frozenset[int] = frozenset()
 
     def lay_out(self, mounts: Sequence[Mount], device_paths: Sequence[str]) -> None:
-        """All mounts and a /dev with the named nodes alone. Sources are opened first, before anything covers them."""
+        """Makes all mounts and a /dev with the named nodes alone.
+
+        Opens all sources first, before a mount covers them.
+        """
         host_devices = _mounted_devices()
         sources = []
         for mount in mounts:
@@ -149,7 +154,7 @@ class Namespace:
 
 
 def _mounted_devices() -> set[int]:
-    """Device numbers of all mounts of this namespace."""
+    """Returns the device numbers of all mounts of this namespace."""
     out = set()
     with open("/proc/self/mountinfo", encoding="utf-8") as stream:
         for line in stream:
@@ -166,7 +171,7 @@ def _mount_point(path: str, is_folder: bool) -> None:
 
 
 def gpu_nodes(minors: Sequence[int]) -> list[str]:
-    """The device nodes that a container with these GPUs gets."""
+    """Returns the device nodes that a container with these GPUs gets."""
     return [f"/dev/{name}" for name in GPU_CONTROL_NODES] + [f"/dev/nvidia{minor}" for minor in minors]
 
 
@@ -231,7 +236,7 @@ def _wait(pid: int, timeout: float, while_running: Callable[[int], None]) -> tup
 
 
 def _kill(pid: int) -> None:
-    """The program and its children: it leads a process group of its own."""
+    """Kills the program and its children: the program leads a process group of its own."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -248,7 +253,10 @@ def _child(
     ready: int,
     go: int,
 ) -> None:
-    """Never returns. A fault before the start goes to the parent through the pipe, one of exec to stderr."""
+    """Runs the program and never returns.
+
+    Reports a failure before exec through the pipe, a failure of exec on stderr.
+    """
     try:
         os.setsid()
         os.umask(0o022)
@@ -266,7 +274,7 @@ def _child(
     os.close(ready)
     try:
         if os.read(go, 1) != b"g":
-            os._exit(126)  # the parent is gone
+            os._exit(126)  # The parent process is gone.
         os.execvpe(argv[0], list(argv), environment)
     except OSError as fault:
         os.write(2, f"{argv[0]}: {fault.strerror}\n".encode())

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mark in the names of what a run of the isolation check makes, which separates the leftovers of a killed run from
-what a living one uses: its pid, when that process started, and the boot. A pid alone is soon another's, after a reboot
-above all.
+"""Makes the run id: the part of a name that tells which run of the isolation check made the object.
+
+The id separates the leftovers of a killed run from what a running check uses. It holds the pid, the start time of that
+process, and the boot: the kernel soon reuses a pid, above all after a reboot.
 """
 
 from __future__ import annotations
@@ -11,27 +12,29 @@ import re
 import time
 
 MARK = re.compile(r"(\d+)\.(\d+)\.([0-9a-f]+)")
-# Of the boot's random id; containerd takes no name of more than 76 characters.
+# Digits of the boot's random id in a run id: containerd accepts names of at most 76 characters.
 BOOT_DIGITS = 12
-# The mark of former versions: a pid alone, and before that none.
+# Run ids of former versions: a pid alone; still older versions had no run id.
 FORMER = re.compile(r"\d*")
 # Seconds: unmarked artefacts older than this are stale, for no such run took as long. Also the amount by which the
 # clock may have been set between the start of a process and what it made.
 LONGEST_S = 3600.0
 SET_S = 60.0
-# In /proc/<pid>/stat, counted from the field after the name.
+# Index in /proc/<pid>/stat, counted from the field after the name.
 START = 19
 
 
 def own(proc: str = "/proc") -> str:
-    """The mark of this process: letters, digits and dots."""
+    """Returns the run id of this process: letters, digits and dots."""
     pid = str(os.getpid())
     return f"{pid}.{_start_of(pid, proc)}.{_boot(proc)}"
 
 
 def has_ended(mark: str, proc: str = "/proc", made: float | None = None) -> bool:
-    """Whether the run with this mark has ended, so that what is named after it may go. What is no mark names none of
-    our runs. ``made``: when what bears the mark was made, in seconds since 1970; a former version's needs it.
+    """Returns whether the run with this id has ended, so that its objects may be removed. A text that is no run id
+    gives False.
+
+    ``made``: when the object was made, in seconds since 1970; needed for the ids of former versions.
     """
     if FORMER.fullmatch(mark):
         return _has_former_ended(mark, proc, made)
@@ -49,19 +52,19 @@ def _has_former_ended(pid: str, proc: str, made: float | None) -> bool:
     if not start:
         return True
     booted = _booted(proc)
-    # A process that began later than the artefact only reuses the pid.
+    # A process that began after the object was made only reuses the pid.
     began = booted + int(start) / os.sysconf("SC_CLK_TCK")
     return made is not None and booted > 0.0 and began > made + SET_S
 
 
 def _start_of(pid: str, proc: str) -> str:
-    """Clock ticks from the boot to the start of the process, empty where it is gone."""
+    """Returns the clock ticks from the boot to the start of the process, empty if the process is gone."""
     try:
         with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as stream:
             text = stream.read()
     except OSError:
         return ""
-    # The name, in parentheses, may hold anything.
+    # The process name, in parentheses, may hold any character, also spaces and parentheses.
     return text.rpartition(")")[2].split()[START]
 
 
@@ -71,7 +74,7 @@ def _boot(proc: str) -> str:
 
 
 def _booted(proc: str) -> float:
-    """When the host was started, in seconds since 1970; 0 where /proc does not say it."""
+    """Returns when the host was started, in seconds since 1970; 0 if /proc does not report it."""
     with open(f"{proc}/stat", encoding="utf-8") as stream:
         found = re.search(r"^btime (\d+)$", stream.read(), re.M)
     return float(found[1]) if found else 0.0

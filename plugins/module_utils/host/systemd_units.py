@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A systemd unit with the files that belong to it: brought, started, and taken away without a trace."""
+"""Installs a systemd unit with its files, starts the unit, and removes unit and files without a trace."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from .host import Runner, run_program
 
 
 class UnitError(Exception):
-    """systemd refused; the text says which command and what it said."""
+    """systemd refused; the text holds the command and systemd's message."""
 
 
 class UnitFiles:
-    """One run; ``plan`` says what was done, or in check mode would be. ``root`` is for tests."""
+    """Installs or removes a unit in one run; ``plan`` lists the changes made, or in check mode predicted. ``root`` is
+    for tests.
+    """
 
     def __init__(self, unit: str, check_mode: bool = False, root: str = "/", run: Runner = run_program) -> None:
         self.unit, self.check_mode, self.root, self.run = unit, check_mode, root, run
@@ -27,7 +29,9 @@ class UnitFiles:
         return os.path.join(self.root, path.lstrip("/"))
 
     def install(self, wanted: dict[str, str], start: bool) -> None:
-        """Write what differs, enable the unit, and (``start``) see that it runs with what is on disk."""
+        """Writes the files that differ, enables the unit, and (``start``) ensures that the unit runs with the files on
+        disk.
+        """
         changed = []
         for path, text in sorted(wanted.items()):
             raw = read_bytes(self.path(path))
@@ -62,7 +66,7 @@ class UnitFiles:
             return
         answer = self.run(["systemctl", "disable", "--now", self.unit])
         if answer.rc != 0 and self._is("active"):
-            # Without its unit nothing could stop it any more, and its GPUs would stay as it set them.
+            # Without the unit nothing could stop the service any more, and the GPUs would keep its settings.
             raise UnitError(f"systemctl disable --now {self.unit} failed with {answer.rc}: {answer.err.strip()}")
         for path in there:
             os.unlink(self.path(path))
@@ -72,7 +76,9 @@ class UnitFiles:
         self.must("daemon-reload")
 
     def _left_over(self, wanted: dict[str, str]) -> tuple[bool, bool]:
-        """State of a killed run: (unit not yet read by systemd, service older than a file of its own)."""
+        """Returns the state that a killed run left: (unit not yet read by systemd, service older than a file of its
+        own).
+        """
         what = "NeedDaemonReload,ExecMainStartTimestampMonotonic"
         answer = self.run(["systemctl", "show", "-p", what, self.unit])
         fields = dict(line.partition("=")[::2] for line in answer.out.splitlines())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One slice that the device plugin has leased, looked at from all sides: the probe and nvidia-smi inside, the host's
-NVML and the node's watcher outside.
+"""Checks one leased slice by all available means: the probe and nvidia-smi inside the slice, the host's NVML and the
+node's watcher outside.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .runner import ASK_S, SHELL, START_S, RunnerError
 
 # The folder of the library's version in the slice; and the file alone, in an answer of an older plugin.
 LIBRARY, OLD_LIBRARY = "/dev/vgpu/lib", "/usr/local/lib/vgpu/libvgpu.so"
-# The probe's path in the slice, a mount of its own, so that it is there also where the library is left out.
+# The probe is mounted separately in the slice, so that it also exists where the library is not mounted.
 PROBE = "/dev/vgpu-probe"
-# Seconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
+# Milliseconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
 HOLD_MS = 3000
-# Memory of a slice for each bypass that runs together with others: a context of a large card, and what it takes.
+# Slice memory for each bypass that runs together with others: a context on a large card, and the bypass's allocation.
 ROOM_MIB = 512
 # Seconds for which a share is measured while another slice is busy; a slice of all SMs has none.
 BESIDE_S = 5.0
-# Two slices meet, fill, hand over and judge.
+# Seconds in which two slices wait for each other, fill, exchange a handle and judge.
 MEET_S = 2.0
-# A program that ends at once: what is tried with its container is tried while it waits for our word.
+# A program that ends at once: the checks of its container run while its shell waits for the start signal.
 IDLE = [SHELL, "-c", ":"]
-# How long a bypass that the driver did not refuse has what it got, until the sum of its group was seen.
+# Milliseconds for which a bypass keeps its memory if the driver did not refuse it, until the group's sum was read.
 SUM_MS = 2000
 # Seconds of the second lease that slow engines take besides the program: each creates, starts, ends and removes a
 # container, and one container waits for the other.
@@ -60,7 +60,7 @@ for n in range(pynvml.nvmlDeviceGetCount()):
 
 
 class BadOption(Exception):
-    """An option asks for what is not there."""
+    """An option names something that does not exist on the host."""
 
 
 class SliceCheck:
@@ -85,7 +85,7 @@ class SliceCheck:
         self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
         gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
         others = [one for one in status["slices"] if one["uuid"] == gpu["uuid"] and one["id"] not in lease["ids"]]
-        # Who enforces memory, as the plugin says; a process in a namespace of its own is in no container's group.
+        # The enforcer of memory by the plugin's report. A process in its own namespace is in no container's group.
         self._claimed = str(status.get("memory_enforcement") or "")
         self._has_neighbours = any(one["in_use"] for one in others)
         of_gpu = [one.get("memory_mib", 0) for one in status["slices"] if one["uuid"] == gpu["uuid"]]
@@ -105,7 +105,7 @@ class SliceCheck:
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()
         self._by_driver = self._claimed.startswith("driver-") and self.runner.name != NAMESPACE
-        # What the driver enforced for the container's group when it was first started.
+        # The driver's limit for the container's group at the container's first start.
         self._limit = driver_verdicts.DriverLimit(fault="the host could not look")
         self.smi_table = ""
         # Bypasses that did not run, or not long enough for the watcher, because ``duration`` had passed.
@@ -115,7 +115,7 @@ class SliceCheck:
         return self._engines.runner(self._as_leased())
 
     def _as_leased(self, *more: Mount) -> Lease:
-        """``more``: mounts besides those of the plugin's answer."""
+        """Returns the slice with the mounts of the device plugin's reply. ``more``: additional mounts."""
         lease, probe = self._lease, self._probe_mount()
         environment = {name: str(value) for name, value in self._params["environment"].items()}
         return Lease(
@@ -169,7 +169,7 @@ class SliceCheck:
         def before_start(pid: int) -> None:
             seen["missing"] = observer.missing_mounts(pid, self._promised)
             seen["nodes"] = observer.gpu_device_nodes(pid)
-            # While it waits: its group is gone with it.
+            # Read the limit while the container waits, because its control group disappears with it.
             if self._by_driver and watch is not None:
                 self._limit = observer.driver_limit(watch.reader, self._expected.uuid, self._group_of(pid))
 
@@ -206,7 +206,7 @@ class SliceCheck:
         return DriverChecks(Account(reader, self._expected.uuid), self._expected.uuid, self._claimed, crowded)
 
     def _check_driver(self) -> list[dict[str, Any]]:
-        """Starts the container again, and tries its limit while it waits."""
+        """Starts the container again and tests its memory limit while the container waits."""
         named = self._params["checks"]
         if named and not set(named) & set(verdicts.DRIVER_CHECKS):
             return []
@@ -236,7 +236,7 @@ class SliceCheck:
         return [driver_verdicts.of_restart(self._claimed, self._limit, seen[0], self._expected), *checks]
 
     def _driver_beside(self) -> dict[str, Any]:
-        """Another slice's limit and account, while a tenant without our library fills this one."""
+        """Tests the limit and account of another slice while a tenant without our library fills this slice."""
         timeout = float(self._params["timeout"])
         found: list[dict[str, Any]] = []
 
@@ -368,7 +368,7 @@ class SliceCheck:
             return None
 
     def _share_beside(self) -> dict[str, Any]:
-        """The share again, while a tenant of our own is busy in another free slice of the GPU."""
+        """Measures the compute share again while a tenant of the check is busy in another free slice of the GPU."""
         percent = self.slice["sm_percent"]
         if not 0 < percent < NO_LIMIT_PERCENT:
             # As the probe says of the share alone: nothing to hold.
@@ -382,7 +382,9 @@ class SliceCheck:
         return self._beside(verdicts.BESIDE, BESIDE_S, measure)
 
     def _import_beside(self) -> dict[str, Any]:
-        """Whether this slice can have what another one made and handed over, by a folder that both are given."""
+        """Tests whether this slice can import memory that another slice exported, through a folder
+        that both slices see.
+        """
 
         def meet(other: SliceCheck) -> dict[str, Any]:
             timeout = float(self._params["timeout"])
@@ -411,7 +413,8 @@ class SliceCheck:
             self._engines.heed(fault)
             return verdicts.check(name, verdicts.NOT_RUN, "two slices", "one", detail=str(fault))
         finally:
-            with contextlib.suppress(PluginError):  # the lease expires anyway
+            # The device plugin ends the lease when it expires, even if this release fails.
+            with contextlib.suppress(PluginError):
                 self._plugin.ask("release", lease["allocation"])
 
     def _run_nvidia_smi(self) -> dict[str, Any]:
@@ -422,8 +425,8 @@ class SliceCheck:
         return verdicts.of_reader("nvidia-smi", outcome.rc, outcome.out, outcome.err, self._expected)
 
     def _run_nvidia_ml_py(self) -> dict[str, Any]:
-        """By the Python of the node's programs, which has the package and is in no image: so it always sees the slice
-        from a namespace of the host.
+        """Runs nvidia-ml-py with the Python of the node's programs. The package is in no image, so the program always
+        runs in a namespace of the host.
         """
         python = interpreter_of(self._params["vgpuctl"])
         if not python:
@@ -435,7 +438,7 @@ class SliceCheck:
 
 @contextlib.contextmanager
 def observed(uuid: str) -> Iterator[Any]:
-    """A reader of the host's NVML. Raises RunnerError where the host has none that starts."""
+    """Returns a reader of the host's NVML. Raises RunnerError if the host has no NVML that starts."""
     watch = observer.watch(uuid)
     if watch is None or watch.fault:
         raise RunnerError(watch.fault if watch else "the host has no libnvidia-ml.so.1")
@@ -446,7 +449,7 @@ def observed(uuid: str) -> Iterator[Any]:
 
 
 def interpreter_of(program: str) -> str:
-    """The Python that the first line of a script names, empty where it names none."""
+    """Returns the Python that the first line of a script names, empty if it names none."""
     try:
         with open(program, "rb") as stream:
             first = stream.readline(256).decode("utf-8", "replace")

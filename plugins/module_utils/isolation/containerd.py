@@ -12,7 +12,7 @@ from ..host import run_id
 from ..host.mount_namespace import Mount
 from .runner import LABEL, PATH, SHELL, WAIT_FOR_GO, EngineRunner, RunnerError, ask_engine
 
-# containerd's namespace of this check; docker and the kubelet have their own, which stay untouched.
+# The containerd namespace of this check; the namespaces of docker and the kubelet stay untouched.
 NAMESPACE = "vgpu-isolation"
 PREFIX = "vgpu-isolation-"
 # Folders that containerd, its shim and runc make for a namespace and leave after its last container.
@@ -23,7 +23,7 @@ EMPTY_FOLDERS = (
     f"/run/containerd/io.containerd.runtime.v2.task/{NAMESPACE}",
     f"/var/lib/containerd/io.containerd.runtime.v2.task/{NAMESPACE}",
 )
-# A line of ctr's list of tasks: name, pid, state.
+# Matches a line of ctr's list of tasks: name, pid, state.
 TASK_WORDS = 3
 
 
@@ -79,7 +79,7 @@ class ContainerdRunner(EngineRunner):
         self._tell("tasks", "kill", "--signal", "SIGKILL", container)
 
     def _remove(self, container: str) -> None:
-        """A container that exited is gone already, for it was run with --rm."""
+        """Removes the container. An exited container is already gone, because it was run with --rm."""
         try:
             known = self._say("containers", "list", "--quiet").stdout.split()
         except RunnerError:
@@ -109,5 +109,5 @@ def remove_traces(ctr: str, over: str = "") -> bool:
     finally:
         for pattern in EMPTY_FOLDERS:
             for folder in glob.glob(pattern):
-                with contextlib.suppress(OSError):  # somebody uses it
+                with contextlib.suppress(OSError):  # Another process still uses the namespace.
                     os.rmdir(folder)

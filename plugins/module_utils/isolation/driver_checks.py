@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries what the driver itself enforces for a container's control group, by tenants that no library of ours is in.
+"""Tests the limits that the driver itself enforces for a container's control group, with tenants that run without
+libvgpu.so.
 
 A tenant is raw_client.py, a process of the host that puts itself into the container's group while the container waits:
 the driver goes by the group, so it is held as a static program of the container would be.
@@ -22,24 +23,24 @@ from . import driver_verdicts, raw_client
 from .driver_verdicts import Deltas, Sum
 from .verdicts import MIB
 
-# What a child group, managed memory and the child of a dead process get.
+# CHILD begins the names of test groups below the container's group. PIECE is the bytes of one test allocation.
 CHILD = "vgpu-check"
 PIECE = 64 * MIB
-# A tenant takes no more than this beyond the limit: it is the neighbours'.
+# A tenant allocates at most this much beyond the limit, because that memory belongs to the neighbours.
 BEYOND = 64 * MIB
 # Seconds for one answer: a context on a card that sleeps; and until a group that its process left can be removed.
 ANSWER_S = 60.0
 GONE_S = 5.0
-# Variables that would bring the library, or hide the GPU.
+# Variables that would load the library, or hide the GPU.
 OURS = ("LD_PRELOAD", "LD_BIND_NOW", "CUDA_", "NVIDIA_VISIBLE", "VGPU_", "GPU_CORE_", "ACTIVE_")
 
 
 class TenantError(Exception):
-    """A tenant cannot be had; the text says why."""
+    """A tenant cannot be started; the text gives the reason."""
 
 
 class Account:
-    """What the driver counts on one GPU. Raises NvmlError."""
+    """Reads the driver's accounting on one GPU. Raises NvmlError."""
 
     def __init__(self, reader: Any, uuid: str) -> None:
         self._reader = reader
@@ -53,13 +54,13 @@ class Account:
         return self.of(group).used
 
     def card(self) -> tuple[int, int]:
-        """(total, used)"""
+        """Returns (total, used) bytes of the GPU's memory."""
         total, used = self._reader.memory(self._handle)
         return int(total), int(used)
 
 
 class Tenant:
-    """One process in a group. Raises TenantError."""
+    """Runs one process in a control group. Raises TenantError."""
 
     def __init__(self, group: str, python: str = sys.executable) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
@@ -93,7 +94,7 @@ class Tenant:
         return answer
 
     def granted(self, word: str, **more: Any) -> bool:
-        """False where it was refused for want of memory."""
+        """Returns False if the driver refused the request because memory is short."""
         answer = self.ask(word, **more)
         if answer["code"] not in (0, driver_verdicts.OUT_OF_MEMORY):
             raise TenantError(f"a tenant without our library: {answer.get('call', word)} answers {answer['code']}")
@@ -116,7 +117,7 @@ class Tenant:
 
 
 def source() -> str:
-    """The program's text, from wherever this module was loaded."""
+    """Returns the program's text, from wherever this module was loaded."""
     loader: Any = raw_client.__loader__
     return str(loader.get_source(raw_client.__name__))
 
@@ -135,7 +136,7 @@ def tenants(*groups: str) -> Iterator[list[Tenant]]:
 
 @contextlib.contextmanager
 def children(group: str, count: int) -> Iterator[list[str]]:
-    """Groups below the container's, gone in any case. Raises TenantError."""
+    """Creates control groups below the container's group and removes them in any case. Raises TenantError."""
     made = [os.path.join(group, f"{CHILD}-{os.getpid()}-{place}") for place in range(count)]
     try:
         for one in made:
@@ -181,7 +182,7 @@ class DriverChecks:
         return [step() for name, step in steps if wanted(name)]
 
     def refuses(self, group: str, hard: int, name: str = driver_verdicts.REFUSES, full: Any = None) -> dict[str, Any]:
-        """One tenant takes all that it gets. ``full``: called while it has that."""
+        """One tenant allocates until the driver refuses. ``full``: called while the tenant holds that memory."""
         return driver_verdicts.of_sum(name, self._claimed, hard, self._fill(group, [group], hard, full))
 
     def children(self, group: str, hard: int) -> dict[str, Any]:
@@ -215,7 +216,9 @@ class DriverChecks:
         return Sum(taken, used, room, fault)
 
     def root(self, group: str, pid: int, hard: int) -> dict[str, Any]:
-        """A process with the container's capabilities sets the limit that the group has: nothing changes by it."""
+        """A process with the container's capabilities sets the group's limit to its present value,
+        so that nothing changes.
+        """
         code, call, capabilities = -1, "", 0
         try:
             with tenants(group) as (one,):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges what the driver itself enforces for a container's control group, as the host and a tenant without our library
-saw it. Pure. What is claimed (``driver-dmem``, ``driver-misc``) must hold; figures are bytes.
+"""Judges the driver's enforcement for a container's control group from the host's and a tenant's observations. The
+tenant runs without libvgpu.so. Pure. What is claimed (``driver-dmem``, ``driver-misc``) must hold; figures are
+bytes.
 """
 
 from __future__ import annotations
@@ -11,21 +12,20 @@ from .verdicts import MIB, NOT_RUN, OPEN, PASSED, VIOLATED, Expected, check
 
 LIMIT, REFUSES, CHILDREN, RESTART = "driver-limit", "driver-refuses", "driver-limit-children", "driver-limit-restart"
 ROOT, MANAGED, ORPHAN, BESIDE = "driver-limit-root", "managed-raw", "dead-creator", "driver-limit-beside"
-# What a tenant without our library tries while the container waits.
+# Checks that a tenant without libvgpu.so makes while the container waits.
 OF_TENANTS = (REFUSES, CHILDREN, ROOT, MANAGED, ORPHAN)
-# What may be missing of a sum for the driver's own pieces and for a context that no longer fits.
+# A sum may fall short of the limit by this much: the driver's allocation granularity, or a context that no longer fits.
 SLACK = 64 * MIB
-# Of one allocation, the part in percent that an account must show, or must not.
+# Percent of one allocation that an account must at least show, and percent that a hidden allocation may show at most.
 SHOWN_PERCENT, HIDDEN_PERCENT = 90, 10
 NO_PERMISSION, OUT_OF_MEMORY = 4, 2
 CAP_SYS_ADMIN = 1 << 21
 
 
 class DriverLimit(NamedTuple):
-    """What the driver enforces for a control group, seen from the host; ``hard`` None: nothing, ``fault`` says why.
-
-    ``own``: whether it is this group's and not one above it; ``card``: bytes of the GPU, 0: unknown; ``inode``: of the
-    group's folder, 0: unknown.
+    """Describes the driver's limit of a control group, seen from the host. ``hard``: None if there is no limit,
+    ``fault`` gives the reason. ``own``: whether the limit is this group's, not that of a group above; ``card``:
+    bytes of the GPU, 0: unknown; ``inode``: of the group's folder, 0: unknown.
     """
 
     group: str = ""
@@ -38,8 +38,8 @@ class DriverLimit(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """What tenants of a group took until they were refused. ``taken``: by their own count; ``used``: the driver's;
-    ``room``: what the card had free then; ``fault``: why nothing is shown.
+    """Holds how much the tenants of a group allocated until the driver refused. ``taken``: by their own count;
+    ``used``: the driver's; ``room``: the card's free memory then; ``fault``: why nothing is shown.
     """
 
     taken: int = 0
@@ -75,7 +75,7 @@ def of_driver(claimed: str, seen: DriverLimit, expected: Expected, name: str = L
 
 
 def of_restart(claimed: str, first: DriverLimit, again: DriverLimit, expected: Expected) -> dict[str, Any]:
-    """The limit of the group that the container has when it is started again, before its program runs."""
+    """Judges the limit of the group that a restarted container has before its program runs."""
     found = of_driver(claimed, again, expected, RESTART)
     which = "the same group" if first.inode and first.inode == again.inode else "a new group"
     return dict(found, detail=f"{found['detail']}; {which}, before the program of its second start ran")
@@ -99,7 +99,7 @@ def of_bypass(one: dict[str, Any], claimed: str, hard: int | None = None, most: 
 
 
 def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
-    """What tenants without our library got together against the hard limit of their group."""
+    """Judges the sum that tenants without libvgpu.so allocated together against the hard limit of their group."""
     wanted, most = f"at most {hard}", max(found.taken, found.used)
     report = f"{claimed}: {found.taken} bytes were granted, the driver counts {found.used}"
     if most > hard:
@@ -114,7 +114,7 @@ def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
 
 
 def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, Any]:
-    """What the driver answers to root of the container that sets the limit of its group."""
+    """Judges the driver's reply when root of the container sets the limit of its group."""
     wanted, found = f"code {NO_PERMISSION}, no permission", f"code {code}"
     if code == NO_PERMISSION:
         return check(ROOT, PASSED, wanted, found, detail=claimed)
@@ -144,7 +144,7 @@ def of_managed(claimed: str, found: Deltas) -> dict[str, Any]:
 
 
 def of_orphan(claimed: str, code: int, call: str, found: Deltas) -> dict[str, Any]:
-    """Memory in the name of a process that is gone, by a descriptor that its child has."""
+    """Judges the accounting of memory of an ended process whose descriptor its child still has open."""
     wanted = f"{found.size} charged to the group, or refused"
     if found.fault:
         return check(ORPHAN, NOT_RUN, wanted, "", "bytes", found.fault)

@@ -50,7 +50,7 @@ class Lease(NamedTuple):
 
 
 class Engines:
-    """One run of the module. ``params``: its options. ``close`` removes what was made."""
+    """Holds the engines of one run of the module. ``params``: its options. ``close`` removes what the run created."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         self._params = params
@@ -62,7 +62,7 @@ class Engines:
         self.reasons: list[str] = []
 
     def runner(self, lease: Lease) -> Any:
-        """Raises RunnerError where the runtime that is asked for cannot run a container with a GPU."""
+        """Returns the runner. Raises RunnerError if the requested runtime cannot run a container with a GPU."""
         wanted = self._params["runtime"]
         self.image, self.reasons = "", []
         if wanted == NAMESPACE:
@@ -80,7 +80,7 @@ class Engines:
         raise RunnerError(f"runtime: {wanted} is asked for, and {'; '.join(self.reasons)}")
 
     def heed(self, fault: Exception) -> None:
-        """An engine that hung once is not used again in this run: each slice would wait for its time-out."""
+        """Excludes an engine that hung once from the rest of this run: each slice would wait for its time-out."""
         if isinstance(fault, EngineHangs):
             self._silent.setdefault(fault.program, str(fault))
 
@@ -129,7 +129,7 @@ class Engines:
         self._begun.add(engine)
 
     def _own(self, engine: str, client: str, probe: str) -> str:
-        """The image, or the folder, of the host's own files; made once for all slices of a run."""
+        """Returns the image or folder made of the host's own files; made once for all slices of a run."""
         if engine not in self._made:
             tar = isolation_image.pack(probe)
             if engine == CONTAINERD:
@@ -145,7 +145,9 @@ class Engines:
         return self._made[engine]
 
     def close(self) -> None:
-        """Removes what was made. Leftovers of an engine that hangs or refuses stay recorded for a later clean-up."""
+        """Removes what the run created. Leftovers of an engine that hangs or refuses stay recorded
+        for a later clean-up.
+        """
         for engine in self._begun:
             client = self._params[CLIENTS[engine]]
             if client in self._silent:
@@ -160,7 +162,7 @@ class Engines:
 
 
 def _has_nothing(client: str, made: str) -> bool:
-    """Whether an engine has nothing of this run any more. An image with a container of ours is not removed."""
+    """Returns whether an engine has no objects of this run left. An image with a container of ours is not removed."""
     try:
         if made:
             return bool(ask_engine(client, "rmi", made).returncode == 0)
@@ -170,7 +172,7 @@ def _has_nothing(client: str, made: str) -> bool:
 
 
 def has_runtime(docker: str) -> bool:
-    """Whether docker's daemon knows NVIDIA's runtime. Raises RunnerError where it does not answer."""
+    """Returns whether docker's daemon knows NVIDIA's runtime. Raises RunnerError if the daemon does not answer."""
     done = ask_engine(docker, "info", "--format", "{{json .Runtimes}}")
     if done.returncode != 0:
         raise RunnerError(f"docker info: {done.stderr.strip()}")

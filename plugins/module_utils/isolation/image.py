@@ -56,7 +56,7 @@ def needed_by(program: str) -> list[str]:
 
 
 def paths_of(programs: Iterable[str]) -> list[str]:
-    """The programs' libraries and all of glibc that NVIDIA's files need, sorted."""
+    """Returns the programs' libraries and all of glibc that NVIDIA's files need, sorted."""
     found = {path for program in programs for path in needed_by(program)}
     folders = {os.path.dirname(one) for one in found if os.path.basename(one) == GLIBC[0]}
     # The loader too: programs name it by its path, a second namespace of libraries (dlmopen) looks for it by name.
@@ -82,7 +82,7 @@ def pack(probe: str) -> bytes:
             _folder(out, name, made, mode)
         files = [SHELL, *paths_of([SHELL, probe]), *(one for one in MARKS if os.path.isfile(one))]
         for path in files:
-            # Where the host's links lead to, under the name that is asked for.
+            # The targets of the host's links are packed under the requested name.
             name = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)).lstrip("/")
             _folder(out, os.path.dirname(name), made)
             _add(out, name, tarfile.REGTYPE, stat.S_IMODE(os.stat(path).st_mode), _read(path))
@@ -123,7 +123,7 @@ def _read(path: str) -> bytes:
 
 
 def _folder(out: tarfile.TarFile, name: str, made: set[str], mode: int = 0o755) -> None:
-    """The folder and those above it, once."""
+    """Adds the folder and its parents, each once."""
     if not name or name in made:
         return
     _folder(out, os.path.dirname(name), made)

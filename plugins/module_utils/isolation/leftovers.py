@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leftovers of killed isolation checks at the engines of a host: found by their mark, and removed.
+"""Finds the leftovers of killed isolation checks at the engines of a host by their run id, and removes them.
 
 A run that has docker or podman make something leaves a record of that first, so that an engine without a record is not
 asked: podman lays out its storage when it is asked for the first time. Former versions left no record; what they left,
@@ -21,23 +21,26 @@ from . import containerd as isolation_containerd
 from .runner import LABEL, RunnerError, ask_engine
 
 DOCKER, PODMAN, CONTAINERD = "docker", "podman", "containerd"
-# In the order in which a kubelet uses them. Podman is for hosts without a kubelet.
+# Engines in the order in which a kubelet uses them. Podman is for hosts without a kubelet.
 ENGINES = (DOCKER, CONTAINERD, PODMAN)
 CLIENTS = {DOCKER: "docker", PODMAN: "podman", CONTAINERD: "ctr"}
 REPOSITORY = "localhost/vgpu-isolation"
 # Roots of containerd's containers; not below /run, which may forbid programs.
 ROOTS = "/var/lib/vgpu/isolation-"
-# Of an engine and a run: there from before docker or podman makes something until nothing of it is left. For containerd
-# its folder says the same.
+# Prefix of the record of an engine and a run. The record exists from before docker or podman creates something until
+# all of it is removed. For containerd the run's folder serves as the record.
 RECORDS = "/var/lib/vgpu/check-"
 # Files of an engine that a query does not change: the daemon of docker, a storage of podman with an image.
 IN_USE = {DOCKER: "/var/run/docker.pid", PODMAN: "/var/lib/containers/storage/*-images/images.json"}
-# As docker and podman write a container's time of birth; podman adds parts of a second.
+# Docker and podman write a container's creation time in this format; podman adds fractions of a second.
 CREATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([+-]\d{4})")
 
 
 def begin(engine: str, client: str) -> None:
-    """Before a run has an engine make something. Raises RunnerError where the engine does not answer."""
+    """Prepares an engine before a run creates something there: removes old leftovers and writes the record.
+
+    Raises RunnerError if the engine does not answer.
+    """
     clean_up_engine(engine, client)
     if engine != CONTAINERD:
         os.makedirs(os.path.dirname(RECORDS), 0o755, exist_ok=True)
@@ -46,22 +49,22 @@ def begin(engine: str, client: str) -> None:
 
 
 def record(engine: str) -> str:
-    """The path of this run's record."""
+    """Returns the path of this run's record."""
     return f"{RECORDS}{engine}-{run_id.own()}"
 
 
 def own_root() -> str:
-    """The folder of this run's root for containerd."""
+    """Returns the folder of this run's root for containerd."""
     return f"{ROOTS}{run_id.own()}"
 
 
 def own_image() -> str:
-    """A name for an image of this run."""
+    """Returns a name for an image of this run."""
     return f"{REPOSITORY}:{run_id.own()}-{time.time_ns()}"
 
 
 def listed_by(client: str, *arguments: str) -> list[str]:
-    """Lines of an answer. Raises RunnerError where there is none."""
+    """Returns the lines of a client's output. Raises RunnerError if the engine does not answer."""
     done = ask_engine(client, *arguments)
     if done.returncode != 0:
         raise RunnerError(f"{os.path.basename(client)} {arguments[0]}: {done.stderr.strip()}")
@@ -69,7 +72,7 @@ def listed_by(client: str, *arguments: str) -> list[str]:
 
 
 class Leftover(NamedTuple):
-    """Leftovers of ended runs at an engine."""
+    """Holds the objects that ended runs left at an engine."""
 
     containers: list[str]
     roots: list[str]
@@ -103,13 +106,13 @@ def _left(engine: str, client: str, former: bool) -> Leftover:
 def _has_root_ended(path: str) -> bool:
     try:
         made = os.lstat(path).st_ctime
-    except FileNotFoundError:  # its run has ended meanwhile
+    except FileNotFoundError:  # The run that made the object has ended meanwhile.
         return False
     return run_id.has_ended(path[len(ROOTS) :], made=made)
 
 
 def _containers(client: str) -> list[str]:
-    """The containers of ended runs."""
+    """Returns the containers of ended runs."""
     shown = "{{.ID}} {{.CreatedAt}} {{.Labels}}"
     listed = listed_by(client, "ps", "--all", "--filter", f"label={LABEL}", "--format", shown)
     # Docker writes labels as name=value, podman as name:value in brackets.
@@ -123,7 +126,7 @@ def _created(line: str) -> float | None:
 
 
 def _images(client: str) -> list[str]:
-    """The images of ended runs; the tag is the mark of the run, and the time of its making."""
+    """Returns the images of ended runs; the tag holds the run id and the creation time."""
     listed = listed_by(client, "image", "ls", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}")
     found = []
     for one in [line.strip() for line in listed]:
@@ -136,8 +139,9 @@ def _images(client: str) -> list[str]:
 
 
 def clean_up_engine(engine: str, client: str, former: bool = False) -> tuple[list[str], list[str]]:
-    """Takes away what killed runs left at an engine; answers the names of what is gone, and of what stays. Raises
-    RunnerError where the engine does not answer.
+    """Removes what killed runs left at an engine. Returns the names of removed objects, and of those that stay.
+
+    Raises RunnerError if the engine does not answer.
     """
     left = _left(engine, client, former)
     gone = [one for one in left.containers if ask_engine(client, "rm", "--force", one).returncode == 0]
@@ -157,7 +161,7 @@ def clean_up_engine(engine: str, client: str, former: bool = False) -> tuple[lis
 
 
 def left_behind(params: Mapping[str, Any]) -> list[str]:
-    """The names that ``clean_up`` would remove, as far as the engines list them."""
+    """Returns the names that ``clean_up`` would remove, as far as the engines list them."""
     names: list[str] = []
     for engine in ENGINES:
         try:
@@ -168,7 +172,9 @@ def left_behind(params: Mapping[str, Any]) -> list[str]:
 
 
 def clean_up(params: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The same at any engine of the host; one that does not answer is known by its records, which stay."""
+    """Removes leftovers at every engine of the host. An engine that does not answer is reported
+    from its records, which stay.
+    """
     all_gone: list[str] = []
     all_stays: list[str] = []
     for engine in ENGINES:

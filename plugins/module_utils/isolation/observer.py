@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host sees of processes in a slice: their GPU memory by the driver's account, and what is mounted for them.
+"""Reads, from the host, the GPU memory of a slice's processes by the driver's accounting, and their mounts.
 
 Nothing here asks the processes themselves.
 """
@@ -14,7 +14,7 @@ from ..gpu import memory_limits
 from ..gpu.nvml import CtypesReader, NvmlError
 from .driver_verdicts import DriverLimit
 
-NOT_AVAILABLE = 2**64 - 1  # NVML: this platform does not report the memory of a process
+NOT_AVAILABLE = 2**64 - 1  # NVML's return value if this platform does not report the memory of a process.
 INSUFFICIENT_SIZE = 7
 
 
@@ -31,7 +31,7 @@ class ProcessReader(CtypesReader):
     """Adds the process list to the calls of the NVML reader."""
 
     def processes(self, handle: Any) -> dict[int, int | None]:
-        """Bytes by pid; None for a process whose memory the platform does not tell."""
+        """Maps each pid to its bytes; None for a process whose memory the platform does not report."""
         capacity = 64
         while True:
             count = ctypes.c_uint(capacity)
@@ -68,7 +68,7 @@ class MemoryWatch:
             self.fault = str(fault)
 
     def poll(self, pid: int) -> None:
-        """``pid``: any process of the namespace that is watched."""
+        """Polls NVML once. ``pid``: any process of the watched namespace."""
         if self._handle is None:
             return
         inside = namespace_of(pid, self._proc)
@@ -94,7 +94,7 @@ class MemoryWatch:
 
 
 def watch(uuid: str) -> MemoryWatch | None:
-    """A watch through the host's NVML; None where the host has none."""
+    """Returns a watch through the host's NVML; None if the host has no NVML."""
     try:
         return MemoryWatch(ProcessReader(), uuid)
     except NvmlError:
@@ -102,7 +102,7 @@ def watch(uuid: str) -> MemoryWatch | None:
 
 
 def group_of(pid: int, cgroup_root: str, proc: str = "/proc") -> str:
-    """The folder of a process's control group of version 2, empty where it has none."""
+    """Returns the folder of a process's control group of version 2, empty if the process has none."""
     try:
         with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as stream:
             names = [line[3:].strip() for line in stream if line.startswith("0::")]
@@ -135,7 +135,7 @@ def driver_limit(reader: Any, uuid: str, group: str) -> DriverLimit:
 
 
 def _inode(folder: str) -> int:
-    """Which group it is, whatever its path; 0 where it is gone."""
+    """Returns the inode of the group's folder, which identifies the group whatever its path; 0 if it is gone."""
     try:
         return os.stat(folder).st_ino
     except OSError:
@@ -143,7 +143,7 @@ def _inode(folder: str) -> int:
 
 
 def namespace_of(pid: int, proc: str = "/proc") -> str:
-    """The mount namespace of a process, empty where it is gone."""
+    """Returns the mount namespace of a process, empty if the process is gone."""
     try:
         return os.readlink(f"{proc}/{pid}/ns/mnt")
     except OSError:
@@ -151,17 +151,17 @@ def namespace_of(pid: int, proc: str = "/proc") -> str:
 
 
 def parent_of(pid: int, proc: str = "/proc") -> int:
-    """The pid of a process's parent, 0 where the process is gone."""
+    """Returns the pid of a process's parent, 0 if the process is gone."""
     try:
         with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as stream:
-            # The name in parentheses may hold anything.
+            # The process name, in parentheses, may hold any character.
             return int(stream.read().rpartition(")")[2].split()[1])
     except (OSError, IndexError, ValueError):
         return 0
 
 
 def gpu_device_nodes(pid: int, proc: str = "/proc") -> list[str] | None:
-    """Names of the device nodes of GPUs in the process's /dev; None where it is gone."""
+    """Returns the names of the GPU device nodes in the process's /dev; None if the process is gone."""
     try:
         names = os.listdir(f"{proc}/{pid}/root/dev")
     except OSError:
@@ -170,7 +170,9 @@ def gpu_device_nodes(pid: int, proc: str = "/proc") -> list[str] | None:
 
 
 def missing_mounts(pid: int, mounts: Sequence[Any], proc: str = "/proc") -> list[str] | None:
-    """Container paths where the process does not see the very file of the host; None where the process is gone."""
+    """Returns the container paths at which the process does not see exactly the host's file; None
+    if the process is gone.
+    """
     if not namespace_of(pid, proc):
         return None
     missing = []

@@ -17,7 +17,7 @@ from ..host import run_id
 from ..host.mount_namespace import Mount, Outcome
 from .runner import RunnerError
 
-# Until the other is laid out; longer than an engine takes to start a container, which it ends with a word of its own.
+# Seconds to wait until the other slice is ready; longer than an engine's own time-out for starting a container.
 WAIT_S = 90.0
 AHEAD_S = 0.7
 # The folder's path in both slices, and its name on the host, next to the device plugin's socket, before the run's mark.
@@ -27,8 +27,8 @@ FOLDER = "beside-"
 
 @contextlib.contextmanager
 def meeting(run_folder: str) -> Iterator[Mount]:
-    """A folder of this run for two slices, as two pods have one by a volume; gone in any case, and where the run is
-    killed, with the next one or ``clean_up``. Raises RunnerError.
+    """Creates a folder that two slices see, as two pods share a volume. It is removed at the end; if the run is killed,
+    the next run or ``clean_up`` removes it. Raises RunnerError.
     """
     clean_up(run_folder)
     path = os.path.join(run_folder, FOLDER + run_id.own())
@@ -44,13 +44,13 @@ def meeting(run_folder: str) -> Iterator[Mount]:
 
 
 def left_behind(run_folder: str) -> list[str]:
-    """Folders of runs that do not live any more."""
+    """Returns the folders of runs that have ended."""
     start = os.path.join(run_folder, FOLDER)
     return [one for one in sorted(glob.glob(f"{glob.escape(start)}*")) if run_id.has_ended(one[len(start) :])]
 
 
 def clean_up(run_folder: str) -> list[str]:
-    """Takes them away; answers those that are gone."""
+    """Removes the folders of ended runs; returns the removed folders."""
     left = left_behind(run_folder)
     for one in left:
         shutil.rmtree(one, ignore_errors=True)
@@ -60,9 +60,9 @@ def clean_up(run_folder: str) -> list[str]:
 def run_both(
     ours: Any, theirs: Any, argv: Sequence[str], timeout: float, their_argv: Sequence[str] = ()
 ) -> tuple[Outcome, Outcome]:
-    """What became of each. Both run ``argv`` where ``their_argv`` is empty, else they wait for each other themselves.
-    Where one could not be laid out the program is started in neither, and that fault is raised, a RunnerError or
-    another; one of them that is at work already is waited for.
+    """Runs a program in both slices and returns both outcomes. Both run ``argv`` if ``their_argv`` is empty; else the
+    two programs wait for each other themselves. If one slice cannot be prepared, the program starts in neither, and
+    the fault is raised, a RunnerError or another. A slice that already works is waited for.
 
     Theirs is laid out in a thread, and ours when theirs waits for its start: a runner may fork, and a fork during the
     thread's work may copy a lock that nothing will ever open.
@@ -80,7 +80,7 @@ def run_both(
         try:
             found.append(theirs.run(their_argv or argv, timeout, wait))
         except Exception as fault:
-            faults.append(fault)  # the caller's thread raises it
+            faults.append(fault)  # The caller's thread raises this exception.
         finally:
             laid_out.set()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device plugin of a host, as the isolation check asks it: through vgpuctl."""
+"""Calls the device plugin of a host through vgpuctl, for the isolation check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import subprocess
 from typing import Any
 
-# Fields that are read of vgpuctl's answers.
+# The fields that the check reads from vgpuctl's output.
 KEYS = {
     "status": frozenset(("gpus", "slices")),
     "watch": frozenset(("findings", "looks", "looks_to_name", "interval_s", "fault")),
@@ -16,7 +16,7 @@ KEYS = {
 
 
 class PluginError(Exception):
-    """The device plugin did not do what was asked; ``rc`` is the exit status of vgpuctl."""
+    """The device plugin refused or failed; ``rc`` is the exit status of vgpuctl."""
 
     def __init__(self, rc: int, message: str) -> None:
         self.rc = rc
@@ -24,7 +24,7 @@ class PluginError(Exception):
 
 
 class Plugin:
-    """The device plugin of this host, through vgpuctl."""
+    """Calls the device plugin of this host through vgpuctl."""
 
     def __init__(self, program: str, socket: str) -> None:
         self._command = [program, "--socket", socket]

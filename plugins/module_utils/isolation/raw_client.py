@@ -25,7 +25,7 @@ ORPHAN_S = 20.0
 
 
 class Refused(Exception):
-    """A call that must succeed did not. ``code``: its answer."""
+    """A call that must succeed failed. ``code``: its return value."""
 
     def __init__(self, call: str, code: int) -> None:
         self.call, self.code = call, code
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 class Client:
-    """One process of the driver."""
+    """Calls the CUDA driver in one process."""
 
     def __init__(self) -> None:
         self.cuda: Any = None
@@ -46,7 +46,7 @@ class Client:
             raise Refused(call, code)
 
     def open(self, uuid: str) -> dict[str, Any]:
-        """A context on the GPU. It costs memory, so it may be refused."""
+        """Creates a context on the GPU. A context uses memory, so the driver may refuse it."""
         self.cuda = ctypes.CDLL(CUDA)
         self._must("cuInit", 0)
         count = ctypes.c_int()
@@ -82,11 +82,12 @@ class Client:
         return {"code": 0, "taken": taken, "refused": code == OUT_OF_MEMORY, "last": code}
 
     def managed(self, size: int) -> dict[str, Any]:
-        """Managed memory that a kernel of the driver's own has touched on the card."""
+        """Allocates managed memory and touches it on the card with a kernel of the driver's own."""
         block = ctypes.c_uint64()
         self._must("cuMemAllocManaged", ctypes.byref(block), ctypes.c_size_t(size), GLOBAL)
         self.blocks.append(block)
-        self.cuda.cuMemPrefetchAsync(block, ctypes.c_size_t(size), self.device, None)  # a card may not know it
+        # Some cards do not know this call.
+        self.cuda.cuMemPrefetchAsync(block, ctypes.c_size_t(size), self.device, None)
         self._must("cuMemsetD8_v2", block, ctypes.c_ubyte(1), ctypes.c_size_t(size))
         self._must("cuCtxSynchronize")
         return {"code": 0}
@@ -110,7 +111,7 @@ class Client:
         return {"code": 0} if gone else {"code": -1, "call": "the process that opened the driver did not end"}
 
     def become(self, pid: int) -> dict[str, Any]:
-        """Takes on the user namespace and the capabilities of another process, as far as it has fewer."""
+        """Enters the user namespace and takes the capabilities of another process, as far as it has fewer."""
         libc = ctypes.CDLL(None, use_errno=True)
         there = f"/proc/{pid}/ns/user"
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as stream:
@@ -131,7 +132,7 @@ class Client:
 
     @staticmethod
     def limit(uuid: str, group: str, hard: int) -> dict[str, Any]:
-        """Has the driver limit a group, soft 0."""
+        """Makes the driver limit a group, with soft limit 0."""
         nvml, device = ctypes.CDLL(NVML), ctypes.c_void_p()
         words = (ctypes.c_uint64 * 3)()
         name = ctypes.create_string_buffer(os.fsencode(group))

@@ -54,7 +54,7 @@ def _nothing(_pid: int) -> None:
 
 
 class NamespaceRunner:
-    """Without a container runtime."""
+    """Runs programs in a mount namespace, for hosts without a container runtime."""
 
     name = "namespace"
     # Seconds that a run takes before its program begins and after it has ended; as long as the last one.
@@ -87,7 +87,7 @@ class EngineRunner:
     _first = (0, "")
 
     def _create(self, argv: Sequence[str]) -> str:
-        """The container's name; nothing of it runs yet."""
+        """Creates the container and returns its name. No program of the container runs yet."""
         raise NotImplementedError
 
     def _start(self, container: str, argv: Sequence[str]) -> list[str]:
@@ -95,14 +95,14 @@ class EngineRunner:
         raise NotImplementedError
 
     def _pid_now(self, container: str) -> int:
-        """The pid on the host of the container's first process, 0 before there is one."""
+        """Returns the host's pid of the container's first process, 0 before there is such a process."""
         raise NotImplementedError
 
     def _kill(self, container: str) -> None:
         raise NotImplementedError
 
     def _remove(self, container: str) -> None:
-        """Removes it, running or not. Faults are not reported: it may be gone."""
+        """Removes the container, running or not. Reports no faults: the container may be gone."""
         raise NotImplementedError
 
     def run(
@@ -131,7 +131,7 @@ class EngineRunner:
         before_start: Callable[[int], None],
         while_running: Callable[[int], None],
     ) -> tuple[Outcome, float]:
-        """Its outcome, and the seconds for which the program ran."""
+        """Returns the outcome, and the seconds for which the program ran."""
         seconds = 0.0
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             attached: Any = subprocess.Popen(
@@ -147,7 +147,7 @@ class EngineRunner:
                     attached.stdin.write(b"go\n")
                     attached.stdin.close()
                 except BrokenPipeError:
-                    pid = 0  # it did not start; the engine's message is on its stderr
+                    pid = 0  # The container did not start; the engine's message is on the client's stderr.
                 timed_out = self._wait(container, attached, pid, timeout, while_running)
                 seconds = time.monotonic() - seconds
             finally:
@@ -165,7 +165,9 @@ class EngineRunner:
     def _wait(
         self, container: str, attached: Any, pid: int, timeout: float, while_running: Callable[[int], None]
     ) -> bool:
-        """Until the client ends; whether it ran past its time. A client that outlives its container is given up."""
+        """Waits until the client ends; returns whether it exceeded its time. Abandons a client that
+        outlives its container.
+        """
         deadline = time.monotonic() + timeout
         timed_out = False
         while attached.poll() is None:
@@ -194,7 +196,7 @@ class EngineRunner:
             time.sleep(0.02)
 
     def _pid(self, container: str, attached: Any) -> int:
-        """The pid on the host of the container's shell, which waits for our word; 0 where it did not start."""
+        """Returns the host's pid of the container's shell, which waits for the start signal; 0 if it did not start."""
         deadline = time.monotonic() + START_S
         while attached.poll() is None:
             pid = self._pid_now(container)
@@ -245,7 +247,7 @@ class DockerRunner(EngineRunner):
         return done.stdout.strip()
 
     def _tell(self, *arguments: str) -> None:
-        """A call that may fail: the container may be gone already, and another call reports a hanging daemon."""
+        """Makes a call that may fail: the container may be gone already, and another call reports a hanging daemon."""
         try:
             ask_engine(self._docker, *arguments)
         except RunnerError:
@@ -272,7 +274,7 @@ class DockerRunner(EngineRunner):
 
 
 class PodmanRunner(DockerRunner):
-    """The same by podman, which gets GPUs by CDI alone."""
+    """Runs a container of a local image with podman, which passes GPUs by CDI alone."""
 
     name = "podman"
     runtime = ""
@@ -295,8 +297,8 @@ class PodmanRunner(DockerRunner):
 
 
 def ask_engine(program: str, *arguments: str, given: bytes | None = None) -> Any:
-    """One call of an engine's client, as subprocess.run answers it, with text. Raises EngineHangs where it does not
-    answer, RunnerError where the client cannot be run.
+    """Calls an engine's client; returns the result of subprocess.run, with text. Raises EngineHangs if the engine does
+    not answer, RunnerError if the client cannot be run.
     """
     try:
         done = subprocess.run([program, *arguments], input=given, capture_output=True, timeout=ASK_S, check=False)
@@ -321,7 +323,7 @@ def _command(name: str, arguments: Sequence[str]) -> str:
 
 
 def image_at_hand(program: str, image: str) -> str:
-    """Empty where a container of a local image can be run, else why not. Raises RunnerError."""
+    """Returns an empty text if a container of a local image can be run, else the reason. Raises RunnerError."""
     name = os.path.basename(program)
     if not image:
         return "no image is named"

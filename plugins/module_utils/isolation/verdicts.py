@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Sequence
 PASSED, VIOLATED, NOT_RUN, OPEN, DETECTED = "passed", "violated", "not-run", "open", "detected"
 # The probe's verdicts.
 VERDICTS = (PASSED, VIOLATED, NOT_RUN, OPEN)
-# What the probe of a library from before 0.1.0 says, which a node keeps until its upgrade, and after a rollback.
+# The word for "passed" of a probe before 0.1.0. A node has that probe until its upgrade, and after a rollback.
 FORMER = "held"
 MIB = 1 << 20
 
@@ -35,7 +35,7 @@ PROBE_CHECKS = (
     "graphics",
     "share",
 )
-# And the bypasses. Some may be open, so the host does not compare what they get with the limit.
+# The bypasses that the probe must report. Some may be open, so the host does not compare their memory with the limit.
 PROBE_BYPASSES = (
     "bypass-path",
     "bypass-copy",
@@ -66,13 +66,13 @@ PROBE_BYPASSES = (
     "bypass-ledger-lie",
     "bypass-ledger-boast",
 )
-# Checks that more than the probe takes part in.
+# Checks that need more than the probe.
 SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
 # The import of memory that a second slice exported, and the probe's check in that slice.
 IMPORT, EXPORT = "import-beside", "export-beside"
 # Percent of the GPU's time by which a measured share may exceed its limit, as in the probe.
 SHARE_TOLERANCE = 5
-# What the driver itself enforces: driver_checks.py.
+# Checks of the driver's own enforcement, made by driver_checks.py.
 DRIVER_CHECKS = (
     "driver-limit",
     "driver-refuses",
@@ -99,14 +99,15 @@ OWN = (
 FILLS = ("limit-exact", "four-processes")
 # The part of a fill, in percent, that a poll must have seen.
 SEEN_PERCENT = 90
-# A host may not have what these need; then they do not run, and the verdict does not depend on them.
+# Checks whose requirements a host may not meet. Then they do not run, and the verdict does not depend on them.
 OPTIONAL = (
     *("private-context", "device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE, IMPORT),
     *(one for one in DRIVER_CHECKS if one not in ("driver-limit", "driver-limit-restart")),
 )
 # Prefix of the bypasses' names. Each has requirements of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
-# The only ones that may be open, as docs/threat-model.md says; the probe is not believed about others.
+# The only bypasses that may be open, as docs/threat-model.md lists them. If the probe reports another bypass as open,
+# it is a violation.
 MAY_BE_OPEN = tuple(
     BYPASS + one
     for one in (
@@ -120,21 +121,22 @@ MAY_BE_OPEN = tuple(
         "ledger-boast",
     )
 )
-# The one of them that must take more than the slice has: it is tried alone, where no other slice of the GPU is in use.
+# This bypass must use more than the slice's memory: it runs alone, while no other slice of the GPU is in use.
 PAST_THE_SLICE = BYPASS + "ledger-boast"
-# The only finding that shows a bypass: what else is found of its process may be another one's doing.
+# The only finding that proves the bypass: other findings of its process may have another cause.
 NAMED_FOR = {BYPASS + "covered": "foreign-mount"}
-# Open too, but nothing is taken: the probe reports what can be loaded, and the watcher has nothing to name.
+# This check is open too, but allocates nothing: the probe reports which libraries can be loaded, and the watcher has
+# nothing to name.
 GRAPHICS = "graphics"
 
 
-# The answer of an older library's probe that does not know a check.
+# Exit status and message of an older probe that does not know a check.
 BAD_ARGUMENTS, USAGE = 64, "usage: vgpu-probe"
 NO_CHECK = re.compile(r"there is (no check '[^']*')")
 
 
 class Expected(NamedTuple):
-    """The leased slice as the plugin describes it."""
+    """Describes the leased slice as the device plugin reports it."""
 
     uuid: str
     memory_mib: int
@@ -143,7 +145,9 @@ class Expected(NamedTuple):
 def check(
     name: str, verdict: str, expected: Any, found: Any, unit: str = "", detail: str = "", late: bool = False
 ) -> dict[str, Any]:
-    """The figures as text, so that every check has the same types. ``late``: the slice's time was over before it."""
+    """Returns a check with its figures as text, so that every check has the same types. ``late``: the slice's time was
+    over before the check.
+    """
     return {
         "name": name,
         "verdict": verdict,
@@ -160,7 +164,9 @@ def equal(name: str, expected: Any, found: Any, unit: str = "", detail: str = ""
 
 
 def of_mounts(missing: list[str] | None, expected: Sequence[str]) -> dict[str, Any]:
-    """Whether the process sees every file of the Allocate answer. ``missing``: None where the host could not look."""
+    """Judges whether the process sees every file of the Allocate reply. ``missing``: None if the
+    host could not look.
+    """
     if missing is None:
         return check("mounts", NOT_RUN, ", ".join(expected), "", detail="the process ended before the host could look")
     present = [path for path in expected if path not in missing]
@@ -180,7 +186,7 @@ def of_device_nodes(found: Sequence[str] | None, gpus: int) -> dict[str, Any]:
 def of_probe(
     rc: int, out: str, err: str, timed_out: bool, expected: Expected, wanted: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The probe's own checks, and the comparison of its figures with the configuration."""
+    """Returns the probe's own checks, and compares its figures with the configuration."""
     try:
         report = json.loads(out)
         devices, own = list(report["devices"]), [dict(one) for one in report["checks"]]
@@ -218,7 +224,7 @@ def _older(err: str) -> str:
 
 
 def _clean(one: dict[str, Any]) -> dict[str, Any]:
-    """A check of the probe. An unknown verdict is a violation."""
+    """Returns a check of the probe in the form of ``check``. An unknown verdict is a violation."""
     verdict = PASSED if one.get("verdict") == FORMER else one.get("verdict")
     detail = str(one.get("detail") or "")
     if verdict not in VERDICTS:
@@ -238,7 +244,7 @@ def _clean(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_namespace(checks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The probe's checks where no container was made: there the libraries are the host's."""
+    """Returns the probe's checks of a run without a container, where the libraries are the host's."""
     why = "this was a namespace of the host, with its libraries; a container has those that its runtime mounts"
     return [
         dict(one, detail=f"{one['detail']}; {why}") if (one["name"], one["verdict"]) == (GRAPHICS, OPEN) else one
@@ -247,13 +253,15 @@ def of_namespace(checks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def filled(checks: Sequence[dict[str, Any]]) -> int:
-    """The most bytes that the probe says it allocated at once, 0 where it filled nothing."""
+    """Returns the most bytes that the probe reports as allocated at once, 0 if it filled nothing."""
     said = [one["found"] for one in checks if one["name"] in FILLS and one["unit"] == "bytes"]
     return max((int(one) for one in said if one.isdigit()), default=0)
 
 
 def seen(most_bytes: int | None, filled_bytes: int) -> bool:
-    """Whether a poll from outside saw the fill: a poll of a slice that is hardly filled proves nothing of the limit."""
+    """Returns whether a poll from outside saw the fill. A poll of a hardly filled slice proves
+    nothing about the limit.
+    """
     return most_bytes is not None and 0 < SEEN_PERCENT * filled_bytes <= 100 * most_bytes
 
 

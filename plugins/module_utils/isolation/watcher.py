@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the node's watcher names a bypass while it runs: polls the plugin during the probe.
+"""Checks whether the node's watcher names a bypass while it runs: polls the plugin during the probe.
 
 A finding counts where it is of the leased allocation and one of its processes, or one above it, lives in the mount
 namespace of this very run, so that what was found of an earlier one proves nothing.
@@ -21,12 +21,12 @@ LEAST_HOLD_S = 8.0
 # whose it is, the probe itself at the latest.
 MOST_PARENTS = 8
 
-# Of a process's name in the kernel.
+# Maximum length of a process's name in the kernel.
 NAME_BYTES = 15
 
 
 class AllNamed(Exception):
-    """The watcher named every way. Raised out of the runner, which ends the run."""
+    """The watcher named every bypass. Raised from within the runner, which ends the run."""
 
 
 class Observation:
@@ -54,7 +54,7 @@ class Observation:
 
     @property
     def absent(self) -> str:
-        """Why no watcher can name anything; empty where one polls."""
+        """Returns why no watcher can name anything; empty if a watcher polls."""
         if self._first is None:
             return "this device plugin has no watcher"
         if not self._first["interval_s"]:
@@ -63,17 +63,17 @@ class Observation:
 
     @property
     def needed(self) -> int:
-        """Polls after which the watcher must have named a running bypass."""
+        """Returns the number of polls after which the watcher must have named a running bypass."""
         return int(self._first["looks_to_name"]) + MORE_LOOKS if self._first else 0
 
     @property
     def hold_s(self) -> float:
-        """Seconds for which a bypass must run."""
+        """Returns the seconds for which a bypass must run."""
         return max(LEAST_HOLD_S, self.needed * float(self._first["interval_s"])) if self._first else 0.0
 
     @property
     def polls(self) -> int:
-        """Polls of the watcher since the run began, by its last answer."""
+        """Returns the watcher's polls since the run began, by its last report."""
         return int(self.last["looks"]) - int(self._first["looks"]) if self.last and self._first else 0
 
     @property
@@ -81,7 +81,7 @@ class Observation:
         return str(self.last["fault"]) if self.last else "the device plugin does not answer"
 
     def poll(self, pid: int) -> None:
-        """``pid``: any process of the run. Raises AllNamed."""
+        """Polls the watcher once. ``pid``: any process of the run. Raises AllNamed."""
         if self._clock() - self._asked < ASK_S:
             return
         inside = namespace_of(pid, self._proc)
@@ -106,7 +106,7 @@ class Observation:
         return False
 
     def _name(self, pid: int) -> str:
-        """The process's name; empty where it has ended since the watcher's poll."""
+        """Returns the process's name; empty if it has ended since the watcher's poll."""
         try:
             with open(f"{self._proc}/{pid}/comm", encoding="utf-8", errors="replace") as stream:
                 return stream.read().rstrip("\n")

@@ -25,7 +25,7 @@ PLURALS = {
 
 
 class Change(NamedTuple):
-    """One object that is, or would be, changed; None where it is not there."""
+    """Describes one object before and after a change, made or predicted; None if the object does not exist."""
 
     title: str
     before: dict[str, Any] | None
@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 
 def path_of(one: dict[str, Any]) -> str:
-    """Where an object lies on the API server."""
+    """Returns the path of an object on the API server."""
     group, kind, meta = str(one["apiVersion"]), str(one["kind"]), one["metadata"]
     plural = PLURALS.get(kind) or kind.lower() + ("es" if kind.endswith("s") else "s")
     base = ("/apis/" if "/" in group else "/api/") + group
@@ -48,14 +48,14 @@ def title_of(one: dict[str, Any]) -> str:
 
 
 def shown(one: dict[str, Any] | None) -> dict[str, Any] | None:
-    """An object without what the server keeps for itself."""
+    """Returns an object without the fields that the server manages."""
     if one is None:
         return None
     out = copy.deepcopy(one)
     out.pop("status", None)
     for name in KEPT:
         out.get("metadata", {}).pop(name, None)
-    # Says how often the Deployment was rolled out; the server counts.
+    # The server counts in this annotation how often the Deployment was rolled out.
     annotations = out.get("metadata", {}).get("annotations") or {}
     annotations.pop("deployment.kubernetes.io/revision", None)
     if not annotations:
@@ -64,8 +64,8 @@ def shown(one: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def refusals(api: Any, objects: Sequence[dict[str, Any]]) -> str:
-    """What the API server would say against applying them, with the way out; empty where it would take them all.
-    Nothing is changed.
+    """Returns the API server's objections to these objects, with the remedy; empty if it would
+    accept all. Changes nothing.
     """
     refused = [api.refusal(path_of(one), one) for one in objects]
     lines = list(dict.fromkeys(filter(None, refused)))
@@ -89,7 +89,7 @@ def apply(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> l
 
 
 def remove(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> list[Change]:
-    """Delete what is there of these objects, the last first. Nothing else is touched."""
+    """Deletes those of these objects that exist, the last first. Touches nothing else."""
     changes = []
     for one in reversed(objects):
         path = path_of(one)

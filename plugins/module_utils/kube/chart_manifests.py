@@ -22,9 +22,9 @@ VARIABLES, VARIABLES_FILE = "vgpu-variables", "variables.json"
 DIGEST = "vgpu.fleet/variables"
 SETUP, ARBITER = "vgpu-node-setup", "vgpu-arbiter"
 SETUP_PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-node-setup"
-# In the image: the archive of the library.
+# Path of the library's archive in the image.
 ARCHIVES = "/opt/vgpu/library"
-# What the arbiter needs of root: the pages of every user, and a place before others at the processor.
+# Capabilities of the arbiter: to open the pages of every user, and to raise its scheduling priority.
 ARBITER_RIGHTS = ("DAC_OVERRIDE", "SYS_NICE")
 
 
@@ -45,8 +45,10 @@ def digest(text: str) -> str:
 
 
 def node_manifests(desired: plugin.Desired, carried: Carried) -> list[dict[str, Any]]:
-    """In the order in which they are applied. The program's configuration is a file of the pod, made from the
-    variables; ``desired.configs`` is not used."""
+    """Returns the objects in the order of their application.
+
+    The program's configuration is a file of the pod, made from the variables; ``desired.configs`` is not used.
+    """
     *others, daemon_set = plugin.manifests(desired)
     return [
         *(one for one in others if one["kind"] != "ConfigMap"),
@@ -60,7 +62,7 @@ def node_manifests(desired: plugin.Desired, carried: Carried) -> list[dict[str, 
 def scheduler_objects(
     desired: scheduler_manifests.Desired, config: str, pull_secrets: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Those of the scheduler. ``config``: ``desired.config`` as one text; its digest tells pods of another."""
+    """Returns the scheduler's objects. ``config``: ``desired.config`` as one text; a pod carries its digest."""
     objects = scheduler_manifests.manifests(desired)
     for one in objects:
         if one["kind"] == "ConfigMap":
@@ -132,18 +134,20 @@ def _setup(desired: plugin.Desired, folder: str) -> dict[str, Any]:
             {"name": "variables", "mountPath": f"/etc/{VARIABLES}", "readOnly": True},
             {"name": "etc", "mountPath": folder},
             {"name": "library", "mountPath": desired.library_root},
-            # Which versions the records of allocations name.
+            # The records of allocations name the versions in use.
             {"name": "state", "mountPath": "/var/lib/vgpu", "readOnly": True},
         ],
     }
 
 
 def _arbiter(desired: plugin.Desired) -> dict[str, Any]:
-    """Gives the tenants of each GPU their turns; a restart of the plugin's container does not touch it."""
+    """Returns the arbiter's container, which schedules the tenants of each GPU. A restart of the plugin's container
+    does not affect it.
+    """
     program = f"{desired.library_root}/current/vgpu-arbiter"
     return {
         **_container(desired, ARBITER),
-        # As its unit on a host has it.
+        # The same setting as in the arbiter's unit on a host.
         "command": ["nice", "-n", "-10", program, "--run", "/run/vgpu"],
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -23,8 +23,8 @@ except ImportError:
 # Seconds for one answer of the API server; lists come in pages, so that a large cluster is no single answer.
 ANSWER = 30
 PAGE = 500
-# Of an object that may not be read or written, or whose namespace is not there. Other refusals of a trial, such as by a
-# webhook of others that knows no trials, say nothing of the write.
+# Statuses for an object that the user may not read or write, or whose namespace is missing. Other refusals of a dry run
+# predict nothing about the write: a foreign webhook may not support dry runs.
 REFUSALS = (401, 403, 404)
 MANAGER = "vgpu.fleet"
 
@@ -46,7 +46,9 @@ class Api:
         return json.loads(found.data)
 
     def get(self, path: str, refusals: Sequence[int] = ()) -> dict | None:
-        """None where there is none; empty for one of the HTTP statuses ``refusals``. Raises ApiException."""
+        """Returns the object, None if it does not exist, empty for one of the HTTP statuses
+        ``refusals``. Raises ApiException.
+        """
         try:
             return self._call("GET", path)
         except ApiException as fault:
@@ -57,7 +59,7 @@ class Api:
             raise
 
     def list(self, path: str, **query: str) -> list[dict]:
-        """The objects of all pages."""
+        """Returns the objects of all pages."""
         found: list[dict] = []
         more: dict[str, str] = {}
         while True:
@@ -68,7 +70,9 @@ class Api:
                 return found
 
     def post(self, path: str, body: dict, refusals: Sequence[int] = ()) -> int:
-        """The HTTP status: 201, or one of ``refusals``. Raises ApiException for any other."""
+        """Creates an object. Returns the HTTP status: 201, or one of ``refusals``. Raises
+        ApiException for any other.
+        """
         try:
             self._call("POST", path, body, "application/json")
         except ApiException as fault:
@@ -107,7 +111,7 @@ class Api:
         return self._call("PATCH", path, body, "application/strategic-merge-patch+json")
 
     def delete(self, path: str, version: str = "") -> None:
-        """``version``: the resourceVersion that it must have."""
+        """Deletes an object. ``version``: the resourceVersion that it must have."""
         body = {"preconditions": {"resourceVersion": version}} if version else None
         try:
             self._call("DELETE", path, body, "application/json" if version else "")
@@ -117,7 +121,7 @@ class Api:
 
 
 def message_of(fault: Any) -> str:
-    """The server's own sentence, else the reason of the HTTP status."""
+    """Returns the server's own sentence, else the reason of the HTTP status."""
     try:
         return str(json.loads(fault.body or "")["message"])
     except (ValueError, KeyError, TypeError):
@@ -147,7 +151,7 @@ def answer(module: AnsibleModule, run: Callable[[Any, Any], dict], fail: Callabl
 
 
 def diff(changes: Any) -> list[dict[str, Any]]:
-    """Changes of kube_apply as Ansible shows them."""
+    """Returns the changes of kube_apply as a diff in Ansible's form."""
     return [
         {"before_header": one.title, "after_header": one.title, "before": one.before or {}, "after": one.after or {}}
         for one in changes

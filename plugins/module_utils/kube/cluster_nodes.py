@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a cluster's nodes are ready for the scheduler: known by name, set up by site.yml, of an engine and an
-architecture that its images can be loaded for. Pure, on Node objects.
+"""Checks whether a cluster's nodes are ready for the scheduler: known by name, set up by site.yml, with an engine and
+an architecture for which its images can be loaded. Pure, on Node objects.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Mapping, Sequence
 from ..pods import annotations as pod_annotations
 from . import node_images
 
-# Of the kernel, as `uname -m` says it → of Go, as a Node object has it.
+# Maps the kernel's name of an architecture (`uname -m`) to Go's name, which a Node object has.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 JOIN = "join the host to the cluster, or set device_plugin_node_name to its name in `kubectl get nodes`"
 
@@ -39,9 +39,8 @@ def loading(
     repository: str,
     images: Sequence[str],
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """How each host (host → name of its node) loads the scheduler's images, and a line for each that cannot.
-
-    ``arch``: as ``uname -m`` says it, of the image that is built.
+    """Returns how each host (host → name of its node) loads the scheduler's images, and a line for each that cannot.
+    ``arch``: the architecture of the built image, as ``uname -m`` prints it.
     """
     found: dict[str, dict[str, Any]] = {}
     lines = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other device plugins of the same GPUs, as the API server knows them: what runs on our nodes, who keeps it running,
-and its removal where somebody consented to exactly that.
+"""Finds other device plugins of the same GPUs through the API server, with the owner that restarts each, and removes
+those that the user named.
 
 Pure over an API object with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``. A host alone shows a
 socket and a process (state/conflicting_on_host.py); who would start them again after a removal, the cluster knows.
@@ -13,7 +13,7 @@ import time
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 from urllib.parse import quote
 
-# Image → the plugin's vendor, and its default resources. The first match counts.
+# Maps an image to the plugin's vendor and its default resources. The first match counts.
 OWNERS = (
     (re.compile(r"volcano-vgpu-device-plugin"), "Volcano's vGPU plugin", ("volcano.sh/vgpu-number",)),
     (re.compile(r"gpushare-(?:device-)?plugin"), "Alibaba's gpushare plugin", ("aliyun.com/gpu-mem",)),
@@ -56,7 +56,7 @@ class ConflictError(Exception):
 
 
 def find(api: Any, nodes: Iterable[str]) -> list[ConflictingPlugin]:
-    """The owners of other projects' plugins on these nodes, each once."""
+    """Returns the owners of other projects' plugins on these nodes, each once."""
     found: dict[str, ConflictingPlugin] = {}
     for node in nodes:
         selector = quote(f"spec.nodeName={node}", safe="")
@@ -75,7 +75,7 @@ def find(api: Any, nodes: Iterable[str]) -> list[ConflictingPlugin]:
 
 
 def _whose(pod: dict[str, Any]) -> tuple[str, tuple] | None:
-    """A pod's plugin: its vendor and resources; None of another pod."""
+    """Returns the vendor and resources of a pod's plugin; None if the pod is no device plugin."""
     if (pod["metadata"].get("labels") or {}).get("app.kubernetes.io/name") == OURS:
         return None
     for container in pod["spec"].get("containers") or []:
@@ -93,12 +93,12 @@ def _words(container: dict[str, Any]) -> list[str]:
 
 
 def _program(container: dict[str, Any]) -> str:
-    """The first word of what a container runs, without its folder; empty where its image alone says it."""
+    """Returns the first word of a container's command, without its folder; empty if the container names no command."""
     return "".join(_words(container)[:1]).rpartition("/")[2]
 
 
 def _said(container: dict[str, Any]) -> tuple:
-    """The resource that options or environment of a container name."""
+    """Returns the resource that options or environment of a container name."""
     words = _words(container)
     for number, word in enumerate(words):
         match = RESOURCE_OPTION.match(word if "=" in word else " ".join(words[number : number + 2]))
@@ -111,7 +111,7 @@ def _said(container: dict[str, Any]) -> tuple:
 
 
 def _keeper(api: Any, pod: dict[str, Any], node: str) -> tuple[str, str, str]:
-    """(title, path, remedy) of what would start a pod again, up to the operator."""
+    """Returns (title, path, remedy) of the topmost owner that would start a pod again."""
     meta = pod["metadata"]
     name = f"{meta['namespace']}/{meta['name']}"
     if MIRROR in (meta.get("annotations") or {}):
@@ -166,7 +166,7 @@ def remove(
     timeout: int,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Removes these and waits until their pods have left the nodes. Raises ConflictError."""
+    """Removes these objects and waits until their pods have left the nodes. Raises ConflictError."""
     for one in conflicts:
         if one.title.startswith("ClusterPolicy "):
             name = one.title.partition(" ")[2]

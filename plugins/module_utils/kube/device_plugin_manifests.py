@@ -19,7 +19,7 @@ NODE_LABEL = "vgpu.fleet/device-plugin"
 LABEL_VALUE = "daemonset"
 # Annotation of each pod: the digest of its template.
 TEMPLATE = "vgpu.fleet/template"
-# How pods follow a changed template: Kubernetes replaces them, or who applied it does, node by node.
+# The update strategy: Kubernetes replaces pods of an old template, or the user who applied it does, node by node.
 ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
 # Annotations, conditions and taint that the program writes on its node, or obeys there.
 ANNOTATIONS, CONDITIONS = ("vgpu.fleet/gpus", "vgpu.fleet/drained-gpus"), ("VgpuConfiguration", "VgpuGpusHealthy")
@@ -35,7 +35,7 @@ RBAC = "rbac.authorization.k8s.io"
 # The API server says of a service account's token on which node its pod runs since this version.
 KNOWS_NODES = (1, 30, 0)
 NODE_OF_TOKEN = "authentication.kubernetes.io/node-name"
-# What the kubelet takes as a key of a ConfigMap, and therefore as the name of a file.
+# Characters that the kubelet accepts in a key of a ConfigMap, and therefore in a file name.
 KEY = re.compile(r"^[-._a-zA-Z0-9]{1,253}\Z")
 
 
@@ -81,7 +81,7 @@ def union(by_host: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def manifests(desired: Desired) -> list[dict[str, Any]]:
-    """In the order in which they are applied; removed in the other."""
+    """Returns the objects in the order of their application; they are removed in reverse order."""
     return [
         *_rights(desired),
         *(_restriction(desired) if desired.restrict else []),
@@ -104,7 +104,7 @@ def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     if ours:
         out.append(("", {"metadata": {"annotations": dict.fromkeys(ours)}}))
     if LABELS in annotations:
-        # What node-feature-discovery took over since is its own.
+        # Labels that node-feature-discovery has since taken over belong to it.
         theirs = ",".join(str(text) for name, text in annotations.items() if name.endswith("feature-labels")).split(",")
         named = [name for name in str(annotations[LABELS]).split(",") if name]
         names = {name if "/" in name else LABELS_PREFIX + name for name in named} - set(theirs)
@@ -112,7 +112,7 @@ def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         out.append(("", {"metadata": dict({"labels": gone} if gone else {}, annotations={LABELS: None})}))
     status = found.get("status") or {}
     if CAPACITY in annotations:
-        # In one request, so that no name is ever on the node without being known as ours.
+        # Send both in one request, so that a node never has a label that the annotation does not record.
         listed = set(str(annotations[CAPACITY]).split(","))
         parts = {key: sorted(listed & set(status.get(key) or {})) for key in ("capacity", "allocatable")}
         taken = {key: dict.fromkeys(part) for key, part in parts.items() if part}
@@ -207,14 +207,14 @@ def arguments(desired: Desired) -> list[str]:
 
 
 def metrics_port(options: Sequence[str]) -> int | None:
-    """Where others than the node itself may read the metrics, by the last such option; None: nowhere."""
+    """Returns the port at which other hosts can read the metrics, from the last such option; None: none can."""
     listens = [one.partition("=")[2] for one in options if one.startswith(LISTEN + "=")]
     address, _colon, port = (listens[-1] if listens else "").rpartition(":")
     return int(port) if port.isdigit() and address not in LOOPBACK else None
 
 
 def _volumes(desired: Desired) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """(name, volume, mount) of each."""
+    """Returns (name, volume, mount) of each volume."""
 
     def host(name: str, path: str, kind: str = "DirectoryOrCreate", **mount: Any) -> tuple:
         return name, {"hostPath": {"path": path, "type": kind}}, {"mountPath": path, **mount}
@@ -222,7 +222,7 @@ def _volumes(desired: Desired) -> list[tuple[str, dict[str, Any], dict[str, Any]
     folder = desired.config_path.rpartition("/")[0] or "/"
     out = [
         ("host", {"hostPath": {"path": "/", "type": "Directory"}}, {"mountPath": HOST, "readOnly": True}),
-        # Those of GPUs, which a driver that is loaded later makes.
+        # The device nodes of GPUs: a driver that is loaded later creates them.
         host("dev", "/dev", "Directory"),
         host("device-plugins", desired.kubelet_dir + "/device-plugins", "Directory"),
         host("pod-resources", desired.kubelet_dir + "/pod-resources"),
@@ -304,7 +304,7 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
 
 
 def node_of(pod: Mapping[str, Any]) -> str:
-    """The node of a DaemonSet's pod, also of one that waits for room there and is bound to none yet."""
+    """Returns the node of a DaemonSet's pod, also of a pod that waits for room there and is not bound yet."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
     meant = [
@@ -318,7 +318,7 @@ def node_of(pod: Mapping[str, Any]) -> str:
 
 
 def stale(pods: Sequence[Mapping[str, Any]], desired: Desired, nodes: Sequence[str]) -> list[dict[str, Any]]:
-    """Of the DaemonSet's pods those on these nodes that were made from another template and do not end yet."""
+    """Returns the DaemonSet's pods on these nodes that were made from another template and are not ending yet."""
     template = _daemon_set(desired)["spec"]["template"]["metadata"]["annotations"][TEMPLATE]
     return [
         dict(pod)

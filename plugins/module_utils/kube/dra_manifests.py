@@ -40,7 +40,7 @@ class Desired(NamedTuple):
 
 
 def manifests(desired: Desired) -> list[dict[str, Any]]:
-    """In the order in which they are applied; removed in the other."""
+    """Returns the objects in the order of their application; they are removed in reverse order."""
     out = [*classes(desired.extended_resource), *parameters_policy()]
     out += mount_policy.of_claims(desired.extended_resource)
     if desired.account:
@@ -49,7 +49,9 @@ def manifests(desired: Desired) -> list[dict[str, Any]]:
 
 
 def classes(extended_resource: str = "") -> list[dict[str, Any]]:
-    """Of two classes with one extended resource the younger wins, so the name is given only where it is asked for."""
+    """Returns the device classes. Of two classes with one extended resource the younger wins, so only a class for which
+    the user requests it gets the name.
+    """
     shares = _device_class(CLASS, "gpu")
     if extended_resource:
         shares["spec"]["extendedResourceName"] = extended_resource
@@ -103,7 +105,7 @@ def parameters_policy() -> list[dict[str, Any]]:
     return _policy(PARAMETERS_POLICY, spec)
 
 
-# Of a claim, of a template, of a class.
+# The parameters of a claim, of a template and of a class.
 _CONFIG = (
     "has(object.spec.spec) ? (has(object.spec.spec.devices.config) ? object.spec.spec.devices.config : []) : "
     "has(object.spec.devices) ? (has(object.spec.devices.config) ? object.spec.devices.config : []) : "
@@ -120,7 +122,7 @@ def _has_kind(place: str) -> str:
 
 
 def rights(namespace: str, account: str) -> list[dict[str, Any]]:
-    """All that it does at the API server, and nothing else."""
+    """Returns the only rights that the driver needs at the API server."""
     rules = [
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
         {
@@ -192,5 +194,5 @@ def _meta(name: str) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
-    """A string of CEL; JSON writes it the same."""
+    """Returns a string of CEL; JSON writes it the same."""
     return json.dumps(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cordon and drain of one Kubernetes node, by ``kube_client.Api`` or what answers as it does."""
+"""Cordons and drains one Kubernetes node. Takes a ``kube_client.Api`` or an object with the same methods."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cordon(api: Any, name: str, reason: str, apply: bool = True) -> bool:
 
 
 def uncordon(api: Any, name: str, apply: bool = True) -> bool:
-    """Makes a node schedulable again if it was us who cordoned it."""
+    """Makes a node schedulable again if the collection cordoned it."""
     node = read(api, name)
     if MARK not in ((node.get("metadata") or {}).get("annotations") or {}):
         return False
@@ -45,7 +45,7 @@ def path_of(name: str) -> str:
 
 
 def read(api: Any, name: str) -> dict[str, Any]:
-    """The node. Raises DrainError where there is none of that name."""
+    """Returns the node. Raises DrainError if there is no node of that name."""
     found = api.get(path_of(name))
     if found is None:
         raise DrainError(
@@ -59,15 +59,15 @@ def pods_of(api: Any, name: str) -> list[dict[str, Any]]:
 
 
 def evict(api: Any, pod: dict[str, Any]) -> int:
-    """An HTTP status: 201, GONE, or FORBIDDEN_NOW by a disruption budget."""
+    """Evicts a pod. Returns an HTTP status: 201, GONE, or FORBIDDEN_NOW by a disruption budget."""
     meta = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
     path = "/api/v1/namespaces/{namespace}/pods/{name}/eviction".format(**meta)
     return api.post(path, {"metadata": meta}, (GONE, FORBIDDEN_NOW))
 
 
 def asks_for(pod: dict[str, Any], prefix: str) -> bool:
-    """Whether a container of the pod asks for a resource whose name begins with ``prefix``, or the pod has a claim:
-    whose devices that is for, its own text does not say.
+    """Returns whether a container of the pod requests a resource whose name begins with ``prefix``, or the pod has a
+    claim. The pod's text does not show whose devices a claim is for.
     """
     spec = pod.get("spec") or {}
     if spec.get("resourceClaims"):

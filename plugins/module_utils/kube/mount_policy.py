@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files: the rule of pods/mounts.py in
-CEL, evaluated inside the API server, so that there is no moment without it.
+"""Makes the ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files: the rule of
+pods/mounts.py in CEL, evaluated inside the API server, so that there is no moment without it.
 
-Each owner writes one, under a name of its own: the scheduler for the names of its configuration, the role
-device_plugin for the resources of its nodes, which it writes down in an annotation, and who sets up claims for those.
-Two that say the same do no harm.
+Each owner writes one, under a name of its own: the scheduler for the names of its configuration, the role device_plugin
+for the resources of its nodes, which it writes down in an annotation, and who sets up claims for those. Two that say
+the same do no harm.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def of_claims(extended_resource: str = "") -> list[dict[str, Any]]:
 
 
 def of_nodes(nodes: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """The device plugin's policy for these nodes and the resources of each."""
+    """Returns the device plugin's policy for these nodes and the resources of each."""
     resources = sorted({name for names in nodes.values() for name in names})
     return manifests(OF_DEVICE_PLUGIN, resources, {NODES: json.dumps(nodes, sort_keys=True)})
 
@@ -107,7 +107,7 @@ def _rule(operation: str, resource: str) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
-    """A string of CEL; JSON writes it the same."""
+    """Returns a string of CEL; JSON writes it the same."""
     return json.dumps(text)
 
 
@@ -116,7 +116,7 @@ def _texts(texts: Sequence[str]) -> str:
 
 
 def _asks(resources: Sequence[str], claims: bool) -> str:
-    """Whether the container c names one of the resources, or a claim."""
+    """Returns CEL: whether the container c names one of the resources, or a claim."""
     names = _texts(resources)
     within = " || ".join(
         f"(has(c.resources.{kind}) && c.resources.{kind}.exists(r, r in {names}))" for kind in ("limits", "requests")
@@ -142,7 +142,7 @@ def _all_containers() -> str:
 
 
 def _paths() -> str:
-    """Every path of the container c that becomes a mount point or a device."""
+    """Returns CEL: every path of the container c that becomes a mount point or a device."""
     lists = [
         f"(has(c.{kind}) ? c.{kind}.map(m, m.{field}) : [])"
         for kind, field in (("volumeMounts", "mountPath"), ("volumeDevices", "devicePath"))

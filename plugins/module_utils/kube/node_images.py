@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How images are found, loaded and removed on a node, by the engine that its kubelet reports. Pure.
+"""Returns the commands that find, load and remove images on a node, for the engine that its kubelet reports. Pure.
 
 Only the kubelet knows its engine: a host may have docker and containerd, and an image in the wrong one is not found.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ValidatingAdmissionPolicy that keeps the annotations of scheduler and device plugin theirs: what a pod was
-promised and what it was given, nobody else writes, changes or removes, by whatever resource or subresource.
+"""Makes the ValidatingAdmissionPolicy that protects the annotations of scheduler and device plugin (promised and
+allocated GPUs of a pod): no other user may write, change or remove them, by any resource or subresource.
 
 It is evaluated inside the API server, so that there is no moment without it. API servers before 1.30 have the webhook
 instead, which lets changes pass while no replica answers.
@@ -79,12 +79,12 @@ _BOTH = ("object", "oldObject")
 
 
 def _text(text: str) -> str:
-    """A string of CEL; JSON writes it the same."""
+    """Returns a string of CEL; JSON writes it the same."""
     return json.dumps(text)
 
 
 def _has(one: str, name: str) -> str:
-    # What is created has no oldObject.
+    # A request that creates an object has no oldObject.
     return f"({one} != null && has({one}.metadata.annotations) && {_text(name)} in {one}.metadata.annotations)"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drivers of dynamic resource allocation (DRA) next to ours: DeviceClasses that map a resource of ours, and
+"""Finds other drivers of dynamic resource allocation (DRA): DeviceClasses that map a resource of ours, and
 ResourceSlices that offer NVIDIA GPUs of our nodes. Pure over an API object with ``get(path, refusals)``.
 """
 
@@ -19,7 +19,7 @@ OUR_DRIVER, OUR_CLASS = "gpu.vgpu.fleet", "vgpu"
 
 
 def notes(api: Any, nodes: Iterable[str], resources: Sequence[str]) -> list[str]:
-    """What a person should know, a sentence each; nothing where the server has no such API."""
+    """Returns notes for a person, a sentence each; none if the server has no such API."""
     for version in VERSIONS:
         classes = api.get(f"{GROUP}/{version}/deviceclasses", REFUSALS)
         if classes is None:
@@ -61,7 +61,7 @@ def _slice_notes(api: Any, version: str, nodes: Iterable[str]) -> list[str]:
 
 
 def _of_nvidia(spec: dict[str, Any]) -> bool:
-    """Whether a slice has a GPU of NVIDIA; v1beta1 has the attributes one level down."""
+    """Returns whether a slice has an NVIDIA GPU; v1beta1 has the attributes one level lower."""
     if spec["driver"] in DRIVERS:
         return bool(spec.get("devices"))
     for device in spec.get("devices") or []:

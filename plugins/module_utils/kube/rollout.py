@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a Deployment runs as it was applied, and why not; and whether a pod is given to the scheduler.
+"""Checks whether a Deployment runs as applied, and why not; and whether pods are assigned to the scheduler.
 
 The API object has ``get(path)`` (None where there is no such object), ``list(path, **query)``, ``trial(path, body)``.
 """
@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from typing import Any, Callable
 
-# What a kubelet says of an image that it cannot have; waiting longer brings none.
+# The kubelet's reasons for an image that it cannot get; waiting longer does not help.
 NO_IMAGE = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 PAUSE_S = 1.0
 
 
 def is_done(deployment: dict[str, Any] | None) -> bool:
-    """Whether every replica is of the newest template and ready, and none of an older one is left."""
+    """Returns whether every replica has the newest template and is ready, and no older replica is left."""
     if deployment is None:
         return False
     status, spec = deployment.get("status") or {}, deployment.get("spec") or {}
@@ -25,7 +25,7 @@ def is_done(deployment: dict[str, Any] | None) -> bool:
 
 
 def reasons(pods: list[dict[str, Any]]) -> list[str]:
-    """One line for each pod that is not ready: why it is not scheduled, or what its containers wait for."""
+    """Returns one line for each pod that is not ready: why it is not scheduled, or what its containers wait for."""
     found = []
     for pod in pods:
         status, name = pod.get("status") or {}, pod["metadata"]["name"]
@@ -66,7 +66,7 @@ def wait(
     while True:
         done = is_done(api.get(path))
         pods = api.list(pods_path, labelSelector=selector)
-        # A pod whose node is gone ends never: no reason to fail.
+        # A pod whose node is gone never ends; that is no failure.
         if done and (clock() >= deadline or not any(one["metadata"].get("deletionTimestamp") for one in pods)):
             return []
         said = reasons(pods)

@@ -14,28 +14,29 @@ from typing import Any, NamedTuple, Sequence
 from . import mount_policy, plan_policy
 
 NAME = "vgpu-scheduler"
-# Leases: of the kube-schedulers among each other, and of the extenders.
+# Leases of the kube-schedulers, and of the extenders.
 LEASES = (NAME, NAME + "-extender")
 EXTENDER = "127.0.0.1:8880"
 WEBHOOK_PORT, METRICS_PORT = 8443, 9411
-# Where a kube-scheduler serves health to everybody, and metrics to who has the right to read them.
+# Port of a kube-scheduler's health, open to all, and of its metrics, which need a right.
 KUBE_PORT = 10259
 IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
 # Annotation of each pod: the digest of the configuration.
 DIGEST = "vgpu.fleet/config"
 PLAN, GIVEN = "vgpu.fleet/plan", "vgpu.fleet/given"
-# Another size: what the owner of a pod asks for, what of it was granted, and what counts until the node has done it.
+# Annotations of a resize: the request of the pod's owner, the granted request, and the former plan. The greater of
+# former and new plan counts until the node has applied the new plan.
 RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
-# What a pod is promised of its limit; stays as the pod was admitted.
+# The memory that a pod is promised below its limit; fixed at the pod's admission.
 MEMORY_REQUEST = "vgpu.fleet/memory-request"
-# Those that our programs alone write.
+# Annotations that only the collection's programs may write.
 ANNOTATIONS = (PLAN, GIVEN, RESIZED, FORMER)
-# Names that ask for GPUs; prefixes, so that a mistyped one is seen and refused too.
+# Prefixes of resource names that request GPUs. With prefixes the webhook also sees and refuses mistyped names.
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
-# Annotations by which a pod asks, unless it is of this scheduler.
+# Annotations that request GPUs, unless the pod belongs to KAI's scheduler.
 ASKING, NOT_OF = ("gpu-memory", "gpu-fraction", MEMORY_REQUEST), "kai-scheduler"
 ASKING_PREFIX = "nvidia.com/container."
-# Label of a namespace: its pods get claims for what they ask, where it says so.
+# Label of a namespace that chooses whether its pods get claims for their requests.
 ALLOCATION, CLAIMS, EXTENDING = "vgpu.fleet/allocation", "dra", "extender"
 
 
@@ -59,7 +60,7 @@ class Desired(NamedTuple):
     node_selector: dict[str, str] = {}
     tolerations: Sequence[dict[str, Any]] = ()
     options: Sequence[str] = ()
-    # Names of the only nodes that it may run on, such as those that its images were loaded on; empty: all.
+    # Names of the only nodes that may run the scheduler, such as those on which its images were loaded; empty: all.
     nodes: Sequence[str] = ()
     # Users of device plugins that are not nodes: they write the allocated GPUs.
     may_give: Sequence[str] = ()
@@ -74,7 +75,7 @@ class Desired(NamedTuple):
 
 
 def resource_names(config: dict[str, Any]) -> list[str]:
-    """Every resource by which a pod may ask, the count first."""
+    """Returns every resource by which a pod may ask, the count first."""
     names = config.get("resourceNames") or {}
     count = names.get("count", "nvidia.com/gpu")
     return [
@@ -145,7 +146,7 @@ def scheduler_configuration(desired: Desired) -> dict[str, Any]:
 
 
 def manifests(desired: Desired) -> list[dict[str, Any]]:
-    """In the order in which they are applied; removed in the other."""
+    """Returns the objects in the order of their application; they are removed in reverse order."""
     return [
         *_rights(desired),
         _config_map(desired),
@@ -166,7 +167,7 @@ def _policies(desired: Desired) -> list[dict[str, Any]]:
 
 
 def _writers(desired: Desired) -> dict[str, Sequence[str]]:
-    """Annotation → users that may write it; nodes may write all of them."""
+    """Maps each annotation to the users that may write it; nodes may write all of them."""
     ours = [_account(desired)]
     both = [*ours, *desired.may_give]
     return {PLAN: ours, GIVEN: both, RESIZED: ours, FORMER: both}
@@ -177,12 +178,12 @@ def _account(desired: Desired) -> str:
 
 
 def secret(desired: Desired) -> dict[str, Any]:
-    """Where the program keeps the webhook's certificates; it makes it itself."""
+    """Returns the Secret for the webhook's certificates, which the program makes itself."""
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME + "-tls", "namespace": desired.namespace}}
 
 
 def leases(desired: Desired) -> list[dict[str, Any]]:
-    """Objects that the programs create at run time."""
+    """Returns the leases that the programs create at run time."""
     return [
         {
             "apiVersion": "coordination.k8s.io/v1",
@@ -214,24 +215,25 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         _rule("core", "pods", "get list watch"),
         _rule("core", "nodes resourcequotas", "list watch"),
         _rule("node.k8s.io", "runtimeclasses", "list watch"),
-        # For the annotation of a plan that was lost, and for what a preemption writes. A patch of pods themselves could
-        # give any pod another image.
+        # pods/status suffices to restore a lost plan's annotation and to write a preemption. The right to patch pods
+        # could give any pod another image.
         _rule("core", "pods/status", "patch"),
         _rule("core", "pods/binding", "create"),
-        # Of pods of lower priority, where memory is short. Not their deletion, which no disruption budget holds up.
+        # Evicts pods of lower priority if memory is short. Deleting them would bypass disruption budgets.
         _rule("core", "pods/eviction", "create"),
         _rule("core", "events", "create"),
         _rule("admissionregistration.k8s.io", hooks, "get patch", (NAME,)),
     ]
     if desired.config.get("claims"):
-        # In the namespaces of pods, which nobody knows before; see vgpu_scheduler.pod_claims.
+        # Claims are created in the namespaces of pods, which are not known before; see vgpu_scheduler.pod_claims.
         cluster_rules.append(_rule("resource.k8s.io", "resourceclaims", "get create"))
     rules = [
         # A create request cannot be limited by name.
         _rule("core", "secrets", "create"),
         _rule("core", "secrets", "get update", (NAME + "-tls",)),
         _rule("coordination.k8s.io", "leases", "create"),
-        # The kube-scheduler's own and the programs'; in the latter a replica that is called asks for it.
+        # The leases of the kube-schedulers and of the programs. A replica that receives a call reads the programs'
+        # lease.
         _rule("coordination.k8s.io", "leases", "get update", LEASES),
         _rule("coordination.k8s.io", "leases", "patch", LEASES[1:]),
     ]
@@ -375,7 +377,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
         },
     }
     template = {
-        # Another configuration is another pod.
+        # The digest in the template replaces the pods when the configuration changes.
         "metadata": {"labels": {"app.kubernetes.io/name": NAME}, "annotations": {DIGEST: digest}},
         "spec": spec,
     }
@@ -394,7 +396,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
 
 
 def _on_nodes(names: Sequence[str]) -> dict[str, Any]:
-    """By name, so that no node needs a label of ours."""
+    """Selects nodes by name, so that no node needs a label of the collection."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]} for name in names]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {"nodeAffinity": required} if terms else {}
@@ -410,8 +412,8 @@ def _budget(desired: Desired) -> dict[str, Any]:
 
 
 def _network_policy(desired: Desired) -> dict[str, Any]:
-    """To the webhook from anywhere, for the API server is no pod that could be named; to the metrics from pods of the
-    namespaces alone. It binds where the cluster's network knows such policies.
+    """Allows calls of the webhook from anywhere, because no pod selector can name the API server; allows reads of the
+    metrics only from pods of the namespaces. Effective only if the cluster's network supports policies.
     """
     names = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": sorted(desired.metrics_namespaces)}
     readers = {
@@ -460,7 +462,7 @@ def _resize_condition() -> str:
 
 
 def webhooks(desired: Desired) -> list[dict[str, Any]]:
-    """Closed for pods that ask for GPUs, open for all others: these the API server does not even send to us."""
+    """Returns the webhooks. They fail closed for pods that request GPUs; the API server does not send other pods."""
     closed = desired.fail_closed and desired.match_conditions
     exempt = [{"key": label, "operator": "NotIn", "values": ["ignore"]} for label in IGNORE_LABELS]
 
@@ -502,27 +504,28 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
         mutating = [
             hook("pods.vgpu.fleet", "/mutate", "CREATE", asks, closed, [dict(is_claims, operator="NotIn")]),
             hook("claims.vgpu.fleet", f"/mutate/{CLAIMS}", "CREATE", asks, closed, [is_claims]),
-            # For its refusal alone.
+            # This webhook only refuses an unknown value of the label.
             hook("allocation.vgpu.fleet", "/mutate/unknown", "CREATE", asks, closed, others),
         ]
     for one in mutating:
-        # What another webhook did to the pod after us is looked at as well.
+        # The webhook also checks what another webhook changed in the pod after its first call.
         one["reinvocationPolicy"] = "IfNeeded"
     validating = [hook("pods.vgpu.fleet", "/validate", "CREATE", asks, closed)]
     if desired.match_conditions:
-        # For its words alone: where it is not asked, the replica that binds grants nothing that cannot be read.
+        # This webhook only gives an early message. Without it the replica that binds still refuses an unreadable
+        # request.
         resize = hook("resizes.vgpu.fleet", "/validate", "UPDATE", _resize_condition(), False)
         del resize["namespaceSelector"], resize["objectSelector"]
         validating.append(resize)
-    # Else a policy says it, also while no replica answers.
+    # If policies are available, a policy checks the plans instead, also while no replica answers.
     if not desired.policies:
         plans = [
             hook("new-plans.vgpu.fleet", "/validate", "CREATE", planned("object"), closed),
-            # A plan that is changed while we are away is written again: no reason to hold up an update.
+            # Fails open: a plan that changes while no replica answers is written again, so an update need not wait.
             hook("plans.vgpu.fleet", "/validate", "UPDATE", planned("oldObject", "object"), False),
         ]
         for one in plans:
-            # Who may set a label must not thereby write plans, which ledger and device plugins believe.
+            # A user who may set labels must not be able to write plans, because ledger and device plugins trust them.
             del one["namespaceSelector"], one["objectSelector"]
         plans[1]["rules"][0]["resources"] = ["pods", "pods/status"]
         validating += plans

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Kubernetes can run a device plugin: 1.10 and newer.
+"""Checks whether a Kubernetes version can run a device plugin: 1.10 and newer can.
 
 Its kubelet is the first that has device plugins on without being asked (v1beta1; before, behind the feature gate
 DevicePlugins with another protocol), so an older one would never call us, and no pod would get a GPU.
@@ -35,7 +35,7 @@ def of_text(text: str) -> tuple[int, int] | None:
 
 
 def refusal(numbers: Sequence[int] | None, who: str) -> str:
-    """Why this version is refused; empty where it is accepted or unknown."""
+    """Returns why this version is refused; empty if it is accepted or unknown."""
     if numbers is None or tuple(numbers[:2]) >= OLDEST:
         return ""
     found, oldest = (".".join(str(number) for number in one) for one in (numbers, OLDEST))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive of the vGPU library: compiled once on a build host, the same bytes from the same source and compiler."""
+"""Builds the archive of the vGPU library once, on a build host. The same source and compiler give the same bytes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from typing import Sequence
 
 FILES = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter", "vgpu-limit-hook")
 MANIFEST = "manifest.json"
-# Where a compiler's message ends; what comes before it is the compiler's way there.
+# An error shows the last lines of the compiler's output, where the compiler's message is.
 LAST_LINES = 20
 
 
 class BuildError(Exception):
-    """The library was not built; the text names the command and what it said."""
+    """The library was not built; the text holds the command and its error message."""
 
 
 def archive_name(version: str, arch: str) -> str:
-    """Name of the archive of a version for the hosts of one architecture, as ``uname -m`` says it."""
+    """Returns the archive name of a version for the hosts of one architecture, as ``uname -m`` prints it."""
     return f"vcuda-{version}-{arch}.tar.gz"
 
 
 def missing(folders: Sequence[str], version: str, architectures: Sequence[str]) -> list[str]:
-    """The architectures for which none of the folders has an archive of the version."""
+    """Returns the architectures for which none of the folders has an archive of the version."""
     return [
         arch
         for arch in architectures
@@ -42,7 +42,8 @@ def missing(folders: Sequence[str], version: str, architectures: Sequence[str]) 
 def build(
     archive: str, version: str, sources: str, files: Sequence[str] = FILES, cross: tuple[str, str] | None = None
 ) -> None:
-    """Compile the sources and put the archive in its place by one rename, so that one that is there is whole.
+    """Compiles the sources and moves the archive to its path by one rename, so that an existing archive is always
+    whole.
 
     ``sources`` is the folder with the library's Makefile; it is copied, and nothing is written in it. The Makefile
     writes what it makes into ``../build``. ``cross``: architecture and compiler where both are not this machine's.
@@ -68,7 +69,7 @@ def build(
 
 
 def pack(folder: str, version: str, files: Sequence[str], arch: str) -> bytes:
-    """The archive's bytes: no time, no owner and no order of the build host in them."""
+    """Returns the archive's bytes, which do not depend on the time, the owners or the file order of the build host."""
     contents = {}
     for name in files:
         try:
@@ -92,7 +93,7 @@ def pack(folder: str, version: str, files: Sequence[str], arch: str) -> bytes:
 
 
 def _make(place: str, compiler: str) -> None:
-    # A play that was itself started by make would hand down its options and its jobs.
+    # If make started the play, its options and its job server are in the environment: do not pass them to this make.
     environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     command = ["make", "-C", place, *([f"CC={compiler}"] if compiler else [])]
     try:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of the vGPU library on a node: each in its own folder, switched by one rename, never overwritten.
+"""Installs the versions of the vGPU library on a node: each in its own folder, switched by one rename, never
+overwritten.
 
 Running containers have the files of their version mounted. Writing into such a file would change code under a running
-process; a new folder and a rename leave the old inodes to those who hold them.
+process; a new folder and a rename leave the old inodes to the containers that use them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def deploy(root: str, version: str, archive: str, checksum: str | None = None) -
         os.rename(unpacked, folder)
         _sync(root)
         done.append(f"deployed {folder}")
-    # Whatever the umask was that made it.
+    # Do not depend on the umask of the process that made the file.
     if not versions.is_open(Host(), folder):
         os.chmod(folder, 0o755)
         done.append(f"let every user look into {folder}")
@@ -53,7 +54,7 @@ def deploy(root: str, version: str, archive: str, checksum: str | None = None) -
 
 
 def remove(root: str) -> list[str]:
-    """Takes every version away. Containers that run keep the files that they have mounted."""
+    """Removes every version. Running containers keep the files that they have mounted."""
     host, done = Host(), []
     current = os.path.join(root, "current")
     if os.path.islink(current):
@@ -64,14 +65,14 @@ def remove(root: str) -> list[str]:
         done.append(f"removed {root}/{version}")
     if os.path.isdir(root):
         clean_up(root)
-        # A foreign file in it is none of ours to delete.
+        # Do not delete files that the collection did not create.
         if not os.listdir(root):
             os.rmdir(root)
     return done
 
 
 def collect(root: str, keep: str) -> list[str]:
-    """Takes away every version but ``keep`` and the current one that nothing uses any more."""
+    """Removes every version that nothing uses, except ``keep`` and the current version."""
     host, done = Host(), []
     current = versions.version_of(host.link(os.path.join(root, "current")))
     for version in versions.unused(host, root, [keep, current or keep]):
@@ -81,7 +82,7 @@ def collect(root: str, keep: str) -> list[str]:
 
 
 def switch(root: str, version: str) -> bool:
-    """Lets ``current`` name a version, by one rename. Returns whether it named another."""
+    """Points ``current`` to a version by one rename. Returns whether it pointed to another version before."""
     current = os.path.join(root, "current")
     try:
         if os.readlink(current) == version:
@@ -96,7 +97,7 @@ def switch(root: str, version: str) -> bool:
 
 
 def clean_up(root: str) -> None:
-    """Deletes what a run that was killed left unfinished."""
+    """Deletes the unfinished work of a killed run."""
     for name in os.listdir(root):
         path = os.path.join(root, name)
         if name.startswith("."):
@@ -104,7 +105,7 @@ def clean_up(root: str) -> None:
 
 
 def _put_away(root: str, version: str) -> None:
-    """A version disappears by a rename, so that it is never seen half deleted."""
+    """Renames a version before deleting it, so that no process sees it half deleted."""
     away = os.path.join(root, f".{version}.old")
     os.rename(os.path.join(root, version), away)
     shutil.rmtree(away)
@@ -114,7 +115,7 @@ def _unpack(root: str, version: str, archive: str, checksum: str | None) -> str:
     folder = os.path.join(root, f".{version}.new")
     os.mkdir(folder, 0o755)
     try:
-        # One opening for both: what is unpacked is what has the digest, whatever becomes of the name meanwhile.
+        # Open the file once for digest and unpacking: another process may replace the file under this name meanwhile.
         with open(archive, "rb") as stream, tarfile.open(fileobj=_checked(stream, archive, checksum)) as bundle:
             for member in bundle:
                 name = os.path.basename(member.name)
@@ -148,7 +149,7 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _check(folder: str, version: str, archive: str) -> None:
-    """The archive must be whole, of the version that is wanted, and built for this machine."""
+    """Raises StoreError unless the archive is whole, of the desired version, and built for this machine."""
     text = Host().text(os.path.join(folder, versions.MANIFEST))
     try:
         manifest: dict[str, Any] = json.loads(text or "")
@@ -167,7 +168,7 @@ def _check(folder: str, version: str, archive: str) -> None:
 
 
 def _sync(folder: str) -> None:
-    """A rename survives a power cut only once its folder is on the disk."""
+    """Writes the folder to the disk. Without that a power cut can undo a rename."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

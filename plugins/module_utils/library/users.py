@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which versions of the vGPU library are in use on a node: mapped, mounted, or promised to a container.
+"""Finds which versions of the vGPU library are in use on a node: mapped, mounted, or promised to a container.
 
-A version may go only when all three say no. A process maps it (a container that runs, the arbiter); a mount namespace
-holds it (a container whose processes have not loaded it yet); the device plugin's records name it (the kubelet starts a
-container that ended again with the mounts of its first answer, so the version's folder must still be there).
+A version may be removed only if none of the three applies. A process maps it (a container that runs, the arbiter); a
+mount namespace holds it (a container whose processes have not loaded it yet); the device plugin's records name it (the
+kubelet starts a container that ended again with the mounts of its first answer, so the version's folder must still be
+there).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
 
     Records that are there and cannot be read keep every version: what they name is not known.
     """
-    # Where the root is reached through a link, the kernel names files by the folder behind it.
+    # If the root is reached through a link, the kernel reports files by the target folder of the link.
     roots = sorted({root.rstrip("/"), host.real(root)})
     promised = _promised(host, roots)
     if promised is None:
@@ -34,13 +35,13 @@ def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
         for status in (_status(host, os.path.join(root, version, name)) for name in names)
         if status is not None
     }
-    # A bind mount is listed with its place inside its file system, so only the end of the path is known.
+    # A mount table lists a bind mount by its path inside its file system, so only the end of the path is known.
     ends = {f"/{version}/{name}": version for version, names in files.items() for name in names}
     ends.update((f"/{version}", version) for version in versions)
     found = set(promised)
     for maps, mounts in _processes(host):
         found |= {version for mark, version in inodes.items() if mark in maps}
-        # Where the root is an overlay, maps may name the device of a lower layer; the path tells then.
+        # If the root is on an overlay, maps may show the device of a lower layer; then compare the path.
         found |= {version for version in versions if any(f"{one}/{version}/" in maps for one in roots)}
         found |= {version for end, version in ends.items() if f"{end} " in mounts}
     return [version for version in versions if version in found]
@@ -54,7 +55,7 @@ def _status(host: Host, path: str) -> os.stat_result | None:
 
 
 def _processes(host: Host) -> list[tuple[str, str]]:
-    """Maps of every process, each mount table only once a namespace."""
+    """Reads the maps of every process, and each mount table only once a namespace."""
     seen: set[str] = set()
     found = []
     for pid in host.names("/proc"):
@@ -68,7 +69,7 @@ def _processes(host: Host) -> list[tuple[str, str]]:
 
 
 def _promised(host: Host, roots: Sequence[str]) -> list[str] | None:
-    """The versions that the device plugin's records name, None where the file is there and cannot be read."""
+    """Returns the versions that the device plugin's records name, None if the records exist and cannot be read."""
     if not os.path.lexists(host.path(RECORDS)):
         return []
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of libvgpu.so in the library's folder: which are whole, which one is current, which nothing uses."""
+"""Reads the versions of libvgpu.so in the library's folder: which are whole, which is current, which are unused."""
 
 from __future__ import annotations
 
@@ -14,38 +14,42 @@ MANIFEST = "manifest.json"
 
 
 def library(host: Host, root: str) -> dict[str, Any]:
-    """The versions of libvgpu on the host: which are whole, which one ``current`` names, which others nothing uses."""
+    """Returns the versions of libvgpu on the host: which are whole, which one ``current`` names,
+    which others are unused.
+    """
     versions = folders(host, root)
     current = version_of(host.link(os.path.join(root, "current")))
     return {
         "current": current,
-        # The kernel names programs by this one where the root is reached through a link.
+        # If the root is reached through a link, the kernel reports programs by this resolved path.
         "real_root": host.real(root),
         "versions": versions,
         "whole": [version for version in versions if is_whole(host, os.path.join(root, version))],
-        # Those that not every user of a container may look into.
+        # Version folders that some users of a container cannot read.
         "closed": [version for version in versions if not is_open(host, os.path.join(root, version))],
         "unused": unused(host, root, [current or ""]),
     }
 
 
 def unused(host: Host, root: str, keep: Sequence[str]) -> list[str]:
-    """The versions that nothing uses, those in ``keep`` left out. With no other version no process is looked at."""
+    """Returns the versions that nothing uses, except those in ``keep``. Reads no process if there
+    is no other version.
+    """
     others = [version for version in folders(host, root) if version not in keep]
     held = library_users.used(host, root, others) if others else []
     return [version for version in others if version not in held]
 
 
 def is_open(host: Host, folder: str) -> bool:
-    """Whether a version's folder has the mode that all do: containers mount it, and their users need not be root."""
+    """Returns whether a version's folder is readable by all: containers mount it, and their users need not be root."""
     try:
         return os.stat(host.path(folder)).st_mode & 0o777 == 0o755
-    except OSError:  # it has gone meanwhile
+    except OSError:  # Another process removed the folder meanwhile.
         return True
 
 
 def is_whole(host: Host, folder: str) -> bool:
-    """Whether every file that a version's manifest lists is there with its digest."""
+    """Returns whether every file that a version's manifest lists is present with its digest."""
     try:
         listed = json.loads(host.text(os.path.join(folder, MANIFEST)) or "")["files"]
         wanted = {str(name): str(digest) for name, digest in listed.items()}
@@ -59,7 +63,7 @@ def is_whole(host: Host, folder: str) -> bool:
 
 
 def folders(host: Host, root: str) -> list[str]:
-    """The version folders below a root; names that begin with a dot are unfinished work of a run that was cut off."""
+    """Returns the version folders below a root. Names that begin with a dot are unfinished work of a killed run."""
     return [
         name
         for name in host.names(root)

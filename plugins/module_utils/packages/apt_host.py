@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""apt and dpkg of this host, behind one narrow seam. Tests put another object in its place."""
+"""Runs apt and dpkg of this host. Tests replace this object by another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import manager as package_manager
 SOURCES = "/etc/apt/sources.list.d"
 MAIN_LIST = "/etc/apt/sources.list"
 KEYRINGS = "/etc/apt/keyrings"
-# Keys that apt takes for any source.
+# Folder of keys that apt trusts for any source.
 TRUSTED = "/etc/apt/trusted.gpg.d"
 PREFERENCES = "/etc/apt/preferences"
 LOCK = "/var/lib/dpkg/lock-frontend"
@@ -31,7 +31,7 @@ class AptError(package_manager.PackageError):
 class AptHost:
     def __init__(self, lock_timeout: int = 300) -> None:
         self.lock_timeout = lock_timeout
-        # Options by which apt reads sources and lists that are not the host's.
+        # Options by which apt reads other sources and lists than the host's.
         self.elsewhere: list[str] = []
 
     def run(self, *arguments: str) -> tuple[int, str]:
@@ -67,7 +67,7 @@ class AptHost:
         return self.os_release().get("VERSION_CODENAME", "")
 
     def source_files(self) -> dict[str, str]:
-        """The text of every source file, by path."""
+        """Returns the text of every source file, by path."""
         found = {}
         for path in [MAIN_LIST, *sorted(glob.glob(SOURCES + "/*.list") + glob.glob(SOURCES + "/*.sources"))]:
             with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as stream:
@@ -80,17 +80,17 @@ class AptHost:
         )
 
     def leftovers(self, names: Sequence[str]) -> list[str]:
-        """Which of the packages are gone and have left files of settings and traces in dpkg's own."""
-        # One that dpkg does not know makes it fail; it answers for the others.
+        """Returns the removed packages of which dpkg still has configuration files."""
+        # dpkg fails if one package is unknown to it, but still reports the other packages.
         text = self.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n", *names)[1] if names else ""
         return [name for name in names if f"{name} config-files" in text.splitlines()]
 
     def control(self, path: str) -> str:
-        """The control file of a package file."""
+        """Returns the control file of a package file."""
         return self.must(f"reading the package file {path}", "dpkg-deb", "--field", path)
 
     def wait_for_lock(self) -> None:
-        """Wait until no other process changes packages: one that a killed play started may still run."""
+        """Waits until no other process changes packages: a process that a killed play started may still run."""
         end = time.monotonic() + self.lock_timeout
         with open(LOCK, "a", encoding="ascii") as stream:
             while True:
@@ -105,11 +105,11 @@ class AptHost:
                     time.sleep(0.5)
 
     def half_done(self) -> bool:
-        """Whether an interrupted dpkg left packages unpacked and not configured."""
+        """Returns whether an interrupted dpkg left packages unpacked and not configured."""
         return bool(self.run("dpkg", "--audit")[1].strip()) or bool(glob.glob("/var/lib/dpkg/updates/[0-9]*"))
 
     def finish_half_done(self) -> None:
-        """Configure unpacked packages; let apt install dependencies that are missing (a full disk)."""
+        """Configures unpacked packages; lets apt install missing dependencies (a full disk can cause both)."""
         configure = ("dpkg", "--configure", "-a", "--force-confdef", "--force-confold")
         if self.run(*configure)[0] == 0:
             return
@@ -128,7 +128,7 @@ class AptHost:
         self.must(what, *configure)
 
     def lists_age(self) -> float:
-        """Seconds since the package lists were read; without end where they never were."""
+        """Returns the seconds since apt read the package lists; infinity if it never did."""
         # apt writes there also where nothing has changed.
         times = [os.stat(path).st_mtime for path in (f"{apt_scratch.LISTS}/partial",) if os.path.isdir(path)]
         return max(0.0, time.time() - max(times)) if times else math.inf
@@ -138,7 +138,7 @@ class AptHost:
 
         ``needed``: addresses of sources that must be read. Raises AptError where one cannot be.
         """
-        # Without this option a source that cannot be fetched is no fault, and apt goes on with old lists in silence.
+        # Without this option apt silently uses old lists if a source cannot be fetched, and reports no fault.
         strict = ["-o", "APT::Update::Error-Mode=any"]
         code, text = self.run("apt-get", "-q", *self.options(), *self.elsewhere, *strict, "update")
         if code == 0:
@@ -149,7 +149,7 @@ class AptHost:
 
     @contextlib.contextmanager
     def with_sources(self, changed: Mapping[str, str | None]) -> Iterator[None]:
-        """Ask apt as if these source files were written, or gone where their text is None, with lists of its own."""
+        """Runs apt as if these source files were written (or removed, if the text is None), with separate lists."""
         with tempfile.TemporaryDirectory(prefix="vgpu-apt-", dir="/var/tmp") as folder:
             self.elsewhere = apt_scratch.lay_out(folder, self.source_files(), changed, MAIN_LIST)
             try:
@@ -161,15 +161,15 @@ class AptHost:
         return ["-o", f"DPkg::Lock::Timeout={self.lock_timeout}"]
 
     def held(self) -> list[str]:
-        """The packages that are kept at their version."""
+        """Returns the packages that are held at their version."""
         return self.must("asking for held packages", "apt-mark", "showhold").split()
 
     def mark(self, verb: str, names: Sequence[str]) -> None:
-        """``verb`` is hold or unhold."""
+        """Holds or releases packages; ``verb`` is hold or unhold."""
         self.must(f"the {verb} of {', '.join(names)}", "apt-mark", verb, *names)
 
     def change(self, verb: str, packages: Sequence[str], simulate: bool, held: bool = False) -> str:
-        """One transaction; ``verb`` is install or purge. ``held``: packages that are held may change too."""
+        """Runs one transaction; ``verb`` is install or purge. ``held``: packages that are held may change too."""
         words = ["apt-get", "-q", "-y", *self.options(), "--no-install-recommends", "--no-auto-remove"]
         words += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
         if simulate:
@@ -191,7 +191,7 @@ class AptHost:
 
 
 def faults_of(text: str) -> str:
-    """The lines of apt's or dpkg's output that say what is wrong."""
+    """Returns the lines of apt's or dpkg's output that describe the fault."""
     lines = text.splitlines()
     for place, line in enumerate(lines):
         if line.endswith("unmet dependencies:"):

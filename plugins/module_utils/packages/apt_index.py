@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Package files on a host as a repository of their own, for hosts that reach no mirror.
+"""Makes a repository of package files on a host, for hosts that reach no mirror.
 
 apt then resolves, pins and records as it does with any other repository.
 """
@@ -13,7 +13,7 @@ FOLDER = "/var/lib/vgpu/apt"
 
 
 def stanza(control: str, path: str) -> str:
-    """One entry of ``Packages``: the package's control file, and where and what its file is."""
+    """Returns one entry of ``Packages``: the package's control file, and the path, size and digest of its file."""
     digest = hashlib.sha256()
     size = 0
     with open(path, "rb") as stream:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys a key file of apt holds, read from the file itself: a minimal host has gpgv and no gpg. Pure."""
+"""Reads the ids of the keys in a key file of apt without gpg: a minimal host has only gpgv. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ PUBLIC_KEY = 6
 
 
 def key_ids(data: bytes) -> list[str]:
-    """Long ids of the primary keys in a key file, as ``fingerprints``."""
+    """Returns the long ids of the primary keys in a key file, as ``fingerprints`` does."""
     return [fingerprint[-16:] for fingerprint in fingerprints(data)]
 
 
 def fingerprints(data: bytes) -> list[str]:
-    """Of the primary keys in a key file, armoured or not; empty for what is none, or is torn (RFC 4880)."""
+    """Returns the fingerprints of the primary keys in a key file, armoured or not; empty if the file is damaged or
+    holds no key (RFC 4880).
+    """
     found = []
     try:
         for tag, body in _packets(_plain(data)):

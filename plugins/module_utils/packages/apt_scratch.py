@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""apt's sources and lists in a folder of their own, so that check mode can ask an archive and change nothing.
+"""Copies apt's sources and lists to a separate folder, so that check mode can query an archive and change nothing.
 
 The lists start as a copy of the host's: what has not changed is not fetched again.
 """
@@ -22,7 +22,7 @@ def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str |
     ``sources``: text by path of the host's source files; ``changed``: of the files that would be written, None for
     those that would go, keys and indexes included; ``main``: the path of the one source file that has no folder.
     """
-    # apt fetches as a user of its own, who must be able to look in.
+    # apt fetches as a separate user, who must be able to read the folder.
     os.chmod(folder, 0o755)
     texts = {**sources, **changed}
     others = [path for path in changed if path not in sources and not path.endswith((".sources", ".list"))]
@@ -52,7 +52,7 @@ def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str |
         "Dir::State::lists": lists,
         "Dir::Etc::SourceList": os.path.join(folder, "sources.list"),
         "Dir::Etc::SourceParts": parts,
-        # Images of containers switch both off, and then each call reads all lists again.
+        # Container images switch both options off; then every call of apt would read all lists again.
         "Dir::Cache::pkgcache": os.path.join(folder, "pkgcache.bin"),
         "Dir::Cache::srcpkgcache": os.path.join(folder, "srcpkgcache.bin"),
     }

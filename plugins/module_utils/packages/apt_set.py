@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of packages with its source, brought to a host and taken away again without a trace."""
+"""Installs a set of packages with its source on a host, and removes both without a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .apt_host import KEYRINGS, SOURCES, TRUSTED, AptError, AptHost
 from .apt_text import Source, Transaction
 from .pins import matching, split_pin
 
-# How the lines of a plan begin that a transaction makes.
+# The first words of the plan's lines for changes by a transaction.
 CHANGES = ("install ", "change ", "remove ")
 
 
@@ -38,7 +38,7 @@ class Desired(NamedTuple):
 
 
 class PackageSet:
-    """One run; after it the attributes show the changes, made or predicted."""
+    """Makes the changes of one run; afterwards the attributes show them, made or predicted."""
 
     def __init__(self, desired: Desired, host: AptHost, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -60,7 +60,7 @@ class PackageSet:
         return bool(self.plan)
 
     def diff(self) -> list[dict[str, str]]:
-        """One entry for each file of apt's sources and one for the packages."""
+        """Returns one diff entry for each file of apt's sources and one for the packages."""
         entries = []
         for path, before in self.files_before.items():
             after = self.files_after.get(path)
@@ -111,7 +111,7 @@ class PackageSet:
             self.install_known()
 
     def predict(self, missing: Sequence[str]) -> None:
-        """Ask the archive by lists that the host does not keep."""
+        """Queries the archive with lists that the host does not keep."""
         names = ", ".join(split_pin(one)[0] for one in missing)
         try:
             self.unread = self.host.update(self.addresses())
@@ -125,7 +125,7 @@ class PackageSet:
         self.install_known()
 
     def install_known(self) -> None:
-        """Install what is missing from the lists that apt has read."""
+        """Installs missing packages from the lists that apt has already read."""
         policy = self.policy()
         missing = self.missing(policy, self.desired.optional)
         self.refuse_unavailable(missing, policy)
@@ -135,7 +135,7 @@ class PackageSet:
         return self.host.policy([split_pin(one)[0] for one in (*self.desired.packages, *self.desired.optional)])
 
     def update(self, needed: Sequence[str] = ()) -> None:
-        """Read the package lists. A source that nothing here needs and that cannot be read is a warning."""
+        """Reads the package lists. An unreadable source that this set does not need gives a warning."""
         self.updated = True
         self.unread = self.host.update(needed)
         if self.unread:
@@ -185,7 +185,7 @@ class PackageSet:
 
     @property
     def own_holds(self) -> list[str]:
-        """The packages that we hold ourselves and may therefore change."""
+        """Returns the packages that the collection itself holds and may therefore change."""
         return list(self.load_record().get("holds", []))
 
     def simulate(self, verb: str, packages: Sequence[str]) -> None:
@@ -201,7 +201,7 @@ class PackageSet:
             )
 
     def hold(self) -> None:
-        """Keep the packages at their version against upgrades of the whole system."""
+        """Holds the packages at their version against upgrades of the whole system."""
         if not self.desired.hold:
             return
         there = {name for name, known in self.host.policy(self.desired.hold).items() if known.get("installed")}
@@ -234,7 +234,7 @@ class PackageSet:
             )
 
     def wanted_files(self, policy: dict[str, dict[str, Any]]) -> dict[str, str | None]:
-        """Every file of apt's sources that must change, with its text; None where it must go."""
+        """Returns every file of apt's sources that must change, with its text; None if it must be removed."""
         files = self.host.source_files()
         ours = f"{SOURCES}/{self.desired.name}.sources"
         stale = [
@@ -280,7 +280,7 @@ class PackageSet:
         return found
 
     def own_source(self, given: dict[str, Any]) -> tuple[Source, dict[str, str]]:
-        """The entry of our repository, and the text of the files that it needs: its key, or the index of its files."""
+        """Returns the entry of our repository, and the text of its files: the key, or the index of package files."""
         key, more = str(given.get("key") or "").strip(), {}
         uris, suites, trusted = tuple(given["uris"] or ()), tuple(given["suites"]), bool(given["trusted"])
         if key.startswith("-----BEGIN"):
@@ -293,7 +293,7 @@ class PackageSet:
         return Source(("deb",), uris, suites, tuple(given["components"]), key, trusted), more
 
     def put_files(self, wanted: dict[str, str | None]) -> None:
-        """Write and remove source files, and refresh the lists; when they cannot be read, restore all files."""
+        """Writes and removes source files and refreshes the lists; restores all files if the lists cannot be read."""
         for path, text in wanted.items():
             now = package_manager.read_text(path)
             if now != text:
@@ -327,7 +327,7 @@ class PackageSet:
         self.heal()
         record = self.load_record()
         if self.desired.record:
-            # Without an entry in the record, a package was there before us and stays.
+            # A package without an entry in the record was installed before this set, and stays.
             names = list(record.get("packages", []))
         else:
             names = [split_pin(one)[0] for one in self.desired.packages]
@@ -380,7 +380,7 @@ class PackageSet:
         return package_manager.read_record(self.desired.record)
 
     def remember(self, more: dict[str, Any]) -> None:
-        """Add to the record, before the change that it describes: a kill in between loses nothing."""
+        """Adds to the record before the described change: a kill in between loses nothing."""
         if not self.desired.record:
             return
         record = self.load_record()
@@ -391,7 +391,7 @@ class PackageSet:
 
     @contextlib.contextmanager
     def kept_files(self) -> Any:
-        """Put back the bytes and mode of each kept file that the transaction changed or deleted."""
+        """Restores bytes and mode of each kept file that the transaction changed or deleted."""
         held = {}
         for path in self.desired.keep_files:
             data = read_bytes(path)
@@ -406,12 +406,12 @@ class PackageSet:
 
 
 def flat(suites: Sequence[str]) -> bool:
-    """Whether a source is a folder of packages, without a suite of a distribution."""
+    """Returns whether a source is a folder of packages, without a suite of a distribution."""
     return any(suite.endswith("/") for suite in suites)
 
 
 def shown(text: str | None) -> str:
-    """A file's text in a diff; a key that is not armoured is no text."""
+    """Returns a file's text for a diff; a key without armour is not text."""
     if text is None:
         return ""
     return "(not a text)\n" if any("\udc80" <= one <= "\udcff" for one in text) else text

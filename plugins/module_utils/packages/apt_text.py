@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What apt and dpkg write and read as text: sources in both formats, policies, simulated transactions. Pure."""
+"""Parses and writes the texts of apt and dpkg: sources in both formats, policies, simulated transactions. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADER = "# Managed by vgpu.fleet; changes are overwritten."
 
 
 class Source(NamedTuple):
-    """One entry of apt's sources. ``signed_by`` is a path, or the key itself with its line breaks."""
+    """Describes one entry of apt's sources. ``signed_by`` is a path, or the key itself with its line breaks."""
 
     types: tuple[str, ...]
     uris: tuple[str, ...]
@@ -23,7 +23,7 @@ class Source(NamedTuple):
     trusted: bool = False
 
     def text(self, name: str = "") -> str:
-        """As a deb822 stanza."""
+        """Returns the entry as a deb822 stanza."""
         lines = [f"# {name}"] if name else []
         lines += [f"Types: {' '.join(self.types)}", f"URIs: {' '.join(self.uris)}", f"Suites: {' '.join(self.suites)}"]
         if self.components:
@@ -39,7 +39,7 @@ class Source(NamedTuple):
 
 
 def parse_sources(name: str, text: str) -> list[Source]:
-    """The entries of one file, by the format that its name tells."""
+    """Returns the entries of one file; the file name's suffix tells the format."""
     return parse_deb822(text) if name.endswith(".sources") else parse_one_line(text)
 
 
@@ -111,7 +111,7 @@ def missing_components(sources: Iterable[Source], codename: str, wanted: Sequenc
 
 
 def source_file(sources: Iterable[Source]) -> str:
-    """A .sources file with these entries; empty where there are none."""
+    """Returns a .sources file with these entries; empty if there are none."""
     stanzas = [source.text() for source in sources]
     return HEADER + "\n" + "\n".join(stanzas) if stanzas else ""
 
@@ -125,7 +125,7 @@ _GONE = re.compile(r"^E: Failed to fetch .* 404\b|^  ?404  Not Found|^E: Unable 
 
 
 def is_fatal(text: str, needed: Sequence[str]) -> bool:
-    """Whether what ``apt-get update`` said concerns more than sources that are not needed (addresses in ``needed``)."""
+    """Returns whether a fault that ``apt-get update`` reported concerns a needed source (addresses in ``needed``)."""
     bases = [address.partition("$")[0].rstrip("/") for address in needed]
     for line in text.splitlines():
         if line.startswith("E:") and not _UNREADABLE.match(line):
@@ -136,12 +136,12 @@ def is_fatal(text: str, needed: Sequence[str]) -> bool:
 
 
 def is_outdated(text: str) -> bool:
-    """Whether apt failed because the package lists name files that the archive no longer has."""
+    """Returns whether apt failed because the package lists name files that the archive no longer has."""
     return bool(_GONE.search(text))
 
 
 def parse_policy(text: str) -> dict[str, dict[str, Any]]:
-    """Of ``apt-cache policy``: each package's installed version, candidate and all versions, None for (none)."""
+    """Parses ``apt-cache policy``: each package's installed version, candidate and all versions, None for (none)."""
     found: dict[str, dict[str, Any]] = {}
     name = ""
     for line in text.splitlines():
@@ -159,7 +159,9 @@ def parse_policy(text: str) -> dict[str, dict[str, Any]]:
 
 
 class Transaction(NamedTuple):
-    """What apt-get would do: new packages and changed ones with their versions, and the names it would remove."""
+    """Describes the effect of an apt-get call: new and changed packages with their versions, and
+    the names to remove.
+    """
 
     install: dict[str, str]
     change: dict[str, tuple[str, str]]
@@ -174,7 +176,7 @@ class Transaction(NamedTuple):
 
 
 def parse_simulation(text: str) -> Transaction:
-    """The transaction in the output of ``apt-get --simulate``."""
+    """Returns the transaction in the output of ``apt-get --simulate``."""
     install: dict[str, str] = {}
     change: dict[str, tuple[str, str]] = {}
     remove: list[str] = []
@@ -236,7 +238,9 @@ def same_version(packages: Sequence[str], policy: dict[str, dict[str, Any]]) -> 
 
 
 def resolve(package: str, policy: dict[str, dict[str, Any]]) -> str:
-    """The package as apt-get takes it: ``name``, or ``name=version`` with the best version that fits the pin."""
+    """Returns the package as an argument of apt-get: ``name``, or ``name=version`` with the best
+    version for the pin.
+    """
     name, pin = split_pin(package)
     fitting = [version for version in policy.get(name, {}).get("versions", []) if fnmatch.fnmatchcase(version, pin)]
     return f"{name}={fitting[0]}" if pin and fitting else name

@@ -41,13 +41,13 @@ def run(*arguments: str, environment: Mapping[str, str], together: bool = False)
 
 
 def read_text(path: str | None) -> str | None:
-    """The text of a file, None where it is not there; every byte survives ``write_texts``."""
+    """Returns the text of a file, None if it is missing; every byte survives ``write_texts``."""
     data = read_bytes(path) if path else None
     return None if data is None else data.decode("utf-8", "surrogateescape")
 
 
 def write_texts(files: Mapping[str, str | None]) -> None:
-    """Write each file, or take it away where its text is None."""
+    """Writes each file, or removes it if its text is None."""
     for path, text in files.items():
         if text is None:
             with contextlib.suppress(FileNotFoundError):
@@ -57,7 +57,9 @@ def write_texts(files: Mapping[str, str | None]) -> None:
 
 
 def read_record(path: str | None) -> dict[str, Any]:
-    """The record of a role's packages on this host; empty where there is none. Raises PackageError if unreadable."""
+    """Returns the record of a role's packages on this host; empty if there is none. Raises
+    PackageError if unreadable.
+    """
     text = read_text(path)
     if text is None:
         return {}
@@ -72,5 +74,5 @@ def write_record(path: str, record: Mapping[str, Any]) -> None:
 
 
 def difference(title: str, before: str, after: str) -> dict[str, str]:
-    """One entry of a diff as Ansible shows it."""
+    """Returns one entry of a diff in Ansible's form."""
     return {"before_header": title, "after_header": title, "before": before, "after": after}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A package in a list, ``name`` or ``name=version`` whose version may end in ``*``, and patterns of names. Pure."""
+"""Parses the packages of a list (``name`` or ``name=version``; the version may end in ``*``) and
+patterns of names. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +10,23 @@ from typing import Iterable, Sequence
 
 
 def split_pin(package: str) -> tuple[str, str]:
-    """Name and version of ``name=version``; the version is empty, or may end in ``*``."""
+    """Returns name and version of ``name=version``; the version is empty, or may end in ``*``."""
     name, _equals, version = package.partition("=")
     return name, "" if version == "*" else version
 
 
 def name_of(package: str) -> str:
-    """The name in ``name`` or ``name=version``."""
+    """Returns the name in ``name`` or ``name=version``."""
     return str(package).partition("=")[0]
 
 
 def version_of(package: str, default: str = "") -> str:
-    """The version that is pinned, empty where any will do."""
+    """Returns the pinned version, empty if any version is accepted."""
     return str(package).partition("=")[2] or default
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """The names that one of the patterns matches, without those that one with a ``!`` before it matches."""
+    """Returns the names that match a pattern and match no pattern with a ``!`` before it."""
     given = list(patterns)
     without = [one[1:] for one in given if one.startswith("!")]
 

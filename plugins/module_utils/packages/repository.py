@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One way to name a repository for every package manager: what of it apt takes, and what dnf and zypper take. Pure."""
+"""Splits one description of a repository into the options of apt and those of dnf and zypper. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ RPM = ("baseurl", "key", "gpgcheck", "repo_gpgcheck")
 
 
 def for_apt(repository: dict[str, Any]) -> dict[str, Any]:
-    """The option ``source`` of apt_packages; empty where the repository is."""
+    """Returns the option ``source`` of apt_packages; empty if the repository is empty."""
     return {key: repository[key] for key in APT if key in repository}
 
 
 def for_rpm(repository: dict[str, Any]) -> dict[str, Any]:
-    """The option ``source`` of rpm_packages; empty where the repository is. One without ``baseurl`` lies at its first
-    of ``uris``."""
+    """Returns the option ``source`` of rpm_packages; empty if the repository is empty. Without ``baseurl`` the first of
+    ``uris`` is used.
+    """
     found = {key: repository[key] for key in RPM if key in repository}
     if "baseurl" not in found and repository.get("uris"):
         found["baseurl"] = repository["uris"][0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rpm with dnf or zypper of this host, behind one narrow seam. Tests put another object in its place.
+"""Runs rpm with dnf or zypper on this host. Tests replace this object by another one.
 
 By their command lines: what dnf gives to Python is there for the system's own Python alone, which on RHEL 8 is older
 than what Ansible needs.
@@ -60,16 +60,16 @@ class RpmHost:
         return out
 
     def installed(self) -> dict[str, str]:
-        """Every installed package; of one that is there in several versions, as kernels are, the newest."""
+        """Returns every installed package; of a package with several versions, such as a kernel, the newest."""
         text = self.must("asking rpm for the packages", "rpm", "-qa", "--qf", QUERY)
         return {name: rpm_text.newest(found) for name, found in rpm_text.parse_versions(text).items()}
 
     def keys(self) -> list[str]:
-        """The public keys that rpm trusts, as packages gpg-pubkey-<id>-<date>."""
+        """Returns the public keys that rpm trusts, as packages gpg-pubkey-<id>-<date>."""
         return sorted(self.run("rpm", "-q", "gpg-pubkey")[1].split()) if "gpg-pubkey" in self.installed() else []
 
     def available(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Name → versions that the repositories have; locks hide none."""
+        """Maps each name to the versions in the repositories; locked versions are included."""
         if not names:
             return {}
         if self.manager == "dnf":
@@ -94,12 +94,12 @@ class RpmHost:
         return rpm_text.parse_zypper_search(out)
 
     def of_files(self, paths: Sequence[str]) -> dict[str, str]:
-        """Name → version of package files."""
+        """Maps the name to the version of package files."""
         text = self.must("reading the package files", "rpm", "-qp", "--nosignature", "--qf", QUERY, *paths)
         return {name: found[0] for name, found in rpm_text.parse_versions(text).items()}
 
     def repository_files(self) -> dict[str, str]:
-        """The text of every repository file, by path."""
+        """Returns the text of every repository file, by path."""
         found = {}
         for path in sorted(glob.glob(REPOSITORIES[self.manager] + "/*.repo")):
             with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as stream:
@@ -110,7 +110,7 @@ class RpmHost:
         return package_manager.read_text(path)
 
     def fetch(self, address: str) -> str:
-        """A key: from the web with the proxies of the environment, or from a file of this host."""
+        """Fetches a key: from the web with the proxies of the environment, or from a file of this host."""
         if address.startswith("file://"):
             address = address[len("file://") :]
         if address.startswith("/"):
@@ -124,11 +124,11 @@ class RpmHost:
             raise RpmError(f"the key {address} cannot be fetched: {fault}") from None
 
     def quiet(self) -> list[str]:
-        """Without the plugin that keeps versions: our own locks are for other people's transactions."""
+        """Returns the options that disable the versionlock plugin: our locks must not stop our own transactions."""
         return ["-y", "-q", "--disableplugin=versionlock"]
 
     def refresh(self, name: str = "") -> None:
-        """Refresh the index of one repository, or of all."""
+        """Refreshes the index of one repository, or of all."""
         what = f"reading the repository {name}" if name else "reading the repositories"
         if self.manager == "dnf":
             # A dnf.conf may say that a repository which cannot be read is left out in silence.
@@ -163,7 +163,7 @@ class RpmHost:
         self.must(what, "zypper", *words, *(files or [f"{name}={version}" for name, version in packages.items()]))
 
     def needed_by_others(self, names: Sequence[str]) -> str:
-        """rpm's objections to the removal of these packages, empty where nothing else needs them."""
+        """Returns rpm's objections to the removal of these packages, empty if no other package needs them."""
         code, out, fault = self.run("rpm", "-e", "--test", *names)
         return "" if code == 0 else rpm_text.faults_of(out + "\n" + fault)
 
@@ -175,20 +175,20 @@ class RpmHost:
             self.must(f"removing {', '.join(names)}", "zypper", "--non-interactive", "remove", *names)
 
     def module(self, verb: str, spec: str) -> None:
-        """``verb`` is enable or reset, of a module of dnf."""
+        """Changes a module of dnf; ``verb`` is enable or reset."""
         self.must(f"the {verb} of the module {spec}", "dnf", *self.quiet(), "module", verb, spec)
 
     def can_lock(self) -> bool:
         return self.manager == "zypper" or self.read(VERSIONLOCK_CONF) is not None
 
     def locks(self) -> list[str]:
-        """The names of the packages that are kept at their version."""
+        """Returns the names of the packages that are locked at their version."""
         if self.manager == "zypper":
             return rpm_text.locked_by_zypper(self.read(ZYPPER_LOCKS))
         return [name for _line, name in self._locked() if name]
 
     def lock(self, packages: dict[str, str]) -> None:
-        """Keep these packages at these versions; an older entry of the same package goes."""
+        """Locks these packages at these versions; removes an older entry of the same package."""
         if self.manager == "zypper":
             self.must("locking the packages", "zypper", "--non-interactive", "addlock", *sorted(packages))
             return
@@ -197,11 +197,11 @@ class RpmHost:
         write_bytes(VERSIONLOCK_LIST, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
 
     def unlock(self, names: Sequence[str]) -> None:
-        """Take the locks of these packages away; a lock that is gone already is no fault."""
+        """Removes the locks of these packages; a missing lock is no fault."""
         if self.manager == "zypper":
             self.must("releasing the packages", "zypper", "--non-interactive", "removelock", *names)
             if self.read(ZYPPER_LOCKS) == "":
-                # zypper makes the file with the first lock and leaves it behind.
+                # zypper creates the file with the first lock and does not delete it.
                 os.unlink(ZYPPER_LOCKS)
         elif self.read(VERSIONLOCK_LIST) is not None:
             text = "".join(line + "\n" for line in self._lines_without(names))
@@ -211,7 +211,7 @@ class RpmHost:
         return [line for line, name in self._locked() if not name or name not in names]
 
     def _locked(self) -> list[tuple[str, str]]:
-        """Each line of the versionlock list with the package that it is about."""
+        """Returns each line of the versionlock list with its package."""
         lines = (self.read(VERSIONLOCK_LIST) or "").splitlines()
         there = self.installed() if any(rpm_text.is_loose(line) for line in lines) else {}
         return [(line, rpm_text.lock_name(line, there)) for line in lines]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of packages with its repository, brought to an RPM system and taken away again without a trace.
+"""Installs a set of packages with its repository on an RPM system, and removes both without a trace.
 
 What ``apt_set`` is for apt: one transaction, a record before each change, and the host as it was where it fails.
 """
@@ -33,7 +33,7 @@ class Desired(NamedTuple):
 
 
 class PackageSet:
-    """One run; after it the attributes show the changes, made or predicted."""
+    """Makes the changes of one run; afterwards the attributes show them, made or predicted."""
 
     def __init__(self, desired: Desired, host: RpmHost, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -65,7 +65,7 @@ class PackageSet:
         return sorted(set(self.before) - set(self.after))
 
     def diff(self) -> list[dict[str, str]]:
-        """One entry for each file and one for the packages."""
+        """Returns one diff entry for each file and one for the packages."""
         entries = []
         for path, before in self.files_before.items():
             entries.append(package_manager.difference(path, before or "", self.files_after.get(path) or ""))
@@ -131,7 +131,7 @@ class PackageSet:
         self.change({**rpm_text.companions(changes, self.before, known), **changes}, ())
 
     def change(self, packages: dict[str, str], files: Sequence[str]) -> None:
-        """Install these versions. Refuses to change a package that somebody else locked."""
+        """Installs these versions. Refuses to change a package that another user locked."""
         ours = matching(self.host.locks(), self.load_record().get("locks", []))
         # Somebody else's entry may be a pattern.
         keep = sorted({*matching(self.before, set(self.host.locks()) - set(ours))} - {*ours})
@@ -166,7 +166,7 @@ class PackageSet:
             self.after[name] = version
 
     def settle(self) -> None:
-        """Note the dependencies that came with a transaction of ours, of this run or of one that was killed."""
+        """Records the dependencies that a transaction of this set installed, in this run or in a killed one."""
         record = self.load_record()
         if "unsettled" in record and not self.check_mode:
             there = self.after or self.before
@@ -174,7 +174,7 @@ class PackageSet:
             self.remember({"packages": sorted(came), "unsettled": None})
 
     def hold(self) -> None:
-        """Keep the packages at their version against upgrades of the whole system."""
+        """Locks the packages at their version against upgrades of the whole system."""
         names = matching(_without_keys(self.after), self.desired.hold)
         ours = matching(self.host.locks(), self.load_record().get("locks", []))
         moved = [name for name in self.installed if name in ours]
@@ -223,7 +223,7 @@ class PackageSet:
             self.note_keys()
 
     def key_text(self, same: bool, key_path: str) -> str:
-        """The key; one that is named by its address is fetched again only when the repository changed."""
+        """Returns the key; fetches a key with an address again only if the repository changed."""
         key = str((self.desired.source or {})["key"]).strip()
         there = self.host.read(key_path)
         if key.startswith("-----BEGIN"):

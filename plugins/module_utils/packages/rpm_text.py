@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions, pins, repository files and locks of RPM systems, as text and plain data. Pure.
+"""Parses and writes versions, pins, repository files and locks of RPM systems. Pure.
 
 A version is written as rpm writes it, ``epoch:version-release``, without the epoch where it is 0.
 """
@@ -16,7 +16,7 @@ from .pins import split_pin
 
 
 def evr(text: str) -> tuple[int, str, str]:
-    """Epoch, version and release; a part that is not there is 0 or empty."""
+    """Returns epoch, version and release; a missing part is 0 or empty."""
     epoch, colon, rest = text.partition(":")
     if not colon:
         epoch, rest = "0", text
@@ -25,7 +25,7 @@ def evr(text: str) -> tuple[int, str, str]:
 
 
 def compare(one: str, other: str) -> int:
-    """Below, at or above 0 as rpm orders two versions."""
+    """Compares two versions in rpm's order: returns a number below, at or above 0."""
     first, second = evr(one), evr(other)
     if first[0] != second[0]:
         return -1 if first[0] < second[0] else 1
@@ -43,7 +43,7 @@ def _parts(one: str, other: str) -> int:
         if ranks[0] != ranks[1]:
             return -1 if ranks[0] < ranks[1] else 1
         if first.isdigit():
-            # By length and then by digits: their value, without a limit to it.
+            # Compare the lengths, then the digits: that orders numbers of any size by value.
             first, second = first.lstrip("0"), second.lstrip("0")
             if len(first) != len(second):
                 return -1 if len(first) < len(second) else 1
@@ -63,12 +63,12 @@ def _rank(part: str) -> int:
 
 
 def newest(versions: Iterable[str]) -> str:
-    """The newest of them, empty where there is none."""
+    """Returns the newest version, empty if there is none."""
     return max(versions, key=functools.cmp_to_key(compare), default="")
 
 
 def fits(version: str, pin: str) -> bool:
-    """Whether a version is meant by a pin: whole, or without its epoch, its release, or the kernel in its release.
+    """Returns whether a version matches a pin: whole, or without its epoch, its release, or the kernel in its release.
 
     SUSE's kernel modules carry the kernel's version in their own, ``580.95.05_k6.4.0_150600.21-1``.
     """
@@ -122,7 +122,7 @@ def follow(packages: Sequence[str], there: dict[str, str], known: dict[str, list
 
 
 def missing(packages: Sequence[str], there: dict[str, str]) -> list[str]:
-    """The packages that are not installed, or in a version that was not asked for."""
+    """Returns the packages that are not installed, or installed in a version that was not requested."""
     pinned = (split_pin(one) for one in packages)
     return [one for one, (name, pin) in zip(packages, pinned) if name not in there or not fits(there[name], pin)]
 
@@ -135,7 +135,7 @@ _HEADERS = re.compile(r"kernel-(\w+-)?devel\Z")
 
 
 def unavailable(packages: Iterable[str], known: dict[str, list[str]]) -> list[str]:
-    """The packages of which no repository has a version that fits, each with what there is."""
+    """Returns the packages of which no repository has a fitting version, each with the available versions."""
     found = []
     for package in packages:
         name, pin = split_pin(package)
@@ -149,7 +149,7 @@ def unavailable(packages: Iterable[str], known: dict[str, list[str]]) -> list[st
 
 
 def resolve(packages: Iterable[str], known: dict[str, list[str]]) -> dict[str, str]:
-    """Name → the newest version that fits, of packages that are available."""
+    """Maps each available package to the newest version that fits."""
     chosen = {}
     for package in packages:
         name, pin = split_pin(package)
@@ -173,7 +173,7 @@ def companions(changes: dict[str, str], there: dict[str, str], known: dict[str, 
 
 
 def repository_file(name: str, source: dict[str, Any], key_path: str) -> str:
-    """The text of a .repo file, the same for dnf and zypper; ``key_path`` empty: nothing is checked."""
+    """Returns the text of a .repo file for dnf and zypper. With an empty ``key_path`` signatures are not checked."""
     lines = ["# Managed by vgpu.fleet; changes are overwritten.", f"[{name}]", f"name={name}, managed by vgpu.fleet"]
     lines += [f"baseurl={source['baseurl']}", "enabled=1", "autorefresh=1"]
     lines.append(f"gpgcheck={int(bool(source.get('gpgcheck')) and bool(key_path))}")
@@ -188,13 +188,13 @@ def repository_file(name: str, source: dict[str, Any], key_path: str) -> str:
 
 
 def manager_of(os_release: str) -> str:
-    """zypper on a system of SUSE, dnf on any other one."""
+    """Returns zypper on a system of SUSE, dnf on any other system."""
     kin = " ".join(re.findall(r"^ID(?:_LIKE)?=[\"']?([^\"'\n]*)", os_release, re.MULTILINE)).split()
     return "zypper" if {"suse", "sles", "opensuse"} & set(kin) else "dnf"
 
 
 def stream_of(text: str | None, module: str) -> str:
-    """The stream that dnf has enabled for a module by its file in /etc/dnf/modules.d, empty where there is none."""
+    """Returns dnf's enabled stream of a module from its file in /etc/dnf/modules.d, empty if there is none."""
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(text or "")
@@ -204,7 +204,7 @@ def stream_of(text: str | None, module: str) -> str:
     return section.get("stream", "") if section.get("state", "") == "enabled" else ""
 
 
-# As the plugin of dnf writes an entry: name, epoch, version, release.
+# An entry in the notation of dnf's plugin: name, epoch, version, release.
 _WHOLE = re.compile(r"(.+)-[0-9]+:[^-]+(?:-[^-]+)?\Z")
 
 
@@ -242,12 +242,12 @@ def _lock(line: str) -> str:
 
 
 def locked_by_zypper(text: str | None) -> list[str]:
-    """The packages that zypper's file of locks names."""
+    """Returns the packages that zypper's file of locks names."""
     return re.findall(r"^solvable_name:\s*(\S+)\s*$", text or "", re.MULTILINE)
 
 
 def faults_of(text: str) -> str:
-    """The lines of dnf's, zypper's or rpm's output that say what is wrong."""
+    """Returns the lines of dnf's, zypper's or rpm's output that describe the fault."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     telling = re.compile(
         r"(error|fail|problem|conflict|nothing provides|not found|requires|is needed by|404|no space|invalid)", re.I

@@ -27,14 +27,14 @@ DOCKER = (
 
 
 def line(desired: dict[str, Any]) -> str:
-    """Of the plan; empty where pods get GPUs by the device plugin, as nearly everywhere."""
+    """Returns the plan's line on claims; empty if pods get GPUs by the device plugin, the usual case."""
     if not node_config.by_claims(desired["node_config"]):
         return ""
     return "pods get GPUs by claims (Dynamic Resource Allocation) of class vgpu; no device plugin is registered"
 
 
 def faults(desired: dict[str, Any], wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Why the run must stop. ``wanted``: of the role device_plugin."""
+    """Returns errors that stop the run. ``wanted``: the desired state of the role device_plugin."""
     if not node_config.by_claims(desired["node_config"]):
         return _left(state, "vgpu_allocation is device-plugin") if _had_claims(state) else []
     found = []
@@ -56,7 +56,7 @@ def faults(desired: dict[str, Any], wanted: dict[str, Any], state: dict[str, Any
 
 
 def _had_claims(state: dict[str, Any]) -> bool:
-    """Whether node.yaml, as it is on the host, says so."""
+    """Returns whether node.yaml on the host configures claims."""
     try:
         return node_config.by_claims(node_config.load(state["node_config"]["text"] or ""))
     except node_config.ConfigError:
@@ -64,7 +64,7 @@ def _had_claims(state: dict[str, Any]) -> bool:
 
 
 def faults_of_absence(state: dict[str, Any]) -> list[str]:
-    """Of the role device_plugin with state absent."""
+    """Returns errors for the role device_plugin with state absent."""
     return _left(state, "device_plugin_state is absent")
 
 
@@ -97,7 +97,9 @@ def warnings(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
 
 
 def _containerd(state: dict[str, Any]) -> str:
-    """Why the containerd of this host's kubelet passes no CDI devices on; empty where it does, or nobody can tell."""
+    """Returns why the containerd of this host's kubelet passes no CDI devices to containers; empty if it does, or if
+    that is unknown.
+    """
     if (state.get("kubelet_engine") or {}).get("engine") != "containerd":
         return ""
     said = ENABLE_CDI.findall((state.get("containerd") or {}).get("config_text") or "")

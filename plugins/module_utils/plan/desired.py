@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host's group wants, collected from the variables of the roles in the play and from the ``vgpu_*`` variables.
+"""Collects the desired state of a host from the variables of the roles in the play and from the ``vgpu_*`` variables.
 
 A role whose ``<role>_state`` is not defined is not in the play, and nothing is desired of it.
 """
@@ -72,7 +72,7 @@ INPUTS: dict[str, dict[str, Any]] = {
 
 
 def variable(role: str, name: str) -> str:
-    """The whole name of an input of a role."""
+    """Returns the whole name of an input of a role."""
     full = f"{role}_{name}"
     return f"__{full}" if full in INTERNAL else full
 
@@ -106,7 +106,9 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
 
 
 def reads(desired: dict[str, Any]) -> dict[str, Any]:
-    """The options of host_state: what of the host must be read to compare it with this desired state."""
+    """Returns the options of host_state: which parts of the host must be read for the comparison
+    with this desired state.
+    """
     roles = desired["roles"]
     # The choice of the device plugin's Python packages needs these facts.
     asked = [plugin_python.may_need(part["packages"]) for role, part in roles.items() if role == "device_plugin"]
@@ -161,6 +163,8 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
 
 
 def records(part: dict[str, Any]) -> list[str]:
-    """Where a role keeps what it needs to undo its work; such a file exists as long as there is something to undo."""
+    """Returns the paths of a role's records for undoing its work. A record exists as long as there
+    is something to undo.
+    """
     names = ("record", "setup_record", "packages_record", "docker_record", "config_record", "containerd_record")
     return [part[name] for name in names if part.get(name)]

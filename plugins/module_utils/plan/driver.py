@@ -21,7 +21,7 @@ BESIDE = re.compile(r"(install|change) (linux-headers-|kernel-|nvidia-persistenc
 USER_SPACE = re.compile(
     r"(nvidia-utils-\d|libnvidia-compute-\d|nvidia-driver-cuda\Z|nvidia-(tesla-\d+-)?smi\Z|nvidia-compute-G)"
 )
-# Packages that bring nvidia-smi.
+# Packages that install nvidia-smi.
 WITH_SMI = re.compile(r"nvidia-utils-\d|nvidia-driver-cuda\Z|nvidia-(tesla-\d+-)?smi\Z|nvidia-compute-utils-G")
 
 
@@ -84,25 +84,27 @@ def _without_smi(state: dict[str, Any]) -> list[str]:
 
 
 def replaces(change: str) -> bool:
-    """Whether a change of this step is another version of one of the driver's own packages: files have paths."""
+    """Returns whether a change of this step replaces the version of one of the driver's own
+    packages. File changes are paths.
+    """
     foreign = change.startswith(("change /", "change the mode ")) or BESIDE.match(change) is not None
     return change.startswith("change ") and not foreign
 
 
 def _other_branch(choice: Choice, state: dict[str, Any]) -> bool:
-    """Whether a driver of another branch runs, whose packages may have other names, and make way for those to come."""
+    """Returns whether a driver of another branch runs, whose packages may have other names and are replaced."""
     runs = state["driver"].get("loaded_version") or state["nvml"].get("driver_version") or ""
     branch = branch_of(runs)
     return choice.branch is not None and branch is not None and branch != choice.branch
 
 
 def _named(wanted: dict[str, Any]) -> bool:
-    """Whether the group itself says which branch it wants."""
+    """Returns whether the group itself names the branch."""
     return any(wanted.get(name) for name in ("branch", "version", "packages"))
 
 
 def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> bool:
-    """Whether what is installed takes the place of a driver of another branch that runs, under other names."""
+    """Returns whether an installation replaces a running driver of another branch, under other package names."""
     if wanted.get("packages") and not wanted.get("branch"):
         # The branch of named packages is unknown; a changed version counts.
         return False
@@ -142,7 +144,7 @@ def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:
 
 
 def _token(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """The licence token of a vGPU guest, known by its digest alone."""
+    """Compares the licence token of a vGPU guest by its digest alone."""
     if not (wanted.get("vgpu_guest") and wanted.get("vgpu_token_sha256")):
         return []
     found = state["files"].get(driver_choice.TOKEN_FILE)
@@ -190,7 +192,7 @@ def _cut_off(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
 def _kernel_side(
     choice: Choice, wanted: dict[str, Any], state: dict[str, Any], replaced: bool
 ) -> tuple[list[str], str]:
-    """Changes of the kernel's modules, and why a reboot is needed for them, empty where none is."""
+    """Returns the changes of the kernel's modules, and why they need a reboot, empty if they need none."""
     driver = state["driver"]
     if choice.kernel_module == "none" or wanted.get("source") == "present":
         return [], ""
@@ -212,7 +214,7 @@ def _kernel_side(
 
 
 def _reboot_faults(reboot: str, wanted: dict[str, Any]) -> list[str]:
-    """A reboot that is needed and not allowed stops the host before it is changed."""
+    """Returns an error if a reboot is needed and not allowed: the host stops before its first change."""
     if not reboot or wanted.get("reboot", "never") != "never":
         return []
     way_out = "set it to if_required on a host that may be rebooted"

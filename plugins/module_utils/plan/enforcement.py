@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who will enforce memory on a host, and why: the line of the plan, and the error where the host cannot what is asked.
+"""Decides what will enforce memory on a host, and why: the line of the plan, and the error if the host cannot do what
+is requested.
 
 The rule is gpu/enforcement.py. What only a probe shows is taken from the device plugin that runs: it sets a limit and
 reads it back at each start.
@@ -23,7 +24,7 @@ NOT_YET = "the device plugin tries it when it starts"
 
 
 def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
-    """None where no device plugin is to run."""
+    """Returns the verdict, None if no device plugin is to run."""
     if (desired["roles"].get("device_plugin") or {}).get("state") != PRESENT:
         return None
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
@@ -36,7 +37,7 @@ def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
 
 
 def faults(desired: dict[str, Any], found: Verdict | None) -> list[str]:
-    """Why the run must stop: the driver alone may enforce, and it is known that it cannot."""
+    """Returns errors that stop the run: only the driver may enforce, and it is known that it cannot."""
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
     if found is None or requested != DRIVER or found.by_driver or found.why.startswith(NOT_YET):
         return []
@@ -66,7 +67,7 @@ def facts(desired: dict[str, Any], state: dict[str, Any]) -> Facts:
 
 
 def _branch(desired: dict[str, Any], state: dict[str, Any]) -> int:
-    """Of the driver that the host is to have; 0 where nobody can say yet."""
+    """Returns the branch of the driver that the host is to have; 0 if it is not known yet."""
     wanted = desired["roles"].get("nvidia_driver") or {}
     named = str(wanted.get("branch") or "") if wanted.get("state") == PRESENT else ""
     if named.isdigit():
@@ -75,13 +76,15 @@ def _branch(desired: dict[str, Any], state: dict[str, Any]) -> int:
 
 
 def _memacct_mode(registry: str) -> str:
-    """The value of RmMemacctMode in NVreg_RegistryDwords; empty where it is not set."""
+    """Returns the value of RmMemacctMode in NVreg_RegistryDwords; empty if it is not set."""
     found = re.search(r"RmMemacctMode=(\d+)", registry)
     return found.group(1) if found else ""
 
 
 def handover(state: dict[str, Any]) -> str:
-    """Why the engine that starts containers here cannot have the hook; empty where it can, or nobody knows."""
+    """Returns why the engine that starts containers here cannot run the hook; empty if it can, or
+    if that is unknown.
+    """
     packages = state.get("packages") or {}
     if state.get("kubelet_engine"):
         kubelet = tuple((state.get("kubelet") or ())[:2])
@@ -102,7 +105,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def _probed(state: dict[str, Any]) -> tuple[str, str] | None:
-    """What the running plugin found when it tried; None where it did not."""
+    """Returns the result of the running plugin's probe; None if the plugin made no probe."""
     status = (state.get("plugin") or {}).get("status") or {}
     active, why = str(status.get("memory_enforcement") or ""), str(status.get("memory_enforcement_reason") or "")
     if active.startswith(DRIVER + "-"):

@@ -89,7 +89,9 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
 
 
 def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> list[str]:
-    """Of a docker without Kubernetes that could start containers by the CDI name of a slice: its feature is not set."""
+    """Returns a warning if a docker without Kubernetes could start containers by a slice's CDI name, but its CDI
+    feature is not set.
+    """
     found = version(str((state["docker"]["info"] or {}).get("ServerVersion") or ""))
     plugin = desired["roles"].get("device_plugin") or {}
     if state.get("kubelet") or plugin.get("state") != PRESENT or not FIRST_WITH_CDI <= found < FIRST_BY_ITSELF:
@@ -140,7 +142,7 @@ def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
 
 
 def differences(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str], list[str]]:
-    """The reason, the changes, and the errors that stop this host."""
+    """Returns the reason, the changes, and the errors that stop this host."""
     engine = wanted["engine"]
     try:
         changes, written = _containerd(wanted, state) if engine == "containerd" else _drop_in(wanted, state)
@@ -192,6 +194,6 @@ def _drop_in(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[list[str], 
 
 
 def version(package: str) -> tuple[int, ...]:
-    """The version of a package as numbers, empty where there is none."""
+    """Returns the version of a package as numbers, empty if there is none."""
     found = re.match(r"(?:\d+:)?(\d+)\.(\d+)", package)
     return tuple(int(one) for one in found.groups()) if found else ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory scaling against the memory of the host, where what a card has no room for lies. Pure."""
+"""Compares memory scaling with the host's memory, where data lies that does not fit on a card. Pure."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) 
 
 
 def gpus_after_mig(desired: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The GPUs as they will be once the role mig has run: a plan is judged by the GPUs that it makes."""
+    """Returns the GPUs as they will be after the role mig has run: the plan is checked against these GPUs."""
     part = desired["roles"].get("mig")
     if part is None:
         return list(state["gpus"])
@@ -118,6 +118,6 @@ def _differing(files: dict[str, str], state: dict[str, Any]) -> list[str]:
 
 
 def _left_over(files: dict[str, str], state: dict[str, Any], unit: dict[str, Any]) -> bool:
-    """Whether a run was killed between its files and the restart: the service is older than one of them."""
+    """Returns whether a run was killed between writing its files and the restart: the service is older than a file."""
     newest = max(float((state["files"].get(path) or {}).get("mtime") or 0.0) for path in files)
     return bool(unit.get("stale")) or (bool(unit.get("started")) and newest > float(unit["started"]))

@@ -28,7 +28,7 @@ NOTHING = Part("", [])
 
 
 def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list[str]:
-    """The changes that set every package to its version; without a pin any installed version will do."""
+    """Returns the changes that set every package to its version; without a pin any installed version is accepted."""
     changes = []
     meant = _matches_pattern if manager_of(state["os"]) == "apt" else fits
     for package in wanted:
@@ -51,7 +51,7 @@ def _matches_pattern(found: str, pin: str) -> bool:
 
 
 def undone(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """The changes that remain to revert for a role with state absent, by its records."""
+    """Returns the changes that remain to revert for a role with state absent, by its records."""
     return [
         f"revert the changes recorded in {path}" for path in records(wanted) if state["files"].get(path) is not None
     ]

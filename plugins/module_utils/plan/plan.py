@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan: the ordered steps from a host's state to what its group wants, each with its reason. Pure.
+"""The plan: the ordered steps from a host's state to its desired state, each with its reason. Pure.
 
-A step is derived from state alone, never from what a run remembers: a play that was killed anywhere leaves a state
-from which the next plan names what is still to do. So a unit that runs with an older file than the one on disk, or a
-daemon that did not take its file over, is a step too.
+A step is derived from state alone, never from what a run remembers: a play that was killed anywhere leaves a state from
+which the next plan names what is still to do. So a unit that runs with an older file than the one on disk, or a daemon
+that did not take its file over, is a step too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .modes import gpus_after_mig, mig, mps_part, time_slicing
 from .part import NOTHING, PRESENT, Part, undone
 from .toolkit import nvidia_docker
 
-# How the device plugin may be run besides a systemd service.
+# Ways to run the device plugin other than as a systemd service.
 DAEMONSET = "daemonset"
 # A warning, no error: docker and containerd start containers unconfined by default.
 CONFINED = (
@@ -34,7 +34,7 @@ CONFINED = (
     "one that its engine confines may need `setsebool -P container_use_devices on` for its GPU; look at `ausearch -m "
     "avc` after the first pod (docs/unverified.md)"
 )
-# Roles that take the card from who uses it.
+# Roles that interrupt running work on the GPUs.
 OF_THE_CARD = ("nvidia_driver", "mig", "mps")
 # Steps without a role of that name: the proof, and the clean-up after it.
 VERIFY, COLLECT = "verify", "collect"
@@ -93,20 +93,20 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spoiled(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """The records of a role that nobody can read."""
+    """Returns the unreadable records of a role."""
     found = state.get("records") or {}
     return [found[path] for path in records(wanted) if found.get(path)]
 
 
 def _lost(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """GPUs that were there; a driver that does not answer is another fault."""
+    """Returns the GPUs that the host has lost. A driver that does not answer is a separate fault."""
     if not state["nvml"]["ok"]:
         return []
     return lost_gpus.find(state["gpus"], state["nvml"]["lost"], state["plugin"]["status"])
 
 
 def refusals(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Why nothing at all can be done on this host."""
+    """Returns why nothing at all can be done on this host."""
     found: list[str] = []
     host = state["os"]
     if not desired["roles"]:
@@ -150,9 +150,9 @@ def _without_driver(desired: dict[str, Any], state: dict[str, Any], roles: Seque
 
 
 def why_prove(desired: dict[str, Any], state: dict[str, Any], changes: bool) -> str:
-    """Why isolation is checked at the end, empty where it is not.
+    """Returns why isolation is checked at the end, empty if it is not checked.
 
-    A run that was killed or that failed before the proof leaves a host that is as wanted and not proven.
+    A run that was killed or failed before the proof leaves a host in the desired state without a proof.
     """
     plugin = desired["roles"].get("device_plugin") or {}
     if desired["verify"] == "never" or desired["sharing"] != "vcuda" or plugin.get("state") != PRESENT:
@@ -238,7 +238,9 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]
 
 
 def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any, real_root: str) -> Part:
-    """All files are as wanted: does the arbiter that runs come from them? A restart leaves tenants their own share."""
+    """Checks whether the running arbiter was started from the files on disk. A restart leaves
+    tenants their own share.
+    """
     name = wanted["arbiter_unit"]
     program = "{}/{}/vgpu-arbiter".format(real_root, wanted["version"])
     behind = _service_behind(name, unit, on_disk)

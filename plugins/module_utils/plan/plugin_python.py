@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python of a host that the device plugin runs on, and the distribution's packages of it. Pure.
+"""Chooses the Python of a host for the device plugin, and the distribution's packages of that Python. Pure.
 
 The plugin needs 3.11. Where /usr/bin/python3 is older, a newer one of the distribution is installed next to it; the
 system's own stays unchanged.
@@ -80,7 +80,7 @@ def is_auto(packages: str | Sequence[str]) -> bool:
 
 
 def may_need(packages: str | Sequence[str]) -> list[str]:
-    """The packages whose state must be read before it is known what the host is."""
+    """Returns the packages whose state must be read before the host's system is known."""
     return EVERY_PACKAGE if is_auto(packages) else [str(name) for name in packages]
 
 
@@ -103,7 +103,7 @@ def to_go_on_with(choice: Choice, running: str, real: Mapping[str, str], version
 
 
 def refusal(host: dict[str, Any], choice: Choice, version: str | None = None) -> str:
-    """Why this Python will not do, empty where it does or where nothing speaks against it yet.
+    """Returns why this Python cannot be used, empty if it can or if no fault is known yet.
 
     ``version``: what the program says of itself, None where that is not known, empty where there is no such program.
     """

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults between the variables of roles, whatever the host: what one value needs of another one."""
+"""Finds faults between the variables of roles, whatever the host: a value of one variable can need
+another variable. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ DRIVER = ("source", "version", "branch", "repository", "files", "memacct", "vgpu
 
 
 class Needs(NamedTuple):
-    """Where ``name`` has one of ``values`` (any but empty: None), ``needed`` must not be empty."""
+    """Requires: if ``name`` has one of ``values`` (None: any but empty), ``needed`` must not be empty."""
 
     name: str
     values: tuple[str, ...] | None
@@ -45,7 +47,7 @@ def faults(value: Callable[[str], Any]) -> list[Finding]:
 
 
 def _missing(needs: Needs, value: Callable[[str], Any]) -> list[Finding]:
-    # Of a role that shall be gone nothing is needed.
+    # A role with state absent needs no other variables.
     role = "vcuda" if needs.name.startswith("vcuda_") else "device_plugin"
     given = value(needs.name)
     if not given or value(role + "_state") == "absent" or (needs.values and given not in needs.values):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan's part of the role nvidia_docker: the container toolkit, and whom its options let have a GPU. Pure."""
+"""The plan's part of the role nvidia_docker: the container toolkit, and which containers its
+options grant GPU access. Pure.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,13 @@ def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
 
 
 def _on_docker(state: dict[str, Any], desired: dict[str, Any]) -> bool:
-    """Whether the containers of the host are docker's. Only a play with the role of the engine has read that."""
+    """Returns whether docker runs the host's containers. Only a play with the engine's role has read that."""
     engine = desired["roles"].get("container_runtime")
     return engine is not None and engine_auto.resolve(engine, state).name == "docker"
 
 
 def _merged(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str]]:
-    """The toolkit's file as the role leaves it, and what that changes."""
+    """Returns the toolkit's file as the role leaves it, and the changes."""
     return toml_text.merge((state.get("texts") or {}).get(wanted["config_path"]), wanted["config"])
 
 

@@ -32,9 +32,10 @@ class PlanError(ValueError):
 
 
 class NodeGpu(NamedTuple):
-    """A GPU of a node: ``memory_mib`` of the card, ``capacity_mib`` what pods may get of it together, ``slots`` how
-    many containers may share it, and the equal slice. ``links``: (UUID, score) of better linked GPUs, higher is nearer;
-    ``numa`` -1 where it is not known."""
+    """Describes a GPU of a node. ``memory_mib``: of the card; ``capacity_mib``: what all its pods together may get;
+    ``slots``: how many containers may share the GPU, and the equal slice. ``links``: (UUID, score) of better linked
+    GPUs, higher is nearer; ``numa``: -1 if unknown.
+    """
 
     uuid: str
     model: str
@@ -49,7 +50,7 @@ class NodeGpu(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """The topology manager of a node's kubelet; an empty policy where it is not known."""
+    """Describes the topology manager of a node's kubelet; an empty policy means unknown."""
 
     policy: str = ""
     scope: str = CONTAINER
@@ -69,7 +70,7 @@ class Device(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One container's part of a plan; ``kind`` is init, sidecar or app."""
+    """Describes one container's part of a plan; ``kind`` is init, sidecar or app."""
 
     container: str
     kind: str
@@ -77,7 +78,7 @@ class Part(NamedTuple):
 
 
 class Use(NamedTuple):
-    """The highest use of one GPU by a pod."""
+    """Holds the highest use of one GPU by a pod."""
 
     memory_mib: int
     cores: int
@@ -108,7 +109,7 @@ def use_of(plan: Plan) -> dict[str, Use]:
 
 
 def limit_of(plan: Plan) -> dict[str, int]:
-    """MiB of each GPU that a pod may use at most, what it was not promised included."""
+    """Returns the MiB of each GPU that a pod may use at most, including memory that it was not promised."""
     most = [
         part._replace(devices=tuple(one._replace(memory_mib=one.memory_mib + one.burst_mib) for one in part.devices))
         for part in plan
@@ -133,7 +134,7 @@ def write_plan(plan: Plan) -> str:
 
 
 def read_plan(text: str) -> tuple[Part, ...]:
-    """Raises PlanError."""
+    """Parses the text of a plan. Raises PlanError."""
     parts = []
     for n, one in enumerate(_entries(text, "containers")):
         where = f"containers[{n}]"
@@ -162,7 +163,7 @@ def read_plan(text: str) -> tuple[Part, ...]:
 
 
 def read_annotations(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
-    """The plan in a pod's annotations, None where they have none. Raises PlanError."""
+    """Returns the plan in a pod's annotations, None if there is no plan. Raises PlanError."""
     for name in (GIVEN, PLAN):
         if name in annotations:
             try:
@@ -173,7 +174,7 @@ def read_annotations(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
 
 
 def read_drained(text: str) -> frozenset[str]:
-    """UUIDs of the drained GPUs. What is none of a node's GPUs means nothing."""
+    """Returns the UUIDs of the drained GPUs. A UUID that is not a GPU of the node has no effect."""
     return frozenset(one.strip() for one in text[: MAX_GPUS * 64].split(",") if one.strip())
 
 
@@ -189,7 +190,7 @@ def write_gpus(gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY) -> str:
 
 
 def read_gpus(text: str) -> tuple[NodeGpu, ...]:
-    """The GPUs that a node's annotation names. Raises PlanError; keys of later versions are left alone."""
+    """Returns the GPUs in a node's annotation. Ignores the keys of later versions. Raises PlanError."""
     gpus: list[NodeGpu] = []
     for n, one in enumerate(_entries(text, "gpus")):
         where = f"gpus[{n}]"

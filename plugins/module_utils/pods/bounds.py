@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a pod is read. Who writes a pod decides how long its text is, and one program reads the pods of all: a
-pod of a megabyte, each of whose names is mistyped, would hold it up for seconds and be answered by megabytes.
+"""Bounds how much of a pod is read. Who writes a pod decides how long its text is, and one program reads the pods of
+all: a pod of a megabyte, each of whose names is mistyped, would hold it up for seconds and be answered by megabytes.
 
 The bounds are far above what a pod that runs has; Kubernetes itself bounds annotations, to the same size.
 """
@@ -12,20 +12,22 @@ from typing import Any, Sequence
 
 from ..config.kinds import Finding, error
 
-# Of all kinds together; names of resources of all containers together.
+# Maximum numbers in one pod: containers of all kinds, resource names of all containers, mounts.
 MOST_CONTAINERS, MOST_RESOURCES, MOST_MOUNTS = 500, 1000, 5000
-# Letters: a name of a resource by the API server's rules, 253 before the stroke and 63 after it; all annotations.
+# Maximum letters: of a resource name by the API server's rules (253 before the slash and 63 after it), and of all
+# annotations.
 LONGEST_NAME, LONGEST_ANNOTATIONS = 317, 256 * 1024
-# Letters of one annotation in JSON: far above what 500 containers need.
+# Maximum letters of one annotation in JSON: far above what 500 containers need.
 LONGEST_JSON = 64 * 1024
-# Of one refusal, and the letters of each.
+# Maximum findings of one refusal, and the maximum letters of each.
 MOST_FINDINGS, LONGEST_FINDING = 10, 1000
 KINDS = ("initContainers", "containers", "ephemeralContainers")
 
 
 def excess(pod: dict[str, Any]) -> list[Finding]:
-    """One finding where the pod has more than is read, none where it has not. Whatever it has, this takes one look at
-    each thing up to the first bound."""
+    """Returns one finding if the pod is larger than the bounds, else none. Looks once at each entry up to the first
+    bound exceeded.
+    """
     spec = _mapping(pod.get("spec"))
     # Also what is no list: a reader goes through it all the same.
     kinds = [one for one in (spec.get(kind) for kind in KINDS) if isinstance(one, (list, dict, str))]
@@ -53,7 +55,7 @@ def excess(pod: dict[str, Any]) -> list[Finding]:
 
 
 def read_json(text: Any) -> Any:
-    """What the owner of a pod wrote in JSON. Raises ValueError."""
+    """Parses JSON that the owner of a pod wrote. Raises ValueError."""
     if not isinstance(text, str) or len(text) > LONGEST_JSON:
         raise ValueError(f"expected text of at most {LONGEST_JSON} letters")
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a pod is promised below its limit, by the annotation ``vgpu.fleet/memory-request`` of the pod.
+"""Reads the memory that a pod is promised below its limit, from the pod's annotation ``vgpu.fleet/memory-request``.
 
 The value is MiB of each GPU: one whole number for each container that asks for GPU memory, or JSON by container,
 ``{"main": 2048}``; a container that it leaves out is promised its limit. The limit stays what the container asks for in
@@ -44,7 +44,7 @@ def with_request(asks: Sequence[Ask], annotations: dict[str, Any], findings: lis
 
 
 def _read(text: Any, findings: list[Finding]) -> int | dict[str, int]:
-    """MiB, of all or by container; empty where ``findings`` has an error."""
+    """Returns the MiB for all containers or by container; empty if ``findings`` has an error."""
     try:
         found = read_json(text)
     except ValueError as fault:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's request in any dialect as claims of Kubernetes (Dynamic Resource Allocation), as far as claims can say it.
+"""Translates a pod's request in any dialect into claims of Kubernetes (Dynamic Resource Allocation), as far as claims
+can say it.
 
 Amounts of a claim are absolute: MiB and percent of compute on each of ``count`` different GPUs. What they cannot say is
 an error and never left out: a pod that believes itself alone on its GPU and is not would be worse. Pure.
@@ -18,19 +19,22 @@ from .requests import PodAsk, needs
 from .resources import MIB, Ask, annotation
 
 DRIVER, CLASS, REQUEST = "gpu.vgpu.fleet", "vgpu", "gpu"
-# Label of a pod or of its namespace, and its values; the pod's wins.
+# Label of a pod or of its namespace, and the label's values; the pod's label overrides its namespace's.
 ALLOCATION, CLAIMS, EXTENDER = "vgpu.fleet/allocation", "dra", "extender"
 NEXT = f"ask otherwise, or label the pod {ALLOCATION}: {EXTENDER}"
-# What a pod is given at admission: the label by which it is found, and what its claims are to ask for.
+# The webhook adds these to a pod: the label that selects the pod, and the annotation with the requests of its claims.
 LABEL, WANTED = "vgpu.fleet/claims", "wanted"
 ANNOTATION = "vgpu.fleet/claims"
-# Claims of one pod, and bytes of what Kubernetes takes as an expression (10 KiB), with room for the rest.
+# Maximum claims of one pod, and maximum bytes of a CEL expression (Kubernetes allows 10 KiB), with room for other
+# parts.
 MOST_CLAIMS, LONGEST_EXPRESSION = 16, 8 * 1024
 MOST_SELECTORS, MOST = 4, 1 << 40
 
 
 class Share(NamedTuple):
-    """What one claim asks for: so many different GPUs, and of each MiB and percent of compute (0: the equal part)."""
+    """Holds the request of one claim: ``count`` different GPUs, and MiB and percent of compute on
+    each (0: the equal part).
+    """
 
     gpus: int
     memory_mib: int
@@ -46,7 +50,7 @@ class Claims(NamedTuple):
 
 
 def way_of(labels: Mapping[str, Any], of_namespace: str, findings: list[Finding]) -> str:
-    """CLAIMS or EXTENDER. ``of_namespace``: the value of the namespace's label, empty for none."""
+    """Returns CLAIMS or EXTENDER. ``of_namespace``: the value of the namespace's label, empty for none."""
     own = labels.get(ALLOCATION)
     if own not in (None, CLAIMS, EXTENDER):
         text = f"expected {CLAIMS} or {EXTENDER}, found {show(own)}"
@@ -57,7 +61,7 @@ def way_of(labels: Mapping[str, Any], of_namespace: str, findings: list[Finding]
 
 
 def read_claims(ask: PodAsk, findings: list[Finding]) -> Claims:
-    """What the pod asks for, by container; faults go to ``findings`` and name the field."""
+    """Returns the pod's requests by container. Adds faults to ``findings``, each with its field."""
     selectors = _selectors(ask.preferences, findings)
     _of_pod(ask, findings)
     shares, warnings = {}, []
@@ -73,7 +77,7 @@ def read_claims(ask: PodAsk, findings: list[Finding]) -> Claims:
 
 
 def write_claims(claims: Claims) -> str:
-    """The annotation; ``read_annotation`` is its inverse."""
+    """Returns the text of the annotation; ``read_annotation`` is the inverse function."""
     said = {name: list(share) for name, share in claims.shares.items()}
     return json.dumps({"claims": said, "selectors": list(claims.selectors)}, separators=(",", ":"), ensure_ascii=False)
 
@@ -110,13 +114,18 @@ def _selector(value: Any) -> str:
 
 
 def object_name(review: str, container: str) -> str:
-    """Of the ResourceClaim of a container. ``review``: the uid of the admission review, which is the same where the API
-    server asks another replica again, and which nobody knows before: so nobody can take the name first."""
+    """Returns the name of a container's ResourceClaim.
+
+    ``review``: the uid of the admission review. The uid stays the same if the API server asks another replica, and is
+    unknown before: so no user can take the name first.
+    """
     return f"vgpu-{hashlib.sha256(f'{review} {container}'.encode()).hexdigest()[:16]}"
 
 
 def claim_name(container: str, taken: set[str]) -> str:
-    """Of a container's claim within its pod: a DNS label of at most 63 letters that is not in ``taken``."""
+    """Returns the name of a container's claim within its pod: a DNS label of at most 63 letters
+    that is not in ``taken``.
+    """
     name, n = f"vgpu-{container}", 0
     while len(name) > 63 or name in taken:
         digest = hashlib.sha256(f"{container} {n}".encode()).hexdigest()[:8]
@@ -125,7 +134,9 @@ def claim_name(container: str, taken: set[str]) -> str:
 
 
 def spec_of(share: Share, selectors: tuple[str, ...]) -> dict[str, Any]:
-    """Of a ResourceClaim, with each field that the API server would fill in, so that what it stores is the same."""
+    """Returns the spec of a ResourceClaim with every default that the API server would set, so that
+    the stored spec is equal.
+    """
     amounts = {"memory": mebibytes(share.memory_mib)}
     if share.cores:
         amounts["cores"] = str(share.cores)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of GPUs that a pod asks for by annotations, as the KAI Scheduler has it: ``gpu-memory`` (MiB) or
-``gpu-fraction`` (of the memory of a card), on ``gpu-fraction-num-devices`` GPUs, for one container; or for each
-container ``nvidia.com/container.NAME.gpu-memory.limit`` and ``.request`` (bytes as Kubernetes writes them), on one GPU.
+"""Reads the parts of GPUs that a pod requests by annotations in the format of the KAI Scheduler: ``gpu-memory`` (MiB)
+or ``gpu-fraction`` (of the memory of a card), on ``gpu-fraction-num-devices`` GPUs, for one container; or for each
+container ``nvidia.com/container.NAME.gpu-memory.limit`` and ``.request`` (bytes as Kubernetes writes them), on one
+GPU.
 
 Annotations have no fixed kind as resources have, and other programs may use such short names. A pod whose
-``schedulerName`` is KAI's own is KAI's, with all its annotations. In any other pod they ask, and a value that cannot
-be is an error: the container would have no GPU, and nobody would know why.
+``schedulerName`` is KAI's own is KAI's, with all its annotations. In any other pod they ask, and a value that cannot be
+is an error: the container would have no GPU, and nobody would know why.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from .resources import MAX_GPUS, MAX_MIB, MIB, PERCENT, Fraction, Memory, annota
 
 GPU_MEMORY, GPU_FRACTION = "gpu-memory", "gpu-fraction"
 NUM_DEVICES, CONTAINER_NAME = "gpu-fraction-num-devices", "gpu-fraction-container-name"
-# Those by which a pod asks; the others say more of it.
+# Annotations that request GPUs; the other annotations only give details of the request.
 ASKING = (GPU_MEMORY, GPU_FRACTION)
 NAMES = (*ASKING, NUM_DEVICES, CONTAINER_NAME)
-# Then the container's name, which has no dot, and one of these.
+# This prefix is followed by the container's name, which has no dot, and by one of these suffixes.
 OF_CONTAINER = "nvidia.com/container."
 LIMIT, REQUEST = "gpu-memory.limit", "gpu-memory.request"
-# KAI's scheduler says by them which GPUs the container has, and how they are shared.
+# KAI's scheduler writes these annotations itself: which GPUs the container has, and how they are shared.
 NOT_READ = ("gpus.devices", "gpu-compute.mode")
 KAI_SCHEDULER = "kai-scheduler"
 BYTES_OF_MIB = 1 << 20
 
 
 def read_fractions(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Finding]) -> dict[str, Fraction]:
-    """By container; empty where the annotations ask for nothing, and where ``findings`` has an error."""
+    """Returns the requests by container; empty if the annotations request nothing or ``findings`` has an error."""
     if spec.get("schedulerName") == KAI_SCHEDULER:
         return {}
     of_pod, of_container = _of_pod(annotations, spec, findings), _of_containers(annotations, spec, findings)
@@ -73,7 +74,7 @@ def _of_containers(annotations: dict[str, Any], spec: dict[str, Any], findings: 
 
 
 def _mib(annotations: dict[str, Any], name: str, findings: list[Finding]) -> int:
-    """Whole MiB of a quantity in bytes, 0 where it is none."""
+    """Returns whole MiB of a quantity in bytes, 0 if the text is not a quantity."""
     value = annotations[name]
     number = exact(value)
     mib = number / BYTES_OF_MIB if number is not None else None
@@ -121,7 +122,7 @@ def _number(annotations: dict[str, Any], name: str, high: int, unit: str, findin
 
 
 def _container(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Finding]) -> str:
-    """The one that is named, else the first of the pod."""
+    """Returns the container that the annotation names, else the first container of the pod."""
     names = _names(spec)
     if CONTAINER_NAME not in annotations:
         return names[0] if names else ""

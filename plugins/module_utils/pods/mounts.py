@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which mounts of a pod conflict with the files that its container is given with a slice.
+"""Finds the mounts of a pod that conflict with the files that its container gets with a slice.
 
 A mount at or below one of our paths lies on top of our file. One above holds our mount points, so that another
 container that shares the volume can rename them. Such a sidecar needs no rule of its own: it reaches our mount points
@@ -21,7 +21,9 @@ ADVICE = 'where vgpu.fleet mounts its own files; mount it elsewhere, by a path w
 
 
 class Conflict(NamedTuple):
-    """``path`` is as the pod has it, ``guarded`` the first of GUARDED that it lies at, above or below."""
+    """Describes a conflict: ``path`` is the pod's path, ``guarded`` the first path of GUARDED that it equals or lies
+    above or below.
+    """
 
     container: str
     path: str
@@ -33,7 +35,9 @@ class Conflict(NamedTuple):
 
 
 def conflicting_mounts(spec: dict[str, Any], resources: Iterable[str]) -> list[Conflict]:
-    """The conflicts of all containers of a pod's spec that name one of these resources, in limits or requests."""
+    """Returns the conflicts of all containers of a pod's spec that request one of these resources,
+    in limits or requests.
+    """
     names = frozenset(resources)
     found: list[Conflict] = []
     for kind in KINDS:
@@ -44,7 +48,7 @@ def conflicting_mounts(spec: dict[str, Any], resources: Iterable[str]) -> list[C
 
 
 def container_conflicts(container: dict[str, Any]) -> list[Conflict]:
-    """The conflicts of one container, whatever it asks for."""
+    """Returns the conflicts of one container, whatever resources it requests."""
     name = str(container.get("name") or "")
     found = []
     for path in _paths(container):
@@ -71,8 +75,10 @@ def guarded_by(path: str) -> str:
 
 
 def _paths(container: dict[str, Any]) -> list[str]:
-    """Every path that a pod's text makes a mount point or a device. The kubelet mounts a file for the termination
-    message as well."""
+    """Returns every path that a pod's text makes a mount point or a device.
+
+    The kubelet mounts a file for the termination message as well.
+    """
     paths = [one.get("mountPath") for one in _list(container.get("volumeMounts"))]
     paths += [one.get("devicePath") for one in _list(container.get("volumeDevices"))]
     paths.append(container.get("terminationMessagePath"))

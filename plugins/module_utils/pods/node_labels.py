@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the labels of a node say about who gets its GPUs and in which order they are filled, where pods say nothing.
+"""Reads the node labels that choose which pods get the node's GPUs and in which order GPUs are filled, if pods set
+nothing.
 
 Our own labels win over those of Alibaba's ACK, which are read as aliases. ACK's ways to share (``cgpu``, ``core_mem``,
 ``share``, ``mps``) are one here: limits are kept whichever of them the label names.
@@ -37,7 +38,7 @@ NO_LABELS = NodeLabels()
 
 
 def read_labels(labels: Mapping[str, Any] | None, findings: list[Finding]) -> NodeLabels:
-    """A value that is not known is a warning, and is as none."""
+    """Reads the labels of a node. An unknown value gives a warning and counts as unset."""
     labels = labels or {}
     policy = _value(labels, POLICY, POLICIES, findings)
     if policy is None:
@@ -51,7 +52,7 @@ def read_labels(labels: Mapping[str, Any] | None, findings: list[Finding]) -> No
 
 
 def _value(labels: Mapping[str, Any], name: str, words: Mapping[str, str], findings: list[Finding]) -> str | None:
-    """None where the label is not there."""
+    """Returns the value of a label, None if the label is missing."""
     if name not in labels:
         return None
     value = str(labels[name])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a pod wants its GPUs, from its annotations: policies for nodes and GPUs, and GPUs by UUID and model.
+"""Reads a pod's preferences for its GPUs from annotations: policies for nodes and GPUs, and GPUs by UUID and model.
 
 HAMi's annotations are understood; those of vgpu.fleet win over them. What is not carried out is an error and never
 ignored: a pod that believes itself pinned and is not would be worse.
@@ -45,7 +45,7 @@ class Preferences(NamedTuple):
         return bool(self.use_uuids or self.avoid_uuids or self.use_models or self.avoid_models)
 
     def takes(self, uuid: str, model: str) -> bool:
-        """Whether a GPU may be taken; what is to be avoided wins."""
+        """Returns whether the pod may use a GPU; a GPU to avoid is refused even if it is also allowed."""
         name, text = uuid.lower(), model.lower()
         if name in self.avoid_uuids or any(part in text for part in self.avoid_models):
             return False
@@ -55,7 +55,7 @@ class Preferences(NamedTuple):
 
 
 def read_preferences(annotations: dict[str, Any], findings: list[Finding]) -> Preferences:
-    """Faults go to ``findings``, named by annotation."""
+    """Reads the preferences. Adds faults to ``findings``, each with its annotation."""
     for name, harmless in NOT_DONE.items():
         value = annotations.get(name)
         if value is not None and str(value).strip().lower() not in ("", *harmless):
@@ -75,7 +75,7 @@ def read_preferences(annotations: dict[str, Any], findings: list[Finding]) -> Pr
 
 
 def words_of(policy: str) -> tuple[str, ...]:
-    """The words of a policy for GPUs, the most important first."""
+    """Returns the words of a GPU policy, the most important first."""
     return tuple(policy.split(","))
 
 

@@ -27,7 +27,7 @@ class QuantityError(ValueError):
 
 
 def exact(value: Any) -> Fraction | None:
-    """The quantity as a fraction, None where the value is not one."""
+    """Returns the quantity as a fraction, None if the text is not a quantity."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         return None
     text = str(value).strip()
@@ -36,7 +36,7 @@ def exact(value: Any) -> Fraction | None:
 
 @lru_cache(maxsize=1024)
 def _exact(text: str) -> Fraction | None:
-    """Pods of one job say the same again and again."""
+    """Parses a quantity. Cached, because the pods of one job repeat the same texts."""
     found = QUANTITY.match(text)
     if found is None:
         return None
@@ -54,7 +54,7 @@ def _exact(text: str) -> Fraction | None:
 
 
 def whole(value: Any, low: int, high: int, unit: str = "") -> int:
-    """A whole number from ``low`` to ``high``; raises QuantityError."""
+    """Returns a whole number from ``low`` to ``high``. Raises QuantityError."""
     expected = f"a whole number from {low} to {high}{' ' + unit if unit else ''}"
     number = exact(value)
     if number is None:
@@ -67,7 +67,7 @@ def whole(value: Any, low: int, high: int, unit: str = "") -> int:
 
 
 def mebibytes(mib: int) -> str:
-    """As the API server writes it: by the largest unit that leaves a whole number."""
+    """Returns the text as the API server writes it: in the largest unit that leaves a whole number."""
     for unit in ("Mi", "Gi", "Ti"):
         if mib % 1024 or unit == "Ti":
             return f"{mib}{unit}"

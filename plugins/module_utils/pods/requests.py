@@ -24,7 +24,8 @@ from .resources import CARD, MIB, PERCENT, SLICE, UNITS, Ask, Config, Memory
 
 __all__ = ("Ask", "Card", "Config", "DialectError", "Memory", "PodAsk", "Preferences", "Size", "read_pod", "size_on")
 
-# Of NVIDIA's toolkit from 1.20 on: limits of the driver, which image and pod may set. A tenant's word is no request.
+# Variables of NVIDIA's toolkit from 1.20 on: limits of the driver, which image and pod may set. They are no request,
+# because a tenant controls them.
 VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 FAMILY = {"hami": "nvidia", "nvidia": "nvidia", "4paradigm": "nvidia"}
 
@@ -48,7 +49,9 @@ class Card(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A container's part of one GPU. Cores 0: the remainder of other containers; 100: the GPU exclusively."""
+    """Describes a container's part of one GPU. Cores 0: the compute that other containers leave;
+    100: the GPU exclusively.
+    """
 
     memory_mib: int
     cores: int
@@ -69,7 +72,9 @@ class PodAsk(NamedTuple):
 
 
 def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
-    """Raises DialectError. A pod that asks for no GPU gives a PodAsk without asks and with the dialect ""."""
+    """Reads a pod. Raises DialectError. A pod that requests no GPU gives a PodAsk without asks and
+    with the dialect "".
+    """
     config = config or Config()
     findings = bounds.excess(pod)
     if findings:
@@ -139,7 +144,7 @@ def limit_of(slice_cores: int) -> int:
 
 
 def needs(ask: Ask) -> str:
-    """The size on one GPU, in the unit of the pod."""
+    """Returns the size on one GPU, in the unit of the pod."""
     kind, amount = ask.memory
     words = {
         MIB: f"{amount} MiB",
@@ -154,7 +159,7 @@ def needs(ask: Ask) -> str:
 
 
 def asked(ask: PodAsk) -> list[str]:
-    """Lines for a person: the dialect, then each container."""
+    """Returns lines for a person: the dialect, then each container."""
     lines = [f"asks in the dialect of {ask.dialect}"]
     for one in ask.asks:
         many = f"{one.gpus} GPUs, each" if one.gpus > 1 else "1 GPU"
@@ -163,7 +168,7 @@ def asked(ask: PodAsk) -> list[str]:
 
 
 def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:
-    """Further findings for a pod that asks for GPUs: settings that bypass the scheduler or the library."""
+    """Returns further findings for a pod that requests GPUs: settings that bypass the scheduler or the library."""
     findings: list[Finding] = []
     if not ask.wants_gpus:
         return findings
@@ -207,7 +212,7 @@ def _one_dialect(asks: list[Ask], findings: list[Finding]) -> None:
 
 
 def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], findings: list[Finding]) -> None:
-    """The label is the pod's, so with two containers nobody knows whose it is."""
+    """The label belongs to the pod, so with two containers its owner is ambiguous."""
     mine = [ask for ask in asks if ask.dialect == "alibaba"]
     label = pod_resources.GPU_COUNT_LABEL
     where = f'metadata.labels["{label}"]'
@@ -221,7 +226,7 @@ def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], finding
 
 
 def _names_gpus(findings: Sequence[Finding]) -> bool:
-    """Whether a fault is about GPUs at all; of annotations only those that ask make a GPU pod."""
+    """Returns whether a fault concerns GPUs. Only annotations that request GPUs make a pod a GPU pod."""
     asking = [pod_resources.annotation(name) for name in (*NAMES, burst.REQUEST)]
     asking.append(pod_resources.annotation(OF_CONTAINER).rstrip('"]'))
     paths = [finding.path for finding in errors(findings)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another size for a pod that runs, by annotations of the pod.
+"""Changes the GPU size of a running pod by annotations of the pod.
 
 ``vgpu.fleet/resize``, the request, written by the pod's owner: JSON, ``{container: {memory_mib, cores}}``, for each of
 the container's GPUs; what is left out stays. The scheduler that leads judges it, and grants it in one write:
@@ -23,7 +23,7 @@ EXAMPLE = '{"main": {"memory_mib": 8192, "cores": 30}}'
 
 
 class Size(NamedTuple):
-    """Of each GPU of a container; None: as it is. Cores 0: no limit, 100: the GPU exclusively."""
+    """Describes the size on each GPU of a container; None: unchanged. Cores 0: no limit, 100: the GPU exclusively."""
 
     memory_mib: int | None = None
     cores: int | None = None
@@ -33,7 +33,7 @@ Request = Mapping[str, Size]
 
 
 def read_request(text: str) -> dict[str, Size]:
-    """Raises PlanError, with the place in the text."""
+    """Parses a request. Raises PlanError with the place in the text."""
     try:
         found = read_json(text)
     except ValueError as fault:
@@ -57,7 +57,7 @@ def _size(name: str, size: Any) -> Size:
 
 
 def write_request(request: Request) -> str:
-    """The same text for the same request."""
+    """Writes a request. Equal requests give equal texts."""
     sizes = {
         name: {key: value for key, value in size._asdict().items() if value is not None}
         for name, size in request.items()
@@ -66,7 +66,7 @@ def write_request(request: Request) -> str:
 
 
 def pending(annotations: Mapping[str, str]) -> dict[str, Size] | None:
-    """What the owner asks for and was not granted yet. Raises PlanError."""
+    """Returns the request that the owner made and that was not granted yet. Raises PlanError."""
     if RESIZE not in annotations:
         return None
     try:
@@ -77,7 +77,7 @@ def pending(annotations: Mapping[str, str]) -> dict[str, Size] | None:
 
 
 def applied(plan: Plan, request: Request) -> tuple[Part, ...]:
-    """The plan with the sizes of a request. Raises PlanError for a container that has no GPU."""
+    """Returns the plan with the sizes of a request. Raises PlanError for a container that has no GPU."""
     having = [part.container for part in plan if part.devices]
     for name in request:
         if name not in having:
@@ -100,7 +100,7 @@ def _sized(name: str, device: Device, size: Size) -> Device:
 
 
 def greater(plan: Plan, other: Plan) -> tuple[Part, ...]:
-    """Of each container and GPU the greater of both plans."""
+    """Returns, for each container and GPU, the greater size of both plans."""
     others = {(part.container, one.uuid): one for part in other for one in part.devices}
     parts = []
     for part in plan:
@@ -115,7 +115,7 @@ def greater(plan: Plan, other: Plan) -> tuple[Part, ...]:
 
 
 def counted(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
-    """What a pod counts for by its annotations, None where it has no plan. Raises PlanError."""
+    """Returns the plan by which a pod is counted, from its annotations; None if it has no plan. Raises PlanError."""
     plan = read_annotations(annotations)
     if plan is None or FORMER not in annotations:
         return plan
@@ -126,7 +126,7 @@ def counted(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
 
 
 def under_way(annotations: Mapping[str, str]) -> list[str]:
-    """What is not done yet, for people."""
+    """Describes, for people, which parts of a resize are not done yet."""
     out = []
     try:
         wanted = pending(annotations)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resources of one container, read by the rules of each dialect.
+"""Reads the resources of one container by the rules of each dialect.
 
 Values come from limits, else from requests, as every scheduler of the field has it. Units: HAMi and Volcano MiB and
 percent of a card; Alibaba GiB in total over the GPUs of the pod label; Tencent's gpu-manager hundredths of a GPU and
@@ -101,7 +101,9 @@ class Ask(NamedTuple):
 
 
 class Fraction(NamedTuple):
-    """What annotations ask for one container: ``memory`` on each of ``gpus`` GPUs, compute as others leave it."""
+    """Describes one container's request by annotations: ``memory`` on each of ``gpus`` GPUs;
+    compute that others leave.
+    """
 
     container: str
     gpus: int
@@ -139,7 +141,7 @@ class _Values:
         self.findings.append(error(self.path(name), message))
 
     def number(self, name: str, low: int, high: int, unit: str = "") -> int | None:
-        """None where it is not named, and where it is wrong."""
+        """Returns the number of a resource, None if the resource is missing or its value is wrong."""
         if not self.named(name):
             return None
         value = self.limits[name] if name in self.limits else self.requests[name]
@@ -161,8 +163,10 @@ def read_container(
     findings: list[Finding],
     fraction: Fraction | None = None,
 ) -> Ask | None:
-    """A container's request, None where it asks for no GPU or where ``findings`` has an error. ``fraction``: what an
-    annotation of the pod asks for this container."""
+    """Returns a container's request, None if it requests no GPU or if ``findings`` has an error.
+
+    ``fraction``: what an annotation of the pod requests for this container.
+    """
     values = _Values(container, where, findings)
     name = str(container.get("name") or where)
     _refuse_typos(values, config)
@@ -199,7 +203,7 @@ def read_container(
 
 
 def _refuse_typos(values: _Values, config: Config) -> None:
-    """A mistyped name would be no request to us and keep the pod waiting for ever, or run it without its limit."""
+    """Refuses mistyped resource names. A pod with such a name would wait for ever, or run without its limit."""
     known, stems = _names(config)
     for name in sorted({*values.limits, *values.requests} - {*known, *OF_NVIDIA}):
         if str(name).startswith(stems):
@@ -208,7 +212,7 @@ def _refuse_typos(values: _Values, config: Config) -> None:
 
 
 def resource_names(config: Config) -> list[str]:
-    """Every name by which a pod may ask for GPUs."""
+    """Returns every resource name by which a pod may request GPUs."""
     return _names(config)[0]
 
 
@@ -229,7 +233,7 @@ def _ask(values: _Values, name: str, count: int, memory: Memory, cores: int, dia
 
 
 def _plain(values: _Values, name: str, config: Config) -> Ask | None:
-    """The count alone. 0 asks for none, as with every resource of Kubernetes."""
+    """Reads a request with the count alone. 0 requests no GPU, as with every resource of Kubernetes."""
     count = values.number(config.gpu, 0, MAX_GPUS, "GPUs")
     if not count:
         return None

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of former settings, from which the roles revert their changes, and which of them cannot be read."""
+"""Reads the records of former settings, from which the roles revert their changes.
+
+A record that cannot be read is reported.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ FOLDER = "/var/lib/vgpu/baseline"
 
 
 def read(host: Host) -> dict[str, str]:
-    """Path of each record that is there → a sentence where it cannot be read, else an empty text."""
+    """Maps the path of each existing record to a sentence if it cannot be read, else to an empty text."""
     paths = [os.path.join(FOLDER, name) for name in host.names(FOLDER) if name.endswith(".json")]
     found = {path: fault(host.path(path)) for path in paths if not os.path.basename(path).startswith(".")}
     return {path: sentence(path, why) if why else "" for path, why in found.items()}
 
 
 def fault(path: str) -> str:
-    """Why a record cannot be read, empty where it can."""
+    """Returns why a record cannot be read, empty if it can."""
     try:
         with open(path, "rb") as stream:
             record = json.loads(stream.read().decode("utf-8"))
@@ -29,7 +32,7 @@ def fault(path: str) -> str:
 
 
 def sentence(path: str, why: str) -> str:
-    """A record that cannot be read as one line for a person."""
+    """Describes a record that cannot be read, as one line for a person."""
     return (
         f"{path}: expected the record of former settings in JSON, found {why}; restore the file, or remove it, and "
         "what it records is left on the host"

@@ -21,7 +21,7 @@ NVIDIA_SOCKET = re.compile(r"^nvidia-(.+)\.sock\Z")
 NVIDIA = "nvidia.com/"
 # Sockets of plugins with resources of their own → vendor.
 OTHERS = {"aliyungpushare.sock": "gpushare", "vcore.sock": "gpu-manager", "vmemory.sock": "gpu-manager"}
-# Of /proc/<pid>/comm, which holds 15 characters.
+# The names appear in /proc/<pid>/comm, which holds at most 15 characters.
 PROGRAMS = ("nvidia-device-plugin", "gpushare-device-plugin", "gpu-manager", "volcano-vgpu-device-plugin")
 IMAGE = re.compile(r"^\s*(?:-\s*)?image:\s*[\"']?(\S*(?:device-plugin|gpu-manager|gpushare|hami|vgpu)[^\s\"']*)", re.M)
 
@@ -36,7 +36,7 @@ def find(host: Host, kubelet_dir: str = KUBELET_DIR) -> list[dict[str, Any]]:
         if not match and name not in OTHERS:
             continue
         path = os.path.join(kubelet_dir, name)
-        # A plugin that was killed leaves its socket behind.
+        # A killed plugin leaves its socket behind: the socket alone does not prove that a plugin runs.
         if _answers(host.path(path)):
             resource = NVIDIA + match.group(1) if match else None
             found.append({"socket": path, "resource": resource, "owner": OTHERS.get(name, "")})
@@ -57,7 +57,7 @@ def _answers(path: str) -> bool:
 
 
 def _processes(host: Host) -> list[str]:
-    """The programs of such plugins, with how they were started."""
+    """Lists the running programs of conflicting device plugins, with how each was started."""
     out = []
     for pid in host.names("/proc"):
         comm = (host.text(f"/proc/{pid}/comm") or "").strip() if pid.isdigit() else ""
@@ -78,8 +78,8 @@ def _static_pods(host: Host) -> list[str]:
 
 
 def findings(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(errors, warnings): an error for a plugin with a resource of ours, a warning for one that advertises the
-    same GPUs under other names.
+    """Returns (errors, warnings): an error for a plugin that advertises a resource name of vgpu.fleet, a warning for a
+    plugin that advertises the same GPUs under other names.
     """
     errors, warnings = [], []
     for one in found:

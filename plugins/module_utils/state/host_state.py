@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that matters of a host, read at once: the structure that the plan compares with what the group wants."""
+"""Reads the state of a host in one pass, in the structure that the plan compares with the desired state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(
     containerd_config: str = "/etc/containerd/config.toml",
     mig: bool = False,
 ) -> dict[str, Any]:
-    """The state of a host. Reads only, and a part that is absent is None or empty, never a failure."""
+    """Returns the state of a host. Only reads. A part that is absent is None or empty, never a failure."""
     found, kube = nvml.read(), kube_version.of_host(host)
     docker_info = docker_api.info(host.path(docker_api.SOCKET))
     kubelet, in_containerd = kubelet_engine.read(host, kube), containerd(host, containerd_config)
@@ -72,12 +72,12 @@ def read(
 
 
 def running(host: Host, info: dict[str, Any] | None) -> list[str]:
-    """The names of docker's running containers; docker is asked only where it runs some."""
+    """Returns the names of docker's running containers."""
     return docker_api.containers(host.path(docker_api.SOCKET)) or [] if (info or {}).get("ContainersRunning") else []
 
 
 def named_configs(host: Host, path: str) -> dict[str, str | None]:
-    """The texts of the configurations that a node label may choose, by name."""
+    """Returns the texts of the configurations that a node label may choose, by name."""
     suffix, folder = configs.CONFIG_SUFFIX, configs.configs_folder(path)
     return {
         name[: -len(suffix)]: host.text(os.path.join(folder, name))
@@ -87,7 +87,7 @@ def named_configs(host: Host, path: str) -> dict[str, str | None]:
 
 
 def containerd(host: Host, path: str) -> dict[str, Any]:
-    """The text of containerd's file, and of a file of our own in the folder that it imports."""
+    """Returns the text of containerd's file, and of the collection's file in the folder that containerd imports."""
     text = host.text(path)
     folder = containerd_text.imported_folder(text) if text is not None else None
     return {

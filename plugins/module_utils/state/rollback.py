@@ -31,7 +31,7 @@ def persist(
     check_mode: bool = False,
     daemonset: str = "",
 ) -> tuple[dict[str, Any], bool]:
-    """The rollback point, and whether an interrupted upgrade had saved it."""
+    """Returns the rollback point, and whether an interrupted upgrade had saved it."""
     found = kept(host)
     if found is not None and _there(host, found, library_root, plugin_root) and not proven(host):
         return found, True
@@ -67,7 +67,7 @@ def delete(host: Host, check_mode: bool = False) -> bool:
 
 
 def kept(host: Host) -> dict[str, Any] | None:
-    """The rollback point on the host, None where there is none that can be read."""
+    """Returns the rollback point on the host, None if there is none that can be read."""
     try:
         found = json.loads(host.text(PATH) or "")
     except ValueError:
@@ -80,14 +80,16 @@ def kept(host: Host) -> dict[str, Any] | None:
 
 
 def proven(host: Host) -> bool:
-    """Whether the running state has been proven: then it is the rollback point itself, and an older record is stale."""
+    """Returns whether isolation was proven for the running state. If so, the running state is the rollback point, and
+    an older record is stale.
+    """
     gpus = nvml.read()
     runs = digest.fingerprint(running_plugin.status(host), gpus["gpus"], gpus["driver_version"])
     return runs is not None and runs == running_plugin.proof(host)
 
 
 def _there(host: Host, point: dict[str, Any], library_root: str, plugin_root: str) -> bool:
-    """Whether the versions of the record are still on the host."""
+    """Returns whether the versions of the record are still on the host."""
     library, plugin = point["library"], point["plugin"]
     whole = library is None or versions.is_whole(host, os.path.join(library_root, library))
     return whole and (plugin is None or plugin in versions.folders(host, plugin_root))

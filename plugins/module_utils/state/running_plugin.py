@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the running device plugin of a host reports, and what isolation was last proven for."""
+"""Reads what the running device plugin of a host reports, and for which state isolation was last proven."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ PROOF = "/var/lib/vgpu/proof.json"
 
 
 def status(host: Host) -> dict[str, Any] | None:
-    """The status of the running device plugin, None where none answers."""
+    """Returns the status of the running device plugin, None if no plugin answers."""
     return _ask(host, "status", "--json")
 
 
 def usage(host: Host) -> list[dict[str, Any]]:
-    """Limits and use of each limited container, GPU by GPU; empty where no device plugin answers."""
+    """Returns limits and use of each limited container, GPU by GPU; empty if no device plugin answers."""
     usages = (_ask(host, "top", "--once", "--json") or {}).get("usages")
     return usages if isinstance(usages, list) else []
 
 
 def slices(host: Host) -> list[dict[str, Any]]:
-    """Every slice with its state and its holder's name; empty where no device plugin answers."""
+    """Returns every slice with its state and the container that uses it; empty if no device plugin answers."""
     found = (_ask(host, "slices", "--json") or {}).get("slices")
     return found if isinstance(found, list) else []
 
 
 def watch(host: Host) -> dict[str, Any] | None:
-    """The findings of the device plugin's watcher; None where there is none."""
+    """Returns the findings of the device plugin's watcher, None if there are none."""
     return _ask(host, "watch", "--json")
 
 
@@ -48,12 +48,14 @@ def _ask(host: Host, *arguments: str) -> dict[str, Any] | None:
 
 
 def proof(host: Host) -> str | None:
-    """The fingerprint of what isolation was last proven for, None where it never was."""
+    """Returns the fingerprint of the state for which isolation was last proven, None if it never was."""
     return str(_kept(host).get("fingerprint") or "") or None
 
 
 def last_isolation(host: Host) -> dict[str, Any] | None:
-    """What the last check of isolation found, passed or not: verdict, results and ``time``, seconds since 1970."""
+    """Returns the result of the last isolation check, passed or not: verdict, results and ``time``,
+    seconds since 1970.
+    """
     found = _kept(host).get("isolation")
     return found if isinstance(found, dict) and isinstance(found.get("time"), int) else None
 

@@ -43,7 +43,7 @@ class JsonTextError(ValueError):
 
 class Member(NamedTuple):
     key: str
-    start: int  # of the key's opening quote
+    start: int  # position of the key's opening quote
     node: Node
 
 
@@ -199,26 +199,26 @@ class Style:
         try:
             text = json.dumps(value, indent=None if one_line else self.indent, ensure_ascii=False)
             text.encode("utf-8")
-        except UnicodeEncodeError:  # a lone surrogate can only be written as an escape
+        except UnicodeEncodeError:  # A lone surrogate can only be written as an escape.
             text = json.dumps(value, indent=None if one_line else self.indent)
         return text.replace("\n", self.newline + base)
 
 
 def line_indent(text: str, position: int) -> str:
-    """The white space that begins the line of this position."""
+    """Returns the white space at the beginning of the position's line."""
     start = text.rfind("\n", 0, position) + 1
     match = re.compile(r"[ \t]*").match(text, start, position)
     return match.group() if match else ""
 
 
 def assign(text: str, path: Sequence[str], value: Any) -> str:
-    """The text with the value at this path; objects on the way are made where they are missing."""
+    """Returns the text with the value at this path; creates missing objects on the path."""
     root = read(text)
     style = Style(text, root)
     node = root
     for depth, key in enumerate(path):
         if node.members is None:
-            # Something else than an object stands where one is needed: it is replaced whole.
+            # The value on the path is not an object: replace it whole.
             return replace(text, node, nested(path[depth:], value), style)
         child = node.find(key)
         if child is None:
@@ -257,7 +257,7 @@ def insert(text: str, node: Node, key: str, value: Any, style: Style) -> str:
 
 
 def delete(text: str, path: Sequence[str]) -> str:
-    """The text without the member at this path; unchanged where there is none."""
+    """Returns the text without the member at this path; unchanged if there is no such member."""
     node = read(text)
     for key in path[:-1]:
         child = node.find(key)

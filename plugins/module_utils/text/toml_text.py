@@ -34,14 +34,14 @@ class Entry(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Entries by full key, and of each table the line of its header and the line after its last entry."""
+    """Holds entries by full key, and for each table the line of its header and the line after its last entry."""
 
     entries: dict[tuple[str, ...], Entry]
     tables: dict[tuple[str, ...], tuple[int, int]]
 
 
 def split_key(text: str) -> tuple[str, ...]:
-    """``a.b`` as a path; a name in quotes holds dots of its own."""
+    """Splits ``a.b`` into a path; dots inside a quoted name do not split."""
     return tuple(part.strip("\"'") for part in re.findall(PART, text))
 
 
@@ -79,7 +79,7 @@ def scan(text: str) -> Scan:
 
 
 def _end_of_value(lines: list[str], first: int, start: int) -> int:
-    """The line on which the value ends that begins at ``start`` of line ``first``."""
+    """Returns the last line of the value that begins at ``start`` of line ``first``."""
     depth, quote = 0, ""
     for place in range(first, len(lines)):
         line = lines[place]
@@ -125,7 +125,7 @@ def _without_comment(value: str) -> str:
 
 
 def literal(value: Value) -> str:
-    """A value as TOML writes it."""
+    """Returns a value in TOML's notation."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -136,7 +136,7 @@ def literal(value: Value) -> str:
 
 
 def get(text: str, key: str) -> str | None:
-    """The value of a key as it is written, None where it is not set."""
+    """Returns a key's value in TOML's notation, None if the key is not set."""
     entry = scan(text).entries.get(split_key(key))
     return entry.value if entry else None
 
@@ -178,7 +178,7 @@ def _refuse_inline(found: Scan, path: tuple[str, ...]) -> None:
 
 
 def _place(lines: list[str], found: Scan, table: tuple[str, ...], name: str) -> int:
-    """Where a new key goes: below the comment that shows its default, else at the end of its table."""
+    """Returns the line for a new key: below the comment that shows its default, else at the end of its table."""
     header, end = found.tables[table]
     after = min([place for place, _end in found.tables.values() if place > header], default=len(lines))
     after = min([n for n, line in enumerate(lines) if n > header and line.lstrip().startswith("[")] + [after])
@@ -191,7 +191,9 @@ def _place(lines: list[str], found: Scan, table: tuple[str, ...], name: str) -> 
 
 
 def _top(lines: list[str], after: int) -> int:
-    """In a file without a key before its first table: below the comment at its head."""
+    """Returns the line for a key in a file without a key before its first table: below the comment
+    at the file's head.
+    """
     place = 0
     while place < after and lines[place].startswith("#"):
         place += 1
