@@ -62,7 +62,7 @@ class Container:
     def start(
         self, way: str = "kernel", seconds: float = 0, us: float = 100, threads: int = 1, **env: str
     ) -> subprocess.Popen:
-        """Starts a program that keeps the GPU busy and waits for its "ready". seconds=0: the program runs until killed."""
+        """Starts a program that keeps the GPU busy and waits for its "ready". seconds=0: it runs until killed."""
         environment = self.node.host.env(
             CUDA_DEVICE_MEMORY_SHARED_CACHE=str(self.view / "ledger"),
             VGPU_LIMITS_FILE=str(self.folder / "limits"),

@@ -39,7 +39,7 @@ def test_a_function_has_an_entry_for_each_grid(costs) -> None:
     assert costs("entries", 0x55D1C0A01000, 0, 200, 7, 7) == [1], "one kernel, one entry"
 
 
-# Parts of the shape by which one function takes more or less time → as many keys.
+# Parts of the launch shape that change a kernel's time → number of distinct keys.
 SHAPES = [(x, y, z, block) for x in (1, 132) for y in (1, 3) for z in (1, 5) for block in (32, 256)]
 
 
@@ -47,7 +47,7 @@ def test_every_size_of_the_grid_and_the_first_of_the_block_tell_kernels_apart(co
     assert costs("keys", *(part for shape in SHAPES for part in shape)) == [len(SHAPES)]
 
 
-# How many kernels: some, about as many as the table has room for, far more.
+# Number of kernels: few, about the table's capacity, far more.
 @pytest.mark.parametrize("count", [1000, 16_000, 60_000])
 def test_a_program_of_more_kernels_than_the_table_holds_is_not_charged_as_one_of_unknown_ones(
     costs, count: int

@@ -37,7 +37,7 @@ A, B = 3000 * MIB, 2000 * MIB
 
 
 class Share:
-    """A share of one or two cards: ``of`` has bytes by the card's number."""
+    """A share of one or two GPUs. ``of``: GPU number → bytes."""
 
     def __init__(self, host: Host, name: str, of: dict[int, int], percent: int = 30, **more: object) -> None:
         self.host, self.name = host, name
@@ -72,7 +72,7 @@ def files(*shares: Share) -> dict[str, str]:
 
 
 def process(host: Host, *shares: Share, **more: str) -> Puppet:
-    """A process of a container that has these shares, which has a context on the first card."""
+    """Starts a process of a container with these shares; the process has a context on the first GPU."""
     return host.puppet(**files(*shares), **more).start()
 
 
@@ -183,7 +183,7 @@ def test_a_program_is_throttled_by_the_pages_of_its_cards_first_share(host: Host
     assert 0.1 < used[0, "second"] < 0.56 and 0.1 < used[1, "first"] < 0.36, used
 
 
-# What the second share says of the whole process: the change, and whether a context may be made then.
+# columns: change of one share's limits file, whether the process may create a context
 STRICT = [({"deny": True}, False), ({"deny": False}, True)]
 
 
@@ -312,10 +312,10 @@ def _ignore_the_end(puppet: Puppet, lines: list[str]) -> None:
 
 
 def test_locks_in_either_order_never_wait_for_each_other(host: Host) -> None:
-    """Two containers have the same two shares, numbered the other way round."""
+    """Two containers have the same two shares in opposite order, so their locks are taken in opposite order too."""
     shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
     puppets = [process(host, *shares), process(host, *reversed(shares))]
-    block = A // 2 - 600 * MIB  # of both shares as soon as the other container has one
+    block = A // 2 - 600 * MIB  # does not fit into one share while the other container has such a block
     lines = [line for at in range(200) for line in (f"alloc {at + 1000} {block}", f"free {at + 1000}")]
     for puppet in puppets:
         puppet.send(*lines)
@@ -326,17 +326,17 @@ def test_locks_in_either_order_never_wait_for_each_other(host: Host) -> None:
 
 
 def test_memory_that_is_lent_is_its_makers_in_whichever_ledger(host: Host) -> None:
-    """By an IPC handle, from a container with both shares to one with the second: they are one budget there."""
+    """A container with both shares exports memory by an IPC handle to a container with the second share alone."""
     shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
     maker, user = process(host, *shares), process(host, shares[1])
-    maker.get("alloc", A - shares[0].charged())  # so that what is lent is charged in the second
+    maker.get("alloc", A - shares[0].charged())  # fills the first share: the exported memory is charged in the second
     assert maker.result(f"alloc 10 {1000 * MIB}") == OK
     before = shares[1].charged()
     assert user.result(f"ipc-open 20 {lend(maker, 10)}") == OK
     assert shares[1].charged() == before
     maker.process.kill()
     maker.process.wait()
-    # The simulated driver takes it away with its maker; on hardware it stays.
+    # The simulated driver frees exported memory when its exporter dies; on hardware the memory stays.
     open_bytes = host.on_card() + 1000 * MIB
     assert user.refused("alloc", B - open_bytes + 1) == OOM
     user.get("alloc", B - open_bytes)
@@ -412,7 +412,10 @@ def test_lists_that_do_not_fit_close(host: Host, at: int) -> None:
 
 
 def container(host: Host, shares: dict[int, Share], places: int = 12, then: tuple = ()) -> tuple:
-    """Mounts each share on the place of its number, and /dev/vgpu with empty places; ``then``: what a tenant does."""
+    """Returns a command prefix that mounts each share at /dev/vgpu/<number>; other numbers are empty folders.
+
+    ``then``: shell commands that a tenant runs in it.
+    """
     root = host.folder / "root"
     for one in ("etc", "dev", *(f"above/{number}" for number in range(places))):
         (root / one).mkdir(parents=True)
