@@ -95,7 +95,7 @@ def test_control_is_disabled_only_where_the_file_allows_it(host: Host, allowed: 
     assert puppet.say("total 0") == [OK, total]
 
 
-# A line, and the least level that has it.
+# columns: part of a log line, lowest log level that prints the line
 LINES = [
     ("CUDA_TASK_PRIORITY", 0),  # nonsense is always reported
     ("no thread to settle", 1),

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 SIZE = 6 * MIB + 5
 UNITS = 6 * MIB
 STREAM, POOL, GRAPH, EXEC, PLACE = 2, 3, 4, 5, 6
-# What is taken, into register 10.
+# name: puppet commands that allocate into register 10
 PLAIN = {
     "plain": [f"alloc 10 {SIZE}"],
     "32 bit": [f"alloc1 10 {SIZE}"],

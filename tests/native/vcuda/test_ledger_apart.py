@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who shares a ledger shares a limit, whatever their pids; what a tenant does to its ledger stays in its container."""
+"""Processes with one ledger share a limit, whatever their pids; damage to a ledger stays in its own container."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def scribbled(path: Path) -> None:
         ledger.write(b"\xff" * layouts.fields.LEDGER_FILE_SIZE)
 
 
-# What the tenant does to its ledger → may its processes go on? None: the kernel ends who then touches the mapping.
+# case: (damage by the tenant, whether its processes can go on; None: SIGBUS kills processes that touch the mapping)
 HARM = {
     "grown": (lambda path: os.truncate(path, 64 * MIB), True),
     "truncated": (lambda path: os.truncate(path, 0), None),

@@ -35,7 +35,7 @@ def test_a_neighbour_is_not_shown(host: Host, limits: dict) -> None:
     assert str(stranger.process.pid) in bare["detail"], "the negative control"
 
 
-# what is broken: the file, what stands there, what stands there instead, and the words of what is found
+# name of the defect: source file, original code, replacement code, expected words of the finding
 MUTANTS = {
     "a list of processes is the driver's": (
         "nvml_processes.c",

@@ -74,7 +74,7 @@ def test_an_ended_process_gives_its_quota_back(host: Host) -> None:
 
 
 def slot_word(host: Host, pid: int) -> int:
-    """What a process writes into the lock of the ledger."""
+    """Returns the value that a process writes into the ledger's lock while it holds the lock."""
     data = host.ledger.read_bytes()
     for slot in layouts.parse_ledger(data)["slots"]:
         if slot["pid"] == pid:
@@ -85,7 +85,7 @@ def slot_word(host: Host, pid: int) -> int:
 
 
 def test_a_process_killed_inside_the_lock_holds_nobody_up(host: Host) -> None:
-    """The worst moment, made by hand: the lock is taken, the slot is charged, the total is not."""
+    """The test sets up the worst state: a killed process holds the lock, and slot and total disagree."""
     victim, survivor = host.puppet().start(), host.puppet().start()
     word = slot_word(host, victim.process.pid)
     os.kill(victim.process.pid, signal.SIGKILL)

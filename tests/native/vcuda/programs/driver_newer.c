@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Linked with the objects of the simulated driver: one of CUDA 13.5, as far as the functions that take memory or begin a
- * capture and are new there, and of a CUDA that nobody has seen (forms _v9). Its own cuGetProcAddress knows these too; it
- * hands the rest on to the simulated one, whose symbols the test has renamed.
+ * Linked with the objects of the simulated driver, this file makes a driver with the functions that are new in CUDA 13.5 and
+ * allocate memory or begin a capture, and with invented versions of a future CUDA (_v9). Its cuGetProcAddress returns these
+ * functions and passes other names to the simulated driver's, which the test has renamed.
  *
- * With -DNVML: the same of NVML, linked with the objects of that.
+ * -DNVML compiles a newer NVML in the same way.
  */
 #include "driver/cuda_abi.h"
 
