@@ -94,7 +94,7 @@ def refused(one: pods.Pod) -> str:
 
 
 def test_kubelet_first(cluster, node, work, replicas, pod):
-    """If the kubelet starts first, controllers replace their pods; the plugin reports single pods, which hold nothing."""
+    """If the kubelet starts first, controllers replace their pods; single pods are reported and hold nothing."""
     ones, _held, boot = work
     (former,) = until(replicas, "pod of the ReplicaSet")
     former.wait_running()

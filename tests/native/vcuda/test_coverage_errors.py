@@ -119,7 +119,7 @@ before = state()
 
 
 def test_nothing_of_the_process_is_changed(host: Host) -> None:
-    """What a program had before its first call it has after it; the driver opens descriptors, with and without us."""
+    """The first call changes no state of the process, except descriptors, which the driver opens without us too."""
     code = STATE + (
         "cuda = ctypes.CDLL('libcuda.so.1'); context, pointer = ctypes.c_void_p(), ctypes.c_uint64()\n"
         "assert cuda.cuInit(0) == 0 and cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0\n"

@@ -17,7 +17,7 @@ APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 @needs_root
 def test_processes_of_one_pid_in_two_namespaces(host: Host) -> None:
-    """Both are number 1 to themselves: an account that went by pids would take one for the other."""
+    """Both processes have pid 1 in their namespace; accounting by pid would confuse them."""
     first, second = host.puppet(wrapper=APART).start(), host.puppet(wrapper=APART).start()
     assert first.say("pid") == second.say("pid") == [OK, 1]
     context = host.on_card() // 2
@@ -74,7 +74,7 @@ def test_what_is_done_to_a_ledger_stays_in_its_container(host: Host, harm: str) 
         assert tenant.result("free 50") in (OK, 1)
         assert not goes_on or host.physical()[tenant.process.pid] <= LIMIT
         assert host.physical()[tenant.process.pid] >= held
-    # The neighbour has its own limit to the byte, and not one more; neither has a process of it that begins now.
+    # The neighbour's running and new processes still get exactly the neighbour's limit.
     context = host.physical()[other.process.pid]
     other.get("alloc", LIMIT - context)
     assert other.refused("alloc", 1) == OOM

@@ -79,7 +79,7 @@ def test_a_context_that_another_one_comes_with(tooled: Host, context: int, progr
 
 @pytest.mark.parametrize("way", ["retained", "making"])
 def test_a_primary_context_that_another_thread_is_making(tooled: Host, context: int, program: Path, way: str) -> None:
-    """Both have it: the charge ends with the second release, also where one of the two retains went uncounted."""
+    """Both threads retain the primary context; the charge ends with the second release, even if a retain was missed."""
     tooled.puppet().start().end()  # now the container knows what one costs
     with Program(tooled, program, way) as running:
         assert running.said() == "0 0 0"

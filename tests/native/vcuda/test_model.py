@@ -71,7 +71,7 @@ GRIDS = list(itertools.product((5, 30, 95), (10, 1000, "10:50:200:1000"), (132, 
 
 @pytest.mark.parametrize(("share", "kernels", "blocks"), GRIDS)
 def test_alone_whatever_the_grid(model, share: int, kernels: object, blocks: object) -> None:
-    """What is charged is time, not blocks; a kernel of several grids, drawn for each launch, has several costs."""
+    """Time is charged, not blocks. A kernel with several grid sizes has one cost per grid size."""
     result = model(f"share={share},policy=force,kernels={kernels},blocks={blocks}")
     assert all(alone(result)), result
 
@@ -202,7 +202,7 @@ ASIDE = [
 @pytest.mark.parametrize(("words", "over"), ASIDE)
 @pytest.mark.parametrize("arbiter", ["arbiter", "none"])
 def test_what_is_no_work_of_the_gpu_is_not_charged(model, words: str, over: float, arbiter: str) -> None:
-    """Below the limit a program gets what it gets without one."""
+    """Below its limit a program gets as much GPU time as without a limit."""
     natural = model(words.replace("force", "disable"))["tenants"][0]["mean"]
     (found,) = model(*(["--no-arbiter"] if arbiter == "none" else []), words)["tenants"]
     assert found["charged"][1] <= 1 + over, found["charged"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the probe says of NVML's lists, and of libraries of graphics."""
+"""The probe's checks of NVML's process lists and of graphics libraries."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("names", [[], VIDEO[:1], VIDEO])
 def test_libraries_of_graphics_are_named(host: Host, nothing: Path, tmp_path: Path, names: list) -> None:
-    """Where this machine has some itself, those are named too."""
+    """The test machine's own graphics libraries are named too."""
     own = check(host, GRAPHICS)["found"]
     folder = tmp_path / "handed-in"
     folder.mkdir()

@@ -166,7 +166,7 @@ def test_the_probe_measures_the_sum(host: Host, cards: tuple) -> None:
 
 
 def test_a_program_is_throttled_by_the_pages_of_its_cards_first_share(host: Host) -> None:
-    """And by the sum of the shares: 20 and 30 percent of the first card's time, 30 of the second's."""
+    """The limit is the sum of the shares: 20 + 30 percent of the first GPU, 30 percent of the second."""
     shares = Share(host, "first", {1: A}, 30), Share(host, "second", {0: A}, 20), Share(host, "third", {0: A}, 30)
     for one in shares:
         uuids = [host.uuids[gpu] for gpu in one.of]
@@ -251,7 +251,7 @@ def test_a_child_does_not_keep_its_parents_slots(host: Host) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_share_of_two_containers_is_one_budget(host: Host, order: tuple) -> None:
-    """The first container has both shares, in either order; the other has the second alone."""
+    """The first container has both shares, in either order; the second container has only the second share."""
     shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
     one = process(host, *(shares[at] for at in order))
     context = host.on_card()
@@ -286,7 +286,7 @@ def test_who_is_killed_gives_all_back(host: Host) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_kill_at_any_moment_loses_nothing(host: Host, seed: int) -> None:
-    """Also between the two ledgers of one charge: who comes later has the whole sum again."""
+    """A kill may fall between the charges in two ledgers; a later process can use the whole sum again."""
     shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
     victim = process(host, *shares)
     block = (A + B) // 2

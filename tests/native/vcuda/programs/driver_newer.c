@@ -63,7 +63,7 @@ API CUresult cuMulticastBindAddr_v2(HANDLE object, CUdevice device, size_t place
     return device ? CUDA_ERROR_INVALID_VALUE : cuMulticastBindAddr(object, place, address, bytes, flags);
 }
 
-/* An endpoint keeps memory as a multicast object does: there is one behind it. */
+/* A logical endpoint keeps memory as a multicast object does; this driver implements it by a multicast object. */
 static CUresult endpoint(HANDLE *object, size_t bytes)
 {
     static HANDLE made;
@@ -149,7 +149,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *propertie
 
 /* --- forms that this library cannot know ------------------------------------------------------------------ */
 
-/* Every register and the stack carry something: a way in between must hand all of it on. */
+/* Parameters fill every register and the stack, so that an entry that loses a parameter is found. */
 API CUresult cuMemAlloc_v9(CUdeviceptr *pointer, size_t bytes, int two, int three, int four, int five, double half, double third,
                            int seven, int eight)
 {

@@ -77,7 +77,7 @@ EXPORT void vgpu_watch_loader(const char *function)
     abort();
 }
 
-/* A call is handed on by a jump: the loader looks at who calls. */
+/* The call is forwarded by a jump, because the loader checks the return address. */
 #define STANDS_BEFORE(name)         \
     static void *real_##name; \
     __attribute__((used)) static void *ask_##name(void) \
