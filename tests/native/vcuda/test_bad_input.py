@@ -137,7 +137,7 @@ QUIET = {
 
 
 def calls(folder: Path, command: list, library: Path, env: dict) -> tuple:
-    """Returns the names of the system calls without those that load libraries, and the files that were opened."""
+    """Returns system call → count, without calls that load libraries, and the names of the files in all calls."""
     log = folder / "strace"
     traced = ["strace", "-f", "-qq", "-o", log, "env", f"LD_PRELOAD={library}", *command]
     subprocess.run(traced, env=env, check=True, stdout=subprocess.DEVNULL)

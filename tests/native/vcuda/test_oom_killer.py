@@ -27,7 +27,7 @@ def ended(puppet) -> bool:
 
 @pytest.fixture
 def pair(host: Host):
-    """Returns a function that starts two processes, with 3000 and 1000 MiB, with these variables."""
+    """Returns a function that starts two processes with these variables; they allocate 3000 and 1000 MiB."""
 
     def start(**variables: str) -> list:
         puppets = [host.puppet(**variables).start() for _unused in range(2)]
