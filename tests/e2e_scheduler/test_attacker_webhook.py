@@ -67,7 +67,7 @@ def test_reviews_by_hand_hold_no_quota_and_no_card(fleet, neighbour):
 
 
 def test_the_extender_is_not_at_the_webhooks_port(fleet):
-    """The webhook's port serves neither the extender nor metrics; the extender listens on the pod's loopback address."""
+    """The webhook's port serves neither the extender nor metrics; the extender listens on the loopback address."""
     fleet.node("a", 1)
     pod = fleet.pod("waits", {GPU: 1, MEM: CARD + 1})
     bind = {"PodName": "waits", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": "a"}

@@ -29,7 +29,7 @@ def annotated(made: dict) -> dict:
 
 @pytest.fixture
 def without(fleet):
-    """Stops all replicas: a webhook that fails open checks nothing then, so only the policy protects the annotations."""
+    """Stops all replicas: a webhook that fails open checks nothing then; only the policy protects annotations."""
     for one in fleet.replicas:
         one.stop()
     yield

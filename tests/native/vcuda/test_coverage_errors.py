@@ -66,7 +66,7 @@ WRONG = [
     "cuDeviceTotalMem_v2 0 0",
     "cuMemGetInfo_v2 0 @10",
 ]
-# How the program got there; the error of that state. Where arguments are wrong too, which of the two is reported is the
+# Puppet commands that lead to a state, and the state's error. If arguments are wrong too, which one is reported is the
 # driver's secret, so either is right.
 STATES = {
     "not initialised": ((), 3),

@@ -18,7 +18,7 @@ from test_files import plain
 
 @pytest.mark.parametrize(("processes", "rounds"), [(2, 400), (4, 300)])
 def test_no_race_gets_past_the_limit(host: Host, processes: int, rounds: int) -> None:
-    """In each round all ask at once for what only one of them can have on top of the contexts."""
+    """In each round all processes request memory at once, and next to the contexts only one request fits."""
     piece = (LIMIT - 4 * 400 * MIB) * 2 // 3
     command = [host.programs / "racers", PRELOAD, str(processes), str(rounds), str(piece), str(LIMIT)]
     done = subprocess.run(
