@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helm, built out of its Go module, and the chart as `make chart` writes it."""
+"""Fixtures: helm, built from its Go module, and the chart that `make chart` writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def helm() -> str:
 
 @pytest.fixture(scope="session")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart's folder, made anew by the program itself."""
+    """Returns the chart's folder, written again by the chart's generator."""
     out = tmp_path_factory.mktemp("chart")
     subprocess.run([sys.executable, str(ROOT / "tools/chart"), f"--out={out}"], check=True, stdout=subprocess.PIPE)
     return out / "vgpu-fleet"

@@ -15,7 +15,7 @@ from chart import values
 
 KUBE = {"scheduler": {"enabled": True, "kubeSchedulerImage": "registry.k8s.io/kube-scheduler:v1.34.2"}}
 NAMES = {"count": "example.com/gpu", "memory": "example.com/mem", "memory_percentage": "example.com/pct"}
-# About, values, namespace.
+# columns: case, values, namespace
 ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("defaults", {}, "kube-system"),
     ("another namespace", {}, "gpus"),
@@ -101,7 +101,7 @@ def test_rendered_objects_are_those_of_the_manifests(helm, chart, tmp_path, abou
         assert found[name] == one, name
 
 
-# Which pods come anew with which values.
+# columns: changed values, workloads whose pods are replaced
 CHANGES = [
     ({"variables": {"vgpu_split_count": 3}}, {"vgpu-device-plugin"}),
     ({"scheduler": {**KUBE["scheduler"], "config": {"plain": "slice"}}}, {"vgpu-scheduler"}),
@@ -112,7 +112,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("given", "anew"), CHANGES)
 def test_pods_follow_their_configuration(helm, chart, tmp_path, given, anew):
-    """The annotations of a template differ where what a pod reads does."""
+    """A pod template changes exactly if the configuration that its pods read changes."""
     before, after = (
         {
             one["metadata"]["name"]: one["spec"]["template"]["metadata"]
@@ -169,7 +169,7 @@ def test_older_kubernetes_is_refused(helm, chart):
 
 
 def test_packed_chart_is_whole(helm, chart, tmp_path):
-    """As it would lie in a registry."""
+    """The packed chart renders the same objects as the folder."""
     subprocess.run([helm, "package", str(chart), f"--destination={tmp_path}"], check=True, capture_output=True)
     (packed,) = tmp_path.glob("vgpu-fleet-*.tgz")
     folder, packed_one = tmp_path / "a", tmp_path / "b"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cluster for all tests, in the same state for each module; one node with other GPUs for each module that asks."""
+"""One cluster for all tests, reset for each module; a module may choose the node's GPUs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def started() -> Iterator[tuple[Cluster, GpuNode]]:
-    """Cluster and node, once for all files."""
+    """Starts cluster and node once for all test files."""
     if CGROUP_VARIABLE not in os.environ:
         pytest.fail("these tests need the box: run `make e2e`, or tests/e2e/run.py pytest tests/e2e")
     programs = Programs.from_environment()
@@ -47,7 +47,7 @@ def started() -> Iterator[tuple[Cluster, GpuNode]]:
 
 @pytest.fixture(scope="module")
 def machine(started: tuple[Cluster, GpuNode], request: pytest.FixtureRequest) -> tuple[Cluster, GpuNode]:
-    """Cluster and node as each module finds them: no pod, none of our programs, the module's ``RUNTIME``."""
+    """Returns cluster and node in the initial state: no pod, none of our programs, the module's ``RUNTIME``."""
     state.reset(*started, state.runtime_of(request.module))
     return started
 
@@ -58,14 +58,14 @@ def cluster(machine: tuple[Cluster, GpuNode]) -> Cluster:
 
 
 def offer(cluster: Cluster, node: GpuNode, count: int) -> None:
-    """Starts our programs and waits until the API server says that there are so many slices."""
+    """Starts our programs and waits until the API server reports ``count`` slices."""
     node.start()
     until(lambda: (cluster.capacity(), cluster.allocatable()) == (count, count), f"{count} slices at the node")
 
 
 @pytest.fixture(scope="module")
 def node(machine: tuple[Cluster, GpuNode], request: pytest.FixtureRequest) -> Iterator[GpuNode]:
-    """The node as the module's ``GPUS``, ``CONFIGURATION`` (``sharing``) and ``SLICES`` say."""
+    """Sets the node up with the module's ``GPUS``, ``CONFIGURATION`` (``sharing``) and ``SLICES``."""
     cluster, node = machine
     node.exchange(request.module.GPUS)
     node.configure(request.module.CONFIGURATION)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hand-over by CDI devices of the kubelet, with a containerd that knows them and no runtime of NVIDIA's."""
+"""Device injection by the kubelet's CDI devices, with a containerd that supports CDI and without NVIDIA's runtime."""
 
 from __future__ import annotations
 

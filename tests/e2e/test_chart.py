@@ -35,7 +35,7 @@ VALUES = {
     "variables": {"vgpu_split_count": SPLIT, "vgpu_unhealthy_taint": "any"},
     "options": ["--health-clean-period=3"],
 }
-# Where a file of ours could be left on a host.
+# Places on a host in which our programs might leave files.
 PLACES = ("/etc", "/usr/local", "/opt", "/var/lib/vgpu", "/run/vgpu", "/run/cdi", "/etc/ld.so.preload")
 
 
@@ -64,7 +64,7 @@ def rendered(cluster, chart: Path, **values) -> str:
 
 
 def files() -> set[str]:
-    """Every file and folder in the places; /etc and /usr/local are the box's own."""
+    """Returns every file and folder below PLACES; /etc and /usr/local belong to the box."""
     return {str(one) for place in PLACES for one in [Path(place), *Path(place).rglob("*")] if os.path.lexists(one)}
 
 
@@ -73,7 +73,7 @@ def mounts() -> list[str]:
 
 
 def traces(cluster) -> list[str]:
-    """What is ours on the node's object; a resource that was offered stays with 0 until the kubelet starts again."""
+    """Returns our annotations, labels, taints and conditions on the node's object."""
     found = cluster.node_object()
     names = [*(found["metadata"].get("annotations") or {}), *found["metadata"]["labels"]]
     names = [one for one in names if one.startswith(("vgpu.fleet/", "nvidia.com/")) and one != LABEL]
@@ -96,8 +96,10 @@ def serves(cluster, slices: int, limit_s: float = 180) -> None:
 
 @pytest.fixture(scope="module")
 def bare(cluster, machine, request):
-    """A node with a driver and an engine, and with nothing of ours. What the box had of it comes back afterwards. With
-    the controllers that the file names as ``CONTROLLERS``."""
+    """Returns a node with a driver and an engine, without any of our files, and starts the module's ``CONTROLLERS``.
+
+    Restores the box's files of ours afterwards.
+    """
     node = machine[1]
     node.exchange(GPUS)
     for place in (LIBRARIES, Path("/etc/vgpu"), Path("/run/vgpu"), Path("/var/lib/vgpu"), Path("/run/cdi")):
@@ -120,7 +122,7 @@ def before(bare) -> set[str]:
 
 @pytest.fixture(scope="module")
 def installed(cluster, chart, bare, before):
-    """Typed by hand: apply what Helm renders, label the node, wait."""
+    """Installs the chart as a person does: applies what Helm renders, labels the node, and waits."""
     kubectl(cluster, "apply", "--server-side", "--filename=-", text=rendered(cluster, chart))
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=daemonset")
     serves(cluster, SLICES)
@@ -140,7 +142,7 @@ def pod(cluster, installed):
 
 
 def test_api_server_takes_every_object_strictly(cluster, chart):
-    """The scheduler's too, as a dry run: an unknown field would be an error."""
+    """The API server accepts all objects, also the scheduler's, in a dry run that refuses unknown fields."""
     text = rendered(cluster, chart, scheduler={"enabled": True, "kubeSchedulerImage": "localhost/kube-scheduler:1"})
     objects = [one for one in yaml.safe_load_all(text) if one]
     said = kubectl(
@@ -157,7 +159,7 @@ def test_api_server_takes_every_object_strictly(cluster, chart):
 
 
 def test_kustomize_makes_the_same_objects(cluster, chart):
-    """By kubectl's own Kustomize; the map of variables has a name of its digest, and the DaemonSet follows it."""
+    """kubectl's Kustomize makes the same objects; the ConfigMap's name has a digest, and the DaemonSet refers to it."""
     found = list(yaml.safe_load_all(kubectl(cluster, "kustomize", str(chart / "kustomize" / "node"))))
     (made,) = [one for one in found if one["kind"] == "ConfigMap"]
     assert made["metadata"]["name"].startswith("vgpu-variables-") and made["data"] == {"variables.json": "{}\n"}
@@ -187,7 +189,7 @@ def test_pod_is_limited_on_a_node_that_had_a_driver_alone(cluster, installed, po
         for each in gpu["processes"]
     }
     assert used[pid] == SLICE
-    # Turns are given: the pages that the container reads are written by the pod's arbiter.
+    # The arbiter in the plugin's pod writes the pages that the container reads.
     status = [str(LIBRARIES / "current" / "vgpu-arbiter"), "--json-status"]
     until(lambda: json.loads(subprocess.check_output(status))["arbiter"] is True, "the arbiter's pages")
     # Those of slices that containers outside Kubernetes may take, too.
@@ -201,7 +203,7 @@ def every_tenant(status: list[str]) -> list[dict]:
 
 
 def test_library_lies_in_a_folder_of_its_version(cluster, installed):
-    """What the kernel says: files of one version, that no version is written over, and nothing in /etc of the host."""
+    """By the kernel's mapping, the library's files are in a folder per version, and nothing is in the host's /etc."""
     version = os.readlink(LIBRARIES / "current")
     assert sorted(one.name for one in LIBRARIES.iterdir()) == sorted([version, "current"])
     listed = json.loads((LIBRARIES / version / "manifest.json").read_text())
@@ -229,7 +231,7 @@ def test_killed_arbiter_comes_back_alone(cluster, installed, pod):
 
 
 def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed):
-    """With the rights that the chart's account has. The plugin's own pod stays, for it tolerates its taint."""
+    """The chart's account has the needed rights. The plugin's pod stays, because it tolerates the taint."""
 
     def condition() -> dict:
         found = cluster.node_object()["status"]["conditions"]
@@ -273,7 +275,7 @@ def test_other_values_reach_the_node(cluster, chart, installed, pod):
 
 
 def wait_until_clean(cluster) -> None:
-    """As it is typed: not `rollout status`, which may look before the controller has seen the label."""
+    """Waits until the node is clean. `rollout status` could return before the controller has seen the label."""
     ready = "--for=jsonpath={.status.numberReady}=1"
     kubectl(cluster, "--namespace=kube-system", "wait", f"daemonset/{REMOVAL}", ready, "--timeout=180s")
 
@@ -293,7 +295,7 @@ def test_labelled_node_is_emptied(cluster, installed, before):
 
 
 def test_label_of_a_slice_brings_it_back_and_away(cluster, installed, before):
-    """The same node again, for removal must not be the end."""
+    """After a removal the same node can be installed and removed again."""
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=daemonset", "--overwrite")
     serves(cluster, 2)
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")
@@ -302,7 +304,7 @@ def test_label_of_a_slice_brings_it_back_and_away(cluster, installed, before):
 
 
 def test_objects_go_with_the_chart(cluster, chart, installed, before):
-    """As `helm uninstall` deletes them; pods are collected by a controller that is not started here."""
+    """Deletes the objects as `helm uninstall` does; the test deletes the pods, because no garbage collector runs."""
     text = rendered(cluster, chart)
     kubectl(cluster, "delete", "--wait=false", "--filename=-", text=text)
     end_pods(cluster)

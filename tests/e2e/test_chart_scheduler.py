@@ -46,7 +46,7 @@ from test_scheduler_pods import (
 )
 
 SLOTS, CARD = 10, 15360
-# What `bare` starts.
+# Controllers that the fixture `bare` starts.
 CONTROLLERS = ("daemonset-controller", *deployments.CONTROLLERS)
 
 
@@ -63,7 +63,7 @@ def values(cluster: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def installed(cluster, chart, bare, before) -> Iterator[Any]:  # noqa: F811
-    """Typed by hand: apply what Helm renders, label the node, wait."""
+    """Installs the chart as a person does: applies what Helm renders, labels the node, and waits."""
     deployments.write_network(cluster)
     load_images(cluster)
     text = rendered(cluster, chart, **values(cluster))
@@ -98,7 +98,7 @@ def pod(cluster, installed) -> Iterator[Callable[..., pods.Pod]]:
 
 
 def used(node: Any) -> dict[int, int]:
-    """Bytes of each process, by the driver."""
+    """Returns the bytes of each process, as the simulated driver counts them."""
     found = node.gpusimctl("usage", "--json")["gpus"]
     return {one["pid"]: one["total"] for gpu in found for one in gpu["processes"]}
 
@@ -145,7 +145,7 @@ def test_a_pod_bursts_and_gives_back(cluster, installed, pod):
 
 
 def test_node_and_cluster_are_emptied(cluster, chart, installed, before):  # noqa: F811
-    """A node by its label, with the resources that were listed on it; the objects as `helm uninstall` deletes them."""
+    """Removing the label empties the node and its listed resources; deleting the objects empties the cluster."""
     until(lambda: "vgpu.fleet/capacity" in traces(cluster), "what the plugin writes on its node")
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")
     wait_until_clean(cluster)
@@ -158,6 +158,6 @@ def test_node_and_cluster_are_emptied(cluster, chart, installed, before):  # noq
     until(lambda: our_pods(cluster) == [], "the end of the scheduler's pods")
     left = kubectl(cluster, "get", "--ignore-not-found", "--filename=-", "--output=name", text=text, check=False)
     assert left == "" and cluster.api.get_or_none(DEPLOYMENT) is None
-    # Nobody is asked any more.
+    # No webhook is called any more.
     assert refused(cluster, gpu_pod("free", {MEM: 1000})) == ""
     assert cluster.api.get(PODS)["items"] == []

@@ -74,7 +74,7 @@ def wait_until_it_serves(cluster, node, slices: int, about: str) -> None:
 
 @pytest.fixture(scope="module")
 def deployed(cluster, node):
-    """The service ends, and the DaemonSet takes its place; nothing of it stays."""
+    """Stops the plugin's service and runs the DaemonSet in its place; removes the DaemonSet afterwards."""
     node.plugin.stop()
     cluster.ctr("images", "import", str(cluster.programs.plugin_image))
     cluster.ctr("images", "label", PLUGIN_IMAGE, "io.cri-containerd.pinned=pinned")
@@ -92,7 +92,7 @@ def deployed(cluster, node):
 
 
 def test_api_server_takes_every_object_and_check_mode_changes_nothing(cluster, node):
-    """Strictly: a field that its OpenAPI does not know is an error, as the last object shows."""
+    """The API server refuses unknown fields, as the last object shows, and accepts all of our objects."""
     from vgpu_plugin._shared.kube import device_plugin_manifests as ours
 
     objects = ours.manifests(ours.Desired("image", configs={"a.yaml": "{}"}, options=["--labels"]))
@@ -183,7 +183,7 @@ def test_label_names_a_key_of_the_config_map(cluster, deployed):
 
 
 def test_a_changed_template_reaches_the_named_nodes_alone(cluster, deployed):
-    """By the real controller, which replaces no pod of its own accord."""
+    """The real DaemonSet controller replaces no pod by itself (OnDelete)."""
     more = {"environment": {**ENVIRONMENT, "VGPU_TRIED": "1"}, "rollout": "OnDelete"}
     (before,) = plugin_pods(cluster)
     found = call(cluster, nodes=[], **more)
@@ -212,7 +212,7 @@ def seen(cluster) -> bool:
 
 
 def token(cluster) -> str:
-    """As the pod of the plugin has one: bound to it, so the server says on which node it runs."""
+    """Returns a token bound to the plugin's pod, so that the server knows on which node the pod runs."""
     (plugin,) = plugin_pods(cluster)
     bound = {"kind": "Pod", "apiVersion": "v1", "name": plugin["metadata"]["name"], "uid": plugin["metadata"]["uid"]}
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}}
@@ -237,7 +237,7 @@ def test_plugin_writes_its_own_node_and_no_other(cluster, deployed):
     try:
         word, mine = token(cluster), f"/api/v1/nodes/{cluster.node}"
         change = {"metadata": {"annotations": {"vgpu.fleet/tried": "1"}}}
-        # A policy is in force some seconds after it was made.
+        # A policy becomes active some seconds after its creation.
         until(lambda: as_plugin(cluster, word, "PATCH", OTHER, change)[0] != 200, "the policy")
         code, said = as_plugin(cluster, word, "PATCH", OTHER, change)
         assert code in (403, 422) and "and no other" in said, (code, said)
@@ -276,7 +276,7 @@ def test_removed_without_a_trace(cluster, deployed):
 
 
 def end_pods(cluster) -> None:
-    """The collector of what nobody owns is a controller that is not started here."""
+    """Deletes the plugin's pods, because no garbage collector runs here."""
     for one in plugin_pods(cluster):
         cluster.api.delete(f"{SYSTEM}/pods/{one['metadata']['name']}", grace_s=1)
     until(lambda: plugin_pods(cluster) == [], "the end of the plugin's pod")
@@ -290,7 +290,7 @@ CONFLICTING_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/nvidia-device
 
 @pytest.fixture
 def conflict(cluster, deployed):
-    """A DaemonSet by the name of NVIDIA's image, which serves nothing."""
+    """Creates a DaemonSet with the name of NVIDIA's image; its pods serve nothing."""
     cluster.ctr("images", "tag", "--force", "localhost/kubebox:1", CONFLICTING)
     labels = {"name": "nvidia-device-plugin"}
     container = {"name": "c", "image": CONFLICTING, "imagePullPolicy": "Never"}
@@ -356,7 +356,7 @@ PLAY = """
 
 
 def play(cluster, version: str, *words: str) -> tuple[str, int]:
-    """Runs the role on this node; (all output, changed tasks)."""
+    """Runs the role on this node and returns (output, number of changed tasks)."""
     kubeconfig = cluster.authority.kubeconfig("admin-of-module", SERVER, "/O=system:masters/CN=module")
     path = cluster.folder / "play.yml"
     environment = json.dumps(ENVIRONMENT)

@@ -92,7 +92,7 @@ def pod(fleet: Fleet, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
 
 
 def limits_of(pid: int) -> list[tuple[int, int]]:
-    """(MiB, percent of the SMs) of each GPU by the limits file that a process has before it."""
+    """Returns (MiB, percent of the SMs) of each GPU in the limits file that the process sees."""
     found = abi_files.parse_limits(Path(f"/proc/{pid}/root/dev/vgpu/0/limits").read_bytes())
     return [(one["memory_bytes"] // MIB, one["sm_percent"]) for one in found["devices"]]
 
@@ -102,7 +102,7 @@ def held_gpus(node: Any, name: str) -> list[str]:
 
 
 def planned_gpus(one: pods.Pod) -> list[str]:
-    """Of the annotation that wins."""
+    """Returns the UUIDs of the pod's effective plan annotation."""
     plan = pod_annotations.read_annotations(one.object()["metadata"].get("annotations") or {})
     assert plan is not None
     return sorted({device.uuid for part in plan for device in part.devices})
@@ -113,7 +113,7 @@ def used(node: Any) -> dict[int, int]:
 
 
 DIALECTS = [
-    # limits, labels, MiB on each GPU, percent of the SMs as the limits file has it (100: no limit)
+    # columns: case, limits, labels, expected MiB on each GPU, expected percent of the SMs (100: no limit)
     ("hami", {GPU: 1, MEM: 3000, CORES: 30}, {}, [3000], 30),
     ("hami-percent", {"nvidia.com/gpumem-percentage": 50}, {}, [7680], 100),
     ("hami-defaults", {GPU: 1, CORES: 20}, {}, [5000], 20),
@@ -130,7 +130,7 @@ def test_each_dialect_is_placed_started_and_limited_as_asked(machine, pod, name,
 
 
 def runs_in(node, one, sizes, percent):
-    """What the pod says of itself, the driver's account, the limits file, the kubelet's devices and the plan agree."""
+    """Asserts that the pod's own output, the driver's account, limits file, kubelet and plan show the same sizes."""
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == sizes[0] * MIB
     one.wait_log(r"^filled \d+$")
     (pid,) = one.pids()
@@ -162,7 +162,7 @@ def test_what_a_pod_says_of_itself_raises_no_limit(machine, pod):
 
 
 def listed(cluster: Any) -> dict[str, tuple[str, str]]:
-    """Of what pods request parts by: capacity and allocatable of the node at the API server."""
+    """Returns the node's capacity and allocatable of the resource names by which pods request parts of GPUs."""
     status = cluster.node_object()["status"]
     found = {name: (status["capacity"].get(name, ""), status["allocatable"].get(name, "")) for name in NAMES}
     return {name: pair for name, pair in found.items() if any(pair)}
@@ -173,7 +173,7 @@ def test_node_lists_the_names_that_pods_request(machine, fleet):
     cluster, _node = machine
     until(lambda: set(listed(cluster)) == set(NAMES), f"{NAMES} in the node's capacity")
     found = listed(cluster)
-    # All of a GPU in each slot, as limits may be where less was promised.
+    # Each slot lists the memory of a whole GPU, because a limit may exceed the pod's guaranteed size.
     assert found[MEM] == (str(len(GPUS) * SLOTS * CARD_MIB),) * 2
     assert all(one == other and int(one) > 0 for one, other in found.values())
 
@@ -188,7 +188,7 @@ def test_4paradigm_counts_equal_slices(machine, fleet, pod):
 
 
 def test_a_pod_that_goes_round_the_scheduler_gets_no_gpu(machine, pod):
-    """The negative control of the plan: the same node and plugin, the default scheduler and no webhook."""
+    """The negative control: on the same node, a pod of the default scheduler that bypasses the webhook has no plan."""
     cluster, _node = machine
     cluster_pod = pod("bare", {GPU: 1}, {"vgpu.fleet/webhook": "ignore"})
     text = until(lambda: refusal(cluster_pod), "refusal of the device plugin")
@@ -214,7 +214,7 @@ def test_binpack_and_spread_are_seen_on_the_gpus(machine, pod):
 
 
 def test_pods_bound_in_the_same_moment_get_their_own_sizes(machine, fleet, pod):
-    """Trials of identity: sizes of which no two are equal, asked for at once on one node."""
+    """Pods of pairwise different sizes are requested at the same time on one node, and each gets its own size."""
     cluster, node = machine
     chance = random.Random(20251121)
     seen, moved = 0, 0
@@ -232,7 +232,7 @@ def test_pods_bound_in_the_same_moment_get_their_own_sizes(machine, fleet, pod):
         for name, one in made.items():
             (pid,) = one.pids()
             assert used(node)[pid] == asked[name] * MIB, name
-            # The ledger knows the truth, also where the kubelet took another GPU than planned.
+            # The scheduler's ledger follows the kubelet, which may have chosen another GPU than planned.
             assert held_gpus(node, name) == planned_gpus(one), name
             moved += pod_annotations.GIVEN in one.object()["metadata"]["annotations"]
         assert over(fleet) == []
@@ -248,7 +248,7 @@ def events(cluster: Any, one: pods.Pod, reason: str) -> list[dict[str, Any]]:
 
 
 def leased(node: Any, uuid: str) -> str:
-    """Empty while none is free: what a deleted pod held is so a minute or two after it."""
+    """Leases a slice and returns its allocation, or "" if none is free yet (up to two minutes after a pod's end)."""
     try:
         return str(node.vgpuctl("lease", "--uuid", uuid, "--ttl", "900")["allocation"])
     except subprocess.CalledProcessError:
@@ -256,7 +256,7 @@ def leased(node: Any, uuid: str) -> str:
 
 
 def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod):
-    """Every slice of the planned GPU is leased to checks on the host, of which the scheduler knows nothing."""
+    """Checks on the host lease every slice of the planned GPU; the scheduler does not know these leases."""
     cluster, node = machine
     planned, other = (gpu["uuid"] for gpu in sorted(node.status()["gpus"], key=lambda gpu: gpu["index"]))
     wanted = {GPU: 1, MEM: 9000}, {}, {"nvidia.com/use-gpuuuid": planned}
@@ -275,7 +275,7 @@ def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod
         ]
         assert held_gpus(node, "moved") == [other]
         assert events(cluster, one, "VgpuNoRoom") == []
-        # Another of that size does not fit beside it on the only GPU that the kubelet has left: refused, and told.
+        # A second pod of this size does not fit on the only GPU that the kubelet has left; a message says so.
         refused = pod("no-room", *wanted)
         (event, *_more) = until(lambda: events(cluster, refused, "VgpuNoRoom"), "event at the pod")
         assert "9000 MiB are asked for, 9000 of 15360 are held by others" in event["message"]
@@ -306,7 +306,7 @@ def test_watcher_tells_at_the_pod_who_goes_round_the_library(machine, pod):
 
 
 def over(fleet: Fleet) -> list[str]:
-    """GPUs of which bound pods hold more than there is, added up from the API server's objects."""
+    """Returns the GPUs that are oversold, by the plans of all bound pods at the API server."""
     sums: dict[str, int] = {}
     for one in fleet.api.get(PODS)["items"]:
         for part in pod_annotations.read_annotations(one["metadata"].get("annotations") or {}) or ():
@@ -332,7 +332,7 @@ def test_everything_is_restarted_in_turn_and_pods_run_on(machine, fleet, pod):
         service.stop()
         service.start()
         until(cluster._api_ready, f"API server after {service.name}")
-        # Nothing that runs notices, and new pods come: not at once, but without anybody's help.
+        # Running pods are not affected, and new pods start eventually without manual steps.
         assert used(node) == memory, service.name
         name = f"new-{n}"
         one = until(lambda name=name: runs(cluster, pod, name), f"new pod after {service.name}")
@@ -345,7 +345,7 @@ def test_everything_is_restarted_in_turn_and_pods_run_on(machine, fleet, pod):
 
 
 def test_pods_that_a_boot_ended_hold_no_memory(machine, fleet, pod):
-    """The kubelet is there before the plugin and ends the pods; their whole memory is for the next ones."""
+    """After a boot the kubelet starts before the plugin and ends the pods; new pods can use all of their memory."""
     cluster, node = machine
     before = [pod(f"ended-{n}", {GPU: 1, MEM: 14000}).wait_running() for n in range(len(GPUS))]
     for one in before:
@@ -365,13 +365,13 @@ def test_pods_that_a_boot_ended_hold_no_memory(machine, fleet, pod):
 
 
 def ended(one: pods.Pod) -> str:
-    """What the kubelet says of a pod that it refused; empty for any other."""
+    """Returns the kubelet's message if it refused the pod at admission, else ""."""
     status = one.object()["status"]
     return status["message"] if status.get("reason") == "UnexpectedAdmissionError" else ""
 
 
 def gone(one: pods.Pod) -> bool:
-    """An API server that has just started may let a call wait in vain."""
+    """Deletes the pod and returns whether it is gone. A call to a just started API server may fail; that is False."""
     try:
         one.ask_to_end()
         return one.cluster.api.get_or_none(one.path) is None
@@ -380,8 +380,10 @@ def gone(one: pods.Pod) -> bool:
 
 
 def runs(cluster: Any, pod: Any, name: str) -> pods.Pod | None:
-    """As a controller does: a pod that is refused at admission, or by a kubelet whose device plugin has just left, is
-    made anew."""
+    """Creates the pod, and again after a refusal by admission or by a kubelet without the plugin, as a controller does.
+
+    Returns the pod once it runs, else None.
+    """
     one = pods.Pod(cluster, name)
     try:
         if cluster.api.get_or_none(one.path) is None:

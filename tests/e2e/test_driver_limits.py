@@ -22,7 +22,7 @@ from kubebox.process import until
 RUNTIME = WITH_CDI
 SPLIT, CARD_MIB = 3, 15360
 SLICE = CARD_MIB // SPLIT * MIB
-# Version 2 alone, or next to version 1.
+# The mount point of control groups version 2, alone or next to version 1.
 GROUPS = CGROUPS if (CGROUPS / "cgroup.controllers").exists() else CGROUPS / "unified"
 BYPASSES = ["bypass-own-loader", "bypass-symbol-table"]
 PROBE = ["vgpu-probe", "--json", "--checks", ",".join(["totals", "limit-exact", *BYPASSES])]
@@ -38,8 +38,8 @@ def furnish(node: GpuNode, driver: str, more: str) -> None:
 
 @pytest.fixture(scope="module", params=["misc", "dmem"])
 def node(machine: tuple[Cluster, GpuNode], request: pytest.FixtureRequest) -> Iterator[GpuNode]:
-    """A node of 615 in place of the older one. A runtime gives hooks no environment, so a program around ours names the
-    simulated driver to it."""
+    """Returns a node with driver 615. A runtime passes no environment to hooks, so a wrapper of our hook sets the
+    variables of the simulated driver."""
     if not GROUPS.is_dir():
         pytest.skip("version 2 of control groups is mounted nowhere on this host")
     cluster, node = machine
@@ -68,7 +68,7 @@ def node(machine: tuple[Cluster, GpuNode], request: pytest.FixtureRequest) -> It
 
 
 def pod(cluster: Cluster, name: str, *command: str) -> pods.Pod:
-    """A pod with a slice, in which the simulated driver, a library there, sees the container's control group."""
+    """Creates a pod with a slice. It mounts the control groups, which the simulated driver reads in the container."""
     body = pods.manifest(name, pods.container(list(command)))
     body["spec"]["volumes"].append({"name": "groups", "hostPath": {"path": str(GROUPS), "type": "Directory"}})
     seen = {"name": "groups", "mountPath": str(GROUPS), "readOnly": True}
@@ -77,13 +77,13 @@ def pod(cluster: Cluster, name: str, *command: str) -> pods.Pod:
 
 
 def limits(node: GpuNode) -> dict[int, tuple[int, int]]:
-    """Inode of the group → soft and hard limit, bytes, of each that the simulated driver has."""
+    """Returns inode of the group → (soft, hard) limit in bytes, of all limits in the simulated driver."""
     found: list[dict[str, Any]] = node.gpusimctl("limits", "--json")["limits"]
     return {one["group"]: (one["soft"], one["hard"]) for one in found}
 
 
 def group_of(one: pods.Pod) -> int:
-    """Inode of the control group of the container."""
+    """Returns the inode of the container's control group."""
     (pid,) = one.pids()
     (path,) = [line[3:] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if line.startswith("0::")]
     return Path(f"{GROUPS}{path}").stat().st_ino

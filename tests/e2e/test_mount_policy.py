@@ -54,7 +54,7 @@ def refusal(cluster: Any, made: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def node(machine: Any) -> Iterator[Any]:
-    """Our programs; the plugin reads pods by the kubelet's own credentials."""
+    """Starts our programs; the plugin reads pods with the kubelet's credentials."""
     cluster, node = machine
     node.exchange(GPUS)
     node.configure(CONFIGURATION)
@@ -69,7 +69,7 @@ def node(machine: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def refusing(cluster: Any) -> Any:
-    """The cluster with the policy, for names of several dialects. An API server takes a policy up after a moment."""
+    """Creates the policy, for resource names of several dialects, and waits until the API server applies it."""
     if cluster.api.get_or_none(POLICY) is None:
         write_policy(cluster, [GPU, "nvidia.com/gpumem", "aliyun.com/gpu-mem"])
     until(lambda: refusal(cluster, of_table(OVER)), "policy in force")
@@ -78,7 +78,7 @@ def refusing(cluster: Any) -> Any:
 
 @pytest.fixture
 def open_cluster(cluster: Any) -> Any:
-    """The cluster without the policy."""
+    """Removes the policy and waits until the API server no longer applies it."""
     if cluster.api.get_or_none(POLICY) is not None:
         write_policy(cluster, [])
     until(lambda: not refusal(cluster, of_table(OVER)), "end of the policy")
@@ -101,7 +101,7 @@ def test_api_server_refuses_what_the_rule_refuses(refusing, about, made, expecte
 
 
 def test_expression_is_cheap_enough_for_pods_of_many_mounts(refusing):
-    """Beyond a bound of its own the API server stops an expression, and the policy fails closed."""
+    """The API server stops expressions above a cost limit, and the policy then refuses the pod."""
     many = [container(f"c{n}", ASKS, *(f"/data/{'long' * 10}/{m}" for m in range(60))) for n in range(10)]
     assert refusal(refusing, of_table(*many)) == ""
     assert "c9" in refusal(refusing, of_table(*many[:9], container("c9", ASKS, "/data/a", "/etc")))
@@ -144,7 +144,7 @@ def test_check_apply_repeat_undo(open_cluster):
 
 
 def unprivileged(name: str, path: str) -> dict[str, Any]:
-    """What finding S1e did: an ordinary user's pod, with an empty volume over the files of its slice."""
+    """Returns an ordinary user's pod with an empty volume over the files of its slice (finding S1e)."""
     main = pods.container(["sleep", "60"])
     main["volumeMounts"].append({"name": "over", "mountPath": path})
     main["securityContext"] = {
@@ -168,7 +168,7 @@ def test_unprivileged_pod_is_refused_before_it_is_stored(refusing, path):
 
 @pytest.mark.parametrize("path", OVER_OURS)
 def test_kubelet_starts_no_unprivileged_pod_with_a_volume_over_our_files(open_cluster, node, path):
-    """Without any policy: the device plugin refuses the start, and says so on the pod."""
+    """Without a policy the device plugin refuses to start the container and reports it on the pod."""
     cluster = open_cluster
     assert refusal(cluster, unprivileged("asks", path)) == ""
     name = "over" + re.sub(r"[^a-z]", "-", path)

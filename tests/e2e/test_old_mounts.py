@@ -23,12 +23,12 @@ SPLIT = SLICES = 4
 SLICE = 15360 // SPLIT * MIB
 CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SPLIT}}
 OLD_LEDGER, LEDGER = "/run/vgpu/ledger", "/dev/vgpu/0/ledger"
-# Of what is gone: a minute of grace, and the pace of the plugin's housekeeping.
+# Time until the plugin deletes what ended: a minute of grace and the interval of its housekeeping.
 FORGOTTEN_S = 240
 
 
 def use(cluster: Cluster, node: GpuNode, version: str, environment: dict[str, str]) -> None:
-    """Library, arbiter and device plugin of a release, as an upgrade exchanges them."""
+    """Switches library, arbiter and device plugin to a release, as an upgrade does."""
     node.stop()
     fresh = LIBRARIES / ".current.new"
     fresh.symlink_to(version)
@@ -40,7 +40,7 @@ def use(cluster: Cluster, node: GpuNode, version: str, environment: dict[str, st
 
 @pytest.fixture
 def upgrade(cluster, node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], None]]:
-    """The node has the former release; what is yielded upgrades it."""
+    """Installs the former release on the node; yields a function that upgrades the node."""
     if not former.has_history():
         pytest.skip(former.NO_HISTORY)
     built = former.check_out(tmp_path_factory.mktemp("former"))
@@ -57,13 +57,13 @@ def upgrade(cluster, node, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def ledgers(one: Pod) -> set[str]:
-    """Where the pod's container has a ledger, by the kernel."""
+    """Returns the mount points of ledgers in the pod's container, from the kernel's mountinfo."""
     rows = [line.split() for line in Path(f"/proc/{one.pids()[0]}/mountinfo").read_text().splitlines()]
     return {row[4] for row in rows if row[3].endswith("/ledger")}
 
 
 def is_limited(node: GpuNode, one: Pod, start: int = 0) -> None:
-    """The container's start of this number has its whole slice and no more: by its word, and the driver's."""
+    """Asserts that this start of the container got exactly its slice, by the container's log and the driver."""
     until(lambda: "took 1: 2\n" in one.logs().get(start, ""), f"start {start} with a full slice")
     assert f"total {SLICE}\n" in one.logs()[start]
     usage = node.gpusimctl("usage", "--json")["gpus"]
@@ -72,7 +72,7 @@ def is_limited(node: GpuNode, one: Pod, start: int = 0) -> None:
 
 
 def named(node: GpuNode) -> list[str]:
-    """The pods that the watcher names as old mounts, three looks from now; it finds no fault with any."""
+    """Waits for three polls of the watcher, asserts that it has no findings, and returns its pods with old mounts."""
     goal = node.vgpuctl("watch")["looks"] + 3
     found = until(lambda: (now := node.vgpuctl("watch"))["looks"] >= goal and now, "three looks of the watcher")
     assert (found["findings"], found["fault"]) == ([], "")

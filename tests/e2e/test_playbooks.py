@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
 
 class Controller:
-    """A person with an inventory and a kubeconfig, who types ansible-playbook."""
+    """A controller with an inventory and a kubeconfig that runs ansible-playbook."""
 
     def __init__(self, cluster: Any, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -63,7 +63,7 @@ class Controller:
             "vgpu_verify": "never",
             "container_runtime_engine": "containerd",
             "container_runtime_runtimes": {"nvidia": {"path": "/usr/local/bin/nvidia-container-runtime"}},
-            # The box has a driver and NVIDIA's runtime that no package brought.
+            # The box has a driver and NVIDIA's runtime that no package installed.
             "nvidia_driver_source": "present",
             "nvidia_driver_kernel_module": "none",
             "nvidia_docker_packages": [],
@@ -146,7 +146,7 @@ def scheduler_images(cluster: Any) -> list[str]:
 
 
 def test_cluster_before_site_names_what_is_missing(person):
-    """And changes nothing, in the cluster or on the node."""
+    """cluster.yml before site.yml names what is missing and changes nothing in the cluster or on the node."""
     found = person.run("cluster")
     assert found.code != 0
     assert f"gpu-host-1: node {person.cluster.node} has no annotation vgpu.fleet/gpus" in found.said, found.said
@@ -203,7 +203,7 @@ def test_another_setting_is_an_upgrade(person):
 
 
 def test_an_image_that_nobody_has_is_named(person):
-    """It ends early, for time brings no image, and the pods that ran go on."""
+    """The play fails early, because waiting would not help, and running pods continue."""
     found = person.run("cluster", scheduler_image="registry.invalid/vgpu-scheduler:1", scheduler_rollout=150)
     assert found.code != 0
     assert "vgpu-scheduler does not run" in found.said and "registry.invalid/vgpu-scheduler:1" in found.said
@@ -264,6 +264,6 @@ def test_cluster_is_removed_without_a_trace(person):
     assert [one for one in left if "vgpu" in one] == []
     assert not Path("/var/lib/vgpu-incoming").exists()
     assert person.must("cluster", scheduler_state="absent").changed == 0
-    # A pod that asks for memory is nobody's to place now, and other pods are as ever.
+    # A pod that requests memory is not scheduled now; other pods are not affected.
     plain = pods.manifest("plain", pods.container(["true"], slices=0))
     assert cluster.api.create(f"{PODS}?dryRun=All", plain)["spec"]["schedulerName"] == "default-scheduler"

@@ -58,7 +58,7 @@ def test_a_slice_for_podman_beside_a_pod(cluster, node, pod):
         assert "took 1: 2\n" in said
         totals = [one["total"] for gpu in node.gpusimctl("usage", "--json")["gpus"] for one in gpu["processes"]]
         assert totals == [SLICE, SLICE]
-        # The kubelet is not offered what podman has.
+        # The slice of the podman container is not offered to the kubelet.
         until(lambda: cluster.allocatable() == SPLIT - 1, "slice that is withdrawn from the kubelet")
         late = pod("late", [WORKER])
         assert "1 Insufficient nvidia.com/gpu" in until(late.why_not_scheduled, "sentence of the scheduler")

@@ -27,7 +27,7 @@ EVENTS = "/api/v1/namespaces/default/events"
 
 
 def used(node: Any) -> list[int]:
-    """Bytes of each process, by the driver's own account."""
+    """Returns the bytes of each process, as the simulated driver counts them."""
     return sorted(one["total"] for gpu in node.gpusimctl("usage", "--json")["gpus"] for one in gpu["processes"])
 
 
@@ -37,7 +37,7 @@ def boot_of(cluster: Any) -> str:
 
 @pytest.fixture
 def work(cluster, node, pod):
-    """Two pods that have filled their slices, and the boot in which they did."""
+    """Starts two pods that fill their slices. Returns the pods, their devices and the current boot id."""
     ones = [pod(f"work-{n}", FILL, restart="Always") for n in range(2)]
     for one in ones:
         one.wait_running()
@@ -47,7 +47,7 @@ def work(cluster, node, pod):
 
 
 def test_plugin_first(cluster, node, work):
-    """The same pods run again, each in the slice that it had."""
+    """If the plugin starts first, the same pods run again, each with its former slice."""
     ones, held, boot = work
     uids = [one.uid for one in ones]
 
@@ -66,7 +66,7 @@ def test_plugin_first(cluster, node, work):
 
 @pytest.fixture
 def replicas(cluster):
-    """A ReplicaSet of one pod that fills its slice."""
+    """Creates a ReplicaSet of one pod that fills its slice; yields a function that returns its pods."""
     controllers = cluster.start_controllers("replicaset-controller")
     template = pods.manifest("", pods.container(FILL), restart="Always")
     label = {"app": "replicas"}
@@ -86,7 +86,7 @@ def replicas(cluster):
 
 
 def refused(one: pods.Pod) -> str:
-    """Why the kubelet ended the pod at admission; empty while it did not."""
+    """Returns why the kubelet refused the pod at admission, or "" if it did not."""
     status = one.object()["status"]
     return (
         status["message"] if (status["phase"], status.get("reason")) == ("Failed", "UnexpectedAdmissionError") else ""
@@ -94,7 +94,7 @@ def refused(one: pods.Pod) -> str:
 
 
 def test_kubelet_first(cluster, node, work, replicas, pod):
-    """Pods of a controller come back in a new pod. Single ones are named, and hold neither a slice nor memory."""
+    """If the kubelet starts first, controllers replace their pods; single pods are reported and hold nothing."""
     ones, _held, boot = work
     (former,) = until(replicas, "pod of the ReplicaSet")
     former.wait_running()
@@ -115,11 +115,11 @@ def test_kubelet_first(cluster, node, work, replicas, pod):
 
     until(lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES), "all slices at the node")
     until(lambda: any(one.running() for one in replicas()), "pod of the ReplicaSet that runs")
-    # With the one of the ReplicaSet these are all slices: no refused pod keeps one.
+    # Together with the ReplicaSet's pod these pods use all slices, so no refused pod keeps a slice.
     later = [pod(f"later-{n}", FILL).wait_running() for n in range(SLICES - 1)]
     until(lambda: used(node) == [SLICE] * SLICES, "every slice filled, and none by more than its size")
     names = {name for name, _container in node.held()}
     assert names.isdisjoint({one.name for one in (*ones, former)})
     assert names > {one.name for one in later}
-    # Still named until somebody deletes them.
+    # The refused pods are reported until they are deleted.
     assert all(refused(one) for one in ones)

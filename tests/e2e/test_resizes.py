@@ -37,7 +37,7 @@ FOLLOW = [WORKER, "follow"]
 
 
 def ask(cluster, one, size):
-    """As kubectl annotate does."""
+    """Requests a size by an annotation, as `kubectl annotate` does."""
     text = size if isinstance(size, str) else json.dumps({"main": size})
     cluster.api.patch(one.path, {"metadata": {"annotations": {resizes.RESIZE: text}}})
 
@@ -57,7 +57,7 @@ def said(cluster, one, reason, words):
 
 @pytest.fixture
 def pair(machine, pod):  # noqa: F811
-    """A pod that takes what it is given, and a neighbour on its GPU; (pod, its process, neighbour, its process)."""
+    """Creates a pod that fills its limit, and a neighbour on the same GPU. Returns (pod, pid, neighbour, pid)."""
     _cluster, node = machine
     one = pod("resized", {GPU: 1, MEM: 3000, CORES: 20}, command=FOLLOW).wait_running()
     one.wait_log(r"^follows$")
@@ -87,7 +87,7 @@ def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa
     ask(cluster, one, {"memory_mib": 11361})
     said(cluster, one, "GpuResizeWaits", "11361 MiB are asked for, 4000 of 15360 are held by others; at most 11360")
     assert limits_of(pid) == [(11360, 70)]
-    # Less than it holds: not before it has freed it.
+    # A limit below the current usage takes effect only after the program has freed memory.
     ask(cluster, one, {"memory_mib": 2000, "cores": 10})
     said(cluster, one, "VgpuResizeWaits", "2000 MiB are asked for, and its programs hold 11360 MiB")
     assert limits_of(pid) == [(11360, 70)] and used(node)[pid] == 11360 * MIB
@@ -105,7 +105,7 @@ def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa
 
 
 def leaders_view(fleet, node, one):  # noqa: F811
-    """What the replica that binds counts on the GPU of a pod, from its metrics: of the whole node, in MiB."""
+    """Returns the MiB of the pod's whole node in the leader's metrics, as a list with one entry."""
     leader = until(fleet.leader, "leader")
     name = one.object()["spec"]["nodeName"]
     held = fleet.metric(leader, "node_memory_held_bytes", node=name)

@@ -25,7 +25,7 @@ def allocations(node) -> dict[str, list[str]]:
 
 
 def new_allocations(node, before: dict[str, list[str]]) -> list[list[str]]:
-    """Those of deleted pods are kept for a minute."""
+    """Returns the allocations made since the start of the test; those of deleted pods are kept for a minute."""
     return [ids for name, ids in allocations(node).items() if name not in before]
 
 
@@ -49,7 +49,7 @@ def test_killed_and_back(cluster, node, pod, victims):
     until(lambda: node.held() == held, "same slices at the kubelet")
     assert (node.held(), allocations(node), used(node)) == (held, known, memory)
     assert all(one.restarts() == 0 for one in before)
-    # The two that are free are given out, and no other.
+    # Only the two free slices are allocated.
     later = [pod(f"new-{n}", [WORKER, "fill"]) for n in range(2)]
     for one in later:
         one.wait_running()
@@ -60,7 +60,7 @@ def test_killed_and_back(cluster, node, pod, victims):
 
 
 def test_crash_loop_finds_its_files(cluster, node, pod):
-    """The kubelet asks for no new allocation; PreStartContainer makes the files anew; no former run counts."""
+    """In a crash loop the kubelet makes no new allocation; PreStartContainer writes the files again for each start."""
     before = allocations(node)
     one = pod("loop", [WORKER, "fill", "crash"], restart="Always")
     filled: dict[int, str] = {}
@@ -82,7 +82,7 @@ def test_crash_loop_finds_its_files(cluster, node, pod):
 
 
 def test_crash_loop_over_a_killed_plugin(cluster, node, pod):
-    """While the plugin is away no container starts without a limit; when it is back the container starts."""
+    """While the plugin is down, no container starts without a limit; the container starts when the plugin is back."""
     one = pod("loop", ["/bin/sh", "-c", f"{WORKER} fill crash"], restart="Always")
     until(lambda: one.restarts() >= 1, "first restart")
     node.plugin.stop(kill=True)
@@ -95,13 +95,13 @@ def test_crash_loop_over_a_killed_plugin(cluster, node, pod):
 
 
 def test_slices_of_deleted_pods_are_free_for_checks(node, pod):
-    """The kubelet's file names deleted pods until something makes it write; without that no lease would ever be had."""
+    """The kubelet's checkpoint names deleted pods until its next write; their slices can be leased all the same."""
     everything = [pod(f"gone-{n}", [WORKER]) for n in range(SPLIT)]
     for one in everything:
         one.wait_running()
     for one in everything:
         one.delete()
-    # A minute of grace, and the pace of the plugin's housekeeping.
+    # A minute of grace and the interval of the plugin's housekeeping.
     until(lambda: not allocations(node), "end of all allocations", limit_s=240)
     lease = node.vgpuctl("lease")
     node.vgpuctl("release", lease["allocation"])

@@ -42,7 +42,7 @@ GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
 
 
 def call(cluster: Any, check: bool = False, **params: Any) -> dict[str, Any]:
-    """The module as a process, as a controller runs it."""
+    """Runs the module as a process, as Ansible does, and returns its result."""
     kubeconfig = cluster.authority.kubeconfig("admin-of-module", SERVER, "/O=system:masters/CN=module")
     given = {"kubeconfig": str(kubeconfig), "_ansible_check_mode": check, **params}
     if params.get("state") != "absent":
@@ -83,12 +83,12 @@ def our_pods(cluster: Any) -> list[dict[str, Any]]:
 
 
 def names(cluster: Any) -> set[str]:
-    """Of all its pods, those that end too."""
+    """Returns the names of all pods of the Deployment, also of terminating pods."""
     return {one["metadata"]["name"] for one in cluster.api.get(f"{SYSTEM}/pods?{OURS}")["items"]}
 
 
 def ready(cluster: Any, count: int = 2) -> bool:
-    """As the Deployment counts, of its newest template and no other."""
+    """Returns whether the Deployment has exactly ``count`` ready pods, all of the newest template."""
     found = cluster.api.get(DEPLOYMENT)
     status = found.get("status") or {}
     same = status.get("observedGeneration") == found["metadata"]["generation"]
@@ -163,13 +163,13 @@ def pod(deployed: Any, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
 
 
 def holder(cluster: Any) -> str:
-    """The name of the pod that binds: identities begin with the host's name, which is the pod's."""
+    """Returns the name of the pod that holds the Lease; the holder identity starts with the pod's host name."""
     found = cluster.api.get_or_none(LEASE) or {}
     return str((found.get("spec") or {}).get("holderIdentity") or "").rpartition("_")[0]
 
 
 def test_the_deployment_is_what_runs(deployed):
-    """Two pods on a network of their own, as the user of the manifest, nothing started twice."""
+    """Two pods run in the pod network, with the manifest's user and without restarts."""
     found = our_pods(deployed)
     assert len(found) == 2 and len({one["status"]["podIP"] for one in found}) == 2
     for one in found:
@@ -190,7 +190,7 @@ def test_the_deployment_is_what_runs(deployed):
 
 
 def in_container(cluster: Any, one: dict[str, Any], *words: str) -> subprocess.CompletedProcess:
-    """A command in the container of our program, as ``kubectl exec`` would have it."""
+    """Runs a command in our program's container, as ``kubectl exec`` does."""
     states = {each["name"]: each for each in one["status"]["containerStatuses"]}
     container = states[NAME]["containerID"].rpartition("/")[2]
     name = f"t{uuid.uuid4().hex[:8]}"
@@ -235,7 +235,7 @@ def test_the_pod_that_binds_is_deleted_and_another_binds(deployed, pod):
 
 
 def kube_scheduler(cluster: Any, name: str) -> dict[str, Any]:
-    """What the kubelet says of that container of a pod."""
+    """Returns the status of the pod's kube-scheduler container."""
     (one,) = [each for each in our_pods(cluster) if each["metadata"]["name"] == name]
     found: dict[str, Any] = next(
         each for each in one["status"]["containerStatuses"] if each["name"] == "kube-scheduler"
@@ -272,7 +272,7 @@ def test_admission_has_no_gap_while_another_configuration_rolls_out(deployed, po
     try:
         assert call(deployed, config={"defaultMemoryMiB": 700})["changed"]
         wait_until_ready(deployed, "two replicas of the new configuration")
-        # One that ends may still hold the Lease, and binds by the former configuration.
+        # A terminating pod may still hold the Lease and bind with the former configuration.
         until(lambda: not before & names(deployed), "the end of the old ones", 120)
     finally:
         stop.set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of a node as pods get them. What is held is judged by the simulated driver and the kubelet's checkpoint."""
+"""Slices of a node as pods get them, checked by the simulated driver's account and the kubelet's checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ids_of(node) -> list[str]:
 
 
 def used(node) -> dict[int, int]:
-    """pid → bytes that the driver has given to it, contexts included."""
+    """Returns pid → bytes that the driver has allocated to it, contexts included."""
     return {one["pid"]: one["total"] for gpu in node.gpusimctl("usage", "--json")["gpus"] for one in gpu["processes"]}
 
 
@@ -41,7 +41,7 @@ def test_pod_gets_its_slice_and_no_more(node, pod):
     one = pod("full", [WORKER, "fill", "take", "1"]).wait_running()
     filled = int(one.wait_log(r"^filled (\d+)$").group(1))
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == SLICE
-    # 2 is the driver's "out of memory". All that it got and its context are the slice, to the byte.
+    # 2 is CUDA_ERROR_OUT_OF_MEMORY. Allocated memory and context together are exactly the slice.
     assert one.wait_log(r"^took 1: (\d+)$").group(1) == "2"
     (pid,) = one.pids()
     assert used(node)[pid] == SLICE
@@ -50,7 +50,7 @@ def test_pod_gets_its_slice_and_no_more(node, pod):
 
 
 def test_pod_without_a_slice_finds_no_driver(node, pod):
-    """The negative control of the hand-over: the same image and node."""
+    """The negative control: without a slice, the same image on the same node finds no driver."""
     one = pod("none", WAIT, slices=0).wait_phase("Failed")
     assert "no driver" in one.log()
 
@@ -83,7 +83,7 @@ def test_deleted_pod_frees_its_slice(node, pod):
     (taken,) = ids_of(node)
     one.delete()
     until(lambda: not used(node), "memory that is free again")
-    # All four at once: none is left behind with the deleted pod.
+    # Four pods run at the same time, so the deleted pod keeps no slice.
     again = [pod(f"after-{n}", WAIT) for n in range(SPLIT)]
     for each in again:
         each.wait_running()
@@ -102,14 +102,14 @@ def test_two_containers_of_a_pod_have_a_limit_each(cluster, node):
 
 
 def test_more_slices_than_gpus_is_refused_with_a_sentence(node, pod):
-    """Two slices of one GPU for one container: never silently a single share."""
+    """A container that requests two slices of one GPU is refused, instead of silently getting a single share."""
     one = pod("greedy", WAIT, slices=2).wait_phase("Failed")
     status = one.object()["status"]
     assert status["reason"] == "UnexpectedAdmissionError"
     assert "vgpu_multi_slice" in status["message"] or "one GPU" in status["message"], status["message"]
 
 
-# A device plugin with a fault: it offers one slice more than its GPU was split into.
+# A faulty device plugin: it offers one slice more than its GPU was split into.
 GREEDY = """
 import sys
 from vgpu_plugin.offer import settings
@@ -125,14 +125,14 @@ sys.exit(main())
 
 @pytest.fixture
 def look(cluster, node):
-    """Answers what the host says of itself, and what Kubernetes shows of it beside that."""
+    """Returns a function that reads the capacity of the host (vgpu_capacity_info) and of Kubernetes."""
     program = Path("/usr/local/bin/vgpuctl")
     paths = node.environment["PYTHONPATH"]
     program.write_text(f'#!/bin/sh\nPYTHONPATH="{paths}" exec "{sys.executable}" -m vgpu_plugin.ctl.main "$@"\n')
     program.chmod(0o755)
     kubeconfig = cluster.authority.kubeconfig("capacity", SERVER, "/O=system:masters/CN=capacity")
 
-    # An allocation ends up to two minutes after its pod.
+    # An allocation is removed up to two minutes after its pod.
     def ask(timeout: int = 180, usage: bool = True) -> tuple[dict, dict]:
         host = run_module("vgpu_capacity_info", timeout=timeout, usage=usage)
         assert "ok" in host, host
@@ -149,7 +149,7 @@ def test_capacity_is_shown_pod_by_pod_as_it_is_held(cluster, node, pod, look):
     assert (host["ok"], host["drift"], kube["drift"]) == (True, [], [])
     assert (kube["found"], kube["ready"], kube["pods"]) == (True, True, [])
     ended = pod("ended", ["/bin/true"])
-    ended.wait_phase("Succeeded")  # holds nothing any more, and is listed nowhere
+    ended.wait_phase("Succeeded")  # the pod has no slice any more and is not listed
     pod("one", [WORKER, "take", "700"]).wait_running().wait_log(r"^took 700: 0$")
     pair = [pods.container(WAIT, name=name) for name in ("left", "right")]
     pods.create(cluster, pods.manifest("pair", *pair)).wait_running()
@@ -160,7 +160,7 @@ def test_capacity_is_shown_pod_by_pod_as_it_is_held(cluster, node, pod, look):
         ("default/one", 1, "Running"),
         ("default/pair", 2, "Running"),
     ]
-    # The same by the node's own ledgers: each container with the slice that the kubelet says it holds.
+    # The node's ledgers agree: each container has the slice that the kubelet reports for it.
     held = {f"default/{name}/{container}": ids for (name, container), ids in node.held().items()}
     assert {one["by"]: one["slices"] for one in host["usage"]} == held
     used = {one["by"]: one["used_mib"] for one in host["usage"]}

@@ -14,7 +14,7 @@ MEASURED_NS = 4_000_000_000
 
 
 def busy(node) -> dict[int, int]:
-    """pid → nanoseconds that the simulated GPU ran its kernels."""
+    """Returns pid → nanoseconds for which the simulated GPU ran the process's kernels."""
     (gpu,) = node.gpusimctl("log", "--json")["gpus"]
     return {one["pid"]: one["busy_ns"] for one in gpu["processes"] if one["alive"]}
 

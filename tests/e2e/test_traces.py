@@ -21,7 +21,7 @@ WAIT = ["/bin/sh", "-c", "while :; do sleep 1; done"]
 
 
 class RealKubelet:
-    """The cluster's kubelet as the story asks for it."""
+    """The cluster's kubelet, with the interface that scenario.py expects."""
 
     folder = CHECKPOINT.parent
     pod_resources = CHECKPOINT.parent.parent / "pod-resources" / "kubelet.sock"

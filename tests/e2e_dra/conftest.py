@@ -71,7 +71,7 @@ def started() -> Iterator[tuple[Cluster, GpuNode]]:
 
 @pytest.fixture
 def cluster(started: tuple[Cluster, GpuNode]) -> Iterator[Cluster]:
-    """Without pods and claims of a test before."""
+    """Returns the cluster; deletes all pods and claims after the test."""
     yield started[0]
     pods.delete_all(started[0])
     for one in started[0].api.get(CLAIMS)["items"]:
@@ -84,7 +84,7 @@ def node(started: tuple[Cluster, GpuNode]) -> GpuNode:
 
 
 def devices(cluster: Cluster) -> dict[str, Any]:
-    """What the API server has of this node, by name."""
+    """Returns device name → device of all ResourceSlices at the API server."""
     found = cluster.api.get(SLICES)["items"]
     return {one["name"]: one for part in found for one in part["spec"].get("devices") or ()}
 
@@ -103,7 +103,7 @@ Claim = Callable[..., str]
 
 @pytest.fixture
 def claim(cluster: Cluster) -> Claim:
-    """``claim("c", gpu={"memory": "4Gi"})``: a claim of one request of a card each; its name."""
+    """Creates claims: ``claim("c", gpu={"memory": "4Gi"})`` makes a claim with the request "gpu" and returns "c"."""
 
     def make(name: str, config: list[dict[str, Any]] | None = None, **requests: dict[str, str]) -> str:
         asked = [
@@ -121,7 +121,7 @@ def claim(cluster: Cluster) -> Claim:
 def pod(
     cluster: Cluster, name: str, *claims: str, request: str = "", command: tuple[str, ...] = (), **spec: Any
 ) -> pods.Pod:
-    """A pod of one container that names these claims, or one request of the first."""
+    """Creates a pod with one container that uses these claims, or only ``request`` of each claim."""
     container = pods.container([pods.WORKER, *command], slices=0)
     named = [{"name": one, **({"request": request} if request else {})} for one in claims]
     container["resources"] = {"claims": named}

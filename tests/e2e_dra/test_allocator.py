@@ -39,7 +39,7 @@ FIRST, SECOND = "gpu-00000000", "gpu-00000001"
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    """Built where the digest of its source and its modules is another."""
+    """Builds the program unless it exists for the digest of its source and modules. Returns its path."""
     sources = [MODULE / "allocator/main.go", MODULE / "go.mod", MODULE / "go.sum"]
     digest = hashlib.sha256(b"".join(one.read_bytes() for one in sources)).hexdigest()[:12]
     out = ROOT / ".build" / f"allocator-{digest}"
@@ -55,7 +55,7 @@ def program() -> Path:
 
 
 def objects(config: dict[str, Any], gpus: list[Gpu] | None = None, **more: Any) -> list[dict[str, Any]]:
-    """The slices of a node of two T4, as they are sent."""
+    """Returns the ResourceSlices that our driver sends for a node with two T4."""
     gpus = samples.gpus("T4", "T4", numa=(0, 1)) if gpus is None else gpus
     pieces, _findings = pieces_for([gpu.facts() for gpu in gpus], config)
     driver = Driver("535.261.03", (12, 2), {gpu.uuid: (7, 5) for gpu in gpus})
@@ -72,7 +72,7 @@ def objects(config: dict[str, Any], gpus: list[Gpu] | None = None, **more: Any) 
 
 
 def claim(*capacities: dict[str, str], count: int = 1, of: str = "vgpu") -> dict[str, Any]:
-    """A request for each of the capacities."""
+    """Returns a claim with one request per capacity."""
     asked = [
         {
             "name": f"r{n}",

@@ -19,7 +19,7 @@ GIB = 1024 * MIB
 
 
 def used(node: GpuNode) -> dict[int, int]:
-    """pid → bytes on the cards, by the driver."""
+    """Returns pid → bytes on all GPUs, as the simulated driver counts them."""
     gpus = node.gpusimctl("usage", "--json")["gpus"]
     return {one["pid"]: one["total"] for gpu in gpus for one in gpu["processes"] if one["total"]}
 
@@ -94,13 +94,13 @@ def test_a_container_that_starts_again_keeps_its_share(cluster: Cluster, claim: 
     name = claim("c", gpu={"memory": "2Gi", "cores": "10"})
     loop = pod(cluster, "loop", name, command=("fill", "crash"), restart="Always")
     until(lambda: loop.restarts() >= 2, "second restart")
-    # One that has just begun has written nothing yet.
+    # A container that has just started has written nothing yet.
     written = [text for text in loop.logs().values() if text]
     assert written and all(f"total {2 * GIB}\n" in text for text in written)
 
 
 def test_full_cards_make_the_next_pod_wait(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
-    """Shares fill two cards to the MiB; then one ends."""
+    """Claims fill two GPUs to the MiB and the next pod waits, until one pod ends."""
     if minor(Programs.from_environment()) < 36:
         pytest.skip("the alpha of 1.34 gives out no share of a second card once the first is full")
     full = [

@@ -78,7 +78,7 @@ def path_of(one: dict[str, Any]) -> str:
 
 @pytest.fixture
 def labelled(cluster: Cluster, webhook: Service) -> Iterator[Callable[[str | None], None]]:
-    """``labelled("dra")``: the label of the namespace, as a pod that comes next meets it."""
+    """``labelled("dra")`` sets the namespace's label and waits until admission of pods uses it."""
 
     def label(value: str | None) -> None:
         cluster.api.patch(NAMESPACE, {"metadata": {"labels": {"vgpu.fleet/allocation": value}}})
@@ -90,7 +90,7 @@ def labelled(cluster: Cluster, webhook: Service) -> Iterator[Callable[[str | Non
 
 
 def seen(cluster: Cluster) -> str | None:
-    """The label as a pod of a dry run meets it."""
+    """Returns the label that admission uses for a pod in a dry run."""
     try:
         made = cluster.api.create(f"{NAMESPACE}/pods?dryRun=All", asking("probe", gpumem="1"))
     except ApiError as fault:
@@ -133,7 +133,7 @@ def test_what_a_pod_asks_for_in_a_labelled_namespace_is_a_claim(
 def test_the_claim_of_a_pod_that_ended_is_given_back(
     cluster: Cluster, node: GpuNode, labelled: Callable[[str | None], None]
 ) -> None:
-    """The pod stays, as those of jobs do; what it claimed is for others."""
+    """The object of an ended pod stays, as those of jobs do, but its claim is released."""
     labelled("dra")
     made = asking("one", gpumem="3000", gpucores="30")
     made["spec"]["containers"][0]["command"] = [pods.WORKER, "crash"]
@@ -193,7 +193,7 @@ def test_what_no_claim_says_is_refused(
 def test_a_claim_that_a_tenant_wrote_is_not_used(
     cluster: Cluster, labelled: Callable[[str | None], None], webhook: Service
 ) -> None:
-    """The name of another's claim, in an annotation by hand: the pod waits with that reason, and the claim stays."""
+    """If an annotation names another owner's claim, the pod waits with that reason and the claim stays unchanged."""
     labelled("dra")
     dry = cluster.api.create(f"{NAMESPACE}/pods?dryRun=All", asking("one", gpumem="2000", gpucores="20"))
     assert cluster.api.get(CLAIMS)["items"] == [], "a dry run makes none"

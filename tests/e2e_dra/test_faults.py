@@ -21,13 +21,13 @@ PODS, HOST = "/api/v1/namespaces/default/pods", "kubernetes.io/hostname"
 
 
 def allocated(cluster: Cluster, name: str) -> list[str]:
-    """The devices of a claim."""
+    """Returns the names of the devices allocated to a claim."""
     found = (cluster.api.get(f"{CLAIMS}/{name}").get("status") or {}).get("allocation") or {}
     return [one["device"] for one in (found.get("devices") or {}).get("results") or ()]
 
 
 def tainted(cluster: Cluster) -> dict[str, str]:
-    """Device → value of its taint."""
+    """Returns device → value of its taint, for all tainted devices."""
     found = devices(cluster).items()
     return {name: one["taints"][0]["value"] for name, one in found if one.get("taints")}
 

@@ -37,7 +37,7 @@ PARAMETERS: list[tuple[Any, str]] = [
 
 
 def refusal(cluster: Cluster, path: str, body: dict[str, Any]) -> str:
-    """Why an object is refused, as a dry run says it; empty where it is taken."""
+    """Returns why the API server refuses an object in a dry run, or "" if it accepts the object."""
     try:
         cluster.api.create(f"{path}?dryRun=All", body)
     except ApiError as fault:
@@ -59,7 +59,7 @@ def claim_with(parameters: Any, driver: str = "gpu.vgpu.fleet") -> dict[str, Any
 
 @pytest.fixture(scope="module")
 def judged(started: Any) -> Iterator[Cluster]:
-    """The cluster with the policies, which the API server takes a moment to see."""
+    """Creates the policies and waits until the API server applies them."""
     cluster = started[0]
     made = [*dra_manifests.parameters_policy(), *mount_policy.of_claims()]
     for one in made:

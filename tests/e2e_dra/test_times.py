@@ -25,8 +25,8 @@ from kubebox.gpunode import LIBRARIES, GpuNode
 from kubebox.process import NeverCame, until
 
 COUNT, NODES, BOUND = (int(word) for word in os.environ.get("VGPU_CLAIM_TIMES", "8,50,200").split(","))
-# A container of a claim takes at most so many times as long as one of a slice; claims are bound at least at this part
-# of the rate of pods that ask by a number.
+# LONGER: the start of a container with a claim takes at most this many times as long as with a slice.
+# SHARE: pods with claims are bound at least at this part of the rate of pods with an extended resource.
 LONGER, SHARE = 2.0, 0.1
 CLAIMED = (CONFIGURATION, {"allocation": "dra"})
 SLICED = ({"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": 4}},)

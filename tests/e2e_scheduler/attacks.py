@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the attacker's suite is made of: requests and what refuses them, pods, and the neighbour who must not notice."""
+"""Parts of the attacker's tests: requests with the expected refusal, pods, and a neighbour that stays unaffected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-
 
 
 class Try(NamedTuple):
-    """A request of the tenant. ``words``: of the refusal; "" where the API server takes it."""
+    """A request of the tenant. ``words``: text of the expected refusal, or "" if the API server accepts the request."""
 
     method: str
     path: str
@@ -29,7 +29,7 @@ class Try(NamedTuple):
 
 
 def said(api: Any, one: Try) -> str:
-    """What the API server refuses it with, "" where it does not."""
+    """Makes the request and returns the API server's refusal, or "" if it accepts the request."""
     try:
         api.call(one.method, one.path, one.body, one.kind)
     except ApiError as fault:
@@ -63,7 +63,7 @@ def part(memory: int, uuid: str = "GPU-a-0") -> str:
 
 
 def holds(fleet: Any, name: str, memory: int, uuid: str = "GPU-a-0") -> None:
-    """By the object, and by the program that answers filter and bind."""
+    """Asserts that the pod has this memory on this GPU, by its plan annotation and by the leader's ledger."""
     (one,) = pod_annotations.read_plan(fleet.get(name)["metadata"]["annotations"][pod_annotations.PLAN])
     assert [(device.uuid, device.memory_mib) for device in one.devices] == [(uuid, memory)]
     assert f"{uuid}: {memory} MiB" in fleet.explain(name), fleet.explain(name)
@@ -82,7 +82,7 @@ class Neighbour:
         return found
 
     def bound(self, name: str, limits: Any, **more: Any) -> list[tuple[str, int]]:
-        """(GPU, MiB) of its plan."""
+        """Creates a pod, waits until it is bound, and returns (GPU, MiB) of each device of its plan."""
         self.make(name, limits, **more)
         until(lambda: self.get(name)["spec"].get("nodeName"), f"node for the neighbour's {name}: {self.get(name)}")
         text = self.get(name)["metadata"]["annotations"][pod_annotations.PLAN]

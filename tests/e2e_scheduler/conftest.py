@@ -39,7 +39,7 @@ def fleet():
 
 @pytest.fixture(scope="session")
 def tenant(fleet):
-    """A user with the rights of `edit` in the namespace of the pods, and no others."""
+    """Returns a client of a user with only the rights of `edit`, in the namespace of the pods."""
     authority, group = fleet.cluster.authority, "rbac.authorization.k8s.io"
     subject = {"apiGroup": group, "kind": "User", "name": "tenant"}
     # `edit` is put together out of these two by a controller that does not run here.
@@ -61,7 +61,7 @@ def reads(api: Api) -> bool:
 
 @pytest.fixture
 def neighbour(fleet):
-    """Makes pods of another namespace; ``bound(name, limits)`` waits for the node."""
+    """Creates pods in another namespace; ``bound(name, limits)`` waits until the pod is bound."""
     spaces = "/api/v1/namespaces"
     if fleet.api.get_or_none(NEIGHBOUR) is None:
         fleet.api.create(spaces, {"metadata": {"name": "neighbour"}})
@@ -76,6 +76,6 @@ def neighbour(fleet):
 
 @pytest.fixture(autouse=True)
 def clean(request):
-    """Each test begins without pods, on nodes of its own."""
+    """Deletes pods and nodes, so that each test starts with its own nodes."""
     fleet = request.getfixturevalue("fleet")
     fleet.clean()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two replicas of the scheduler before a real API server, and nodes of which there is only the object."""
+"""Two replicas of the scheduler at a real API server, and nodes that exist only as API objects."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def asked(replica: Replica, path: str) -> str:
 
 
 class Replica:
-    """A kube-scheduler and the program beside it. Both believe in a host name of their own."""
+    """A kube-scheduler and its vgpu-scheduler, each in a UTS namespace with the replica's host name."""
 
     def __init__(self, fleet: Fleet, number: int) -> None:
         cluster = fleet.cluster
@@ -53,7 +53,7 @@ class Replica:
         desired = fleet.desired
         configuration = scheduler_manifests.scheduler_configuration(desired)
         configuration["extenders"] = [scheduler_manifests.extender(desired.config, f"127.0.0.1:{self.extender}")]
-        # Short, so that a test need not wait for a quarter of a minute.
+        # Short lease times, so that a test does not wait for the default 15 s.
         configuration["leaderElection"].update(leaseDuration="8s", renewDeadline="3s", retryPeriod="1s")
         configuration["clientConnection"] = {"kubeconfig": str(fleet.kubeconfig)}
         path = cluster.folder / f"{self.name}.yaml"
@@ -61,7 +61,7 @@ class Replica:
         kube = [str(cluster.programs.kubernetes / "kube-scheduler"), "--config", str(path)]
         kube += ["--bind-address", "127.0.0.1", "--secure-port", str(18900 + number)]
         kube += scheduler_manifests.kube_options(desired)
-        # The holder of a lease is named after the host; each half has a host name of its own in a namespace of its own.
+        # A lease's holder identity starts with the host name, so each replica gets a host name of its own.
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
         self.kube = Service(f"kube-{self.name}", [*named, *kube], cluster.logs)
         ours = [str(fleet.python), "-m", "vgpu_scheduler.main", "--kubeconfig", str(fleet.kubeconfig)]
@@ -138,14 +138,14 @@ class Fleet:
         return next((one for one in self.replicas if holder.startswith(one.name + "_") and one.kube.running), None)
 
     def writer(self) -> Replica | None:
-        """Whose program holds the Lease of those that bind."""
+        """Returns the replica whose program holds the Lease to bind pods, or None."""
         found = self.api.get_or_none(f"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/{NAME}-extender")
         holder = ((found or {}).get("spec") or {}).get("holderIdentity") or ""
         return next((one for one in self.replicas if holder.startswith(one.name + "_") and one.ours.running), None)
 
     @contextmanager
     def configured(self, config: dict[str, Any]) -> Iterator[None]:
-        """Both programs with another configuration file for a while."""
+        """Runs both programs with another configuration file inside the context."""
         path = self.cluster.folder / "other-config.yaml"
         path.write_text(yaml.safe_dump(config))
         plain = [one.ours.command for one in self.replicas]
@@ -166,11 +166,11 @@ class Fleet:
     # ---- nodes and pods
 
     def admits(self) -> bool:
-        """Whether the webhook that the API server calls is there; a program that was killed needs a while."""
+        """Returns whether the webhook that the API server calls is listening."""
         return listens(self.replicas[0].webhook)
 
     def serves(self) -> bool:
-        """Whether that and both extenders are."""
+        """Returns whether the webhook and both extenders are listening."""
         return self.admits() and all(listens(one.extender) for one in self.replicas)
 
     def clean(self) -> None:
@@ -187,8 +187,10 @@ class Fleet:
     def node(
         self, name: str, count: int = 2, memory: int = 16160, slots: int = 10, told: Any = None, **labels: str
     ) -> None:
-        """A node that is ready and whose device plugin told its GPUs; ``told``: changes of each, by number, and under
-        "topology" the policy of the kubelet."""
+        """Creates a ready node with the annotation of its GPUs that a device plugin would write.
+
+        ``told``: GPU number → changed fields; "topology" → the kubelet's topology policy.
+        """
         gpus = [
             NodeGpu(f"GPU-{name}-{n}", "Tesla V100-SXM2-16GB", memory, memory, slots, memory // slots, 10)._replace(
                 **(told or {}).get(n, {})
@@ -228,7 +230,7 @@ class Fleet:
         return self.get(name)["spec"].get("nodeName") or ""
 
     def bound(self, name: str, limit_s: float = 60.0) -> tuple[str, list[pod_annotations.Part]]:
-        """Its node and plan."""
+        """Waits until the pod is bound and returns its node and plan."""
         until(lambda: self.node_of(name), f"node for pod {name}; {self.says(name)}", limit_s)
         pod = self.get(name)
         return pod["spec"]["nodeName"], list(
@@ -236,7 +238,7 @@ class Fleet:
         )
 
     def waits(self, name: str, limit_s: float = 60.0) -> str:
-        """What the kube-scheduler says of a pod that it found no node for."""
+        """Waits for the kube-scheduler's message why the pod fits no node, and returns it."""
 
         def why() -> str:
             conditions = self.get(name)["status"].get("conditions") or []
@@ -250,7 +252,7 @@ class Fleet:
         return json.dumps(self.get(name)["status"].get("conditions"))[:500] + self.replicas[0].ours.tail(5)
 
     def faults(self) -> list[str]:
-        """GPUs of which bound pods hold too much, added up from the API server's objects alone."""
+        """Returns the GPUs that are oversold, by the plans of all bound pods at the API server."""
         held: dict[str, list[int]] = {}
         for pod in self.api.get(PODS)["items"]:
             if pod["spec"].get("nodeName"):
@@ -267,7 +269,7 @@ class Fleet:
 
     @staticmethod
     def metric(replica: Replica, name: str, **labels: str) -> int:
-        """Of one program; 0 where it has none of that name."""
+        """Returns a metric's value of one replica's program, or 0 if it does not report the metric."""
         words = ",".join(f'{key}="{value}"' for key, value in labels.items())
         line = re.escape(f"vgpu_scheduler_{name}" + (f"{{{words}}}" if words else ""))
         found = re.search(rf"^{line} (\S+)$", asked(replica, "/metrics"), re.MULTILINE)

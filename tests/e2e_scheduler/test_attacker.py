@@ -167,10 +167,10 @@ def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant
 
 
 def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
-    """What a tenant writes on pods of his, whoever binds them, takes no room of the card."""
+    """A plan annotation that a tenant writes on own pods takes no memory of the GPU, whoever binds the pods."""
     fleet.node("a", 1)
     plan, given = pod_annotations.PLAN, pod_annotations.GIVEN
-    # The webhook or the policy; the label keeps a pod from the former.
+    # The webhook or the policy refuses each request; pods with the label IGNORE bypass the webhook.
     words = "is written by"
     tries = [
         Try("POST", PODS, gpu_pod(f"p{n}", limits, labels, {name: part(CARD)}, **spec), words)
@@ -185,7 +185,7 @@ def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
         )
     ]
     judged(tenant, tries)
-    # Bound by the tenant's own hand, with the label that keeps it from the webhook: it has no plan, so no slice.
+    # The tenant sets nodeName and bypasses the webhook by the label: the pod has no plan and so no slice.
     tenant.create(PODS, gpu_pod("named", {GPU: 1, MEM: CARD}, IGNORE, schedulerName="vgpu-scheduler", nodeName="a"))
     bodies = [{"metadata": {"annotations": {name: part(CARD)}}} for name in (plan, given)]
     judged(tenant, [Try("PATCH", f"{PODS}/named", body, words, MERGE) for body in bodies])

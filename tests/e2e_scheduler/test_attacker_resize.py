@@ -25,7 +25,7 @@ OURS = "is written by vgpu.fleet alone"
 
 @pytest.fixture(scope="module")
 def kubelet(fleet):
-    """What the device plugin of a node may write."""
+    """Returns a client with the identity of node a, which its device plugin uses."""
     authority = fleet.cluster.authority
     pair = authority.pair("system-node-a", "/O=system:masters/CN=system:node:a")
     return Api(SERVER, authority.certificate, *pair)
@@ -49,7 +49,7 @@ def given(fleet, name):
 
 
 def counted(fleet):
-    """MiB of node a by each program; none of one that does not listen yet."""
+    """Returns the MiB used on node a as each program reports it, or [] if a program does not listen yet."""
     try:
         held = [fleet.metric(one, "node_memory_held_bytes", node="a") for one in fleet.replicas]
     except OSError:
@@ -58,7 +58,7 @@ def counted(fleet):
 
 
 def oversold(fleet):
-    """MiB of the card beyond what it has, added up from the objects of all namespaces."""
+    """Returns by how many MiB the GPU is oversold, added up from the pods of all namespaces."""
     sums = {}
     for one in fleet.api.get("/api/v1/pods")["items"]:
         parts = resizes.counted(one["metadata"].get("annotations") or {}) or ()
@@ -131,7 +131,7 @@ def test_nonsense_is_refused_and_reserves_nothing(fleet, tenant, neighbour, labe
 
 
 def test_nobody_gets_more_than_quota_and_card_have(fleet, tenant, neighbour):
-    """What was asked for and cannot be holds nothing: the neighbour has the rest of the card."""
+    """A refused request reserves nothing: the neighbour gets the rest of the GPU."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "5000"}}}
     fleet.api.create("/api/v1/namespaces/default/resourcequotas", quota)

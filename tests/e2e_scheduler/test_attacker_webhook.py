@@ -29,7 +29,7 @@ MANY = 600
 
 def tls() -> ssl.SSLContext:
     context = ssl.create_default_context()
-    # Who answers does not matter to him.
+    # The attacker does not verify the server's certificate.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
@@ -52,7 +52,7 @@ def review(namespace: str, limits: Any, uid: str, **more: Any) -> bytes:
 
 
 def test_reviews_by_hand_hold_no_quota_and_no_card(fleet, neighbour):
-    """Also with the uid of a pod that waits."""
+    """Admission reviews sent by hand reserve no quota and no GPU, even with the uid of a waiting pod."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "theirs"}, "spec": {"hard": {f"limits.{MEM}": str(CARD)}}}
     fleet.api.create(f"{NEIGHBOUR}/resourcequotas", quota)
@@ -67,7 +67,7 @@ def test_reviews_by_hand_hold_no_quota_and_no_card(fleet, neighbour):
 
 
 def test_the_extender_is_not_at_the_webhooks_port(fleet):
-    """Its verbs are for the kube-scheduler in the same pod, at its loopback address. So are the figures."""
+    """The webhook's port serves neither the extender nor metrics; the extender listens on the loopback address."""
     fleet.node("a", 1)
     pod = fleet.pod("waits", {GPU: 1, MEM: CARD + 1})
     bind = {"PodName": "waits", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": "a"}
@@ -89,7 +89,7 @@ def opened(port: int, handshake: bool) -> socket.socket:
 
 
 def nothing(port: int, held: contextlib.ExitStack) -> None:
-    """Connections that never begin."""
+    """Opens connections that never send a request."""
     for _n in range(MANY):
         held.enter_context(opened(port, handshake=False))
 
@@ -106,7 +106,7 @@ def slow_bodies(port: int, held: contextlib.ExitStack) -> None:
 
 
 def slow_and_large(port: int, held: contextlib.ExitStack) -> None:
-    """Bodies of 7 MiB of which one byte is missing: together more than the memory of the Deployment."""
+    """Sends bodies of 7 MiB without their last byte; together they exceed the memory limit of the Deployment."""
     size = 7 << 20
     head = f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
     # Those that are not read any further stay where they are.
@@ -145,14 +145,14 @@ def mistyped(port: int, held: contextlib.ExitStack) -> None:
 
 
 def resident(fleet: Any) -> int:
-    """KiB of memory of the replica whose webhook is attacked."""
+    """Returns the resident KiB of the replica whose webhook is attacked."""
     text = Path(f"/proc/{fleet.replicas[0].ours.pid}/status").read_text()
     return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
 
 
 @pytest.mark.parametrize("attack", [nothing, slow_heads, slow_bodies, slow_and_large, mistyped])
 def test_the_webhook_answers_the_api_server_meanwhile(fleet, tenant, attack):
-    """Every pod is admitted within the API server's own limit of time, and bound; counted, not measured."""
+    """During the attack every pod is admitted within the API server's timeout, and bound."""
     fleet.node("a", 2)
     port, before = fleet.replicas[0].webhook, resident(fleet)
     with contextlib.ExitStack() as held:

@@ -92,7 +92,7 @@ def test_a_pod_that_names_its_node_and_a_privileged_one_are_refused(fleet):
 
 
 def test_more_gpus_than_any_node_has_are_refused(fleet):
-    """Node a has two."""
+    """A pod that requests more than two GPUs is refused, because the only node has two."""
     for limits, labels, many in (({ALI: 8}, {COUNT: "4"}, 4), ({VCORE: 500}, {}, 5), ({GPU: 3, MEM: 5}, {}, 3)):
         with pytest.raises(ApiError, match=rf"asks for {many} different GPUs, and the node with most, a, has 2; ask"):
             fleet.pod("many", limits, labels=labels)
@@ -127,7 +127,7 @@ def test_bodies_that_are_none_get_a_status_and_a_sentence(fleet, room):
 
 
 def test_a_body_that_ends_in_the_middle_holds_nobody_up(fleet):
-    """It promises more than it sends, and goes; and one that stays and sends nothing more."""
+    """A client that announces a longer body than it sends blocks no other client, closed or not."""
     port = fleet.replicas[0].extender
     head = b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port)) as gone:
@@ -139,7 +139,7 @@ def test_a_body_that_ends_in_the_middle_holds_nobody_up(fleet):
 
 
 def test_what_is_in_order_is_answered(fleet):
-    """The negative control of the bodies."""
+    """The negative control: a correct body is answered."""
     pod = fleet.pod("waits", {GPU: 1, MEM: 90000})
     status, text = post(
         f"http://127.0.0.1:{fleet.replicas[0].extender}/filter", json.dumps({"Pod": pod, "NodeNames": ["a"]}).encode()

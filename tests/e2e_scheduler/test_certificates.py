@@ -17,12 +17,12 @@ from kubebox.process import until
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "/api/v1/namespaces/kube-system/secrets/vgpu-scheduler-tls"
 GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
-# Of ninety days: less than a third is left.
+# Less than a third of the ninety days is left, so the certificate must be renewed.
 AGE, LEFT = 70, 20
 
 
 def shown(fleet):
-    """The certificate that each program shows, as OpenSSL reads it: (serial number, end)."""
+    """Returns (serial number, end) of the certificate that each program serves."""
     found = []
     for one in fleet.replicas:
         pem = ssl.get_server_certificate(("127.0.0.1", one.webhook))
@@ -34,7 +34,7 @@ def shown(fleet):
 
 
 def aged(data):
-    """A certificate of the same authority for the same name whose time is nearly over."""
+    """Returns a nearly expired certificate of the same authority for the same name."""
     sys.path.append(str(next((ROOT / ".build/scheduler/lib").iterdir()) / "site-packages"))
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

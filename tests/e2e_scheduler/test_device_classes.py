@@ -29,14 +29,14 @@ ASKED = [
 
 @pytest.fixture(scope="module")
 def version(fleet):
-    """Major and minor of this control plane."""
+    """Returns (major, minor) of the control plane's version."""
     found = fleet.api.get("/version")
     return int(found["major"]), int(found["minor"].rstrip("+"))
 
 
 @pytest.fixture
 def mapped(fleet):
-    """A DeviceClass of somebody else's driver that maps our count, and no device of it on any node."""
+    """Creates another driver's DeviceClass that maps our resource name; no node has a device of it."""
     spec = {"extendedResourceName": GPU, "selectors": [{"cel": {"expression": f"device.driver == '{CLASS}'"}}]}
     fleet.api.create(CLASSES, {"metadata": {"name": CLASS}, "spec": spec})
     yield
@@ -44,7 +44,7 @@ def mapped(fleet):
 
 
 def list_names(fleet, name):
-    """Does to a node what the device plugin does."""
+    """Adds our resource names to a node's capacity, as the device plugin does."""
     path = f"/api/v1/nodes/{name}"
     node = fleet.api.get(path)
     gpus = pod_annotations.read_gpus(node["metadata"]["annotations"][pod_annotations.GPUS])

@@ -20,7 +20,7 @@ WRAPPER = '#!/bin/sh\nexec "{python}" -c "import sys; from vgpu_kubectl.{module}
 
 @pytest.fixture(scope="module")
 def reader(fleet):
-    """The right to list and no other, in all namespaces."""
+    """Creates a user that may only list, in all namespaces."""
     group = "rbac.authorization.k8s.io"
     rules = [{"apiGroups": [""], "resources": ["nodes", "pods", "events"], "verbs": ["get", "list"]}]
     role = {"apiVersion": f"{group}/v1", "kind": "ClusterRole", "metadata": {"name": "lookers"}, "rules": rules}
@@ -41,7 +41,7 @@ def reader(fleet):
 
 @pytest.fixture
 def kubectl(fleet, reader, tmp_path):
-    """``kubectl(words)`` → (exit status, what it said)."""
+    """Returns ``kubectl(words)``, which returns (exit status, output)."""
     for name, module in (("kubectl-vgpu", "main"), ("kubectl_complete-vgpu", "completion")):
         (tmp_path / name).write_text(WRAPPER.format(python=sys.executable, module=module))
         (tmp_path / name).chmod(0o755)
@@ -99,7 +99,7 @@ def test_kubectl_completes(fleet, kubectl):
 
 @pytest.fixture
 def admin(fleet, kubectl, monkeypatch):
-    """``kubectl(words)`` of somebody who may write nodes and pods."""
+    """Returns ``kubectl(words)`` of a user that may write nodes and pods."""
     config = fleet.cluster.authority.kubeconfig("kubectl-admin", SERVER, "/O=system:masters/CN=kubectl-admin")
     return lambda *words: kubectl(*words, f"--kubeconfig={config}")
 

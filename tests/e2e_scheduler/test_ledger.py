@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 def held(fleet, node):
-    """MiB of all GPUs of a node, by the plans of the pods that are bound to it."""
+    """Returns the MiB used on a node's GPUs, by the plans of the pods bound to the node."""
     total = 0
     for pod in fleet.api.get(PODS)["items"]:
         if pod["spec"].get("nodeName") == node:
@@ -27,7 +27,7 @@ def held(fleet, node):
 
 
 def says(fleet, node):
-    """The same, by each program that runs."""
+    """Returns the MiB used on the node as each running program reports it in its metrics."""
     running = [one for one in fleet.replicas if one.ours.running]
     return {fleet.metric(one, "node_memory_held_bytes", node=node) // MIB for one in running}
 

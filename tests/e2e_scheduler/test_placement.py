@@ -20,7 +20,7 @@ CARD = 16160
 
 
 def uuids(fleet, name):
-    """Where it is, and the GPUs of its first container."""
+    """Returns the pod's node and the GPU UUIDs of its first container."""
     node, plan = fleet.bound(name)
     return node, {device.uuid for device in plan[0].devices}
 
@@ -31,13 +31,13 @@ def create(fleet, name, containers, init=(), annotations=None):
 
 
 def sizes(plan):
-    """By container: how it runs, and (MiB, percent) of each of its GPUs."""
+    """Returns container → (kind of container, [(MiB, percent) of each GPU])."""
     return {part.container: (part.kind, [(one.memory_mib, one.cores) for one in part.devices]) for part in plan}
 
 
 def highest(plan):
-    """MiB of each GPU in the pod's highest moment, by the rule of Kubernetes: each init container runs beside the
-    sidecars, then all others at once."""
+    """Returns each GPU's peak MiB by Kubernetes' rule: each init container runs with the sidecars, then all other
+    containers run together."""
     found = {}
     sidecars = [part for part in plan if part.kind == "sidecar"]
     moments = [[part for part in plan if part.kind != "init"]]

@@ -29,7 +29,7 @@ def annotated(made: dict) -> dict:
 
 @pytest.fixture
 def without(fleet):
-    """No replica: a webhook that fails open is no webhook then."""
+    """Stops all replicas: a webhook that fails open checks nothing then; only the policy protects annotations."""
     for one in fleet.replicas:
         one.stop()
     yield
@@ -38,7 +38,7 @@ def without(fleet):
     until(fleet.serves, "extenders and webhook that listen", 60)
 
 
-# who, what is added to the pod's path, the patch, words of the refusal or "" where it is taken
+# columns: user, suffix of the pod's path, patch, words of the refusal ("": accepted)
 CHANGES = [
     ("tenant", "", annotated({PLAN: part(1)}), WORDS),
     ("tenant", "", annotated({PLAN: part(15000)}), WORDS),

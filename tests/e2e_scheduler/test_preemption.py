@@ -16,7 +16,7 @@ GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
 CARD = 16160
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 PRIORITIES = {"low": 10, "middle": 100, "high": 1000, "polite": 1000}
-# On two GPUs of three slots each, all of which are taken: name, GPU, MiB, class.
+# Pods on two GPUs with three slots each; all slots are used. columns: name, GPU, MiB, priority class
 THERE = (
     ("p0", 0, 9000, "low"),
     ("p1", 0, 4000, "middle"),
@@ -38,7 +38,7 @@ def classes(fleet):
 
 
 def full(fleet, there=THERE, slots=3):
-    """A node with its pods, each bound where the test wants it."""
+    """Creates a node and pods, each bound to the GPU that ``there`` names."""
     fleet.node("a", 1 + max(one[1] for one in there), CARD, slots)
     for name, n, size, priority in there:
         pinned = {"nvidia.com/use-gpuuuid": f"GPU-a-{n}"}
@@ -56,7 +56,7 @@ def nominated(fleet, name):
 
 
 def nobody_goes(fleet, name):
-    """It was tried, more than once, and nobody is asked to leave."""
+    """Asserts that the scheduler tried the pod for some seconds and evicted no pod."""
     fleet.waits(name)
     fleet.pause(4)
     assert ending(fleet) == set() and nominated(fleet, name) == "" and not fleet.node_of(name)

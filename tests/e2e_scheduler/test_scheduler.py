@@ -13,7 +13,7 @@ GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 ALI, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 
 QGPU = "tke.cloud.tencent.com/qgpu"
-# limits, labels, annotations; what each GPU gets.
+# columns: case, limits, labels, annotations, expected (MiB, percent) of each GPU
 DIALECTS = [
     ("hami", {GPU: 1, MEM: 3000, CORES: 30}, {}, {}, [(3000, 30)]),
     ("alibaba", {ALI: 8}, {COUNT: "2"}, {}, [(4309, 0), (4309, 0)]),
@@ -207,7 +207,7 @@ def test_the_leader_is_killed_in_the_middle_and_nothing_is_oversold(fleet):
 
 
 def test_the_kube_scheduler_alone_moves_and_the_program_beside_the_new_one_binds(fleet):
-    """Both programs live on; the lease follows the calls."""
+    """Both programs keep running; the Lease moves to the program whose kube-scheduler is the leader."""
     fleet.node("a")
     fleet.pod("before", {GPU: 1, MEM: 3000})
     fleet.bound("before")

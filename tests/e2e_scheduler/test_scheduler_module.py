@@ -28,7 +28,7 @@ KINDS = [one["kind"] for one in scheduler_manifests.manifests(Desired("a", "b"))
 
 @pytest.fixture(scope="module", autouse=True)
 def replicas_withdrawn(fleet):
-    """The replicas of the other files run again afterwards: cluster-wide objects have one name."""
+    """Stops the replicas of other test files during these tests, because both use the same cluster-wide objects."""
     fleet.withdraw()
     fleet.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     yield
@@ -57,7 +57,7 @@ def call(fleet, check=False, **params):
 
 
 def there(fleet):
-    """Kinds of its objects in that namespace, and its cluster roles, by our own look."""
+    """Returns the kinds of the module's objects in the namespace, and its cluster roles, read from the API server."""
     desired = Desired("a", "b", NAMESPACE)
     found = []
     for one in scheduler_manifests.manifests(desired):

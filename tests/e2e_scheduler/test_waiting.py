@@ -29,7 +29,7 @@ def events(fleet, name, reason):
 
 
 def vgpuctl(fleet, name, scheduler):
-    """The command as a person runs it, who may read and nothing else."""
+    """Runs vgpuctl as a user with read rights only."""
     kubeconfig = fleet.cluster.authority.kubeconfig("reader", SERVER, "/O=readers/CN=reader")
     command = [sys.executable, "-m", "vgpu_plugin.ctl.main", "explain", "pod", f"default/{name}"]
     done = subprocess.run(
@@ -44,7 +44,7 @@ def vgpuctl(fleet, name, scheduler):
 
 @pytest.fixture(scope="module")
 def reader(fleet):
-    """The right to look at pods and events. Kubernetes' own role ``view`` is empty here: a controller fills it."""
+    """Creates a user that may read pods and events. The role ``view`` is empty here, as no controller fills it."""
     group = "rbac.authorization.k8s.io"
     role = {
         "apiVersion": f"{group}/v1",

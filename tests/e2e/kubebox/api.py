@@ -15,7 +15,7 @@ CALL_S = 30
 
 
 class ApiError(Exception):
-    """The server refused; ``code`` is the HTTP status and the text its message."""
+    """The API server refused a call; ``code`` is the HTTP status, the text is the server's message."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -23,19 +23,19 @@ class ApiError(Exception):
 
 
 class Api:
-    """Calls with one client certificate."""
+    """Client of the API server with one client certificate."""
 
     def __init__(self, server: str, authority: Path, certificate: Path, key: Path) -> None:
         self.server = server
         self._context = ssl.create_default_context(cafile=str(authority))
         self._context.load_cert_chain(str(certificate), str(key))
-        # The machine's proxy variables are not for an address of the box.
+        # The machine's proxy variables do not apply to addresses of the box.
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._context)
         )
 
     def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
-        """One call. Raises ApiError where the server refuses, OSError where none answers."""
+        """Makes one call. Raises ApiError if the server refuses it, OSError if no server answers."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.server + path, data, {"Content-Type": kind}, method=method)
         try:

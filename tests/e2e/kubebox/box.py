@@ -16,14 +16,14 @@ import sys
 import time
 from pathlib import Path
 
-# Where everything of the box lies, inside; a tmpfs that is gone with it. The rest of /run is hidden.
+# Folder of the box's own files, on a tmpfs that ends with the box. The rest of the host's /run is hidden.
 RUN = Path("/run/kubebox")
 WRITABLE = ("/etc", "/usr/local", "/var/lib", "/var/log", "/opt")
 API_ADDRESS, NODE_ADDRESS = "10.96.0.1", "10.99.0.1"
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_PREFIX = "kubebox-"
 CGROUP_VARIABLE = "KUBEBOX_CGROUP"
-# The kubelet sets these for the whole machine. In the box they are files.
+# The kubelet would set these kernel settings for the whole machine. In the box they are plain files.
 KERNEL_SETTINGS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -53,7 +53,7 @@ def run_in(command: list[str], environment: dict[str, str]) -> int:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                continue  # the terminal has told those inside as well; their fixtures clean up
+                continue  # the terminal also signals the processes in the box; their fixtures clean up
     finally:
         process.kill()
         process.wait()
@@ -72,23 +72,23 @@ def hierarchies() -> list[Path]:
 
 
 def make_cgroups(group: str) -> None:
-    """The node's own group, above the kubelet's kubepods."""
+    """Creates the node's control group; the kubelet creates its group kubepods below it."""
     for place in hierarchies():
         if place == CGROUPS:
             wanted = " ".join(f"+{one}" for one in (place / "cgroup.controllers").read_text().split())
             for folder in (place, place / group):
                 folder.mkdir(exist_ok=True)
-                with contextlib.suppress(OSError):  # a process in the root group of a container forbids it
+                with contextlib.suppress(OSError):  # fails if a process is in the root group of a container
                     (folder / "cgroup.subtree_control").write_text(wanted)
             continue
         (place / group).mkdir(exist_ok=True)
-        for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group of version 1, and then no process may enter
+        for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new v1 group; no process may enter then
             if (place / name).exists():
                 (place / group / name).write_text((place / name).read_text())
 
 
 def everywhere() -> list[Path]:
-    """Where a runtime may have made groups of the box: next to version 1 also in version 2, which has no controller."""
+    """Returns all mount points with groups of the box. With version 1, version 2 may be mounted too, as `unified`."""
     unified = CGROUPS / "unified"
     return [*hierarchies(), *([unified] if unified.is_dir() else [])]
 
@@ -96,7 +96,7 @@ def everywhere() -> list[Path]:
 def remove_cgroups(group: str) -> None:
     for place in everywhere():
         for folder, _folders, _files in os.walk(place / group, topdown=False):
-            for _attempt in range(50):  # those of killed processes empty a moment later
+            for _attempt in range(50):  # groups of killed processes become empty a moment later
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
                     break
@@ -122,7 +122,7 @@ def mount(*words: str) -> None:
 
 
 def furnish() -> None:
-    """Mounts, devices, addresses. Runs as the first process of the box."""
+    """Sets up mounts, devices and addresses of the box, in its first process."""
     mount("-t", "tmpfs", "-o", "mode=755", "kubebox", "/run")
     RUN.mkdir()
     for folder in ("lock", "user", "netns"):
@@ -172,7 +172,7 @@ def furnish_dev() -> None:
 
 
 def main(command: list[str]) -> int:
-    """The first process: furnishes, starts the command, buries everybody's dead, and ends with the command."""
+    """First process of the box: sets it up, runs the command, reaps orphans, and exits when the command exits."""
     furnish()
     make_cgroups(os.environ[CGROUP_VARIABLE])
     child = subprocess.Popen(command)

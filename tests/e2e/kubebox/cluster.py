@@ -113,12 +113,12 @@ class Cluster:
     # ---- life
 
     def start(self) -> None:
-        """Everything, until the node is ready for pods."""
+        """Starts control plane and node, and waits until the node is ready for pods."""
         self.start_control_plane()
         self.start_node()
 
     def start_control_plane(self) -> None:
-        """etcd, API server, scheduler; enough for an extender or a webhook."""
+        """Starts etcd, API server and scheduler, which is enough to test an extender or a webhook."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.write_scheduler_configuration([])
         self.etcd.start()
@@ -162,7 +162,7 @@ class Cluster:
         self.ctr("images", "label", IMAGE, "io.cri-containerd.pinned=pinned")
 
     def stop(self) -> None:
-        """Ends every program; pods' processes end with the box."""
+        """Stops every program; the processes of pods end with the box."""
         for service in reversed(self.services):
             service.stop(kill=service is not self.etcd)
 
@@ -257,7 +257,7 @@ class Cluster:
         return service
 
     def write_scheduler_configuration(self, extenders: list[dict[str, Any]]) -> None:
-        """The scheduler reads it when it starts."""
+        """Writes the kube-scheduler's configuration, which the kube-scheduler reads at its start."""
         configuration = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
@@ -270,7 +270,7 @@ class Cluster:
         (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(configuration))
 
     def write_node_configuration(self) -> None:
-        # Where a node has it; the device plugin asks it for its version.
+        # The path of the program on a real node; the device plugin runs it to read its version.
         shutil.copy2(self.programs.kubernetes / "kubelet", "/usr/local/bin/kubelet")
         self._write_containerd()
         # The runtime calls itself ready once it has read a network; pods on the host's network never call it.
@@ -293,7 +293,7 @@ class Cluster:
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{self.cgroup}",
             "failCgroupV1": False,
-            # Neither may be lowered or raised without CAP_SYS_RESOURCE, and the kubelet's own wishes need it.
+            # Without CAP_SYS_RESOURCE the kubelet cannot set its default values of these two settings.
             "oomScoreAdj": 0,
             "maxOpenFiles": 20000,
             "address": NODE_ADDRESS,
@@ -310,7 +310,7 @@ class Cluster:
             "failSwapOn": False,
             "makeIPTablesUtilChains": False,
             "enforceNodeAllocatable": ["pods"],
-            # There is no registry to have a collected image from again.
+            # No registry exists from which a collected image could be pulled again.
             "imageGCHighThresholdPercent": 100,
             "localStorageCapacityIsolation": False,
             "evictionHard": {"memory.available": "50Mi"},

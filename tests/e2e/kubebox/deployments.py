@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Deployment with a Service needs besides a kubelet: controllers, a network of pods, images of its programs."""
+"""Prepares the cluster for a Deployment with a Service: controllers, a pod network, images of the programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from . import images
 from .cluster import Cluster
 
-# What turns a Deployment into pods, and a Service into their addresses.
+# Controllers that create a Deployment's pods and a Service's endpoints.
 CONTROLLERS = (
     "deployment-controller",
     "replicaset-controller",
@@ -20,7 +20,7 @@ CONTROLLERS = (
     "garbage-collector-controller",
     "root-ca-certificate-publisher-controller",
 )
-# Each pod has a wire of its own to the node; the API server's address is the node's.
+# Each pod has a point-to-point link to the node; the node has the API server's address.
 NETWORK = {
     "cniVersion": "0.4.0",
     "name": "pods",
@@ -35,7 +35,7 @@ NETWORK = {
 
 
 def network_file(cluster: Cluster) -> Path:
-    """Where the container runtime finds the network of pods, which is there as long as this file."""
+    """Returns the path of the CNI file; the runtime has a pod network while this file exists."""
     return cluster.folder / "cni" / "05-pods.conflist"
 
 
@@ -44,7 +44,7 @@ def write_network(cluster: Cluster) -> None:
 
 
 def version(cluster: Cluster) -> str:
-    """Of the API server, which is the tag of a kube-scheduler's image."""
+    """Returns the API server's version, which is also the tag of the kube-scheduler's image."""
     return str(cluster.api.get("/version")["gitVersion"]).partition("+")[0].partition("-")[0]
 
 

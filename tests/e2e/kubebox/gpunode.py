@@ -23,7 +23,7 @@ BUILD = ROOT / "native" / "build"
 PACKAGES = ROOT / "tests" / "hosts" / "packages" / "src"
 LIBRARY_VERSION = "0.1.0-e2e"
 LIBRARIES = Path("/usr/local/lib/vgpu")
-# The host's state of the simulated driver, and where pods see it: their /dev/shm is their own.
+# State file of the simulated driver on the host, and its path in pods (a pod has a /dev/shm of its own).
 STATE = Path("/dev/shm/gpusim.state")
 STATE_IN_PODS = "/run/gpusim.state"
 PROFILE = Path("/etc/gpusim/host.profile")
@@ -35,7 +35,7 @@ ACCEPT_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
 
 
 class GpuNode:
-    """The node's GPUs (``gpus``: models, as gpusim's profiles name them) and our programs."""
+    """A node with simulated GPUs (``gpus``: model names of gpusim's profiles) and our programs."""
 
     def __init__(self, programs: Programs, gpus: list[str], logs: Path) -> None:
         self.programs, self.gpus, self.logs = programs, gpus, logs
@@ -81,14 +81,14 @@ class GpuNode:
         current.symlink_to(LIBRARY_VERSION)
 
     def reset(self) -> None:
-        """Our programs are ended and have their own commands, and the folders that a role may have removed exist."""
+        """Stops our programs, restores their commands, and creates the folders that a role may have removed."""
         self.stop()
         self.plugin.command = self._plugin_command
         for folder in ("/etc/vgpu", "/run/vgpu"):
             Path(folder).mkdir(exist_ok=True)
 
     def _insert(self, gpus: list[str]) -> None:
-        """Profile and device nodes of these GPUs."""
+        """Writes the profile and creates the device nodes of these GPUs."""
         self.gpus = gpus
         version = (self.programs.nvidia_smi / "version").read_text().strip()
         models = "".join(f"[gpu]\nmodel = {model}\n" for model in gpus)
@@ -101,9 +101,9 @@ class GpuNode:
             os.chmod(f"/dev/{name}", 0o666)
 
     def exchange(self, gpus: list[str]) -> None:
-        """Other GPUs in the machine, and an empty log of what ran. No pod may hold one; our programs are ended."""
+        """Stops our programs, replaces the GPUs, and empties the simulator's log. No pod may use a GPU."""
         self.stop()
-        # Else the GPUs before are lost ones of this machine, and their slices stay in its capacity.
+        # Otherwise the plugin would count the old GPUs as lost and keep their slices in the node's capacity.
         Path("/var/lib/vgpu/offered.json").unlink(missing_ok=True)
         self._insert(gpus)
         self.gpusimctl("reset")
@@ -119,19 +119,19 @@ class GpuNode:
         (folder / "config.toml").write_text(ACCEPT_MOUNTS + (PACKAGES / "config.toml").read_text())
 
     def gpusimctl(self, *words: str) -> Any:
-        """What the simulated driver itself knows: the judge of every test."""
+        """Runs gpusimctl, which reports the simulated driver's own accounting. Parses its output with --json."""
         command = ["gpusimctl", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return json.loads(done.stdout) if "--json" in words else done.stdout
 
     def nvidia_smi(self, *words: str) -> str:
-        """NVIDIA's own program, on the host."""
+        """Runs NVIDIA's own nvidia-smi on the host and returns its output."""
         return subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, check=True).stdout
 
     # ---- our programs
 
     def configure(self, sharing: dict[str, Any], flags: dict[str, Any] | None = None) -> None:
-        """Writes node.yaml; a plugin that runs takes it over within five seconds."""
+        """Writes node.yaml; a running plugin reloads it within five seconds."""
         content: dict[str, Any] = {"version": "v1", "sharing": sharing}
         if flags:
             content["flags"] = flags

@@ -12,7 +12,7 @@ from pathlib import Path
 
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 TYPE = "application/vnd.oci.image."
-# Ends at once when it is told to, and reaps: the same image serves as the pod's first container.
+# Exits at once on SIGTERM and reaps children: the image also serves as the pod's first container.
 PAUSE = ["/bin/sh", "-c", 'trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done']
 
 

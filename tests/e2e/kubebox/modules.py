@@ -13,7 +13,7 @@ from .programs import ROOT
 
 
 def run_module(module: str, check: bool = False, **params: Any) -> dict[str, Any]:
-    """The module's answer; what it failed with is in ``msg``."""
+    """Runs a module and returns its JSON result; ``msg`` has the error of a failed module."""
     own = {"_ansible_check_mode": check, "_ansible_remote_tmp": "/tmp", "_ansible_keep_remote_files": False}
     name = f"ansible_collections.vgpu.fleet.plugins.modules.{module}"
     done = subprocess.run(
@@ -22,7 +22,7 @@ def run_module(module: str, check: bool = False, **params: Any) -> dict[str, Any
         capture_output=True,
         text=True,
         check=False,
-        # The machine's proxy variables are not for an address of the box.
+        # The machine's proxy variables do not apply to addresses of the box.
         env={**os.environ, "PYTHONPATH": str(ROOT / ".build" / "collections"), "no_proxy": "*"},
     )
     assert done.stdout, done.stderr[-3000:]

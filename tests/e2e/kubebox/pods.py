@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods on the cluster: made, waited for, looked into."""
+"""Creates pods, waits for their states, and reads their logs and processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOST_FILES = {
 
 
 def manifest(name: str, *containers: dict[str, Any], restart: str = "Never", **spec: Any) -> dict[str, Any]:
-    """A pod of these containers with the simulated driver's files; ``spec`` is added to its own."""
+    """Returns the manifest of a pod with these containers and the simulated driver's files; ``spec`` adds fields."""
     volumes = [
         {"name": key, "hostPath": {"path": host, "type": kind}} for key, (host, _inside, kind) in HOST_FILES.items()
     ]
@@ -63,7 +63,7 @@ def container(command: list[str], slices: int = 1, name: str = "main", resource:
 
 
 class Pod:
-    """One pod by its name in the namespace default."""
+    """A pod in the namespace default, identified by its name."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster, self.name = cluster, name
@@ -91,7 +91,7 @@ class Pod:
         return bool(states) and all("running" in one["state"] for one in states)
 
     def why_not_scheduled(self) -> str:
-        """The scheduler's sentence; empty where it has placed the pod or not looked yet."""
+        """Returns the scheduler's message, or "" if the pod is placed or was not tried yet."""
         for one in self.object()["status"].get("conditions", []):
             if one["type"] == "PodScheduled" and one["status"] == "False":
                 return one.get("message", "")
@@ -112,7 +112,7 @@ class Pod:
             raise NeverCame(f"{fault}\nstatus: {self.object()['status']}\nlog: {self.log()}") from None
 
     def logs(self, container: str = "main") -> dict[int, str]:
-        """Number of a container's start → what it wrote, from the runtime's files; the kubelet keeps the last two."""
+        """Returns restart number → output of the container. The kubelet keeps the logs of the last two starts."""
         found = {}
         for path in self.cluster.pod_logs.glob(f"default_{self.name}_*/{container}/*.log"):
             try:
@@ -123,7 +123,7 @@ class Pod:
         return found
 
     def log(self, container: str = "main") -> str:
-        """Of its last start."""
+        """Returns the output of the container's last start."""
         found = self.logs(container)
         return found[max(found)] if found else ""
 
@@ -139,7 +139,7 @@ class Pod:
         return found[0]
 
     def pids(self, container: str = "main") -> list[int]:
-        """The host's numbers of the container's processes, by its control group."""
+        """Returns the pids on the host of the container's processes, found by its control group."""
         identity = next(one["containerID"] for one in self.statuses() if one["name"] == container)
         identity = identity.rpartition("/")[2]
         top = CGROUPS / "pids" if (CGROUPS / "pids").is_dir() else CGROUPS
@@ -150,13 +150,13 @@ class Pod:
         return []
 
     def run(self, *command: str) -> subprocess.CompletedProcess:
-        """A command in the container ``main``, through the runtime: what `kubectl exec` asks it for."""
+        """Runs a command in the pod's first container through the runtime, as `kubectl exec` does."""
         identity = self.statuses()[0]["containerID"].rpartition("/")[2]
         words = ["tasks", "exec", "--exec-id", f"e{abs(hash(command)) % 10**8}", identity, *command]
         return self.cluster.ctr(*words, check=False)
 
     def ask_to_end(self) -> None:
-        """Deletes it without waiting."""
+        """Deletes the pod and does not wait for its end."""
         try:
             self.cluster.api.delete(self.path, grace_s=1)
         except ApiError as fault:
@@ -164,7 +164,7 @@ class Pod:
                 raise
 
     def delete(self) -> None:
-        """Deletes it and waits until the kubelet has ended it: only then the API server forgets it."""
+        """Deletes the pod and waits until the API server has removed it, which means that the kubelet has ended it."""
         self.ask_to_end()
         until(lambda: self.cluster.api.get_or_none(self.path) is None, f"end of pod {self.name}")
 

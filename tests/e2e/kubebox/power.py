@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A power cut of the node and its next boot. The control plane is another machine's and runs on.
+"""A power cut of the node and its next boot. The control plane keeps running, as if on another machine.
 
 What a boot ends is gone: every process of the node, its mounts, all of /run/vgpu and /run/containerd, control groups
 of pods, the driver's memory. What lies on the disk stays: images and records of the container runtime, the kubelet's
@@ -21,16 +21,16 @@ from .gpunode import GpuNode
 from .process import until
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Of a real node these are on a tmpfs.
+# On a real node these folders are on a tmpfs.
 VOLATILE = (Path("/run/vgpu"), Path("/run/containerd"))
 SHIM = "containerd-shim"
 
 
 def cut(cluster: Cluster, node: GpuNode) -> None:
-    """Nothing of the node runs after it, and nothing had a moment to tidy up."""
+    """Kills every process of the node without cleanup, and removes mounts, volatile folders and control groups."""
     for service in (node.plugin, node.arbiter, cluster.kubelet, cluster.containerd):
         service.stop(kill=True)
-    # Shims first: one that lives would still write down how its container ended.
+    # Shims first: a live shim would still record how its container ended.
     for pids in (shims, lambda: contained(cluster)):
         until(lambda pids=pids: not killed(pids()), "end of the node's processes")
     for place in reversed(mounts()):
@@ -45,7 +45,7 @@ def cut(cluster: Cluster, node: GpuNode) -> None:
 
 
 def contained(cluster: Cluster) -> list[int]:
-    """Processes in the pods' control groups."""
+    """Returns the pids of all processes in the pods' control groups."""
     found = set()
     for place in hierarchies():
         for file in (place / cluster.cgroup / "kubepods").rglob("cgroup.procs"):
@@ -75,13 +75,13 @@ def killed(pids: list[int]) -> list[int]:
 
 
 def mounts() -> list[Path]:
-    """Of this machine, in the order of mounting."""
+    """Returns all mount points, in the order of mounting."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [Path(line.split()[4].encode().decode("unicode_escape")) for line in lines]
 
 
 def new_boot() -> None:
-    """An id of this boot, which the kubelet and our plugin read."""
+    """Sets a new boot id, which the kubelet and our plugin read."""
     stand_in = RUN / "sysctl" / "boot_id"
     first = not stand_in.exists()
     stand_in.write_text(f"{uuid.uuid4()}\n")
@@ -90,13 +90,13 @@ def new_boot() -> None:
 
 
 def boot_runtime(cluster: Cluster) -> None:
-    """The container runtime, with the images that it had."""
+    """Starts the container runtime, which still has its images."""
     cluster.containerd.start()
     until(lambda: cluster.ctr("version", check=False).returncode == 0, "containerd that answers")
 
 
 def boot_programs(node: GpuNode) -> None:
-    """Our programs until they serve: what systemd waits for before it starts what comes after them."""
+    """Starts our programs and waits until the plugin serves, as systemd does before it starts dependent units."""
     node.arbiter.start()
     node.plugin.start()
     until(lambda: serves(node), f"plugin that serves; its log:\n{node.plugin.tail(5)}")

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Ends a test that would hang; no test is about how long something takes.
+# Time limit of a wait, so that a test fails instead of hanging. No test asserts a duration.
 LIMIT_S = 180.0
 
 
 class NeverCame(AssertionError):
-    """What was waited for did not come."""
+    """Raised if an awaited condition did not become true in time."""
 
 
 def until(what: Callable[[], Any], about: str, limit_s: float = LIMIT_S, pause_s: float = 0.2) -> Any:
-    """Waits for something that other processes bring about, and returns it."""
+    """Polls ``what`` until it returns a true value, and returns that value. Raises NeverCame after ``limit_s``."""
     limit = time.monotonic() + limit_s
     while True:
         found = what()
@@ -31,7 +31,7 @@ def until(what: Callable[[], Any], about: str, limit_s: float = LIMIT_S, pause_s
 
 
 class Service:
-    """One program, started and ended as often as a test wants."""
+    """A program that a test can start and stop repeatedly."""
 
     def __init__(self, name: str, command: list[str], logs: Path, environment: dict[str, str] | None = None) -> None:
         self.name, self.command = name, command
@@ -64,7 +64,7 @@ class Service:
         return self.process.pid
 
     def stop(self, kill: bool = False) -> None:
-        """Ends it; with ``kill`` without any word. Nothing where it does not run."""
+        """Stops the program by SIGTERM, or by SIGKILL with ``kill``. Does nothing if it does not run."""
         if self.process is None:
             return
         (self.process.kill if kill else self.process.terminate)()
@@ -76,7 +76,7 @@ class Service:
         self.process = None
 
     def must_run(self) -> None:
-        """Raises with the end of its log where it has ended by itself."""
+        """Raises AssertionError with the end of the log if the program is not running."""
         if not self.running:
             code = None if self.process is None else self.process.returncode
             raise AssertionError(f"{self.name} ended with {code}; the end of its log:\n{self.tail()}")

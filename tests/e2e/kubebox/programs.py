@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the programs of the cluster come from. Found before the box is entered, for inside there is no network."""
+"""Finds or builds the programs of the cluster, before the box is entered: the box has no network."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SCHEDULER_IMAGE = "localhost/vgpu-scheduler:e2e"
 
 
 class MissingProgram(Exception):
-    """Something that the cluster is made of cannot be had; the text names it and what would make it."""
+    """A program of the cluster is missing; the message names it and how to get it."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Folders, and single files where the folder says nothing."""
+    """Paths of the programs: a folder of programs each, or a single file for an image."""
 
     kubernetes: Path  # kube-apiserver kubelet kube-scheduler kube-controller-manager kubectl
     system: Path  # etcd containerd containerd-shim-runc-v2 ctr
@@ -56,7 +56,7 @@ class Programs:
 
 
 def _said_by(command: list[str]) -> Path:
-    """The folder that a script prints on its last line; what else it says goes through."""
+    """Runs a script and returns the folder that it prints on its last line. Raises MissingProgram if it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise MissingProgram(f"{' '.join(command)}: exit status {done.returncode}; its message is above")
@@ -64,8 +64,8 @@ def _said_by(command: list[str]) -> Path:
 
 
 def _our_image(name: str, tag: str, *options: str, with_library: bool = False) -> Path:
-    """Built as the role builds it, or with the library as the chart needs it; anew where the sources changed."""
-    # Resolved, as the tool names its archive: .build may hold links into another checkout's.
+    """Builds our image as the role does, or with the library as the chart needs it; again if the sources changed."""
+    # The tool prints resolved paths, and .build may contain links into another checkout.
     tools, out = ROOT / "native" / "plugin" / "tools", (ROOT / ".build" / name).resolve()
     made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out), *options]))
     image = out / f"image-{made['version']}.tar"
@@ -78,7 +78,7 @@ def _our_image(name: str, tag: str, *options: str, with_library: bool = False) -
 
 
 def _of_playbooks(cache: Path) -> Path:
-    """What site.yml and cluster.yml build on the controller, made by their own commands; they find it and go on."""
+    """Builds in advance what site.yml and cluster.yml build on the controller, with the commands that they use."""
     tools, out = ROOT / "native" / "plugin" / "tools", cache / "vgpu.fleet"
     for role, options in (("device_plugin", []), ("scheduler", ["--scheduler"])):
         settings = yaml.safe_load((ROOT / "roles" / role / "vars" / "main.yml").read_text())
@@ -91,7 +91,7 @@ def _of_playbooks(cache: Path) -> Path:
 
 
 def _version(sources: list[str]) -> str:
-    """As the roles' own lookup makes it of these sources."""
+    """Returns the version that the lookup source_version computes from these sources, as the roles do."""
     program = str(Path(sys.executable).with_name("ansible"))
     words = f"{{{{ lookup('vgpu.fleet.source_version', {', '.join(map(repr, sources))}) }}}}"
     environment = {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".build" / "collections"), "ANSIBLE_LOCALHOST_WARNING": "0"}

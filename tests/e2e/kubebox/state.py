@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state in which each file of tests finds cluster and node, whatever files ran before it.
+"""Resets cluster and node, so that each test file starts in the same state.
 
 A file that needs a container runtime other than Debian's containerd names it: ``RUNTIME = WITH_CDI``.
 """
@@ -15,7 +15,7 @@ from .process import until
 
 
 def runtime_of(module: Any) -> str:
-    """The container runtime that the tests of a module need."""
+    """Returns the container runtime that the tests of a module need."""
     return str(getattr(module, "RUNTIME", DEBIAN))
 
 
@@ -26,7 +26,7 @@ def by_runtime(items: list[Any]) -> None:
 
 
 def reset(cluster: Cluster, node: GpuNode, runtime: str) -> None:
-    """No pod in the namespace default, none of our programs on the node, and this runtime."""
+    """Deletes all pods of the namespace default, stops our programs, and switches to this runtime."""
     if pods.delete_all(cluster):
         until(lambda: not node.held(), "kubelet that holds nothing")
     node.reset()

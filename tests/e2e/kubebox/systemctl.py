@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``systemctl`` of the box, which has no systemd: starts, stops and shows services by the unit files that roles write.
 
-It knows what roles and modules ask of it and no more; an unknown verb fails. Programs that the box itself runs, such as
+It knows the verbs that our roles and modules use; an unknown verb fails. Programs that the box itself runs, such as
 containerd, are shown as active by a unit file with ``X-Pid=`` and are not to be started or stopped.
 """
 
@@ -26,14 +26,14 @@ def path_of(unit: str) -> Path:
 
 
 def setting(unit: str, key: str) -> list[str]:
-    """The values of a key, of every line that has it."""
+    """Returns the values of a key, one for each line with this key."""
     path = path_of(unit)
     lines = path.read_text().splitlines() if path.exists() else []
     return [line.partition("=")[2].strip() for line in lines if line.startswith(key + "=")]
 
 
 def pid_of(unit: str) -> int:
-    """0 where the service does not run."""
+    """Returns the service's pid, or 0 if it does not run."""
     kept = STATE / path_of(unit).name
     text = (setting(unit, "X-Pid") or [kept.read_text() if kept.exists() else "0"])[0]
     pid = int(text)
@@ -45,7 +45,7 @@ def pid_of(unit: str) -> int:
 
 
 def started_of(pid: int) -> int:
-    """Microseconds after the boot, as systemd says it."""
+    """Returns the start time in microseconds after the boot, as systemd reports it."""
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return ticks * 1_000_000 // os.sysconf("SC_CLK_TCK")
 

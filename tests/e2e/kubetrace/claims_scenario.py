@@ -19,59 +19,59 @@ from .scenario import differences, until
 TRACE = Path(__file__).with_name("claims-1.36.json")
 STATE = "dra_manager_state"
 V1BETA1_FIRST = ("v0.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAPlugin")
-# Container → (claim, request) of each that it names; no request: all of the claim.
+# Container → its (claim, request) pairs; an empty request means the whole claim.
 Containers = Mapping[str, tuple[tuple[str, str], ...]]
 
 
 class Kubelet(Protocol):
-    """What the story asks of whoever plays the kubelet, and the cluster around it."""
+    """Interface of the kubelet (real or double) and of the cluster around it."""
 
     root: Path
 
     def look(self) -> None:
-        """Until it has noticed which sockets are there."""
+        """Waits until the kubelet has noticed which driver sockets exist."""
 
     def make_claim(self, name: str, requests: tuple[str, ...]) -> str:
-        """A claim that is allocated once a pod names it; its uid."""
+        """Creates a claim, which is allocated once a pod names it. Returns its uid."""
 
     def make_pod(self, name: str, claims: tuple[str, ...], containers: Containers, ends: bool) -> None:
-        """On this node; with ``ends`` its containers end by themselves, else never."""
+        """Creates a pod on this node. With ``ends`` its containers exit by themselves, otherwise they run on."""
 
     def wait_running(self, name: str) -> None: ...
 
     def wait_ended(self, name: str) -> None:
-        """Until the pod has ended by itself; its object stays."""
+        """Waits until the pod has ended by itself; its object stays."""
 
     def why_not(self, name: str) -> str:
-        """The kubelet's sentence of why it does not start the pod."""
+        """Returns the kubelet's message why it does not start the pod."""
 
     def injected(self, name: str) -> dict[str, list[str]]:
-        """Container → CDI ids that the runtime was told."""
+        """Returns container → CDI ids that the kubelet passed to the runtime."""
 
     def crash(self, name: str) -> None:
         """Lets the container ``main`` end and start again."""
 
     def health(self, name: str) -> list[Any]:
-        """What the status of the pod says of the health of its devices, container by container."""
+        """Returns the health of the devices in the pod's status, one entry per container."""
 
     def ask_to_end(self, name: str) -> None: ...
 
     def wait_gone(self, name: str) -> None: ...
 
     def restart(self, removed: str) -> None:
-        """Ends and starts again; meanwhile somebody removes this pod."""
+        """Restarts the kubelet; the pod ``removed`` is removed while the kubelet is down."""
 
     def pods(self) -> Mapping[str, str]:
-        """Uid → name of every pod that was."""
+        """Returns uid → name of every pod that ever existed."""
 
     def publish(self) -> None:
-        """The driver's slice for this node."""
+        """Publishes the driver's ResourceSlice for this node."""
 
     def published(self) -> bool:
-        """Whether it is still there."""
+        """Returns whether the driver's ResourceSlice still exists."""
 
     def outlast(self) -> None:
-        """Waits as long as a driver may be away before its slices are deleted."""
+        """Waits until the time is over after which the kubelet deletes the slices of an absent driver."""
 
 
 class Story:
@@ -83,14 +83,14 @@ class Story:
         self.steps: list[dict[str, Any]] = []
 
     def step(self, name: str, outcome: Any = None, mend: bool = False) -> None:
-        """Ends a step: everything that was called since the last one belongs to it."""
+        """Ends a step; all calls since the previous step belong to this step."""
         found: dict[str, Any] = {"step": name, "calls": self.plugin.take(mend), "kept": self.kept()}
         if outcome is not None:
             found["outcome"] = outcome
         self.steps.append(found)
 
     def kept(self) -> list[dict[str, Any]]:
-        """The kubelet's own file of claims."""
+        """Returns the entries of the kubelet's checkpoint of claims."""
         path = self.kubelet.root / STATE
         entries = json.loads(json.loads(path.read_text())["Data"])["ClaimInfoStateList"] if path.exists() else []
         pods = self.kubelet.pods()
@@ -111,7 +111,7 @@ class Story:
         return name
 
     def make(self, name: str, *claims: str, ends: bool = False, **containers: tuple[tuple[str, str], ...]) -> None:
-        """Without ``containers``: one, ``main``, that names every claim."""
+        """Creates a pod. Without ``containers`` it has one container, ``main``, that names every claim."""
         self.kubelet.make_pod(name, claims, containers or {"main": tuple((one, "") for one in claims)}, ends)
 
     def run(self, step: str, name: str, *claims: str, **containers: tuple[tuple[str, str], ...]) -> None:
@@ -120,11 +120,11 @@ class Story:
         self.step(step, self.injected(name))
 
     def injected(self, name: str) -> dict[str, list[str]]:
-        """Sorted: the kubelet keeps a pod's claims in a set without an order."""
+        """Returns container → sorted CDI ids; the kubelet keeps a pod's claims in an unordered set."""
         return {container: sorted(ids) for container, ids in self.kubelet.injected(name).items()}
 
     def why_not(self, name: str) -> str:
-        """No more than its code of a call that never came through: the rest is the language's."""
+        """Returns the kubelet's message. Of a failed connection only the code is kept; the rest depends on gRPC."""
         text = self.kubelet.why_not(name)
         for uid, claim in self.plugin.names.items():
             text = text.replace(uid, f"<uid of {claim}>")

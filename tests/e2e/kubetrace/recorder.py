@@ -22,13 +22,13 @@ from vgpu_plugin._proto import podresources_pb2_grpc as pods_rpc
 
 RESOURCE = "example.com/traced"
 DEVICES = ("d0", "d1", "d2", "d3")
-# Two devices say where they are and two do not: the checkpoint and PodResources tell both kinds apart.
+# Only two devices have a NUMA node: the checkpoint and PodResources treat the two kinds differently.
 NUMA_NODE = {"d0": 0, "d1": 0}
 CALL_S = 10
 
 
 def plain(message: Any) -> Any:
-    """A message as data; lists of ids sorted, for the kubelet keeps them in sets without an order."""
+    """Converts a message to plain data. Lists of ids are sorted, because the kubelet keeps them in unordered sets."""
     return _sorted(MessageToDict(message, preserving_proto_field_name=True))
 
 
@@ -42,7 +42,7 @@ def _sorted(value: Any) -> Any:
 
 
 class Recorder(rpc.DevicePluginServicer):
-    """Serves in the kubelet's folder; ``calls`` are those since the last ``take``."""
+    """A device plugin that serves in the kubelet's folder. ``calls``: calls since the last ``take``."""
 
     def __init__(self, folder: Path, pod_resources: Path) -> None:
         self.folder, self.pod_resources = folder, pod_resources
@@ -153,7 +153,7 @@ class Recorder(rpc.DevicePluginServicer):
     def GetPreferredAllocation(
         self, request: api.PreferredAllocationRequest, context: grpc.ServicerContext
     ) -> api.PreferredAllocationResponse:
-        """The last by name, so that the kubelet's own choice is told from ours."""
+        """Prefers the last devices by name, which the kubelet itself would not choose."""
         self._note("GetPreferredAllocation", request, context)
         answer = api.PreferredAllocationResponse()
         for one in request.container_requests:
@@ -172,6 +172,6 @@ class Recorder(rpc.DevicePluginServicer):
     def PreStartContainer(
         self, request: api.PreStartContainerRequest, context: grpc.ServicerContext
     ) -> api.PreStartContainerResponse:
-        """With what PodResources says inside this call: whose container it is must be known by then."""
+        """Records the call with PodResources' answer at this moment, which must already name the container."""
         self._note("PreStartContainer", request, context, pod_resources=self.listed())
         return api.PreStartContainerResponse()

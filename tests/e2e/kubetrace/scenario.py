@@ -19,24 +19,24 @@ LIMIT_S = 120.0
 
 
 class Kubelet(Protocol):
-    """What the story asks of whoever plays the kubelet. Pods have one container, ``main``, of ``RESOURCE``."""
+    """Interface of the kubelet (real or double). Pods have one container, ``main``, that requests ``RESOURCE``."""
 
     folder: Path
     pod_resources: Path
 
     def run_pod(self, name: str, count: int, init_container: bool) -> str:
-        """Runs it; returns ``Running``, or the reason and message of why not."""
+        """Runs a pod; returns ``Running``, or the reason and message of the refusal."""
 
     def crash(self, name: str) -> None:
-        """Lets the container end and start again."""
+        """Lets the pod's container exit and start again."""
 
     def delete_pod(self, name: str) -> None: ...
 
     def restart(self) -> None:
-        """A kubelet restart, until its socket is there again."""
+        """Restarts the kubelet and waits until its socket exists again."""
 
     def allocatable(self) -> int:
-        """Devices of ``RESOURCE`` that it offers pods."""
+        """Returns the number of devices of ``RESOURCE`` that the kubelet offers to pods."""
 
 
 def until(what: Callable[[], bool], about: str) -> None:

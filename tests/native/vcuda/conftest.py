@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "native" / "build"
 SOURCES = ROOT / "native/vcuda/src"
 LIBRARY = BUILD / "libvgpu.so"
-PRELOAD = str(LIBRARY)  # with the runtime of a sanitizer, if one was asked for
+PRELOAD = str(LIBRARY)  # --sanitizer puts the sanitizer's runtime before the library
 PROBE = BUILD / "vgpu-probe"
 SIMULATOR = BUILD / "gpusim"
 sys.path[:0] = [str(HERE), str(ROOT / "plugins"), str(ROOT / "tests/native")]
@@ -28,7 +28,7 @@ import sanitizing  # noqa: E402
 from control_groups import group, root  # noqa: E402, F401  # pylint: disable=unused-import # fixtures
 from module_utils.abi import files as abi_files  # noqa: E402
 
-# Its name in the tests: Ansible, which has a longer one, is not needed here.
+# The tests import this module as `layouts`; its full name would need Ansible.
 layouts = sys.modules["layouts"] = abi_files
 
 MIB = 1 << 20
@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any test module asks for the names."""
+    """Sets LIBRARY and PRELOAD before a test module imports them."""
     global LIBRARY, PRELOAD, sanitizer, hostile
     if name := config.getoption("--sanitizer", default=None):
         sanitizer = sanitizing.Sanitizer(name)
@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def ends_in_time(request: pytest.FixtureRequest):
-    """On a hostile driver a program may hang, and must not hang the suite."""
+    """Fails a test that takes too long on a hostile driver, so that a hanging program does not stop the suite."""
 
     def hangs(_number: int, _frame: object) -> None:
         raise TimeoutError(f"the test did not end within {hostility.SECONDS} s on a driver with {hostile.line.strip()}")
@@ -96,19 +96,19 @@ def ends_in_time(request: pytest.FixtureRequest):
 
 @pytest.fixture(autouse=True)
 def nothing_found():
-    """No process of the test has met a sanitizer's finding."""
+    """Fails the test if the sanitizer reported an error in one of its processes."""
     yield
     found = sanitizer.findings() if sanitizer else []
     assert not found, "\n".join(found)[:8000]
 
 
 def sources_of(folder: Path = SOURCES) -> list[Path]:
-    """The files that the library is made of, in all packages."""
+    """Returns the C and assembler sources of the library, in all packages."""
     return sorted([*folder.glob("*.c"), *folder.glob("*/*.[cS]")])
 
 
 def object_of(source: Path) -> Path:
-    """What make has built from one of them."""
+    """Returns the object file that make builds from this source."""
     return BUILD / "obj/vcuda" / f"{source.relative_to(SOURCES)}.o"
 
 
@@ -147,7 +147,7 @@ def programs(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Puppet:
-    """A running puppet: each say() is a line, and its answer as numbers (words where they are none)."""
+    """A running puppet program. say() sends one line and returns the answer as a list of numbers and words."""
 
     def __init__(self, argv: list, env: dict, stderr: Path) -> None:
         self._stderr = stderr
@@ -157,7 +157,7 @@ class Puppet:
         self._next = 1
 
     def send(self, *lines: str) -> None:
-        """Without waiting for the answers."""
+        """Sends lines to the puppet and does not wait for the answers."""
         assert self.process.stdin
         self.process.stdin.write("\n".join(lines) + "\n")
         self.process.stdin.flush()
@@ -180,7 +180,7 @@ class Puppet:
         return self._next - 1
 
     def get(self, verb: str, *arguments: object) -> int:
-        """Allocate into a new register and answer its number; the call must succeed."""
+        """Allocates into a new register and returns the register's number; the call must succeed."""
         register = self.register()
         words = " ".join(str(one) for one in arguments)
         assert self.result(f"{verb} {register} {words}") == OK, f"{verb} {words}: {self.errors()}"
@@ -207,7 +207,7 @@ class Puppet:
 
 
 class Host:
-    """The simulated host, and one container on it."""
+    """A simulated host with one container."""
 
     def __init__(self, folder: Path, programs: Path, profile: str = PROFILE, gpus: int = 2) -> None:
         self.folder, self.programs = folder, programs
@@ -226,18 +226,18 @@ class Host:
         assert len(self.uuids) == gpus
 
     def write_profile(self, profile: str) -> None:
-        """Of the simulated host; its driver is as hostile as the suite is told."""
+        """Writes the profile of the simulated host, with the hostile behaviours that --hostile names."""
         (self.folder / "host.profile").write_text((hostile.line if hostile else "") + profile)
 
     def become(self, profile: str) -> None:
-        """Another host, before anything runs on it."""
+        """Replaces the host by one with another profile; no program may have started."""
         self.write_profile(profile)
         self.driver_env["GPUSIM_STATE"] = str(self.folder / "other.state")
         self.uuids = [one["uuid"] for one in self._usage()]
         self.write_limits()
 
     def _usage(self) -> list:
-        """The simulated driver's own account, by GPU."""
+        """Returns the memory use that the simulated driver itself reports, one entry per GPU."""
         command = [SIMULATOR / "gpusimctl", "usage", "--json"]
         done = subprocess.run(command, env=self.driver_env, check=True, stdout=subprocess.PIPE, text=True)
         return json.loads(done.stdout)["gpus"]
@@ -249,15 +249,15 @@ class Host:
         return {pid: size for pid, size in found.items() if size}
 
     def physical(self, gpu: int = 0) -> dict:
-        """pid → bytes on the card, contexts and modules included."""
+        """Returns pid → bytes on the GPU, contexts and modules included."""
         return self._processes(gpu, "total")
 
     def peak(self, gpu: int = 0) -> int:
-        """The most that any one process ever held at once."""
+        """Returns the peak use of the process with the highest peak, in bytes."""
         return max(self._processes(gpu, "peak").values(), default=0)
 
     def orphans(self, gpu: int = 0) -> int:
-        """Bytes on the card that no process is charged for: shareable handles, imports of them, whose maker let go."""
+        """Returns the bytes on the GPU that belong to no process: shared memory that its exporting process released."""
         return self._usage()[gpu]["orphans"]
 
     def on_card(self, gpu: int = 0) -> int:
@@ -269,7 +269,7 @@ class Host:
         self.ledger.write_bytes(abi_files.pack_ledger(self.uuids, "test"))
 
     def charged(self, gpu: int = 0) -> int:
-        """What the ledger's live slots hold."""
+        """Returns the bytes that the ledger charges to all live processes of the container."""
         totals = abi_files.read_ledger(str(self.ledger))["totals"]
         return sum(one["used"] + one["context"] for one in totals if one["uuid"] == self.uuids[gpu])
 
@@ -304,5 +304,5 @@ def host(programs: Path, tmp_path: Path):
 
 @pytest.fixture
 def three(host: Host) -> tuple[Puppet, Puppet, Puppet]:
-    """A maker, a user, and one that looks on: the container's account as any process of it is shown it."""
+    """Returns three processes: an exporter, an importer, and an observer that reads the container's free memory."""
     return host.puppet().start(), host.puppet().start(), host.puppet().start()

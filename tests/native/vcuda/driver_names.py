@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the CUDA driver API: what NVIDIA's drivers export, what its headers declare, what our table says of them.
+"""Compares coverage.txt with the names that NVIDIA's drivers export and its CUDA headers declare.
 
-As a program it prints a line for each name that the table lacks or has in the wrong place:
+Run as a program, it prints a line for each name that is missing from the table or has a wrong WHERE column:
 
     python3 tests/native/vcuda/driver_names.py
 
-``--newest`` compares with the headers of CUDA and NVML that NVIDIA published last, and exits 1 where a name is new.
+``--newest`` compares with NVIDIA's newest CUDA and NVML headers and exits 1 if a name is new.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = Path(__file__).with_name("coverage.txt")
 CLASSES = ("hooked", "passed", "denied")
-# Column WHERE of the table → the script that fetches what it names, and its argument.
+# Column WHERE of coverage.txt → argument of fetch_libcuda.sh (LIBRARIES) or fetch_cuda_headers.sh (HEADERS).
 LIBRARIES = {"535": "bookworm", "550": "trixie"}
 HEADERS = {"12": "12", "13": "13.0", "13.5": "13.5"}
 SOURCES = (*LIBRARIES, *HEADERS)
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 def read_table(text: str) -> tuple[list[Row], list[tuple[str, str]]]:
-    """Rows, and the (class, reason) pairs that are defined. ValueError names a line that is neither."""
+    """Returns the rows and the (class, reason) definitions of coverage.txt. Raises ValueError for any other line."""
     rows, reasons = [], []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -53,7 +53,7 @@ def read_table(text: str) -> tuple[list[Row], list[tuple[str, str]]]:
 
 
 def fetched(script: str, argument: str) -> Path:
-    """The folder that a fetch script fills; Unavailable with its reason."""
+    """Runs a fetch script and returns the folder that it filled. Raises Unavailable if the script fails."""
     command = [ROOT / "tests/native" / script, argument]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -76,8 +76,8 @@ def exported(library: Path) -> set[str]:
 
 
 def declared(folder: Path) -> set[str]:
-    """Functions of cuda.h in every form: those of old binaries and of per-thread default streams are declared too when
-    the header has to know that the driver itself includes it."""
+    """Returns the functions of cuda.h with all variants. __CUDA_API_VERSION_INTERNAL makes the header also declare old
+    versions and the variants for per-thread default streams."""
     command = ["cc", "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-I", folder, folder / "cuda.h"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return set(re.findall(r"\b(cu[A-Z]\w*)\s*\(", done.stdout))
@@ -88,13 +88,16 @@ def names_of(source: str) -> set[str]:
 
 
 def hooked(kind: str) -> set[str]:
-    """Symbols of hooks.def: HOOK of CUDA, NVML."""
+    """Returns the symbols that hooks.def hooks: kind "HOOK" for CUDA, "NVML" for NVML."""
     text = (ROOT / "native/vcuda/src/driver/hooks.def").read_text()
     return set(re.findall(rf"^{kind}\((\w+),", text, re.MULTILINE))
 
 
 def unknown_nvml(folder: Path) -> set[str]:
-    """Functions of nvml.h that are another form of a hooked one, and not hooked: a neighbour may be seen by them."""
+    """Returns unhooked functions of nvml.h that are another version of a hooked function.
+
+    A program could read another container's figures through such a function.
+    """
     names = set(re.findall(r"DECLDIR\s+(nvml\w+)\s*\(", (folder / "nvml.h").read_text()))
     known = hooked("NVML")
     bases = {re.sub(r"_v\d+$", "", name) for name in known}

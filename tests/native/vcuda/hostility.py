@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole suite on a driver that is hostile: which test is spared what, and why.
+"""Runs the whole suite on a hostile driver; lists which tests are exempt from which behaviour, and why.
 
 ``pytest tests/native/vcuda --hostile=all``, or the names of some behaviours (native/gpusim/README.md). Every profile of
-the suite gets the key; where the driver calls back, a tool is loaded into every program that makes contexts and loads
-modules there (programs/tool.c).
+the suite gets the key `hostile`. With `callbacks`, every program also loads programs/tool.c, which creates contexts
+and loads modules inside the driver's callbacks.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 
 BEHAVIOURS = ("context-lock", "callbacks", "teardown", "slow-nvml", "capture-query", "waiting-frees", "rounding")
 
-SECONDS = int(os.environ.get("VGPU_HOSTILE_SECONDS", "120"))  # that a test may take
+SECONDS = int(os.environ.get("VGPU_HOSTILE_SECONDS", "120"))  # time limit of one test
 
-# These fail where sizes are rounded up, each at a comparison of bytes (2026-11-23).
+# These tests compare exact bytes and fail on a driver that rounds sizes up (checked 2026-11-23).
 EXACT_TESTS = (
     "test_coverage_code.py::test_code_is_charged_a_step_later_and_given_back",
     "test_coverage_code.py::test_late_code_that_does_not_fit",
@@ -49,7 +49,7 @@ EXACT_TESTS = (
     "test_unseen.py::test_without_the_library_it_takes_what_it_wants",
 )
 EXACT = "reckons in bytes that a driver with units of 2 MiB does not take"
-# Tests that get a driver without one of the behaviours, by its name and the beginning of theirs.
+# Behaviour → start of a test's name → why the test runs without this behaviour.
 SPARED: dict[str, dict[str, str]] = {
     "rounding": dict.fromkeys(EXACT_TESTS, EXACT),
     "context-lock": {"test_blocked.py": "its programs wait for themselves there, also without the library"},
@@ -60,18 +60,18 @@ SPARED: dict[str, dict[str, str]] = {
 
 
 class Hostility:
-    """What the option names, and what of it the test that runs now gets."""
+    """The behaviours that --hostile names, and the profile line with the behaviours for the current test."""
 
     def __init__(self, names: str) -> None:
         self.names = BEHAVIOURS if names == "all" else tuple(one.strip() for one in names.split(","))
         self.line = ""
 
     def begin(self, test: str) -> None:
-        """From now on profiles are written for that test."""
+        """Sets the profile line for the test that starts now."""
         names = [name for name in self.names if not self.why_not(name, test)]
         self.line = f"hostile = {', '.join(names)}\n" if names else ""
 
     @staticmethod
     def why_not(name: str, test: str) -> str:
-        """Why a test does not get a behaviour; empty: it does."""
+        """Returns why the test is exempt from the behaviour, or "" if the test runs with the behaviour."""
         return next((why for start, why in SPARED.get(name, {}).items() if test.startswith(start)), "")

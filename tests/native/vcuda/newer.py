@@ -12,7 +12,7 @@ from conftest import BUILD, HERE, ROOT, SIMULATOR
 OBJECTS = BUILD / "obj/gpusim"
 
 
-# Where the later driver has functions of its own before the simulated one's.
+# Object of the simulated driver → symbols that programs/driver_newer.c replaces.
 BEFORE = {
     "procaddress": ("cuGetProcAddress", "cuGetProcAddress_v2"),
     "vmm": ("cuMemCreate",),
@@ -21,7 +21,7 @@ BEFORE = {
 
 
 def own_before(folder: Path, built: Path, *symbols: str) -> Path:
-    """The object with these symbols under other names: gpusim_ before each."""
+    """Copies an object and renames these symbols: each gets the prefix gpusim_. Returns the copy."""
     names = [word for symbol in symbols for word in ("--redefine-sym", f"{symbol}=gpusim_{symbol}")]
     subprocess.run(["objcopy", *names, built, folder / built.name], check=True)
     return folder / built.name
@@ -35,7 +35,7 @@ def link(folder: Path, soname: str, objects: list[Path], *flags: str) -> None:
 
 
 def newer_driver(folder: Path) -> Path:
-    """The folder that LD_LIBRARY_PATH names."""
+    """Builds the later driver in this folder and returns the folder, for LD_LIBRARY_PATH."""
     folder.mkdir()
     objects = {path.relative_to(OBJECTS).as_posix(): path for path in OBJECTS.glob("*/**/*.o")}
     assert objects, f"no object in {OBJECTS}: run make -C native/gpusim first"

@@ -14,7 +14,7 @@ SETUP = (HERE / "programs" / "nvml_raw.py").read_text()
 
 
 def ask(host: Host, *expressions: str, prefix: tuple = (), **options: object) -> list:
-    """What a fresh process answers, inside the container unless preload=False."""
+    """Evaluates the expressions in a new process and returns the results; preload=False runs without the library."""
     question = json.dumps({"setup": SETUP, "expressions": expressions})
     command = [*prefix, sys.executable, SCRIPT, question]
     env = host.env(**options)  # type: ignore[arg-type]

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole library under a sanitizer: which build is preloaded, how its findings are found, what is left out and why.
+"""Runs the suite with a sanitizer: the preloaded build, the collection of reports, the skipped tests and the reasons.
 
 ``pytest tests/native/vcuda --sanitizer address`` (with undefined behaviour) or ``thread``. The sanitizer's runtime is
-preloaded before the library, so any program may be the host of it; the test programs are instrumented too, the
-simulated driver is not. A finding is a file in one folder: a test fails whose processes left one.
+preloaded before the library, so uninstrumented programs can load the library; the test programs are instrumented
+too, the simulated driver is not. Each report is a file in one folder. A test fails if one of its processes wrote a
+report.
 
-``--sanitizer loader`` is ours: the library reports its locks, and programs/loader_watch.c stands before the
-loader's functions and ends a process that calls one with a lock held.
+``--sanitizer loader`` is our own check. The library reports its locks, and programs/loader_watch.c interposes the
+loader's functions and ends a process that calls such a function while it holds a lock of the library.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-# The flags of native/vcuda/Makefile.
+# The same flags as in native/vcuda/Makefile.
 FLAGS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "thread": ("-fsanitize=thread",),
     "loader": (),
 }
 RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so"}
-# No leaks: what the library holds it holds until the process ends. Another interposer may come before the runtime; a
-# forked child makes a thread of its own.
+# detect_leaks=0: the library keeps its memory until the process ends.
+# verify_asan_link_order=0: another interposer may be loaded before the runtime.
+# die_after_fork=0: a forked child starts its own thread.
 OPTIONS = {
     "address": {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
     "thread": {"TSAN_OPTIONS": "die_after_fork=0:atexit_sleep_ms=0"},
 }
 WATCHED = ROOT / "native/build/watched"
 
-# What cannot be asked of a sanitizer's build, by the beginning of its name.
+# Start of a test's name → why the test cannot run with a sanitizer.
 BARE = "asks what the library alone needs or does; the sanitizer's runtime is there too"
 ALONE = "opens an instrumented driver without the runtime"
 LOW = "memory below 4 GiB is the sanitizer's"
@@ -61,7 +63,7 @@ LEFT_OUT = {
 
 
 def build_watched() -> None:
-    """The library that reports its locks, and what it reports them to. One worker at a time builds it."""
+    """Builds the library that reports its locks, and loader_watch.so. A file lock lets one worker build at a time."""
     WATCHED.mkdir(parents=True, exist_ok=True)
     with open(WATCHED / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -75,7 +77,7 @@ def build_watched() -> None:
 
 
 class Sanitizer:
-    """One build of the library, and the folder of its findings."""
+    """A sanitizer's build of the library, and the folder of its reports."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -88,7 +90,7 @@ class Sanitizer:
         else:
             self.library = ROOT / "native/build" / f"sanitized-{name}" / "libvgpu.so"
             asked = [os.environ.get("CC", "cc"), f"-print-file-name={RUNTIMES[name]}"]
-            # By its name: the file is one version of it, or a linker script.
+            # -print-file-name may return a link or a linker script; realpath follows the link.
             runtime = os.path.realpath(
                 subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
             )
@@ -105,7 +107,7 @@ class Sanitizer:
         subprocess.run(["make", "-s", "-C", ROOT / "native/vcuda", f"SANITIZE={sanitize}"], check=True)
 
     def findings(self) -> list[str]:
-        """What was found since the last call."""
+        """Returns the reports written since the last call and deletes their files."""
         found = []
         for file in sorted(self.folder.iterdir()):
             found.append(file.read_text(errors="replace"))
@@ -113,5 +115,5 @@ class Sanitizer:
         return found
 
     def why_not(self, test: str) -> str:
-        """Why a test is left out; empty: it runs."""
+        """Returns why the test is skipped, or "" if the test runs."""
         return next((why for start, why in LEFT_OUT.items() if test.startswith(start)), "")

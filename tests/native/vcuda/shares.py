@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers that share a GPU in real time: their files, programs that keep the GPU busy, and what it really ran."""
+"""Containers that share a GPU in real time: their files, programs that keep the GPU busy, and the GPU time they got."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import pytest
 from conftest import BUILD, LIMIT, LINKED, SIMULATOR, Host, compile_program, layouts
 
 ARBITER = BUILD / "vgpu-arbiter"
-STARVED = 0.05  # of a round; who waits for so long misses no more points of the GPU than that
+# A round counts if its programs waited for a CPU for at most this part of it: they lost at most 5 points of share.
+STARVED = 0.05
 ROUNDS = 12
 
 
 def waited(pid: int) -> float:
-    """Seconds for which the threads of a process waited for a processor (the second figure of schedstat)."""
+    """Returns the seconds that the process's threads waited for a CPU (second figure of schedstat)."""
     total = 0
     for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):
@@ -49,7 +50,7 @@ class Container:
                 os.link(self.folder / f"gpu-{uuid}", self.view / f"gpu-{uuid}")
 
     def change(self, percent: int, **limits: object) -> None:
-        """A first limits file, or a live change in place."""
+        """Writes the limits file, or changes an existing one in place."""
         devices = [{"uuid": u, "memory_bytes": LIMIT, "sm_percent": percent} for u in self.node.host.uuids]
         wanted = dict({"allocation": self.name, "devices": devices}, **limits)
         path = self.folder / "limits"
@@ -61,7 +62,7 @@ class Container:
     def start(
         self, way: str = "kernel", seconds: float = 0, us: float = 100, threads: int = 1, **env: str
     ) -> subprocess.Popen:
-        """Keeps the GPU busy; it has said "ready" when this returns. seconds 0: until it is killed."""
+        """Starts a program that keeps the GPU busy and waits for its "ready". seconds=0: it runs until killed."""
         environment = self.node.host.env(
             CUDA_DEVICE_MEMORY_SHARED_CACHE=str(self.view / "ledger"),
             VGPU_LIMITS_FILE=str(self.folder / "limits"),
@@ -101,7 +102,7 @@ class Node:
         return json.loads(done.stdout)
 
     def busy(self) -> dict:
-        """pid → ns that the GPU has run kernels of it, by the simulator's own account."""
+        """Returns pid → ns of kernels that the GPU ran for the process, and the current time, both by the simulator."""
         log = self.log()
         return {one["pid"]: one["busy_ns"] for one in log["gpus"][0]["processes"]}, log["now"]
 
@@ -111,22 +112,23 @@ class Node:
         return json.loads(done.stdout)
 
     def shares(self, processes: list, seconds: float = 2.0) -> list:
-        """Percent of the GPU's time that each one got over the next seconds."""
+        """Returns the percentage of GPU time that each process got over the next `seconds`."""
         before, start = self.busy()
         time.sleep(seconds)
         after, end = self.busy()
         return [100.0 * (after.get(p.pid, 0) - before.get(p.pid, 0)) / (end - start) for p in processes]
 
     def waited(self) -> float:
-        """Seconds for which threads of this node's programs were ready to run and had no processor, so far."""
+        """Returns the seconds so far that threads of this node's programs were ready to run and had no CPU."""
         return sum(waited(process.pid) for process in self.processes if process.poll() is None)
 
     def judged(self, processes: list, right: Callable[[list], bool], seconds: float = 2.0, most: float = 100.0) -> list:
-        """The shares of a round that can be judged: one that is ``right``, or one in which no program was kept waiting
-        for a processor of this machine, for who launches late leaves the GPU idle, whatever its limit.
+        """Returns the shares of the first usable round: ``right`` accepts them, or no program waited for a CPU.
 
-        A share above ``most`` is judged at once: nobody gets more of a GPU for want of a processor, but for the 50 ms
-        of it that a container may save up while it waits. Where no round can be judged the test is left out by name.
+        A program that waits for a CPU launches late and leaves the GPU idle, whatever its limit.
+
+        A share above ``most`` is returned at once: a missing CPU never raises a share, except by the 50 ms of GPU time
+        that a container may save up while it waits. If no round is usable the test is skipped.
         """
         for _round in range(ROUNDS):
             before = self.waited()

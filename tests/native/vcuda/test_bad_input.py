@@ -20,7 +20,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace nee
 
 
 def closed(host: Host, wrapper: tuple, **variables: str) -> list:
-    """No way to a context in that container; answers the lines on stderr."""
+    """Asserts that no process of the container can create a context, and returns the lines on stderr."""
     puppet = host.puppet(wrapper=wrapper, **FORCED, **variables)
     assert puppet.result("init") == OK
     for verb, arguments in (("ctx", (0,)), ("retain", (0,)), ("create", (MIB, 0))):
@@ -71,7 +71,7 @@ def test_a_read_only_ledger_of_a_container(host: Host) -> None:
     ],
 )
 def test_nonsense_in_a_variable_of_a_container(host: Host, name: str, value: str) -> None:
-    """One line each, and what the file says holds."""
+    """Each invalid variable is logged in one line, and the limits file stays effective."""
     puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED, **{name: value}).start()
     assert puppet.say("info") == [OK, LIMIT - host.on_card(), LIMIT]
     assert puppet.refused("alloc", LIMIT) == OOM
@@ -81,7 +81,7 @@ def test_nonsense_in_a_variable_of_a_container(host: Host, name: str, value: str
 
 @needs_root
 def test_an_allocation_that_was_withdrawn_and_given_back(host: Host) -> None:
-    """deny, written in place while the container runs: what is held stays, nothing new begins."""
+    """While the limits file says deny, existing memory stays and every new allocation and context is refused."""
     puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED).start()
     limits = plain(layouts.parse_limits(host.limits.read_bytes()))
     layouts.rewrite_limits(str(host.limits), dict(limits, deny=True))
@@ -137,7 +137,7 @@ QUIET = {
 
 
 def calls(folder: Path, command: list, library: Path, env: dict) -> tuple:
-    """System calls by name without those of loading, and the files that were asked for."""
+    """Returns system call → count, without calls that load libraries, and the names of the files in all calls."""
     log = folder / "strace"
     traced = ["strace", "-f", "-qq", "-o", log, "env", f"LD_PRELOAD={library}", *command]
     subprocess.run(traced, env=env, check=True, stdout=subprocess.DEVNULL)
@@ -157,11 +157,11 @@ def calls(folder: Path, command: list, library: Path, env: dict) -> tuple:
 
 @pytest.mark.parametrize("program", QUIET)
 def test_a_program_without_cuda_makes_no_call_of_ours(host: Host, program: str) -> None:
-    """Compared with an empty library in our place: the same calls, and no file but the library itself."""
+    """The program makes the same system calls as with an empty preloaded library, and opens only our library."""
     empty = host.folder / "empty.so"
     (host.folder / "empty.c").write_text("int nothing_at_all;\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", empty, host.folder / "empty.c"], check=True)
-    # A checkout may lie anywhere: a folder of the collection's name is on every search path here.
+    # A checkout may lie anywhere; here the path of the repository appears in every search path.
     env = host.env(preload=False, PATH=f"{host.folder}/vgpu.fleet:{os.environ['PATH']}")
     ours, files = calls(host.folder, QUIET[program], LIBRARY, env)
     other, expected = calls(host.folder, QUIET[program], empty, env)
@@ -170,7 +170,7 @@ def test_a_program_without_cuda_makes_no_call_of_ours(host: Host, program: str) 
 
 
 def test_the_comparison_sees_a_library_that_does_something(host: Host) -> None:
-    """The negative control: one that opens a file and asks for its pid before main."""
+    """The negative control: a library that opens a file and calls getppid() before main is found."""
     busy = host.folder / "busy.so"
     (host.folder / "busy.c").write_text(
         "#include <fcntl.h>\n#include <unistd.h>\n"

@@ -15,12 +15,12 @@ def blocked(programs: Path) -> Path:
     return compile_program(programs, "blocked", "blocked.c", flags=(*LINKED, "-rdynamic", "-fno-builtin"))
 
 
-# A hang, or the ten seconds for which the gate once waited.
+# Less than the 10 s that the gate once waited, so that such a wait fails like a hang.
 PATIENCE_S = 8
 
 
 def said(host: Host, program: Path, what: str, settled: bool = True, **options: bool) -> str:
-    """The program's line; what is on the card is charged then, where a look was possible."""
+    """Returns the program's line. If `settled`, asserts that the ledger charges exactly the memory on the GPU."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(["timeout", str(PATIENCE_S), program, what], env=host.env(**options), **pipes) as process:  # type: ignore[call-overload]
         line = process.stdout.readline()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe's bypasses: with LD_PRELOAD alone, which a tenant can take off, those that take it off are red.
+"""The probe's bypass checks. With LD_PRELOAD alone, which a tenant can remove, the checks that remove it fail.
 
 Real slices, where the same ways are held, are in tests/integration/device_plugin/test_isolation.py.
 """
@@ -22,7 +22,7 @@ from test_probe_finds import broken
 
 pytestmark = pytest.mark.slow
 
-# By LD_PRELOAD, the files where variables name them: nobody mounted them, and the tenant may write them.
+# LD_PRELOAD loads the library and variables name its files: the files are not mounted and the tenant can write them.
 WITHOUT_MOUNTS = {
     "bypass-path": "passed",
     "bypass-copy": "passed",
@@ -93,7 +93,7 @@ SPOILING = [
 
 
 def test_a_ledger_in_use_is_left_alone(host: Host) -> None:
-    """An emptied file ends by SIGBUS every process that touches its mapping, the container's own work too."""
+    """The probe must not truncate a used ledger: SIGBUS would kill every process that maps it, also the workload."""
 
     def spoiled(folder: str) -> dict:
         environment = dict(host.driver_env)
@@ -120,7 +120,7 @@ WAYS_AT_ONCE = ["bypass-namespace", "bypass-symbol-table", "bypass-own-loader", 
 
 
 def test_open_ways_at_once_leave_the_slice_to_others(host: Host) -> None:
-    """For the watcher: they hold what they got and fill nothing; each process has the name of its way."""
+    """With --hold, each bypass process keeps a small allocation and carries the name of its check, for the watcher."""
     names = ",".join(WAYS_AT_ONCE)
     command = [PROBE, "--json", "--together", "--checks", names, "--hold", "15000"]
     probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -142,7 +142,7 @@ def test_open_ways_at_once_leave_the_slice_to_others(host: Host) -> None:
 
 
 def test_who_is_ended_while_it_holds_leaves_no_file(host: Host) -> None:
-    """As the isolation check ends it once the watcher has named every way. Without a container /tmp is the host's."""
+    """The isolation check kills the probe while it holds memory; the probe's files in /tmp must not remain."""
     command = [PROBE, "--json", "--together", "--checks", "bypass-own-loader", "--hold", "15000"]
     probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -158,7 +158,7 @@ def test_who_is_ended_while_it_holds_leaves_no_file(host: Host) -> None:
 
 
 def family(group: int) -> list[int]:
-    """The processes of a process group."""
+    """Returns the pids of a process group."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ def family(group: int) -> list[int]:
 
 
 def holders(host: Host) -> dict[str, int]:
-    """Name of a process, as the kernel has it → bytes on any card."""
+    """Returns the kernel's name of each process → its bytes on all GPUs."""
     found = {}
     for pid, held in host.physical().items():
         with contextlib.suppress(OSError):
@@ -177,7 +177,7 @@ def holders(host: Host) -> dict[str, int]:
 
 
 def test_a_full_card_shows_nothing_of_open_ways(host: Host) -> None:
-    """The driver refuses everybody, also a process that bypasses the library: that is no pass."""
+    """On a full GPU the driver also refuses a process that bypasses the library: the check must not pass."""
     stranger = host.puppet(preload=False).start()
     stranger.get("alloc", CARD - host.on_card())
     command = [PROBE, "--json", "--together", "--checks", ",".join(WAYS_AT_ONCE)]
@@ -210,6 +210,6 @@ def test_nonsense_is_no_time(host: Host, seconds: str) -> None:
 
 @pytest.mark.parametrize(("preload", "status"), [(True, 41), (False, 40)])
 def test_who_is_charged_goes_round_nothing(host: Host, preload: bool, status: int) -> None:
-    """In an empty slice an honest program is granted memory too: only what nothing charges is a bypass."""
+    """Memory granted to a program that the ledger charges is no bypass; only uncharged memory is."""
     command = [PROBE, "--together", "--beyond", "0", "honest"]
     assert subprocess.run(command, env=host.env(preload=preload), check=False, timeout=60).returncode == status

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe's ways to have memory that was given back: held, and red with a library that forgets one thing."""
+"""The probe's checks that use memory after its release: they pass, and fail with a library that forgets one charge."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ IPC, HANDLE, POOL, ARRAY = "bypass-ipc-kept", "bypass-handle-kept", "bypass-pool
 KEPT = [IPC, HANDLE, POOL, ARRAY]
 RELEASED, ENDED = "released", "ended"
 
-# What its maker still has on the card by NVML is charged again, whatever forgot it: this takes that away too.
+# The library also charges unaccounted memory that NVML shows for a process. UNSEEN disables this second charge.
 EXPORTED = "ledger_export(exported->device, exported->bytes, true);"
 SETTLE = "void unaccounted_settle(int index)\n{\n"
 UNSEEN = ("unaccounted.c", SETTLE, SETTLE + "    if (index >= 0) return;\n")
-# what is broken: the file, what stands there, what stands there instead, the check that must see it, and when
+# name of the defect: source file, original code, replacement code, check that must fail, whether the exporting
+# process releases its memory or exits before the check
 MUTANTS = {
     "no export is known": ("ipc.c", "start = start_of(pointer, &block);", "start = 0;", IPC, RELEASED),
     "tiles keep nothing": ("vmm.c", "physical_of(block.owner)->kept = true;", ";", ARRAY, RELEASED),
@@ -55,7 +56,10 @@ def test_what_another_has_stays_charged(host: Host) -> None:
 
 
 def test_without_the_library_each_is_granted(host: Host) -> None:
-    """The negative control: what ended makers left. What an array keeps the card is short of: that is no answer."""
+    """The negative control: memory is granted beyond the slice in each check but ARRAY.
+
+    The tiles of an array keep their memory used on the GPU, so the driver grants no more there.
+    """
     status, report = run(host, "--checks", ",".join(KEPT), preload=False)
     assert verdicts(report) == dict.fromkeys(KEPT, "violated"), report
     granted = [one["name"] for one in report["checks"] if "more were granted" in one["detail"]]
@@ -88,7 +92,7 @@ def test_a_slice_too_small_for_two_processes_says_so(host: Host) -> None:
 
 
 def test_a_full_card_shows_nothing(host: Host) -> None:
-    """An oversold slice with a neighbour that has the rest: the driver refuses, and that is no pass."""
+    """A neighbour has filled the rest of an oversold GPU. The driver refuses the memory, so the check must not pass."""
     host.write_limits(memory=LIMIT, oversubscribe=True)
     neighbour = host.puppet(preload=False).start()
     neighbour.get("alloc", CARD - host.on_card() - 2000 * MIB)

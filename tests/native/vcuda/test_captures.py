@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured graph has the program's nodes and no other, however it began; captured ones are not charged or held up.
+"""A captured graph has only the program's nodes. Captured launches are neither charged nor delayed.
 
 On a driver that voids a capture whose events are asked for.
 """
@@ -15,7 +15,7 @@ from shares import Container, Node
 LAUNCHES = 200
 US = 50
 NEWER = SIMULATOR.with_name(SIMULATOR.name + "-615")
-# how a capture begins → graphs, and launches that run outside of them
+# argument of programs/captures.c → number of graphs, number of launches outside the graphs
 HOW = {"hooked": (1, 3), "unseen": (1, 3), "recaptured": (5, 53), "unmatched": (1, 3), "newer": (1, 3)}
 
 
@@ -57,13 +57,13 @@ def test_a_graph_has_the_programs_nodes(node: Node, how: str, percent: int) -> N
     assert run(node, container, how) == [LAUNCHES] * graphs
     if percent:
         said = container.said()
-        # Of the captured ones no more than what the fast path had counted before anybody asked: 250 us a capture.
+        # The fast path may count 250 us of captured launches per capture before the library asks for the capture state.
         counted = 2_000_000 * 2 + others * US * 1000 * 1.2 + graphs * 250_000
         assert said["used_ns"] < counted
-        # At 1 % they would have been held up for a second.
+        # At 1 % the launches would have waited for a second.
         assert said["throttled_ns"] < 100 * counted
 
 
 def test_a_capture_next_to_launches(node: Node) -> None:
-    """The other thread's events are looked at meanwhile, in a mode that a capture in global mode does not mind."""
+    """The library queries the other thread's events meanwhile, in a capture mode that a global capture allows."""
     assert run(node, Container(node, "a", 50, core_policy="force"), "meanwhile") == [LAUNCHES]

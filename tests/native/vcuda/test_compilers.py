@@ -14,7 +14,7 @@ from conftest import LIMIT, LINKED, OK, OOM, PUPPET, ROOT, SOURCES, Host, compil
 pytestmark = pytest.mark.slow
 
 ARM = "aarch64-linux-gnu-gcc"
-# What an aarch64 container has is not there: libc comes from the cross compiler's own folder.
+# This machine has no aarch64 container: libc comes from the cross compiler's folder.
 ARM_ROOT = "/usr/aarch64-linux-gnu"
 SHIPPED = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter", "vgpu-limit-hook")
 

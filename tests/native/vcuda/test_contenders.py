@@ -31,7 +31,7 @@ def test_threads_leave_the_accounts_equal(host: Host, work: str, rounds: int) ->
 
 
 def test_a_child_does_not_inherit_the_turn_to_measure(host: Host) -> None:
-    """This test has the turn; a thread of the program waits for it while another one forks."""
+    """The test holds the lock for measuring a context; one thread of the program waits for it while another forks."""
     with host.ledger.open("r+b") as ledger:
         turn = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, CONTEXT_BASE, 16, 0)
         fcntl.fcntl(ledger, 37, turn)  # F_OFD_SETLK

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch within budget looks at: its kernel's entry among the costs, and now and then the clock."""
+"""A launch within its budget looks up its kernel in the cost table, and reads the clock only sometimes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
-# Of 200 keys thrown at random into 4096 entries some five meet another.
+# Of 200 random keys in 4096 entries about five collide.
 @pytest.mark.parametrize("base", [0x55D1C0A01000, 0x7F3A00000010, 0x1000])
 @pytest.mark.parametrize("step", [0x10, 0x40, 0xC0, 0x200, 0x240, 0x1000, 0x4010, 0x10000])
 @pytest.mark.parametrize("shape", [(1, 1), (132, 1), (4096, 64)])
@@ -39,7 +39,7 @@ def test_a_function_has_an_entry_for_each_grid(costs) -> None:
     assert costs("entries", 0x55D1C0A01000, 0, 200, 7, 7) == [1], "one kernel, one entry"
 
 
-# Parts of the shape by which one function takes more or less time → as many keys.
+# Parts of the launch shape that change a kernel's time → number of distinct keys.
 SHAPES = [(x, y, z, block) for x in (1, 132) for y in (1, 3) for z in (1, 5) for block in (32, 256)]
 
 
@@ -47,12 +47,12 @@ def test_every_size_of_the_grid_and_the_first_of_the_block_tell_kernels_apart(co
     assert costs("keys", *(part for shape in SHAPES for part in shape)) == [len(SHAPES)]
 
 
-# How many kernels: some, about as many as the table has room for, far more.
+# Number of kernels: few, about the table's capacity, far more.
 @pytest.mark.parametrize("count", [1000, 16_000, 60_000])
 def test_a_program_of_more_kernels_than_the_table_holds_is_not_charged_as_one_of_unknown_ones(
     costs, count: int
 ) -> None:
-    """2 ms are what a kernel is taken for that nobody has measured."""
+    """An unmeasured kernel would be charged 2 ms."""
     mean, most = costs("crowd", count, 10, 20_000)
     assert 20_000 <= mean <= 40_000 and most <= 40_000, (mean, most)
 
@@ -71,7 +71,7 @@ def test_the_clock_is_looked_at_before_long_kernels_and_one_in_four(costs, kerne
 
 
 def test_little_work_goes_without_a_look(costs) -> None:
-    """What README.md says goes unasked after a pause: 15 microseconds."""
+    """At most 15 us of kernel time run between two clock readings, as README.md states."""
     for took in (200, 1000, 4999, 5000, 60_000):
         unasked = most = 0
         for looked in costs("looks", *[took] * 64):
@@ -82,16 +82,16 @@ def test_little_work_goes_without_a_look(costs) -> None:
 
 GAP = 46_000
 PAUSES = [
-    ("at once", [0], [1]),
-    ("a gap later", [GAP], [1]),
-    ("more than a gap later", [GAP + 1], [0]),
-    ("three unlooked, a gap each", ["-", "-", "-", 4 * GAP], [1]),
-    ("three unlooked, and a pause", ["-", "-", "-", 4 * GAP + 1], [0]),
-    ("what was granted is used up by the next look", ["-", "-", "-", 10, 10 + GAP + 1], [1, 0]),
-    ("four flows, none of them looked for", ["-"] * 12 + [50], [1]),
-    ("over and over", [word for i in range(1, 9) for word in ("-", "-", "-", 4 * GAP * i)], [1] * 8),
-    ("half of the counter", [1 << 31], [0]),
-    ("nearly all of it", [(1 << 32) - 14 * GAP], [0]),
+    ("launch at the same time", [0], [1]),
+    ("launch one gap later", [GAP], [1]),
+    ("launch more than a gap later", [GAP + 1], [0]),
+    ("three launches without a clock reading, a gap each", ["-", "-", "-", 4 * GAP], [1]),
+    ("three launches without a clock reading, then a pause", ["-", "-", "-", 4 * GAP + 1], [0]),
+    ("the next clock reading ends the allowance", ["-", "-", "-", 10, 10 + GAP + 1], [1, 0]),
+    ("twelve launches without a clock reading", ["-"] * 12 + [50], [1]),
+    ("clock read every fourth launch", [word for i in range(1, 9) for word in ("-", "-", "-", 4 * GAP * i)], [1] * 8),
+    ("pause of half the counter's range", [1 << 31], [0]),
+    ("pause of nearly the counter's range", [(1 << 32) - 14 * GAP], [0]),
 ]
 
 
@@ -101,7 +101,7 @@ def test_pauses_are_found(costs, words: list, answers: list) -> None:
 
 
 GO, WAIT, MS = 0, 1, 1_000_000
-# balance, rate, cost, waited → goes, or for how long it waits at most. A long kernel waits for no burst to be saved up.
+# columns: balance, rate, cost, time waited, longest further wait (0: the launch goes at once)
 BUDGETS = [
     *[(1, 300_000, 20_000, 0, 0), (5 * MS, 10_000, 20_000, 0, 0), (-MS, 1_000_000, 20_000, 0, 0)],
     *[(0, 300_000, 2 * MS, 0, 4), (0, 10_000, 2 * MS, 0, 101), (0, 999_999, 2 * MS, 0, 2)],
@@ -118,18 +118,18 @@ def test_who_is_out_of_budget_waits_until_there_is_some_and_no_longer(
     answer, waits, then = costs("decides", balance, rate, cost, waited)
     assert answer == (WAIT if longest else GO)
     assert (0 < waits <= longest) if longest else waits == 0
-    # Who waits to the end goes then: unless it is longer than without a look at limits and page.
+    # After the full wait the launch goes, unless the wait was cut at 10 ms to read the limits and the page again.
     assert not longest or waits == 10 * MS or then > 0
 
 
-# What launches took that were measured alone → are several of them taken together from then on, and their cost
+# columns: case, measured times of single launches, whether later launches share a segment, range of the learned cost
 LEARNED = [
-    ("steady", [1000] * 8, 1, (1000, 1000)),
-    ("the first one loads the kernel", [60_000] + [1000] * 8, 1, (1000, 1000)),
-    ("the first one loads a long kernel", [9 * MS] + [50_000] * 8, 1, (50_000, 50_000)),
-    ("now and then a long one", [20_000, 20_000, 5 * MS] * 4, 0, (600_000, 3 * MS)),
-    ("by turns: none takes much longer than they do as a rule", [20_000, 5 * MS] * 6, 1, (2 * MS, 4 * MS)),
-    ("few of them", [1000] * 4, 0, (1000, 2 * MS)),
+    ("every launch takes the same time", [1000] * 8, 1, (1000, 1000)),
+    ("the first launch loads the kernel", [60_000] + [1000] * 8, 1, (1000, 1000)),
+    ("the first launch loads a long kernel", [9 * MS] + [50_000] * 8, 1, (50_000, 50_000)),
+    ("every third launch is long", [20_000, 20_000, 5 * MS] * 4, 0, (600_000, 3 * MS)),
+    ("short and long launches alternate", [20_000, 5 * MS] * 6, 1, (2 * MS, 4 * MS)),
+    ("too few launches", [1000] * 4, 0, (1000, 2 * MS)),
 ]
 
 

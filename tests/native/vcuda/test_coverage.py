@@ -60,7 +60,7 @@ def test_nvidias_own_names_are_in_the_table(source: str) -> None:
 
 
 def test_no_other_form_of_a_hooked_nvml_function_is_unhooked() -> None:
-    """By such a form a neighbour's figures would be shown."""
+    """An unhooked version of a hooked NVML function would show another container's figures."""
     try:
         folder = driver_names.headers("13.5")
     except driver_names.Unavailable as why:
@@ -72,7 +72,7 @@ def test_no_other_form_of_a_hooked_nvml_function_is_unhooked() -> None:
 def test_a_name_that_the_newest_headers_have_and_the_table_lacks_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """What `make newest-headers` asks, of headers that are there."""
+    """Runs the comparison of `make newest-headers` on headers in a local folder."""
     try:
         folder = driver_names.headers("13.5")
     except driver_names.Unavailable as why:

@@ -70,7 +70,7 @@ def their_functions(folder: Path) -> dict[str, str]:
 
 
 def parameters(text: str) -> list[str]:
-    """The type of each parameter; a pointer to a function counts as one."""
+    """Returns the type of each parameter; a function pointer counts as one parameter."""
     text = re.sub(r"\(\*\w+\)\([^)]*\)", "*callback", text)
     types = []
     for one in text.split(",") if text.strip() not in ("", "void") else []:

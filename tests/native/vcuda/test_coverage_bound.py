@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that something else than a handle or a mapping keeps alive, and pools of unusual kinds."""
+"""Memory kept in use by an object other than a handle or a mapping, and pools of unusual kinds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_card_without_multicast_says_so(host: Host) -> None:
 
 
 def test_a_pool_of_managed_memory_without_a_device_is_refused(host: Host) -> None:
-    """Its memory may come to any card; so nobody could say who is charged."""
+    """The pool's memory may migrate to any GPU, so the library cannot know which slice to charge."""
     puppet = host.puppet().start()
     for place in (NOWHERE, HOST_MEMORY):
         assert puppet.result(f"pool-of 10 {MANAGED} {place}") == NOT_SUPPORTED

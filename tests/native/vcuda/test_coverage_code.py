@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that reaches the card by a load or late, and the heaps of a context: charged what the driver took, at once or a
+"""Code loaded at once or lazily, and the heaps of a context: charged what the driver took, at once or a
 step of growth later."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STEP = LIMIT // 32 + MIB
 
 
 def step(puppet: Puppet) -> None:
-    """What was not looked at when it came is charged by now."""
+    """Makes an allocation, after which code loaded without a measurement is charged."""
     say(puppet, f"alloc 59999 {STEP}", "free 59999")
 
 

@@ -66,7 +66,7 @@ WRONG = [
     "cuDeviceTotalMem_v2 0 0",
     "cuMemGetInfo_v2 0 @10",
 ]
-# How the program got there; the error of that state. Where arguments are wrong too, which of the two is reported is the
+# Puppet commands that lead to a state, and the state's error. If arguments are wrong too, which one is reported is the
 # driver's secret, so either is right.
 STATES = {
     "not initialised": ((), 3),
@@ -119,7 +119,7 @@ before = state()
 
 
 def test_nothing_of_the_process_is_changed(host: Host) -> None:
-    """What a program had before its first call it has after it; the driver opens descriptors, with and without us."""
+    """The first call changes no state of the process, except descriptors, which the driver opens without us too."""
     code = STATE + (
         "cuda = ctypes.CDLL('libcuda.so.1'); context, pointer = ctypes.c_void_p(), ctypes.c_uint64()\n"
         "assert cuda.cuInit(0) == 0 and cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0\n"

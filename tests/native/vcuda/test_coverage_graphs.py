@@ -72,7 +72,7 @@ def test_what_was_trimmed_comes_back_only_if_there_is_room(host: Host, word: str
 
 
 def test_at_the_limit_a_graph_runs_again_and_again(host: Host) -> None:
-    """What the device keeps for graphs is used again: no room beyond it is asked for."""
+    """A graph launch reuses the memory that the device keeps for graphs, so it needs no further free memory."""
     puppet = host.puppet().start()
     say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "launch-graph 30 0", "sync")
     puppet.get("alloc", LIMIT - host.on_card())
@@ -82,7 +82,7 @@ def test_at_the_limit_a_graph_runs_again_and_again(host: Host) -> None:
 
 
 def test_what_graphs_keep_makes_room_for_an_allocation(host: Host) -> None:
-    """Memory that no graph uses is the driver's to give back; a refused allocation asks for it."""
+    """Before it refuses an allocation, the library asks the driver to release memory that no graph uses."""
     puppet = host.puppet().start()
     say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "launch-graph 30 0", "sync")
     assert puppet.result(f"alloc 40 {LIMIT - host.on_card() + SIZE}") == OK
@@ -90,7 +90,7 @@ def test_what_graphs_keep_makes_room_for_an_allocation(host: Host) -> None:
 
 
 def test_a_launch_that_is_captured_brings_its_memory(host: Host) -> None:
-    """The launch becomes a child graph: its nodes are counted where it lies."""
+    """A captured launch becomes a child graph, whose memory nodes are charged with the parent graph."""
     puppet = host.puppet().start()
     say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "exec-destroy 30", "trim 0")
     before = host.on_card()

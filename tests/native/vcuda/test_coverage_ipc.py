@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory between processes is charged once, to its maker, for as long as anybody has it."""
+"""Memory shared by CUDA IPC is charged once, to the exporting process, as long as any process has it."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_freed_memory_stays_charged_while_it_is_open(host: Host, two: tuple, fre
         contexts = host.physical()[user.process.pid]
         user.process.kill() if closed == "kill" else user.end()
         user.process.wait(20)
-    if not contexts:  # the dead are looked for now and then, and when something would not fit
+    if not contexts:  # the library looks for dead processes periodically, and when an allocation does not fit
         assert maker.say("info")[1] == rest + SIZE
     say(maker, f"alloc 11 {rest + SIZE + contexts}")
     assert host.charged() == host.on_card() == LIMIT
 
 
 def test_lending_again_and_again_does_not_pass_the_limit(host: Host, two: tuple) -> None:
-    """Without the account of who has it open, each round would be free for the next."""
+    """Without a record of open imports, the memory of each round would become free for the next round."""
     maker, user = two
     for number in range(20):
         status = maker.result(f"alloc 10 {SIZE}")
@@ -78,7 +78,7 @@ def test_lending_again_and_again_does_not_pass_the_limit(host: Host, two: tuple)
 
 
 def test_without_the_library_there_is_no_end_of_it(host: Host) -> None:
-    """The negative control."""
+    """The negative control: without the library repeated exports exceed the limit."""
     maker, user = host.puppet(preload=False).start(), host.puppet(preload=False).start()
     for number in range(10):
         say(maker, f"alloc 10 {SIZE}")
@@ -89,7 +89,10 @@ def test_without_the_library_there_is_no_end_of_it(host: Host) -> None:
 
 @pytest.mark.parametrize("end", ["end", "kill"])
 def test_a_dead_makers_memory_stays_charged_while_it_is_open(host: Host, two: tuple, end: str) -> None:
-    """Its other memory does not. That of the simulated driver is gone with the maker; on hardware it is not."""
+    """The dead exporter's other memory is released. The simulated driver also frees the exported memory.
+
+    Hardware keeps exported memory, so it stays charged.
+    """
     maker, user = two
     say(maker, f"alloc 10 {SIZE}", f"alloc 11 {3 * SIZE}")
     say(user, f"ipc-open 20 {lend(maker, 10)}")
@@ -99,7 +102,7 @@ def test_a_dead_makers_memory_stays_charged_while_it_is_open(host: Host, two: tu
     assert context == host.physical()[user.process.pid]
     assert user.refused("alloc", LIMIT - context - SIZE + 1) == OOM
     say(user, f"alloc 30 {LIMIT - context - SIZE}", "free 30")
-    third = host.puppet().start()  # it may not take the slot that the memory is charged in
+    third = host.puppet().start()  # a new process must not take the ledger slot in which the memory is charged
     assert third.refused("alloc", LIMIT - 2 * context - SIZE + 1) == OOM
     assert host.charged() == 2 * context + SIZE, "as the node reads it"
     say(user, "call cuIpcCloseMemHandle $20")
@@ -133,7 +136,7 @@ def test_no_ledger_no_open(host: Host, two: tuple) -> None:
 
 @pytest.fixture
 def apart(host: Host) -> Puppet:
-    """A process of another container: with a ledger of its own."""
+    """Returns a process of another container, which has a ledger of its own."""
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
     return host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
@@ -142,7 +145,7 @@ def apart(host: Host) -> Puppet:
 @pytest.mark.parametrize("made_here", [False, True])
 def test_memory_of_another_container_is_refused(host: Host, apart: Puppet, made_here: bool) -> None:
     user, bare = host.puppet().start(), host.puppet(preload=False).start()
-    if made_here:  # handles of this container are known, and this one is none of them
+    if made_here:  # the container has exported another handle itself
         say(user, f"alloc 10 {MIB}")
         lend(user, 10)
     say(apart, f"alloc 10 {SIZE}")
@@ -151,14 +154,14 @@ def test_memory_of_another_container_is_refused(host: Host, apart: Puppet, made_
     assert "another container" in user.errors()
     assert bare.result(f"ipc-open 20 {handle}") == OK, "the driver refuses it: this proves nothing"
     say(bare, "call cuIpcCloseMemHandle $20")
-    # Nothing of it stayed open here: the card has it back with its maker's free.
+    # The refused import left nothing open: the exporting process's free returns the memory to the GPU.
     before = host.on_card()
     say(apart, "free 10")
     assert host.on_card() == before - SIZE
 
 
 def test_two_containers_get_no_more_than_their_limits_by_lending(host: Host, apart: Puppet) -> None:
-    """The maker is charged in its own container alone; what it has freed and another container had open, nowhere."""
+    """Memory that another container could import would be charged to no container after the exporter's free."""
     user = host.puppet().start()
     for number in range(10):
         say(apart, f"alloc 10 {SIZE}")

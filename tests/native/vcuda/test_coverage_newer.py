@@ -43,7 +43,7 @@ def newer(host: Host, driver: Path, tmp_path: Path) -> Host:
 
 
 class Way(NamedTuple):
-    """Before, the call, and after which the memory is bound or there."""
+    """Puppet commands before the call, the call's arguments, and commands after which the memory is in use."""
 
     before: tuple
     arguments: str
@@ -122,7 +122,7 @@ WAYS = ["link", "proc", "handle", "next", "default"]
 @pytest.mark.parametrize("capture", ["cig", "cig-per-thread", "recapture", "recapture-per-thread"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_capture_begun_by_it_has_the_programs_nodes_alone(newer: Host, program: Path, way: str, capture: str) -> None:
-    """Launches of one long kernel: each would be throttled, and an event of ours would follow it into the graph."""
+    """Outside a capture each launch of this long kernel is throttled and followed by an event of the library."""
     devices = [{"uuid": uuid, "memory_bytes": 1 << 34, "sm_percent": 5} for uuid in newer.uuids]
     newer.write_limits(devices=devices, core_policy="force")
     assert run(newer, program, way, capture, preload=False) == (0, "200 nodes\n"), "the negative control"
@@ -149,7 +149,7 @@ def test_what_an_unknown_form_took_is_charged_with_the_next_allocation(newer: Ho
 
 
 def test_a_table_of_names_knows_every_form() -> None:
-    """A form that is passed although its kin are hooked: it would be taken for a later driver's."""
+    """No version of a hooked function is passed through: the library would take it for an unknown later version."""
     by_name = {row.name: row for row in ROWS}
     hooked = {FORM.sub("", row.name) for row in ROWS if row.verdict == "hooked"}
     found = [name for name, row in by_name.items() if row.verdict == "passed" and FORM.sub("", name) in hooked]

@@ -114,7 +114,7 @@ cuStreamSynchronize $20
 PLANE = ("0 0 2 0 $10 0 1024 0 0 2 0 $11 0 1024", "512 64")
 BOX = ("0 0 0 0 2 0 $10 0 {0} 1024 64 0 0 0 0 2 0 $11 0 {0} 1024 64", "512 64 1")
 QUEUING = {"copies", "orders", "host-callback"}
-# What can bind memory. The other reasons cannot, or their functions end in one of these.
+# Reasons of the coverage table whose functions can bind memory; functions with other reasons cannot.
 BINDING = {"managed", "host-memory", "handles", "address", "shared", "exported", "pool-setting"}
 # Functions of these reasons that no row above calls, and where they are called or why they cannot be.
 ELSEWHERE = {

@@ -16,13 +16,14 @@ from test_coverage_passed import answers_nothing
 pytestmark = pytest.mark.slow
 
 SIZE = 8 * MIB
-FLOAT, DEVICE = 0x20, 1  # an array's format; CU_MEM_LOCATION_TYPE_DEVICE, also of a pinned allocation's kind
+# FLOAT: an array format. DEVICE: CU_MEM_LOCATION_TYPE_DEVICE; the allocation type "pinned" has the same number.
+FLOAT, DEVICE = 0x20, 1
 LAZY = {"CUDA_MODULE_LOADING": "LAZY"}
 
 
 class Way(NamedTuple):
-    """``before`` the function is called with these arguments, and ``after`` it there is memory. Register 10 is what it
-    makes, 50 and following are structures. ``least`` bytes are taken."""
+    """How to call a function that allocates: puppet commands ``before``, ``arguments``, commands ``after`` which the
+    memory exists. Register 10 gets the result, registers from 50 hold structures. It takes at least ``least`` bytes."""
 
     arguments: str
     before: tuple = ()
@@ -36,7 +37,7 @@ def words(first: int, *values: int) -> tuple:
 
 
 def pair(low: int, high: int) -> int:
-    """Two members of four bytes in one register."""
+    """Packs two 4-byte structure members into one 8-byte register."""
     return low | high << 32
 
 
@@ -45,15 +46,15 @@ FLAT_V1 = words(50, pair(1024, 2048), pair(FLOAT, 1))
 DEEP = words(50, 256, 128, 64, pair(FLOAT, 1), 0)
 DEEP_V1 = words(50, pair(256, 128), pair(64, FLOAT), pair(1, 0))
 TILED = words(50, 2048, 1024, 0, pair(FLOAT, 1), 0)
-# CUDA_MEM_ALLOC_NODE_PARAMS: the pool's eleven words, access descriptors, their number, bytes. Its node type is 10.
+# CUDA_MEM_ALLOC_NODE_PARAMS: eleven words of pool properties, access descriptors, their count, bytes.
 NODE = words(50, DEVICE, DEVICE, *[0] * 11, SIZE, 0)
 GENERAL = words(50, 10, 0, DEVICE, DEVICE, *[0] * 11, SIZE, 0)
 GRAPH = ("graph 30", f"graph-alloc 40 30 {SIZE} 0")
 RUN = ("instantiate 31 30 0", "launch-graph 31 0", "sync")
-# A graph that frees what it takes gives it to the next launch; trimmed, the launch takes it again.
+# A graph that frees its memory keeps it for the next launch. After a trim the launch allocates it again.
 TRIMMED = (*GRAPH, "graph-free 30 40", "instantiate 31 30 0", "launch-graph 31 0", "sync", "trim 0")
 LIBRARY = (f"library 20 {SIZE}",)
-LATER = ("kernel 21 20", "launch 21")  # the driver alone loads at the launch
+LATER = ("kernel 21 20", "launch 21")  # the driver loads the code at the launch, without a hooked load call
 
 ALLOCATES = {
     "cuMemAlloc": Way(f"@10 {SIZE}"),
@@ -103,7 +104,7 @@ ALLOCATES = {
     "cuLibraryGetGlobal": Way("@10 @11 $20 'g", LIBRARY),
     "cuLibraryGetManaged": Way("@10 @11 $20 'm", LIBRARY),
 }
-# Hooked for other reasons than to charge what they take, and where each is tested.
+# Hooked functions that need no row in ALLOCATES → the reason, and the file with their test.
 OTHERWISE = {
     "cuCtxAttach": "counts a reference; test_frees.py",
     "cuModuleGetGlobal_v2": "the simulated driver loads a module's data with the module; test_coverage_code.py",
@@ -124,12 +125,12 @@ OTHERWISE = {
 }
 GIVES_BACK = ("Free", "Destroy", "Unload", "Unmap", "Release", "Reset", "Detach", "Trim", "CloseMemHandle")
 TAKES = {"context", "code", "memory", "shared", "kept", "graph-memory", "heaps"}
-# What is loaded late stays, and is charged a step later as far as the limit has room: README.md of native/vcuda.
+# Code loaded late cannot be refused. It is charged with the next allocation (native/vcuda/README.md).
 LATE = {"cuModuleGetFunction", "cuKernelGetFunction", *(name for name in ALLOCATES if name.startswith("cuLibrary"))}
 
 
 def test_no_row_that_allocates_is_left_out() -> None:
-    """A new hook that takes memory needs a row above."""
+    """A new hook that allocates memory needs a row in ALLOCATES or OTHERWISE."""
     silent = answers_nothing()
     wanted = {
         row.name
@@ -144,7 +145,7 @@ def test_no_row_that_allocates_is_left_out() -> None:
 
 
 def result(puppet: Puppet, how: str, name: str) -> int:
-    """The first error of the call and of what follows it."""
+    """Returns the first error of the call and the commands after it, or OK."""
     way = ALLOCATES[name]
     return next((s for s in map(puppet.result, (f"{how} {name} {way.arguments}", *way.after)) if s != OK), OK)
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import LIMIT, LINKED, MIB, OK, OOM, Host, compile_program
 
 INNER = {"by dlsym": ("-ldl",), "linked": ("-DLINKED", *LINKED)}
-# Bytes asked for, whether the library is preloaded, the driver's answer.
+# columns: requested bytes, whether the library is preloaded, expected CUresult
 CASES = [(LIMIT, True, OOM), (LIMIT, False, OK), (64 * MIB, True, OK)]
 
 
@@ -24,7 +24,7 @@ def program(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize(("size", "preload", "answer"), CASES)
 def test_it_is_held_to_the_limit(host: Host, program: Path, size: int, preload: bool, answer: int) -> None:
-    """The run path of the caller is obeyed too: dlopen sees who calls."""
+    """dlopen also uses the run path of the calling library."""
     command = [program, str(size)]
     done = subprocess.run(command, env=host.env(preload=preload), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{answer}\n", "")

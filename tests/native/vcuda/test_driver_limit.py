@@ -65,7 +65,7 @@ class Container:
         return {**self.host.env(), **files}
 
     def hold(self, hard: int) -> None:
-        """By the driver, as root of the host."""
+        """Sets the driver's limit of the container's control group, as root of the host does."""
         command = [sys.executable, "-c", SET, str(self.path), str(hard)]
         subprocess.run(command, env=dict(self.host.driver_env), check=True)
 
@@ -87,7 +87,7 @@ class Container:
         return answer["value"]
 
     def fill(self, piece: int = 2 * MIB, way: str = "plain") -> int:
-        """Bytes of the pieces that were taken until one was refused."""
+        """Allocates pieces until one is refused and returns their total bytes."""
         return self.ask(f"fill({way}, {piece})") * piece
 
     def shown_by_nvml(self) -> list:
@@ -144,7 +144,7 @@ def on_the_card(host: Host) -> int:
 
 @pytest.mark.parametrize("driver", [False, True])
 def test_an_oversold_slice_stays_on_an_empty_card(host: Host, container, driver: bool) -> None:
-    """The same with the driver's limit as without: the card's size rules, not the one that the driver shows."""
+    """With and without the driver's limit: the GPU's real size decides, not the size that the driver shows."""
     slice_mib = 230
     device = {"card_bytes": SMALL} if driver else {}
     one = container("one", slice_mib, oversubscribe=True, device=device)
@@ -168,7 +168,7 @@ def test_two_oversold_slices_leave_each_other_room_for_contexts(host: Host, cont
 
 
 def test_a_slice_as_large_as_the_card_spills_at_its_end(host: Host, container) -> None:
-    """S above 1 with one slice: the driver's limit is at most the card, the slice is more."""
+    """One slice is larger than the GPU (S > 1), and the driver's limit is at most the GPU's size."""
     one = container("one", 300, oversubscribe=True, device={"card_bytes": SMALL})
     one.hold(SMALL)
     one.start()
@@ -190,7 +190,7 @@ def test_what_is_shown_as_free_can_be_had(host: Host, container, way: str) -> No
     assert one.charged() == 170 * MIB
     assert one.shown_by_nvml() == [200 * MIB, 200 * MIB, 0]
     assert one.ask("cu.info()") == [0, 200 * MIB]
-    # What is given back is shown as free, no byte more.
+    # Exactly the freed bytes are shown as free.
     if way == "plain":
         one.ask("[cu.cuMemFree_v2(at) for at in held[:10]]")
         assert one.shown_by_nvml()[2] == 20 * MIB == one.ask("cu.info()[0]")
@@ -198,7 +198,7 @@ def test_what_is_shown_as_free_can_be_had(host: Host, container, way: str) -> No
 
 
 def test_the_figure_follows_the_driver(host: Host, container) -> None:
-    """With each answer of cuMemGetInfo: also back to nothing."""
+    """Each cuMemGetInfo updates the figure, also back to zero."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(170 * MIB)
     one.start()
@@ -211,7 +211,7 @@ def test_the_figure_follows_the_driver(host: Host, container) -> None:
 
 
 def test_a_limit_above_the_slice_takes_nothing_from_it(host: Host, container) -> None:
-    """Headroom is for what the driver counts beyond; the slice is what is shown."""
+    """The driver's limit has headroom for memory that only the driver counts; the slice's size is shown."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(230 * MIB)
     one.start()

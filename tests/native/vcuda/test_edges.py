@@ -37,7 +37,7 @@ DESCRIPTION = [
 ]
 GRAPH = words(60, DEVICE, DEVICE, *[0] * 11)
 
-# What is called, and what is put into the registers before.
+# Rows: puppet commands that prepare registers, the call with a huge size.
 HUGE = [
     *[
         ((), f"{name} @10 {size}{more}")
@@ -58,7 +58,7 @@ HUGE = [
     *[(words(50, w, h, pair(kind, 1)), "cuArrayCreate_v2 @10 @50") for w, h in PITCHED for kind in KINDS],
     *[(("graph 30", *GRAPH, f"put 73 {size}", "put 74 0"), "cuGraphAddMemAllocNode @10 $30 0 0 @60") for size in SIZES],
 ]
-# The same of things that are there.
+# Calls with a size beyond an existing object.
 BEYOND = [
     f"call cuMemMap $3 {2 * MIB} {ALL - (2 * MIB) + 1} $2 0",
     f"call cuMemMap $3 {ALL - (2 * MIB) + 1} {2 * MIB} $2 0",

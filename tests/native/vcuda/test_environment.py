@@ -95,7 +95,7 @@ def test_control_is_disabled_only_where_the_file_allows_it(host: Host, allowed: 
     assert puppet.say("total 0") == [OK, total]
 
 
-# A line, and the least level that has it.
+# columns: part of a log line, lowest log level that prints the line
 LINES = [
     ("CUDA_TASK_PRIORITY", 0),  # nonsense is always reported
     ("no thread to settle", 1),
@@ -112,8 +112,7 @@ LINES = [
 
 @pytest.mark.parametrize("level", range(6))
 def test_log_levels(host: Host, level: int) -> None:
-    """Each has what the one below it has, and more. The driver is one that takes more than it is asked for, and the
-    machine has no thread to give."""
+    """Each log level has the lines of the lower levels. The driver rounds allocations up and no thread can start."""
     host.become(PROFILE.replace("[gpu]", f"allocation_granularity = {2 * MIB}\n[gpu]"))
     none = compile_program(host.folder, "nothreads.so", "nothreads.c", flags=("-shared", "-fPIC"))
     puppet = host.puppet(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""It ends with launches open: no thread of the library calls a driver that is being torn down, and none hangs."""
+"""A program exits with open launches: no thread of the library calls the driver after its teardown, and none hangs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def program(node: Node) -> Path:
 
 
 def ends(node: Node, program: Path, how: str, percent: int = 50) -> str:
-    """What it wrote; it ended well."""
+    """Runs the program, asserts that it exits with 0 and an empty stderr, and returns its output."""
     folders = node.run / "allocations"
     container = Container(node, f"a{len(list(folders.iterdir()))}", percent, core_policy="force")
     env = node.host.env(
@@ -41,7 +41,7 @@ def ends(node: Node, program: Path, how: str, percent: int = 50) -> str:
 
 
 def late_calls(node: Node) -> int:
-    """By the simulated driver's own count."""
+    """Returns the number of calls after the driver's teardown, as the simulated driver counts them."""
     command = [SIMULATOR / "gpusimctl", "usage", "--json"]
     done = subprocess.run(command, env=node.host.driver_env, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)["late_calls"]
@@ -69,5 +69,5 @@ def test_a_thread_that_launches_during_the_exit_goes_on(node: Node, program: Pat
 
 @pytest.mark.parametrize(("how", "threads"), [("one", 0), ("few", 1)])
 def test_the_thread_starts_with_the_second_fence(node: Node, program: Path, how: str, threads: int) -> None:
-    """A program that looks at the GPU once may still unshare(CLONE_NEWUSER), which needs to be its only thread."""
+    """The library starts no thread for one launch: unshare(CLONE_NEWUSER) works only in a single-threaded process."""
     assert ends(node, program, how) == f"{threads}\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is imported as another interface's: a descriptor of cuMemCreate memory is one too."""
+"""Memory imported by cuImportExternalMemory; a descriptor of cuMemCreate memory can be imported this way too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_CONTEXT = 201
 
 
 def attempt(user: Puppet, size: int = SIZE) -> int:
-    """What the import of the descriptor that was taken answers."""
+    """Imports the descriptor that take() duplicated, and returns the CUresult."""
     descriptor = user.say(f"show {TAKEN} 1")[1]
     for at, value in enumerate((OPAQUE_FD, descriptor, 0, size, 0)):
         say(user, f"put {DESCRIPTION + at} {value}")
@@ -84,7 +84,7 @@ def test_an_import_outlives_its_maker(host: Host, three: tuple, killed: bool) ->
 
 
 def test_import_after_import_does_not_pass_the_limit(host: Host, three: tuple) -> None:
-    """The descriptor goes with the import, so a search for descriptors alone finds none."""
+    """The import closes the descriptor, so a search for open descriptors would not find the memory's user."""
     maker, user, _watcher = three
     status, got = OK, 0
     for _unused in range(20):
@@ -101,7 +101,7 @@ def test_import_after_import_does_not_pass_the_limit(host: Host, three: tuple) -
 
 
 def test_without_the_library_it_has_no_end(host: Host) -> None:
-    """The negative control."""
+    """The negative control: without the library repeated imports exceed the limit."""
     maker, user = host.puppet(preload=False).start(), host.puppet(preload=False).start()
     for _unused in range(10):
         make(maker)
@@ -124,17 +124,17 @@ def test_memory_of_another_container_is_refused(host: Host, made_here: bool) -> 
         take(maker, puppet)
     assert attempt(user) == NOT_SUPPORTED
     assert "another container" in user.errors()
-    say(user, f"close-fd {TAKEN}")  # still the program's
+    say(user, f"close-fd {TAKEN}")  # a refused import leaves the descriptor to the program
     assert attempt(bare) == OK, "the driver refuses it: this proves nothing"
 
 
 def test_what_carries_no_mark_is_charged_to_the_importer(host: Host) -> None:
-    """As memory of Vulkan: here of a program without the library."""
+    """The exporting process runs without the library, like memory of Vulkan; the importing process is charged."""
     maker, user = host.puppet(preload=False).start(), host.puppet().start()
     make(maker)
     before = host.charged()
     take(maker, user)
-    assert attempt(user, 3 * SIZE) != OK  # larger than it is: the driver refuses, and nothing stays charged
+    assert attempt(user, 3 * SIZE) != OK  # larger than the memory: the driver refuses, and nothing stays charged
     assert host.charged() == before
     assert attempt(user) == OK
     map_all(user)

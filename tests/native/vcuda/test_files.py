@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad limits files and ledgers: where limits should hold and cannot, no context is created and one line says why."""
+"""Bad limits files and ledgers: no context is created, and one line says why."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_writer_that_dies_leaves_the_last_limits(host: Host) -> None:
     assert "torn" in puppet.errors()
 
 
-# What the container may do to its ledger, and what it gets for it.
+# Faults of a ledger; with each of them no context is created.
 BAD_LEDGERS: dict = {
     "foreign": lambda path: path.write_bytes(b"not a ledger" * 40000),
     "truncated": lambda path: os.truncate(path, 4096 + 320),
@@ -118,7 +118,7 @@ def test_bad_ledgers_fail_closed_with_a_line(host: Host, fault: str) -> None:
 
 
 def test_a_replaced_ledger_makes_nobody_dead(host: Host) -> None:
-    """Another file under its name, as a cleaner of /tmp leaves it: its locks say nothing about the mapped one."""
+    """A cleaner of /tmp may replace the ledger; locks of the new file say nothing about users of the mapped file."""
     first, second = host.puppet().start(), host.puppet().start()
     first.get("alloc", 2500 * MIB)
     held = host.on_card()
@@ -142,7 +142,7 @@ def test_an_empty_ledger_is_laid_out(host: Host, content: bytes) -> None:
 
 
 def in_namespace(*commands: str) -> tuple:
-    """Runs what follows in a mount namespace of its own, after these commands."""
+    """Returns a command prefix that runs these commands, then its arguments, in a new mount namespace."""
     script = "set -e; mount --make-rprivate /; " + "; ".join(commands) + '; exec "$@"'
     return ("unshare", "--mount", "sh", "-c", script, "sh")
 
@@ -169,12 +169,15 @@ def test_a_read_only_ledger_fails_closed(host: Host) -> None:
 def container(
     host: Host, preload: str, limits: bool = True, ledger: bool = True, folder: str = "root", then: tuple = ()
 ) -> tuple:
-    """/etc/ld.so.preload and /dev/vgpu of a container, in a mount namespace; ``then``: what a tenant does there."""
+    """Returns a command prefix that sets up a container's /etc/ld.so.preload and /dev/vgpu in a mount namespace.
+
+    ``then``: shell commands that a tenant runs in it.
+    """
     root, share = host.folder / folder, host.folder / folder / "share"
     for one in ("etc", "dev", "share", "above/0"):
         (root / one).mkdir(parents=True)
     commands = [
-        # A writable view of /etc, so that a file can be bound that is not there outside.
+        # The overlay makes /etc writable here, so that ld.so.preload can be created without changing the host.
         f"mount -t tmpfs none {root}/etc",
         f"mkdir {root}/etc/up {root}/etc/work",
         f"mount -t overlay none -o lowerdir=/etc,upperdir={root}/etc/up,workdir={root}/etc/work /etc",

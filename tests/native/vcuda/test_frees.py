@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 SIZE = 6 * MIB + 5
 UNITS = 6 * MIB
 STREAM, POOL, GRAPH, EXEC, PLACE = 2, 3, 4, 5, 6
-# What is taken, into register 10.
+# name: puppet commands that allocate into register 10
 PLAIN = {
     "plain": [f"alloc 10 {SIZE}"],
     "32 bit": [f"alloc1 10 {SIZE}"],
@@ -49,7 +49,7 @@ OTHERS = {
     "array": ["array 10 1024 333 32"],
     "mipmapped array": ["mipmap 10 1024 512 8"],
 }
-# What gives it back: all of it, when the device has been waited for.
+# Puppet commands that free everything, once the device is synchronized.
 BY_POINTER = {
     "cuMemFree": ["free 10"],
     "cuMemFreeAsync": ["free-async 10"],
@@ -93,7 +93,7 @@ BY_KIND = {
 PAIRS = [*itertools.product(PLAIN, BY_POINTER), *itertools.product(ORDERED, BY_POINTER)]
 PAIRS += [(kind, free) for kind, frees in BY_KIND.items() for free in frees]
 TAKES = {**PLAIN, **ORDERED, **OF_A_GRAPH, **OTHERS}
-# Physical memory is a process's, not a context's.
+# Physical memory belongs to the process, not to a context.
 COLLECTED = [kind for kind in TAKES if kind not in ("handle", "handle and mapping")]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that take long to be read hold no allocation up for longer than milliseconds, and readers that come one after
+"""A slow read of NVML's figures delays an allocation for milliseconds at most, and readers that come one after
 the other hold it up no longer than one does.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limited launches during what programs do: contexts that go, captures, forks, signals. Without a limit as control."""
+"""Limited launches during destroyed contexts, captures, forks and signals; the control runs without a limit."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_no_launch_goes_uncharged(node: Node, what: str, other: int, launches: i
 
 @pytest.mark.parametrize("percent", [0, 50])
 def test_a_way_to_launch_that_an_old_driver_lacks(host: Host, tmp_path: Path, percent: int) -> None:
-    """It is unknown there, also after launches by a way that the driver has."""
+    """A launch function that an old driver does not have stays unknown, also after other launches."""
     folder = tmp_path / "old"
     shutil.copytree(SIMULATOR, folder)
     driver = folder / "libcuda.so.1"

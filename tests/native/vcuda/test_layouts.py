@@ -132,7 +132,7 @@ def test_limits_round_trip():
 
 
 def with_field(name, value, crc=True, at=None):
-    """With at: a number inside a field that is text or a table."""
+    """Returns limits with one field changed; ``at`` is the offset of a 4-byte number inside a text or table field."""
     data = bytearray(layouts.pack_limits(LIMITS))
     offset, fmt = layouts.fields.LIMITS_FIELDS[name]
     struct.pack_into("<" + (fmt if at is None else "I"), data, offset + (at or 0), value)

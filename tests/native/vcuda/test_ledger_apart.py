@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who shares a ledger shares a limit, whatever their pids; what a tenant does to its ledger stays in its container."""
+"""Processes with one ledger share a limit, whatever their pids; damage to a ledger stays in its own container."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 @needs_root
 def test_processes_of_one_pid_in_two_namespaces(host: Host) -> None:
-    """Both are number 1 to themselves: an account that went by pids would take one for the other."""
+    """Both processes have pid 1 in their namespace; accounting by pid would confuse them."""
     first, second = host.puppet(wrapper=APART).start(), host.puppet(wrapper=APART).start()
     assert first.say("pid") == second.say("pid") == [OK, 1]
     context = host.on_card() // 2
@@ -48,7 +48,7 @@ def scribbled(path: Path) -> None:
         ledger.write(b"\xff" * layouts.fields.LEDGER_FILE_SIZE)
 
 
-# What the tenant does to its ledger → may its processes go on? None: the kernel ends who then touches the mapping.
+# case: (damage by the tenant, whether its processes can go on; None: SIGBUS kills processes that touch the mapping)
 HARM = {
     "grown": (lambda path: os.truncate(path, 64 * MIB), True),
     "truncated": (lambda path: os.truncate(path, 0), None),
@@ -74,7 +74,7 @@ def test_what_is_done_to_a_ledger_stays_in_its_container(host: Host, harm: str) 
         assert tenant.result("free 50") in (OK, 1)
         assert not goes_on or host.physical()[tenant.process.pid] <= LIMIT
         assert host.physical()[tenant.process.pid] >= held
-    # The neighbour has its own limit to the byte, and not one more; neither has a process of it that begins now.
+    # The neighbour's running and new processes still get exactly the neighbour's limit.
     context = host.physical()[other.process.pid]
     other.get("alloc", LIMIT - context)
     assert other.refused("alloc", 1) == OOM

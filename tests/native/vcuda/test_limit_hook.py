@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-limit-hook: whose limit a container gets, what of its configuration counts, and when it may not start.
+"""vgpu-limit-hook: which limit a container gets, which configuration counts, and when the container must not start.
 
 The container is a process in a real control group and a bundle of the runtime's; what holds is the simulated driver's
 word (``gpusimctl limits``) and what a program in the group could allocate. tests/integration has real containers.
@@ -36,7 +36,7 @@ count = 2
 
 
 class Node:
-    """A simulated host of 615, its folder of allocations, and containers that a runtime is about to start."""
+    """A simulated host with driver 615, its folder of allocations, and containers that a runtime is about to start."""
 
     def __init__(self, host: Host, folder: Path, root: Path, backend: str) -> None:
         self.host, self.folder, self.root, self.backend = host, folder, root, backend
@@ -45,7 +45,7 @@ class Node:
         self.processes: list = []
 
     def allocation(self, name: str, *mib: int, alone: bool = False, **more: object) -> Path:
-        """Limits of as many GPUs as there are sizes; 0: no limit. Returns a folder that a container mounts."""
+        """Writes limits, one size in MiB per GPU (0: no limit). Returns the folder that a container mounts."""
         devices = [
             {"uuid": uuid, "memory_bytes": size * MIB, "unlimited": not size}
             for uuid, size in zip(self.host.uuids, mib, strict=False)
@@ -60,7 +60,7 @@ class Node:
         return self.allocations / name / "ro"
 
     def container(self, path: Path, *sources: object, **config: object) -> str:
-        """A process that waits in the group, and its bundle; the state as the runtime hands it over."""
+        """Starts a process in the group and writes its bundle. Returns the OCI state, the hook's input."""
         process = subprocess.Popen([*enter(path), "sleep", "300"])
         self.processes.append(process)
         while str(process.pid) not in (path / "cgroup.procs").read_text().split():
@@ -91,7 +91,7 @@ class Node:
         return subprocess.run(command, env=self.host.driver_env, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def limits(self) -> dict[tuple[int, int], int]:
-        """(GPU, inode) → MiB, of the simulated driver's own; MAX // MIB where there is no limit."""
+        """Returns (GPU, inode of the group) → limit in MiB in the simulated driver; MAX // MIB means no limit."""
         found = json.loads(self.ctl("limits", "--json"))["limits"]
         assert all(one["soft"] == 0 for one in found)
         return {(one["gpu"], one["group"]): one["hard"] // MIB for one in found}
@@ -101,7 +101,7 @@ class Node:
         return json.loads((path if path.exists() else self.allocations / f"{name}.driver-limit").read_text())
 
     def raw(self, path: Path, mib: int) -> bool:
-        """Whether a program of the group gets so much without the library."""
+        """Returns whether a program of the group can allocate this many MiB without the library."""
         command = [*enter(path), sys.executable, str(PROGRAM), str(LIBRARY / "libcuda.so.1")]
         said = f"c = cu.context()\ncu.try_alloc({mib} * MIB)\n"
         done = subprocess.run(
@@ -128,7 +128,7 @@ def node(request, programs: Path, tmp_path: Path, root, group):
 
 
 def test_a_container_is_held_to_its_slice(node: Node, group) -> None:
-    """Set before its first process runs anything; a program without the library gets that much and no byte more."""
+    """The limit is set before the first process runs; a program without the library gets exactly the slice."""
     path = group("c")
     share = node.allocation("a1", 5000)
     done = node.run(node.container(path, share, "/etc/hosts"))
@@ -144,7 +144,7 @@ def test_a_container_is_held_to_its_slice(node: Node, group) -> None:
     assert os.stat(node.allocations / "a1/driver-limit").st_mode & 0o777 == 0o600
 
 
-# What is mounted, as (allocation, MiB of each GPU) and other sources; MiB that each GPU is then held to.
+# case: allocations as (name, MiB per GPU), mounted sources, expected limit in MiB per GPU
 SUMS = {
     "one mount of several": ([("a", [5000])], ["a/rw/ledger", "a/ro"], {0: 5000}),
     "two slices of one GPU": ([("a", [5000]), ("b", [3000])], [], {0: 8000}),
@@ -173,7 +173,7 @@ def test_several_allocations_are_summed_by_gpu(node: Node, group, case: str) -> 
 
 
 def test_an_allocation_without_a_folder(node: Node, group) -> None:
-    """Of another sharing mode: a record alone, mounted as a file."""
+    """An allocation of another sharing mode has only a record, mounted as a file."""
     path = group("c")
     done = node.run(node.container(path, node.allocation("f00d", 7680, alone=True)))
     assert done.returncode == 0, done.stderr
@@ -186,11 +186,11 @@ def link(node: Node) -> Path:
     return node.folder / "elsewhere/a/ro"
 
 
-# What a source may look like that leads to the allocation all the same.
+# Mount sources that are spelled differently and lead to the same allocation.
 DETOURS = {
-    "a link": link,
-    "dots": lambda node: node.allocations / "../allocations/a/ro",
-    "two strokes": lambda node: f"{node.allocations}//a/ro",
+    "a symbolic link": link,
+    "a path with ..": lambda node: node.allocations / "../allocations/a/ro",
+    "a path with //": lambda node: f"{node.allocations}//a/ro",
     "the folder itself": lambda node: node.allocations / "a",
 }
 
@@ -301,7 +301,7 @@ def test_a_host_without_version_two(node: Node, group) -> None:
 
 
 def test_a_slice_is_one_containers(node: Node, group) -> None:
-    """A limit is one group's: two containers with one slice would have it twice by ways past the library."""
+    """The driver limits control groups: two containers with one slice could use it twice by bypassing the library."""
     share = node.allocation("a", 5000)
     first, second = group("first"), group("second")
     assert node.run(node.container(first, share)).returncode == 0
@@ -309,7 +309,7 @@ def test_a_slice_is_one_containers(node: Node, group) -> None:
         done = node.run(node.container(second, share), enforce)
         assert done.returncode == 1
         assert "allocation a is in use by the container of group" in done.stderr
-    # The same container again, as where a file names two devices of it.
+    # The hook may run twice for one container, if a CDI file names two devices.
     assert node.run(node.container(first, share)).returncode == 0
     for process in node.processes:
         process.kill()
@@ -321,12 +321,12 @@ def test_a_slice_is_one_containers(node: Node, group) -> None:
 
 
 def test_a_stale_limit_is_overwritten(node: Node, group) -> None:
-    """misc: a new group may inherit the limit of one that is gone; also a container without a limit gets that said."""
+    """misc: a new group may inherit a removed group's limit, so the hook also sets "no limit" explicitly."""
     if node.backend != "misc":
         pytest.skip("dmem knows a group by more than its address")
     node.ctl("memacct-stale", "0", "300")
     path = group("c")
-    node.raw(path, 1)  # the group inherits with its first program
+    node.raw(path, 1)  # the group inherits the stale limit when its first program starts
     assert node.run(node.container(path, node.allocation("a", 0))).returncode == 0
     assert node.raw(path, 9000)
 
@@ -336,11 +336,11 @@ def test_a_stale_limit_is_overwritten(node: Node, group) -> None:
     [
         ("dmem misc", "dmem misc", ""),
         ("dmem misc", "", "is not on in"),
-        ("", "", ""),  # a kernel without either: the host's probe has the word
+        ("", "", ""),  # the kernel has neither controller: the check of the host reports that
     ],
 )
 def test_controllers_on_the_way_down(node: Node, tmp_path: Path, group, above: str, leaf: str, said: str) -> None:
-    """In a folder that imitates one: no kernel of the test hosts has the controllers. The driver refuses it later."""
+    """A plain folder imitates the group tree, as no test kernel has the controllers. The driver refuses it later."""
     path = group("c")
     state = node.container(path, node.allocation("a", 5000))
     name = (Path("/proc") / str(json.loads(state)["pid"]) / "cgroup").read_text().split("0::/")[1].split("\n")[0]

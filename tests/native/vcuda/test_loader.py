@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dynamic loader's lock and the library's own: a program ends as it would, whoever holds the loader's."""
+"""The dynamic loader's lock and the library's locks do not deadlock, whichever thread holds the loader's lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 20  # seconds; without the library each of these takes 0.3
 
 @pytest.fixture(scope="module")
 def constructor(built: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The program, and the library that it opens."""
+    """Builds the program and the library that it opens."""
     folder = tmp_path_factory.mktemp("constructor")
     program = compile_program(folder, "constructor", "constructor.c", flags=("-rdynamic", *LINKED))
     return program, compile_program(folder, "plugin.so", "constructor.c", flags=("-DPLUGIN", "-shared", "-fPIC"))
@@ -55,7 +55,7 @@ def test_a_constructor_that_uses_the_gpu_beside_a_first_call(
 
 @pytest.fixture(scope="module")
 def watched(built: None) -> str:
-    """What is preloaded."""
+    """Returns LD_PRELOAD: the loader's double and the library that reports its locks."""
     sanitizing.build_watched()
     return f"{sanitizing.WATCHED}/loader_watch.so:{sanitizing.WATCHED}/libvgpu.so"
 
@@ -67,7 +67,7 @@ CALLS = {"dlopen": True, "dlsym": True, "dropped": False, "free": False}
 @pytest.mark.own_build
 @pytest.mark.parametrize("call", CALLS)
 def test_the_double_finds_a_call_with_a_lock_held(watched: str, tmp_path: Path, call: str) -> None:
-    """The negative control of what follows, and of ``--sanitizer loader``."""
+    """The negative control of the test below and of ``--sanitizer loader``."""
     log = str(SOURCES / "limits/log.c")
     flags = ("-DPLANTED", "-DVGPU_WATCH", str(sanitizing.WATCHED / "loader_watch.so"), "-ldl")
     program = compile_program(tmp_path, "planted", "loader_watch.c", log, flags=flags)
@@ -82,7 +82,7 @@ def test_the_double_finds_a_call_with_a_lock_held(watched: str, tmp_path: Path, 
 
 
 def used(puppet: Puppet) -> None:
-    """What takes each of the locks: contexts, modules, pools, graphs, shared memory, launches that are settled."""
+    """Makes calls that take each lock of the library: contexts, modules, pools, graphs, shared memory, launches."""
     puppet.start()
     for line in ("alloc 2 1048576", "pool 3 0", "image 4 1048576", "graph 5", "library 6 1048576", "kernel 7 6"):
         assert puppet.result(line) == 0, line

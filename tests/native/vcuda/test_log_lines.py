@@ -26,14 +26,14 @@ call()
 """
 TAKES_2 = "assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) == 2"
 
-# before the first call, after it → lines on the standard error, lines in the file that has its number in the end
+# case: (code before the first call, code after it, lines on standard error, lines in the file that then has number 2)
 WAYS = {
-    "nothing is done": ("", "", 2, 0),
-    "it is moved and comes back": ("", "os.dup2(2, 9); os.close(2); os.dup2(9, 2)", 2, 0),
-    "it is closed": ("", "os.close(2)", 1, 0),
-    "its number is taken": ("", f"os.close(2); {TAKES_2}", 1, 0),
-    "it was closed before": ("os.close(2)", TAKES_2, 0, 0),
-    "a forked child takes its number": ("", f"os.fork() and os._exit(os.wait()[1] >> 8); os.close(2); {TAKES_2}", 1, 0),
+    "standard error stays": ("", "", 2, 0),
+    "standard error is moved and restored": ("", "os.dup2(2, 9); os.close(2); os.dup2(9, 2)", 2, 0),
+    "standard error is closed": ("", "os.close(2)", 1, 0),
+    "a file takes number 2": ("", f"os.close(2); {TAKES_2}", 1, 0),
+    "standard error was closed": ("os.close(2)", TAKES_2, 0, 0),
+    "a forked child's file": ("", f"os.fork() and os._exit(os.wait()[1] >> 8); os.close(2); {TAKES_2}", 1, 0),
 }
 
 

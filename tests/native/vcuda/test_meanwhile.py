@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts and code that come while others come: each is charged once, and what fits alone is not refused."""
+"""Concurrent creation of contexts and loading of code: each is charged once, and none that fits alone is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from conftest import LIMIT, LINKED, MIB, PROFILE, Host, compile_program, layouts
 from module_utils.abi import fields
 
-PATIENCE_S = 8  # a second for each of the contexts is more
+PATIENCE_S = 8  # enough for a wait of a second per context
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +20,14 @@ def program(programs: Path) -> Path:
 
 @pytest.fixture
 def tooled(host: Host) -> Host:
-    """Its driver calls a tool back."""
+    """Returns a host whose driver calls a tool back."""
     host.become(PROFILE.replace("[gpu]", "hostile = callbacks\n[gpu]"))
     return host
 
 
 @pytest.fixture
 def context(tooled: Host) -> int:
-    """Bytes of a context on the card, as the simulated driver counts them."""
+    """Returns the bytes of a context on the GPU, as the simulated driver counts them."""
     puppet = tooled.puppet(preload=False).start()
     size = tooled.on_card()
     puppet.end()
@@ -35,7 +35,7 @@ def context(tooled: Host) -> int:
 
 
 class Program:
-    """It runs: each line that it reads lets it go on."""
+    """A running meanwhile program; each input line lets it continue."""
 
     def __init__(self, host: Host, *words: str | Path) -> None:
         pipe = subprocess.PIPE
@@ -61,7 +61,7 @@ class Program:
 
 
 def learned(host: Host) -> int:
-    """What the container believes that a context costs."""
+    """Returns the context size that the container's ledger has learned."""
     data = host.ledger.read_bytes()
     return layouts.get_field(data, 0, len(data), fields.LEDGER_FIELDS, "context_bytes")[0]
 
@@ -79,7 +79,7 @@ def test_a_context_that_another_one_comes_with(tooled: Host, context: int, progr
 
 @pytest.mark.parametrize("way", ["retained", "making"])
 def test_a_primary_context_that_another_thread_is_making(tooled: Host, context: int, program: Path, way: str) -> None:
-    """Both have it: the charge ends with the second release, also where one of the two retains went uncounted."""
+    """Both threads retain the primary context; the charge ends with the second release, even if a retain was missed."""
     tooled.puppet().start().end()  # now the container knows what one costs
     with Program(tooled, program, way) as running:
         assert running.said() == "0 0 0"
@@ -94,8 +94,11 @@ def test_a_primary_context_that_another_thread_is_making(tooled: Host, context: 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_who_never_comes_back_from_the_driver(tooled: Host, context: int, program: Path, known: bool) -> None:
-    """Others wait for it once. Its own context is charged where the container knows what one costs; else the watcher
-    names the process, for it is more than that lets pass (64 MiB or 1/16, watch/rule.py)."""
+    """A thread never returns from cuCtxCreate, and other threads wait for it only once.
+
+    Its context is charged if the container has learned the size of a context. Otherwise the watcher reports the
+    process, because the context exceeds the tolerance of watch/rule.py (64 MiB or 1/16).
+    """
     if known:
         tooled.puppet().start().end()
     with Program(tooled, program, "thrown") as running:

@@ -333,7 +333,7 @@ def test_a_context_that_was_undone_teaches_nothing(host: Host, nvml: str) -> Non
 
 @pytest.mark.parametrize("nvml", ["shows no processes", "shows all"])
 def test_a_size_that_a_neighbour_spoilt_is_corrected(host: Host, nvml: str) -> None:
-    """What the ledger keeps of the first context is too high; the next process measures better."""
+    """A neighbour made the learned size of a context too high; the next process measures again and corrects it."""
     environment = libraries(host, nvml) if nvml != "shows all" else {}
     patch_context_bytes(host, 2000 * MIB)
     puppet = host.puppet("handle", program="puppet-unlinked", **environment).start()

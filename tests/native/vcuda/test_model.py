@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory):
 
 
 def worst(tenant: dict, share: float | None = None) -> float:
-    """The worst error of any window of one second, in points."""
+    """Returns the largest deviation from the share in any window of one second, in points."""
     share = tenant["share"] if share is None else share
     return max(share - tenant["low"], tenant["high"] - share)
 
@@ -71,7 +71,7 @@ GRIDS = list(itertools.product((5, 30, 95), (10, 1000, "10:50:200:1000"), (132, 
 
 @pytest.mark.parametrize(("share", "kernels", "blocks"), GRIDS)
 def test_alone_whatever_the_grid(model, share: int, kernels: object, blocks: object) -> None:
-    """What is charged is time, not blocks; a kernel of several grids, drawn for each launch, has several costs."""
+    """Time is charged, not blocks. A kernel with several grid sizes has one cost per grid size."""
     result = model(f"share={share},policy=force,kernels={kernels},blocks={blocks}")
     assert all(alone(result)), result
 
@@ -93,9 +93,7 @@ LONG = list(itertools.product((5, 10, 20), ("5000", "10000", "20000", MIXED), (0
 
 @pytest.mark.parametrize(("share", "kernels", "jitter"), LONG)
 def test_a_launch_waits_for_no_more_than_one_long_kernel(model, share: int, kernels: str, jitter: int) -> None:
-    """A program that launches without a pause waits, in sum, for what its kernels take over their share:
-    no rule makes the longest wait shorter than such a kernel's. What is added is a wake-up of 0.4 ms.
-    """
+    """A launch waits for at most the longest kernel's time divided by the share, plus a wake-up of 0.4 ms."""
     longest = int(kernels.split(":")[-1]) / 1000 * (1 + jitter / 100)
     (tenant,) = model("--seconds", 32, "--jitter", jitter, f"share={share},policy=force,kernels={kernels}")["tenants"]
     assert tenant["longest_hold_ms"] <= 100 * longest / share + 0.5, tenant
@@ -110,10 +108,10 @@ def steps(first: float, last: float, count: int) -> list:
 
 
 GROWING = steps(20, 5000, 24)
-# durations in microseconds → how often each comes before the next; 0: drawn at random
+# case: (kernel durations in us, launches of each duration in a row; 0: durations drawn at random)
 MIXES = {
-    "one of two short": ([20, 5000], 0),
-    "by turns": ([20, 5000], 1),
+    "20 us or 5 ms at random": ([20, 5000], 0),
+    "20 us and 5 ms in turn": ([20, 5000], 1),
     "short once in nine": ([20] + 8 * [5000], 1),
     "long once in nine": (8 * [20] + [5000], 1),
     "long once in thirty": (31 * [20] + [5000], 1),
@@ -137,8 +135,8 @@ def mixed(kernels: list, streak: int, *more: str) -> str:
     return f"onekey=1,streak={streak},kernels=" + ":".join(map(str, kernels)) + "".join("," + one for one in more)
 
 
-# Long series of one length and then of another: what the first long one finds queued behind it as short is paid for
-# over several windows. Exact after ten seconds, and never more than the share allows.
+# Long series of one duration, then of another. Kernels queued with a short prediction turn out long, and their time is
+# charged over several windows: exact after ten seconds, and never above the share.
 LATE = ("streaks of 64", "streaks of 1000", "streaks of short ones", "longer than half a window")
 
 
@@ -180,7 +178,9 @@ def test_sequences_of_durations_drawn_at_random_are_paid(model, seed: int) -> No
     assert tenant["charged"][0] >= 0.90 and tenant["charged"][1] <= 1.10 and tenant["high"] <= 25, (kernels, streak)
 
 
-@pytest.mark.parametrize("kernels", [MIXES[name] for name in ("by turns", "long once in nine", "growing", "any")])
+@pytest.mark.parametrize(
+    "kernels", [MIXES[name] for name in ("20 us and 5 ms in turn", "long once in nine", "growing", "any")]
+)
 @pytest.mark.parametrize("share", [20, 50])
 def test_kernels_of_mixed_length_beside_a_busy_neighbour(model, kernels: tuple, share: int) -> None:
     one, other = model(mixed(*kernels, f"share={share}"), f"share={100 - share},kernels=300")["tenants"]
@@ -202,7 +202,7 @@ ASIDE = [
 @pytest.mark.parametrize(("words", "over"), ASIDE)
 @pytest.mark.parametrize("arbiter", ["arbiter", "none"])
 def test_what_is_no_work_of_the_gpu_is_not_charged(model, words: str, over: float, arbiter: str) -> None:
-    """Below the limit a program gets what it gets without one."""
+    """Below its limit a program gets as much GPU time as without a limit."""
     natural = model(words.replace("force", "disable"))["tenants"][0]["mean"]
     (found,) = model(*(["--no-arbiter"] if arbiter == "none" else []), words)["tenants"]
     assert found["charged"][1] <= 1 + over, found["charged"]

@@ -73,7 +73,7 @@ def test_memory_of_the_host_is_charged_nowhere(start: Callable, place: int, node
     assert one.charged() == before
 
 
-# The kernel's own list, made by the test: node 3 has no processors, node 4 has.
+# The test imitates the kernel's list of nodes: node 3 has no CPUs, node 4 has CPUs.
 NODES = "mount -t tmpfs none /sys/devices/system/node && cd /sys/devices/system/node && mkdir node3 node4 && "
 LIST = ("unshare", "-m", "sh", "-c", NODES + 'echo > node3/cpulist && echo 0-3 > node4/cpulist && exec "$@"', "sh")
 INVALID_DEVICE = 101  # the simulated driver has no such node
@@ -81,6 +81,6 @@ INVALID_DEVICE = 101  # the simulated driver has no such node
 
 @pytest.mark.parametrize(("node", "answer"), [(3, NOT_SUPPORTED), (4, INVALID_DEVICE), (5, INVALID_DEVICE)])
 def test_a_node_without_processors_that_is_no_gpu_here_is_refused(start: Callable, node: int, answer: int) -> None:
-    """It may be another container's GPU. The driver is asked for others."""
+    """A node without CPUs may be another container's GPU and is refused. Other nodes are passed to the driver."""
     _host, one = start(profile=SMALL, wrapper=LIST)
     assert one.ask(f"create({PIECE}, place={NUMA}, node={node})") == answer

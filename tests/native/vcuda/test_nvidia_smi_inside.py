@@ -97,7 +97,7 @@ def test_a_process_of_another_namespace_has_the_viewers_number(smi: Smi) -> None
     assert re.search(r"\|\s+0\s+N/A\s+N/A\s+1\s+C\s+\S*puppet\s+", inside)
 
 
-# version that the driver says, of a table that is the simulated driver's of that version → slots that are replaced
+# driver version → entries of NVML's private table that the library replaces
 TABLES = {
     "535.261.03": [213, 214, 215],
     "535.104.05": [213, 214, 215],
@@ -122,7 +122,7 @@ def test_a_private_table_is_changed_only_where_it_was_measured(tmp_path: Path, p
 
 
 def test_a_table_of_another_size_is_none_that_was_measured(tmp_path: Path, programs: Path) -> None:
-    """A later build of the branch with a longer table: what lies in its slots nobody knows."""
+    """If a later build has a longer private table, its entries are unknown and none is replaced."""
     host = Host(tmp_path, programs)
     try:
         host.write_limits()
@@ -130,7 +130,7 @@ def test_a_table_of_another_size_is_none_that_was_measured(tmp_path: Path, progr
         shutil.copytree(SIMULATOR, driver)
         library = driver / "libnvidia-ml.so.1"
         image = library.read_bytes()
-        branch = struct.Struct("<I?3x")  # its size, and whether all of it was seen; then the next one's name
+        branch = struct.Struct("<I?3x")  # table size in bytes, and whether the whole table was measured
         measured = branch.pack(1960, True)
         assert image.count(measured) == 1
         library.write_bytes(image.replace(measured, branch.pack(1968, True)))

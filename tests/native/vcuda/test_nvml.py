@@ -45,7 +45,7 @@ def test_every_list_of_processes_has_the_containers_own_alone(host: Host) -> Non
     expected = [[0, 2, entries[entry]] if compute else [0, 0, []] for _unused, entry, compute in LISTS]
     expected += [[0, 2, entries["Two"]], [0, 0, []], [0, 0, []]]
     assert ask(host, *questions) == expected
-    # One that has no context there is in no list, and outside all are seen.
+    # A process without a context on device 1 is in no list of device 1. Without the library all processes are listed.
     assert ask(host, "lists('nvmlDeviceGetComputeRunningProcesses_v3', Two, device=1)") == [[0, 0, []]]
     everybody = sorted([pid, size, NONE, NONE] for pid, size in on_card.items())
     assert ask(host, questions[2], questions[9], preload=False) == [[0, 3, everybody]] * 2
@@ -90,7 +90,7 @@ def test_pids_are_those_of_the_viewers_namespace(host: Host) -> None:
     enter = ("nsenter", "-t", str(number), "-p", "-m")
     assert ask(host, PIDS, prefix=enter) == [[1]], "who is outside cannot be seen from inside"
     assert ask(host, PIDS, prefix=APART) == [[]], "nor from another namespace"
-    # A namespace whose /proc is still the one of its parent tells nothing about others, and nothing wrong.
+    # In a pid namespace with the parent's /proc no process is listed, and no wrong pid either.
     assert ask(host, PIDS, prefix=("unshare", "--pid", "--fork")) == [[]]
 
 
@@ -249,7 +249,7 @@ def test_the_later_form_of_accounting_has_no_neighbour(clocked: Clocked, tmp_pat
 
 
 def test_where_the_driver_speaks_of_other_pids_utilisation_is_not_known(clocked: Clocked) -> None:
-    """Some drivers show a container nobody, or the host's pids: then nothing is shown, not a neighbour's load."""
+    """If the driver lists no process or the host's pids, utilisation is not reported, so no other container's is."""
     worker = clocked.worker("inf")
     clocked.advance(1000)
     assert ask(clocked, "rates()")[0][0] >= 90

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ACTIVE_OOM_KILLER: a limit that is lowered under a running container, and who is ended for it."""
+"""ACTIVE_OOM_KILLER: the limit of a running container is lowered, and a process of it is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def lower(host: Host, memory: int) -> None:
 
 
 def ended(puppet) -> bool:
-    """Whether it is gone after its next call of the driver."""
+    """Returns whether the process is killed at its next driver call."""
     try:
         puppet.say("info")
     except (AssertionError, BrokenPipeError):
@@ -27,7 +27,7 @@ def ended(puppet) -> bool:
 
 @pytest.fixture
 def pair(host: Host):
-    """Two processes of 3000 and 1000 MiB; start them with variables of their own."""
+    """Returns a function that starts two processes with these variables; they allocate 3000 and 1000 MiB."""
 
     def start(**variables: str) -> list:
         puppets = [host.puppet(**variables).start() for _unused in range(2)]
@@ -108,7 +108,7 @@ def test_nobody_is_ended_while_it_fits(host: Host, pair) -> None:
 
 
 def test_a_refusal_ends_nobody(host: Host) -> None:
-    """As frameworks do: ask for all, be refused, give back, ask again. Nothing of it is over the limit."""
+    """A framework may ask for too much, free memory and ask again; usage never exceeds the limit, so none is killed."""
     host.write_limits(oom_killer=True)
     puppet = host.puppet(ACTIVE_OOM_KILLER="true").start()
     cached = puppet.get("alloc", 3000 * MIB)

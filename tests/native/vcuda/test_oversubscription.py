@@ -65,12 +65,12 @@ class Tenant:
         return sum(one["used"] + one["context"] for one in layouts.read_ledger(str(self.ledger))["totals"])
 
     def fill(self, way: str, piece: int, total: int) -> int:
-        """Takes pieces until `total` are held or one is refused, each with bytes of its own; answers how many."""
+        """Allocates `piece` bytes repeatedly, each with a pattern, up to `total` or a refusal. Returns their number."""
         self.ask(f"way = {way}")
         return self.ask(f"fill(way, {piece}, {total})")
 
 
-# In the program: pieces by any way, a pattern in each, and whether all of it is still there.
+# Functions of the tenant program: allocate by each call, write a pattern, check that all patterns are intact.
 HELPERS = [
     "import hashlib",
     "held = []",
@@ -154,7 +154,7 @@ def test_without_oversubscription_the_same_task_fails(host: Host, tenant) -> Non
     second = tenant("second", oversubscribe=False)
     assert second.fill("plain", 2 * MIB, SOLD) < (CARD - SOLD) // (2 * MIB)
     assert second.ask("whole()") is True
-    # What is shown as free is what can be had, the smaller of the limit's and the card's.
+    # The shown free memory can be allocated: it is the smaller of the limit's rest and the GPU's rest.
     assert second.ask("cu.info()[0]") == CARD - host.on_card() < SOLD - second.charged()
 
 
@@ -214,7 +214,7 @@ def test_what_was_mapped_is_given_back(host: Host, tenant) -> None:
 
 
 def test_what_others_may_have_lies_on_the_card(host: Host, tenant) -> None:
-    """A handle for other processes (1: a descriptor) of memory that is the host's is asked of no driver."""
+    """Memory with a shareable handle type (1: descriptor) is never placed in host memory."""
     one = tenant("one")
     host.puppet(preload=False).start().get("alloc", CARD - host.on_card() - 8 * CONTEXT)
     assert one.fill("mapped", 2 * MIB, 100 * MIB) == 50
@@ -224,7 +224,7 @@ def test_what_others_may_have_lies_on_the_card(host: Host, tenant) -> None:
 
 @pytest.mark.parametrize(("profile", "shown"), [(SMALL, SOLD - CONTEXT), (FORMER, None)])
 def test_free_is_what_can_be_had_by_every_call(host: Host, tenant, profile: str, shown: int | None) -> None:
-    """Where the driver makes no host memory for cuMemCreate, what is shown as free is what the card has."""
+    """If the driver has no host memory for cuMemCreate, the shown free memory is the GPU's free memory."""
     host.become(profile)
     stranger = host.puppet(preload=False).start()
     one = tenant("one")

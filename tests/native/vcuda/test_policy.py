@@ -30,7 +30,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Rules:
-    """A process that answers what rules in it now."""
+    """A running process that prints the settings that it applies now."""
 
     def __init__(self, program: Path, folder: Path, file: dict | None, variables: dict) -> None:
         env = {name: value for name, value in variables.items() if value is not None}
@@ -75,7 +75,7 @@ def rules(program: Path, tmp_path: Path):
         one.process.wait()
 
 
-# limits file (None: there is none), variables, what holds
+# columns: limits file (None: no file), variables, effective settings
 TABLE = [
     # --- the SM limit of devices 0 and 1: lowered, never raised; 0 and 100 are no limit
     ({"sm": (33, 50)}, {}, {"sm0": 33, "sm1": 50}),

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 PIECE = 64 * MIB
 OURS, THEIRS = "import-beside", "export-beside"
 
-# what is broken: where, in which file, what stands there, what stands there instead; the verdict, the bytes
+# name of the defect: container with the defect, source file, original code, replacement code, verdict, bytes
 REFUSED = "if (origin == SHAREABLE_FOREIGN)\n"
 FOREIGN = 'return memory_refuse("an import of memory that another container made");'
 KEPT = "if (object->import || !open_elsewhere(object))"
@@ -79,7 +79,7 @@ def test_in_a_small_slice_less_is_handed_over(host: Host) -> None:
     assert 0 < made["found"] < 2 * PIECE
 
 
-# Where the two meet others may write too: one that has put something else there when the socket was made.
+# Other processes may write to the socket's folder: this library replaces the socket after bind().
 SWAPPED = """
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -101,7 +101,7 @@ int bind(int made, const struct sockaddr *address, socklen_t length)
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_the_door_is_open_to_all_and_nothing_else_is(host: Host, tmp_path: Path, swapped: bool) -> None:
-    """The containers' users may be others than the host's."""
+    """Any user can connect, as users differ between containers; a file put in the socket's place stays unchanged."""
     source, shim, file = tmp_path / "swapped.c", tmp_path / "swapped.so", tmp_path / "secret"
     source.write_text(SWAPPED)
     subprocess.run(["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"], check=True)
@@ -121,7 +121,7 @@ def test_the_door_is_open_to_all_and_nothing_else_is(host: Host, tmp_path: Path,
 
 
 def listens(door: Path) -> bool:
-    """SO_ACCEPTCON of the kernel's list; the name is that which it was made by."""
+    """Returns whether /proc/net/unix lists a listening socket (SO_ACCEPTCON) that was bound to this path."""
     lines = Path("/proc/net/unix").read_text().splitlines()
     return any(line.endswith(f" {door}") and line.split()[3] == "00010000" for line in lines)
 
@@ -136,6 +136,6 @@ def test_a_probe_that_meets_nobody_says_so(host: Host) -> None:
     )
     assert done.returncode == 2
     assert [one["verdict"] for one in json.loads(done.stdout)["checks"]] == ["not-run", "not-run"]
-    # Nor is it among those that are run where none is named.
+    # The two checks are listed in the help.
     help_text = subprocess.run([PROBE, "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert OURS in help_text and THEIRS in help_text

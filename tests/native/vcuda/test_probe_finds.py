@@ -19,7 +19,7 @@ ALLOCATED = "    CUresult status = REAL(cuMemAlloc_v2)(pointer, bytes);\n"
 CREDITED = "!USUAL(counters_uncharged(counters, ACCOUNT_USED, block.bytes))"
 TAKEN = "uint64_t unlocked = 0;"
 LOADER = "object_at((void *)&vgpu_dlsym_entry, &self) ? object_symbol(&self, name) : NULL;"
-# Keeps the moment between the check and its charge open: whether a race is run into is no lottery then.
+# Sleeps between the check of the limit and the charge, so that a race always happens.
 WINDOW = (
     "counters.h",
     FITS,
@@ -37,7 +37,7 @@ TIGHTER = "(alone || policy_tightness(asked) > policy_tightness(snapshot->policy
 SMALLER = "if (asked > 0 && (unsigned)asked < percent)"
 ALLOCATORS = "every-allocator"
 
-# Without the share, which takes seconds to measure on each GPU.
+# All checks but the share's, which takes seconds on each GPU.
 CHECKS = [
     "totals",
     "visible-devices",
@@ -49,7 +49,7 @@ CHECKS = [
     "freed",
 ]
 
-# what is broken: the file, what stands there, what stands there instead, the checks that must see it
+# name of the defect: source file, original code, replacement code, checks that must fail
 MUTANTS = {
     "nothing": ("counters.h", FITS, FITS, set()),
     "one byte more": ("counters.h", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),

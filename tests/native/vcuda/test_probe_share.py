@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel by which the probe measures a share: what it takes one for is what the one that it launches takes."""
+"""The probe's kernel for measuring a share: the predicted duration equals the duration of the launched kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conftest import HERE, ROOT
 
 SOURCE = ROOT / "native/vcuda"
 CARDS = [
-    # about, µs that any kernel takes, µs of a round, whether the kernel comes near the wanted 500 µs
+    # columns: case, base time of a kernel in µs, time of a loop round in µs, whether the kernel is near 500 µs
     ("as the probe expects", 5, 0.005, True),
     ("ten times as fast", 5, 0.0005, True),
     ("a hundred times as slow", 5, 0.5, True),
@@ -28,7 +28,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("share") / "share_times"
     command = [os.environ.get("CC", "cc"), "-O1", "-w", "-std=c11", "-D_GNU_SOURCE", "-ffunction-sections"]
     command += [f"-I{SOURCE / one}" for one in ("probe", "include", "src")]
-    # Of the probe's file only what chooses the kernel is linked.
+    # --gc-sections links only the function of the probe that chooses the kernel.
     subprocess.run(
         [*command, "-Wl,--gc-sections", str(HERE / "programs" / "share_times.c"), "-o", str(built)], check=True
     )

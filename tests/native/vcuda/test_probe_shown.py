@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the probe says of NVML's lists, and of libraries of graphics."""
+"""The probe's checks of NVML's process lists and of graphics libraries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_neighbour_is_not_shown(host: Host, limits: dict) -> None:
     assert str(stranger.process.pid) in bare["detail"], "the negative control"
 
 
-# what is broken: the file, what stands there, what stands there instead, and the words of what is found
+# name of the defect: source file, original code, replacement code, expected words of the finding
 MUTANTS = {
     "a list of processes is the driver's": (
         "nvml_processes.c",
@@ -76,7 +76,7 @@ def nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("names", [[], VIDEO[:1], VIDEO])
 def test_libraries_of_graphics_are_named(host: Host, nothing: Path, tmp_path: Path, names: list) -> None:
-    """Where this machine has some itself, those are named too."""
+    """The test machine's own graphics libraries are named too."""
     own = check(host, GRAPHICS)["found"]
     folder = tmp_path / "handed-in"
     folder.mkdir()

@@ -18,7 +18,7 @@ from test_files import plain
 
 @pytest.mark.parametrize(("processes", "rounds"), [(2, 400), (4, 300)])
 def test_no_race_gets_past_the_limit(host: Host, processes: int, rounds: int) -> None:
-    """In each round all ask at once for what only one of them can have on top of the contexts."""
+    """In each round all processes request memory at once, and next to the contexts only one request fits."""
     piece = (LIMIT - 4 * 400 * MIB) * 2 // 3
     command = [host.programs / "racers", PRELOAD, str(processes), str(rounds), str(piece), str(LIMIT)]
     done = subprocess.run(
@@ -74,7 +74,7 @@ def test_an_ended_process_gives_its_quota_back(host: Host) -> None:
 
 
 def slot_word(host: Host, pid: int) -> int:
-    """What a process writes into the lock of the ledger."""
+    """Returns the value that a process writes into the ledger's lock while it holds the lock."""
     data = host.ledger.read_bytes()
     for slot in layouts.parse_ledger(data)["slots"]:
         if slot["pid"] == pid:
@@ -85,7 +85,7 @@ def slot_word(host: Host, pid: int) -> int:
 
 
 def test_a_process_killed_inside_the_lock_holds_nobody_up(host: Host) -> None:
-    """The worst moment, made by hand: the lock is taken, the slot is charged, the total is not."""
+    """The test sets up the worst state: a killed process holds the lock, and slot and total disagree."""
     victim, survivor = host.puppet().start(), host.puppet().start()
     word = slot_word(host, victim.process.pid)
     os.kill(victim.process.pid, signal.SIGKILL)

@@ -155,7 +155,7 @@ class Container(RuleBasedStateMachine):
     @precondition(lambda self: len(self.living) > 1)
     @rule(data=st.data(), size=st.integers(1, 600 * MIB), wait_us=st.integers(0, 3000))
     def kill_among_calls(self, data: st.DataObject, size: int, wait_us: int) -> None:
-        """All allocate and free at once, and one is killed among it: perhaps with the ledger's lock."""
+        """All processes allocate and free concurrently; one is killed, possibly while it holds the ledger's lock."""
         victim = self.living.pop(data.draw(st.integers(0, len(self.living) - 1)))
         before = self.total()
         most = before + victim.held() + size * (len(self.living) + 1)
@@ -175,7 +175,7 @@ class Container(RuleBasedStateMachine):
                 process.blocks[registers[process][-1]] = ("alloc", size)
         assert self.total() <= max(self.limit, before)
         self.three_accounts_agree()
-        # Who was granted its last one is a matter of time: what the next steps may be must not hang on it.
+        # Which last allocation was granted depends on timing. Free it, so that the next steps do not depend on timing.
         for process in self.living:
             if process.blocks.pop(registers[process][-1], None):
                 assert process.puppet.result(f"free {registers[process][-1]}") == OK
@@ -183,10 +183,10 @@ class Container(RuleBasedStateMachine):
     @precondition(lambda self: self.living and len(self.children) < 3)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        """A child that uses no CUDA holds nothing, and keeps nothing of its parent alive."""
+        """A forked child without CUDA is charged nothing and keeps no memory of its parent alive."""
         child = data.draw(st.sampled_from(self.living)).puppet.say("fork-away")[1]
         self.children.append(child)
-        # The driver gives up what the child inherited inside the child; its standard input is closed after that.
+        # The child drops its inherited driver state before it closes its standard input.
         until = time.monotonic() + 20
         while os.path.lexists(f"/proc/{child}/fd/0"):
             assert time.monotonic() < until, "the child does not run"
@@ -206,7 +206,7 @@ class Container(RuleBasedStateMachine):
         process = data.draw(st.sampled_from(self.living))
         status, free, total = process.puppet.say("info")
         assert status == OK
-        # Who died may be shown for a tenth of a second: nobody is shown more than there is.
+        # A dead process may still count as used for a tenth of a second, so `free` may be too low but never too high.
         assert total == self.limit
         assert free <= max(self.limit - self.total(), 0)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library in a process: which functions it stands for, and what it leaves alone."""
+"""The library in a process: which functions it replaces, and what it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
     assert replaced > 500
 
 
-# what is asked of a driver of a later CUDA → whose function under which name it gets; without a name: an entry before
-# the driver's own (test_coverage_newer.py calls one); None: it is not found
+# columns: name and CUDA version passed to cuGetProcAddress of a later driver, expected "object symbol".
+# "libvgpu.so" without a symbol is a generated entry that calls the driver; None: the name is not found.
 LATER = [
     ("cuCtxSynchronize", 12000, "libvgpu.so cuCtxSynchronize"),
     ("cuCtxSynchronize", 13000, "libvgpu.so cuCtxSynchronize_v2"),
@@ -147,7 +147,7 @@ def test_a_form_of_a_later_cuda_is_never_an_older_one(host: Host, pointers: Path
     )
     for (name, version, expected), line in zip(LATER, done.stdout.splitlines(), strict=True):
         new, old = line.split()[:4], line.split()[4:]
-        if not limits:  # no control: what the driver says
+        if not limits:  # without limits the driver's own answer is returned
             assert new[:2] == ["0", "libcuda.so.1"] == old[:2], (name, version)
         elif expected is None:
             assert (new, old) == (["0", "-", "-", "1"], ["500", "-", "-"]), (name, version)
@@ -162,7 +162,7 @@ def test_a_form_of_a_later_cuda_is_never_an_older_one(host: Host, pointers: Path
 
 @pytest.mark.parametrize("preload", [False, True])
 def test_a_later_form_of_what_hands_out_functions_is_not_found(host: Host, preload: bool) -> None:
-    """Behind it the program would get the driver's own functions."""
+    """Through such a function the program would get the driver's own functions."""
     soname = ("-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1")
     compile_program(host.folder, "libcuda.so.1", "later.c", flags=soname)
     asks = (
@@ -278,7 +278,7 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess:
 
 
 def test_a_program_without_cuda_never_notices(host: Host) -> None:
-    """No line, no ledger, no file opened, the same umask, signals and descriptors."""
+    """No log line, no ledger, no opened file; umask, signals and descriptors are unchanged."""
     state = (
         "import os, signal, sys\n"
         "mask = os.umask(0); os.umask(mask)\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn it is, step by step: the arbiter's own schedule.c, asked by ctypes, with what each tenant says as a table.
+"""The arbiter's schedule.c, called step by step through ctypes with the data that each tenant page would have.
 
 What is looked at is who stands where afterwards (credit, in ns of device time), and whose gate is open.
 """
@@ -84,7 +84,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 class Node:
-    """Tenants of one GPU on a clock of their own. A tenant is `busy` (launches, waits for its turn) or says nothing."""
+    """Tenants of one GPU on a simulated clock. A busy tenant launches or waits for its turn; others stay silent."""
 
     def __init__(self, library: ctypes.CDLL, *percents: int, **every: bool) -> None:
         self.library, self.schedule, self.now = library, Schedule(holder=-1), 1000 * MS
@@ -97,7 +97,7 @@ class Node:
         return self.schedule.tenant[i]
 
     def run(self, ms: float, *busy: int) -> None:
-        """Every 250 us: who is busy wants, waits at a closed gate, and at an open one launches what runs 1 ms."""
+        """Runs `ms` in steps of 250 us. Each busy tenant launches a 1 ms kernel if its gate is open, else it waits."""
         end = self.now + int(ms * MS)
         while self.now < end:
             for i in busy:
@@ -128,13 +128,13 @@ class Node:
         raise AssertionError(f"no turn of tenant {i} in a second")
 
     def lag(self, i: int, other: int) -> float:
-        """How far `i` stands before `other`, in ms of time that it is owed."""
+        """Returns how much more time tenant `i` is owed than tenant `other`, in ms."""
         at = [self.tenant(j).credit / (self.tenant(j).inputs.share_ppm / 1e6) for j in (i, other)]
         return (at[0] - at[1]) / MS
 
 
 def test_who_ran_alone_pays_for_what_it_has_queued(library) -> None:
-    """It runs 20 ms on while another waits: 20 ms of its 50 %, and half of that the other is owed."""
+    """Tenant 0 runs for 20 ms more while tenant 1 waits; tenant 1 is then 40 ms ahead (20 ms at 50 %)."""
     node = Node(library, 50, 50)
     node.run(100, 0)
     node.launch(0, 20)
@@ -155,7 +155,7 @@ def test_who_comes_after_it_has_drained_is_owed_nothing(library) -> None:
 
 @pytest.mark.parametrize(("rest_ms", "left"), [(70, 90), (500, 47), (1200, 0)])
 def test_a_pause_clears_no_more_debt_than_waiting_would_have(library, rest_ms: int, left: float) -> None:
-    """100 ms too much at 10 % are worked off in a second, not by 60 ms of silence."""
+    """100 ms of overuse at a share of 10 % take a second to recover; a pause of 60 ms must not clear it."""
     node = Node(library, 10, 90)
     node.run(50, 0, 1)
     node.tenant(0).credit = -100 * MS
@@ -173,7 +173,7 @@ def test_nothing_is_saved_up_by_who_is_idle_or_alone(library, alone: int) -> Non
 
 
 def test_a_kernel_that_outlasts_the_drain_is_paid_whole(library) -> None:
-    """100 ms of a tenant of 50 %: 25 ms are waited for, the rest is charged all the same."""
+    """A kernel of 100 ms at a share of 50 %: the arbiter waits 25 ms for its end and charges all of it."""
     node = Node(library, 50, 50)
     node.run(200, 0, 1)
     node.until_turn(0, 0, 1)
@@ -199,7 +199,7 @@ def test_what_was_charged_too_much_for_it_is_given_back_and_no_more(library) -> 
 
 
 def test_what_was_used_alone_after_a_late_turn_is_no_debt(library) -> None:
-    """Charged too little or too much for the end of a turn is settled among those who contended, and no later."""
+    """A wrong charge at the end of a turn is corrected only among the tenants that contended in that turn."""
     node = Node(library, 50, 50)
     node.run(200, 0, 1)
     node.until_turn(0, 0, 1)
@@ -232,7 +232,7 @@ def test_what_one_says_of_itself_leaves_the_others_as_they_stand(library) -> Non
 def test_who_has_waited_long_goes_before_its_claim_if_it_owes_little(
     library, owes_ms: int, within_ms: int | None
 ) -> None:
-    """At 5 %, 25 ms of debt are half a second."""
+    """At a share of 5 %, 25 ms of overuse take half a second to recover."""
     node = Node(library, 5, 95)
     node.run(100, 0, 1)
     node.until_turn(1, 0, 1)

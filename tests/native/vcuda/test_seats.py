@@ -31,7 +31,7 @@ def node(host: Host) -> Iterator[Node]:
 
 
 class Busy(threading.Thread):
-    """Says for containers that they launch, as their programs do at each look."""
+    """Writes "active now" into the tenant pages of containers, as their programs do while they launch."""
 
     def __init__(self, containers: list[Container]) -> None:
         super().__init__(daemon=True)
@@ -54,7 +54,7 @@ class Busy(threading.Thread):
 
 
 def served(container: Container) -> bool:
-    """Has the arbiter said something lately? As the library judges it."""
+    """Returns whether the library would regard the arbiter's heartbeat in this container's page as recent."""
     return abs(time.monotonic_ns() - container.page()["heartbeat_ns"]) < SILENT_NS
 
 
@@ -62,7 +62,7 @@ def at_once(containers: list[Container]) -> int:
     return sum(served(one) for one in containers)
 
 
-# idle slices, of which some have been used before, and containers at work; more together than there are seats
+# columns: unused slices, idle slices that were used before, busy containers (more slices than the arbiter has seats)
 CROWDS = [(40, 0, 40), (20, 20, 40), (100, 0, 60), (0, 100, SEATS)]
 
 

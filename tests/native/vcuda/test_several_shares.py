@@ -37,7 +37,7 @@ A, B = 3000 * MIB, 2000 * MIB
 
 
 class Share:
-    """A share of one or two cards: ``of`` has bytes by the card's number."""
+    """A share of one or two GPUs. ``of``: GPU number → bytes."""
 
     def __init__(self, host: Host, name: str, of: dict[int, int], percent: int = 30, **more: object) -> None:
         self.host, self.name = host, name
@@ -72,7 +72,7 @@ def files(*shares: Share) -> dict[str, str]:
 
 
 def process(host: Host, *shares: Share, **more: str) -> Puppet:
-    """A process of a container that has these shares, which has a context on the first card."""
+    """Starts a process of a container with these shares; the process has a context on the first GPU."""
     return host.puppet(**files(*shares), **more).start()
 
 
@@ -166,7 +166,7 @@ def test_the_probe_measures_the_sum(host: Host, cards: tuple) -> None:
 
 
 def test_a_program_is_throttled_by_the_pages_of_its_cards_first_share(host: Host) -> None:
-    """And by the sum of the shares: 20 and 30 percent of the first card's time, 30 of the second's."""
+    """The limit is the sum of the shares: 20 + 30 percent of the first GPU, 30 percent of the second."""
     shares = Share(host, "first", {1: A}, 30), Share(host, "second", {0: A}, 20), Share(host, "third", {0: A}, 30)
     for one in shares:
         uuids = [host.uuids[gpu] for gpu in one.of]
@@ -183,7 +183,7 @@ def test_a_program_is_throttled_by_the_pages_of_its_cards_first_share(host: Host
     assert 0.1 < used[0, "second"] < 0.56 and 0.1 < used[1, "first"] < 0.36, used
 
 
-# What the second share says of the whole process: the change, and whether a context may be made then.
+# columns: change of one share's limits file, whether the process may create a context
 STRICT = [({"deny": True}, False), ({"deny": False}, True)]
 
 
@@ -251,7 +251,7 @@ def test_a_child_does_not_keep_its_parents_slots(host: Host) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_share_of_two_containers_is_one_budget(host: Host, order: tuple) -> None:
-    """The first container has both shares, in either order; the other has the second alone."""
+    """The first container has both shares, in either order; the second container has only the second share."""
     shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
     one = process(host, *(shares[at] for at in order))
     context = host.on_card()
@@ -286,7 +286,7 @@ def test_who_is_killed_gives_all_back(host: Host) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_kill_at_any_moment_loses_nothing(host: Host, seed: int) -> None:
-    """Also between the two ledgers of one charge: who comes later has the whole sum again."""
+    """A kill may fall between the charges in two ledgers; a later process can use the whole sum again."""
     shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
     victim = process(host, *shares)
     block = (A + B) // 2
@@ -312,10 +312,10 @@ def _ignore_the_end(puppet: Puppet, lines: list[str]) -> None:
 
 
 def test_locks_in_either_order_never_wait_for_each_other(host: Host) -> None:
-    """Two containers have the same two shares, numbered the other way round."""
+    """Two containers have the same two shares in opposite order, so their locks are taken in opposite order too."""
     shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
     puppets = [process(host, *shares), process(host, *reversed(shares))]
-    block = A // 2 - 600 * MIB  # of both shares as soon as the other container has one
+    block = A // 2 - 600 * MIB  # does not fit into one share while the other container has such a block
     lines = [line for at in range(200) for line in (f"alloc {at + 1000} {block}", f"free {at + 1000}")]
     for puppet in puppets:
         puppet.send(*lines)
@@ -326,17 +326,17 @@ def test_locks_in_either_order_never_wait_for_each_other(host: Host) -> None:
 
 
 def test_memory_that_is_lent_is_its_makers_in_whichever_ledger(host: Host) -> None:
-    """By an IPC handle, from a container with both shares to one with the second: they are one budget there."""
+    """A container with both shares exports memory by an IPC handle to a container with the second share alone."""
     shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
     maker, user = process(host, *shares), process(host, shares[1])
-    maker.get("alloc", A - shares[0].charged())  # so that what is lent is charged in the second
+    maker.get("alloc", A - shares[0].charged())  # fills the first share: the exported memory is charged in the second
     assert maker.result(f"alloc 10 {1000 * MIB}") == OK
     before = shares[1].charged()
     assert user.result(f"ipc-open 20 {lend(maker, 10)}") == OK
     assert shares[1].charged() == before
     maker.process.kill()
     maker.process.wait()
-    # The simulated driver takes it away with its maker; on hardware it stays.
+    # The simulated driver frees exported memory when its exporter dies; on hardware the memory stays.
     open_bytes = host.on_card() + 1000 * MIB
     assert user.refused("alloc", B - open_bytes + 1) == OOM
     user.get("alloc", B - open_bytes)
@@ -412,7 +412,10 @@ def test_lists_that_do_not_fit_close(host: Host, at: int) -> None:
 
 
 def container(host: Host, shares: dict[int, Share], places: int = 12, then: tuple = ()) -> tuple:
-    """Mounts each share on the place of its number, and /dev/vgpu with empty places; ``then``: what a tenant does."""
+    """Returns a command prefix that mounts each share at /dev/vgpu/<number>; other numbers are empty folders.
+
+    ``then``: shell commands that a tenant runs in it.
+    """
     root = host.folder / "root"
     for one in ("etc", "dev", *(f"above/{number}" for number in range(places))):
         (root / one).mkdir(parents=True)

@@ -16,10 +16,10 @@ from shares import Container, Node, wait_for
 
 pytestmark = pytest.mark.slow
 
-# A busy machine of few cores takes time from the programs that should keep the GPU busy; never does it give any. Rounds
-# in which it took much are not judged: Node.judged.
+# Tolerances in points. A busy test machine can lower a measured share but never raise it; Node.judged skips rounds
+# in which programs waited long for a CPU.
 OVER, UNDER = 3.0, 10.0
-UNDER_TOGETHER = 20.0  # several busy programs and an arbiter want the processor at once
+UNDER_TOGETHER = 20.0  # several busy programs and an arbiter compete for the CPU
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def near(found: float, expected: float, under: float = UNDER) -> bool:
 
 
 def parted(small: float, large: float) -> bool:
-    """30 to 70, whatever the machine left of the whole: an equal split is 1, the shares are 2.33."""
+    """Returns whether the shares are near 30 and 70: the ratio must be near 2.33 (an equal split has ratio 1)."""
     return 1.7 < large / small < 3.2 and near(small, 30, 15) and near(large, 70, 30)
 
 
@@ -52,7 +52,7 @@ def test_every_way_to_launch_is_limited(node: Node, way: str) -> None:
     assert near(share, 25), share
 
 
-# what is set → does the limiter hold 25 %? (the negative controls: with it off the same program takes all)
+# columns: settings, environment, whether the limiter keeps the program at 25 % (False: negative control)
 OFF = [
     ({"percent": 25, "core_policy": "force"}, {}, True),
     ({"percent": 25, "core_policy": "disable"}, {}, False),
@@ -109,9 +109,10 @@ def test_a_live_change_of_the_limit(node: Node) -> None:
 
 
 def test_used_is_what_the_gpu_ran(node: Node) -> None:
-    """While the program waits for a processor of this machine between two launches, the GPU is its own and idle:
-    charged and not run. So a round may say too much (7 % in each of five at load 15), and the least of some is judged;
-    work charged twice is twice as much in each.
+    """The charged time is the time that the GPU ran.
+
+    While the program waits for a CPU between two launches, the GPU is idle and the time is charged: up to 7 % too much
+    in each of five rounds at load 15. So the lowest of five rounds is judged; a double charge would show in each round.
     """
     ratios: list[float] = []
     while len(ratios) < 5 and not (ratios and min(ratios) <= 1.05):
@@ -169,7 +170,7 @@ def test_a_share_lowered_by_the_environment_holds_in_company(node: Node, env: di
     assert near(found[0], expected, UNDER_TOGETHER), found
 
 
-# file's priority, CUDA_TASK_PRIORITY of one → do both run without a core limit, as all tenants of high priority do?
+# columns: priority in the limits file, CUDA_TASK_PRIORITY, whether both tenants run without a core limit
 @pytest.mark.parametrize(
     ("priority", "env", "unlimited"),
     [(0, {}, True), (1, {}, False), (0, {"CUDA_TASK_PRIORITY": "1"}, False), (1, {"CUDA_TASK_PRIORITY": "0"}, False)],
@@ -203,7 +204,7 @@ def test_who_is_alone_gets_all_unless_it_is_forced(node: Node) -> None:
 
 
 COUNTED = [
-    # policy of the busy container, whether a neighbour is busy, the part of the time for which it might have all
+    # columns: policy of the busy container, whether a neighbour is busy, part of the time with the whole GPU allowed
     ({}, False, (0.8, 1.0)),
     ({"core_policy": "force"}, False, (0.0, 0.0)),
     ({}, True, (0.0, 0.1)),
@@ -214,7 +215,7 @@ COUNTED = [
 def test_the_arbiter_counts_how_long_a_container_might_have_all(
     node: Node, policy: dict, company: bool, part: tuple
 ) -> None:
-    """By its own clock, the heartbeat: the watcher holds nothing against a container for that time."""
+    """The arbiter counts by its heartbeat clock. During this time the watcher reports no overuse of the container."""
     one, other = Container(node, "one", 30, **policy), Container(node, "other", 30)
     node.arbiter()
     one.start(us=100)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory shared by descriptors: charged once in the container, as long as the card has it, whichever process dies."""
+"""Memory shared by descriptors: charged once in the container while it is on the GPU, whichever process dies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def use(user: Puppet) -> None:
 
 
 def account(watcher: Puppet, *living: Puppet) -> int:
-    for puppet in living:  # a process that waits for others to let go looks again with its next call
+    for puppet in living:  # a process checks in its next call whether other processes have released the memory
         puppet.free_bytes()
     return LIMIT - watcher.free_bytes()
 
@@ -43,7 +43,7 @@ def account(watcher: Puppet, *living: Puppet) -> int:
 def end(puppet: Puppet, killed: bool) -> None:
     puppet.process.kill() if killed else puppet.end()
     puppet.process.wait(20)
-    time.sleep(0.12)  # the dead are looked for now and then
+    time.sleep(0.12)  # the library looks for dead processes only every tenth of a second
 
 
 STEPS = {
@@ -56,7 +56,10 @@ STEPS = {
 
 
 def charged_until_the_last(host: Host, three: tuple, before: int, steps: dict, order: tuple) -> None:
-    """One of ``steps`` after another, who of ``three`` takes it and how: SIZE is charged once until the last."""
+    """Runs ``steps`` in this ``order``; asserts that SIZE is charged exactly once until the last step.
+
+    steps: name → (index of the process in ``three``, puppet command).
+    """
     maker, watcher = three[0], three[2]
     for step in order:
         assert account(watcher, maker) == host.on_card() == before + SIZE, f"before {step} of {order}"
@@ -106,12 +109,12 @@ def test_a_death_frees_what_nobody_else_has(
 
 
 def on_the_node(host: Host) -> int:
-    """What the device plugin and vgpuctl show: all of the account, read from outside."""
+    """Returns the ledger's total as the device plugin and vgpuctl read it from outside the container."""
     return sum(one["used"] + one["context"] for one in layouts.read_ledger(str(host.ledger))["totals"])
 
 
 def test_an_observer_sees_what_the_dead_had_exported(host: Host) -> None:
-    """A process without a slot, as nvidia-smi is: it reads the ledger and repairs nothing. So does the node."""
+    """The observer (like nvidia-smi) has no slot in the ledger: it reads the ledger and repairs nothing."""
     maker, user, onlooker = host.puppet().start(), host.puppet().start(), host.puppet()
     context = host.physical()[user.process.pid]
     make(maker)
@@ -179,7 +182,7 @@ def test_handles_made_again_and_again_leave_nothing(host: Host, three: tuple) ->
 
 
 def test_handing_on_does_not_pass_the_limit(host: Host, three: tuple) -> None:
-    """Each maker dies and leaves its handle to one who uses no CUDA: with nobody charged this would have no end."""
+    """Each exporting process dies and leaves its handle to a process without CUDA; the memory stays charged."""
     keeper = three[1]
     status, number = OK, 0
     for number in range(20):
@@ -197,7 +200,7 @@ def test_handing_on_does_not_pass_the_limit(host: Host, three: tuple) -> None:
 
 
 def test_without_the_library_it_has_no_end(host: Host) -> None:
-    """The negative control."""
+    """The negative control: without the library this exceeds the limit."""
     keeper = host.puppet(preload=False).start()
     for number in range(10):
         maker = host.puppet(preload=False).start()
@@ -237,13 +240,13 @@ def test_a_handle_of_another_container_is_refused(host: Host) -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_foreign_handle_is_refused_although_none_was_made_here(host: Host, first: bool) -> None:
-    """Imported and never mapped, it would keep memory of a maker that is gone, charged to nobody."""
+    """An import that is never mapped would keep the memory of a dead exporting process, charged to no process."""
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
     maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
     user = host.puppet()
     assert user.result("init") == OK
-    if not first:  # before its first context, too
+    if not first:  # with first=True the import is refused before the importing process has a context
         user.get("ctx", 0)
     make(maker)
     take(maker, user)
@@ -255,7 +258,7 @@ def test_a_foreign_handle_is_refused_although_none_was_made_here(host: Host, fir
 
 
 def test_where_a_handle_shows_no_mark_an_import_is_charged_once_more(host: Host) -> None:
-    """Of that container's own handles one is not marked: nobody can say whose this one is."""
+    """The container has unmarked handles of its own, so the library cannot tell which container made this handle."""
     with host.ledger.open("r+b") as ledger:
         ledger.seek(layouts.fields.LEDGER_FIELDS["shareable_unmarked"][0])
         ledger.write(b"\1")

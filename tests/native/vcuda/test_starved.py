@@ -7,10 +7,10 @@ import pytest
 from conftest import MIB, OK, PRELOAD, Host, compile_program
 from test_coverage_graphs import say
 
-pytestmark = pytest.mark.own_build  # it stands before the allocator, as a sanitizer does
+pytestmark = pytest.mark.own_build  # the test interposes the allocator, as a sanitizer does
 
 SIZE = 4 * MIB
-# what is made while there is no memory → before it, what would give it back
+# puppet command while no host memory is left → (commands before it, commands that would free the memory)
 MADE = {
     f"alloc 20 {SIZE}": ((), ("free 20",)),
     # cuMemCreate and cuMemMap are undone instead: test_vmm.py

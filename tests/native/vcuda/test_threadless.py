@@ -11,7 +11,7 @@ from conftest import LINKED, PRELOAD, PROFILE, Host, compile_program
 from shares import Container, Node
 from test_contexts_apart import LAUNCHES, US
 
-pytestmark = pytest.mark.own_build  # it stands before pthread_create, as a sanitizer does
+pytestmark = pytest.mark.own_build  # the test interposes pthread_create, as a sanitizer does
 
 PERCENT = 25
 
@@ -24,7 +24,7 @@ def node(host: Host):
 
 
 def ends(node: Node, threads: int, source: str, word: str, percent: int = PERCENT) -> tuple[Container, str]:
-    """The program has ended well, and its container."""
+    """Runs the program, asserts that it exits with 0, and returns its container and its output."""
     container = Container(node, "a", percent, core_policy="force")
     program = compile_program(node.folder, Path(source).stem, source, flags=LINKED)
     threadless = compile_program(node.folder, "threadless.so", "threadless.c", flags=("-shared", "-fPIC", "-ldl"))
@@ -53,7 +53,7 @@ def test_long_kernels_are_charged_what_they_take(node: Node, how: str, threads: 
 
 @pytest.mark.parametrize("threads", [0, 1])
 def test_a_locked_context_keeps_no_other_from_being_settled(node: Node, threads: int) -> None:
-    """The one thread is inside the driver, and none can take over: who waits for the other GPU settles that one."""
+    """The only settling thread is inside the driver; a thread that waits for the other GPU settles that GPU itself."""
     node.host.become(PROFILE.replace("[gpu]", "hostile = context-lock\n[gpu]"))
     container, said = ends(node, threads, "apart.c", str(LAUNCHES), 50)
     assert said == "launched\nok\n"

@@ -87,7 +87,7 @@ def test_a_driver_that_takes_what_it_is_asked_for_is_charged_that(host: Host) ->
 
 @pytest.fixture
 def hidden(rounding: Host) -> dict:
-    """The environment of a container in which NVML shows no process."""
+    """Returns the environment of a container in which NVML shows no process."""
     folder = rounding.folder / "lib"
     folder.mkdir()
     (folder / "libcuda.so.1").symlink_to(SIMULATOR / "libcuda.so.1")
@@ -98,7 +98,7 @@ def hidden(rounding: Host) -> dict:
 
 @pytest.mark.parametrize("size", [UNIT // 2 + 1, UNIT + 1])
 def test_where_nvml_shows_no_process_the_addresses_tell(rounding: Host, hidden: dict, size: int) -> None:
-    """A neighbour fills and frees the card meanwhile: it must not be charged to the slice."""
+    """Memory that a neighbour allocates and frees meanwhile must not be charged to the slice."""
     neighbour = rounding.puppet(preload=False).start()
     puppet = rounding.puppet("handle", **hidden).start()
     context = rounding.charged()
@@ -118,7 +118,7 @@ def test_where_nvml_shows_no_process_the_addresses_tell(rounding: Host, hidden: 
 
 @pytest.mark.parametrize("hides", [False, True])
 def test_small_blocks_share_a_unit(host: Host, rounding: Host, hidden: dict, hides: bool) -> None:
-    """512 bytes do not cost 2 MiB: a thousand of them lie in one unit, which is charged once."""
+    """A thousand blocks of 512 bytes lie in one unit of 2 MiB, which is charged once."""
     environment = {"LD_LIBRARY_PATH": hidden["LD_LIBRARY_PATH"]} if hides else {}
     puppet = host.puppet("handle", program="puppet-unlinked", **environment).start()
     context = host.charged()

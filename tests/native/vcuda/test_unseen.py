@@ -156,7 +156,7 @@ def hide(host: Host) -> dict:
 
 
 def test_where_nvml_shows_no_process_it_is_charged_a_context(host: Host, context: int) -> None:
-    """As the first: measured by a second one; as a later one: what the container's contexts cost."""
+    """The first context is measured with a second context; later contexts are charged the learned size."""
     hidden = hide(host)
     for count in (1, 2):
         puppet = host.puppet(**hidden)
@@ -179,7 +179,7 @@ def a100(programs: Path, tmp_path: Path):
     host.close()
 
 
-# What a program does next; registers: 1 the context, 3 a kernel's function.
+# Puppet commands after the unseen context exists. Register 1 has the context, register 3 a kernel's function.
 CALLS = {
     "set": ("set 1",),
     "push": ("call cuCtxPushCurrent_v2 $1",),
@@ -193,12 +193,12 @@ CALLS = {
 }
 
 
-# Each as the only one, and each as the first of all.
+# Each call alone, and all calls in each rotation, so that each comes first once.
 ORDERS = [*zip(CALLS), *(tuple([*CALLS, *CALLS][at : at + len(CALLS)]) for at in range(len(CALLS)))]
 
 
 def unseen(puppet: Puppet, make: str) -> None:
-    """A context with a kernel in it, all of it past the hooks."""
+    """Creates a context and loads a kernel, both by calls that bypass the hooks."""
     for words in (
         f"{make} @1 0" if make == RETAIN else f"{make} @1 0 0",
         "cuCtxSetCurrent $1",

@@ -33,7 +33,7 @@ def charged(host: Host) -> dict:
 
 
 def seen(puppet: Puppet) -> list:
-    """The UUIDs, without what stands before their first dash, in CUDA's order."""
+    """Returns the UUIDs in CUDA's order, without the prefix before the first dash."""
     if puppet.result("init") != OK:
         return []
     say(puppet, "put 100 0", "call cuDeviceGetCount @100")
@@ -50,7 +50,7 @@ def all_cards(host: Host) -> int:
 
 
 def held_to_its_slice(host: Host, puppet: Puppet, sizes: dict) -> None:
-    """Each device that is seen: total and free, an allocation of all and of a byte more, and what NVML shows."""
+    """Asserts for each visible device: total, free, the exact limit of allocations, and the figures of NVML."""
     full = {uuid.split("-", 1)[1]: uuid for uuid in sizes}
     for ordinal, uuid in enumerate(seen(puppet)):
         name = full[uuid]
@@ -109,7 +109,8 @@ def test_gpus_by_index_uuid_and_prefix(gpus: Host, visible: str) -> None:
     assert seen(puppet) == expected
 
 
-# {n}: the n-th MIG device of the host; GPU 0 is cut, GPU 1 is whole. → what is seen: a MIG device, or "gpu"
+# CUDA_VISIBLE_DEVICES with {n} for the n-th MIG device's UUID → visible devices: MIG device numbers, or "gpu".
+# GPU 0 is split into MIG devices, GPU 1 is whole.
 MIG = {
     "{0}": [0],
     "{2}": [2],

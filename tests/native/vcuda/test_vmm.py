@@ -24,6 +24,6 @@ def unit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("what", "call"), CASES)
 def test_virtual_memory(unit: Path, what: str, call: str) -> None:
-    """A case that needs the other GPU to go on meanwhile waits for it in the driver, for twenty seconds."""
+    """In the cases "order" the driver waits up to twenty seconds until the other GPU was used."""
     done = subprocess.run([unit, what, call], stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")

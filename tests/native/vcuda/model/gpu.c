@@ -52,7 +52,7 @@ static void note(struct gpu *gpu, int context, uint64_t from, uint64_t to)
     }
 }
 
-/* Marks at the head take no time, but only the holder passes them. */
+/* Returns whether the context has a kernel to run. Events at the head of the queue complete here and take no time. */
 static bool ready(struct gpu *gpu, int context)
 {
     struct context *c = &gpu->context[context];
@@ -70,7 +70,7 @@ static bool ready(struct gpu *gpu, int context)
     return false;
 }
 
-/* When the first context that is busy elsewhere is back. */
+/* Returns the earliest time before `to` at which a copy or host callback ends, or `to`. */
 static uint64_t back(const struct gpu *gpu, uint64_t to)
 {
     for (int i = 0; i < gpu->contexts; i++) {

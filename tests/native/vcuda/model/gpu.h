@@ -11,9 +11,9 @@
 #define BIN_NS 1000000ull
 
 struct item {
-    uint64_t left; /* ns; a mark has none */
-    uint64_t aside, until; /* ns that the stream is busy elsewhere (a copy, a call of the host), and when that ends */
-    uint64_t *passed; /* a mark writes the time here */
+    uint64_t left; /* remaining kernel time in ns; 0 for an event */
+    uint64_t aside, until; /* ns that the stream is busy without the GPU (a copy, a host callback); when that ends */
+    uint64_t *passed; /* an event writes its time here */
 };
 
 struct context {
@@ -32,11 +32,11 @@ struct gpu {
 
 void gpu_start(struct gpu *gpu, int contexts, uint64_t slice_ns, uint64_t switch_ns, uint64_t end_ns);
 void gpu_put(struct gpu *gpu, int context, uint64_t ns, uint64_t *passed);
-/* The context's stream does for so long what takes no time of the GPU's. */
+/* Queues `ns` of work that uses no GPU time (a copy, a host callback) on the context's stream. */
 void gpu_put_aside(struct gpu *gpu, int context, uint64_t ns);
 uint64_t gpu_depth(const struct gpu *gpu, int context);
 void gpu_advance(struct gpu *gpu, uint64_t to);
-/* Share of one window that starts at `from`, in points. */
+/* Returns the context's share of the GPU in the window that starts at `from`, in percent. */
 double gpu_share(const struct gpu *gpu, int context, uint64_t from, uint64_t window);
 
 #endif

@@ -23,20 +23,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LAUNCH_NS 3000ull  /* a launch call of the host */
-#define MARK_NS 1500ull    /* an event record */
+#define LAUNCH_NS 3000ull  /* host time of a kernel launch call */
+#define MARK_NS 1500ull    /* host time of an event record call */
 #define GAP_NS 20000ull
 #define FENCES 4096u
 #define NEVER UINT64_MAX
-#define STEP_NS (50 * MS) /* from one window to the next */
+#define STEP_NS (50 * MS) /* distance between the starts of two measured windows */
 
 struct fence {
     struct segment segment;
-    uint64_t begin, end; /* passed at; 0: not yet */
+    uint64_t begin, end; /* times at which the GPU passed the events; 0: not passed yet */
 };
 
 struct tenant {
-    /* as given */
+    /* from the TENANT argument */
     uint32_t share_ppm, change_ppm;
     bool force, disable;
     int priority, kernel_count;
@@ -46,7 +46,7 @@ struct tenant {
     uint64_t rest, copy;
     bool one_key;
     unsigned streak;
-    /* library */
+    /* state of the library */
     struct vgpu_tenant_device page;
     struct schedule_output gpu_page;
     struct costs costs;
@@ -55,15 +55,15 @@ struct tenant {
     uint64_t busy_until, queued, looked, began;
     struct fence fences[FENCES];
     uint64_t fence_head, fence_tail;
-    struct wakes wakes; /* of the controller thread */
+    struct wakes wakes; /* wake-ups of the controller thread */
     uint64_t soon, helped;
-    /* thread */
+    /* state of the launching thread */
     uint64_t next, wants_since, poll, unlimited_wait;
     bool at_gate, waits, syncs;
     int kernel;
     unsigned grid, in_burst, segments;
-    /* figures */
-    uint64_t *charged; /* in all, at the end of each step of the windows */
+    /* results */
+    uint64_t *charged; /* total charged ns at the end of each STEP_NS */
     uint64_t launches, longest_hold, hold_sum;
 };
 
@@ -124,7 +124,7 @@ static void close_segment(struct tenant *t, int index, uint64_t now)
     segment_start(&t->open);
 }
 
-/* When settle.c would look again. */
+/* Returns when settle.c would check the fences again. */
 static uint64_t look_again(struct tenant *t, uint64_t now, bool finished)
 {
     const struct fence *first = &t->fences[t->fence_head % FENCES];
@@ -158,7 +158,7 @@ static bool settle_open(struct tenant *t, uint64_t now)
     }
     const struct fence *first = &t->fences[t->fence_head % FENCES];
     uint64_t since = first->begin ? first->begin : now;
-    /* The first one may be overdue; those behind it are not done for that. */
+    /* The first fence may be overdue; the fences behind it still need their predicted time. */
     uint64_t least = now + 50 * US + t->queued - first->segment.predicted;
     uint64_t until = since + t->queued > least ? since + t->queued : least;
     t->busy_until = t->page.busy_until_ns[0] = until;
@@ -171,10 +171,10 @@ static void controller(struct tenant *t, uint64_t now)
     t->poll = t->fence_head == t->fence_tail ? NEVER : wakes_take(&t->wakes, look_again(t, now, finished)) + wake_delay() / 4;
 }
 
-/* One try to launch; false: it waits until t->next, or for the gate. */
+/* Tries one launch. Returns false if the launch must wait until t->next or for the gate. */
 static bool launch(struct tenant *t, int index, uint64_t now)
 {
-    const char *functions = NULL; /* as near each other as a driver's */
+    const char *functions = NULL; /* base of kernel handles whose spacing is that of a real driver */
     uint64_t cost, until;
     uint32_t key = cost_key(functions + 0x55d1c0a01000 + 0x240 * (t->one_key ? 0 : t->kernel), t->blocks[t->grid], 1, 1, 256);
     double factor = 1.0 + jitter / 100.0 * (2.0 * chance() - 1.0);
@@ -189,7 +189,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     unsigned item = cost_find(&t->costs, key, &cost, &known);
     bool looks = segment_looks(t->open.count, cost);
     if (t->open.count && known && !looks)
-        t->looked += GAP_NS; /* granted, for nobody has looked */
+        t->looked += GAP_NS; /* the library did not read the clock here, so it assumes one gap */
     else
         t->looked = now;
     if (t->open.count && known && (!looks || (!gap && t->open.count < SEGMENT_LAUNCHES && t->open.predicted + cost < SEGMENT_NS))) {
@@ -384,7 +384,7 @@ static void report_windows(const struct tenant *t, int index)
         double share = gpu_share(&gpu, index, from, window), ran = share / 100 * (double)window;
         low = share < low ? share : low;
         high = share > high ? share : high;
-        if (ran < 5e6) /* it pays for what it ran before */
+        if (ran < 5e6) /* too little work: the charge in this window belongs to earlier kernels */
             continue;
         double charged = (double)(t->charged[(from + window) / STEP_NS] - t->charged[from / STEP_NS]) / (ran > 1 ? ran : 1);
         charged_low = charged < charged_low ? charged : charged_low;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two GPUs: while one thread waits for the first one's queue, and the driver keeps that context locked, another thread uses
- * the second GPU. What the first GPU waits for is a callback, and it waits for the second thread: apart LAUNCHES
+ * Two GPUs: one thread waits for the queue of GPU 0, and the driver keeps this context locked. Meanwhile another thread uses
+ * GPU 1. GPU 0 waits for a host callback, and the callback waits for the second thread. Usage: apart LAUNCHES
  */
 #include "driver/cuda_abi.h"
 
@@ -54,7 +54,7 @@ static void launch(int i, int count)
         MUST(cuLaunchKernel(gpu[i].function, 64, 1, 1, 64, 1, 1, 0, gpu[i].stream, NULL, NULL));
 }
 
-/* On the driver's thread. */
+/* The driver calls this host function on its own thread. */
 static void callback(void *unused)
 {
     (void)unused;
@@ -68,7 +68,7 @@ static void *drains(void *unused)
     MUST(cuCtxSetCurrent(gpu[0].context));
     launch(0, 4);
     MUST(cuLaunchHostFunc(gpu[0].stream, callback, NULL));
-    launch(0, 4); /* their fences stay open */
+    launch(0, 4); /* the fences of these launches stay open */
     MUST(cuStreamSynchronize(gpu[0].stream));
     return NULL;
 }
@@ -84,7 +84,7 @@ int main(int argc, char **argv)
     sem_init(&other_done, 0, 0);
     pthread_create(&thread, NULL, drains, NULL);
     sem_wait(&begun);
-    usleep(20000); /* whoever looks after the first context is inside the driver now */
+    usleep(20000); /* the thread that settles GPU 0's fences is inside the driver now */
     MUST(cuCtxSetCurrent(gpu[1].context));
     for (int round = 0; round < 4; round++) {
         launch(1, launches / 4);

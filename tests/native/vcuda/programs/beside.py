@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes device memory as a video library does, by the driver's own functions, then by CUDA: beside.py OTHER STEP TIMES
+"""Allocates by the driver's own functions, as a video library does, then by CUDA: beside.py OTHER STEP TIMES
 
-The addresses of the driver's functions come from its file and its place in memory, so no library that is preloaded sees
-those calls. Prints how many of TIMES pieces of STEP bytes CUDA granted after BESIDE bytes were taken.
+The first allocation has OTHER bytes. The function's address comes from the symbol table of the mapped driver, so no
+preloaded library sees this call. Prints how many of TIMES allocations of STEP bytes CUDA then granted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 
 def driver_function(name: str) -> object:
-    """The driver's own function, whatever stands in front of it."""
+    """Returns the driver's own function, bypassing preloaded libraries."""
     with open("/proc/self/maps", encoding="ascii") as maps:
         line = next(line.split() for line in maps if line.rstrip().endswith("libcuda.so.1"))
     symbols = subprocess.run(
@@ -25,7 +25,7 @@ def driver_function(name: str) -> object:
 
 
 def main() -> None:
-    """Take, ask, tell, wait."""
+    """Allocates, prints the count, and waits until standard input closes."""
     other, step, times = (int(word) for word in sys.argv[1:4])
     cuda = ctypes.CDLL("libcuda.so.1")
     context, pointer = ctypes.c_void_p(), ctypes.c_void_p()

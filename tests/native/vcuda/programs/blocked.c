@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program whose calls of the driver block or nest. Each way prints the results of its calls, waits for its standard input to
- * close, and ends without cleaning up.
+ * A program whose driver calls block or nest: blocked MODE. Each mode prints the results of its calls, waits until standard
+ * input closes, and exits without cleanup.
  *
  *   free      one thread frees memory behind a kernel that never ends; then another allocates, a third loads a module
  *   slow      one thread loads code for seconds; meanwhile another makes a context, allocates and loads there
- *   load      a tool is called back inside the driver's load of a module, and loads its own
- *   library   the same inside what brings a library to the card
- *   create    inside the making of a context, and retains the primary one, which it uses
- *   second    the same, and makes one of its own, which it ends
+ *   load      the driver calls a tool back while it loads a module; the tool loads a module of its own
+ *   library   the driver calls the tool back while it loads a library onto the GPU
+ *   create    the driver calls the tool back while it creates a context; the tool retains and uses the primary context
+ *   second    the driver calls the tool back while it creates a context; the tool creates and destroys a context
  *
- * The callback is one of libc's functions, which the simulated driver calls with none of its locks held: the program's own
- * comes before libc's.
+ * The callback is pthread_mutex_init: the simulated driver calls it while it holds no lock, and the definition in this
+ * program precedes libc's.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -64,7 +64,7 @@ char *strdup(const char *text)
 int pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes)
 {
     static const pthread_mutex_t plain = PTHREAD_MUTEX_INITIALIZER;
-    (void)attributes; /* the simulated driver has none of another kind here */
+    (void)attributes; /* the simulated driver passes only default attributes here */
     *mutex = plain;
     call_back();
     return 0;
@@ -149,7 +149,7 @@ static int beside_a_load(int *status)
     if (done == 0 && (done = cuMemAlloc_v2(&pointer, 1 << 20)) == 0)
         done = cuModuleLoadData(&module, image);
     if (atomic_load(&loaded))
-        done = -1; /* it was waited for */
+        done = -1; /* the call waited for the other thread's load */
     pthread_join(loading, NULL);
     return done;
 }
@@ -181,7 +181,7 @@ int main(int argc, char **argv)
         called_back = strcmp(what, "create") ? makes : retains;
         status = cuCtxCreate_v2(&context, 0, 0);
     }
-    /* What was not measured then is settled with a later step. */
+    /* The library charges what it could not measure during the callback with the next allocation. */
     int later = cuMemAlloc_v2(&pointer, 200 << 20);
     printf("%d %d %d\n", status, nested, later);
     fflush(stdout);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Captures while launches are limited: captures HOW LAUNCHES. Says how many nodes the captured graph has.
+ * Captures while launches are limited: captures HOW LAUNCHES. Prints the number of nodes of the captured graph.
  *
- *   hooked       by the function that every program asks for
- *   unseen       by the driver's own function, past every hook, as a newer way to begin would be
- *   recaptured   the same, again and again, with launches that run in between
- *   unmatched    hooked; before, and while it is open, captures are ended that were never begun
- *   meanwhile       unseen, in global mode; meanwhile another thread launches, and what it launched is looked at
- *   newer        by cuStreamBeginRecaptureToGraph (CUDA 13.3), into a graph that was captured before
+ *   hooked       the capture begins with the hooked cuStreamBeginCapture_v2
+ *   unseen       the capture begins with the driver's own function, bypassing the hooks
+ *   recaptured   like unseen, repeatedly, with launches outside the captures
+ *   unmatched    like hooked; before and during the capture the program ends captures that never began
+ *   meanwhile    like unseen, in global mode; another thread launches, and the library queries its events
+ *   newer        cuStreamBeginRecaptureToGraph (CUDA 13.3) captures into an existing graph
  */
 #include "driver/cuda_abi.h"
 
@@ -59,7 +59,7 @@ static size_t captured(CUresult (*begin)(CUstream stream, int mode))
     size_t count = 0;
     MUST(begin(stream, 0));
     launch(stream, launches);
-    usleep(2000); /* whoever looks at events looks now */
+    usleep(2000); /* the thread that queries events runs in this pause */
     launch(stream, 1);
     MUST(cuStreamEndCapture(stream, &graph));
     MUST(cuGraphGetNodes(graph, NULL, &count));
@@ -90,7 +90,7 @@ static void *meanwhile(void *unused)
     return NULL;
 }
 
-/* An end that has no begin: the answer is the driver's, and changes nothing. */
+/* Ends a capture that never began: the driver's error is returned and nothing changes. */
 static void end_unmatched(void)
 {
     CUstream other;
@@ -127,7 +127,7 @@ int main(int argc, char **argv)
         begin = begin_unmatched;
     launch(stream, 3);
     MUST(cuStreamSynchronize(stream));
-    usleep(50000); /* what was spent on the first launches is there again */
+    usleep(50000); /* the budget that the first launches used is refilled */
     pthread_t thread;
     if (!strcmp(how, "meanwhile")) {
         pthread_create(&thread, NULL, meanwhile, NULL);

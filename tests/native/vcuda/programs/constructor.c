@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A thread opens a library whose constructor uses the GPU, while another thread makes its first call: constructor PLUGIN WHAT
+ * One thread opens a library whose constructor uses the GPU, while another thread makes a call: constructor PLUGIN WHAT
  *
- *   context   the first call that any hook sees, in both threads
- *   late      the first context, after a call that a hook has seen
- *   nvml      the first call of NVML
- *   launch    the first launch, in a context that is there
+ *   context   both threads make the first call that a hook sees
+ *   late      both threads create the first context; a hook has seen an earlier call
+ *   nvml      both threads make the first call of NVML
+ *   launch    both threads make the first launch, in an existing context
  *
- * The constructor waits until the other thread is about to call, and a while longer. The loader's lock is held all that
- * time, so who waits for it with a lock in hand that the constructor needs waits for ever. -DPLUGIN: that library.
+ * The constructor waits until the other thread is about to call, and a while longer, and its thread holds the loader's lock.
+ * If the other thread waits for the loader's lock while it holds a lock that the constructor needs, both hang.
+ * -DPLUGIN compiles the library with the constructor.
  */
 #include "driver/cuda_abi.h"
 

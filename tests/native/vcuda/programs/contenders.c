@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads of one process that get in each other's way. Does what its argument says, answers one line, and stays until
+ * Threads of one process that contend. Runs the case that its argument names, prints one line, and stays until
  * its standard input ends, so that the accounts can be compared.
  */
 #include <pthread.h>
@@ -63,7 +63,7 @@ static void *churn(void *data)
     return NULL;
 }
 
-/* How many of this process's descriptors are of the ledger. */
+/* Returns how many open descriptors of this process refer to the ledger. */
 static int ledgers(void)
 {
     char link[64], target[512];
@@ -77,7 +77,7 @@ static int ledgers(void)
     return count;
 }
 
-/* Forks while another thread waits for its turn to measure a first context: what the child has of the ledger. */
+/* Forks while another thread waits to measure its first context. Returns how many descriptors of the ledger the child has. */
 static int forked(void)
 {
     pthread_t thread;
@@ -85,7 +85,7 @@ static int forked(void)
     pthread_create(&thread, NULL, create, NULL);
     while (!ledgers())
         usleep(1000);
-    usleep(50000); /* the descriptor that it joined with is closed, the one that it waits with is not */
+    usleep(50000); /* by now the thread has closed the descriptor used to join and holds the one used to wait */
     if (!ledgers())
         return -1;
     pid_t child = fork();
@@ -132,7 +132,7 @@ static void among_churn(void)
     stop = 1;
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
-    /* What could not be measured among the others is settled by the first step after AGAIN_NS of unaccounted.c. */
+    /* Contexts that could not be measured during the race are charged by the first allocation after AGAIN_NS. */
     CUdeviceptr last;
     cuCtxSetCurrent(shared);
     usleep(60000);

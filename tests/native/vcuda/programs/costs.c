@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a launch does before it goes, with the library's own inline functions and without a driver or a clock.
- *   costs entries BASE STEP COUNT GX GY  in how many entries of the table of costs so many functions lie
- *   costs looks NS...                    for each launch of a segment of kernels that take so long: is the clock looked at?
+ * Calls the library's inline functions of the launch path without a driver or a clock.
+ *   costs entries BASE STEP COUNT GX GY  prints how many entries of the cost table COUNT functions use
+ *   costs looks NS...                    kernels of NS each in one segment: prints for each launch whether the clock is read
  *   costs pauses GAP TICKS...            launches at these readings after one at BEGAN; "-": one that nobody looks for.
  *                                        For each that is looked for: 1 there was no pause, 0 there was
  *   costs decides BALANCE RATE COST WAITED  a launch at NOW with such a bucket: may it go (0), and if not, for how long it
@@ -16,7 +16,7 @@
 
 #include "compute/limiter.h"
 
-#define BEGAN 0xffff0000u /* the counter wraps soon after */
+#define BEGAN 0xffff0000u /* start value just before the 32-bit counter wraps */
 
 static unsigned entries(char **word)
 {

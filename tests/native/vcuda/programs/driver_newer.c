@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Linked with the objects of the simulated driver: one of CUDA 13.5, as far as the functions that take memory or begin a
- * capture and are new there, and of a CUDA that nobody has seen (forms _v9). Its own cuGetProcAddress knows these too; it
- * hands the rest on to the simulated one, whose symbols the test has renamed.
+ * Linked with the objects of the simulated driver, this file makes a driver with the functions that are new in CUDA 13.5 and
+ * allocate memory or begin a capture, and with invented versions of a future CUDA (_v9). Its cuGetProcAddress returns these
+ * functions and passes other names to the simulated driver's, which the test has renamed.
  *
- * With -DNVML: the same of NVML, linked with the objects of that.
+ * -DNVML compiles a newer NVML in the same way.
  */
 #include "driver/cuda_abi.h"
 
@@ -63,7 +63,7 @@ API CUresult cuMulticastBindAddr_v2(HANDLE object, CUdevice device, size_t place
     return device ? CUDA_ERROR_INVALID_VALUE : cuMulticastBindAddr(object, place, address, bytes, flags);
 }
 
-/* An endpoint keeps memory as a multicast object does: there is one behind it. */
+/* A logical endpoint keeps memory as a multicast object does; this driver implements it by a multicast object. */
 static CUresult endpoint(HANDLE *object, size_t bytes)
 {
     static HANDLE made;
@@ -149,7 +149,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *propertie
 
 /* --- forms that this library cannot know ------------------------------------------------------------------ */
 
-/* Every register and the stack carry something: a way in between must hand all of it on. */
+/* Parameters fill every register and the stack, so that an entry that loses a parameter is found. */
 API CUresult cuMemAlloc_v9(CUdeviceptr *pointer, size_t bytes, int two, int three, int four, int five, double half, double third,
                            int seven, int eight)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Programs that end with launches open: exits HOW
+ * A program that exits with open launches: exits HOW
  *
  *   main      main returns
- *   handler   main returns, and a handler that was registered before CUDA was there launches and waits once more
- *   thread    main returns while another thread launches, and a handler waits for that thread to launch on
- *   destroy   a handler, registered before CUDA was there, destroys the context
- *   one       one launch of a known length is waited for: says how many threads there are
- *   few       five of them
+ *   handler   main returns; an exit handler registered before cuInit launches and synchronizes again
+ *   thread    main returns while another thread launches; an exit handler waits until this thread has launched more
+ *   destroy   an exit handler registered before cuInit destroys the context
+ *   one       makes one launch of a measured kernel, synchronizes, and prints the number of further threads
+ *   few       the same with five launches
  */
 #include "driver/cuda_abi.h"
 
@@ -79,7 +79,7 @@ static void launches_on(void)
     for (long seen = atomic_load(&launched); atomic_load(&launched) < seen + 300;)
         usleep(1000);
     write(1, "handled\n", 8);
-    _exit(0); /* the thread may call a driver that is not there any more: the program's own mistake */
+    _exit(0); /* without exit handlers: the launching thread would call a driver that is being torn down */
 }
 
 static int threads(void)
@@ -125,7 +125,7 @@ int main(int argc, char **argv)
     }
     if (!strcmp(how, "thread"))
         pthread_create(&thread, NULL, launches, NULL);
-    launch(150 + getpid() % 50); /* ends are spread over the thread's sleeps and looks */
+    launch(150 + getpid() % 50); /* varies at which moment of the settling thread's cycle the process exits */
     usleep((useconds_t)getpid() % 7 * 300);
     return 0;
 }

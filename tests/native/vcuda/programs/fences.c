@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fence.c on a driver that fails: fences WHAT. The driver here knows each event's context and whether it lives, so that a
- * handle used after its context is gone ends the program, and one that is forgotten is counted.
+ * fence.c on a driver that fails: fences WHAT. This file's driver knows the context of each event and whether the context is
+ * alive: using an event of a destroyed context aborts the program, and leaked events are counted.
  *
- *   record     no event can be recorded (a stream that is destroyed): the launch counts as predicted, nothing grows
- *   sticky     the context is in error for good, with fences open
- *   destroyed  contexts are destroyed with fences open, more of them than the library has places for
- *   vanished   the same by a way that the library does not see
+ *   record     no event can be recorded (destroyed stream): the launch is charged as predicted, and nothing leaks
+ *   sticky     the context has a permanent error while fences are open
+ *   destroyed  contexts are destroyed with open fences, more contexts than the library can track at once
+ *   vanished   contexts are destroyed with open fences by a call that the library does not see
  *   refused    the driver refuses to destroy the context, again and again
- *   captured   a stream is being captured, begun by whatever function: no event of ours is recorded in it
- *   strict     the thread's capture mode cannot be relaxed: no event is looked at, and nobody waits for one
- *   marks      segments that were begun and are never put, because the context or the capture changed: no event is lost
- *   launched   another thread launches while the context is being ended
- *   times      for a while no time can be read: the next ones are charged as they were again
+ *   captured   a stream is being captured: the library records no event in the stream
+ *   strict     the thread's capture mode cannot be relaxed: the library queries no event and waits for none
+ *   marks      segments begin and never get a fence, because the context or the capture changed: no event is lost
+ *   launched   another thread launches while the context is being destroyed
+ *   times      event times cannot be read for a while: later launches are charged by measurement again
  */
 #include "compute/limiter.h"
 #include "context/context.h"
@@ -40,14 +40,14 @@ struct CUctx_st {
 struct CUevent_st {
     struct CUevent_st *next;
     CUcontext context;
-    double ms; /* below 0: not recorded */
+    double ms; /* time of the record; negative: not recorded */
 };
 
 static bool capturing, relaxes = true;
-static int relaxed; /* 1: this thread's mode is RELAXED */
+static int relaxed; /* 1: the thread's capture mode is RELAXED */
 static CUcontext current;
 static CUresult record_answer, time_answer;
-static double gpu_ms = 1, done_ms = 1e9; /* what is recorded after done_ms is not passed yet */
+static double gpu_ms = 1, done_ms = 1e9; /* time of the next record; events recorded after done_ms are still pending */
 static int live_events;
 
 static CUresult use(CUevent event)
@@ -85,14 +85,14 @@ static CUresult destroy(CUevent event)
 static CUresult record(CUevent event, CUstream stream)
 {
     (void)stream;
-    CHECK(!capturing); /* it would be a node of the program's graph */
+    CHECK(!capturing); /* the event would become a node of the program's graph */
     CUresult status = use(event);
     if (status == CUDA_SUCCESS && (status = record_answer) == CUDA_SUCCESS)
         event->ms = gpu_ms;
     return status;
 }
 
-static int queries; /* events that were looked at */
+static int queries; /* number of event queries */
 
 static CUresult query(CUevent event)
 {
@@ -139,7 +139,7 @@ static CUcontext begin_context(void)
     return current = context;
 }
 
-/* The driver's part: events go with their context. */
+/* Destroys a context as the driver does: the context's events are destroyed too. */
 static void end_context(CUcontext context)
 {
     while (context->events)
@@ -152,7 +152,7 @@ static void end_context(CUcontext context)
 void *vgpu_real[FUNCTION_COUNT];
 struct costs vgpu_costs;
 static uint64_t clock_ns = 1000 * MS;
-static int64_t charged; /* device time, of which part was corrected */
+static int64_t charged; /* charged device time, corrections included */
 
 uint64_t limiter_now(void)
 {
@@ -163,10 +163,10 @@ void limiter_forget_all(void)
 }
 CUcontext green_enters(CUcontext context)
 {
-    return context; /* none is green */
+    return context; /* no context is a green context */
 }
 
-/* The driver's answers about captures: asked before each event of ours, and no event is looked at while RELAXED fails. */
+/* The driver's capture state. The library checks it before it records an event, and queries no event if RELAXED fails. */
 bool capture_of(CUstream stream, bool per_thread)
 {
     (void)stream;
@@ -185,7 +185,7 @@ void capture_restore(int mode)
 }
 void controller_tell(uint64_t now)
 {
-    (void)now; /* no thread: the program settles */
+    (void)now; /* there is no settling thread: the program settles the fences */
 }
 void controller_reset(void)
 {
@@ -195,7 +195,7 @@ void tenant_correct(struct limited *limited, uint64_t predicted, uint64_t real)
     (void)limited;
     charged += (int64_t)(real - predicted);
 }
-struct thread_calls vgpu_threads; /* no thread: the program settles */
+struct thread_calls vgpu_threads; /* there is no settling thread: the program settles the fences */
 _Atomic int vgpu_log_level = LOG_ERROR;
 void vgpu_log_line(enum log_level level, const char *format, ...)
 {
@@ -216,7 +216,7 @@ static struct device device;
 static uint64_t lane;
 static struct limited limited = {.device = &device, .busy_lane = &lane};
 
-/* As the controller does it. */
+/* Settles all fences as the controller thread does. */
 static void fence_settle(void)
 {
     for (unsigned i = 0; i < FENCE_PLACES; i++) {
@@ -225,7 +225,7 @@ static void fence_settle(void)
     }
 }
 
-/* What limiter.c does of one launch of a kernel that is known to take 100 us; false: no fence could be recorded. */
+/* Does what limiter.c does for one launch of a kernel with a known cost of 100 us. Returns false if no fence was recorded. */
 static bool launch(CUcontext context, double really_us)
 {
     static struct flow flow;

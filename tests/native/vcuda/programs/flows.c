@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * limiter.c without a driver: each mark that a segment was begun with goes to a fence, or back, whatever becomes of the
- * segment: flows WHAT. A kernel is known to take 10 us here, so that a segment stays open after its launch.
+ * limiter.c without a driver: flows WHAT. Each segment takes a begin event; the event must go to a fence or be returned,
+ * however the segment ends. Kernels have a known cost of 10 us, so that a segment stays open after its launch.
  *
- *   context    the thread goes from context to context with a segment open
- *   capture    a capture of its stream begins
- *   streams    more streams in turns than a thread has flows for
+ *   context    the thread switches between contexts with an open segment
+ *   capture    a capture of the segment's stream begins
+ *   streams    the thread alternates between more streams than it has flows
  *   failed     the driver refuses the launch
- *   threads    threads end with segments open
+ *   threads    threads exit with open segments
  */
 #include "compute/limiter.h"
 
@@ -26,7 +26,7 @@
 
 /* --- the rest of the library -------------------------------------------------------------------------------- */
 
-static int out; /* marks that a flow has */
+static int out; /* number of begin events that flows own */
 static bool capturing;
 static CUcontext context = (CUcontext)0x1000;
 static uint64_t lane;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gate.c alone: who shuts it asks NVML, which does not answer. An allocation goes on all the same, and who reads learns so; one
- * that waits for a short time only goes on unnoticed. Who shuts it again and again lets those through that it kept waiting.
+ * gate.c alone: a reader shuts the gate and queries NVML, which does not answer. An allocation that waited too long forces its
+ * way through, and the reader can see this. A short wait ends without force. A reader that shuts the gate repeatedly must
+ * let waiting allocations through in between.
  */
 #include "account/account.h"
 #include "events.h"
@@ -32,7 +33,7 @@ static void *allocates(void *unused)
     return NULL;
 }
 
-/* Shuts the gate until the allocation is through, or for so many microseconds. */
+/* Shuts the gate for `us` microseconds, or with 0 until the allocation went through. Returns whether it was forced. */
 static bool forced(unsigned us)
 {
     pthread_t thread;
@@ -50,7 +51,7 @@ static bool forced(unsigned us)
     return found;
 }
 
-/* Nobody went on through it; a sleep of 2 ms may last for longer than the gate's patience on a busy machine, not each time. */
+/* Returns whether a gate shut for 2 ms was not forced. Tries ten times, since a sleep may last too long on a busy machine. */
 static bool shut_shortly(void)
 {
     for (int i = 0; i < 10; i++)
@@ -59,7 +60,7 @@ static bool shut_shortly(void)
     return false;
 }
 
-/* Shuts the gate for 5 ms, and at once again, until the allocation is through: so many times. */
+/* Shuts the gate for 5 ms again and again until the allocation went through. Returns the number of times. */
 static int shut_while_it_waits(void)
 {
     pthread_t thread;
@@ -84,7 +85,7 @@ int main(void)
     CHECK(shut_shortly());
     CHECK(forced(0));
     CHECK(shut_shortly());
-    /* On a busy machine a thread may begin late or be late to look: most of the rounds count. */
+    /* On a busy machine a thread may start or wake late, so only most of the rounds must be quick. */
     int quick = 0;
     for (int i = 0; i < ROUNDS; i++)
         quick += shut_while_it_waits() <= 3;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A driver of a later CUDA, as far as cuGetProcAddress: some names have forms that the library has not heard of. */
+/* The cuGetProcAddress of a driver of a later CUDA: some functions have versions (_v9) that the library does not know. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a program may do around limited launches; each must end as it does without the library: launch_life WHAT
+ * Legal actions around limited launches: launch_life WHAT. Each case must end as it does without the library.
  *
- *   contexts   contexts and streams come and go with work queued
- *   streams    one thread launches, another destroys its stream afterwards, and a new one gets the same handle
- *   captures   one thread captures in global mode again and again while another launches
- *   fork       children of a process that launches; they cannot use the driver, the parent goes on
- *   signals    no signal of the program is taken by a thread of the library
+ *   contexts   contexts and streams are created and destroyed while work is queued
+ *   streams    one thread launches, another destroys the stream afterwards, and a new stream gets the same handle
+ *   captures   one thread captures repeatedly in global mode while another thread launches
+ *   fork       a process that launches forks; the children cannot use the driver, the parent continues
+ *   signals    threads of the library handle no signal of the program
  *   exit       the process ends with work queued and fences open
- *   threads    threads come, launch less than a fence is recorded for, and go
- *   behind     more is queued behind a callback than the limiter lets queue, and the callback waits for the last of it
- *   broken     the GPU meets an uncorrectable error (GPUSIMCTL raises it) while two threads launch and fences are open
- *   popped     a context on another device is made, used and destroyed: what was current before is so again
+ *   threads    threads start, launch too little for a fence, and exit
+ *   behind     the program queues more behind a host callback than the limiter allows; the callback waits for the last launch
+ *   broken     GPUSIMCTL raises an uncorrectable error while two threads launch and fences are open
+ *   popped     a context on another device is created, used and destroyed: the former context is current again
  */
 #include "driver/cuda_abi.h"
 
@@ -84,7 +84,7 @@ static void contexts(void)
         launch(stream, 5);
         if (round % 3 == 0)
             MUST(cuStreamDestroy_v2(stream));
-        MUST(cuCtxDestroy_v2(other)); /* with work queued and fences open */
+        MUST(cuCtxDestroy_v2(other)); /* the context has queued work and open fences */
         MUST(cuCtxSetCurrent(context));
     }
     load();
@@ -118,7 +118,7 @@ static void streams(void)
         CUstream stream, own;
         MUST(cuStreamCreate(&stream, 1));
         MUST(cuStreamCreate(&own, 1));
-        launch(stream, 1 + round % 7); /* too few for a fence: they are open in this thread when the stream goes */
+        launch(stream, 1 + round % 7); /* too few launches for a fence: the segment is open when the stream is destroyed */
         while (atomic_load(&handed))
             usleep(20);
         atomic_store(&handed, stream);
@@ -156,7 +156,7 @@ static void captures(void)
         launch(stream, 3);
         MUST(cuStreamBeginCapture_v2(stream, 0));
         launch(stream, 100);
-        usleep(300); /* the controller thread looks at its fences meanwhile */
+        usleep(300); /* the controller thread queries its fences in this pause */
         MUST(cuStreamEndCapture(stream, &graph));
         MUST(cuGraphGetNodes(graph, NULL, &nodes));
         if (nodes != 100) {

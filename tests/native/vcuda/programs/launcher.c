@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program that keeps a GPU busy by one way to launch, for a time or until it is killed.
+ * A program that keeps a GPU busy by one kind of launch call, for a time or until it is killed.
  *
  *   launcher WAY SECONDS MICROSECONDS [DEVICE] [THREADS]
  *
- * It says "ready" before it begins, and at the end how many launches it made and how long the longest took, in us.
+ * Prints "ready" before the first launch, and at the end the number of launches and the longest launch call in us.
  */
 #include "driver/cuda_abi.h"
 
@@ -117,9 +117,9 @@ static void *work(void *unused)
         if (is("sync") && count % 2)
             MUST(cuStreamSynchronize(streams[0]));
         if (is("sync") && count % 16 == 0)
-            MUST(cuCtxSetCurrent(context)); /* the one that it is already */
+            MUST(cuCtxSetCurrent(context)); /* sets the context that is already current */
         double stop = now();
-        /* The first second is for learning. */
+        /* Ignore the first second, in which the limiter learns the kernel's cost. */
         if (stop > end - seconds + 1 && stop - start > longest)
             longest = stop - start;
         start = stop;
@@ -156,7 +156,7 @@ int main(int argc, char **argv)
         MUST(cuFuncSetBlockShape(function, 64, 1, 1));
     if (strncmp(way, "graph", 5) == 0) {
         MUST(cuStreamCreate(&stream, 1));
-        /* Global: whatever else this library did would break it. An event of ours would be a node of the graph. */
+        /* In global mode an unsafe call of the library breaks the capture; an event of the library becomes a node. */
         MUST(cuStreamBeginCapture_v2(stream, 0));
         for (int i = 0; i < 10; i++)
             MUST(cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL));

@@ -31,13 +31,13 @@ int main(void)
     if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0) || cuModuleLoadData(&module, "// .gpusim kernel k 10\n") ||
         cuModuleGetFunction(&function, module, "k") || cuStreamCreate(&stream, 1) || cuStreamCreate(&other, 1))
         return 2;
-    cuStreamDestroy_v2(other); /* now a handle that names nothing */
+    cuStreamDestroy_v2(other); /* `other` is now an invalid handle */
     void *list[] = {NULL};
     const struct {
         unsigned bz, shared;
         CUstream stream;
         void **parameters, **extra;
-        CUresult answer; /* 0, or anything else */
+        CUresult answer; /* 0: success; other values: any error */
     } launches[] = {
         {1, 0, stream, NULL, NULL, 0},
         {4, 0, stream, list, NULL, 0},

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Preloaded before a library that was built with WATCH=1: ends the process in a call of the dynamic loader that a thread
- * makes with a lock of the library held, whoever makes it. The library reports its locks and its own calls; calls of others
- * come by the names that stand before libc's here. VGPU_WATCH_FOUND: a folder, for a file that says what was found.
+ * Preloaded before a library built with WATCH=1. Ends the process if a thread calls the dynamic loader while it holds a lock
+ * of the library. The library reports its locks and its own loader calls; this file interposes libc's functions to see calls
+ * of other code. VGPU_WATCH_FOUND names a folder for the reports.
  *
- * With -DPLANTED it is a program that makes such a call (the negative control): NAME of the call.
+ * -DPLANTED compiles a program that makes such a call (the negative control); its argument names the call.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -77,7 +77,7 @@ EXPORT void vgpu_watch_loader(const char *function)
     abort();
 }
 
-/* A call is handed on by a jump: the loader looks at who calls. */
+/* The call is forwarded by a jump, because the loader checks the return address. */
 #define STANDS_BEFORE(name)         \
     static void *real_##name; \
     __attribute__((used)) static void *ask_##name(void) \

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contexts and code that come while another thread, or a tool that the driver calls back, makes some: meanwhile WAY. Prints the
- * results of its calls, and waits for its standard input to close. On a driver with `callbacks`:
+ * Concurrent creation of contexts and loading of code, by two threads or by a tool in a driver callback: meanwhile WAY.
+ * Prints the results of its calls, and waits until its standard input closes. On a driver with `callbacks`:
  *
- *   nested    a tool makes a context inside the making of one
- *   slow      one thread makes a context, which takes longer than others wait for it; another one makes one meanwhile
- *   retained  the same of a primary context, which both retain; it is released once, and on a further line for the second time
- *   making    the same where the driver says that there is none yet, as long as the first thread makes it
- *   thrown    a tool leaves the making of a context by longjmp; then another thread makes contexts
+ *   nested    a tool creates a context inside the callback of cuCtxCreate
+ *   slow      one thread's cuCtxCreate takes longer than other threads wait for it; another thread creates a context
+ *   retained  like slow, but both threads retain the primary context; it is released once, and again on an input line
+ *   making    like retained, but the driver reports the primary context as inactive until the first retain returns
+ *   thrown    a tool leaves cuCtxCreate by longjmp; then another thread creates contexts
  *
  * On any driver:
- *   loads BYTES  two threads load code of that size at once, forty times; prints how often none of them got it, and how often both
+ *   loads BYTES  two threads load code of that size concurrently, forty times; prints how often both failed, and both succeeded
  */
 #include "driver/cuda_abi.h"
 
@@ -36,7 +36,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer);
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleUnload(CUmodule module);
 
-#define LONGER_US 1500000 /* than another thread waits */
+#define LONGER_US 1500000 /* longer than another thread waits */
 #define SOON_US 200000
 
 static CUcontext first, second;
@@ -83,7 +83,7 @@ static void subscribe(void (*tool)(void))
         exit(2);
 }
 
-/* One of libc's functions, which the simulated driver calls while it makes a context: the program's own comes before libc's. */
+/* The simulated driver calls this function while it creates a context; this definition precedes libc's. */
 static _Atomic int making;
 
 int pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes)
@@ -124,7 +124,7 @@ static void *makes_many(void *unused)
     return NULL;
 }
 
-/* Both at once: who waits for the other makes no difference here. */
+/* Two threads that load concurrently; which of them waits for the other makes no difference. */
 struct loader {
     pthread_barrier_t *barrier;
     const char *image;
@@ -165,7 +165,7 @@ static int load_together(const char *bytes)
     return 0;
 }
 
-/* Its end: the test is over. */
+/* Waits for a line of standard input; exits if standard input is closed, which ends the test. */
 static void next_line(void)
 {
     for (int c; (c = getchar()) != '\n';)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program that uses what programs/driver_newer.c has: newer WAY WHAT
+ * A program that calls the functions of programs/driver_newer.c: newer WAY WHAT
  *
- *   WAY    how it gets at those functions: link, proc (cuGetProcAddress), handle, next or default (dlsym)
- *   WHAT   cig, recapture, cig-per-thread, recapture-per-thread: captures 200 launches, prints the nodes
- *          memory: takes 64 MiB three times by a form of cuMemAlloc that is newer than the library, then 1 MiB by the usual
- *          one; a line after each, and it goes on when it reads one
+ *   WAY    how the program looks these functions up: link, proc (cuGetProcAddress), handle, next or default (dlsym)
+ *   WHAT   cig, recapture, cig-per-thread, recapture-per-thread: captures 200 launches, prints the number of nodes
+ *          memory: allocates 64 MiB three times by a version of cuMemAlloc newer than the library, then 1 MiB by the usual
+ *          version; prints a line after each allocation and waits for an input line
  */
 #include "driver/cuda_abi.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On a driver without cuLaunchKernelEx: prints what it answers after launches by the older way. */
+/* On a driver without cuLaunchKernelEx: launches by cuLaunchKernel, then calls cuLaunchKernelEx and prints the result. */
 #include "driver/cuda_abi.h"
 
 #include <stdio.h>

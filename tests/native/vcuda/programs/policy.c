@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What rules in a process, asked as the library asks itself: one line of figures for each line of standard input. */
+/* Prints the settings that the library applies in this process, one line of figures for each input line. */
 #include "limits/limits.h"
 
 #include <stdio.h>

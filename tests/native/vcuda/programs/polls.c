@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernels of 10 ms, launched for two seconds by a program that waits for none of them: polls HOW. Prints how long the launches took,
- * in ms of real time, and how long the GPU ran them.
+ * Launches kernels of 10 ms for two seconds: polls HOW. Prints the real time of the launches and the GPU time of the
+ * kernels, both in ms.
  *
- *   waits    each launch is waited for
- *   asks     the program asks until its queue is empty, then launches the next one
- *   runs     it launches one after the other, and only the limit holds it
+ *   waits    the program synchronizes after each launch
+ *   asks     the program queries the stream until it is empty, then launches the next kernel
+ *   runs     the program launches without a pause; only the limit delays it
  */
 #include "driver/cuda_abi.h"
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program that does with the driver what the lines of its standard input say, one answer line for each. Pointers and
- * handles are numbers of a register file, so that a test can be written without them.
+ * Reads commands from standard input, makes the driver calls, and prints one answer line per command. Pointers and handles
+ * are kept in numbered registers, and a test names the registers.
  *
  *   puppet ROUTE        e.g. puppet link, puppet proc
  *
- * The first word of an answer is the CUresult.
+ * ROUTE says how the program looks up the driver's functions. The first word of an answer is the CUresult.
  */
 #include "words.h"
 

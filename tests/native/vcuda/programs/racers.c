@@ -2,8 +2,8 @@
 /*
  * racers LIBRARY PROCESSES ROUNDS BYTES LIMIT
  *
- * In every round all processes ask at one barrier for BYTES; then the driver is asked, by this process that has no library
- * loaded, what all of them really hold. Prints "rounds over-the-limit greatest-sum grants".
+ * In every round all processes allocate BYTES after a common barrier. Then this process, which has no library loaded, asks
+ * the driver for the total memory in use. Prints "rounds over-the-limit greatest-sum grants".
  */
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * controller.c alone, with contexts of this file: threads put fences while the thread that settles stays inside the driver
- * again and again, and is replaced. Each fence is settled soon: replaced SEED. Prints how often one was inside for so long.
+ * controller.c alone, with contexts of this file: replaced SEED. Threads put fences while the settling thread repeatedly blocks
+ * inside the driver and is replaced. Each fence must be settled soon. Prints how often a thread blocked for so long.
  */
 #include "compute/limiter.h"
 

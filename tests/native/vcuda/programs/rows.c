@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Of no account which parameters: only the address is taken. A driver that lacks one leaves it NULL. */
+/* Only the address is used, so parameter types do not matter. A function missing in the driver stays NULL. */
 #ifdef UNLINKED
 #define LINKED_ADDRESS(symbol) NULL
 #else

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The probe's choice of a kernel, on a card of which two figures are given: what any kernel takes, and what a round takes.
- * Prints the rounds that were chosen, and what the probe takes one kernel of them for.
+ * Runs the probe's choice of a kernel on a GPU with two given figures: the base time of a kernel and the time of a loop round.
+ * Prints the chosen number of rounds, and the kernel duration that the probe predicts.
  */
 #include "share.c"
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A library of the driver's names that opens the driver at the first call, as programs have that also run without one. */
+/* A library with the driver's function names that opens the driver at the first call, as programs use that also run
+ * without a driver. */
 #include "routes.h"
 
 #include <dlfcn.h>

@@ -58,7 +58,7 @@ static int survivor(void)
     while (read(STDIN_FILENO, &order, 1) == 1) {
         int count = 0;
         size_t left = 0, total;
-        /* The dead one's bytes may still be shown as used for a moment: an allocation is what finds out. */
+        /* The dead process's bytes may still be shown as used for a moment, so find the free memory by allocating. */
         for (size_t piece = 8ull << 30; piece && count < 64; piece /= 2)
             if (cuMemAlloc_v2(&held[count], piece) == CUDA_SUCCESS)
                 count++;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Parts of the library that need no driver, compiled with sanitizers: unit WHAT
- *   parse   the limits parser on mutated files: it answers, and never reads past what it was given
- *   blocks  the block map against a plain array
- *   ledger  threads and processes that charge and uncharge, some killed; the sum of all is never above the limit
+ *   parse   runs the limits parser on mutated files: it returns, and never reads past the end of its input
+ *   blocks  compares the block map with a plain array
+ *   ledger  threads and processes charge and uncharge, some are killed; their sum never exceeds the limit
  */
 #include "account/blocks.h"
 #include "limits/limits_file.h"
@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* What limits.c would answer. */
+/* Replacements for functions of limits.c. */
 static const char *ledger_path;
 const char *limits_ledger_path(unsigned share)
 {
@@ -106,16 +106,16 @@ static void parse(void)
     CHECK(limits_parse(good, sizeof good, &out, reason, sizeof reason));
     for (unsigned round = 0; round < 60000; round++) {
         size_t length = round % 3 ? sizeof good : random_number() % (sizeof good + 1);
-        unsigned char *copy = malloc(length ? length : 1); /* of its own size: a byte past it is a report */
+        unsigned char *copy = malloc(length ? length : 1); /* exactly sized, so that the sanitizer reports a read past the end */
         memcpy(copy, good, length);
         for (unsigned changes = 1 + random_number() % 4; length && changes; changes--) {
-            /* Mostly in the header, often a whole extreme number. */
+            /* Changes hit mostly the header, and often set four bytes to an extreme value. */
             size_t at = random_number() % (random_number() % 4 ? (length < 128 ? length : 128) : length);
             copy[at] = (unsigned char)random_number();
             if (random_number() % 2 && at + 4 <= length)
                 memset(copy + at, random_number() % 2 ? 0xff : 0, 4);
         }
-        if (random_number() % 4 && length >= offsetof(struct vgpu_limits, flags)) { /* as if written on purpose */
+        if (random_number() % 4 && length >= offsetof(struct vgpu_limits, flags)) { /* a correct checksum, as in a file forged on purpose */
             uint32_t size, crc;
             memcpy(&size, copy + offsetof(struct vgpu_limits, size), 4);
             if (size <= length) {
@@ -131,7 +131,7 @@ static void parse(void)
             CHECK(reason[0] != 0);
         free(copy);
     }
-    CHECK(accepted > 100); /* or the mutations prove nothing */
+    CHECK(accepted > 100); /* otherwise the mutations never reach the code behind the checksum */
 }
 
 #define KEYS 4096
@@ -141,7 +141,7 @@ static bool odd_owner(const struct block *block, void *data)
     return block->owner & 1;
 }
 
-/* As the hooks do: the usual way first, now and then. */
+/* Adds a block as the hooks do: sometimes by the fast path first. */
 static bool put(const struct block *block)
 {
     return (random_number() % 2 && block_put_now(&vgpu_memory, block)) || block_put(&vgpu_memory, block);
@@ -174,7 +174,7 @@ static void blocks(void)
     block_sweep(&vgpu_memory, odd_owner, &seen);
     for (unsigned i = 0; i < KEYS; i++)
         expected += model[i];
-    /* A block that moved into a place behind may be looked at twice, but none is missed. */
+    /* The sweep may visit a block twice if it moved to a later entry, but misses none. */
     CHECK(seen >= expected);
     for (uint64_t i = 0; i < KEYS; i++) {
         struct block block;
@@ -184,7 +184,7 @@ static void blocks(void)
 
 #define LIMIT 1000000ull
 #define MEMBERS 4
-static _Atomic uint64_t *held; /* what each process really holds, in shared memory */
+static _Atomic uint64_t *held; /* bytes that each process really uses, in shared memory */
 
 static unsigned killed; /* members that are killed: the first one, or none */
 
@@ -199,7 +199,7 @@ static void *churn(void *data)
             continue;
         uint64_t sum = 0;
         atomic_fetch_add(&held[member], bytes);
-        /* What a killed member held is given on before anybody can say so here: only it looks at its own figure. */
+        /* A killed member's bytes are reassigned before `held` can be updated, so other members skip its entry. */
         for (unsigned m = member == 0 ? 0 : killed; m < MEMBERS; m++)
             sum += atomic_load(&held[m]);
         CHECK(sum <= LIMIT);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vmm.c on a driver of this file:
- *   vmm_unit order CALL   a call that works on GPU 0 stands still in the driver: GPU 1 is used meanwhile, or this ends with 1
- *   vmm_unit poor CALL    there is no host memory to remember what the driver gave: it goes back, the caller hears of it
- *   vmm_unit stress       threads make, map, unmap and release, and the driver gives each handle's value out again at once
- *   vmm_unit fail         a release and an unmap that the driver refuses change nothing
+ * vmm.c on the driver in this file:
+ *   vmm_unit order CALL   a call for GPU 0 blocks in the driver; exits with 1 if GPU 1 cannot be used meanwhile
+ *   vmm_unit poor CALL    the library has no host memory to record an allocation: it releases it and returns an error
+ *   vmm_unit stress       threads create, map, unmap and release; the driver reuses the value of each handle at once
+ *   vmm_unit fail         the driver refuses a release and an unmap: nothing changes
  */
 #include "memory/memory.h"
 #include "process.h"
@@ -24,7 +24,7 @@
         } \
     } while (0)
 
-/* --- what the rest of the library would answer ------------------------------------------------------------ */
+/* --- replacements for the rest of the library -------------------------------------------------------------- */
 
 static struct device devices[2] = {{.uuid = "GPU-0", .ledger = 0}, {.uuid = "GPU-1", .ledger = 1}};
 static _Atomic long long charged[2];
@@ -271,7 +271,7 @@ static CUdeviceptr at(int slot)
 
 static CUmemGenericAllocationHandle first;
 
-/* `call` on GPU 0, whose memory is `first`, mapped in slot 0; `answer`: that of all its calls. */
+/* Makes `call` on GPU 0 with the memory `first`, mapped in slot 0. All its driver calls must return `answer`. */
 static void use(const char *call, CUresult answer)
 {
     CUmemGenericAllocationHandle handle = 0;

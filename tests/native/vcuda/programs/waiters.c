@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * waiters PAGE THREADS: threads that wait on a gpu page's `wake`, as any program of a container may. Prints "ready" when
- * all wait, then for each line of standard input how many times one was woken so far.
+ * waiters PAGE THREADS: threads wait on the `wake` word of a GPU page, as any program of a container may. Prints "ready"
+ * when all threads wait, then for each input line the total number of wake-ups so far.
  */
 #include <fcntl.h>
 #include <linux/futex.h>

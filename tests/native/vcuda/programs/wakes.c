@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * When the settling thread wakes, on virtual time: wakes SEED EVERY_US. It wants to wake so often, give or take, for 100 s.
- * Says the most wake-ups in any one second, the most that one was late (us), and how many came too early.
+ * Wake-ups of the settling thread on virtual time: wakes SEED EVERY_US. The thread wants to wake about every EVERY_US, for
+ * 100 s. Prints the most wake-ups in any second, the longest delay of a wake-up in us, and how many came too early.
  */
 #include "compute/pace.h"
 

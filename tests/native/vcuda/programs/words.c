@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* More words of the puppet: graphs and their memory, code, heaps, memory that is bound elsewhere. Each prints its line and answers 1; 0: not a word of these. */
+/* More commands of the puppet: graphs and their memory, code, heaps, memory bound elsewhere. Each function prints the answer
+ * line and returns 1, or returns 0 if it does not know the command. */
 #include "words.h"
 
 #include "rows.h"
@@ -15,7 +16,7 @@
 
 #define CALL(function, ...) (cu->function ? cu->function(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
-/* The driver's question, where a program is linked with libGL. */
+/* The driver calls this function of libGL to find the current OpenGL context. */
 static bool gl_context;
 void *glXGetCurrentContext(void);
 void *glXGetCurrentContext(void)
