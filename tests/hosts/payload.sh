@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Builds what the hosts get beside the image: the apt repository with NVIDIA's package names, and the container image.
+# Builds the hosts' files besides their image: the apt repository with NVIDIA's package names, and the container image.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)

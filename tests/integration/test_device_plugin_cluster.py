@@ -85,7 +85,7 @@ def test_the_cluster_gets_every_host_that_came_and_no_other(place, api, came):
 
 
 def test_removal_is_asked_for_by_one_that_came(place, api):
-    """Runs in check mode, because the test must not write this machine's files."""
+    """The play runs in check mode, because the test must not write this machine's files."""
     file, objects = api
     place.hosts({"a": ["a1", "a2"], "b": ["b1"]})
     objects["/api/v1/nodes/a2"]["metadata"]["labels"] = {"vgpu.fleet/device-plugin": "daemonset"}

@@ -102,7 +102,7 @@ def test_an_archive_is_built_once_and_is_the_same_bytes(place: Workplace, tmp_pa
         ([], [], True, []),
         ([OWN], [], False, []),
         ([OWN], [OWN], False, []),
-        # This machine cannot compile other architectures. Columns as above.
+        # This machine cannot compile other architectures.
         ([OWN], [OWN, FOREIGN], False, [FOREIGN]),
         ([FOREIGN], [FOREIGN], False, []),
         ([FOREIGN], [OWN, FOREIGN], True, []),

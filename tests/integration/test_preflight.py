@@ -175,7 +175,7 @@ def test_a_value_of_the_play_is_said_to_be(place: Workplace) -> None:
 
 
 def test_every_option_at_once_is_named_with_its_line(place: Workplace) -> None:
-    """Returns one wrong value for each variable of each role's specification, in one file."""
+    """One file sets a wrong value for each variable of each role's specification."""
     wrong = {}
     for path in sorted(ROOT.glob("roles/*/meta/argument_specs.yml")):
         for entry in yaml.safe_load(path.read_text())["argument_specs"].values():

@@ -126,7 +126,7 @@ def test_whole_rehearsal_in_order(place: Place) -> None:
 
 
 def test_ours_wins_over_the_inventory_and_its_files(place: Place) -> None:
-    """Returns the inventory as Ansible reads it, with the sources in the order of the child processes."""
+    """Ansible itself reads the inventory, with the sources in the order of the child processes."""
     assert place.rehearse().returncode == 0
     line = place.calls()[4]
     sources = [word for word in line.split() if word.startswith("--inventory=")]

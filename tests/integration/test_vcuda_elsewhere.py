@@ -85,7 +85,7 @@ def test_each_host_has_a_home_of_its_own(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     if cache:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
-    # A second compilation would fail here.
+    # A compilation would fail here: the build host must find the archive in its cache.
     monkeypatch.setenv("CC", "/bin/false")
     place.hosts({"some": ["one", "two"]})
     options = {"vcuda_version": VERSION, "vcuda_build_host": "two"}

@@ -2,7 +2,8 @@
 /*
  * Allocates and frees GPU memory, and requests one byte more than is free, repeatedly until its standard input ends.
  * Linked to libc alone, as fill.c.
- * Usage: churn; prints "ready\n" once it has a context, and at its end "<rounds> <refused> <granted> <failed>\n": how many
+ * Usage: churn; prints "ready\n" once it has a context, and at the end
+ * "<rounds> <refused> <granted> <failed>\n": how many
  * allocations within the limit were refused, how many above the limit were granted, and how many other calls failed.
  */
 #include <dlfcn.h>

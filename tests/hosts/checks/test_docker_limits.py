@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits that the driver itself enforces (615), for containers of a real dockerd that knows CDI: it runs the
+"""Memory limits that the driver itself enforces (615), for containers of a real dockerd that supports CDI: it runs the
 hook of the device plugin's CDI file. The driver is simulated, its control groups are the kernel's own.
 
-The kernel of the machine decides which version of control groups its hosts have, and where version 1 is mounted too
-`site.yml` chooses no limits of the driver: so a host that it made is told by hand. Runs after test_docker_cdi.py.
+The machine's kernel decides which version of control groups its hosts have. If version 1 is mounted too, `site.yml`
+chooses no limits of the driver, so these tests configure a finished host by hand. Runs after test_docker_cdi.py.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ mv "$root"/var/cache/apt/archives/*.deb "$repository/"
 rm -rf "$root"/etc/apt/sources.list.d/* "$root"/etc/apt/auth.conf "$root"/etc/apt/auth.conf.d/* \
     "$root"/etc/apt/apt.conf.d/99mmdebstrap "$root"/var/lib/apt/lists/*
 echo 'deb [trusted=yes] file:/opt/vgpu-hosts/apt ./' >"$root/etc/apt/sources.list"
-# Recommended packages are not in the repository; asking for them would only fill the log.
+# The repository has no recommended packages; requesting them would only fill the log.
 echo 'APT::Install-Recommends "false";' >"$root/etc/apt/apt.conf.d/90vgpu-hosts"
 chroot "$root" apt-get -qq update
 

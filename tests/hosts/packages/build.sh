@@ -12,7 +12,7 @@ architecture=$(dpkg --print-architecture)
 multiarch=$(${CC:-cc} -print-multiarch 2>/dev/null || true)
 multiarch=${multiarch:-$(uname -m)-linux-gnu}
 
-# Two toolkit versions, so that a pin, an upgrade and a way back can be tried; apt takes the newer one unasked.
+# Two toolkit versions, so that a pin, an upgrade and a rollback can be tested; apt installs the newer one by default.
 toolkit_versions="1.19.1 1.20.0"
 
 stamp=$(cd "$here" && find build.sh src debian -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-32)-$architecture
@@ -23,7 +23,7 @@ fi
 
 rm -rf "$work" "$out"
 mkdir -p "$work" "$out/pool"
-# Files and archives carry one date, so that the same sources give the same packages.
+# All files and archives get one date, so that the same sources build identical packages.
 export SOURCE_DATE_EPOCH=1700000000
 
 # install_file <mode> <source> <destination in the package>; @VERSION@ in the source becomes the package's version.

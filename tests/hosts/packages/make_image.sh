@@ -11,11 +11,11 @@ out=${1:-$root/.build/demo-image.tar}
 packages="busybox libc6 libgcc-s1"
 work=$root/.build/demo-image-work
 
-# A machine whose package lists were cleaned away knows no candidate.
+# Without package lists apt finds no candidate.
 # shellcheck disable=SC2086 # a list of words is meant
 [ "$(apt-cache policy $packages | grep -c '^  Candidate: [^(]')" -eq 3 ] || apt-get -qq update
 
-# A newer libc6 in apt makes another image.
+# A newer libc6 in apt leads to another image.
 # shellcheck disable=SC2086 # a list of words is meant
 stamp=$(apt-cache policy $packages | sed -n 's/^  Candidate: //p' | cat - "$here/make_image.sh" | sha256sum | cut -c1-32)
 if [ -s "$out" ] && [ "$(cat "$out.stamp" 2>/dev/null || true)" = "$stamp" ]; then
@@ -33,7 +33,7 @@ cd "$work/root"
 for folder in bin sbin lib; do ln -s "usr/$folder" "$folder"; done
 [ ! -e /lib64 ] || { mkdir -p usr/lib64 && ln -s usr/lib64 lib64; }
 for deb in "$work"/debs/*.deb; do
-    # Unpacked beside and copied through the links: dpkg-deb would replace a link to a folder by a folder.
+    # Unpack into a separate folder and copy through the links: dpkg-deb would replace a link to a folder by a folder.
     rm -rf "$work/one"
     dpkg-deb -x "$deb" "$work/one"
     rm -rf "$work/one/usr/share"

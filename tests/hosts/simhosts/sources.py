@@ -118,7 +118,7 @@ def signed_by(entry: str) -> str | None:
 def apt_options(dump: str) -> list[str]:
     """Return the Acquire options (proxy, TLS, validity checks) of `apt-config dump` that fetching depends on."""
     wanted = re.compile(r"^Acquire::(http|https|ftp|Check-|Max-ValidTime|Min-ValidTime|Retries|Force|Proxy)", re.I)
-    # An empty value is a section's name; a script would be run inside mmdebstrap too, which is what is wanted.
+    # An empty value is a section's name; a script option is kept, because it must run inside mmdebstrap too.
     return [line for line in dump.splitlines() if wanted.match(line) and not line.endswith(' "";')]
 
 

@@ -132,7 +132,7 @@ class Place:
 
 
 class Runc:
-    """Acts as a runtime of the kubelet: each start is a new container of the same specification."""
+    """A stand-in for the kubelet's runtime: each start is a new container of the same specification."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

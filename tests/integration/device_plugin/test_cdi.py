@@ -152,7 +152,7 @@ def test_whole_gpu_is_not_limited(node, image, served):
 
 
 def test_volumes_in_any_order_are_the_same_mounts(node, image, served):
-    """Passes Allocate's mounts by hand, innermost first: the engine sorts folders before the mounts inside them."""
+    """Allocate's mounts are passed by hand, innermost first: the engine sorts folders before the mounts inside them."""
     answer = node.kubelet.run_pod("one")["answer"]
     volumes = [(one["container_path"], one["host_path"], one["read_only"]) for one in reversed(answer["mounts"])]
     options = [f"--volume={host}:{inside}:{'ro' if ro else 'rw'}" for inside, host, ro in volumes]

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the isolation check tries where the driver itself enforces memory, on a simulated driver and in real control
-groups: what passes on a driver that keeps its word, and the faults that each check must find.
-
-The container is a process that waits in a group; test_driver_limits.py has real ones.
-"""
+"""The isolation check of a driver that enforces memory limits, with a simulated driver and real control groups: the
+checks pass on a correct driver, and each check finds its faults. The container is a process that waits in a group;
+test_driver_limits.py has real containers."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def hooks(node: RealNode, kind: str = "slice") -> list[dict]:
 
 
 class Started:
-    """Acts as a runtime up to createRuntime: a process that waits in a group, a bundle, the hooks of the CDI file."""
+    """A stand-in for a runtime up to createRuntime: a process waiting in a group, a bundle, the CDI hooks."""
 
     def __init__(self, node: RealNode, path: Path, sources: list[str], found: list[dict]) -> None:
         self.process = subprocess.Popen([*enter(path), "sleep", "600"])

@@ -148,7 +148,7 @@ def test_mount_over_ours_is_named_and_ended(watched, holder, command, how):
 
 
 def test_stranger_on_the_card_is_a_figure_and_a_finding(watched, holder):
-    """Starts a program in its own pid and mount namespace, outside every slice."""
+    """The stranger runs in its own pid and mount namespace, outside every slice."""
     process = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--kill-child", "--mount", holder, "plain", "64"],
         env=watched.environment,

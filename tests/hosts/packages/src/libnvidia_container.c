@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libnvidia-container.so.1 of the simulated hosts: tells its version, as programs ask it first. */
+/* libnvidia-container.so.1 of the simulated hosts: returns its version, because programs query the version first. */
 
 struct nvc_version {
     unsigned int major;

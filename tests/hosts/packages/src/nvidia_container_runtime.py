@@ -42,7 +42,7 @@ def setting(name: str, default: str) -> str:
 
 
 def listed(name: str, default: str) -> list[str]:
-    """One key of config.toml that holds a list of strings, on one line."""
+    """Return one key of config.toml that is a list of strings, on one line."""
     return re.findall(r'"([^"]+)"', setting(name, default))
 
 
@@ -151,7 +151,7 @@ def edits_for(names: list[str], specs: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def apply(config: dict[str, Any], edit: dict[str, Any]) -> None:
-    """One set of CDI container edits, applied to an OCI configuration."""
+    """Apply one set of CDI container edits to an OCI configuration."""
     process = config.setdefault("process", {})
     # Appended even if the variable is set already: runc sets them in order, so the last value counts.
     process["env"] = [*process.get("env", []), *edit.get("env", [])]

@@ -127,7 +127,7 @@ def test_controllers_that_never_rest_are_named(monkeypatch):
 
 
 class Forbidden(Exception):
-    """Raises what the client raises for a user without the right."""
+    """The client's error for a user without the right."""
 
     status = 403
 

@@ -58,7 +58,7 @@ SAID = [
      ["found not in the checkpoint", "expected 4 slices, found 0 of 4"]),
     ("a GPU that is gone, with its slices made and told", {"nvml": NVML_LOST},
      ["slice GPU-b::0: expected not to exist", "slice GPU-b::1: expected not to exist", "found GPU-b::0, GPU-b::1"]),
-    # One cause is one difference.
+    # One cause gives one difference.
     ("no configuration, and so nothing expected", {"config_text": None}, ["configuration /etc/vgpu/node.yaml"]),
     ("no configuration, and slices missing", {"config_text": None, "checkpoint_text": WITHOUT_ONE},
      ["configuration /etc/vgpu/node.yaml"]),
@@ -107,7 +107,8 @@ def test_slices_of_a_plugin_without_a_kubelet_are_advertised_where_they_are_heal
 
 @pytest.mark.parametrize("held", [0, 1])
 def test_gpu_that_waits_and_is_to_have_no_slices(held):
-    """Those that it has are expected as long as one is held, behind those of the others."""
+    """The GPU's current slices are expected while one of them is in use; they are listed after the other GPUs'
+    slices."""
     made = [{**one, "resource": "nvidia.com/gpu", "mode": "vcuda", "device": one["uuid"]} for one in slices()]
     made[3]["in_use"] = bool(held)
     only_a = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": []}

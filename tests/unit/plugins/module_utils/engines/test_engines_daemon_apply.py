@@ -260,7 +260,7 @@ def test_a_reload_that_changes_nothing_becomes_a_restart(path: Path) -> None:
 DEAF = [
     ("if_idle", ["job"], False, ["reload", "reload"]),
     ("never", [], False, ["reload", "reload"]),
-    ("if_idle", ["job"], True, ["reload", "restart"]),  # it answers nobody: a daemon that runs comes first
+    ("if_idle", ["job"], True, ["reload", "restart"]),  # the daemon is dead: it must restart first
     ("always", ["job"], False, ["reload", "restart"]),
 ]
 

@@ -123,7 +123,7 @@ def test_units_are_read_in_one_call(tmp_path):
     ],
 )
 def test_a_process_that_holds_a_replaced_library_of_the_driver(tmp_path, name, replaced, old):
-    """Replaces a mapped file as a package manager does: with a new file of the same name."""
+    """The mapped file is replaced as a package manager does it: by a new file of the same name."""
     library = tmp_path / name
     library.write_bytes(b"\x7fELF" * 1024)
     script = f"import mmap, sys; f = open({str(library)!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host sees of processes in a slice: their memory by NVML, and their mounted files."""
+"""The host's view of processes in a slice: their memory by NVML, and their mounted files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the watcher named a bypass during its run: the responses of vgpuctl watch in order, and which of them
-count."""
+"""The watcher must name a bypass during the bypass's run: the responses of vgpuctl watch in order, and which count."""
 
 from __future__ import annotations
 

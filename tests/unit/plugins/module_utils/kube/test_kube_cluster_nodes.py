@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes are ready for the scheduler, and how each loads an image."""
+"""The nodes that are ready for the scheduler, and how each node loads an image."""
 
 from __future__ import annotations
 

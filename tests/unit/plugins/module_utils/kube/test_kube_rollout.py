@@ -70,7 +70,7 @@ def test_why_it_is_not(one, lines):
 
 
 class Api:
-    """Returns prepared responses in order, repeating the last; its clock advances with each wait."""
+    """An API with prepared responses, the last one repeated; its clock advances with each wait."""
 
     def __init__(self, deployments=(), pods=(), trials=()):
         self.deployments, self.pods, self.trials, self.now = list(deployments), list(pods), list(trials), 0.0
