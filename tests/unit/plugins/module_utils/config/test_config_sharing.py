@@ -102,6 +102,12 @@ TABLE = [
     ),
     ("so many devices", TWO, {"sharing": slicing(entry(devices=1))}, {"nvidia.com/gpu": ["0::0", "0::1", "1"]}),
     (
+        "as many devices as the host has",
+        TWO,
+        {"sharing": slicing(entry(devices=2))},
+        {"nvidia.com/gpu": ["0::0", "0::1", "1::0", "1::1"]},
+    ),
+    (
         "an entry for what is not there",
         [gpu(0)],
         {"sharing": slicing(entry(7, "nvidia.com/mig-1g.10gb"), entry())},

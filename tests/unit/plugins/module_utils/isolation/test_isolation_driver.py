@@ -132,6 +132,11 @@ SUMS = [
     (Sum(100 * MIB, SLICE + 1, 4000 * MIB), "violated", "were granted"),
     (Sum(SLICE + 2 * MIB, 0, 0, "it ended"), "violated", "were granted"),
     (Sum(300 * MIB, 400 * MIB, 10 * MIB), "not-run", "the card had no more room"),
+    # 64 MiB or more on either side: the limit was reached, or the card had room for it
+    (Sum(0, SLICE - 64 * MIB, 0), "passed", "refused the rest"),
+    (Sum(0, SLICE - 64 * MIB - 1, 0), "not-run", "the card had no more room"),
+    (Sum(0, 400 * MIB, 64 * MIB), "passed", "refused the rest"),
+    (Sum(0, 400 * MIB, 64 * MIB - 1), "not-run", "the card had no more room"),
     # a limit below the promised size is not a violation
     (Sum(300 * MIB, 400 * MIB, 4000 * MIB), "passed", "refused the rest"),
     (Sum(fault="no libcuda"), "not-run", "no libcuda"),

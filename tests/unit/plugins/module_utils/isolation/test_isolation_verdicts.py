@@ -162,6 +162,7 @@ OUTSIDE = [
     ("the whole slice was seen", LIMIT, LIMIT, "passed"),
     ("nearly the whole slice was seen", LIMIT - LIMIT // 10, LIMIT, "passed"),
     ("a little less than that", LIMIT * 895 // 1000, LIMIT, "not-run"),
+    ("a byte less than 90 percent", LIMIT - LIMIT // 10 - 1, LIMIT, "not-run"),
     ("one byte more than the slice", LIMIT + 1, LIMIT, "violated"),
     ("more, whatever the probe says", 2 * LIMIT, 1, "violated"),
     ("more, though no look hit what the probe says", LIMIT + 1, 2 * LIMIT, "violated"),

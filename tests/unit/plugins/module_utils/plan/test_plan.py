@@ -292,6 +292,13 @@ def test_what_the_gpus_say_of_the_desired(state, devices, expected):
     assert [(finding.level, finding.path) for finding in found] == expected
 
 
+@pytest.mark.parametrize(("index", "expected"), [(1, []), (5, [("error", "vgpu_configs.big")])])
+def test_a_named_configuration_has_to_fit_the_gpus(index, expected):
+    configs = {"big": {"devices": [{"match": {"index": index}, "split_count": 1}]}}
+    found = plan.check_gpus(desired.collect({**VARIABLES, "vgpu_configs": configs}), CONVERGED)
+    assert [(finding.level, finding.path) for finding in found] == expected
+
+
 def test_what_is_read_is_what_is_compared():
     options = desired.reads(desired.collect({**VARIABLES, "nvidia_driver_packages": ["nvidia-smi=535", "libcuda1"]}))
     named = ["docker.io", "libcuda1", "nvidia-docker2", "nvidia-smi"]

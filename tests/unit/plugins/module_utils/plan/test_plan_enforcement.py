@@ -54,7 +54,11 @@ ROWS = [
         True,
     ),
     ({"kubelet": (1, 28)}, "kubelet 1.28 hands no CDI devices", False),
+    ({"kubelet": (1, 29)}, "read back", True),
     ({"packages": {"containerd.io": "1.6.33-1"}}, "containerd 1.6 has no CDI", False),
+    ({"packages": {"containerd.io": "1.7.0-1"}}, "read back", True),
+    ({"kubelet_engine": None, "docker.info.ServerVersion": "24.0.9"}, "docker 24.0 has no CDI", False),
+    ({"kubelet_engine": None, "docker.info.ServerVersion": "25.0.0"}, "read back", True),
     ({"kubelet_engine": None, "docker.info.ServerVersion": "20.10.24+dfsg1"}, "docker 20.10 has no CDI", False),
     ({"kubelet_engine": None, "docker.info.ServerVersion": "26.1.5+dfsg1"}, "read back", True),
 ]
