@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from vgpu_plugin._shared.config.sharing import Piece
 from vgpu_plugin.allocation.records import KUBELET, Record
-from vgpu_plugin.allocation.sizing import Held, crowded, held
+from vgpu_plugin.allocation.sizing import Held, crowded, held, node_gpus
+from vgpu_plugin.node.gpus import NO_NUMA
+
+from .. import samples
 
 MIB = 1 << 20
 GPU = "GPU-a"
@@ -30,6 +36,17 @@ def test_percent_next_to_equal_slices(offered: list[int], others: int, requested
     reason = crowded(pieces, Held(0, others), requested)
     assert (reason == "") is fits
     assert fits or reason.startswith(f"{requested} % of the SMs are asked for, {others} of ")
+
+
+# columns: NUMA node that NVML reports, NUMA node in the annotation
+NUMA = [(0, 0), (1, 1), (NO_NUMA, -1)]
+
+
+@pytest.mark.parametrize(("reported", "published"), NUMA)
+def test_the_numa_node_of_a_gpu_is_published(reported: int, published: int) -> None:
+    (gpu,) = samples.gpus("T4")
+    (found,) = node_gpus([replace(gpu, numa_node=reported)], {"sharing": {"vcuda": {"splitCount": 4}}}, {})
+    assert json.dumps(found.numa) == str(published)
 
 
 def record(name: str, mib: int, **limits: object) -> Record:

@@ -67,6 +67,22 @@ def test_refuses_a_wrong_checksum() -> None:
         files.parse_limits(with_field("memory_bytes", 1, device=True, checksum=False))
 
 
+def test_reads_every_device() -> None:
+    devices = [{"uuid": f"GPU-{n}", "memory_bytes": n << 20, "sm_percent": n} for n in range(1, fields.MAX_DEVICES + 1)]
+    found = files.parse_limits(files.pack_limits({"allocation": "one", "devices": devices}))["devices"]
+    assert [{key: one[key] for key in ("uuid", "memory_bytes", "sm_percent")} for one in found] == devices
+
+
+def test_refuses_devices_beyond_the_end() -> None:
+    data = bytearray(packed())
+    room = (fields.LIMITS_FILE_SIZE - AT) // fields.LIMITS_DEVICE_SIZE
+    files.put_field(data, 0, fields.LIMITS_FIELDS, "device_count", 1)
+    files.put_field(data, 0, fields.LIMITS_FIELDS, "device_offset", AT + room * fields.LIMITS_DEVICE_SIZE)
+    files.put_field(data, 0, fields.LIMITS_FIELDS, "crc32", files.limits_crc(data))
+    with pytest.raises(files.LayoutError, match="more than fit"):
+        files.parse_limits(bytes(data))
+
+
 def test_accepts_the_longest_uuid() -> None:
     longest = "G" * (fields.UUID_SIZE - 1)
     (device,) = files.parse_limits(packed(uuid=longest))["devices"]
