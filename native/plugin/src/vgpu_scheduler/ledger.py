@@ -35,7 +35,7 @@ from .memo import FITS, Judged, Memo
 from .reasons import Reason
 from .table import ORDERS, GpuTable, View
 
-MAX_SCORE = 10  # of an extender
+MAX_SCORE = 10  # The highest score that an extender may return.
 # Nodes on which a filter call tries all combinations for a pod with several containers, if the greedy placement found
 # too few nodes.
 MAX_SEARCHED = 16
