@@ -55,7 +55,7 @@ static inline uint64_t mix(uint64_t key)
 static inline struct part *part_of(struct block_map *map, uint64_t mixed)
 {
     struct part *part = &map->parts[mixed >> (64 - PART_BITS)];
-    __asm__("" : "+r"(part)); /* forces one address computation, as in counters_of */
+    __asm__("" : "+r"(part)); /* The compiler then computes the address once, as in counters_of. */
     return part;
 }
 

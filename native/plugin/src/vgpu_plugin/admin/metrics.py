@@ -62,7 +62,7 @@ TYPES = {
     "vgpu_watch_polls_total": ("counter", "Checks of the GPUs by the watcher since the plugin started."),
     "vgpu_watch_incomplete": ("gauge", "1 if the watcher's last check was incomplete, else 0."),
     "vgpu_watch_signals_total": ("counter", "Signals that the watcher sent to processes that bypass the library."),
-    "vgpu_plugin_registered": ("gauge", "1 if the kubelet has registered every resource, else 0."),
+    "vgpu_plugin_registered": ("gauge", "1 if the kubelet has registered every resource and listens."),
     "vgpu_plugin_config_refused": ("gauge", "1 if the plugin refused the new configuration, else 0."),
     "vgpu_plugin_warnings": ("gauge", "Number of warnings in vgpuctl status."),
     "vgpu_plugin_allocations": ("gauge", "Current allocations, by kind."),

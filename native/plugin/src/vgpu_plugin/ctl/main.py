@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
-        # A terminal without a character shows a question mark instead.
+        # A character that the encoding of the output does not have is printed as a question mark.
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="replace")
     try:
