@@ -62,8 +62,8 @@ struct sum {
     bool all_high, any_high;
     /* Sum of the shares of active tenants. */
     double shares;
-    /* Sum of the credits of active tenants; 0 if the shares do not fill the GPU. claim_of() subtracts a tenant's part of
-     * the sum. */
+    /* Sum of the credits of active tenants; 0 if the shares do not fill the GPU. claim_of() subtracts a tenant's part
+     * of the sum. */
     double credits;
 };
 
