@@ -155,7 +155,7 @@ uint64_t limits_share_memory(unsigned share, const char *uuid, bool *named);
  * library. */
 bool limits_same_allocation(unsigned share, const char allocation[VGPU_ALLOCATION_SIZE]);
 const char *limits_ledger_path(unsigned share);
-/* Returns true if the ledger is this user's own file in /tmp, a folder that all users can write. */
+/* Returns true if the ledger is this user's own file in a folder that all users can write. */
 bool limits_ledger_is_own(void);
 /* Returns true if this process may create the ledger. If the node's ld.so.preload loads this library, the node creates
  * the ledger. */
