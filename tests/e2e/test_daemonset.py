@@ -378,7 +378,7 @@ def test_role_check_apply_repeat_undo(cluster, deployed):
     """The whole role on this node: from nothing to slices by a pod, and back to nothing."""
     (archive,) = (ROOT / ".build" / "plugin-image").glob("vgpu-plugin-*.pyz")
     version = archive.name.removeprefix("vgpu-plugin-").rpartition("-cp")[0]
-    # Where a first run would ask the network for packages; what follows is as ever.
+    # Install the program first from a local archive, because the role would download packages.
     subprocess.run(["/usr/bin/python3", str(archive), "--root", "/opt/vgpu/plugin"], check=True, capture_output=True)
     play(cluster, version, "--check")
     assert cluster.api.get_or_none(DAEMON_SET) is None and cluster.api.get_or_none(MOUNT_POLICY) is None

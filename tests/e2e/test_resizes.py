@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another size for a pod that runs, by its owner's annotation: scheduler, kubelet, plugin and library are the real
-ones. What the program gets is the driver's account, and its neighbour's stays what it was all the while. So with a pod
-that is promised less than its limit.
+"""A running pod gets another size by its owner's annotation. Scheduler, kubelet, plugin and library are real. The
+tests read from the driver how much memory the program gets, and check that its neighbour's memory never changes. The
+same for a pod whose promised memory is below its limit.
 """
 
 from __future__ import annotations

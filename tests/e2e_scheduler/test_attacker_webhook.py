@@ -126,7 +126,7 @@ def sent(port: int, text: bytes, held: contextlib.ExitStack) -> None:
 
 
 def mistyped(port: int, held: contextlib.ExitStack) -> None:
-    """Reviews of 5 MB of a container each of whose names is almost one of ours, one after another."""
+    """Sends one review of 5 MB after another; each of its 200 000 resource names is nearly a valid name."""
     names = {f"nvidia.com/gpum{n}": "5" for n in range(200_000)}
     made = gpu_pod("forged", names)
     body = json.dumps({"request": {"uid": "r", "operation": "CREATE", "namespace": "x", "object": made}}).encode()

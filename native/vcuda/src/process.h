@@ -18,7 +18,7 @@ struct process_state {
 };
 extern _Atomic(struct process_state *) vgpu_process; /* never NULL */
 enum control vgpu_enter_again(void);
-/* Returns the current limits if the fast entry is open and nothing has changed. NULL: call vgpu_enter(). */
+/* Returns the cached limits while the limits file is unchanged. NULL: call vgpu_enter(), which reads it again. */
 static inline struct cached_limits *vgpu_limits_now(void)
 {
     struct process_state *process = atomic_load_explicit(&vgpu_process, memory_order_acquire);

@@ -82,7 +82,7 @@ static void keep(struct opening *opening, CUcontext context, uint64_t bytes)
     unaccounted_unseen(device, former.owner, false);
 }
 
-/* Returns the cost of the new context. *learn: the figure is better than the ledger's. */
+/* Returns the bytes that the new context costs. *learn: the ledger should keep this measurement. */
 static uint64_t size_of(const struct opening *opening, CUcontext context, CUdevice ordinal, bool *learn)
 {
     uint64_t bytes = 0, known = opening->charged;
