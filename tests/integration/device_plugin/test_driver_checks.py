@@ -109,8 +109,8 @@ NAMES = ["driver-refuses", "driver-limit-children", "driver-limit-root", "manage
 
 @BOTH
 def test_a_driver_that_keeps_its_word(place, group, backend: str) -> None:  # noqa: F811
-    """Managed memory is reported as open, with its bytes. The check of a dead creator does not run, because libcuda does
-    not work in a forked child."""
+    """Managed memory is reported as open, with its bytes. The check of a dead creator does not run, because libcuda
+    does not work in a forked child."""
     on = place(backend)
     on.limit(group("c"))
     found = on.check(group("c"), NAMES, on.container(group("c"), ORDINARY))
