@@ -97,7 +97,7 @@ def licence(metadata: Message) -> str:
     """Returns the licence: the licence expression, or the first line of the free text, or the last part of the first
     classifier.
     """
-    stated = metadata["License-Expression"] or str(metadata["License"] or "").strip().split("\n")[0]
+    stated = metadata["License-Expression"] or str(metadata["License"] or "").strip().partition("\n")[0]
     classifiers = [one for one in metadata.get_all("Classifier", []) if one.startswith("License ::")]
     return str(stated or (classifiers[0].split(" :: ")[-1] if classifiers else ""))
 
