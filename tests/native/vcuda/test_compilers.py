@@ -20,7 +20,7 @@ SHIPPED = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter", "vgpu-limit-hook")
 
 
 def build(compiler: str, folder: Path) -> Path:
-    """Everything in C with warnings as errors; the folder that holds it."""
+    """Builds all C parts with warnings as errors, and returns the build folder."""
     for component in ("gpusim", "vcuda"):
         command = ["make", "-s", "-j2", "-C", ROOT / "native" / component, f"CC={compiler}", f"BUILD={folder}"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arbiter's schedule.c, called step by step through ctypes with the data that each tenant page would have.
 
-What is looked at is who stands where afterwards (credit, in ns of device time), and whose gate is open.
+The tests check each tenant's credit (ns of device time) and whether its gate is open.
 """
 
 from __future__ import annotations

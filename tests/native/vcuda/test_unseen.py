@@ -18,7 +18,7 @@ from test_coverage_graphs import say
 
 @functools.cache
 def offset(name: str) -> str:
-    """Where the driver's function lies in its file."""
+    """Returns the offset of a driver function in the driver's file."""
     command = ["nm", "-D", "--defined-only", SIMULATOR / "libcuda.so.1"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return next("0x" + line.split()[0] for line in done.stdout.splitlines() if line.split()[2].split("@")[0] == name)

@@ -41,7 +41,7 @@ static CUDA_MEM_ALLOC_NODE_PARAMS memory_of(size_t bytes, int device)
         .poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}}, .bytesize = bytes};
 }
 
-/* The address goes to register `to`, the node to the next one. */
+/* Adds an allocation node. Writes the address to register `to` and the node to register `to` + 1. */
 static CUresult add_memory(const struct api *cu, unsigned long long *reg, int to, CUgraph graph, size_t bytes, int device,
                            int general)
 {
@@ -64,7 +64,7 @@ static CUresult add_memory(const struct api *cu, unsigned long long *reg, int to
     return status;
 }
 
-/* The graph goes to register `to`, the address to the next one. */
+/* Captures an allocation. Writes the graph to register `to` and the address to register `to` + 1. */
 static CUresult capture(const struct api *cu, unsigned long long *reg, int to, size_t bytes, int freed, int per_thread)
 {
     CUstream stream;
@@ -144,7 +144,7 @@ int graph_word(const struct api *cu, unsigned long long *reg, const char *verb, 
     return 1;
 }
 
-/* Libraries keep pointing to their image. */
+/* The buffer is static because libraries keep a pointer to their image. */
 static const char *image(unsigned long long bytes)
 {
     static char text[352];
@@ -155,7 +155,7 @@ static const char *image(unsigned long long bytes)
     return text;
 }
 
-/* The caller unlinks it. */
+/* Writes the text to a new temporary file and its name to `path`. The caller unlinks the file. */
 static bool to_file(char *path, const char *text)
 {
     strcpy(path, "/tmp/vgpu-image-XXXXXX");
@@ -244,7 +244,7 @@ int bind_word(const struct api *cu, unsigned long long *reg, const char *verb, u
         status = CALL(cuMulticastBindAddr, reg[a], 0, reg[b], c, 0);
     else if (strcmp(verb, "multicast-unbind") == 0)
         status = CALL(cuMulticastUnbind, reg[a], 0, 0, b);
-    else if (strcmp(verb, "pool-of") == 0) { /* kind of memory, kind of place */
+    else if (strcmp(verb, "pool-of") == 0) { /* pool-of REGISTER ALLOCATION-TYPE LOCATION-TYPE */
         CUmemPoolProps properties = {.allocType = (int)b, .location = {(int)c, 0}};
         status = CALL(cuMemPoolCreate, (CUmemoryPool *)&reg[a], &properties);
     } else if (strcmp(verb, "frompool-nothing") == 0) {
@@ -283,7 +283,7 @@ static void *function_of(const char *verb, const char *name)
 int call_word(unsigned long long *reg, const char *verb, char *text)
 {
     unsigned long long value[11] = {0};
-    if (strcmp(verb, "put") == 0) { /* put REGISTER NUMBER, or $ANOTHER */
+    if (strcmp(verb, "put") == 0) { /* put REGISTER NUMBER, or put REGISTER $REGISTER */
         char *end;
         unsigned long long to = strtoull(text, &end, 0);
         char *other = strchr(end, '$');
@@ -295,7 +295,7 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         printf("%d\n", close((int)reg[strtoull(text, NULL, 0)]));
         return 1;
     }
-    if (strcmp(verb, "take-fd") == 0) { /* take-fd REGISTER PID FD: as if that process had sent it by a socket */
+    if (strcmp(verb, "take-fd") == 0) { /* take-fd REGISTER PID FD: duplicates descriptor FD of process PID */
         unsigned to;
         int pid, fd;
         if (sscanf(text, "%u %d %d", &to, &pid, &fd) != 3)
@@ -320,7 +320,7 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         printf("%d\n", open(&reg[to], handle, 1));
         return 1;
     }
-    if (strcmp(verb, "gl") == 0) { /* from now on there is an OpenGL context */
+    if (strcmp(verb, "gl") == 0) { /* gl: glXGetCurrentContext returns a context from now on */
         gl_context = true;
         puts("0");
         return 1;
@@ -352,7 +352,7 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
             value[i] = (unsigned long long)path;
     }
     typedef unsigned long long one;
-    /* Eleven, for a launch has so many: what lies on the stack where nothing was passed would be its stream. */
+    /* A launch has eleven arguments. With fewer, it would read its stream from unset stack memory. */
     int (*function)(one, one, one, one, one, one, one, one, one, one, one);
     *(void **)&function = function_of(verb, name);
     printf("%d\n", function ? function(value[0], value[1], value[2], value[3], value[4], value[5], value[6], value[7],
