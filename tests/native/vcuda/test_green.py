@@ -84,7 +84,7 @@ def test_the_driver_gives_a_part_of_the_sms(host: Host) -> None:
     assert puppet.say(f"show {RESOURCE + 12} 1")[1] & 0xFFFFFFFF == 16
 
 
-def test_it_is_charged_with_the_primary_context_that_it_makes(host: Host) -> None:
+def test_green_context_is_charged_with_the_primary_context_it_creates(host: Host) -> None:
     puppet = started(host)
     say(puppet, "retain 1 0")
     primary = agree(host)
@@ -104,7 +104,7 @@ def test_it_is_charged_with_the_primary_context_that_it_makes(host: Host) -> Non
 
 
 @pytest.mark.parametrize("order", ["green first", "primary first", "reset"])
-def test_it_keeps_the_primary_context(host: Host, order: str) -> None:
+def test_green_context_keeps_the_primary_context(host: Host, order: str) -> None:
     puppet = started(host)
     say(puppet, "retain 1 0")
     primary = agree(host)
@@ -137,7 +137,7 @@ def test_memory_of_any_number_of_them_goes_with_the_primary_context(host: Host) 
     assert agree(host) == 0
 
 
-def test_memory_of_it_is_held_to_the_limit(host: Host) -> None:
+def test_limits_memory_of_a_green_context(host: Host) -> None:
     puppet = started(host)
     assert green(puppet) == OK
     enter(puppet)
@@ -154,7 +154,7 @@ def test_memory_of_it_is_held_to_the_limit(host: Host) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 8 * MIB])
-def test_one_that_does_not_fit_is_refused(host: Host, left: int) -> None:
+def test_refuses_a_green_context_over_the_limit(host: Host, left: int) -> None:
     puppet = started(host)
     say(puppet, "retain 1 0", "set 1")
     say(puppet, f"alloc 50 {LIMIT - agree(host) - left}")
@@ -166,7 +166,7 @@ def test_one_that_does_not_fit_is_refused(host: Host, left: int) -> None:
     assert agree(host) == before
 
 
-def test_none_is_made_while_the_limits_say_deny(host: Host) -> None:
+def test_refuses_a_green_context_while_the_limits_deny(host: Host) -> None:
     """Although its primary context is there already, and stays."""
     puppet = started(host)
     say(puppet, "retain 1 0")

@@ -79,7 +79,7 @@ def test_a_context_that_does_not_fit_gets_no_memory(host: Host, context: int) ->
     assert host.charged() <= LIMIT
 
 
-def test_a_created_one_is_charged_until_it_is_destroyed(host: Host, context: int) -> None:
+def test_created_context_is_charged_until_its_destruction(host: Host, context: int) -> None:
     puppet = host.puppet()
     assert puppet.result("init") == OK
     assert puppet.result(f"driver {offset(CREATE)} @40000 0 0") == OK
