@@ -22,7 +22,7 @@ EXACT_TESTS = (
     "test_coverage_passed.py::test_what_is_queued_takes_nothing_that_is_not_accounted",
     "test_edges.py::test_at_the_wrong_moment",
     "test_external.py::test_what_carries_no_mark_is_charged_to_the_importer",
-    "test_green.py::test_memory_of_any_number_of_them_goes_with_the_primary_context",
+    "test_green.py::test_reset_frees_the_memory_of_many_green_contexts",
     "test_memory.py::test_a_context_takes_its_memory_with_it",
     "test_memory.py::test_modules_count_with_the_contexts",
     "test_memory.py::test_the_first_byte_past_the_limit_is_refused",
@@ -42,10 +42,10 @@ EXACT_TESTS = (
     "test_shown.py::test_nvml_and_cuda_show_the_same_slice",
     "test_unaccounted.py::test_a_driver_that_takes_what_it_is_asked_for_is_charged_that",
     "test_unaccounted.py::test_small_blocks_share_a_unit",
-    "test_unseen.py::test_every_device_has_its_own",
+    "test_unseen.py::test_each_device_charges_its_own_unseen_context",
     "test_unseen.py::test_no_context_is_current_where_memory_is_made",
     "test_unseen.py::test_one_that_does_not_fit_takes_the_room_that_comes",
-    "test_unseen.py::test_reset_ends_its_charge",
+    "test_unseen.py::test_reset_uncharges_the_unseen_context",
     "test_unseen.py::test_without_the_library_it_takes_what_it_wants",
 )
 EXACT = "reckons in bytes that a driver with units of 2 MiB does not take"

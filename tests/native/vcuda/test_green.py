@@ -126,9 +126,9 @@ def test_green_context_keeps_the_primary_context(host: Host, order: str) -> None
     assert agree(host) == 0
 
 
-def test_memory_of_any_number_of_them_goes_with_the_primary_context(host: Host) -> None:
+def test_reset_frees_the_memory_of_many_green_contexts(host: Host) -> None:
     puppet = started(host)
-    for number in range(0, 40 * 70, 40):  # a pair of registers each
+    for number in range(0, 40 * 70, 40):  # each green context uses two registers
         assert green(puppet, number) == OK
         enter(puppet, number)
         say(puppet, f"alloc {GREEN + number + 1} {MIB}", "set 0")
@@ -161,13 +161,13 @@ def test_refuses_a_green_context_over_the_limit(host: Host, left: int) -> None:
     assert green(puppet) == (OK if left else OOM)
     assert agree(host) <= LIMIT
     before = agree(host)
-    other = started(host)  # nor its primary context
+    other = started(host)  # a new process cannot create its primary context either
     assert green(other) == OOM
     assert agree(host) == before
 
 
 def test_refuses_a_green_context_while_the_limits_deny(host: Host) -> None:
-    """Although its primary context is there already, and stays."""
+    """The primary context already exists and stays."""
     puppet = started(host)
     say(puppet, "retain 1 0")
     before = agree(host)

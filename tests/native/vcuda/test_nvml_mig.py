@@ -53,7 +53,7 @@ def slices(host: Host, sizes: dict) -> None:
 
 
 class Member:
-    """This test's own process as one of the container, with so many bytes on each device of the ledger."""
+    """This test's process as a process of the container, with the given bytes charged on each device."""
 
     def __init__(self, host: Host, *used: int) -> None:
         self.stream = host.ledger.open("r+b")

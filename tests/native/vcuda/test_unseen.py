@@ -28,7 +28,7 @@ RETAIN, RELEASE, CREATE = "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease
 
 
 def retain(puppet: Puppet, device: int = 0) -> int:
-    """The primary context of a device, current, without a hooked call that makes one."""
+    """Creates a device's primary context without a hooked call, makes it current, and returns its register."""
     register = puppet.register()
     assert puppet.result("init") == OK
     assert puppet.result(f"driver {offset(RETAIN)} @{register} {device}") == OK
@@ -64,7 +64,7 @@ def test_the_slice_holds_the_context_and_no_byte_more(host: Host, context: int) 
     assert puppet.refused("alloc", LIMIT - host.on_card() + 1) == OOM
 
 
-def test_a_public_retain_of_it_charges_it(host: Host, context: int) -> None:
+def test_public_retain_charges_the_unseen_context(host: Host, context: int) -> None:
     puppet = host.puppet()
     retain(puppet)
     puppet.get("retain", 0)
@@ -90,7 +90,7 @@ def test_created_context_is_charged_until_its_destruction(host: Host, context: i
     assert host.charged() == host.on_card() == 0
 
 
-def test_one_beside_a_hooked_one(host: Host, context: int) -> None:
+def test_charges_an_unseen_context_next_to_a_hooked_context(host: Host, context: int) -> None:
     puppet = host.puppet().start()
     assert puppet.result(f"driver {offset(CREATE)} @40000 0 0") == OK
     puppet.get("alloc", 16 * MIB)
@@ -100,7 +100,7 @@ def test_one_beside_a_hooked_one(host: Host, context: int) -> None:
     assert host.charged() == host.on_card()
 
 
-def test_reset_ends_its_charge(host: Host, context: int) -> None:
+def test_reset_uncharges_the_unseen_context(host: Host, context: int) -> None:
     puppet = host.puppet()
     retain(puppet)
     puppet.get("alloc", MIB)
@@ -121,7 +121,7 @@ def test_released_past_the_hooks_it_is_uncharged_with_the_next(host: Host, conte
     assert host.charged() == host.on_card() == context + 64 * MIB
 
 
-def test_every_device_has_its_own(host: Host, context: int) -> None:
+def test_each_device_charges_its_own_unseen_context(host: Host, context: int) -> None:
     puppet = host.puppet()
     for device in (0, 1):
         retain(puppet, device)
