@@ -3,10 +3,10 @@
 
     python tools/mutants.py [--seed 1] [--count 400] [--workers 2] [--only plan/]
 
-tests/mutants/targets.yml names the files and the tests that have to fail. Each mutant is made in an export of the
-working tree by cosmic-ray, whose package the lock pins. --count 0 takes all mutants; otherwise the seed draws them.
-Results are kept in .build/mutants/results.jsonl: a second run with the same sources goes on where the first stopped.
-tests/mutants/equivalent.yml names survivors that change no verdict, with the reason.
+tests/mutants/targets.yml names the files and the tests that must fail. cosmic-ray makes each mutant in an export of the
+working tree; the lock file pins its version. --count 0 tests all mutants; otherwise the seed selects them. Results are
+stored in .build/mutants/results.jsonl, so a second run with the same sources continues where the first stopped.
+tests/mutants/equivalent.yml lists survivors that change no behaviour, with the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from cosmic_ray.mutating import mutate_code
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".build" / "mutants"
-# Of the many that replace one operator by another: the boundary or the opposite. ``|`` stands in annotations mostly.
+# Only these replacements of one operator by another are made: the boundary or the opposite. ``|`` is mostly left out,
+# because it is usually part of an annotation.
 REPLACED = {
     "ReplaceBinaryOperator": [
         "Add_Sub",
@@ -54,13 +55,15 @@ REPLACED = {
         "IsNot_Is",
     ],
 }
-# A mutant that takes this many times as long as the tests without it is killed by its time.
+# A mutant counts as killed if its tests take PATIENCE times as long as without a mutant, and at least LEAST_SECONDS.
 PATIENCE, LEAST_SECONDS = 5, 20
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: which occurrence of which operator of cosmic-ray, and the line (from 1) as it was before."""
+    """A change: an operator of cosmic-ray, the number of its occurrence, and the changed line's number (from 1) and
+    original text.
+    """
 
     path: str
     operator: str
@@ -75,7 +78,7 @@ class Mutant:
 
 
 def operators() -> Iterator[tuple[str, Any]]:
-    """The operators that need no arguments, with few of the many that replace one operator by another."""
+    """Yields (name, operator) for cosmic-ray's operators without arguments; of replacements only those in REPLACED."""
     for name in plugins.operator_names():
         kind = plugins.get_operator(name)
         group, _dash, pair = name.split("/")[-1].partition("_")
@@ -85,7 +88,7 @@ def operators() -> Iterator[tuple[str, Any]]:
 
 
 def mutants(only: str) -> list[Mutant]:
-    """Every mutant of the targets whose path has ``only`` in it, in the order of the files."""
+    """Returns the mutants of all target files whose path contains ``only``, in the order of the files."""
     found = []
     chosen = list(operators())
     for target in yaml.safe_load((ROOT / "tests/mutants/targets.yml").read_text()):
@@ -104,13 +107,13 @@ def mutants(only: str) -> list[Mutant]:
 
 
 def drawn(all_of_them: list[Mutant], seed: str, count: int) -> list[Mutant]:
-    """``count`` mutants in an order that follows from the seed and each mutant alone; 0: all."""
+    """Returns ``count`` mutants (0: all). The order depends only on the seed and the mutants."""
     order = sorted(all_of_them, key=lambda one: hashlib.sha256(f"{seed}\0{one.key}".encode()).hexdigest())
     return order[:count] if count else order
 
 
 class Tree:
-    """An export of the working tree, in which one mutant at a time is tried."""
+    """An export of the working tree in which one mutant at a time is tested."""
 
     def __init__(self, number: int) -> None:
         self.root = FOLDER / f"tree{number}"
@@ -123,9 +126,10 @@ class Tree:
         collection.symlink_to(self.root)
 
     def run(self, tests: tuple[str, ...], seconds: float | None) -> str:
-        """``survived``, ``killed`` or ``killed by time``."""
+        """Runs the tests. Returns ``survived``, ``killed`` or ``killed by time``."""
         command = [str(ROOT / ".build/venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-        # A compiled file of the mutant before would pass for that of this one: both may have the same time and size.
+        # Write no compiled files: a compiled file of the previous mutant would be used for this mutant if both sources
+        # have the same time and size.
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "ANSIBLE_CONFIG": str(self.root / "ansible.cfg")}
         with subprocess.Popen(
             command,
@@ -155,13 +159,13 @@ class Tree:
 
 
 def equivalent() -> dict[tuple[str, str, str], str]:
-    """Reasons of tests/mutants/equivalent.yml by path, operator and the text of the line."""
+    """Returns the reasons in tests/mutants/equivalent.yml by (path, operator, text of the line)."""
     listed = yaml.safe_load((ROOT / "tests/mutants/equivalent.yml").read_text()) or []
     return {(one["path"], one["operator"], one["line"]): one["why"] for one in listed}
 
 
 def digest(mutant: Mutant) -> str:
-    """Of the source and its tests: a result holds as long as these are the same."""
+    """Returns a digest of the mutant's source and tests: a stored result is valid while the digest is unchanged."""
     whole = hashlib.sha256((ROOT / mutant.path).read_bytes())
     for one in mutant.tests:
         files = [ROOT / one] if (ROOT / one).is_file() else sorted((ROOT / one).rglob("*.py"))
@@ -209,7 +213,7 @@ def main() -> int:
 
 
 def timed(trees: Queue[Tree], tests: tuple[str, ...]) -> float:
-    """Seconds of the tests without a mutant; ends the run where they fail."""
+    """Returns the seconds that the tests take without a mutant. Ends the run if they fail."""
     tree = trees.get()
     begun = time.monotonic()
     if tree.run(tests, None) != "survived":
@@ -219,7 +223,7 @@ def timed(trees: Queue[Tree], tests: tuple[str, ...]) -> float:
 
 
 def report(judged: list[tuple[Mutant, str]], of_all: int, seed: str) -> int:
-    """Print the rate and each survivor; 1 where one has no reason in equivalent.yml."""
+    """Prints the rate and the survivors without a reason in equivalent.yml. Returns 1 if there are any."""
     reasons = equivalent()
     survivors = [one for one, verdict in judged if verdict == "survived"]
     open_ones = [one for one in survivors if (one.path, one.operator, one.text) not in reasons]

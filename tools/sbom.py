@@ -31,7 +31,7 @@ OURS = "Apache-2.0"
 
 
 class SbomError(ValueError):
-    """A file of the folder is neither a wheel nor an archive of the library; the text names it."""
+    """Raised if a file of the folder is neither a wheel nor an archive of the library; the text names the file."""
 
 
 def write(prebuilt: Path, version: str, built: datetime) -> Path:
@@ -59,7 +59,7 @@ def write(prebuilt: Path, version: str, built: datetime) -> Path:
 
 
 def components(prebuilt: Path) -> Iterator[Component]:
-    """A component for each different content; its bom-ref is the SHA-256, its properties are the paths."""
+    """Yields a component for each different file content. Its bom-ref is the SHA-256, its properties are the paths."""
     paths: dict[str, list[Path]] = {}
     for path in sorted(one for one in prebuilt.rglob("*") if one.is_file() and one.name != NAME):
         paths.setdefault(hashlib.sha256(path.read_bytes()).hexdigest(), []).append(path)
@@ -79,7 +79,7 @@ def components(prebuilt: Path) -> Iterator[Component]:
 
 
 def wheel(path: Path) -> Component:
-    """Name, version and licence as the wheel's METADATA states them."""
+    """Returns the component of a wheel, with name, version and licence from its METADATA."""
     with zipfile.ZipFile(path) as bundle:
         (name,) = (one for one in bundle.namelist() if one.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(bundle.read(name).decode(), headersonly=True)
@@ -94,14 +94,18 @@ def wheel(path: Path) -> Component:
 
 
 def licence(metadata: Message) -> str:
-    """The licence expression; else the first line of the free text; else the last part of the first classifier."""
+    """Returns the licence: the licence expression, or the first line of the free text, or the last part of the first
+    classifier.
+    """
     stated = metadata["License-Expression"] or str(metadata["License"] or "").strip().split("\n")[0]
     classifiers = [one for one in metadata.get_all("Classifier", []) if one.startswith("License ::")]
     return str(stated or (classifiers[0].split(" :: ")[-1] if classifiers else ""))
 
 
 def library(path: Path) -> Component:
-    """vcuda-VERSION-DIGEST-ARCH.tar.gz, as ``module_utils/library/build.py`` names it."""
+    """Returns the component of the library's archive. Its file name is vcuda-VERSION-DIGEST-ARCH.tar.gz, which
+    ``module_utils/library/build.py`` defines.
+    """
     _name, version, digest, arch = path.name[: -len(".tar.gz")].split("-")
     return Component(
         type=ComponentType.LIBRARY,

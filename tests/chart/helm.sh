@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Builds helm out of its Go module and prints the program's path; built once, then cached. VGPU_HELM names another.
-#   tests/chart/helm.sh [--find]             --find: only say where it is, exit 3 when it is not built
+# Builds helm from its Go module once and prints the program's path. VGPU_HELM names a different helm.
+#   tests/chart/helm.sh [--find]             --find: only print the path; exit 3 if helm is not built
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${VGPU_E2E_CACHE:-$here/../../.build/kube}
@@ -25,13 +25,13 @@ if [ ! -x "$out/helm" ]; then
     mkdir -p "$out"
     cd "$module"
     echo "building helm $version" >&2
-    # The Kubernetes that a chart is rendered for unless told otherwise: without these flags it is v1.20.
+    # The default Kubernetes version for rendering charts; without these flags it would be v1.20.
     kube=$(sed -n 's|^[[:space:]]*k8s.io/client-go v0\.\([0-9]*\)\..*|\1|p' go.mod)
     stamp="-X helm.sh/helm/v3/internal/version.version=$version"
     for package in lint/rules chartutil; do
         stamp="$stamp -X helm.sh/helm/v3/pkg/$package.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/$package.k8sVersionMinor=$kube"
     done
-    # The rename keeps a killed build from looking like a finished one.
+    # Rename at the end, so that a killed build does not look finished.
     CGO_ENABLED=0 GOFLAGS=-mod=readonly GOTOOLCHAIN=local nice -n 10 "$go" build -p "${VGPU_E2E_JOBS:-2}" -trimpath \
         -ldflags "-s -w $stamp" -o "$out/helm.part" helm.sh/helm/v3/cmd/helm >&2
     mv "$out/helm.part" "$out/helm"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command in a box with everything that a cluster is made of: ``run.py pytest tests/e2e``, ``run.py bash``.
+"""Runs a command in a box that contains all programs of a cluster: ``run.py pytest tests/e2e``, ``run.py bash``.
 
-Fetches and builds what is missing first (tests/e2e/README.md). Needs root and ``make native``.
+First fetches and builds missing programs (tests/e2e/README.md). Needs root and ``make native``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the pods of tests/e2e do: takes GPU memory, keeps the GPU busy, says what it got. Linked to libc alone; the driver
- * is opened by name, as in a container, where the runtime brings it.
+ * The program in the pods of tests/e2e: allocates GPU memory, keeps the GPU busy, prints its results. Links only libc
+ * and opens the driver by name, because in a container the runtime mounts the driver.
  *
  *   gpu-worker [fill] [follow] [take MIB] [busy] [crash]
  *
- * In order: "fill" takes all that it is given ("filled BYTES"), "follow" does so again and again until the end, frees all
- * at SIGUSR1 and takes again from SIGUSR2 on, "take" takes so many MiB ("took MIB: CODE"), "busy" launches
- * kernels of 2 ms one after the other until the end ("busy"), "crash" ends with status 3. Else it waits for its end.
+ * In order: "fill" allocates until refused (prints "filled BYTES"), "follow" repeats that until the end, frees all at
+ * SIGUSR1 and allocates again from SIGUSR2 on, "take" allocates MIB MiB (prints "took MIB: CODE"), "busy" prints "busy"
+ * and launches kernels of 2 ms one by one until the end, "crash" exits with status 3. After the last command the program
+ * waits to be stopped.
  */
 #define _DEFAULT_SOURCE
 #include <dlfcn.h>
@@ -57,7 +58,7 @@ static int allocate(uint64_t bytes)
     return code;
 }
 
-/* Halving after each refusal leaves no byte that one more allocation could have had. */
+/* Halving the size after each refusal, down to one byte, uses up everything that the limit allows. */
 static uint64_t fill(void)
 {
     uint64_t total = 0;
@@ -78,7 +79,7 @@ static void asked(int number)
     gives = number == SIGUSR1;
 }
 
-/* One byte first, so that little is refused while nothing changes. */
+/* Try one byte first, so that a full slice causes only one refusal per round. */
 static void follow(void)
 {
     int (*give)(uint64_t);
@@ -106,7 +107,7 @@ static void busy(void)
     must("cuModuleGetFunction", find(&function, module, "spin"));
     printf("busy\n");
     for (;;) {
-        /* Several in flight, so that the GPU does not wait for this process on a machine that does much else. */
+        /* Keep several kernels queued, so that the GPU does not wait for this process on a busy machine. */
         for (int i = 0; i < 8; i++)
             must("cuLaunchKernel", launch(function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
         must("cuCtxSynchronize", synchronize());

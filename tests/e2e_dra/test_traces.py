@@ -8,6 +8,7 @@ double. The driver is none of ours; our program runs next to it.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -104,7 +105,9 @@ class RealKubelet:
         pod = pods.Pod(self.cluster, name)
         before = pod.restarts()
         for pid in pod.pids():
-            os.kill(pid, signal.SIGKILL)
+            # The first one killed may take the others with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         until(lambda: pod.restarts() > before and pod.running(), f"restart of pod {name}")
 
     def health(self, name: str) -> list[Any]:

@@ -58,7 +58,8 @@ struct CUctx_st {
     CUmodule modules;
     uint64_t peers; /* bitmap of devices whose memory the context may access */
     size_t limits[8];
-    uint64_t stack_bytes, heap_bytes; /* charged in addition to a context's basic memory: context_state.c */
+    /* Bytes charged in addition to the context's basic memory (context_state.c). */
+    uint64_t stack_bytes, heap_bytes;
     int cache_config, shared_config;
     struct event_table *events;
     /* For a green context: the primary context that owns everything but its streams, its SMs, its default stream. */
@@ -151,11 +152,12 @@ static inline CUresult driver_enter(const char *function)
 CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigned version);
 /* Returns the current context or NULL. It may be a green context, see context_use(). */
 CUcontext context_current(void);
-/* Returns the current context if it is alive, not broken and its GPU not lost; for a green context its home. */
+/* Returns the current context if it is alive, not broken and its GPU not lost. For a green context, returns its primary
+ * context. */
 CUresult context_use(CUcontext *out);
 /* Memory that a green context takes in addition to its primary context. */
 #define GREEN_BYTES ((uint64_t)6 << 20)
-/* Creates a green context; returns NULL without memory. */
+/* Creates a green context. Returns NULL if there is no memory. */
 CUcontext context_green(CUcontext home, unsigned sms);
 /* Destroys a green context; returns false if it was destroyed before. */
 bool context_green_end(CUcontext green);
@@ -182,7 +184,7 @@ void context_heaps_end(CUcontext context);
 CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *out);
 CUresult memory_free(CUdeviceptr pointer);
 bool memory_find(CUdeviceptr pointer, struct block *out, int *device);
-/* Frees a block; kinds: a mask of 1 << enum block_kind. */
+/* Frees a block of one of the kinds, a mask of 1 << enum block_kind. */
 bool memory_free_owned(CUdeviceptr pointer, unsigned kinds);
 /* Moves a managed block; does nothing for other memory. */
 void memory_migrate(CUdeviceptr pointer, bool to_host);
@@ -196,18 +198,20 @@ bool host_find(uintptr_t address, uintptr_t *base, size_t *bytes, unsigned *flag
 /* ipc.c: defers the free of memory that another process has open */
 bool ipc_defer(CUdeviceptr pointer);
 void ipc_free_deferred(void);
-bool external_free(CUdeviceptr pointer); /* external.c; returns false if no mapped buffer starts at pointer */
+/* external.c: frees a mapped buffer; returns false if none starts at pointer */
+bool external_free(CUdeviceptr pointer);
 
 /* vmm.c: finds the run of adjacent mappings [base, base + bytes) that the device may access */
 bool vmm_find(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes, int *device);
-CUresult vmm_adopt(CUdeviceptr base, size_t bytes, int device); /* adds memory of another process that is mapped here */
+/* Registers memory of another process that is mapped into this process. */
+CUresult vmm_adopt(CUdeviceptr base, size_t bytes, int device);
 bool vmm_disown(CUdeviceptr base);
 
 /* pool.c */
 CUresult pool_free(CUdeviceptr pointer, const struct block *block);
 /* Frees pool memory of the device above the thresholds (all: all unused memory). Returns true if any was freed. */
 bool pools_trim(int device, bool all);
-/* Called after a synchronization. */
+/* Trims the device's pools after a synchronization if pool memory was freed. */
 void pools_trim_if_due(int device);
 /* Frees all pool memory after the last context was destroyed. */
 void pools_end(int device);
@@ -221,7 +225,7 @@ CUresult stream_submit(CUstream stream, struct sim_work *work, uint64_t *seq);
 CUresult stream_wait(CUstream stream);
 /* Waits until the context's queue is empty. */
 CUresult context_drain(CUcontext context);
-/* Waits in the same way, as a driver call that locks the context meanwhile. */
+/* Waits until the context's queue is empty, as a driver call that locks the context meanwhile. */
 CUresult context_wait(CUcontext context);
 void streams_destroy(CUcontext context);
 uint64_t copy_cost(uint64_t bytes, bool over_bus);

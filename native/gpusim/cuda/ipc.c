@@ -22,7 +22,7 @@
 struct ticket {
     uint32_t magic;
     int32_t pid, fd, gpu;
-    uint64_t serial; /* of the exporting process; a later process with the same pid has another serial */
+    uint64_t serial; /* Serial of the exporting process. A later process with the same pid has another serial. */
     uint64_t offset, bytes;
     uint64_t reserved[2];
 };

@@ -24,9 +24,9 @@ struct CUmod_st {
     struct image image;
     CUfunction functions;
     struct global *globals;
-    /* due: bytes of code that the first function loads, with lazy loading. */
+    /* charged: bytes of the loaded module. due: with lazy loading, bytes of code that its first used function loads. */
     uint64_t charged, due;
-    /* Time that this load takes. */
+    /* Time that the lazy load takes. */
     uint64_t due_ns;
     CUmodule next;
 };

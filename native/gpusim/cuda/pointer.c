@@ -127,7 +127,11 @@ EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdevice
 
 /*
  * ---- managed memory: a prefetch or a preferred location moves whole blocks. Advice for a part of a block applies to
- * the whole block. No block moves by itself; the GPU reads a block in host memory over the bus.
+<<<<<<< HEAD
+ * the whole block. Only these calls move a block; the GPU reads a block in host memory over the bus.
+=======
+ * the whole block. No block moves without such a call; the GPU reads a block in host memory over the bus.
+>>>>>>> v1
  */
 #define ADVISE_PREFERRED_LOCATION 3
 #define LOCATION_DEVICE 1

@@ -192,7 +192,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
         *index = (unsigned)nvml_index_of(target.number);
         return NVML_SUCCESS;
     }
-    unsigned position = 0; /* index among the MIG devices of the parent GPU */
+    unsigned position = 0; /* The index of the device among the MIG devices of its GPU. */
     sim_lock();
     for (int gi = 0; gi <= target.gi; gi++)
         for (int ci = 0; target.gpu->gi[gi].used && ci < (gi == target.gi ? target.ci : SIM_MAX_CI); ci++)

@@ -12,8 +12,8 @@
 #include "../core/sim.h"
 #include "nvml_types.h"
 
-/* Handles point into static storage, so a client may store a handle and even read through it at any time. A future
- * nvidia-smi might do so, although handles are opaque pointers. */
+/* Handles point into static storage, so a client may keep a handle for ever and even read the memory behind it. A
+ * future nvidia-smi might read it, although handles are opaque pointers. */
 struct nvml_device {
     unsigned char opaque[512];
     /* Index in sim_state.gpus. */

@@ -7,32 +7,45 @@
 #define US 1000ull
 #define MS 1000000ull
 
-#define ACTIVE_NS (60 * MS)       /* A tenant counts as busy for this time after its last launch. */
-/* A waiting tenant writes its page every 10 ms; after this silence it counts as killed. */
+/* A tenant counts as busy for this time after its last launch. */
+#define ACTIVE_NS (60 * MS)
+/* A waiting tenant writes its page every 10 ms. If the page is not written for this time, the tenant counts as
+ * killed. */
 #define WAITING_NS (25 * MS)
-#define CYCLE_NS (50 * MS)        /* every busy tenant has one turn in about this time */
+/* Every busy tenant has one turn in about this time. */
+#define CYCLE_NS (50 * MS)
 #define TURN_MIN_NS (2 * MS)
 #define TURN_MAX_NS (30 * MS)
-#define IDLE_NS (300 * US)        /* A turn ends early if its holder has had nothing to run for this time. */
-#define LOOK_NS (250 * US)        /* Interval at which the holder's page is read. */
+/* A turn ends early if its tenant has had no work on the GPU for this time. */
+#define IDLE_NS (300 * US)
+/* During a turn its tenant's page is read at this interval. */
+#define LOOK_NS (250 * US)
 /* A tenant whose work is overdue updates its page within this time; otherwise it counts as killed. */
 #define LATE_NS (400 * US)
 #define DRAIN_NS VGPU_ARBITER_DRAIN_NS
-#define LOW_OUTSTANDING_US 1000u  /* work that a tenant of low priority may queue while one of high priority may come */
-#define CREDIT_NS (250 * (int64_t)MS) /* Largest credit of a tenant, as time at its rate. */
-#define DEBT_NS (2000 * (int64_t)MS)  /* Largest debt of device time; the rest of a longer kernel is forgiven. */
-#define HELD_NS (65 * MS)         /* A tenant that has waited for this time is next. */
-#define HELD_MOST_NS (78 * MS)    /* A tenant that has waited for this time cuts the current turn short. */
-/* most device time that a tenant may owe for the two rules above: it gets one launch, then works off its debt. */
+/* Work that a tenant of low priority may queue while a tenant of high priority shares the GPU. */
+#define LOW_OUTSTANDING_US 1000u
+/* Largest credit of a tenant, as time at its rate. */
+#define CREDIT_NS (250 * (int64_t)MS)
+/* Largest debt of device time. If a kernel takes longer, the rest is not charged. */
+#define DEBT_NS (2000 * (int64_t)MS)
+/* A tenant that has waited for this time gets the next turn. */
+#define HELD_NS (65 * MS)
+/* A tenant that has waited for this time cuts the current turn short. */
+#define HELD_MOST_NS (78 * MS)
+/* HELD_NS and HELD_MOST_NS apply only to a tenant whose debt of device time is below this. */
 #define OVERDUE_DEBT_NS (30 * (int64_t)MS)
-/* a tenant with bursts of at least this length, and shorter than its turn, is sparse */
+/* A tenant is sparse if its bursts are at least this long but shorter than its turn. */
 #define SPARSE_LEAST_NS (150 * US)
-#define SPARSE_REST_NS (4 * MS)   /* A sparse tenant goes first only after this time since its last turn. */
-/* A sparse tenant goes first only after this much of the current turn, and if its credit covers the burst. */
+/* A sparse tenant goes first only if its last turn ended at least this time ago. */
+#define SPARSE_REST_NS (4 * MS)
+/* A sparse tenant cuts the current turn short only after this time, and only if its credit covers its burst. */
 #define SPARSE_NS (1 * MS)
-#define SPARSE_OUTSTANDING_US 1000u /* Work that others may queue while a sparse tenant is active. */
-#define SPARSE_IDLE_NS (200 * US) /* A sparse tenant's turn ends early if it has had nothing to run for this time. */
-/* A waiting tenant whose lag exceeds the holder's by this much cuts the turn short. */
+/* Work that other tenants may queue while a sparse tenant is active. */
+#define SPARSE_OUTSTANDING_US 1000u
+/* The turn of a sparse tenant ends early if the tenant has had no work on the GPU for this time. */
+#define SPARSE_IDLE_NS (200 * US)
+/* A waiting tenant cuts the turn short if its lag exceeds the lag of the turn's tenant by this much. */
 #define PREEMPT_NS (30 * (int64_t)MS)
 
 bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_others, bool all_high, bool unknown_others)
@@ -47,11 +60,14 @@ bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_other
 struct sum {
     unsigned present, active, unlimited;
     bool all_high, any_high;
-    double shares;  /* sum of the shares of active tenants. */
-    double credits; /* sum of their credits if the shares fill the GPU; then only the difference from the mean counts */
+    /* Sum of the shares of active tenants. */
+    double shares;
+    /* Sum of the credits of active tenants; 0 if the shares do not fill the GPU. claim_of() subtracts a tenant's part
+     * of the sum. */
+    double credits;
 };
 
-/* Returns true if the active shares fill the GPU. Smaller shares are limits. */
+/* Returns true if the active tenants' shares fill the GPU. If they do not, the shares are limits. */
 static bool fills(const struct sum *sum)
 {
     return sum->shares >= 0.9999;
@@ -82,8 +98,8 @@ static struct sum look(struct schedule *schedule, uint64_t now, uint64_t passed)
         sum.all_high = sum.all_high && in->high;
         sum.any_high = sum.any_high || in->high;
         sum.unlimited += in->unlimited;
-        /* The tenant writes these times, and a time in the future would keep it busy for ever. The page is read
-         * slightly later than the clock. */
+        /* The tenant writes these times. A time far in the future is ignored, because it would keep the tenant busy for
+         * ever. A time slightly in the future is normal, because the clock is read before the page. */
         in->active_ns = past(in->active_ns, now);
         in->waiting_ns = past(in->waiting_ns, now);
         if (in->busy_until_ns > now + 1000 * MS)
@@ -123,13 +139,13 @@ static double claim_of(const struct schedule_tenant *tenant, const struct sum *s
     return (double)tenant->credit - rate(tenant, sum) * sum->credits;
 }
 
-/* Returns the time since the tenant should have had the GPU. */
+/* Returns the tenant's credit as a time at its rate. A larger lag means that the tenant is further behind its share. */
 static double lag(const struct schedule_tenant *tenant, const struct sum *sum)
 {
     return (double)tenant->credit / rate(tenant, sum);
 }
 
-/* Returns true if the tenant has waited so long that it goes before tenants with a better claim. */
+/* Returns true if the tenant has waited at least `after` ns, so that it goes before tenants with a larger claim. */
 static bool overdue(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now, uint64_t after)
 {
     return waiting(tenant) && now - tenant->waits_since >= after && claim_of(tenant, sum) > -(double)OVERDUE_DEBT_NS;
@@ -158,8 +174,8 @@ static void close_gate(struct schedule_tenant *tenant, bool by_priority)
     tenant->out.turn_start_ns = tenant->out.turn_end_ns = 0;
 }
 
-/* No contention. Only a lone tenant may run at once. Other tenants must ask first; otherwise their start would be
- * seen too late. */
+/* Sets the gates while tenants do not compete for the GPU. If one tenant is active, the others' gates are closed, so
+ * that they report that they wait; otherwise the arbiter would notice their first launch too late. */
 static uint64_t all_free(struct schedule *schedule, const struct sum *sum, uint64_t now, uint64_t passed)
 {
     schedule->state = SCHEDULE_FREE;
@@ -195,8 +211,8 @@ static bool bursts(const struct schedule_tenant *tenant)
     return tenant->gave_up >= 3 && tenant->burst >= SPARSE_LEAST_NS;
 }
 
-/* Returns true if the tenant comes for less than a turn and its credit covers that. Letting it go first costs the
- * others a hand-over, but no share. */
+/* Returns true if the tenant needs less than a turn and its credit covers its burst. If it goes first, the other
+ * tenants lose the time of a hand-over, but no share. */
 static bool sparse(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now)
 {
     return bursts(tenant) && now - tenant->served >= SPARSE_REST_NS && claim_of(tenant, sum) >= (double)tenant->burst;
@@ -231,8 +247,8 @@ static int choose(const struct schedule *schedule, const struct sum *sum, uint64
     return best;
 }
 
-/* Charges the taker and credits all active tenants by their shares. The credit is reduced so that no tenant reaches
- * the bound: one tenant's figures must not change the order of the others. */
+/* Charges the taker and credits all active tenants by their shares. The credit is reduced so that no tenant exceeds
+ * CREDIT_NS: one tenant's figures must not change the order of the others. */
 static void take(struct schedule *schedule, const struct sum *sum, struct schedule_tenant *taker, double ns)
 {
     double given = fills(sum) ? ns : 0;
@@ -247,16 +263,16 @@ static void take(struct schedule *schedule, const struct sum *sum, struct schedu
             add_credit(&schedule->tenant[i], given * rate(&schedule->tenant[i], sum), sum);
 }
 
-/* Charges the holder for its turn. `late`: the end of its remaining work, which is not waited for and runs on in the
- * driver's time slices; 0: none. */
+/* Charges the holder for its turn. `late`: the predicted end of work that runs on after the turn in the driver's time
+ * slices; 0: no such work. */
 static void charge(struct schedule *schedule, const struct sum *sum, uint64_t now, uint64_t late)
 {
     if (schedule->holder < 0 || !schedule->tenant[schedule->holder].present)
         return;
     struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
     double held = (double)(now - schedule->turn_start), used = (double)(holder->in.used_ns - holder->used_at);
-    /* The tenant's own figure counts between 80 and 100 % of the turn: gaps of the hand-over are charged to no
-     * tenant, and false figures gain little. */
+    /* The time that the tenant reports is used, but at least 80 and at most 100 % of the turn. So gaps of the hand-over
+     * are charged to no tenant, and a false report gains little. */
     used = used > held ? held : used < 0.8 * held ? 0.8 * held : used;
     holder->used_at = holder->in.used_ns;
     holder->late = late > now;
@@ -267,8 +283,8 @@ static void charge(struct schedule *schedule, const struct sum *sum, uint64_t no
     holder->served = now;
 }
 
-/* Corrects the charge of work that ran on after its tenant's turn. The correction uses the tenant's own figure, so
- * it returns at most what was charged for that work. */
+/* Corrects the charge of work that ran on after its tenant's turn. The correction uses the time that the tenant
+ * reports, so it refunds at most the charge for that work. */
 static void settle_late(struct schedule *schedule, const struct sum *sum)
 {
     for (int i = 0; i < SCHEDULE_TENANTS; i++) {
@@ -368,7 +384,8 @@ static uint64_t drain(struct schedule *schedule, uint64_t now, uint64_t *late)
         if (schedule->tenant[i].present && (schedule->holder < 0 || schedule->holder == i) &&
             schedule->tenant[i].in.busy_until_ns > latest)
             latest = schedule->tenant[i].in.busy_until_ns;
-    /* 0: the tenant reports that it is done. A past time was a prediction, and its kernel may be late. */
+    /* latest 0: the tenant reports that its work is done. A time in the past was only predicted; the kernel may still
+     * run. */
     *late = latest && latest + LATE_NS > now ? (latest > now ? latest : now + 1) : 0;
     if (!latest || latest + LATE_NS <= now || now >= schedule->drain_until)
         return 0;
@@ -377,8 +394,8 @@ static uint64_t drain(struct schedule *schedule, uint64_t now, uint64_t *late)
     return next > now + 50 * US ? (next < now + 200 * US ? next : now + 200 * US) : now + 50 * US;
 }
 
-/* Records the length of the holder's burst if it gave up its turn. Uses the tenant's own figure, at most the length
- * of the turn. */
+/* Records the length of the holder's burst if the holder gave up its turn. Uses the time that the tenant reports, at
+ * most the length of the turn. */
 static void note_burst(struct schedule *schedule, uint64_t now)
 {
     struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
@@ -391,7 +408,7 @@ static void note_burst(struct schedule *schedule, uint64_t now)
 
 static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uint64_t now)
 {
-    if (schedule->state == SCHEDULE_FREE) { /* a tenant that ran alone is charged from now on for its queued work */
+    if (schedule->state == SCHEDULE_FREE) { /* From now on a tenant that ran alone is charged for its queued work. */
         schedule->state = SCHEDULE_DRAIN;
         schedule->holder = (int)schedule->alone - 1;
         schedule->turn_start = now;

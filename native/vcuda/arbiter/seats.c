@@ -12,9 +12,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define AT_WORK_NS (100 * MS) /* A tenant without a seat counts as working for this time after its last launch. */
-/* A tenant may have thousands of waiting threads, and waking all of them would delay another tenant's turn; woken
- * threads wake others. */
+/* A tenant without a seat counts as working for this time after its last launch. */
+#define AT_WORK_NS (100 * MS)
+/* Maximum number of a tenant's waiting threads that the arbiter wakes; they wake the others. Waking thousands of
+ * threads would delay another tenant's turn. */
 #define WAKE_MOST 64
 
 /* --- seats ------------------------------------------------------------------------------------------------ */

@@ -17,7 +17,8 @@
 struct allocation {
     char id[VGPU_ALLOCATION_SIZE];
     bool used, seen, complained;
-    int folder;       /* descriptor; refers to the same folder even if its name changes. */
+    /* Descriptor of the allocation's folder, also after the folder was renamed. */
+    int folder;
     /* Descriptor of rw/tenant; read by pread(), because the tenant may truncate the file under a mapping. */
     int tenant;
     struct vgpu_limits limits;
@@ -25,8 +26,9 @@ struct allocation {
     struct {
         struct vgpu_gpu_page *page;
         ino_t inode;
-        char uuid[VGPU_UUID_SIZE]; /* UUID of the page's GPU. */
-        int gpu, slot;             /* -1: no seat in the GPU's schedule. */
+        /* UUID of the page's GPU. */
+        char uuid[VGPU_UUID_SIZE];
+        int gpu, slot; /* -1: the tenant has no seat in the GPU's schedule. */
     } device[VGPU_MAX_DEVICES];
 };
 
@@ -39,7 +41,7 @@ struct gpu {
 };
 
 struct node {
-    char root[512]; /* /run/vgpu/allocations */
+    char root[512]; /* The folder of all allocations, /run/vgpu/allocations. */
     struct allocation allocation[ALLOCATIONS];
     struct gpu gpu[GPUS];
     bool quiet; /* --json-status: opens pages read-only and reports no errors */
@@ -56,8 +58,8 @@ bool tenants_page(const struct allocation *allocation, struct vgpu_tenant_page *
 unsigned tenants_count(const struct node *node);
 
 /* seats.c */
-/* Gives a seat to a tenant without one. Returns false if it works and no seat is free. Returns true without a seat
- * if it rests. */
+/* Gives a seat in the GPU's schedule to a tenant without a seat. If all seats are taken, an active tenant gets the seat
+ * of an idle tenant; an idle tenant needs no seat, and the function returns true. Returns false if there is no seat. */
 bool seat_take(struct node *node, struct allocation *allocation, int device, uint64_t now);
 void seat_leave(struct node *node, struct allocation *allocation, int device);
 /* Reads one GPU's tenants, decides, and writes the pages. Returns when to look again. */
@@ -70,6 +72,7 @@ int status_print(struct node *node);
 
 /* notify.c: reports to systemd; does nothing if systemd did not request it */
 void notify(const char *state);
-uint64_t notify_interval(void); /* ns between watchdog messages; 0: none requested */
+/* Returns the ns between watchdog messages; 0: systemd requests none. */
+uint64_t notify_interval(void);
 
 #endif

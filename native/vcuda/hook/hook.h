@@ -17,7 +17,8 @@
 
 struct options {
     const char *allocations, *cgroup_root, *nvml, *backend;
-    bool driver; /* true: no container starts without the limit; false: the library alone may enforce it */
+    /* true: no container starts without the driver's limit. false: the library alone may enforce the limit. */
+    bool driver;
 };
 
 /* The runtime's data about the container that is being created. */
@@ -28,7 +29,8 @@ struct container {
 
 struct gpu {
     char uuid[VGPU_UUID_SIZE];
-    uint64_t hard; /* bytes, summed over all allocations of the container; UNLIMITED: no limit */
+    /* The limit in bytes, summed over all allocations of the container; UNLIMITED: no limit. */
+    uint64_t hard;
 };
 
 /* The allocations that the container has mounted, and the limits that the node grants by them. */
@@ -40,8 +42,10 @@ struct grant {
 };
 
 struct group {
-    char path[2 * PATH_MAX]; /* Path of the folder, below the root of the hierarchy. */
-    char name[PATH_MAX + 8]; /* The kernel's name of the group, from that root on. */
+    /* Path of the group's folder. */
+    char path[2 * PATH_MAX];
+    /* The kernel's name of the group: the path relative to the root of the hierarchy. */
+    char name[PATH_MAX + 8];
     unsigned long long inode;
 };
 

@@ -12,12 +12,16 @@
 char *json_read(int descriptor, size_t most);
 /* Returns true if the whole text is one value. */
 bool json_whole(const char *text);
-const char *json_member(const char *object, const char *name); /* If two members have the name, the last one. */
-const char *json_first(const char *array);                     /* NULL also for an empty array. */
+/* Returns the member with this name; if two members have the name, the last member. */
+const char *json_member(const char *object, const char *name);
+/* Returns the first element; NULL also for an empty array. */
+const char *json_first(const char *array);
 const char *json_next(const char *element);
 /* Returns false if the value is no string, does not fit, or contains a NUL. */
 bool json_string(const char *value, char *out, size_t size);
-bool json_number(const char *value, unsigned long long *out); /* non-negative integers only. */
-void json_print(FILE *file, const char *text);                 /* Prints a quoted JSON string. */
+/* Reads a non-negative integer. Returns false for any other value. */
+bool json_number(const char *value, unsigned long long *out);
+/* Prints the text as a quoted JSON string. */
+void json_print(FILE *file, const char *text);
 
 #endif

@@ -15,8 +15,9 @@
 
 /* --- foreign processes in NVML ----------------------------------------------------------------------------------- */
 
-#define MOST 1024  /* processes of a list. */
-/* A process that starts or ends between reading a list and the ledger is not foreign in every look. */
+/* Maximum number of processes in a list. */
+#define MOST 1024
+/* Number of looks. A process that starts or ends between reading a list and the ledger is not foreign in every look. */
 #define LOOKS 3
 #define NAP_NS 100000000
 
@@ -26,7 +27,7 @@ typedef nvmlReturn_t (*samples_of)(nvmlDevice_t device, nvmlProcessUtilizationSa
                                    unsigned long long since);
 
 struct seen {
-    unsigned lists, processes, stranger; /* stranger: a pid that is foreign; 0: none */
+    unsigned lists, processes, stranger; /* stranger: the pid of a foreign process; 0: none. */
     const char *where;
     uint64_t bytes; /* bytes in use that are charged to no process of this container */
 };

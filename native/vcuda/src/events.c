@@ -14,20 +14,26 @@ const struct events vgpu_events = {
     .context_changed = {limiter_forget_thread},
     .context_leaving =
         {
-            fence_context_leaving,  /* Needs a context that can still be entered. */
-            context_leaving,        /* Removes the context from its table if this library charged it. */
-            green_context_leaving,  /* Moves the memory of a primary context's green contexts to the primary. */
-            /* Removes its blocks from the tables, because another thread may get the same addresses at once. */
+            /* Runs first, because it needs a context that can still be entered. */
+            fence_context_leaving,
+            /* Removes the context from its table if this library charged it. */
+            context_leaving,
+            /* Moves the memory of a primary context's green contexts to the primary. */
+            green_context_leaving,
+            /* Removes the context's blocks from the tables: another thread may get the same addresses at once. */
             memory_context_leaving,
         },
     .context_left =
         {
             devices_context_left,
             limiter_context_left,
-            memory_context_left, /* uncharges the blocks, or puts them back into the tables */
+            /* Uncharges the blocks, or puts them back into the tables if the context still exists. */
+            memory_context_left,
             green_context_left,
-            context_left,         /* reclaims, then uncharges the context itself or puts it back. */
-            unaccounted_context_left, /* Compares the rest with the charge, so it comes last. */
+            /* Releases unused memory, then uncharges the context or puts it back into its table. */
+            context_left,
+            /* Runs last, because it compares the remaining charge with the driver's figures. */
+            unaccounted_context_left,
         },
     .waited = {pools_waited, fence_waited, unaccounted_waited},
     /* In the order of the packages, lowest first; no function depends on another. */

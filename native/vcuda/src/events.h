@@ -34,7 +34,7 @@ extern const struct events {
     /* This process is a forked child: it has none of its parent's device memory, and may have inherited locks that
      * no thread will release. */
     void (*reset[24])(void);
-    /* A thread meets a current context that it has not used before. An error: the context may allocate nothing.
+    /* A thread meets a current context that it has not used before. Returns an error if the context may not allocate.
      * *known false: the context could not be checked now. */
     CUresult (*context_met)(const struct device *device, CUcontext context, CUdevice ordinal, bool *known);
 } vgpu_events;

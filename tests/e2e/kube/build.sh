@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Builds the programs of Kubernetes that tests/e2e needs into a folder and prints its name; built once, then cached.
-# The folder's name holds the digest of go.mod and go.sum, so another version of them is another build.
-#   tests/e2e/kube/build.sh [--find]         --find: only say where they are, exit 3 when they are not built
+# Builds the programs of Kubernetes for tests/e2e once and prints their folder. The folder's name contains the digest
+# of go.mod and go.sum, so a change of these files causes a new build.
+#   tests/e2e/kube/build.sh [--find]         --find: only print the folder; exit 3 if the programs are not built
 #   VGPU_E2E_KUBERNETES=1.36                 the version: one of the folders next to this file; 1.34 without it
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -41,14 +41,14 @@ go=$("$here/go.sh" "$(sed -n 's/^go \([0-9]*\.[0-9]*\).*/\1/p' "$module/go.mod")
 mkdir -p "$out"
 minor=${version#v1.}
 minor=${minor%%.*}
-# The programs tell their version to each other and to the device plugin; without these flags they say v0.0.0.
+# The programs report their version to each other and to the device plugin; without these flags it would be v0.0.0.
 stamp="-X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1"
 stamp="$stamp -X k8s.io/component-base/version.gitMinor=$minor -X k8s.io/client-go/pkg/version.gitVersion=$version"
 cd "$module"
 for program in $programs; do
     [ ! -x "$out/$program" ] || continue
     echo "building $program $version" >&2
-    # -p: two compilers need up to 2.5 GB together. The rename keeps a killed build from looking like a finished one.
+    # -p: two compilers need up to 2.5 GB together. Rename at the end, so that a killed build does not look finished.
     CGO_ENABLED=0 GOFLAGS=-mod=readonly GOTOOLCHAIN=local nice -n 10 "$go" build -p "${VGPU_E2E_JOBS:-2}" -trimpath \
         -ldflags "-s -w $stamp" -o "$out/$program.part" "k8s.io/kubernetes/cmd/$program" >&2
     mv "$out/$program.part" "$out/$program"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Prints a go program of that version or newer, 1.24 without one: the one in PATH where it is new enough, else Go's own
-# toolchain module, fetched by Debian's older go and checked against Go's checksum database.
+# Prints the path of a go program of VERSION (default 1.24) or newer: the go in PATH if it is new enough, else Go's
+# toolchain module, fetched by Debian's older go and verified with Go's checksum database.
 #   tests/e2e/kube/go.sh [VERSION]
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,7 +13,7 @@ case $wanted in
 esac
 
 version() {
-    # GOTOOLCHAIN=local: say what it is, fetch nothing.
+    # GOTOOLCHAIN=local makes go report its own version without fetching another.
     GOTOOLCHAIN=local "$1" version 2>/dev/null | sed -n 's/^go version go\([0-9]*\.[0-9]*\).*/\1/p'
 }
 
@@ -45,7 +45,7 @@ if [ -z "$found" ]; then
 fi
 name=golang.org/toolchain@v0.0.1-go$toolchain.linux-$("$found" env GOARCH)
 echo "fetching $name with $(GOTOOLCHAIN=local "$found" version)" >&2
-# A module of our own around it, for an old go refuses go.mod files of newer ones.
+# Fetch it from an empty module, because an old go refuses go.mod files of newer versions.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 printf 'module fetch\n\ngo 1.19\n' >"$work/go.mod"
@@ -57,7 +57,7 @@ folder=$(cd "$work" && GOFLAGS=-mod=mod GOTOOLCHAIN=local "$found" mod download 
 rm -rf "$target.part"
 cp -r "$folder" "$target.part"
 chmod -R u+w "$target.part"
-# Files of a module have no right to be executed.
+# Files in a module are not executable.
 find "$target.part/bin" "$target.part/pkg/tool" -type f -exec chmod +x {} +
 mv "$target.part" "$target"
 echo "$target/bin/go"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Kubernetes of one node on this machine, in namespaces of its own."""
+"""Runs a real Kubernetes of one node on this machine in separate namespaces."""

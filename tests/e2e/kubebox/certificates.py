@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One authority for the cluster, and a certificate for each program and person. Made by the openssl command."""
+"""Makes one authority for the cluster, and a certificate for each program and user, with the openssl command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def openssl(*words: str) -> None:
 
 
 class Authority:
-    """``ca.crt`` and what it signs, in one folder. Nothing is made twice."""
+    """``ca.crt`` and its signed certificates in one folder. Each certificate is created once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,7 +29,7 @@ class Authority:
                 *("-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign"),
                 *("-out", str(self.certificate)),
             )
-            # Signs the tokens of service accounts.
+            # The key that signs service account tokens.
             openssl("genrsa", "-out", str(folder / "tokens.key"), "2048")
 
     @property
@@ -41,9 +41,10 @@ class Authority:
         return self.folder / "tokens.key"
 
     def pair(self, name: str, subject: str, names: str = "") -> tuple[Path, Path]:
-        """(certificate, key) of a subject such as ``/O=system:nodes/CN=system:node:a``, for servers and clients.
+        """Returns (certificate, key) of a subject such as ``/O=system:nodes/CN=system:node:a``, for servers and
+        clients.
 
-        ``names``: what a server is reached by, as ``IP:10.96.0.1,DNS:localhost``.
+        ``names``: addresses of a server, such as ``IP:10.96.0.1,DNS:localhost``.
         """
         certificate, key = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         if not certificate.exists():
@@ -60,7 +61,7 @@ class Authority:
         return certificate, key
 
     def kubeconfig(self, name: str, server: str, subject: str, names: str = "") -> Path:
-        """A kubeconfig for ``subject``; the same pair serves where ``names`` are given."""
+        """Writes a kubeconfig for ``subject``; with ``names`` its pair also works for a server."""
         certificate, key = self.pair(name, subject, names)
         path = self.folder / f"{name}.conf"
         cluster = {"server": server, "certificate-authority": str(self.certificate)}

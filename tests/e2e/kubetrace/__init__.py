@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kubelet says to a device plugin and to a driver for claims, recorded.
+"""Records a kubelet's calls to a device plugin and to a driver for claims.
 
-The real one's trace is what the double is held to.
+The real kubelet's trace is the reference for the kubelet double.
 """

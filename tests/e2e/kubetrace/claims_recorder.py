@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver for claims (Dynamic Resource Allocation) that prepares nothing and writes down what the kubelet asks it.
+"""A driver for claims (Dynamic Resource Allocation) that prepares nothing and records the kubelet's calls.
 
-It is none of ours on purpose: what is recorded is the kubelet's behaviour. Needs the gRPC code of the device plugin
-(``vgpu_plugin._proto``) and nothing else of it.
+It shares no code with the project's driver, so that only the kubelet's behaviour is recorded. Needs the gRPC code of
+the device plugin (``vgpu_plugin._proto``) only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def device_name(claim: str, request: str) -> str:
 
 
 class ClaimRecorder:
-    """``calls`` are those since the last ``take``; ``faults``: name of a call → one of ``Service.wrong``'s kinds."""
+    """``calls``: the calls since the last ``take``; ``faults``: name of a call → a kind of wrong response, see
+    ``Service._wrong``."""
 
     def __init__(self, root: Path) -> None:
         """``root``: the kubelet's folder."""
@@ -79,7 +80,7 @@ class ClaimRecorder:
         for server, socket in ((driver, self.socket), (registrar, self.registration_socket)):
             socket.parent.mkdir(parents=True, exist_ok=True)
             socket.unlink(missing_ok=True)
-            # gRPC removes the file of a server that is stopped; under another name it stays, as that of a killed one.
+            # gRPC removes a stopped server's socket file; rename the file, so that it stays as after a kill.
             bound = socket.with_name(f".{socket.name}")
             server.add_insecure_port(f"unix:{bound}")
             server.start()
@@ -87,7 +88,7 @@ class ClaimRecorder:
             self._servers.append(server)
 
     def stop(self, killed: bool = False) -> None:
-        """With ``killed`` the sockets stay."""
+        """Stops the driver; with ``killed`` its socket files stay."""
         if not killed:
             self.registration_socket.unlink(missing_ok=True)
             self.socket.unlink(missing_ok=True)
@@ -105,7 +106,7 @@ class ClaimRecorder:
             self.lock.notify_all()
 
     def take(self, mend: bool = False) -> list[dict[str, Any]]:
-        """``mend``: no call fails from now on; what comes next is of the next step."""
+        """Returns the recorded calls and clears them for the next step; ``mend``: no call fails from now on."""
         with self.lock:
             taken, self.calls = self.calls, []
             if mend:
@@ -113,14 +114,14 @@ class ClaimRecorder:
             return taken
 
     def asked(self, call: str, claim: str) -> bool:
-        """Whether this step has such a call."""
+        """Returns whether this step has recorded such a call."""
         with self.lock:
             return any(one["call"] == call and claim in one["claims"] for one in self.calls)
 
     # ---- the kubelet's calls
 
     def note(self, entry: dict[str, Any], failed: bool = False) -> None:
-        """A call that fails is made again and again: it is written once."""
+        """Records a call; a failing call, which the kubelet repeats, is recorded once."""
         with self.lock:
             if failed and entry in self._failed:
                 return
@@ -128,7 +129,7 @@ class ClaimRecorder:
             self.calls.append(entry)
 
     def claims_of(self, request: Any) -> list[str]:
-        """By name, and whether name, namespace and uid are of one claim."""
+        """Returns claims by name, with whether name, namespace and uid belong to one claim."""
         found = []
         for one in request.claims:
             known = self.names.get(one.uid) == one.name and one.namespace == "default"
@@ -141,7 +142,7 @@ class Registrar(registration_rpc.RegistrationServicer):
         self._recorder, self._services = recorder, services
 
     def GetInfo(self, request: registration.InfoRequest, context: grpc.ServicerContext) -> registration.PluginInfo:
-        # A plugin that was refused is asked again now and then.
+        # The kubelet repeats the call periodically after a refused registration.
         if self._recorder.registered is not False:
             self._recorder.note({"call": "GetInfo", "answer": list(self._services)})
         return registration.PluginInfo(
@@ -193,7 +194,7 @@ class Service:
         return answer
 
     def _wrong(self, call: str, request: Any, answer: Any, context: grpc.ServicerContext) -> bool:
-        """Writes the call down; makes a wrong answer where that is wished for."""
+        """Records the call; returns a wrong response if a fault is configured for it."""
         fault = self._recorder.faults.get(call, "")
         claims = self._recorder.claims_of(request)
         entry = {"call": call, "service": self._version, "claims": claims, "answer": fault or "ok"}
@@ -222,7 +223,7 @@ class Health(health_rpc.DRAResourceHealthServicer):
         sent = None
         while context.is_active() and recorder._generation >= 0:
             with recorder.lock:
-                # Before what was said is too old for the kubelet, which is 30 s.
+                # Send again before the kubelet treats the last message as outdated after 30 s.
                 if sent == recorder._generation and recorder.lock.wait(10) and sent == recorder._generation:
                     continue
                 sent = recorder._generation

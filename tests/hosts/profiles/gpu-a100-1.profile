@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Four training cards. hostctl puts the driver version of the host's nvidia-smi here.
+# Four training cards. hostctl replaces driver_version by the version of the host's nvidia-smi.
 driver_version = 535
 cuda_version = 12.2
 device_nodes = require

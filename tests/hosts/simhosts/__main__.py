@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python3 -m simhosts``; tests/hosts/hostctl is the name that people type."""
+"""``python3 -m simhosts``; people run it as tests/hosts/hostctl."""
 
 import sys
 

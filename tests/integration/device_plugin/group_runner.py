@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the driver's checks of the isolation check with a stand-in for an engine: a process in a group of its own, the
-bundle and the hooks that a runtime would have, out of the device plugin's CDI file. A program of its own.
+"""Runs the isolation check's driver checks without a container engine: a process in a new cgroup, with a bundle and
+the hooks of the device plugin's CDI file, like a runtime. Runs as a separate program.
 
-Arguments, as JSON: ``socket``, ``vgpuctl``, ``cgroup_root``, ``cdi`` (the file), ``groups`` (where groups are made),
-``hooks`` (whether they run), ``names`` and ``beside`` (whether a neighbour is tried). Prints the checks.
+Arguments, as JSON: ``socket``, ``vgpuctl``, ``cgroup_root``, ``cdi`` (the CDI file), ``groups`` (folder for new
+cgroups), ``hooks`` (whether hooks run), ``names`` (of checks) and ``beside`` (whether a second container runs too).
+Prints the checks.
 """
 
 from __future__ import annotations

@@ -27,34 +27,34 @@ HANDED_ON = ("kubeconfig", "context", "cluster", "user", "server", "request-time
 # Command → (description, examples), in the order of --help.
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "nodes": (
-        "nodes with GPUs: how they are shared, what is given out, what somebody should look at",
+        "show nodes with GPUs: how their GPUs are shared, what is assigned, and problems",
         ("kubectl vgpu nodes", "kubectl vgpu nodes -o json"),
     ),
     "cards": (
-        "every GPU that pods may ask parts of: planned of what there is, and for whom",
+        "show each GPU that pods may share: planned amounts, capacity and pods",
         ("kubectl vgpu cards", "kubectl vgpu cards -o wide"),
     ),
     "slices": (
-        "every slice and who holds it, by the nodes' exporters: vgpu_metrics_listen must let the API server reach them",
+        "show each slice and its holder, from the nodes' exporters; vgpu_metrics_listen must admit the API server",
         ("kubectl vgpu slices", "kubectl vgpu slices -o wide --port 9410"),
     ),
     "pods": (
-        "pods that have a GPU or wait for one",
+        "show pods that have a GPU or wait for a GPU",
         ("kubectl vgpu pods", "kubectl vgpu pods --namespace ml -o yaml"),
     ),
     "why": (
-        "what a pod asks for, what it was given, or why it waits",
+        "show what a pod requests, what it got, or why it waits",
         ("kubectl vgpu why train-0 --namespace ml",),
     ),
     "resize": (
-        "asks for another size of a pod that runs; the scheduler grants it where quota and GPU have room",
+        "request another size for a running pod; the scheduler grants it if quota and GPU have room",
         ("kubectl vgpu resize train-0 --namespace ml --memory 8Gi --cores 30",),
     ),
     "drain": (
-        "a GPU gets no more pods, and those on it are evicted",
+        "assign no more pods to a GPU, and evict the pods on it",
         ("kubectl vgpu drain gpu-1 0", "kubectl vgpu drain gpu-1 GPU-5d1b --keep-pods"),
     ),
-    "undrain": ("a drained GPU gets pods again", ("kubectl vgpu undrain gpu-1 0",)),
+    "undrain": ("assign pods to a drained GPU again", ("kubectl vgpu undrain gpu-1 0",)),
 }
 
 
@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
         if OUTPUT in OPTIONS[name]:
             one.add_argument("-o", OUTPUT, choices=FORMATS, default="table")
         if NAMESPACE in OPTIONS[name]:
-            one.add_argument("-n", NAMESPACE, default="", help=f"without it {_without(name)}")
+            one.add_argument("-n", NAMESPACE, default="", help=f"default: {_without(name)}")
         for option in HANDED_ON:
             one.add_argument(f"--{option}", default="", metavar="VALUE", help=argparse.SUPPRESS)
     return made
@@ -116,21 +116,21 @@ def parser() -> argparse.ArgumentParser:
 def _add_own(one: argparse.ArgumentParser, name: str) -> None:
     """Adds the arguments of one command."""
     if name in ("why", "resize"):
-        one.add_argument("pod", help="its name; NAMESPACE/NAME does without --namespace")
+        one.add_argument("pod", help="NAME, or NAMESPACE/NAME instead of --namespace")
     if name in ("drain", "undrain"):
         one.add_argument("node")
-        one.add_argument("gpu", help="index, UUID, or the beginning of one")
+        one.add_argument("gpu", help="index, UUID, or the beginning of a UUID")
     if name == "resize":
-        one.add_argument("--container", default="", help="which one, where several have GPUs")
-        one.add_argument("--memory", type=_memory, metavar="SIZE", help="of each of its GPUs, such as 8Gi")
-        one.add_argument("--cores", type=_cores, metavar="PERCENT", help="of each of its GPUs; 0: no limit")
-        help_of_wait = "how long the answer is waited for; 0: not (default: %(default)s)"
+        one.add_argument("--container", default="", help="the container, if several have GPUs")
+        one.add_argument("--memory", type=_memory, metavar="SIZE", help="memory on each of its GPUs, such as 8Gi")
+        one.add_argument("--cores", type=_cores, metavar="PERCENT", help="share of each of its GPUs; 0: no limit")
+        help_of_wait = "maximum wait for the result; 0: do not wait (default: %(default)s)"
         one.add_argument("--wait", type=float, default=WAIT_S, metavar="SECONDS", help=help_of_wait)
     if name == "drain":
-        one.add_argument("--keep-pods", action="store_true", help="evict nobody")
-        one.add_argument("--force", action="store_true", help="evict pods too that nobody makes again")
+        one.add_argument("--keep-pods", action="store_true", help="evict no pods")
+        one.add_argument("--force", action="store_true", help="also evict pods that no controller creates again")
     if PORT in OPTIONS[name]:
-        one.add_argument(PORT, type=int, default=EXPORTER, help="of the nodes' exporters (default: %(default)s)")
+        one.add_argument(PORT, type=int, default=EXPORTER, help="port of the nodes' exporters (default: %(default)s)")
 
 
 def _memory(text: str) -> int:
@@ -147,7 +147,7 @@ def _cores(text: str) -> int:
 
 
 def _without(command: str) -> str:
-    return "all" if command == "pods" else "that of kubectl's context"
+    return "all namespaces" if command == "pods" else "the namespace of kubectl's context"
 
 
 def handed_on(given: argparse.Namespace) -> list[str]:

@@ -28,7 +28,7 @@ from .cluster import Cluster
 log = logging.getLogger(__name__)
 
 RETRY = 2.0
-# Minimum seconds between two requests, however often the Lease is wanted.
+# Minimum seconds between two requests to the API server.
 LEAST = 0.25
 # A holder that was not called for this many seconds hands the Lease over on request.
 QUIET = 3.0
@@ -77,7 +77,7 @@ class Leadership:
         self.why = "" if self.leads else "the lease has not been read yet"
 
     def called(self) -> None:
-        """Notes a call of the kube-scheduler next to this replica."""
+        """Records that the kube-scheduler next to this replica has called it."""
         self._called = self._now()
         if not self.leads:
             self._wake.set()

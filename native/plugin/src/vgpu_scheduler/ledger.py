@@ -35,9 +35,10 @@ from .memo import FITS, Judged, Memo
 from .reasons import Reason
 from .table import ORDERS, GpuTable, View
 
-MAX_SCORE = 10  # of an extender
-# Nodes on which a filter call tries all combinations for a pod with several containers, if the greedy placement found
-# too few nodes.
+# The highest score that an extender may return.
+MAX_SCORE = 10
+# Number of nodes on which a filter call tries all combinations for a pod with several containers, if the greedy
+# placement found too few nodes.
 MAX_SEARCHED = 16
 ENOUGH = 1
 

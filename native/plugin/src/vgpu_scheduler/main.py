@@ -34,7 +34,8 @@ from .tls import Tls
 log = logging.getLogger(__name__)
 
 CERTIFICATE_LOOK = 60.0
-SHUTDOWN = 6.0  # long enough for a bind that is under way
+# Maximum seconds of the shutdown: long enough for a bind request that is under way.
+SHUTDOWN = 6.0
 # Seconds after which an idle connection is closed; the API server connects again.
 IDLE_SECONDS = 75.0
 MOST_DESCRIPTORS = 1 << 16

@@ -30,11 +30,12 @@ from .quota import Demand
 log = logging.getLogger(__name__)
 
 REFUSED, WAITS = "GpuResizeRefused", "GpuResizeWaits"
-# Maximum number of requests checked, of grants, and of events in one round. A tenant may change all its pods at once,
-# and each grant is a write at the API server and a write of limits on a node.
+# Maxima for one round: number of checked requests, of grants, of events. A tenant may change all its pods at once, and
+# each grant is a write at the API server and a write of limits on a node.
 MAX_JUDGED, MAX_GRANTED, MAX_EVENTS = 200, 20, 5
-# Minimum seconds between two grants to one pod, and between two events on one pod; seconds after which a grant that was
-# never seen counts as failed, because no request lives longer at the API server.
+# Seconds. BETWEEN_GRANTS, BETWEEN_EVENTS: minimum between two grants to one pod, and between two events on one pod.
+# GIVE_UP: a grant that the watch has not shown by then counts as failed, because no request to the API server takes
+# longer.
 BETWEEN_GRANTS, BETWEEN_EVENTS, GIVE_UP = 10.0, 60.0, 70.0
 
 

@@ -79,8 +79,10 @@ extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, v
     vgpu_exported, vgpu_imported, vgpu_greens;
 /* The functions that store a block return false if there is no memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
-bool block_swap(struct block_map *map, const struct block *block, struct block *former); /* former->kind 0: there was none */
-bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes the block */
+/* Stores the block in place of a block with the same key, which is returned in *former (kind 0: no such block). */
+bool block_swap(struct block_map *map, const struct block *block, struct block *former);
+/* Removes the block with this key and copies it to *block. */
+bool block_take(struct block_map *map, uint64_t key, struct block *block);
 bool block_get(struct block_map *map, uint64_t key, struct block *block);
 /* Removes every block for which `match` returns true. */
 void block_sweep(struct block_map *map, bool (*match)(const struct block *block, void *data), void *data);
@@ -90,8 +92,9 @@ void blocks_reset(void);
 
 struct device {
     char uuid[VGPU_UUID_SIZE];
-    int ledger;     /* ledger_device() */
-    int nvml_index; /* -1: no limit needs the NVML index. */
+    int ledger; /* The return value of ledger_device(). */
+    /* -1: no limit needs the NVML index. */
+    int nvml_index;
     struct counters *counters;
 };
 /* Returns the device of a CUDA ordinal. NULL: the driver does not know the ordinal (*status is its error) or the
@@ -164,14 +167,15 @@ void memory_refused(const struct device *device, CUresult status); /* status: th
 /* Stores the block in the table. Without memory for the table the charge stays until exit, and a line on stderr
  * reports that. */
 void memory_put(struct block_map *map, const struct block *block, uint64_t bytes);
-void memory_lost(uint64_t bytes); /* writes that line */
+/* Writes the line on stderr about bytes that stay charged until exit. */
+void memory_lost(uint64_t bytes);
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
 /* Returns the device and context for a hook that allocates in the current context. NULL: *status is the caller's
  * error. */
 const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);
 /* For a hook that allocates outside the current context: charges the current context if no hook saw its creation. */
 CUresult memory_meet(void);
-/* reports on stderr a kind of memory that cannot be charged exactly; NOT_SUPPORTED */
+/* Reports on stderr a kind of memory that cannot be charged exactly. Returns CUDA_ERROR_NOT_SUPPORTED. */
 CUresult memory_refuse(const char *what);
 CUresult memory_broken(void);
 /*
@@ -182,11 +186,14 @@ struct allocation {
     const struct device *device;
     CUcontext context;
     uint64_t bytes; /* Bytes charged so far. */
-    int kind;       /* enum block_kind of the stored block. */
+
+    int kind; /* enum block_kind of the stored block. */
 };
-CUresult allocation_target(enum control control, struct allocation *allocation); /* charges nothing yet */
+/* The first step of a hook that does not know the bytes yet; charges nothing. */
+CUresult allocation_target(enum control control, struct allocation *allocation);
 CUresult allocation_begin(enum control control, struct allocation *allocation, uint64_t bytes);
-CUresult allocation_resize(struct allocation *allocation, uint64_t bytes); /* On error the charge is unchanged. */
+/* Changes the charge to `bytes`. On error the charge is unchanged. */
+CUresult allocation_resize(struct allocation *allocation, uint64_t bytes);
 /* Stores the block in the table under the key (map NULL: the caller stores it), or uncharges it if the driver
  * failed. */
 CUresult allocation_end(struct allocation *allocation, CUresult status, struct block_map *map, uint64_t key);
@@ -197,20 +204,22 @@ CUresult allocation_end(struct allocation *allocation, CUresult status, struct b
  * is over a limit but another process is charged more. */
 bool oom_check(void);
 
-/* --- host_memory.c: device memory that is not on the card (S above 1) ------------------------------------ */
+/* --- host_memory.c: device memory in host memory (oversubscription) --------------------------------------- */
 
 /* Returns true if oversubscription is on and the card is too full for so many bytes. Needs a current context. */
 bool host_memory_wanted(const struct device *device, uint64_t bytes);
 /* Allocates unified memory that stays in host memory. The caller has charged it and stores it as BLOCK_HOST. */
 CUresult host_memory_take(const struct device *device, CUdeviceptr *pointer, uint64_t bytes);
-/* The same for physical memory of virtual addresses on the device that the properties name. Only this process can
- * use handles of such memory. */
+/* As host_memory_wanted and host_memory_take, for cuMemCreate on the device that the properties name. Only this process
+ * can use handles of such memory. */
 bool host_memory_physical_wanted(const struct device *device, const CUmemAllocationProp *properties, uint64_t bytes);
 CUresult host_memory_create(const struct device *device, CUmemGenericAllocationHandle *handle, uint64_t bytes,
                             const CUmemAllocationProp *properties);
-bool host_memory_complete(void); /* can this driver create physical host memory? Needs a current context */
+/* Returns true if this driver can create physical host memory. Needs a current context. */
+bool host_memory_complete(void);
 void host_memory_freed(int device, uint64_t bytes);
-uint64_t host_memory_held(int device); /* bytes of this process that are charged but not on the card */
+/* Returns the bytes of this process that are charged to the device but lie in host memory. */
+uint64_t host_memory_held(int device);
 void host_memory_reset(void);
 
 /* --- shareable.c ------------------------------------------------------------------------------------------- */

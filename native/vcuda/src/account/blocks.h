@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private to blocks.c and to the two hooks that every allocation and every free passes. Defines one part of a table,
+ * For blocks.c and for the two hooks that every allocation and every free passes. Defines one part of a table,
  * and the common path for storing and removing a block, inline in these hooks.
  */
 #ifndef VGPU_BLOCKS_H
@@ -21,9 +21,12 @@
  */
 struct part {
     _Atomic uint32_t held;
-    uint32_t room;        /* blocks that can still be added before the table grows. */
-    size_t mask;          /* Byte offset of the last position; the number of positions is a power of two. */
-    struct block *blocks; /* kind 0: free position; at least a quarter stays free. NULL: no table yet. */
+    /* Number of blocks that can be added before the table grows. */
+    uint32_t room;
+    /* Byte offset of the last position. The number of positions is a power of two. */
+    size_t mask;
+    /* The positions; NULL: no table yet. A position with kind 0 is free. At least a quarter of them is free. */
+    struct block *blocks;
     size_t unused;
 };
 struct block_map {
@@ -42,7 +45,8 @@ static inline void part_drop(struct part *part)
     atomic_store_explicit(&part->held, 0, memory_order_release);
 }
 
-/* The high bits are well mixed; addresses are multiples of 512 or of 2 MiB. The highest bits select the part. */
+/* Returns a hash. Addresses are multiples of 512 or of 2 MiB, so the low bits carry no information and the high bits of
+ * the hash are used. The highest bits select the part. */
 static inline uint64_t mix(uint64_t key)
 {
     return key * 0x9e3779b97f4a7c15ull;
@@ -51,7 +55,7 @@ static inline uint64_t mix(uint64_t key)
 static inline struct part *part_of(struct block_map *map, uint64_t mixed)
 {
     struct part *part = &map->parts[mixed >> (64 - PART_BITS)];
-    __asm__("" : "+r"(part)); /* forces one address computation, as in counters_of */
+    __asm__("" : "+r"(part)); /* The compiler then computes the address once, as in counters_of. */
     return part;
 }
 

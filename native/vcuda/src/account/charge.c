@@ -104,7 +104,7 @@ CUresult allocation_target(enum control control, struct allocation *allocation)
     *allocation = (struct allocation){.kind = BLOCK_PLAIN};
     allocation->device = memory_target(control, &allocation->context, &status);
     if (allocation->device)
-        flight_begin(allocation->device->ledger); /* until allocation_end */
+        flight_begin(allocation->device->ledger); /* The flight ends in allocation_end. */
     return status;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The data that an allocation and a free use of a device: the gate, this process's part of the container's account, and
- * the range beyond which unrequested driver memory is looked up. All of it is one cache line. The common path is inline
- * in the hooks, because every allocation of every tenant pays for each instruction.
+ * The data of a device that every allocation and every free uses: the gate, the memory charged to this process, and the
+ * range of usage outside which the library compares its charges with the driver's figures. All of it fits in one cache
+ * line. The common path is inline in the hooks, because each instruction slows every allocation.
  *
  * ledger.c documents the account and handles all uncommon cases, gate.c is the gate, and context/unaccounted.c sets the
  * range.
@@ -23,15 +23,18 @@ enum account { ACCOUNT_USED, ACCOUNT_CONTEXT };
 #define FREEING 0x10000u
 
 struct counters {
-    /* The account and the card differ between a charge and the driver's return, and between a free and its uncharge.
-     * A thread in such a section is in flight. Both figures are read together only while no thread is. A free counts
-     * FREEING: readers do not wait for it, because the driver may delay it until the GPU has finished its work. */
+    /* closed: new allocations wait. flying: the number of threads in flight, that is between a charge and the return of
+     * the driver's allocation, or between the driver's free and its uncharge. In between, the ledger and the driver
+     * disagree, so their figures are compared only while no thread is in flight. A thread in a free adds FREEING: the
+     * comparison does not wait for it, because the driver may delay a free until the GPU has finished its work. */
     _Atomic uint32_t closed, flying;
-    _Atomic uint32_t due; /* Call flight_moved at the end of this flight. */
-    int32_t device;       /* The device's index in the ledger. */
-    /* Pointers into the ledger: this process's figures (contexts VGPU_MAX_DEVICES after allocations) and the
-     * container's total. NULL before this process has a slot, and for a card that not only the first share names.
-     * `slot` is set last. */
+    /* Nonzero: a thread calls flight_moved() when it ends its flight. */
+    _Atomic uint32_t due;
+    /* The device's index in the ledger. */
+    int32_t device;
+    /* Pointers into the ledger: this process's figures (allocations, and VGPU_MAX_DEVICES later contexts) and the
+     * container's total. NULL before this process has a slot in the ledger, and for a GPU that another share than the
+     * first also names. `slot` is set last. */
     uint64_t *slot, *total;
     /* This process's charges by account, in memory that no other process can write. The slot holds a copy. */
     uint64_t own[2];
@@ -51,12 +54,15 @@ static inline struct counters *counters_of(int device)
 /* --- flights ----------------------------------------------------------------------------------------- */
 
 void flight_wait(struct counters *counters);
-void flight_moved(int device); /* The charge has left its range, and the flight has ended. */
-/* Returns true if no thread is in flight (except frees); then none begins until gate_open. Returns false, with the
- * gate open, if a thread stayed in flight for 10 ms. */
+/* Called at the end of a flight after the usage has left its range. */
+void flight_moved(int device);
+/* Shuts the gate and waits until no thread is in flight (except frees). Returns true if so; then no flight begins
+ * before gate_open(). Returns false, with the gate open, if a thread stayed in flight for 10 ms. */
 bool gate_shut(int device);
-bool gate_frees(int device); /* A thread is freeing: the card may use less than the account by that amount. */
-bool gate_forced(int device); /* A thread waited too long and passed the shut gate: the two figures do not match. */
+/* Returns true if a thread is in a free: the driver's figure may already be without memory that is still charged. */
+bool gate_frees(int device);
+/* Returns true if a thread waited too long and passed the shut gate: the two figures do not match. */
+bool gate_forced(int device);
 void gate_open(int device);
 
 static inline void counters_enter(struct counters *counters)
@@ -102,10 +108,12 @@ static inline void flight_end(const int *device)
 
 /* --- the lock of the ledger ---------------------------------------------------------------------------- */
 
-/* Index: the position of the share among the container's shares. Only the first share has the fast path. */
+/* One key for each share of the container, in the order of the shares. Only the first share has the fast path. */
 extern struct ledger_key {
-    uint64_t *lock; /* In the ledger. */
-    uint64_t word;  /* The word by which this process locks. */
+    /* The lock, a word in the ledger. */
+    uint64_t *lock;
+    /* The value that this process stores in the lock to take it. */
+    uint64_t word;
 } ledger_keys[VGPU_MAX_SHARES];
 extern _Atomic bool ledger_owes; /* some uncharges found the lock held too long and are recorded as pending */
 
@@ -121,16 +129,16 @@ static inline bool key_try(const struct ledger_key *key)
 static inline void key_drop(const struct ledger_key *key)
 {
     watch_lock(key, false);
-    /* Checked first: if the tenant has overwritten the word, the lock may belong to another holder. No other process
-     * writes the word while this process lives, so no locked instruction is needed. */
+    /* Check first: if the tenant has overwritten the lock, it may belong to another process. While the lock has this
+     * process's word, no correct process writes to it, so no locked instruction is needed. */
     if (__builtin_expect(__atomic_load_n(key->lock, __ATOMIC_RELAXED) == key->word, 1))
         __atomic_store_n(key->lock, 0, __ATOMIC_RELEASE);
 }
 
 /* --- charging ------------------------------------------------------------------------------------------- */
 
-/* These functions need the lock. One 8-byte store changes the truth. The total follows, and a process that takes
- * over the lock from a dead holder recounts it. */
+/* The caller of these functions holds the lock. One 8-byte store changes the process's figure, which is authoritative.
+ * The total is stored after it; a process that takes the lock over from a dead process computes the total again. */
 static inline void counters_post(struct counters *counters, enum account account, uint64_t own, uint64_t total)
 {
     __atomic_store_n(&counters->own[account], own, __ATOMIC_RELAXED);

@@ -24,7 +24,7 @@ struct counters vgpu_counters[VGPU_MAX_DEVICES];
 struct ledger_key ledger_keys[VGPU_MAX_SHARES];
 _Atomic bool ledger_owes;
 static struct lock join_lock, export_lock;
-/* descriptor + 1 through which this process holds the measuring lock of the device; 0: not held */
+/* For each device: 1 + the descriptor through which this process holds the measuring lock; 0: not held. */
 static _Atomic int measuring[VGPU_MAX_DEVICES];
 
 static bool is_member(void)
@@ -176,8 +176,8 @@ int ledger_device(const char *uuid)
 
 _Static_assert(offsetof(struct vgpu_ledger_slot, context) == VGPU_MAX_DEVICES * sizeof(uint64_t), "one array after the other");
 
-/* Books pending uncharges; the caller holds the lock. The flag is cleared before the amounts are read, so an
- * uncharge that arrives meanwhile sets the flag again. */
+/* Subtracts the bytes of pending uncharges; the caller holds the lock. The flag is cleared before the amounts are read,
+ * so an uncharge that arrives meanwhile sets the flag again. */
 static __attribute__((noinline)) void pay_owed(void)
 {
     atomic_store(&ledger_owes, false);
@@ -223,8 +223,8 @@ enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint
     return charge_slowly(device, account, bytes, limit);
 }
 
-/* Uncharges while another thread or process holds the lock. The amount is recorded first, so that the next lock
- * holder can book it. */
+/* Uncharges while another thread or process holds the lock. The amount is recorded first, so that the next lock holder
+ * can subtract it. */
 static __attribute__((noinline)) void uncharge_slowly(int device, enum account account, uint64_t bytes)
 {
     if (!is_member() || device < 0 || bytes == 0)
@@ -236,7 +236,7 @@ static __attribute__((noinline)) void uncharge_slowly(int device, enum account a
     atomic_fetch_add(&ledger_members[0].owed[account][device], bytes);
     atomic_store(&ledger_owes, true);
     if (!ledger_lock_take(&ledger_members[0]))
-        return; /* the next charge books the recorded amount */
+        return; /* The next charge also subtracts the recorded bytes. */
     pay_owed();
     ledger_lock_drop(&ledger_members[0]);
 }

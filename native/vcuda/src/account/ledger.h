@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to ledger.c, ledger_*.c, seats.c and shareable.c. */
+/* Declarations for ledger.c, ledger_*.c, seats.c and shareable.c only. */
 #ifndef VGPU_LEDGER_H
 #define VGPU_LEDGER_H
 
@@ -9,17 +9,21 @@
 
 /* This process's membership in the ledger of one share; all zero before it joins. */
 struct membership {
-    _Atomic bool joined; /* Used in the first entry only; set last, when all entries are complete. */
-    unsigned share;      /* The position among the container's shares. */
+    /* Used in the first entry only; set last, when all entries are complete. */
+    _Atomic bool joined;
+    unsigned share; /* The position of the share among the container's shares. */
     struct vgpu_ledger *map;
     struct vgpu_ledger_slot *mine;
     uint32_t slot;
     char path[256];
-    uint64_t file[2]; /* device and inode of the mapped file: its name may later refer to another file. */
-    _Atomic uint64_t owed[2][VGPU_MAX_DEVICES]; /* Pending uncharges that found the lock held too long. */
+    /* Device and inode of the mapped file, because its name may later refer to another file. */
+    uint64_t file[2];
+    /* Bytes of uncharges that are pending because the lock was held too long. */
+    _Atomic uint64_t owed[2][VGPU_MAX_DEVICES];
     uint64_t exported[VGPU_LEDGER_EXPORTED_DEVICES];
     uint64_t reaped_ns;
-    /* charges in this ledger of cards without the fast path; compare `own` of struct counters */
+    /* What this process is charged in this ledger, for GPUs without the fast path. For other GPUs struct counters has
+     * this figure. */
     uint64_t own[2][VGPU_MAX_DEVICES];
 };
 /* A container with one share uses only the first entry. */
@@ -49,8 +53,8 @@ static inline void ledger_lock_drop(const struct membership *member)
 {
     key_drop(ledger_key_of(member));
 }
-/* Both need the lock. ledger_recount computes the totals from the slots; ledger_reap first clears the slots of dead
- * processes. */
+/* ledger_recount computes the totals from the slots. ledger_reap first clears the slots of dead processes. The caller
+ * holds the lock. */
 void ledger_recount(struct membership *member);
 void ledger_reap(struct membership *member);
 uint64_t ledger_clock(void);
@@ -60,7 +64,7 @@ void ledger_open_short_way(int device, int at);
 int ledger_device_index(const struct vgpu_ledger *ledger, const char *uuid);
 /* Inode of this process's pid namespace; 0 if /proc does not show it. */
 uint64_t ledger_pid_namespace(void);
-/* What live processes are charged, for a process without a slot. Repairs nothing. */
+/* Reads what live processes are charged. For a process without a slot, so nothing is repaired. */
 bool ledger_view_total(const char *uuid, uint64_t *bytes);
 uint64_t ledger_view_beyond(const char *uuid);
 
@@ -78,8 +82,9 @@ bool ledger_byte_take(int descriptor, uint64_t byte);
 int ledger_file_again(const struct membership *member, bool write);
 bool ledger_file_identity(int descriptor, uint64_t file[2]);
 void ledger_byte_drop(int descriptor, uint64_t byte);
-bool ledger_byte_share(int descriptor, uint64_t byte); /* Shared lock: any number of processes can hold it. */
-/* As ledger_byte_held, for any byte of the range. */
+/* Takes a shared lock on the byte, which any number of processes can hold. */
+bool ledger_byte_share(int descriptor, uint64_t byte);
+/* Returns 1 if a process holds any byte of the range, 0 if none does, -1 if that is unknown. */
 int ledger_range_held(int descriptor, uint64_t first, uint64_t count);
 /* --- seats.c: containers with several shares ---------------------------------------------------------- */
 
@@ -91,9 +96,10 @@ struct seat {
 void seats_begin(unsigned shares);
 /* Returns the index of a device and adds a new device. -1: full. The caller holds the join lock. */
 int seats_add(const char *uuid);
-extern bool ledger_several; /* this container has several shares */
+extern bool ledger_several; /* True if this container has several shares. */
 int seats_search(const char *uuid);
-static inline int seats_find(const char *uuid) /* -1: not entered */
+/* Returns the index of a device; -1: no ledger lists the device. */
+static inline int seats_find(const char *uuid)
 {
     return ledger_several ? seats_search(uuid) : ledger_device_index(ledger_members[0].map, uuid);
 }
@@ -111,14 +117,14 @@ enum charge seats_charge(int device, enum account account, uint64_t bytes, uint6
 void seats_uncharge(int device, enum account account, uint64_t bytes);
 void seats_reset(void);
 
-/* --- shareable.c: descriptors that stand for device memory ------------------------------------------------ */
+/* --- shareable.c: descriptors that refer to device memory ------------------------------------------------- */
 
 /* Returns true if any handle made in this container is open, or if that is unknown. `identity`: device and inode of
  * the ledger. */
 bool shareable_any(const struct vgpu_ledger *ledger, const uint64_t identity[2]);
 
-/* Memory exported by the dead process of a slot: whether another process still has it open, and how many bytes of a
- * device stay charged for it. */
+/* For memory that the dead process of a slot exported: return whether another process still has it open, and how many
+ * bytes of a device stay charged for it. */
 bool ledger_slot_exported(int descriptor, const struct vgpu_ledger *ledger, const struct vgpu_ledger_slot *slot);
 uint64_t ledger_slot_exported_bytes(const struct vgpu_ledger_slot *slot, int device);
 

@@ -78,7 +78,7 @@ int seats_add(const char *uuid)
         if (named)
             card->seat[card->count++] = (struct seat){&ledger_members[share], enter(&ledger_members[share], uuid)};
     }
-    if (card->count == 0) /* no share names the card: its use is refused, but the refusal needs an index */
+    if (card->count == 0) /* No share names the GPU: every use is refused, but the refusal needs an index. */
         card->seat[card->count++] = (struct seat){ledger_members, enter(ledger_members, uuid)};
     for (unsigned i = 0; i < card->count; i++)
         if (card->seat[i].at < 0)
@@ -161,7 +161,7 @@ static void moved(int device, enum account account, uint64_t own)
         atomic_store_explicit(&counters->due, 1, memory_order_relaxed);
 }
 
-/* Books pending uncharges; the caller holds the locks of all seats. */
+/* Subtracts the bytes of pending uncharges. The caller holds the locks of all seats. */
 static void pay(int device)
 {
     const struct card *card = &cards[device];
@@ -229,7 +229,7 @@ void seats_uncharge(int device, enum account account, uint64_t bytes)
     struct seat locked[VGPU_MAX_SHARES];
     atomic_fetch_add(&owed[account][device], bytes);
     if (!lock(&cards[device], locked))
-        return; /* the next charge books the recorded amount */
+        return; /* The next charge also subtracts the recorded bytes. */
     pay(device);
     unlock(locked, cards[device].count);
 }

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Descriptors that refer to device memory (cuMemExportToShareableHandle). The memory lives as long as any process has
- * such a descriptor open or a message in a socket carries one, and only the kernel counts them. So each descriptor is
- * marked when it is created: with a lock on one byte, far past the end of its file, that belongs to its open file
- * description. Any other description of the file shows whether the lock is still held, that is whether the handle is
- * open in any process, even after the exporting process has died.
+ * Handles that cuMemExportToShareableHandle returns. Such a handle is a file descriptor that refers to device memory.
+ * The memory exists as long as any process has the descriptor open or a message in a socket carries it. Only the kernel
+ * knows this. So the library marks each handle when it is created: it locks one byte far past the end of the
+ * descriptor's file, and the lock belongs to the handle's open file description. Through any other description of the
+ * file, a process can test whether the lock still exists, and so whether the handle is open in any process. This works
+ * even after the exporting process has died.
  *
- * All handles of a driver are descriptions of one file (/dev/nvidiactl), which other containers may share. The byte
- * number is 2^62 plus 30 bits for the container's ledger, 24 for the object and 8 for the handle. If a mark cannot be
- * set or read, the memory stays charged until exit and the ledger records that an unmarked handle exists. From then on
- * an import that cannot be identified is charged again. Before that, such an import counts as another container's
- * memory.
+ * All handles of a driver are descriptions of one file (/dev/nvidiactl), which other containers may share. The number
+ * of the locked byte is 2^62 plus 30 bits for the container's ledger, 24 bits for the object and 8 bits for the handle.
+ * If a mark cannot be set or read, the memory stays charged until the process exits, and the ledger records that an
+ * unmarked handle exists. From then on, an import that cannot be identified is charged again. Before that, such an
+ * import counts as another container's memory.
  */
 #include "ledger.h"
 
@@ -27,28 +28,30 @@
 #endif
 
 #define BASE (1ull << 62)
-#define HANDLES 256ull /* Handles of one object. */
-#define OBJECT_BITS 14 /* Objects of one process; the bits of its slot come next. */
+/* Maximum number of handles of an object. */
+#define HANDLES 256ull
+/* The object number has this many bits for a count in each process, below the bits of the process's slot. */
+#define OBJECT_BITS 14
 #define SPAN (1ull << 32)
 
 static _Atomic uint32_t next_object;
 
-/* `ledger`: device and inode of the container's ledger file. */
+/* Returns the first byte of a container's range. `ledger`: device and inode of the container's ledger file. */
 static uint64_t container(const uint64_t ledger[2])
 {
     uint64_t hash = (ledger[0] * 0x9e3779b97f4a7c15ull ^ ledger[1]) * 0xff51afd7ed558ccdull;
     return BASE | (hash >> 34) << 32;
 }
 
-/* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Sets `file` to the device and inode of an open file. Uses the system call, because on new systems libc's fstat would
+ * make the library require GLIBC_2.33. */
 static bool identity(int descriptor, uint64_t file[2])
 {
     struct stat status;
     if (descriptor < 0 || syscall(SYS_fstat, descriptor, &status) != 0)
         return false;
-    /* Identify the file by inode, also for a device node, because the kernel keeps locks per inode: another node of
-     * the same device has none of these locks. The top bit tells a reader of the ledger that the file is a character
-     * device. */
+    /* Identify the file by inode, also a device node, because the kernel keeps locks per inode: another node of the
+     * same device does not show these locks. For a reader of the ledger, the top bit marks a character device. */
     file[0] = S_ISCHR(status.st_mode) ? 1ull << 63 | (uint64_t)status.st_dev : (uint64_t)status.st_dev;
     file[1] = (uint64_t)status.st_ino;
     return true;
@@ -59,7 +62,7 @@ static bool same(const uint64_t one[2], const uint64_t other[2])
     return one[0] == other[0] && one[1] == other[1];
 }
 
-/* The part of a lock that lies within the requested range. */
+/* The part of a lock that lies within a requested range. */
 struct span {
     uint64_t first, end;
 };
@@ -102,8 +105,8 @@ static int open_file(const struct vgpu_ledger *ledger, bool *marked)
     return -1;
 }
 
-/* Records the path of the handles' file in the ledger, the first time. Returns false if the ledger records another
- * file; then this process marks no handle. */
+/* Records the path of the handles' file in the ledger unless a path is recorded. Returns false if another file is
+ * recorded or recording fails; the handle then gets no mark. */
 static bool note_file(int descriptor)
 {
     struct vgpu_ledger *ledger = ledger_members[0].map;
@@ -158,7 +161,7 @@ static bool mark(int descriptor, uint64_t *object)
         byte++;
     if (mine && byte < end) {
         struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
-        /* Check again: this file may not keep locks. */
+        /* Check that the lock is visible: the file may not support locks. */
         done = fcntl(descriptor, F_OFD_SETLK, &lock) == 0 && locked(file, byte, 1) == 1;
     }
     close(file);
@@ -195,8 +198,8 @@ bool shareable_any(const struct vgpu_ledger *ledger, const uint64_t identity[2])
     return any;
 }
 
-/* Returns the byte that this description holds, from the locks that the kernel lists in fdinfo. There a lock of
- * another description cannot hide it. */
+/* Returns the byte that this description has locked, from the descriptor's own locks in fdinfo; 0: none. Locks of other
+ * descriptions cannot hide it there. */
 static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
 {
     char path[40], text[2048];
@@ -223,8 +226,8 @@ static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
     return 0;
 }
 
-/* Returns the byte that this description holds where the kernel lists no locks: other descriptions see that byte
- * locked, this one does not. */
+/* Returns the byte that this description has locked, without fdinfo; 0: none. A test through another description
+ * (`file`) finds that byte locked, but a test through this description does not. */
 static uint64_t scanned_byte(int file, int descriptor, uint64_t first, uint64_t count)
 {
     struct span found;
@@ -248,8 +251,8 @@ bool shareable_marked(int descriptor)
     char link[32];
     struct stat status;
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-    /* A handle of another container belongs to that container's own device node, so reopen that node and not this
-     * container's. */
+    /* Reopen the handle's own device node: a handle of another container belongs to that container's node, where this
+     * container's node shows no locks. */
     bool may_be = descriptor >= 0 && syscall(SYS_fstat, descriptor, &status) == 0 &&
                   (S_ISCHR(status.st_mode) || S_ISREG(status.st_mode));
     int file = may_be ? open(link, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK) : -1;

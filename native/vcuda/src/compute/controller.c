@@ -18,14 +18,19 @@
 
 /* longest sleep while a fence is open, because a fence added meanwhile may be due earlier */
 #define LONGEST_NS (20 * MS)
-#define STUCK_NS (50 * MS)        /* Time inside the driver after which another thread takes over. */
-#define EXIT_PATIENCE_NS (2000 * MS) /* Wait for a thread inside the driver; an exit must not hang with the driver. */
+/* Time inside the driver after which another thread takes over. */
+#define STUCK_NS (50 * MS)
+/* Longest wait at exit for a thread inside the driver: the exit must not hang if the driver hangs. */
+#define EXIT_PATIENCE_NS (2000 * MS)
 
 enum { AWAKE, IDLE };
 static _Atomic uint32_t asleep;
-static _Atomic uint32_t leader;    /* Number of the thread that settles. */
-static _Atomic uint64_t looking;   /* start of its current pass; 0: it is not in a pass. */
-static _Atomic uint64_t helped;    /* When a waiting thread of the program last settled. */
+/* Number of the thread that settles. */
+static _Atomic uint32_t leader;
+/* Start of the leader's current pass over the contexts; 0: the leader is not in a pass. */
+static _Atomic uint64_t looking;
+/* Time at which a waiting thread of the program last settled. */
+static _Atomic uint64_t helped;
 static _Atomic unsigned fences_put;
 static _Atomic enum { NOT_TRIED, RUNS, CANNOT } state;
 static _Atomic bool at_exit_known;

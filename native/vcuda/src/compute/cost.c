@@ -4,13 +4,16 @@
 
 #define LEAST_NS 200u
 #define UNSTEADY_NS (20 * US)
-/* the first launches are measured one by one before several are measured together; until then the number in flight
- * grows */
+/* This number of launches of a kernel is measured one by one; later launches are measured together. With each measured
+ * launch the assumed least cost halves, so that more launches may be queued. */
 #define TRUSTED 7u
-#define FORGET 8192u /* Decay of the longest time: after so many measured launches it counts for a third. */
+
+/* Decay of the longest time: after this number of measured launches it has fallen to a third. */
+#define FORGET 8192u
 /* A launch of an unsteady kernel costs at least this part of its longest time, so that few are queued. */
 #define MOST_PART 8u
-#define PAUSE_NS (20 * US) /* no launch call takes the host so long, unless it is interrupted or loads a module */
+/* No launch call takes the host this long, unless the call is interrupted or loads a module. */
+#define PAUSE_NS (20 * US)
 #define CARRY_NS (10 * (int64_t)MS)
 
 static uint32_t load(const _Atomic uint32_t *word)
@@ -18,7 +21,7 @@ static uint32_t load(const _Atomic uint32_t *word)
     return atomic_load_explicit(word, memory_order_relaxed);
 }
 
-/* Returns true if some launches took far longer than usual, so that any launch may. */
+/* Returns true if some launches took far longer than the usual time, so that any launch may take that long. */
 static bool unsteady(uint64_t most, uint64_t ns)
 {
     return most > 2 * (ns + UNSTEADY_NS);

@@ -2,7 +2,7 @@
 /*
  * Internals of the compute limiter. A launch is admitted by launch.c (the fast path: a table look-up and a sum, no
  * system call, no shared write) or by limiter.c (the slow path: charges, waits, fences). settle.c replaces a predicted
- * charge by the time that the GPU really took. tenant.c manages the pages that the container and the arbiter share.
+ * charge by the measured GPU time. tenant.c manages the pages that the container and the arbiter share.
  */
 #ifndef VGPU_LIMITER_H
 #define VGPU_LIMITER_H
@@ -11,19 +11,27 @@
 #include "account/account.h"
 #include "process.h"
 
-/* --- tenant.c: a device of this process with a share of compute time -------------------------------------- */
+/* --- tenant.c: the limiter's state of a device ------------------------------------------------------------ */
 
 struct limited {
     const struct device *device;
-    struct vgpu_tenant_device *tenant;       /* The container's bucket; without a tenant page this process's own. */
+    /* The container's bucket. Without a tenant page it is this process's bucket. */
+    struct vgpu_tenant_device *tenant;
     _Atomic(const struct vgpu_gpu_page *) page; /* NULL: there is no gpu page. */
-    struct vgpu_tenant_device own;           /* The bucket as this process alone would fill and empty it. */
+
+    /* A bucket that only this process fills and empties. */
+    struct vgpu_tenant_device own;
     uint64_t *busy_lane;
-    _Atomic uint64_t busy_until; /* predicted end of this process's queued work. */
-    _Atomic uint64_t queued;     /* predicted work in open fences. */
-    _Atomic uint32_t passed;     /* Number of fences that are finished. */
-    _Atomic bool watched;        /* A waiting launch polls whether the queued work is finished. */
-    _Atomic uint64_t looked;     /* When the page was last searched for. */
+    /* Predicted end of this process's queued work. */
+    _Atomic uint64_t busy_until;
+    /* Predicted GPU time (ns) of the work before unfinished fences. */
+    _Atomic uint64_t queued;
+    /* Number of finished fences. */
+    _Atomic uint32_t passed;
+    /* True while a waiting launch polls whether the queued work is finished. */
+    _Atomic bool watched;
+    /* Time of the last search for the gpu page. */
+    _Atomic uint64_t looked;
 };
 /* Returns the limiter's state of a device. The first call opens the pages. */
 struct limited *tenant_limited(const struct device *device);
@@ -31,8 +39,8 @@ struct limited *tenant_limited(const struct device *device);
 void tenant_look_again(struct limited *limited, uint64_t now);
 /* Copies the page consistently. Returns false if there is no page or its arbiter is silent. */
 bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_page *page);
-/* Any process of the container can write the tenant page, so the page can only reduce a balance: no process gets
- * more than the balance in its own memory. */
+/* Any process of the container can write the tenant page. So the page can only reduce a process's balance: no process
+ * gets more than the balance of `own` allows. */
 void tenant_charge(struct limited *limited, uint64_t ns);
 void tenant_correct(struct limited *limited, uint64_t predicted, uint64_t real);
 int64_t tenant_balance(struct limited *limited, uint64_t now, uint32_t rate_ppm, bool busy);
@@ -53,19 +61,22 @@ struct flow {
 };
 
 struct thread_state {
-    uint32_t off;    /* If (sequence of the limits file | 1) equals this, the thread's device has no compute limit. */
-    uint32_t ready;  /* Equals vgpu_launch_epoch while the fields below describe the current context. */
-    /* Clock at its last reading minus `behind`, plus a gap for each launch since that did not read it. */
+    /* The thread's device has no compute limit if this equals (sequence of the limits file | 1). */
+    uint32_t off;
+    /* The fields below describe the current context while this equals vgpu_launch_epoch. */
+    uint32_t ready;
+    /* The last reading of limiter_ticks() minus `behind`, plus one `gap` for each later launch without a reading. */
     uint32_t ticks;
-    uint32_t gap;    /* A pause between launches of so many ticks may have left the stream idle. */
-    uint32_t behind, window; /* behind: the gaps that all flows may be granted; window: one gap more. */
-    struct flow *current; /* flow of the last launch. */
+    /* Ticks: the stream may have been idle if two launches are further apart. */
+    uint32_t gap;
+    uint32_t behind, window; /* behind: LIMITER_GRANTS gaps; window: one gap more. */
+    struct flow *current;    /* The flow of the last launch. */
     struct limited *limited;
     CUcontext context;
     uint64_t number; /* serial number of the thread */
     uint32_t segments;
-    uint32_t seen;   /* Value of `ready` before the thread's context may have changed. */
-    /* The value of `passed` + 1 at which a launch was admitted although no work had finished; 0: none. */
+    uint32_t seen; /* Value of `ready` before the thread's context may have changed. */
+    /* `passed` + 1 when a launch was last admitted although no queued work had finished; 0: this did not happen. */
     uint32_t stalled;
     uint64_t calibration_ns;
     uint32_t calibration_ticks;
@@ -76,8 +87,8 @@ extern __thread struct thread_state vgpu_thread __attribute__((tls_model("initia
 extern _Atomic uint32_t vgpu_launch_epoch; /* never 0; changes when a context ends or a capture begins */
 extern struct costs vgpu_costs;
 
-/* Reads a counter that runs evenly and needs no system call. It wraps within seconds: a pause that is missed for
- * that reason costs a little accuracy once. */
+/* Reads a counter of constant rate without a system call. The counter wraps within seconds, so a long pause may be
+ * missed. Each missed pause costs a little accuracy once. */
 static inline uint32_t limiter_ticks(void)
 {
 #if defined(__x86_64__)
@@ -93,7 +104,7 @@ static inline uint32_t limiter_ticks(void)
 #endif
 }
 
-/* Not every launch reads the clock (segment_looks). A launch that does not is granted a gap. */
+/* A launch that does not read the counter (segment_looks) is assumed to follow its predecessor by one gap. */
 #define LIMITER_GRANTS (FLOWS * (SEGMENT_LOOK_LAUNCHES - 1))
 static inline void limiter_set_gap(struct thread_state *thread, uint32_t gap)
 {
@@ -107,7 +118,8 @@ static inline void limiter_unlooked(struct thread_state *thread)
     thread->ticks += thread->gap;
 }
 
-/* Called when the clock was read. Returns false if the launches since the last reading were more than a gap apart. */
+/* Called with a new reading of the counter. Returns false if launches since the last reading were more than a gap
+ * apart. */
 static inline bool limiter_looked(struct thread_state *thread, uint32_t ticks)
 {
     uint32_t passed = ticks - thread->ticks;
@@ -120,8 +132,8 @@ static inline bool limiter_looked(struct thread_state *thread, uint32_t ticks)
     return true;
 }
 
-/* The stream as the program names it, with a bit for per-thread default streams, where the same name is another
- * stream. */
+/* Returns the program's stream handle, with an extra bit for the per-thread API, where the default stream has the same
+ * handle but is a different stream in each thread. */
 #define FLOW_PER_THREAD ((uintptr_t)1 << (sizeof(uintptr_t) * 8 - 1))
 static inline uintptr_t flow_stream(CUstream stream, bool per_thread)
 {
@@ -144,9 +156,9 @@ void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool p
 void limiter_after(struct ticket *ticket, CUresult status);
 /* The thread's current context has changed, or may have changed. */
 void limiter_forget_thread(void);
-/* the next context on the stack is now current, perhaps on another device */
+/* Called after a context has ended: the next context on the stack is now current, perhaps on another device. */
 void limiter_context_left(struct leaving *leaving);
-/* The same for every thread. */
+/* Every thread's current context has changed, or may have changed. */
 void limiter_forget_all(void);
 void limiter_reset(void);
 uint64_t limiter_now(void);

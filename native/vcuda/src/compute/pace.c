@@ -116,7 +116,7 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
     if (view->rate_ppm < PPM && view->balance <= 0) {
         uint64_t rate = view->rate_ppm ? view->rate_ppm : 1;
         uint64_t burst = BURST_WAIT_NS * rate / PPM < BURST_NS ? BURST_WAIT_NS * rate / PPM : BURST_NS;
-        /* A long kernel is a burst by itself, and a tenant that has a positive balance for it has waited long
+        /* A long kernel alone is a burst, and a tenant that has a positive balance for it has waited long
          * enough. */
         burst = cost < burst && view->waited < BURST_WAIT_NS ? burst : 0;
         /* Wait until the balance is above 0, rounded up to the next nanosecond: with a balance of exactly 0 the

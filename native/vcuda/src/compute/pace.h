@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The arithmetic of the compute limiter. Nothing here reads a clock or calls a driver: time is an argument, so the same
- * object code runs in the library and in the model of the tests (tests/native/vcuda/model). Times and device times are
- * nanoseconds.
+ * The arithmetic of the compute limiter. This code reads no clock and calls no driver: time is an argument. So the same
+ * object code runs in the library and in the tests' model (tests/native/vcuda/model). All times are in nanoseconds.
  *
- * bucket: what a container may still use; time fills it at a rate, device time empties it.
+ * bucket: the GPU time that a container may still use. Passing time fills the bucket, kernels empty it.
  *
- * pace: whether a launch may go now, and if not, when to ask again.
+ * pace: decides whether a launch may start now, and if not, when to check again.
  *
- * cost: the device time of a kernel, learned from segments.
+ * cost: the GPU time of a kernel, learned from segments.
  *
- * segment: the launches between two fences of one stream, corrected by their measured time.
+ * segment: the launches between two fences of one stream. Its measured time replaces the predicted time.
  *
- * wakes: how often the settling thread may wake.
+ * wakes: limits how often the settling thread wakes.
  */
 #ifndef VGPU_PACE_H
 #define VGPU_PACE_H
@@ -30,8 +29,10 @@
 
 /* --- bucket ------------------------------------------------------------------------------------------ */
 
-#define BUCKET_CAP_NS (5 * MS)       /* The most that an idle container may save up. */
-#define BUCKET_BUSY_CAP_NS (50 * MS) /* The same while work is queued: time spent waiting must not be lost. */
+/* Largest balance of an idle container. */
+#define BUCKET_CAP_NS (5 * MS)
+/* Largest balance while work is queued: the container must not lose time while its launches wait. */
+#define BUCKET_BUSY_CAP_NS (50 * MS)
 
 /* Adds the time that accrued since the last call, up to the cap. Any number of processes may call it at once. */
 void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rate_ppm, bool busy);
@@ -50,7 +51,7 @@ uint64_t bucket_busy_until(const struct vgpu_tenant_device *device);
 struct pace_view {
     uint64_t now;
     uint64_t waited; /* Time that this launch has waited. */
-    uint32_t gate; /* enum vgpu_gate; NONE: no arbiter. */
+    uint32_t gate;   /* A value of enum vgpu_gate; NONE: no arbiter. */
     uint32_t rate_ppm;
     uint64_t turn_start, turn_end;
     uint64_t outstanding_max; /* ns */
@@ -60,8 +61,8 @@ struct pace_view {
 };
 
 enum pace { PACE_GO, PACE_WAIT, PACE_WAIT_GATE };
-/* Decides whether a launch may go. *until: when to ask again. PACE_WAIT_GATE: ask again also when the gpu page's
- * `wake` changes. */
+/* Decides whether a launch may start. *until: the time of the next check. PACE_WAIT_GATE: check also when the gpu
+ * page's `wake` changes. */
 enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until);
 /*
  * Returns for how long after the start of this launch no other tenant runs; 0: another tenant may run at any time.
@@ -81,23 +82,27 @@ uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, c
 
 #define COST_BITS 14u
 #define COST_ENTRIES (1u << COST_BITS)
-/* the assumed cost of a kernel that was never measured; so few of them are queued at once */
+/* Assumed cost of a kernel that was never measured. It is high, so that few such kernels are queued at once. */
 #define COST_UNKNOWN_NS (2 * MS)
 #define COST_APART 0x80000000ull /* bit in an entry's nanoseconds: measure each launch of this kernel */
 #define COST_MOST_NS (COST_APART - 1)
 
 struct costs {
-    _Atomic uint64_t entry[COST_ENTRIES]; /* low half: the key; high half: nanoseconds; a launch reads both at once */
+    /* Low half: the key. High half: nanoseconds. One word, so that a launch reads both at once. */
+    _Atomic uint64_t entry[COST_ENTRIES];
     _Atomic uint32_t seen[COST_ENTRIES];
-    _Atomic uint32_t most[COST_ENTRIES]; /* ns of the longest launch, reduced a little at each later launch */
+    /* Time (ns) of the longest launch, reduced a little at each later launch. */
+    _Atomic uint32_t most[COST_ENTRIES];
 };
-/* The key of a kernel's cost: its function and the dimensions that vary most, with few instructions (three additions
- * with a shift). Two kernels with the same key share a cost, but are still settled by their measured time. */
+/* Returns the key of a kernel's cost, from its function and the dimensions that vary most. Uses few instructions
+ * (three additions with a shift). Two kernels with the same key share a predicted cost, but each is finally charged
+ * its measured time. */
 static inline uint32_t cost_key(const void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx)
 {
     return (uint32_t)(uintptr_t)function ^ (((gx * 8 + gy) * 8 + gz) * 8 + bx) * 0x2c1b3c6du;
 }
-/* Drivers place functions at near addresses, so keys that differ only in a few low bits must get different indices. */
+/* Returns the index of a key. Keys that differ only in a few low bits get different indices, because drivers place
+ * functions at near addresses. */
 static inline uint64_t cost_index(uint32_t key)
 {
     return key * 0xc2b2ae35u >> (32 - COST_BITS);
@@ -114,17 +119,20 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
 struct segment {
     uint64_t predicted;
     uint64_t count;
-    bool known;     /* All its launches were measured before. */
-    bool begun;     /* The segment has its own begin event, so earlier host time is not included. */
-    uint64_t host_ns; /* From the begin event to the last launch: at most so long its stream may have been idle. */
-    /* For so long from the segment's begin no other tenant runs; 0: another tenant may run at any time. */
+    /* The kernel of every launch was measured before. */
+    bool known;
+    /* The segment has its own begin event, so earlier host time is not included. */
+    bool begun;
+    /* Time from the begin event to the last launch. The stream may have been idle for at most this time. */
+    uint64_t host_ns;
+    /* No other tenant runs for this time after the segment's begin; 0: another tenant may run at any time. */
     uint64_t exclusive_ns;
-    uint16_t items[SEGMENT_LAUNCHES + 1]; /* one extra item, for the launch that finds the segment full */
+    uint16_t items[SEGMENT_LAUNCHES + 1]; /* One extra item, for a launch into a full segment. */
 };
 /*
- * Returns true if the clock must be read before this launch. Reading it costs several times the rest of a launch, so
- * only one in four launches of short kernels does. After an unnoticed pause at most 15 microseconds of work go
- * unchecked. This check also bounds the segment.
+ * Returns true if the clock must be read before this launch. Reading the clock costs several times the rest of a
+ * launch, so only one in four launches of short kernels reads it. After an unnoticed pause, at most 15 microseconds of
+ * work start without a check. The check also limits the length of the segment.
  */
 #define SEGMENT_LOOK_NS (5 * US)
 #define SEGMENT_LOOK_LAUNCHES 4u
@@ -147,10 +155,10 @@ static inline void segment_add(struct segment *segment, unsigned item, uint64_t 
     segment->predicted += ns;
 }
 
-/* One per context: the streams of one context overlap, and time when several run is counted once. */
+/* Each context has a settler: its streams overlap, and time in which several streams run is counted once. */
 struct settler {
-    uint64_t frontier; /* device time up to this point has been counted. */
-    /* For segments while another tenant ran: the charge above the minimum, as a value of at most 0. */
+    uint64_t frontier; /* GPU time up to this point has been counted. */
+    /* At most 0. Minus the part of past charges above the minimum, for segments during which another tenant ran. */
     int64_t carry;
 };
 /* Returns the charge of a finished segment and updates `costs`. begin and end are on one time base. */
@@ -160,15 +168,19 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
 /* --- wake-ups of the settling thread ------------------------------------------------------------------- */
 
 #define FENCE_SOON_NS (50 * US)
-#define FENCE_POLL_NS (2 * MS) /* Longest time between two polls of overdue work. */
-#define FENCE_LOOK_NS (4 * MS) /* Time between two polls of a queue that is refilled repeatedly. */
-#define FENCE_HELP_NS (1 * MS) /* Time between two polls by a program that repeatedly waits for its launches. */
+/* Longest time between two polls of overdue work. */
+#define FENCE_POLL_NS (2 * MS)
+/* Time between two polls of a queue that is refilled repeatedly. */
+#define FENCE_LOOK_NS (4 * MS)
+/* Time between two polls by a program that repeatedly waits for its launches. */
+#define FENCE_HELP_NS (1 * MS)
 
-/* Average time between wake-ups, and the number allowed in a burst. */
+/* Average time between two wake-ups of the settling thread. */
 #define WAKE_EVERY_NS (10 * MS)
+/* Number of wake-ups that may follow each other without that pause. */
 #define WAKE_BURST 8u
 struct wakes {
-    uint64_t paid; /* the time up to which wake-ups have been used */
+    uint64_t paid; /* The end of the last wake-up's interval: each wake-up uses WAKE_EVERY_NS. */
 };
 /* Returns the earliest time of the next wake-up. */
 static inline uint64_t wakes_from(const struct wakes *wakes)

@@ -172,7 +172,7 @@ static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t
 }
 
 /* Settles the open fences in the order of their records. An unpassed fence keeps later fences of its flow waiting.
- * Returns the number of settled fences. The context is current. `safe`: the driver may be asked during a capture. */
+ * Returns the number of settled fences. The context is current. `safe`: the driver's calls cannot break a capture. */
 static unsigned settle_open(struct place *place, bool safe)
 {
     uint64_t blocked[BLOCKED];

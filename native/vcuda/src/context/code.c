@@ -30,8 +30,10 @@ static void mark(enum control control)
 /* --- loading ------------------------------------------------------------------------------------------------ */
 
 struct coming {
-    const struct device *device; /* NULL: nothing is checked. */
-    uint64_t before;             /* Bytes over the limit before the load. */
+    /* NULL: the load is not checked. */
+    const struct device *device;
+    /* Bytes over the limit before the load. */
+    uint64_t before;
     bool passes, locked;
 };
 

@@ -12,7 +12,8 @@
 /* Returns false if this thread holds the lock already, or another thread has held it for a second. Then the call
  * goes on unmeasured. context_unlock must be called in either case. */
 bool context_lock(int device);
-bool context_try(int device); /* the same without waiting; after false there is no unlock */
+/* Takes the lock without waiting. After false, context_unlock must not be called. */
+bool context_try(int device);
 void context_unlock(int device, bool locked);
 /* Begins a load of code without the lock, until context_unlock(device, false). Returns false inside a call of this
  * thread that holds the lock: the load is then part of that call's cost. */
@@ -31,15 +32,21 @@ struct measure {
     uint64_t own, card, charged;
     uint64_t passing; /* context_passing() before the first reading */
     bool nvml;
-    bool quiet; /* The figures were read while no thread was in flight. */
-    bool frees; /* A thread was freeing meanwhile: `own` may be lower than the charge. */
+    /* The figures were read while no thread was inside an allocation. */
+    bool quiet;
+    /* A thread was inside a free meanwhile: `own` may be lower than the charge. */
+    bool frees;
 };
-void measure_now(struct measure *measure, const struct device *device); /* reads all figures except the card's */
+/* Reads all figures except `card`. */
+void measure_now(struct measure *measure, const struct device *device);
 void measure_begin(struct measure *measure, const struct device *device);
 enum measured {
-    MEASURED_NOT,  /* unknown: no quiet moment was found, or the figure includes another thread's bytes. */
-    MEASURED_CARD, /* From the card's figure, which may include other containers' bytes. */
-    MEASURED_OWN,  /* From this process's own figure. */
+    /* The size is unknown: no quiet moment was found, or the figure includes another thread's bytes. */
+    MEASURED_NOT,
+    /* The size is from the card's figure, which may include other containers' bytes. */
+    MEASURED_CARD,
+    /* The size is from this process's own figure. */
+    MEASURED_OWN,
 };
 /* Reads the bytes that this process gained since measure_begin, without charged allocations. */
 enum measured measure_end(const struct measure *measure, uint64_t *bytes);
@@ -76,15 +83,17 @@ CUresult context_met(const struct device *device, CUcontext context, CUdevice or
 /* Returns the device's primary context if it is charged, else NULL. The caller holds the lock. */
 CUcontext context_primary(int device);
 void context_used(CUcontext context); /* Adds a user that keeps the context alive. */
-/* Describes a context before and after the driver's call that may free it. The device is locked. */
 enum { COLLECTED_MAPS = 2 };
+/* Describes a context before and after the driver's call that may free it. The device is locked. */
 struct leaving {
-    CUcontext context, heir; /* heir: the context that owns its memory afterwards; NULL: the memory is freed */
+    CUcontext context, heir; /* heir: the context that owns the memory afterwards; NULL: the memory is freed. */
     bool gone;
-    bool ours;    /* The context was charged as `block` says. */
-    bool primary; /* A charged context that is its device's primary context. */
+    /* This library charged the context; `block` has the charge. */
+    bool ours;
+    /* The context is charged, and is its device's primary context. */
+    bool primary;
     struct block block;
-    struct collected { /* memory to uncharge */
+    struct collected { /* The memory to uncharge. */
         uint64_t owner;
         struct block *blocks;
         size_t count, room;
@@ -110,27 +119,31 @@ bool green_ordinal(CUstream stream, CUdevice *ordinal);
 void green_context_leaving(struct leaving *leaving);
 void green_context_left(struct leaving *leaving);
 
-/* --- unaccounted.c: what the driver takes without being asked ------------------------------------------------- */
+/* --- unaccounted.c: memory that the driver uses beyond the allocations ---------------------------------------- */
 
 enum looked {
     LOOKED_NOT,    /* A thread was in flight the whole time. */
     LOOKED_HIDDEN, /* NVML does not show this process: only the addresses of its memory are known. */
     LOOKED_AT,
 };
-void unaccounted_begin(const struct device *device); /* A context was created. */
+/* Called after a context was created. */
+void unaccounted_begin(const struct device *device);
 /* Charges what this process uses on the card beyond its charge, as far as the limit has room. Needs the context
  * lock. */
 enum looked unaccounted_look_locked(const struct device *device);
-/* Takes the lock and does the same; without the lock the next step does it. Returns the value of unaccounted_over. */
+/* Takes the context lock and calls unaccounted_look_locked(). If another thread has the lock, a later call does this.
+ * Returns the value of unaccounted_over(). */
 uint64_t unaccounted_look(const struct device *device);
-/* does the same for a device whose step is due; waits a while after a look that failed */
+/* Calls unaccounted_look() for a device with `due` set, but not soon after a comparison that failed. */
 void unaccounted_settle(int device);
-void unaccounted_due(int device);    /* Makes the end of the next flight look. */
-/* Code may be loaded by any launch from now on: threads that wait for launches look at intervals. */
+/* Sets `due`, so that the thread that ends the next flight calls unaccounted_settle(). */
+void unaccounted_due(int device);
+/* Called when any launch may load code from now on: threads that wait for launches then compare at intervals. */
 void unaccounted_late(void);
 void unaccounted_waited(bool done);
-bool unaccounted_any(int device);    /* This process uses memory of the device, and a limit applies. */
-/* Bytes of this process on the card that exceed the limit. Nothing more is granted while this is not 0. */
+/* Returns true if this process uses memory of the device and a limit applies. */
+bool unaccounted_any(int device);
+/* Returns the bytes of this process on the card that exceed the limit. Every allocation fails while this is not 0. */
 uint64_t unaccounted_over(int device);
 /* Adds to (or subtracts from) the bytes of contexts that no hook saw, where NVML hides this process. */
 void unaccounted_unseen(int device, uint64_t bytes, bool more);

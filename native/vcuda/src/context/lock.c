@@ -10,10 +10,11 @@
 #include <string.h>
 #include <time.h>
 
-#define PATIENCE_MS 1000 /* other threads create contexts meanwhile, which takes hundreds of milliseconds */
+/* Longest wait for the lock. It is this long because creating a context takes hundreds of milliseconds. */
+#define PATIENCE_MS 1000
 
 static struct lock locks[VGPU_MAX_DEVICES];
-/* a thread has waited for the holder in vain; no other thread waits for it again */
+/* True after a thread has waited for the lock in vain: no other thread then waits for the same holder. */
 static _Atomic bool stuck[VGPU_MAX_DEVICES];
 /* low half: unlocked calls that are active; high half: all unlocked calls so far */
 static _Atomic uint64_t passing[VGPU_MAX_DEVICES];

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Charges memory that the driver uses without a request: code, stacks and heaps; contexts that no hook saw; sizes
- * rounded up to the driver's unit (many allocations just above it would use twice their charge), half-empty blocks of
- * small allocations, and memory used by other APIs than CUDA.
+ * Charges GPU memory that the driver uses beyond this process's allocations. Such memory is code, stacks and heaps;
+ * contexts that no hook saw; padding to the driver's unit (an allocation just above a unit uses almost two units);
+ * half-empty blocks of small allocations; and memory of other APIs than CUDA.
  *
- * Such memory can appear at any time. So the bytes that NVML shows for this process are compared with its charge after
- * each load, and whenever its allocations have grown or shrunk by a step since the last comparison. Memory beyond the
- * charge is charged with the contexts, as far as the limit has room. Memory beyond the limit exists already and is not
- * charged, but while there is any, no allocation is granted. Within a step nothing is queried, so an allocation that
- * fits makes a system call only once per step.
+ * Such memory can appear at any time. So the library compares the bytes that NVML shows for this process with the
+ * process's charge: after each load of code, and whenever the process's allocations have grown or shrunk by a step
+ * since the last comparison. The difference is charged to the context account, up to the limit. A difference beyond the
+ * limit is not charged, but while it exists, every allocation fails. An allocation within a step needs no comparison
+ * and no system call.
  *
- * While a thread is inside an allocation the figures cannot be read together; then a later step looks. While a thread
- * is freeing, the charge is only raised, because the free may be in the figure already.
+ * While a thread is inside an allocation, the two figures cannot be read together, so the comparison is repeated later.
+ * While a thread is inside a free, the charge is only raised, because NVML's figure may already be without that memory.
  *
- * Where NVML does not show this process, the addresses of its plain memory are used: the driver backs it in units, and
- * keeps a unit while a block lies in it. Other containers do not affect that figure. A context that no hook saw counts
- * as one context. Other memory (code, padding of arrays, graphics) stays unknown there.
+ * If NVML does not show this process, the difference is computed from the addresses of its plain memory. The driver
+ * backs plain memory in units and keeps a unit while any block lies in it. Other containers do not affect this figure.
+ * A context that no hook saw counts as one context. Other memory (code, padding of arrays, graphics) is then unknown.
  */
 #include "context.h"
 
@@ -23,39 +23,48 @@
 #include <string.h>
 #include <time.h>
 
-#define AGAIN_NS 50000000ull /* Wait after a look that failed because a thread stayed in flight. */
-#define LATE_NS 2000000000ull /* Interval between looks for code that a launch loaded. */
+/* Pause after a comparison that failed because a thread stayed inside an allocation. */
+#define AGAIN_NS 50000000ull
+/* Interval between comparisons that search for code that a launch loaded. */
+#define LATE_NS 2000000000ull
 #define STEP_LEAST (32 * MIB)
-#define UNIT (2 * MIB) /* The unit in which the driver backs plain memory; smaller blocks share one. */
-#define STEP_PART 32 /* This part of usage is a step: filling a slice costs about two hundred looks at any size. */
+/* The driver backs plain memory in units of this size. Several smaller blocks share a unit. */
+#define UNIT (2 * MIB)
+/* A step is this fraction of the usage. So filling a slice costs about two hundred comparisons at any size. */
+#define STEP_PART 32
 
 static struct unaccounted {
-    const struct device *_Atomic device; /* NULL: this process has no context there yet, or no limit. */
-    uint64_t charged;                    /* Needs the context lock. */
-    _Atomic uint64_t over;               /* Further bytes that exceed the limit. */
-    _Atomic uint64_t unseen;             /* Bytes of contexts that no hook saw, where NVML hides this process. */
-    _Atomic uint64_t again;              /* Earliest time of the next look. */
+    /* NULL: this process has no context on the device yet, or no limit applies. */
+    const struct device *_Atomic device;
+    /* Bytes charged by this file. Access needs the context lock. */
+    uint64_t charged;
+    /* Bytes that could not be charged because they exceed the limit. */
+    _Atomic uint64_t over;
+    /* Bytes of contexts that no hook saw, used if NVML does not show this process. */
+    _Atomic uint64_t unseen;
+    /* Earliest time of the next comparison. */
+    _Atomic uint64_t again;
 } unaccounted_of[VGPU_MAX_DEVICES];
 
-static _Atomic uint64_t late; /* next time to look for code that launches loaded; 0: no code was loaded */
+static _Atomic uint64_t late; /* Time of the next search for code that launches loaded; 0: no code was loaded. */
 
 static void set_marks(const struct unaccounted *unaccounted, int device, bool looked)
 {
     uint64_t used = ledger_own(device, ACCOUNT_USED), step = used / STEP_PART > STEP_LEAST ? used / STEP_PART : STEP_LEAST;
     if (atomic_load_explicit(&vgpu_forms_linked, memory_order_relaxed))
-        step = 0; /* no hook sees calls of such a form, so look at every change */
+        step = 0; /* No hook sees calls of these forms, so compare at every change. */
     uint64_t low = used > step ? used - step : 0;
     if (!low && unaccounted->charged && used)
-        low = 1; /* the context probably ends after its last allocation, so look then */
+        low = 1; /* The context probably ends after its last free, so compare then. */
     if (atomic_load_explicit(&unaccounted->over, memory_order_relaxed)) {
-        low = used; /* look at the first freed byte: some of the excess then fits */
+        low = used; /* Compare at the first freed byte: part of the excess then fits the limit. */
         step = 0;
     }
     atomic_store_explicit(&vgpu_counters[device].low, looked ? low : 0, memory_order_relaxed);
     atomic_store_explicit(&vgpu_counters[device].span, looked ? used - low + step : UINT64_MAX, memory_order_relaxed);
 }
 
-/* Charges as many of `bytes` as the limit has room for and returns that number. */
+/* Charges as many of `bytes` as fit the limit. Returns the charged number. */
 static uint64_t charge(const struct device *device, uint64_t bytes)
 {
     bool known;
@@ -68,9 +77,10 @@ static uint64_t charge(const struct device *device, uint64_t bytes)
     return ledger_charge(device->ledger, ACCOUNT_CONTEXT, bytes, limit) == CHARGE_OK ? bytes : 0;
 }
 
-/* --- where NVML does not show this process ------------------------------------------------------------ */
+/* --- if NVML does not show this process ---------------------------------------------------------------- */
 
-/* The units at the two ends of every block, each counted once. Units between the ends belong to that block alone. */
+/* `ends` is a hash set of the units at the two ends of every block. The units between a block's ends contain no other
+ * block. */
 struct units {
     int device;
     size_t blocks, capacity; /* capacity: a power of two, more than two units per block */
@@ -90,7 +100,7 @@ static bool count_block(const struct block *block, void *data)
     return false;
 }
 
-/* Blocks stored after the count may find the table full; each of their ends then counts as a unit. */
+/* The table may be full if blocks were added after the count. Then each end of such a block counts as a unit. */
 static void add_end(struct units *units, uint64_t unit)
 {
     size_t at = (unit * 0x9e3779b97f4a7c15ull) & (units->capacity - 1);
@@ -119,8 +129,8 @@ static bool add_block(const struct block *block, void *data)
     return false;
 }
 
-/* Computes what the units of this process's plain memory exceed its charge by. Returns false without memory for the
- * table. */
+/* Computes by how many bytes the units of this process's plain memory exceed its allocations. Returns false if there
+ * is no memory for the table. */
 static bool beyond_by_address(int device, uint64_t *beyond)
 {
     struct units units = {.device = device, .capacity = 64};
@@ -276,7 +286,7 @@ void unaccounted_context_left(struct leaving *leaving)
     if (!leaving->ours || !leaving->gone)
         return;
     unaccounted_unseen(device, leaving->block.owner, false);
-    unaccounted_due(device); /* the call that ended the context holds the lock and looks how much memory it freed */
+    unaccounted_due(device); /* The call that ended the context compares after it has dropped the lock. */
 }
 
 void unaccounted_reset(void)

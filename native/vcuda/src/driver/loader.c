@@ -12,7 +12,7 @@ static dlopen_type found_dlopen;
 
 void loader_ready(void)
 {
-    /* Since glibc 2.34 they are in libc, before that in libdl. All threads store the same values here. */
+    /* Since glibc 2.34 these functions are in libc, before that in libdl. All threads store the same values here. */
     static const char *const homes[] = {"libc.so.6", "libdl.so.2"};
     if (__atomic_load_n(&vgpu_real_dlsym, __ATOMIC_ACQUIRE))
         return;
@@ -26,8 +26,8 @@ void loader_ready(void)
     }
 }
 
-/* Thread functions from the program's libraries. Linking against them could require a newer symbol version than the
- * image's libc has. Takes the first object that has a name, as the loader would. */
+/* Finds the thread functions in the program's libraries. Linking against them could require a newer symbol version than
+ * the image's libc has. Like the loader, takes the first object that has the name. */
 struct thread_calls vgpu_threads;
 
 struct named {

@@ -95,18 +95,21 @@ struct cached_limits {
     const uint32_t *sequence_at;
     bool oversubscribe;
     bool driver_limited; /* A device of the limits file has card_bytes. */
-    bool plain; /* limits hold, memory comes from the card alone, call logging is off: allocations may use the fast path */
+    /* Allocations may use the fast path: limits apply, oversubscription and call logging are off. */
+    bool plain;
     /* Cached results of limits_memory by the device's index in the ledger; 0: not cached. */
     uint64_t memory[VGPU_MAX_DEVICES];
 };
-extern _Atomic(struct cached_limits *) vgpu_cached_limits; /* NULL: no limits could be read yet. */
+extern _Atomic(struct cached_limits *) vgpu_cached_limits; /* NULL: no limits have been read yet. */
+
 /* Returns the current state. Reads the file again if its sequence changed; without a change there is no system call. */
 enum control limits_control(void);
 /* The sequence word of the mapped limits file; without a file a word that stays 0. */
 extern const uint32_t *vgpu_limits_sequence;
 /* Writes one line that names the file and why contexts fail. */
 void limits_complain(void);
-bool limits_denied(void); /* reads the file again */
+/* Returns true if no context may be created. Reads the file again. */
+bool limits_denied(void);
 bool limits_count_context(void);
 /* Returns the bytes that the container may use of this device; UINT64_MAX: no limit. *known false: the limits do not
  * name it. nvml_index is used only if the environment alone sets limits; -1: unknown. */
@@ -125,9 +128,10 @@ static inline uint64_t limits_card(const char *uuid)
  * limits_control() to see a live change.
  */
 unsigned limits_sm_percent(const char *uuid, int nvml_index);
-bool limits_sm_lowered(const char *uuid, int nvml_index); /* the environment sets it lower than the limits file */
+/* Returns true if the environment sets a lower percentage than the limits file. */
+bool limits_sm_lowered(const char *uuid, int nvml_index);
 enum vgpu_core_policy limits_core_policy(void);
-int limits_priority(void); /* 0 high, 1 low */
+int limits_priority(void); /* 0: high, 1: low. */
 bool limits_oom_killer(void);
 static inline bool limits_oversubscribe(void)
 {
@@ -147,11 +151,14 @@ unsigned limits_shares(void);
 /* Returns the bytes of a device in one share, regardless of the environment; UINT64_MAX: no limit. *named false: the
  * share does not name it. */
 uint64_t limits_share_memory(unsigned share, const char *uuid, bool *named);
-/* Returns true if the limits are of that allocation. Always true unless the node's ld.so.preload loads this library. */
+/* Returns true if the share's limits belong to that allocation. Always true unless the node's ld.so.preload loads this
+ * library. */
 bool limits_same_allocation(unsigned share, const char allocation[VGPU_ALLOCATION_SIZE]);
 const char *limits_ledger_path(unsigned share);
-bool limits_ledger_is_own(void); /* It belongs to this user, in a folder that all users can write. */
-/* May the ledger be created? Not if the node's ld.so.preload loads this library: then the node has created it. */
+/* Returns true if the ledger is this user's own file in a folder that all users can write. */
+bool limits_ledger_is_own(void);
+/* Returns true if this process may create the ledger. If the node's ld.so.preload loads this library, the node creates
+ * the ledger. */
 bool limits_ledger_create(void);
 bool uuid_same(const char *left, const char *right);
 void limits_reset(void);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to limits.c, limits_file.c, shares.c and share_folder.c. */
+/* Declarations for limits.c, limits_file.c, shares.c and share_folder.c only. */
 #ifndef VGPU_LIMITS_FILE_H
 #define VGPU_LIMITS_FILE_H
 
@@ -16,13 +16,14 @@ struct limits_file {
 };
 
 uint32_t limits_crc(const unsigned char *data, size_t size);
-/* Parses any bytes. On false `reason` is half a sentence for a message. */
+/* Parses the bytes of a limits file; any bytes are allowed. If it returns false, `reason` has the end of a message's
+ * sentence. */
 bool limits_parse(const unsigned char *data, size_t length, struct vgpu_limits *out, char *reason, size_t room);
 bool limits_map(const char *path, struct limits_file *file, char *reason, size_t room);
-/* The same for an open file; closes the descriptor in any case. */
+/* As limits_map, for an open file. Closes the descriptor in any case. */
 bool limits_map_open(int descriptor, struct limits_file *file, char *reason, size_t room);
 uint32_t limits_sequence(const struct limits_file *file);
-/* Makes a valid copy; waits at most patience_ms for a writer to finish. */
+/* Copies the limits consistently. Waits at most patience_ms for a writer to finish. */
 bool limits_copy(const struct limits_file *file, unsigned patience_ms, struct vgpu_limits *out, char *reason, size_t room);
 
 /* --- shares.c: the shares of this container ------------------------------------------------------------- */
@@ -48,10 +49,11 @@ int policy_tightness(enum vgpu_core_policy policy);
 /* Adds the limits of one share to `all`. Returns false if there are too many devices. */
 bool limits_add(struct vgpu_limits *all, const struct vgpu_limits *one);
 
-/* share_folder.c: shares_find lists the numbers of the shares that the node mounted, in ascending order; the first
- * share's number if there is none. Returns their count; -1: too many. */
+/* share_folder.c: lists the numbers of the shares that the node mounted, in ascending order. If there is none, lists
+ * the first share's number. Returns the count; -1: too many. */
 int shares_find(int numbers[VGPU_MAX_SHARES], char *reason, size_t room);
-/* Opens the limits of a share. Returns a descriptor; -1: they are not the node's, see `reason`. */
+/* Opens the limits of a share. Returns a descriptor. -1: the limits are missing or not from the node; `reason` says
+ * why. */
 int share_limits_open(int number, char *reason, size_t room);
 
 #endif

@@ -26,7 +26,7 @@ static bool slice_bytes(int format, unsigned channels, uint64_t width, uint64_t 
     default:
         if (format < 0x93 || format > 0x9e)
             return false;
-        block = 16; /* the other BC formats */
+        block = 16; /* all other BC formats */
     }
     if (block) {
         width = (width + 3) / 4;

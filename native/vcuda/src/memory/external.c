@@ -14,12 +14,16 @@
 
 struct external {
     struct external *next;
-    CUexternalMemory memory; /* NULL: the import was destroyed. */
-    const struct device *device; /* NULL: the exporting process is charged. */
+    /* NULL: the import was destroyed. */
+    CUexternalMemory memory;
+    /* The device that is charged. NULL: the exporting process is charged. */
+    const struct device *device;
     uint64_t bytes;
-    void *import; /* the ledger byte that shows that the memory is imported */
+    /* The locked ledger byte that shows that the memory is imported. */
+    void *import;
     unsigned buffers;
-    bool kept; /* kept by something that is not counted, so for the life of this process */
+    /* The memory is used by an object that is not counted, so it stays charged for the life of this process. */
+    bool kept;
 };
 
 struct external_buffer {

@@ -20,7 +20,7 @@ static bool collect(const struct block *block, void *data)
         size_t room = collected->room ? collected->room * 2 : 64;
         struct block *blocks = realloc(collected->blocks, room * sizeof *blocks);
         if (!blocks)
-            return false; /* the block stays in its table and charged */
+            return false; /* Without memory the block stays in its table and stays charged. */
         collected->blocks = blocks;
         collected->room = room;
     }
@@ -28,8 +28,8 @@ static bool collect(const struct block *block, void *data)
     return true;
 }
 
-/* Gives a block to the heir. The block stays in place, because a block's position in its table does not depend on
- * its owner. */
+/* Makes the heir, the primary context, the owner of a block. The block stays in place, because its position in the
+ * table does not depend on its owner. */
 static bool bequeath(const struct block *block, void *data)
 {
     const struct leaving *leaving = data;

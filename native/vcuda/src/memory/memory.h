@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory by every allocation call. events.c lists the functions that reclaim, and those that run when a context
- * ends. */
+/* Functions of the hooks of all memory calls. events.c lists those that release unused memory, and those that run when
+ * a context ends. */
 #ifndef VGPU_MEMORY_H
 #define VGPU_MEMORY_H
 
@@ -11,7 +11,7 @@
 /* --- memory.c: plain memory ---------------------------------------------------------------------------- */
 
 CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data);
-void memory_gone(const struct block *block); /* uncharges a freed block */
+void memory_gone(const struct block *block); /* Uncharges a freed block. */
 
 /* --- leaving.c ------------------------------------------------------------------------------------------ */
 
@@ -24,15 +24,16 @@ void memory_context_left(struct leaving *leaving);
 /* Charges each pool what the driver reports as its size. trim: first makes the pools release unused memory. */
 void pools_settle(bool trim);
 void pools_reset(void);
-void pools_waited(bool done); /* after a wait of the program pools may have shrunk */
+/* Called after the program has waited for the GPU, because pools may have shrunk. */
+void pools_waited(bool done);
 void pool_freed(uint64_t pool, uint64_t bytes);
 extern _Atomic uint32_t vgpu_pools_dirty;
 
 /* --- ipc.c ----------------------------------------------------------------------------------------------- */
 
 extern _Atomic bool vgpu_exported_any; /* This process has exported a handle. */
-/* Returns true if the memory was exported. Removes it from the table before the driver frees it, because another
- * thread may get the same address at once. */
+/* Returns true if the memory was exported, and removes it from the table. Call before the driver frees it, because
+ * another thread may get the same address at once. */
 static inline bool ipc_exported(CUdeviceptr pointer, struct block *exported)
 {
     return atomic_load_explicit(&vgpu_exported_any, memory_order_relaxed) && block_take(&vgpu_exported, pointer, exported);
@@ -46,7 +47,7 @@ void ipc_reset(void);
 /* --- external.c ------------------------------------------------------------------------------------------- */
 
 extern _Atomic bool vgpu_external_any; /* This process has imported external memory. */
-/* For a pointer in no table of this process: call external_take before the driver frees it and external_settle
+/* If a pointer is in no other table of this process, call external_take before the driver frees it and external_settle
  * afterwards. NULL: the pointer is not from an import. */
 struct external_buffer *external_take(CUdeviceptr pointer);
 void external_settle(struct external_buffer *taken, bool freed);
@@ -60,7 +61,7 @@ void vmm_reset(void);
 
 /* --- graph_memory.c --------------------------------------------------------------------------------------- */
 
-/* The same for the reserve that devices keep for graphs; called by events.c. */
+/* Charges each device's memory that the driver keeps for graphs; called by events.c. */
 void graph_memory_settle(bool trim);
 void graph_memory_reset(void);
 /* Runs the launch or upload of an executable graph and charges the memory of its nodes. Costs one load for graphs

@@ -16,9 +16,12 @@
 
 #include <stdlib.h>
 
-struct lock vmm_lock; /* Protects the structures here and the two tables; never held during a driver call. */
-static struct physical *waiting; /* Objects that this process released and another process has open. */
-static uint32_t mapping_number;  /* Number of the last mapping, stored as the kind of its block; never 0. */
+/* Protects the structures in this file and the two tables. Never held during a driver call. */
+struct lock vmm_lock;
+/* Objects that this process has released and another process has open. */
+static struct physical *waiting;
+/* Number of the last mapping, stored as the kind of the mapping's block; never 0. */
+static uint32_t mapping_number;
 
 static bool open_elsewhere(const struct physical *object)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dlopen without RTLD_DEEPBIND. A library opened with that flag (taichi opens its own so) would find libc's dlsym and
- * the driver's functions before those of this library, so its memory would not be charged. Without the flag, a program
- * that needs it to separate two copies of a symbol finds the first copy.
+ * Opens libraries without RTLD_DEEPBIND. A library opened with that flag (taichi does this) would find libc's dlsym and
+ * the driver's functions before those of this library, so its memory would not be charged. A program that needs the
+ * flag to separate two copies of a symbol gets the first copy instead.
  *
  * This code does nothing else, because a library's constructor may call it with the loader's lock held. open_entry.S
  * jumps to the real function, which reads its caller's run path.

@@ -13,8 +13,10 @@
 #include <string.h>
 #include <time.h>
 
-#define LOOK_BACK_US 1000000ull /* NVML's own rates cover at most the last second. */
-#define RING 256u               /* More than the samples that a driver keeps. */
+/* NVML's own rates cover at most the last second. */
+#define LOOK_BACK_US 1000000ull
+/* Room for samples; more than a driver keeps. */
+#define RING 256u
 
 struct account_of {
     struct own_process *processes;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvidia-container-cli of the simulated hosts: its version, and ``list``: what a container with all GPUs receives.
+"""nvidia-container-cli of the simulated hosts: prints its version and, with ``list``, the files that a container with
+all GPUs receives.
 
 NVIDIA's program also injects GPUs in its legacy mode; here the CDI specification does that.
 """

@@ -512,7 +512,7 @@ def _write(path: str, data: bytes, mode: int, label: Label | None, size: int | N
             view = view[os.write(descriptor, view) :]
         if size is not None:
             os.ftruncate(descriptor, size)
-        # The process's umask may have cleared mode bits of group and others.
+        # Set the mode afterwards, because os.open would clear the bits of the process's umask.
         if mode != 0o600:
             os.fchmod(descriptor, mode)
         if label is not None:

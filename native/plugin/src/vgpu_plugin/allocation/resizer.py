@@ -93,7 +93,7 @@ class Resizer:
         # (record, UUID) → bytes that the driver reports beyond the tolerance. Needed because a tenant can forge its
         # ledger.
         self.shown: Callable[[Record, str], int] = lambda _record, _uuid: 0
-        # Takes back burst memory for an allocation that was promised it.
+        # Takes back burst memory for an allocation that was promised this memory.
         self.lender: Lender = NoLender()
         # Sets the driver's own limit, if it enforces limits, to the current limits file of an allocation.
         self.enforce: Callable[[str], str] = lambda _allocation: ""

@@ -18,32 +18,32 @@ UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "K": 10**3, "M": 10**6, "G
 EXITS = (
     "exit status:\n"
     "  0\n"
-    "  1  the plugin refuses or does not answer, or knows no such thing\n"
+    "  1  the plugin refuses the request, does not respond, or cannot find the named object\n"
     "  2  the command line is wrong\n"
     "  3  no slice is free\n"
-    "  of exec and run: the program's own; 125 to 127 where it cannot be started"
+    "  exec and run return the program's exit status; 125 to 127 if the program cannot be started"
 )
 FIRST = ("vgpuctl status", "vgpuctl top", "vgpuctl run -- -it ubuntu:24.04 nvidia-smi", "vgpuctl run --help")
 # Command → (description, examples), in the order of --help.
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "status": (
-        "GPUs with their load, slices in sum, who holds what, warnings",
+        "show the GPUs with their load, the number of slices, the holders and the warnings",
         ("vgpuctl status", "vgpuctl status --json | jq '.gpus[] | select(.healthy | not)'"),
     ),
     "slices": (
-        "every slice: free, in use or unhealthy, its size, who holds it",
+        "show each slice's state (free, in use, unhealthy), size and holder",
         ("vgpuctl slices", "vgpuctl slices --json | jq -r '.slices[] | select(.state == \"free\").id'"),
     ),
     "top": (
-        "who holds and uses what of which GPU, as a live screen (q ends it)",
+        "show memory and time of each GPU by container, as a live screen (q ends it)",
         ("vgpuctl top", "vgpuctl top --once", "vgpuctl top --interval 0.5"),
     ),
     "explain": (
-        "why a GPU, a slice, a pod or the node is as it is",
+        "explain the state of a GPU, a slice, a pod or the node",
         ("vgpuctl explain", "vgpuctl explain 3", "vgpuctl explain 0::2", "vgpuctl explain pod ml/train-0"),
     ),
     "watch": (
-        "processes that bypass the library, as the watcher found them",
+        "show processes that bypass the library, as found by the watcher",
         ("vgpuctl watch", "vgpuctl watch --all"),
     ),
     "run": (
@@ -60,25 +60,25 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("vgpuctl exec -- nvidia-smi", "vgpuctl exec --uuid GPU-58761ffe-067d-967c-c921-df91885a18d2 -- ./train"),
     ),
     "lease": (
-        "take one free slice from the kubelet for a check (exit 3: none is free)",
+        "reserve a free slice for a check, so that the kubelet cannot use it (exit 3: none is free)",
         ("vgpuctl lease --json", "vgpuctl lease --ttl 600"),
     ),
     "resize": (
-        "another size for a slice in use, while its container runs",
+        "change the size of a slice in use, while its container runs",
         (
             "vgpuctl resize ml/train-0/main --memory 8Gi",
             "vgpuctl resize 0::2 --cores 30",
             "vgpuctl resize 1f2e3d4c5b6a7988 --memory 2Gi --oom-killer",
         ),
     ),
-    "release": ("give a leased slice back", ("vgpuctl release 1f2e3d4c5b6a7988",)),
+    "release": ("release a leased slice", ("vgpuctl release 1f2e3d4c5b6a7988",)),
     "forget": (
-        "a lost GPU was removed for good: show it no more",
+        "stop showing a lost GPU that was removed for good",
         ("vgpuctl forget GPU-58761ffe-067d-967c-c921-df91885a18d2",),
     ),
-    "metrics": ("Prometheus metrics, as --metrics-listen serves them", ("vgpuctl metrics | grep vgpu_gpu_healthy",)),
+    "metrics": ("print the Prometheus metrics of --metrics-listen", ("vgpuctl metrics | grep vgpu_gpu_healthy",)),
     "completion": (
-        "completion for a shell, to be read by it",
+        "print the completion script for a shell",
         (
             "vgpuctl completion bash > /usr/share/bash-completion/completions/vgpuctl",
             'vgpuctl completion zsh > "${fpath[1]}/_vgpuctl"',
@@ -91,7 +91,7 @@ WITHOUT_JSON = ("run", "exec", "completion")
 def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(
         prog="vgpuctl",
-        description="What this host's device plugin offers and has given out.",
+        description="Shows and changes the GPU slices of this host's device plugin.",
         epilog=f"examples:\n{_examples(FIRST)}\n\n{EXITS}\n\nThe fields of --json: docs/vgpuctl.md",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name not in WITHOUT_JSON:
-            made[name].add_argument("--json", action="store_true", help="for programs; a fault is JSON too")
+            made[name].add_argument("--json", action="store_true", help="print JSON, also for errors")
     _of_people(made)
     _of_slices(made)
     return out
@@ -122,67 +122,81 @@ def _examples(lines: tuple[str, ...]) -> str:
 
 def _of_people(made: dict[str, argparse.ArgumentParser]) -> None:
     top = made["top"]
-    top.add_argument("--once", action="store_true", help="one table and no more, over the interval")
-    top.add_argument("--live", action="store_true", help="a live screen (the default of a terminal)")
-    top.add_argument("--interval", type=_interval, default=2.0, metavar="SECONDS", help="default: %(default)s")
+    top.add_argument("--once", action="store_true", help="print one table for one interval and exit")
+    top.add_argument("--live", action="store_true", help="show a live screen (default in a terminal)")
+    top.add_argument(
+        "--interval", type=_interval, default=2.0, metavar="SECONDS", help="between updates (default: %(default)s)"
+    )
     why = made["explain"]
-    why.add_argument("what", nargs="?", default="", help="index or UUID of a GPU, the id of a slice, or: pod")
-    why.add_argument("pod", nargs="?", default="", metavar="NAMESPACE/NAME", help="after the word pod: which one")
+    why.add_argument("what", nargs="?", default="", help="index or UUID of a GPU, id of a slice, or the word pod")
+    why.add_argument("pod", nargs="?", default="", metavar="NAMESPACE/NAME", help="the pod, after the word pod")
     why.add_argument(
-        "--scheduler", default="127.0.0.1:8880", metavar="HOST:PORT", help="for pod (default: %(default)s)"
+        "--scheduler", default="127.0.0.1:8880", metavar="HOST:PORT", help="scheduler, for pod (default: %(default)s)"
     )
     why.add_argument("--kubeconfig", default="", metavar="FILE", help="for pod (default: KUBECONFIG, ~/.kube/config)")
-    made["watch"].add_argument("--all", action="store_true", help="also what this host's own checks did, and is over")
+    made["watch"].add_argument("--all", action="store_true", help="include ended findings of this host's own checks")
     made["completion"].add_argument("shell", choices=("bash", "zsh"))
 
 
 def _of_slices(made: dict[str, argparse.ArgumentParser]) -> None:
     for name in ("lease", "exec", "run"):
-        made[name].add_argument("--uuid", default="", help="a slice of this GPU (default: any)")
+        made[name].add_argument("--uuid", default="", help="use a slice of this GPU (default: any GPU)")
     made["lease"].add_argument(
-        "--ttl", type=_ttl, default=0, metavar="SECONDS", help="the lease ends after so long (default: 300)"
+        "--ttl", type=_ttl, default=0, metavar="SECONDS", help="duration of the lease (default: 300)"
     )
     size = made["resize"]
     size.add_argument("what", help="an allocation, a slice, or NAMESPACE/POD/CONTAINER")
     size.add_argument(
-        "--memory", type=_memory, default=0, metavar="SIZE", help="of each GPU, such as 8Gi (default: as it is)"
+        "--memory", type=_memory, default=0, metavar="SIZE", help="memory on each GPU, such as 8Gi (default: unchanged)"
     )
     size.add_argument(
         "--cores",
         type=_cores_or_none,
         default=None,
         metavar="PERCENT",
-        help="of each GPU; 0: no limit (default: as it is)",
+        help="share of each GPU's time; 0: no limit (default: unchanged)",
     )
-    size.add_argument("--uuid", default="", help="of this GPU alone (default: of each that it has)")
+    size.add_argument("--uuid", default="", help="resize only on this GPU (default: each GPU of the allocation)")
     size.add_argument(
         "--oom-killer",
         action="store_true",
-        help="allow less than is in use: the largest process is ended until it fits",
+        help="allow a limit below the used memory: ends the largest process until the rest fits",
     )
-    made["release"].add_argument("allocation", help="as lease answered")
-    made["forget"].add_argument("uuid", help="as status has it")
+    made["release"].add_argument("allocation", help="id that lease printed")
+    made["forget"].add_argument("uuid", help="UUID as status shows it")
     run = made["exec"]
-    run.add_argument("--ttl", type=_ttl, default=3600, metavar="SECONDS", help="the slice is kept for (default: 3600)")
-    run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM …", help="and its arguments")
+    run.add_argument("--ttl", type=_ttl, default=3600, metavar="SECONDS", help="slice is reserved for (default: 3600)")
+    run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM …", help="program and its arguments")
     run = made["run"]
-    run.add_argument("--gpus", type=_count, default=1, metavar="N", help="slices of so many GPUs (default: 1)")
+    run.add_argument("--gpus", type=_count, default=1, metavar="N", help="number of GPUs, one slice each (default: 1)")
     run.add_argument(
-        "--memory", type=_memory, default=0, metavar="SIZE", help="of each slice, such as 4Gi (default: all)"
-    )
-    run.add_argument("--cores", type=_cores, default=0, metavar="PERCENT", help="of each GPU (default: the slice's)")
-    run.add_argument("--engine", choices=ENGINES, default="", help="default: docker where it runs, else podman")
-    run.add_argument(
-        "--detach", "-d", action="store_true", help="leave it running; its slices are its own until it is removed"
-    )
-    run.add_argument(
-        "--compose", default="", metavar="SERVICE", help="run nothing: print what docker compose is to add to a service"
+        "--memory",
+        type=_memory,
+        default=0,
+        metavar="SIZE",
+        help="memory of each slice, such as 4Gi (default: all of it)",
     )
     run.add_argument(
-        "--cdi-dir", type=Path, default=Paths().cdi_dir, help="the plugin's CDI files (default: %(default)s)"
+        "--cores", type=_cores, default=0, metavar="PERCENT", help="share of each GPU's time (default: the slice's)"
+    )
+    run.add_argument("--engine", choices=ENGINES, default="", help="default: docker if it runs, else podman")
+    run.add_argument(
+        "--detach",
+        "-d",
+        action="store_true",
+        help="run in the background; the container keeps its slices until it is removed",
     )
     run.add_argument(
-        "words", nargs=argparse.REMAINDER, metavar="-- [OPTIONS] IMAGE …", help="as docker run and podman run take them"
+        "--compose",
+        default="",
+        metavar="SERVICE",
+        help="run nothing; print the fields to add to this docker compose service",
+    )
+    run.add_argument(
+        "--cdi-dir", type=Path, default=Paths().cdi_dir, help="folder of the plugin's CDI files (default: %(default)s)"
+    )
+    run.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="-- [OPTIONS] IMAGE …", help="arguments of docker run or podman run"
     )
 
 

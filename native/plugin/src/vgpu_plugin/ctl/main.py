@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
-        # A terminal without a character shows a question mark instead.
+        # A character that the encoding of the output does not have is printed as a question mark.
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="replace")
     try:
@@ -186,7 +186,7 @@ PROGRAMS: dict[str, Callable[[argparse.Namespace, Client], int]] = {
     "exec": execute.execute,
     "run": containers.run,
 }
-# Functions of the response and the terminal's width (0: unlimited).
+# Command → function that makes its text from the response and the terminal's width (0: unlimited).
 TEXTS: dict[str, Callable[[dict[str, Any], int, argparse.Namespace], str]] = {
     "status": lambda answer, width, _given: ctl_text.status(answer, width),
     "lease": lambda answer, _width, _given: lease_text(answer),

@@ -142,7 +142,9 @@ class Source:
 
 
 def run(given: argparse.Namespace, plugin: Client) -> int:
-    """Prints the table. Raises Fault if the plugin does not respond at the start."""
+    """Prints the table once or repeatedly, or the usages as JSON. Raises Fault if the plugin does not respond at the
+    start.
+    """
     source = Source(plugin)
     if given.json:
         print(json.dumps({"usages": source.usages()}, indent=1))

@@ -166,8 +166,8 @@ class Reconfiguration:
         log.info("the configuration of %s is active", settings.path)
 
     def _change_way(self, settings: node_settings.Settings) -> None:
-        """Ends the program. If claims are in use, it stays: nobody could end the claims then, and the next poll checks
-        again.
+        """Ends the program for a change between slices and claims. If claims are in use, the program continues, because
+        without it no part could end the claims; the next poll checks again.
         """
         held = sorted({one.holder for one in self._allocator.records.all() if one.kind == CLAIM})
         if held and not settings.claims:

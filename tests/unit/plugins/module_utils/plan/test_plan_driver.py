@@ -336,6 +336,7 @@ RETIRED = [
     ("535.261.03", {}, "auto", ""),
     ("580.178.04", {}, "auto", "branch 535 is asked for and installed, and driver 580.178.04 runs"),
     ("580.178.04", {"packages.nvidia-utils-535-server": None}, "auto", ""),
+    ("580.178.04", {("files", driver_choice.PERSISTENCE_FILE): None}, "auto", ""),
     ("580.178.04", {}, "none", ""),  # somebody else's module
 ]
 

@@ -199,3 +199,10 @@ def test_a_python_that_the_unit_of_mig_lacks_is_told_before_the_boot_that_needs_
     assert words in " ".join(said) and bool(said) is bool(words)
     files = mig_unit.files({"1g.10gb": 7}, python)
     assert f"ExecStart={python} " in files[mig_unit.UNIT_PATH]
+
+
+@pytest.mark.parametrize("minor", range(11, 15))
+def test_every_python_of_the_artefact_is_looked_for(minor):
+    assert f"/usr/bin/python3.{minor}" in plugin_python.CANDIDATES
+    # The modules of a play run from 3.8 on.
+    assert "/usr/bin/python3.8" in plugin_python.CANDIDATES

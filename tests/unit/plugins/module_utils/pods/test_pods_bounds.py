@@ -34,6 +34,7 @@ PODS = [
     (pod([asking(**typos(1001))]), "spec.containers: expected at most 1000 names of resources"),
     (pod([asking(**typos(4, 4 * n)) for n in range(251)]), "at most 1000 names of resources"),
     (pod([asking(**{"nvidia.com/gpum" + "e" * 303: "5"})]), "names of resources of at most 317 letters"),
+    (pod([{**asking(), "volumeMounts": [{"mountPath": "/a"}] * 2500}] * 2), ""),
     (
         pod([{**asking(), "volumeMounts": [{"mountPath": "/a"}] * 2501}] * 2),
         "spec.containers: expected at most 5000 mounts",

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The edges of the rules for room on a GPU: equal slices next to a resized one, and containers without a size."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from vgpu_plugin._shared.config.sharing import Piece
+from vgpu_plugin.allocation.records import KUBELET, Record
+from vgpu_plugin.allocation.sizing import Held, crowded, held, node_gpus
+from vgpu_plugin.node.gpus import NO_NUMA
+
+from .. import samples
+
+MIB = 1 << 20
+GPU = "GPU-a"
+
+# columns: percent of each offered slice, percent that others have, requested percent, whether it fits
+SHARES = [
+    ([25, 25, 25, 25], 60, 40, True),
+    ([25, 25, 25, 25], 60, 41, False),
+    # slices without a limit of their own still share 100 %
+    ([], 0, 100, True),
+    ([], 1, 100, False),
+    # oversold: the sum of the slices is the bound
+    ([75, 75], 75, 75, True),
+    ([75, 75], 75, 76, False),
+]
+
+
+@pytest.mark.parametrize(("offered", "others", "requested", "fits"), SHARES)
+def test_percent_next_to_equal_slices(offered: list[int], others: int, requested: int, fits: bool) -> None:
+    pieces = [Piece(f"{GPU}::{n}", GPU, 100, percent, "gpu", "vcuda", GPU) for n, percent in enumerate(offered)]
+    reason = crowded(pieces, Held(0, others), requested)
+    assert (reason == "") is fits
+    assert fits or reason.startswith(f"{requested} % of the SMs are asked for, {others} of ")
+
+
+# columns: NUMA node that NVML reports, NUMA node in the annotation
+NUMA = [(0, 0), (1, 1), (NO_NUMA, -1)]
+
+
+@pytest.mark.parametrize(("reported", "published"), NUMA)
+def test_the_numa_node_of_a_gpu_is_published(reported: int, published: int) -> None:
+    (gpu,) = samples.gpus("T4")
+    (found,) = node_gpus([replace(gpu, numa_node=reported)], {"sharing": {"vcuda": {"splitCount": 4}}}, {})
+    assert json.dumps(found.numa) == str(published)
+
+
+def record(name: str, mib: int, **limits: object) -> Record:
+    device = {"uuid": GPU, "memory_bytes": mib * MIB, "sm_percent": 10}
+    return Record(name, KUBELET, (f"{GPU}::{name}",), {"devices": [device], **limits}, cores={GPU: 10})
+
+
+def test_a_container_without_a_size_hides_no_other() -> None:
+    records = [record("0", 100), record("1", 5000, deny=True), record("2", 300)]
+    assert held(records) == {GPU: Held(400, 20)}

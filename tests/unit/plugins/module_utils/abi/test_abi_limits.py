@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The edges of a limits file: which values pack_limits writes, and which bytes parse_limits refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.abi import fields, files
+
+DEVICE = {"uuid": "GPU-a", "memory_bytes": 1 << 30}
+AT = fields.LIMITS_FIELDS["devices"][0]
+
+
+def packed(**device: Any) -> bytes:
+    return files.pack_limits({"allocation": "one", "devices": [{**DEVICE, **device}]})
+
+
+def with_field(name: str, value: Any, device: bool, checksum: bool = True) -> bytes:
+    """A limits file of one device with another value in one field, and the checksum of the result."""
+    data = bytearray(packed())
+    files.put_field(
+        data, AT if device else 0, fields.LIMITS_DEVICE_FIELDS if device else fields.LIMITS_FIELDS, name, value
+    )
+    if checksum:
+        files.put_field(data, 0, fields.LIMITS_FIELDS, "crc32", files.limits_crc(data))
+    return bytes(data)
+
+
+def test_a_device_has_these_values_by_default() -> None:
+    (device,) = files.parse_limits(packed())["devices"]
+    assert device == {**DEVICE, "sm_percent": 0, "unlimited": False}
+
+
+# columns: a device's key, its greatest value
+GREATEST = [("sm_percent", 100), ("card_bytes", 2**64 - 1), ("memory_bytes", 2**64 - 1)]
+
+
+@pytest.mark.parametrize(("key", "greatest"), GREATEST)
+def test_the_greatest_value_is_packed_and_the_next_is_refused(key: str, greatest: int) -> None:
+    (device,) = files.parse_limits(packed(**{key: greatest}))["devices"]
+    assert device[key] == greatest
+    with pytest.raises(files.LayoutError, match=rf"devices\[0\]\.{key}"):
+        packed(**{key: greatest + 1})
+
+
+# columns: field, its value, whether it is a device's, words of the refusal
+REFUSED = [
+    ("uuid", b"", True, "which is no name that ends"),
+    ("uuid", b"G" * fields.UUID_SIZE, True, "which is no name that ends"),
+    ("sm_percent", 101, True, "101 % of the SMs"),
+    ("sequence", 1, False, "sequence 1 is odd"),
+    ("core_policy", 99, False, "unknown core policy 99"),
+    ("device_count", fields.MAX_DEVICES + 1, False, "more than fit"),
+    ("size", fields.LIMITS_FILE_SIZE + 1, False, "bytes long"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "device", "words"), REFUSED)
+def test_refuses_a_field_out_of_range(name: str, value: Any, device: bool, words: str) -> None:
+    with pytest.raises(files.LayoutError, match=words):
+        files.parse_limits(with_field(name, value, device))
+
+
+def test_refuses_a_wrong_checksum() -> None:
+    with pytest.raises(files.LayoutError, match="limits are torn: crc32"):
+        files.parse_limits(with_field("memory_bytes", 1, device=True, checksum=False))
+
+
+def test_reads_every_device() -> None:
+    devices = [{"uuid": f"GPU-{n}", "memory_bytes": n << 20, "sm_percent": n} for n in range(1, fields.MAX_DEVICES + 1)]
+    found = files.parse_limits(files.pack_limits({"allocation": "one", "devices": devices}))["devices"]
+    assert [{key: one[key] for key in ("uuid", "memory_bytes", "sm_percent")} for one in found] == devices
+
+
+def test_refuses_devices_beyond_the_end() -> None:
+    data = bytearray(packed())
+    room = (fields.LIMITS_FILE_SIZE - AT) // fields.LIMITS_DEVICE_SIZE
+    files.put_field(data, 0, fields.LIMITS_FIELDS, "device_count", 1)
+    files.put_field(data, 0, fields.LIMITS_FIELDS, "device_offset", AT + room * fields.LIMITS_DEVICE_SIZE)
+    files.put_field(data, 0, fields.LIMITS_FIELDS, "crc32", files.limits_crc(data))
+    with pytest.raises(files.LayoutError, match="more than fit"):
+        files.parse_limits(bytes(data))
+
+
+def test_accepts_the_longest_uuid() -> None:
+    longest = "G" * (fields.UUID_SIZE - 1)
+    (device,) = files.parse_limits(packed(uuid=longest))["devices"]
+    assert device["uuid"] == longest
