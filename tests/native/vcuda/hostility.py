@@ -16,12 +16,12 @@ SECONDS = int(os.environ.get("VGPU_HOSTILE_SECONDS", "120"))  # time limit of on
 
 # These tests compare exact bytes and fail on a driver that rounds sizes up (checked 2026-11-23).
 EXACT_TESTS = (
-    "test_coverage_code.py::test_code_is_charged_a_step_later_and_given_back",
-    "test_coverage_code.py::test_late_code_that_does_not_fit",
-    "test_coverage_errors.py::test_any_legal_call_frees",
-    "test_coverage_passed.py::test_what_is_queued_takes_nothing_that_is_not_accounted",
-    "test_edges.py::test_at_the_wrong_moment",
-    "test_external.py::test_what_carries_no_mark_is_charged_to_the_importer",
+    "test_coverage_code.py::test_loaded_code_is_charged_and_uncharged",
+    "test_coverage_code.py::test_late_code_over_the_limit_blocks_allocations",
+    "test_coverage_errors.py::test_every_legal_free_uncharges_the_memory",
+    "test_coverage_passed.py::test_unhooked_work_takes_no_memory",
+    "test_edges.py::test_calls_at_the_wrong_moment_return_the_drivers_codes",
+    "test_external.py::test_unmarked_memory_is_charged_to_the_importer",
     "test_green.py::test_reset_frees_the_memory_of_many_green_contexts",
     "test_memory.py::test_a_context_takes_its_memory_with_it",
     "test_memory.py::test_modules_count_with_the_contexts",
@@ -43,18 +43,18 @@ EXACT_TESTS = (
     "test_unaccounted.py::test_a_driver_that_takes_what_it_is_asked_for_is_charged_that",
     "test_unaccounted.py::test_small_blocks_share_a_unit",
     "test_unseen.py::test_each_device_charges_its_own_unseen_context",
-    "test_unseen.py::test_no_context_is_current_where_memory_is_made",
-    "test_unseen.py::test_one_that_does_not_fit_takes_the_room_that_comes",
+    "test_unseen.py::test_unseen_context_is_charged_when_no_context_is_current",
+    "test_unseen.py::test_unseen_context_over_the_limit_is_charged_as_memory_is_freed",
     "test_unseen.py::test_reset_uncharges_the_unseen_context",
-    "test_unseen.py::test_without_the_library_it_takes_what_it_wants",
+    "test_unseen.py::test_without_the_library_an_unseen_context_exceeds_the_limit",
 )
-EXACT = "reckons in bytes that a driver with units of 2 MiB does not take"
+EXACT = "expects exact bytes, but this driver rounds sizes up to units of 2 MiB"
 # Behaviour → start of a test's name → why the test runs without this behaviour.
 SPARED: dict[str, dict[str, str]] = {
     "rounding": dict.fromkeys(EXACT_TESTS, EXACT),
-    "context-lock": {"test_blocked.py": "its programs wait for themselves there, also without the library"},
+    "context-lock": {"test_blocked.py": "its programs deadlock under this behaviour, with and without the library"},
     "slow-nvml": {
-        "test_contenders.py::test_threads_leave_the_accounts_equal[primary-4000": "4000 contexts, each measured",
+        "test_contenders.py::test_concurrent_threads_leave_an_exact_ledger[primary-4000": "4000 slow measurements",
     },
 }
 

@@ -40,8 +40,8 @@ BARE = "asks what the library alone needs or does; the sanitizer's runtime is th
 ALONE = "opens an instrumented driver without the runtime"
 LOW = "memory below 4 GiB is the sanitizer's"
 LEFT_OUT = {
-    "test_bad_input.py::test_a_program_without_cuda_makes_no_call_of_ours": BARE,
-    "test_bad_input.py::test_the_comparison_sees_a_library_that_does_something": BARE,
+    "test_bad_input.py::test_program_without_cuda_makes_no_extra_system_call": BARE,
+    "test_bad_input.py::test_comparison_finds_a_library_that_makes_system_calls": BARE,
     "test_deepbind.py::": "a sanitizer's runtime refuses RTLD_DEEPBIND",
     "test_routes.py::test_a_later_form_of_what_hands_out_functions_is_not_found[False]": ALONE,
     "test_routes.py::test_the_library_needs_libc_alone": BARE,
@@ -49,16 +49,16 @@ LEFT_OUT = {
     "test_routes.py::test_true_opens_nothing_of_ours": BARE,
     "test_routes.py::test_two_builds_are_the_same_file": BARE,
     "test_ledger_apart.py::test_what_is_done_to_a_ledger_stays_in_its_container[truncated": "SIGBUS is its end",
-    "test_coverage_routes.py::test_without_the_library_it_takes_what_it_wants[cuMemAlloc]": LOW,
-    "test_coverage_routes.py::test_without_the_library_it_takes_what_it_wants[cuMemAllocPitch]": LOW,
-    "test_coverage_routes.py::test_it_is_charged[cuMemAlloc-": LOW,
-    "test_coverage_routes.py::test_it_is_charged[cuMemAllocPitch-": LOW,
+    "test_coverage_routes.py::test_without_the_library_the_function_exceeds_the_limit[cuMemAlloc]": LOW,
+    "test_coverage_routes.py::test_without_the_library_the_function_exceeds_the_limit[cuMemAllocPitch]": LOW,
+    "test_coverage_routes.py::test_allocating_function_is_charged[cuMemAlloc-": LOW,
+    "test_coverage_routes.py::test_allocating_function_is_charged[cuMemAllocPitch-": LOW,
     "test_memory.py::test_what_is_charged_is_what_the_driver_took[32 bit": LOW,
-    "test_coverage_errors.py::test_any_legal_call_frees[alloc1-": LOW,
+    "test_coverage_errors.py::test_every_legal_free_uncharges_the_memory[alloc1-": LOW,
     "test_processes.py::test_a_kill_at_any_instruction": "single-steps a call, of which most would be the sanitizer's",
     "test_processes.py::test_kills_during_start_up": "its kills are timed for a start without a sanitizer",
     "test_properties.py::test_a_library_that_books_no_free_is_found": "preloads a library of its own",
-    "test_frees.py::test_a_library_that_books_no_free_is_found": "preloads a library of its own",
+    "test_frees.py::test_sequences_find_a_library_that_does_not_credit_a_free": "preloads a library of its own",
 }
 
 

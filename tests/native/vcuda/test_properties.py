@@ -232,6 +232,6 @@ def test_the_accounts_agree_after_every_step(programs: Path) -> None:
 
 def test_a_library_that_books_no_free_is_found(programs: Path, tmp_path: Path) -> None:
     """The negative control."""
-    file, before, after, _unused = MUTANTS["no credit for a free"]
+    file, before, after, _unused = MUTANTS["free not credited"]
     with pytest.raises(AssertionError):
         check(programs, library=str(broken(tmp_path, file, before, after)))
