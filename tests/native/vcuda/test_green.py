@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Green contexts (driver 550): a part of the SMs, charged and throttled as every context is."""
+"""Green contexts (driver 550) have a part of the SMs. They are charged and throttled like all contexts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def agree(host: Host) -> int:
     return host.on_card()
 
 
-def test_the_driver_gives_a_part_of_the_sms(host: Host) -> None:
+def test_green_context_gets_a_part_of_the_sms(host: Host) -> None:
     puppet = started(host)
     assert green(puppet) == OK
     say(puppet, f"call cuGreenCtxGetDevResource ${GREEN} @{RESOURCE} 1")
@@ -92,7 +92,7 @@ def test_green_context_is_charged_with_the_primary_context_it_creates(host: Host
     assert agree(host) == 0
     assert green(puppet) == OK
     one = agree(host)
-    assert one > primary, "it takes nothing of its own: this proves less"
+    assert one > primary, "a green context takes no memory of its own, so the test proves less"
     assert green(puppet, 1) == OK
     assert agree(host) == 2 * one - primary
     leave(puppet)
@@ -115,7 +115,9 @@ def test_green_context_keeps_the_primary_context(host: Host, order: str) -> None
     if order == "green first":
         leave(puppet)
         say(puppet, "set 1")
-        assert primary + 27 * MIB <= agree(host) < both, "what was allocated under it is the primary context's"
+        assert primary + 27 * MIB <= agree(host) < both, (
+            "memory allocated in the green context belongs to the primary context"
+        )
         say(puppet, "free 50", "release 0")
     elif order == "primary first":
         say(puppet, "release 0")
@@ -161,7 +163,7 @@ def test_refuses_a_green_context_over_the_limit(host: Host, left: int) -> None:
     assert green(puppet) == (OK if left else OOM)
     assert agree(host) <= LIMIT
     before = agree(host)
-    other = started(host)  # a new process cannot create its primary context either
+    other = started(host)  # a new process has no room for its primary context
     assert green(other) == OOM
     assert agree(host) == before
 
@@ -182,7 +184,7 @@ def test_refuses_a_green_context_while_the_limits_deny(host: Host) -> None:
     assert agree(host) == before
 
 
-def test_where_nvml_shows_no_process_it_is_charged_no_less(host: Host) -> None:
+def test_green_context_is_charged_if_nvml_shows_no_process(host: Host) -> None:
     folder = host.folder / "lib"
     folder.mkdir()
     known = (SIMULATOR / "libnvidia-ml.so.1").read_bytes()
@@ -196,8 +198,8 @@ def test_where_nvml_shows_no_process_it_is_charged_no_less(host: Host) -> None:
 
 @pytest.mark.parametrize("way", ["green", "green-default"])
 @pytest.mark.parametrize("percent", [40, 0])
-def test_launches_in_it_are_charged(host: Host, way: str, percent: int) -> None:
-    """300 kernels of 50 us for all SMs, which take five times as long on 16 of 80."""
+def test_launches_in_a_green_context_are_charged(host: Host, way: str, percent: int) -> None:
+    """The program launches 300 kernels that take 50 us on all 80 SMs, and five times as long on 16 SMs."""
     node = Node(host)
     container = Container(node, "a", percent, core_policy="force")
     program = compile_program(node.folder, "green", "green.c", flags=LINKED)

@@ -31,7 +31,7 @@
         } \
     } while (0)
 
-/* --- this file's driver ---------------------------------------------------------------------------------------------- */
+/* --- this file's driver ---------------------------------------------------------------------------------------- */
 
 struct CUctx_st {
     bool alive;
@@ -149,7 +149,7 @@ static void end_context(CUcontext context)
     context->alive = false;
 }
 
-/* --- stubs of the rest of the library -------------------------------------------------------------------------------- */
+/* --- stubs of the rest of the library ---------------------------------------------------------------------- */
 
 void *vgpu_real[FUNCTION_COUNT];
 struct costs vgpu_costs;

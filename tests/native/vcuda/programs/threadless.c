@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded: the library under test gets as many threads as THREADS says, then EAGAIN, as under a limit of processes. The
+/* Preloaded: the library under test can create THREADS threads and then gets EAGAIN, as under a process limit. The
  * program's own threads are all made. */
 #include <dlfcn.h>
 #include <errno.h>
