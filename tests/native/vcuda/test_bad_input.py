@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container whose files are damaged, a host without a driver, and programs that never use CUDA."""
+"""The library with damaged files in a container, without a driver, and in programs that never use CUDA."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_invalid_variable_is_logged_and_ignored(host: Host, name: str, value: st
 
 @needs_root
 def test_deny_refuses_new_contexts_until_it_is_lifted(host: Host) -> None:
-    """While the limits file says deny, existing memory stays and every new allocation and context is refused."""
+    """While the limits file says deny, the library refuses new contexts."""
     puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED).start()
     limits = plain(layouts.parse_limits(host.limits.read_bytes()))
     layouts.rewrite_limits(str(host.limits), dict(limits, deny=True))
@@ -166,7 +166,7 @@ def calls(folder: Path, command: list, library: Path, env: dict) -> tuple:
 
 @pytest.mark.parametrize("program", QUIET)
 def test_program_without_cuda_makes_no_extra_system_call(host: Host, program: str) -> None:
-    """The program makes the same system calls as with an empty preloaded library, and opens only our library."""
+    """The program makes the same system calls as with an empty library and opens no file except the library."""
     empty = host.folder / "empty.so"
     (host.folder / "empty.c").write_text("int nothing_at_all;\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", empty, host.folder / "empty.c"], check=True)

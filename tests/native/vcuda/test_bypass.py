@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe's bypass checks. With LD_PRELOAD alone, which a tenant can remove, the checks that remove it fail.
+"""The probe's bypass checks. A tenant can remove a library that only LD_PRELOAD loads, so some checks must fail here.
 
 tests/integration/device_plugin/test_isolation.py runs the same checks in real slices, where they pass.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory kept in use by an object other than a handle or a mapping, and pools of unusual kinds."""
+"""Memory that only a sparse array or a multicast object keeps in use stays charged. Invalid pools are refused."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def newer(host: Host, driver: Path, tmp_path: Path) -> Host:
 
 
 class Way(NamedTuple):
-    """Puppet commands before the call, the call's arguments, and commands after which the memory is in use."""
+    """A newer function: puppet commands before the call, the arguments, and commands after which memory is in use."""
 
     before: tuple
     arguments: str

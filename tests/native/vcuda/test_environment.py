@@ -32,7 +32,7 @@ TIGHTER = [
 
 
 @pytest.mark.parametrize(("variables", "first", "second"), TIGHTER)
-def test_with_a_limits_file_variables_only_tighten(host: Host, variables: dict, first: int, second: int) -> None:
+def test_variables_only_tighten_a_limits_file(host: Host, variables: dict, first: int, second: int) -> None:
     puppet = host.puppet(**variables)
     assert puppet.result("init") == OK
     assert [puppet.say("total 0"), puppet.say("total 1")] == [[OK, first], [OK, second]]
@@ -131,7 +131,7 @@ def test_log_level_selects_the_lines(host: Host, level: int) -> None:
     assert all(line.startswith("libvgpu.so[") for line in said.splitlines())
 
 
-def test_the_limits_file_sets_the_log_level(host: Host) -> None:
+def test_limits_file_sets_the_log_level(host: Host) -> None:
     host.write_limits(log_level=3)
     assert "a context on" in host.puppet().start().errors()
 

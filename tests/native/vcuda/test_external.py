@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory imported by cuImportExternalMemory; a descriptor of cuMemCreate memory can be imported this way too."""
+"""Memory imported by cuImportExternalMemory, which also imports descriptors of cuMemCreate memory, is charged once."""
 
 from __future__ import annotations
 

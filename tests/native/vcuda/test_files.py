@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad limits files and ledgers: no context is created, and one line says why."""
+"""With an invalid limits file or ledger the library creates no context and logs the reason."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_bad_ledgers_allow_no_context_and_are_logged(host: Host, fault: str) -> 
 
 
 def test_replaced_ledger_drops_no_charge_of_a_live_process(host: Host) -> None:
-    """A cleaner of /tmp may replace the ledger; locks of the new file say nothing about users of the mapped file."""
+    """If the ledger is replaced, locks of the new file must not decide which users of the mapped file are alive."""
     first, second = host.puppet().start(), host.puppet().start()
     first.get("alloc", 2500 * MIB)
     held = host.on_card()
@@ -147,7 +147,7 @@ def test_empty_ledger_is_initialised(host: Host, content: bytes) -> None:
 
 
 def in_namespace(*commands: str) -> tuple:
-    """Returns a command prefix that runs these commands, then its arguments, in a new mount namespace."""
+    """Returns a command prefix that runs these commands and then the prefixed command in a new mount namespace."""
     script = "set -e; mount --make-rprivate /; " + "; ".join(commands) + '; exec "$@"'
     return ("unshare", "--mount", "sh", "-c", script, "sh")
 

@@ -144,7 +144,7 @@ def test_container_is_limited_to_its_slice(node: Node, group) -> None:
     assert os.stat(node.allocations / "a1/driver-limit").st_mode & 0o777 == 0o600
 
 
-# case: allocations as (name, MiB per GPU), mounted sources, expected limit in MiB per GPU
+# case → allocations as (name, MiB per GPU), further mounted paths, expected limit: GPU → MiB
 SUMS = {
     "several mounts of one allocation": ([("a", [5000])], ["a/rw/ledger", "a/ro"], {0: 5000}),
     "two slices of one GPU": ([("a", [5000]), ("b", [3000])], [], {0: 8000}),
@@ -323,7 +323,7 @@ def test_second_container_with_the_same_slice_is_refused(node: Node, group) -> N
     assert (0, again.stat().st_ino) in node.limits()
 
 
-def test_a_stale_limit_is_overwritten(node: Node, group) -> None:
+def test_stale_limit_is_overwritten(node: Node, group) -> None:
     """misc: a new group may inherit a removed group's limit, so the hook also sets "no limit"."""
     if node.backend != "misc":
         pytest.skip("dmem knows a group by more than its address")

@@ -12,7 +12,7 @@ from test_oversubscription import HELPERS, SMALL, SOLD, Tenant
 
 NUMA, CURRENT = 3, 4  # CU_MEM_LOCATION_TYPE_HOST_NUMA, …_CURRENT
 PIECE = 64 * MIB
-# GPU 0 is node 1 and GPU 1 is node 2. The machine that runs the tests may not have these node numbers itself.
+# In the simulated host the memory of GPU 0 is NUMA node 1, and the memory of GPU 1 is node 2.
 GRACE = SMALL.replace("context_mib = 4", "context_mib = 4\nnuma_node = 1", 1) + "numa_node = 2\n"
 
 

@@ -54,7 +54,7 @@ def slices(host: Host, sizes: dict) -> None:
 
 
 class Member:
-    """This test's process as a process of the container, with the given bytes charged on each device."""
+    """Registers the test process in the ledger as a process of the container, with these bytes on each device."""
 
     def __init__(self, host: Host, *used: int) -> None:
         self.stream = host.ledger.open("r+b")

@@ -62,7 +62,7 @@ def test_import_from_another_container_is_refused_or_found(host: Host, tmp_path:
     assert made["verdict"] == "passed", made
     if mutant == "no defect":
         assert taken["detail"].count("answers 801") == 4, taken
-        # The importer's two descriptors keep memory on the card, so it is not granted again.
+        # Memory that the importer's descriptors keep on the card is not granted again; pool and IPC memory is freed.
         assert made["found"] == 2 * PIECE
     assert host.on_card() == host.charged() == 0, "the probes left memory on the card"
 

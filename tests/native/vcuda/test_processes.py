@@ -221,7 +221,7 @@ def test_kills_at_random_moments_block_no_process_and_leave_no_charge(host: Host
 
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
-def test_an_allocation_that_fits_makes_no_system_call(host: Host) -> None:
+def test_allocation_within_the_limit_makes_no_system_call(host: Host) -> None:
     calls = {}
     for rounds in (100, 20100):
         trace = host.folder / f"trace.{rounds}"

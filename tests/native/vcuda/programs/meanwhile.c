@@ -10,7 +10,8 @@
  *   thrown    a tool leaves cuCtxCreate by longjmp; then another thread creates contexts
  *
  * On any driver:
- *   loads BYTES  two threads load code of that size concurrently, forty times; prints how often both failed and how often both succeeded
+ *   loads BYTES  two threads load code of that size concurrently, forty times; prints how often both
+ *                failed and how often both succeeded
  */
 #include "driver/cuda_abi.h"
 

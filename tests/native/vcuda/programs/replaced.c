@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tests controller.c alone, with contexts of this file: replaced SEED. Threads add fences while the controller thread
- * repeatedly blocks inside the driver and is replaced. Each fence must be settled soon. Prints how often a controller thread blocked.
+ * repeatedly blocks inside the driver and is replaced. Each fence must be settled soon. Prints how often a controller
+ * thread blocked.
  */
 #include "compute/limiter.h"
 
@@ -123,7 +124,8 @@ int main(int argc, char **argv)
         for (int i = 0; i < THREADS; i++)
             pthread_join(threads[i], NULL);
         until_settled();
-        for (int single = 0; single < 20; single++) { /* each single fence finds the controller thread asleep or about to sleep */
+        /* Each single fence finds the controller thread asleep or about to sleep. */
+        for (int single = 0; single < 20; single++) {
             usleep((unsigned)rand_r(&seed) % 8000);
             put((unsigned)rand_r(&seed) % CONTEXTS);
             until_settled();
