@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated host of two V100, a container's files on it, and programs that use its driver under the library."""
+"""Fixtures: a simulated host with two V100 GPUs, the files of a container, and test programs that load the library."""
 
 from __future__ import annotations
 
@@ -50,8 +50,10 @@ hostile: hostility.Hostility | None = None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sanitizer", choices=sanitizing.FLAGS, help="the library's build that is preloaded")
-    parser.addoption("--hostile", help="what the simulated driver does: all, or names separated by commas")
+    parser.addoption(
+        "--sanitizer", choices=sanitizing.FLAGS, help="the sanitizer whose build of the library is preloaded"
+    )
+    parser.addoption("--hostile", help="hostile behaviours of the simulated driver: all, or names separated by commas")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -147,7 +149,7 @@ def programs(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Puppet:
-    """A running puppet program. say() sends one line and returns the answer as a list of numbers and words."""
+    """A running puppet program. say() sends one command and returns the result line as a list of numbers and words."""
 
     def __init__(self, argv: list, env: dict, stderr: Path) -> None:
         self._stderr = stderr
@@ -157,7 +159,7 @@ class Puppet:
         self._next = 1
 
     def send(self, *lines: str) -> None:
-        """Sends lines to the puppet and does not wait for the answers."""
+        """Sends command lines to the puppet without waiting for the results."""
         assert self.process.stdin
         self.process.stdin.write("\n".join(lines) + "\n")
         self.process.stdin.flush()
@@ -230,7 +232,7 @@ class Host:
         (self.folder / "host.profile").write_text((hostile.line if hostile else "") + profile)
 
     def become(self, profile: str) -> None:
-        """Replaces the host by one with another profile; no program may have started."""
+        """Replaces the host's profile. No program may be running."""
         self.write_profile(profile)
         self.driver_env["GPUSIM_STATE"] = str(self.folder / "other.state")
         self.uuids = [one["uuid"] for one in self._usage()]

@@ -26,7 +26,7 @@ SOURCES = (*LIBRARIES, *HEADERS)
 
 
 class Unavailable(Exception):
-    """A driver or header that cannot be had on this machine; the text says why."""
+    """Raised if a driver or header is not available on this machine; the message gives the reason."""
 
 
 class Row(NamedTuple):

@@ -12,7 +12,7 @@ from conftest import BUILD, HERE, ROOT, SIMULATOR
 OBJECTS = BUILD / "obj/gpusim"
 
 
-# Object of the simulated driver → symbols that programs/driver_newer.c replaces.
+# object file of the simulated driver → its symbols that programs/driver_newer.c replaces
 BEFORE = {
     "procaddress": ("cuGetProcAddress", "cuGetProcAddress_v2"),
     "vmm": ("cuMemCreate",),

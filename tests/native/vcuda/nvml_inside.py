@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask NVML as a process of the container does, through nvidia-ml-py and through its raw functions."""
+"""Queries NVML as a process of the container does, through nvidia-ml-py and through raw NVML functions."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ preloaded before the library, so uninstrumented programs can load the library; t
 too, the simulated driver is not. Each report is a file in one folder. A test fails if one of its processes wrote a
 report.
 
-``--sanitizer loader`` is our own check. The library reports its locks, and programs/loader_watch.c interposes the
-loader's functions and ends a process that calls such a function while it holds a lock of the library.
+``--sanitizer loader`` is the project's own check. The library reports its locks, and programs/loader_watch.c
+interposes the loader's functions and ends a process that calls such a function while it holds a lock of the library.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ OPTIONS = {
 WATCHED = ROOT / "native/build/watched"
 
 # Start of a test's name → why the test cannot run with a sanitizer.
-BARE = "asks what the library alone needs or does; the sanitizer's runtime is there too"
-ALONE = "opens an instrumented driver without the runtime"
-LOW = "memory below 4 GiB is the sanitizer's"
+BARE = "examines the library alone, but the sanitizer's runtime is loaded too"
+ALONE = "opens an instrumented library without the sanitizer's runtime"
+LOW = "needs addresses below 4 GiB, which the sanitizer occupies"
 LEFT_OUT = {
-    "test_bad_input.py::test_a_program_without_cuda_makes_no_call_of_ours": BARE,
-    "test_bad_input.py::test_the_comparison_sees_a_library_that_does_something": BARE,
+    "test_bad_input.py::test_program_without_cuda_makes_no_extra_system_call": BARE,
+    "test_bad_input.py::test_comparison_finds_a_library_that_makes_system_calls": BARE,
     "test_deepbind.py::": "a sanitizer's runtime refuses RTLD_DEEPBIND",
-    "test_routes.py::test_a_later_form_of_what_hands_out_functions_is_not_found[False]": ALONE,
-    "test_routes.py::test_the_library_needs_libc_alone": BARE,
-    "test_routes.py::test_a_program_without_cuda_never_notices": BARE,
-    "test_routes.py::test_true_opens_nothing_of_ours": BARE,
-    "test_routes.py::test_two_builds_are_the_same_file": BARE,
-    "test_ledger_apart.py::test_what_is_done_to_a_ledger_stays_in_its_container[truncated": "SIGBUS is its end",
-    "test_coverage_routes.py::test_without_the_library_it_takes_what_it_wants[cuMemAlloc]": LOW,
-    "test_coverage_routes.py::test_without_the_library_it_takes_what_it_wants[cuMemAllocPitch]": LOW,
-    "test_coverage_routes.py::test_it_is_charged[cuMemAlloc-": LOW,
-    "test_coverage_routes.py::test_it_is_charged[cuMemAllocPitch-": LOW,
-    "test_memory.py::test_what_is_charged_is_what_the_driver_took[32 bit": LOW,
-    "test_coverage_errors.py::test_any_legal_call_frees[alloc1-": LOW,
-    "test_processes.py::test_a_kill_at_any_instruction": "single-steps a call, of which most would be the sanitizer's",
-    "test_processes.py::test_kills_during_start_up": "its kills are timed for a start without a sanitizer",
-    "test_properties.py::test_a_library_that_books_no_free_is_found": "preloads a library of its own",
-    "test_frees.py::test_a_library_that_books_no_free_is_found": "preloads a library of its own",
+    "test_routes.py::test_later_version_of_cu_get_proc_address_is_not_found[False]": ALONE,
+    "test_routes.py::test_library_needs_only_libc": BARE,
+    "test_routes.py::test_program_without_cuda_is_unchanged": BARE,
+    "test_routes.py::test_program_true_opens_no_file_of_the_library": BARE,
+    "test_routes.py::test_two_builds_are_identical": BARE,
+    "test_ledger_apart.py::test_damaged_ledger_affects_only_its_container[truncated": "reports SIGBUS",
+    "test_coverage_routes.py::test_without_the_library_the_function_exceeds_the_limit[cuMemAlloc]": LOW,
+    "test_coverage_routes.py::test_without_the_library_the_function_exceeds_the_limit[cuMemAllocPitch]": LOW,
+    "test_coverage_routes.py::test_allocating_function_is_charged[cuMemAlloc-": LOW,
+    "test_coverage_routes.py::test_allocating_function_is_charged[cuMemAllocPitch-": LOW,
+    "test_memory.py::test_charge_equals_the_memory_that_the_driver_took[cuMemAlloc, first version": LOW,
+    "test_coverage_errors.py::test_every_legal_free_uncharges_the_memory[alloc1-": LOW,
+    "test_processes.py::test_kill_at_any_instruction": "single-steps a call, mostly the sanitizer's code",
+    "test_processes.py::test_kills_during_start_up": "times its kills for a start without a sanitizer",
+    "test_properties.py::test_checks_find_a_library_that_does_not_credit_a_free": "preloads a library of its own",
+    "test_frees.py::test_sequences_find_a_library_that_does_not_credit_a_free": "preloads a library of its own",
 }
 
 
@@ -73,7 +73,7 @@ def build_watched() -> None:
         command += ["-I", str(ROOT / "native/vcuda/src"), "-I", str(ROOT / "native/vcuda/include"), "-shared", "-fPIC"]
         made = WATCHED / f"loader_watch.so.{os.getpid()}"
         subprocess.run([*command, source, "-o", made], check=True)
-        made.replace(WATCHED / "loader_watch.so")  # another run of the tests may be using it
+        made.replace(WATCHED / "loader_watch.so")  # replaces the file atomically: another test run may be using it
 
 
 class Sanitizer:
@@ -83,7 +83,7 @@ class Sanitizer:
         self.name = name
         self.flags = FLAGS[name]
         self.folder = Path(tempfile.mkdtemp(prefix="vgpu-sanitizer-"))
-        self.folder.chmod(0o1777)  # some tests become another user
+        self.folder.chmod(0o1777)  # some tests run as another user
         if name == "loader":
             self.library, runtime = WATCHED / "libvgpu.so", str(WATCHED / "loader_watch.so")
             self.environment = {"VGPU_WATCH_FOUND": str(self.folder)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers that share a GPU in real time: their files, programs that keep the GPU busy, and the GPU time they got."""
+"""Simulates containers that share a GPU in real time: their files, busy programs, and the GPU time of each program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from conftest import BUILD, LIMIT, LINKED, SIMULATOR, Host, compile_program, layouts
 
 ARBITER = BUILD / "vgpu-arbiter"
-# A round counts if its programs waited for a CPU for at most this part of it: they lost at most 5 points of share.
+# Largest part of a round for which programs may wait for a CPU. They then lose at most 5 points of share.
 STARVED = 0.05
 ROUNDS = 12
 
@@ -30,7 +30,7 @@ def waited(pid: int) -> float:
 
 
 class Container:
-    """An allocation's folder on the node, and next to it what its processes see in /dev/vgpu/0 (the same inodes)."""
+    """An allocation's folder on the node, and a second folder as its processes see /dev/vgpu/0 (the same inodes)."""
 
     def __init__(self, node: Node, name: str, percent: int, pages: bool = True, **limits: object) -> None:
         self.node, self.name = node, name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container whose files are damaged, a host without a driver, and programs that never use CUDA."""
+"""The library with damaged files in a container, without a driver, and in programs that never use CUDA."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from test_files import BAD_LEDGERS, BAD_LIMITS, FORCED, container, in_namespace,
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
 
-# --- our ld.so.preload is in force ----------------------------------------------------------------------------------
+# --- the library is loaded by ld.so.preload ---------------------------------------------------------------------
 
 
 def closed(host: Host, wrapper: tuple, **variables: str) -> list:
@@ -31,8 +31,10 @@ def closed(host: Host, wrapper: tuple, **variables: str) -> list:
 
 @needs_root
 @pytest.mark.parametrize("variables", [{}, {"CUDA_DEVICE_MEMORY_LIMIT": "1g", "CUDA_DISABLE_CONTROL": "true"}])
-@pytest.mark.parametrize("fault", [fault for fault in BAD_LIMITS if fault not in ("missing", "a folder")])
-def test_damaged_limits_of_a_container(host: Host, fault: str, variables: dict) -> None:
+@pytest.mark.parametrize(
+    "fault", [fault for fault in BAD_LIMITS if fault not in ("missing", "a folder instead of the file")]
+)
+def test_damaged_limits_allow_no_context(host: Host, fault: str, variables: dict) -> None:
     BAD_LIMITS[fault](host.limits)
     lines = closed(host, container(host, PRELOAD), **variables)
     assert all("/dev/vgpu/0/limits" in line for line in lines if "no context" in line)
@@ -40,15 +42,22 @@ def test_damaged_limits_of_a_container(host: Host, fault: str, variables: dict) 
 
 
 @needs_root
-@pytest.mark.parametrize("fault", [fault for fault in BAD_LEDGERS if fault not in ("a folder", "a link")])
-def test_a_damaged_ledger_of_a_container(host: Host, fault: str) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        fault
+        for fault in BAD_LEDGERS
+        if fault not in ("a folder instead of the file", "a symbolic link instead of the file")
+    ],
+)
+def test_damaged_ledger_allows_no_context(host: Host, fault: str) -> None:
     BAD_LEDGERS[fault](host.ledger)
     lines = closed(host, container(host, PRELOAD))
     assert any("/dev/vgpu/0/ledger" in line and "no context" in line for line in lines)
 
 
 @needs_root
-def test_a_read_only_ledger_of_a_container(host: Host) -> None:
+def test_read_only_ledger_allows_no_context(host: Host) -> None:
     script = f"mount --bind {host.ledger} {host.ledger}; mount -o remount,ro,bind {host.ledger}"
     outer = in_namespace(script)
     lines = closed(host, (*outer, *container(host, PRELOAD)))
@@ -70,7 +79,7 @@ def test_a_read_only_ledger_of_a_container(host: Host) -> None:
         ("LIBCUDA_LOG_LEVEL", "99"),
     ],
 )
-def test_nonsense_in_a_variable_of_a_container(host: Host, name: str, value: str) -> None:
+def test_invalid_variable_is_logged_and_ignored(host: Host, name: str, value: str) -> None:
     """Each invalid variable is logged in one line, and the limits file stays effective."""
     puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED, **{name: value}).start()
     assert puppet.say("info") == [OK, LIMIT - host.on_card(), LIMIT]
@@ -80,8 +89,8 @@ def test_nonsense_in_a_variable_of_a_container(host: Host, name: str, value: str
 
 
 @needs_root
-def test_an_allocation_that_was_withdrawn_and_given_back(host: Host) -> None:
-    """While the limits file says deny, existing memory stays and every new allocation and context is refused."""
+def test_deny_refuses_new_contexts_until_it_is_lifted(host: Host) -> None:
+    """While the limits file says deny, the library refuses new contexts."""
     puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED).start()
     limits = plain(layouts.parse_limits(host.limits.read_bytes()))
     layouts.rewrite_limits(str(host.limits), dict(limits, deny=True))
@@ -113,7 +122,7 @@ def outcome(command: list, env: dict) -> tuple:
 
 
 @pytest.mark.parametrize("limits", [True, False])
-def test_without_a_driver_a_program_fails_as_without_us(host: Host, limits: bool) -> None:
+def test_without_a_driver_a_program_fails_as_without_the_library(host: Host, limits: bool) -> None:
     for command in ([sys.executable, "-c", SEEKER], [host.programs / "puppet", "link"]):
         bare = outcome(command, host.env(preload=False, limits=limits, LD_LIBRARY_PATH="/nonexistent"))
         ours = outcome(command, host.env(limits=limits, LD_LIBRARY_PATH="/nonexistent"))
@@ -123,7 +132,7 @@ def test_without_a_driver_a_program_fails_as_without_us(host: Host, limits: bool
 
 # --- no CUDA ---
 
-# What loading any library costs: its file, its segments.
+# System calls that the loader makes for any library.
 LOADING = {"openat", "read", "fstat", "newfstatat", "mmap", "mprotect", "munmap", "close", "pread64", "brk"}
 QUIET = {
     "true": ["true"],
@@ -148,7 +157,7 @@ def calls(folder: Path, command: list, library: Path, env: dict) -> tuple:
         if not found or found[2] in ("wait4", "futex", "rt_sigreturn", "restart_syscall"):
             continue
         processes.add(found[1])
-        # A signal makes the kernel begin a clone again: its processes are counted instead.
+        # The kernel restarts a clone that a signal interrupts, so the processes are counted instead.
         if found[2] not in LOADING and not re.match("clone|v?fork", found[2]):
             names[found[2]] = names.get(found[2], 0) + 1
         files.update(re.findall(r'"(/[^"]*)"', found[3]))
@@ -156,12 +165,12 @@ def calls(folder: Path, command: list, library: Path, env: dict) -> tuple:
 
 
 @pytest.mark.parametrize("program", QUIET)
-def test_a_program_without_cuda_makes_no_call_of_ours(host: Host, program: str) -> None:
-    """The program makes the same system calls as with an empty preloaded library, and opens only our library."""
+def test_program_without_cuda_makes_no_extra_system_call(host: Host, program: str) -> None:
+    """The program makes the same system calls as with an empty library and opens no file except the library."""
     empty = host.folder / "empty.so"
     (host.folder / "empty.c").write_text("int nothing_at_all;\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", empty, host.folder / "empty.c"], check=True)
-    # A checkout may lie anywhere; here the path of the repository appears in every search path.
+    # The checkout's path must not matter, so a path with the repository's name is put into PATH.
     env = host.env(preload=False, PATH=f"{host.folder}/vgpu.fleet:{os.environ['PATH']}")
     ours, files = calls(host.folder, QUIET[program], LIBRARY, env)
     other, expected = calls(host.folder, QUIET[program], empty, env)
@@ -169,7 +178,7 @@ def test_a_program_without_cuda_makes_no_call_of_ours(host: Host, program: str) 
     assert files - expected <= {str(LIBRARY)}
 
 
-def test_the_comparison_sees_a_library_that_does_something(host: Host) -> None:
+def test_comparison_finds_a_library_that_makes_system_calls(host: Host) -> None:
     """The negative control: a library that opens a file and calls getppid() before main is found."""
     busy = host.folder / "busy.so"
     (host.folder / "busy.c").write_text(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver whose calls wait for the GPU, or that calls a tool back: the library adds no wait and no error."""
+"""The library adds no deadlock and no error if driver calls block on the GPU or call back into a tool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def blocked(programs: Path) -> Path:
     return compile_program(programs, "blocked", "blocked.c", flags=(*LINKED, "-rdynamic", "-fno-builtin"))
 
 
-# Less than the 10 s that the gate once waited, so that such a wait fails like a hang.
+# Shorter than the former 10 s timeout of the library's gate, so that such a wait fails the test.
 PATIENCE_S = 8
 
 
@@ -32,15 +32,15 @@ def said(host: Host, program: Path, what: str, settled: bool = True, **options: 
 
 @pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])
 @pytest.mark.parametrize("what", ["load", "library", "create", "second"])
-def test_a_tool_that_is_called_back_inside_a_call(host: Host, blocked: Path, what: str, preload: bool) -> None:
+def test_tool_callback_inside_a_driver_call_succeeds(host: Host, blocked: Path, what: str, preload: bool) -> None:
     assert said(host, blocked, what, preload=preload) == "0 0 0"
 
 
 @pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])
-def test_a_load_that_takes_long_holds_up_no_other_context(host: Host, blocked: Path, preload: bool) -> None:
+def test_slow_load_delays_no_other_context(host: Host, blocked: Path, preload: bool) -> None:
     assert said(host, blocked, "slow", preload=preload) == "0 0 0"
 
 
 @pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])
-def test_a_free_that_waits_holds_up_neither_loads_nor_allocations(host: Host, blocked: Path, preload: bool) -> None:
+def test_blocked_free_delays_no_load_or_allocation(host: Host, blocked: Path, preload: bool) -> None:
     assert said(host, blocked, "free", preload=preload) == "0 0 0"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe's bypass checks. With LD_PRELOAD alone, which a tenant can remove, the checks that remove it fail.
+"""The probe's bypass checks. A tenant can remove a library that only LD_PRELOAD loads, so some checks must fail here.
 
-Real slices, where the same ways are held, are in tests/integration/device_plugin/test_isolation.py.
+tests/integration/device_plugin/test_isolation.py runs the same checks in real slices, where they pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from test_probe_finds import broken
 
 pytestmark = pytest.mark.slow
 
-# LD_PRELOAD loads the library and variables name its files: the files are not mounted and the tenant can write them.
+# Expected verdicts if LD_PRELOAD loads the library and variables name its files, which the tenant can write.
 WITHOUT_MOUNTS = {
     "bypass-path": "passed",
     "bypass-copy": "passed",
@@ -51,14 +51,14 @@ WITHOUT_MOUNTS = {
 }
 
 
-def test_a_preload_that_the_tenant_can_take_off(host: Host) -> None:
+def test_checks_fail_with_a_preload_that_the_tenant_can_remove(host: Host) -> None:
     status, report = run(host, "--checks", ",".join(WITHOUT_MOUNTS))
     assert verdicts(report) == WITHOUT_MOUNTS, report
     assert status == 1
-    assert host.on_card() == host.charged() == 0, "an attempt left something behind"
+    assert host.on_card() == host.charged() == 0, "an attempt left memory on the card"
 
 
-def test_a_library_that_leaves_dlsym_alone(host: Host, tmp_path) -> None:
+def test_probe_finds_a_library_without_a_dlsym_hook(host: Host, tmp_path) -> None:
     library = broken(tmp_path, "libvgpu.map", "        dlsym;\n", "")
     names = ["bypass-path", "bypass-copy"]
     environment = host.env(LD_PRELOAD=str(library))
@@ -74,7 +74,7 @@ def test_a_library_that_leaves_dlsym_alone(host: Host, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bypass-path", "bypass-descriptors"])
-def test_without_the_library_nothing_is_held(host: Host, name: str) -> None:
+def test_without_the_library_the_checks_fail(host: Host, name: str) -> None:
     environment = {key: value for key, value in host.env().items() if key != "LD_PRELOAD"}
     done = subprocess.run(
         [PROBE, "--checks", name], env=environment, stdout=subprocess.PIPE, text=True, timeout=300, check=False
@@ -92,7 +92,7 @@ SPOILING = [
 ]
 
 
-def test_a_ledger_in_use_is_left_alone(host: Host) -> None:
+def test_probe_does_not_damage_a_ledger_in_use(host: Host) -> None:
     """The probe must not truncate a used ledger: SIGBUS would kill every process that maps it, also the workload."""
 
     def spoiled(folder: str) -> dict:
@@ -119,7 +119,7 @@ def test_a_ledger_in_use_is_left_alone(host: Host) -> None:
 WAYS_AT_ONCE = ["bypass-namespace", "bypass-symbol-table", "bypass-own-loader", "bypass-leader"]
 
 
-def test_open_ways_at_once_leave_the_slice_to_others(host: Host) -> None:
+def test_open_bypasses_run_together_and_leave_no_memory(host: Host) -> None:
     """With --hold, each bypass process keeps a small allocation and carries the name of its check, for the watcher."""
     names = ",".join(WAYS_AT_ONCE)
     command = [PROBE, "--json", "--together", "--checks", names, "--hold", "15000"]
@@ -129,7 +129,7 @@ def test_open_ways_at_once_leave_the_slice_to_others(host: Host) -> None:
         deadline = time.monotonic() + 60
         while (seen := holders(host)).keys() != wanted and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert seen.keys() == wanted, "the driver's own account, and the kernel's names"
+        assert seen.keys() == wanted, "the driver must list a process of each check, named by the kernel"
         assert all(64 * MIB <= held < 1024 * MIB for held in seen.values()), seen
         assert host.charged() == 0
         answer, _nothing = probe.communicate(timeout=90)
@@ -141,7 +141,7 @@ def test_open_ways_at_once_leave_the_slice_to_others(host: Host) -> None:
     assert host.on_card() == host.charged() == 0
 
 
-def test_who_is_ended_while_it_holds_leaves_no_file(host: Host) -> None:
+def test_killed_probe_leaves_no_file(host: Host) -> None:
     """The isolation check kills the probe while it holds memory; the probe's files in /tmp must not remain."""
     command = [PROBE, "--json", "--together", "--checks", "bypass-own-loader", "--hold", "15000"]
     probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.DEVNULL, start_new_session=True)
@@ -150,7 +150,7 @@ def test_who_is_ended_while_it_holds_leaves_no_file(host: Host) -> None:
         while not holders(host) and time.monotonic() < deadline:
             time.sleep(0.05)
         pids = family(probe.pid)
-        assert set(host.physical()) & set(pids), "it holds what it got"
+        assert set(host.physical()) & set(pids), "the probe must hold memory"
     finally:
         os.killpg(probe.pid, signal.SIGKILL)
         probe.wait()
@@ -168,7 +168,7 @@ def family(group: int) -> list[int]:
 
 
 def holders(host: Host) -> dict[str, int]:
-    """Returns the kernel's name of each process → its bytes on all GPUs."""
+    """Returns process name (comm) → bytes of the process on all GPUs."""
     found = {}
     for pid, held in host.physical().items():
         with contextlib.suppress(OSError):
@@ -176,7 +176,7 @@ def holders(host: Host) -> dict[str, int]:
     return found
 
 
-def test_a_full_card_shows_nothing_of_open_ways(host: Host) -> None:
+def test_open_bypasses_are_not_run_on_a_full_card(host: Host) -> None:
     """On a full GPU the driver also refuses a process that bypasses the library: the check must not pass."""
     stranger = host.puppet(preload=False).start()
     stranger.get("alloc", CARD - host.on_card())
@@ -186,13 +186,13 @@ def test_a_full_card_shows_nothing_of_open_ways(host: Host) -> None:
 
 
 @pytest.mark.parametrize("check", ["limit-exact", "bypass-path"])
-def test_only_open_ways_are_gone_at_once(host: Host, check: str) -> None:
+def test_together_accepts_only_open_bypasses(host: Host, check: str) -> None:
     command = [PROBE, "--together", "--checks", check]
     done = subprocess.run(command, env=host.env(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr[:6]) == (64, "usage:")
 
 
-def test_what_has_not_begun_in_time_is_left_out(host: Host) -> None:
+def test_checks_that_start_too_late_are_left_out(host: Host) -> None:
     _status, report = run(host, "--checks", "limit-exact,bypass-path", "--hold", "2500", "--seconds", "1")
     rows = {one["name"]: one for one in report["checks"]}
     assert (rows["bypass-path"]["verdict"], rows["bypass-path"]["left_out"]) == ("not-run", True)
@@ -203,13 +203,13 @@ def test_what_has_not_begun_in_time_is_left_out(host: Host) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["", "0", "-1", "1s", "3601"])
-def test_nonsense_is_no_time(host: Host, seconds: str) -> None:
+def test_invalid_time_limit_is_refused(host: Host, seconds: str) -> None:
     done = subprocess.run([PROBE, "--seconds", seconds], env=host.env(), stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr[:6]) == (64, b"usage:")
 
 
 @pytest.mark.parametrize(("preload", "status"), [(True, 41), (False, 40)])
-def test_who_is_charged_goes_round_nothing(host: Host, preload: bool, status: int) -> None:
+def test_charged_program_counts_as_no_bypass(host: Host, preload: bool, status: int) -> None:
     """Memory granted to a program that the ledger charges is no bypass; only uncharged memory is."""
     command = [PROBE, "--together", "--beyond", "0", "honest"]
     assert subprocess.run(command, env=host.env(preload=preload), check=False, timeout=60).returncode == status

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe's checks that use memory after its release: they pass, and fail with a library that forgets one charge."""
+"""The probe checks that memory stays charged after its release while another process or object uses it.
+
+Each check passes with the library and fails with a library that omits one charge.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +25,21 @@ RELEASED, ENDED = "released", "ended"
 EXPORTED = "ledger_export(exported->device, exported->bytes, true);"
 SETTLE = "void unaccounted_settle(int index)\n{\n"
 UNSEEN = ("unaccounted.c", SETTLE, SETTLE + "    if (index >= 0) return;\n")
-# name of the defect: source file, original code, replacement code, check that must fail, whether the exporting
-# process releases its memory or exits before the check
+# defect → source file, original code, replacement code, check that must fail, whether the exporting process releases
+# its memory or exits before the check
 MUTANTS = {
-    "no export is known": ("ipc.c", "start = start_of(pointer, &block);", "start = 0;", IPC, RELEASED),
-    "tiles keep nothing": ("vmm.c", "physical_of(block.owner)->kept = true;", ";", ARRAY, RELEASED),
-    "an export ends with its maker": ("ipc.c", EXPORTED, ";", IPC, ENDED),
-    "nobody looks for handles": ("vmm.c", "return object->shared && (", "return false && (", HANDLE, RELEASED),
-    "a handle ends with its maker": (
+    "IPC export not recorded": ("ipc.c", "start = start_of(pointer, &block);", "start = 0;", IPC, RELEASED),
+    "memory of array tiles not kept": ("vmm.c", "physical_of(block.owner)->kept = true;", ";", ARRAY, RELEASED),
+    "IPC export uncharged at the exporter's exit": ("ipc.c", EXPORTED, ";", IPC, ENDED),
+    "shared handles not searched": ("vmm.c", "return object->shared && (", "return false && (", HANDLE, RELEASED),
+    "shared handle uncharged at the exporter's exit": (
         "vmm_shared.c",
         "ledger_export(object->device->ledger, object->bytes, exported);",
         ";",
         HANDLE,
         ENDED,
     ),
-    "a pool ends with its maker": (
+    "shared pool uncharged at the exporter's exit": (
         "pool.c",
         "ledger_export(pool->device->ledger, pool->charged, true);",
         ";",
@@ -46,19 +49,19 @@ MUTANTS = {
 }  # fmt: skip
 
 
-def test_what_another_has_stays_charged(host: Host) -> None:
+def test_memory_in_use_elsewhere_stays_charged(host: Host) -> None:
     status, report = run(host, "--checks", ",".join(KEPT))
     assert verdicts(report) == dict.fromkeys(KEPT, "passed"), report
     assert status == 0
     details = {one["name"]: one["detail"] for one in report["checks"]}
     assert not any("not tried" in detail or "given back" in detail for detail in details.values()), details
-    assert host.on_card() == host.charged() == 0, "an attempt left something behind"
+    assert host.on_card() == host.charged() == 0, "an attempt left memory on the card"
 
 
-def test_without_the_library_each_is_granted(host: Host) -> None:
-    """The negative control: memory is granted beyond the slice in each check but ARRAY.
+def test_without_the_library_every_check_is_violated(host: Host) -> None:
+    """The negative control: in every check except ARRAY the driver grants memory beyond the slice.
 
-    The tiles of an array keep their memory used on the GPU, so the driver grants no more there.
+    In the ARRAY check the array's tiles keep their memory used on the GPU, so the driver refuses more memory.
     """
     status, report = run(host, "--checks", ",".join(KEPT), preload=False)
     assert verdicts(report) == dict.fromkeys(KEPT, "violated"), report
@@ -68,7 +71,7 @@ def test_without_the_library_each_is_granted(host: Host) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_library_that_forgets_is_found(host: Host, tmp_path: Path, mutant: str) -> None:
+def test_probe_finds_a_library_that_omits_a_charge(host: Host, tmp_path: Path, mutant: str) -> None:
     name, old, new, check, when = MUTANTS[mutant]
     environment = host.env(preload=False, LD_PRELOAD=str(broken(tmp_path, name, old, new, UNSEEN)))
     done = subprocess.run(
@@ -84,15 +87,15 @@ def test_a_library_that_forgets_is_found(host: Host, tmp_path: Path, mutant: str
     assert f"{when}: with the slice taken" in found[check]["detail"].replace("was left by its maker, which ", "")
 
 
-def test_a_slice_too_small_for_two_processes_says_so(host: Host) -> None:
+def test_check_is_not_run_in_a_slice_too_small_for_two_processes(host: Host) -> None:
     host.write_limits(memory=700 * MIB)
     _status, report = run(host, "--checks", ",".join(KEPT))
     assert set(verdicts(report).values()) <= {"not-run", "passed"}, report
     assert verdicts(report)[IPC] == "not-run"
 
 
-def test_a_full_card_shows_nothing(host: Host) -> None:
-    """A neighbour has filled the rest of an oversold GPU. The driver refuses the memory, so the check must not pass."""
+def test_checks_are_not_run_on_a_full_card(host: Host) -> None:
+    """On an oversold GPU that a neighbour has filled, the driver refuses the memory, so no check may pass."""
     host.write_limits(memory=LIMIT, oversubscribe=True)
     neighbour = host.puppet(preload=False).start()
     neighbour.get("alloc", CARD - host.on_card() - 2000 * MIB)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A captured graph has only the program's nodes. Captured launches are neither charged nor delayed.
 
-On a driver that voids a capture whose events are asked for.
+The simulated driver invalidates a capture if its events are queried.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ def run(node: Node, container: Container, how: str) -> list:
 
 @pytest.mark.parametrize("percent", [1, 0])
 @pytest.mark.parametrize("how", HOW)
-def test_a_graph_has_the_programs_nodes(node: Node, how: str, percent: int) -> None:
+def test_captured_graph_has_only_the_programs_nodes(node: Node, how: str, percent: int) -> None:
     container = Container(node, "a", percent, core_policy="force")
     graphs, others = HOW[how]
     assert run(node, container, how) == [LAUNCHES] * graphs
     if percent:
         said = container.said()
-        # The fast path may count 250 us of captured launches per capture before the library asks for the capture state.
+        # The fast path may charge 250 us of captured launches per capture before the library reads the capture state.
         counted = 2_000_000 * 2 + others * US * 1000 * 1.2 + graphs * 250_000
         assert said["used_ns"] < counted
         # At 1 % the launches would have waited for a second.
         assert said["throttled_ns"] < 100 * counted
 
 
-def test_a_capture_next_to_launches(node: Node) -> None:
-    """The library queries the other thread's events meanwhile, in a capture mode that a global capture allows."""
+def test_launches_of_another_thread_do_not_break_a_capture(node: Node) -> None:
+    """The library queries another thread's events during a global capture, in a capture mode that permits queries."""
     assert run(node, Container(node, "a", 50, core_policy="force"), "meanwhile") == [LAUNCHES]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C parts under each compiler, and the library at work on another architecture (aarch64, emulated)."""
+"""The C components build with each compiler, and the library limits memory on emulated aarch64."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from conftest import LIMIT, LINKED, OK, OOM, PUPPET, ROOT, SOURCES, Host, compil
 pytestmark = pytest.mark.slow
 
 ARM = "aarch64-linux-gnu-gcc"
-# This machine has no aarch64 container: libc comes from the cross compiler's folder.
+# The tests use the cross compiler's libc, because no aarch64 container is available.
 ARM_ROOT = "/usr/aarch64-linux-gnu"
 SHIPPED = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter", "vgpu-limit-hook")
 
 
 def build(compiler: str, folder: Path) -> Path:
-    """Everything in C with warnings as errors; the folder that holds it."""
+    """Builds all C parts with warnings as errors, and returns the build folder."""
     for component in ("gpusim", "vcuda"):
         command = ["make", "-s", "-j2", "-C", ROOT / "native" / component, f"CC={compiler}", f"BUILD={folder}"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -37,7 +37,7 @@ def newest_glibc(path: Path) -> tuple:
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
-def test_builds_without_a_warning(compiler: str, tmp_path: Path) -> None:
+def test_components_build_without_a_warning(compiler: str, tmp_path: Path) -> None:
     built = build(compiler, tmp_path)
     assert newest_glibc(built / "libvgpu.so") <= (2, 17)
 
@@ -47,9 +47,11 @@ FLAGS = ["-O0", "-O1", "-O2", "-O3", "-Os", "-O2 -fno-optimize-sibling-calls"]
 
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
-def test_launches_keep_their_parameters(host: Host, tmp_path: Path, compiler: str, flags: str) -> None:
-    """The launch functions hand on what lies on the stack without touching it, in whatever way they were compiled: the
-    simulated driver refuses a block of too many threads, too much shared memory, and parameters given twice."""
+def test_launch_hooks_keep_the_parameters(host: Host, tmp_path: Path, compiler: str, flags: str) -> None:
+    """The launch hooks pass stack arguments on unchanged at each optimisation level.
+
+    The simulated driver refuses a block with too many threads, too much shared memory, and duplicate parameters.
+    """
     objects = [object_of(source) for source in sources_of() if source.name != "launch.c"]
     library = tmp_path / "libvgpu.so"
     command = [compiler, *flags.split(), "-std=c11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-shared"]
@@ -78,12 +80,12 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_aarch64_needs_no_newer_libc(arm: Path) -> None:
+def test_aarch64_build_needs_no_newer_libc(arm: Path) -> None:
     for name in SHIPPED:
         assert newest_glibc(arm / name) <= (2, 17)
 
 
-def test_aarch64_is_the_same_bytes_twice(arm: Path, tmp_path: Path) -> None:
+def test_aarch64_build_is_reproducible(arm: Path, tmp_path: Path) -> None:
     again = build(ARM, tmp_path)
     different = [name for name in SHIPPED if (again / name).read_bytes() != (arm / name).read_bytes()]
     assert not different, "make artefact promises the same bytes of the same sources"
@@ -91,7 +93,7 @@ def test_aarch64_is_the_same_bytes_twice(arm: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])
 @pytest.mark.parametrize("route", ["link", "handle", "proc"])
-def test_aarch64_holds_the_limit(host: Host, arm: Path, route: str, preload: bool) -> None:
+def test_aarch64_library_enforces_the_limit(host: Host, arm: Path, route: str, preload: bool) -> None:
     guest = {"LD_LIBRARY_PATH": str(arm / "gpusim")}
     if preload:
         guest["LD_PRELOAD"] = str(arm / "libvgpu.so")

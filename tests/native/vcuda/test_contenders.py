@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of one process against each other: afterwards the ledger and the driver agree to the byte."""
+"""Several threads of one process use the GPU at once; afterwards the ledger equals the driver's account exactly."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from conftest import Host
 
 CONTEXT_BASE = 0x50000100  # VGPU_LEDGER_CONTEXT_BASE of vgpu_abi.h
 
-# what the threads do, how often
+# columns: the work of each thread, the number of rounds
 CONTENDERS = [("primary", 4000), ("create", 300), ("churn", 80)]
 
 
 @pytest.mark.parametrize(("work", "rounds"), CONTENDERS)
-def test_threads_leave_the_accounts_equal(host: Host, work: str, rounds: int) -> None:
+def test_concurrent_threads_leave_an_exact_ledger(host: Host, work: str, rounds: int) -> None:
     command = [host.programs / "contenders", work, str(rounds)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, env=host.env(), stdin=pipe, stdout=pipe, text=True)
     try:
         assert process.stdout
-        assert process.stdout.readline() == "0\n", "something that fits was refused"
+        assert process.stdout.readline() == "0\n", "the library refused a call within the limit"
         assert host.charged() == host.on_card()
     finally:
         process.kill()
         process.wait()
 
 
-def test_a_child_does_not_inherit_the_turn_to_measure(host: Host) -> None:
+def test_forked_child_does_not_inherit_the_measuring_lock(host: Host) -> None:
     """The test holds the lock for measuring a context; one thread of the program waits for it while another forks."""
     with host.ledger.open("r+b") as ledger:
         turn = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, CONTEXT_BASE, 16, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A context that the driver keeps locked delays nothing on another GPU, whose kernels are settled meanwhile."""
+"""A context that the driver keeps locked does not delay launches and settling on another GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def node(host: Host):
 
 
 @pytest.mark.parametrize("percent", [50, 0])
-def test_the_other_gpu_goes_on(node: Node, percent: int) -> None:
+def test_locked_context_does_not_block_another_gpu(node: Node, percent: int) -> None:
     """GPU 0 waits for launches on GPU 1. A library that makes these launches wait for GPU 0 would deadlock."""
     container = Container(node, "a", percent, core_policy="force")
     program = compile_program(node.folder, "apart", "apart.c", flags=LINKED)
@@ -41,5 +41,5 @@ def test_the_other_gpu_goes_on(node: Node, percent: int) -> None:
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "launched\nok\n", "")
     if percent:
-        # The fences were settled: without a measurement each kernel would have been charged 2 ms.
+        # The kernels were measured: an unmeasured kernel would be charged 2 ms.
         assert 0.5 * LAUNCHES * US * 1000 < container.said(1)["used_ns"] < 3 * LAUNCHES * US * 1000

@@ -23,17 +23,15 @@ def costs(tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
-# Of 200 random keys in 4096 entries about five collide.
+# About five of 200 random keys collide in the table of 4096 entries.
 @pytest.mark.parametrize("base", [0x55D1C0A01000, 0x7F3A00000010, 0x1000])
 @pytest.mark.parametrize("step", [0x10, 0x40, 0xC0, 0x200, 0x240, 0x1000, 0x4010, 0x10000])
 @pytest.mark.parametrize("shape", [(1, 1), (132, 1), (4096, 64)])
-def test_functions_that_lie_near_each_other_have_entries_of_their_own(
-    costs, base: int, step: int, shape: tuple
-) -> None:
+def test_adjacent_functions_have_separate_entries(costs, base: int, step: int, shape: tuple) -> None:
     assert costs("entries", base, step, 200, *shape)[0] >= 180
 
 
-def test_a_function_has_an_entry_for_each_grid(costs) -> None:
+def test_function_has_an_entry_for_each_grid(costs) -> None:
     keys = [costs("entries", 0x55D1C0A01000, 0, 1, x, y)[0] for x, y in ((1, 1), (2, 1))]
     assert keys == [1, 1]
     assert costs("entries", 0x55D1C0A01000, 0, 200, 7, 7) == [1], "one kernel, one entry"
@@ -43,16 +41,14 @@ def test_a_function_has_an_entry_for_each_grid(costs) -> None:
 SHAPES = [(x, y, z, block) for x in (1, 132) for y in (1, 3) for z in (1, 5) for block in (32, 256)]
 
 
-def test_every_size_of_the_grid_and_the_first_of_the_block_tell_kernels_apart(costs) -> None:
+def test_key_depends_on_the_grid_and_the_block_width(costs) -> None:
     assert costs("keys", *(part for shape in SHAPES for part in shape)) == [len(SHAPES)]
 
 
 # Number of kernels: few, about the table's capacity, far more.
 @pytest.mark.parametrize("count", [1000, 16_000, 60_000])
-def test_a_program_of_more_kernels_than_the_table_holds_is_not_charged_as_one_of_unknown_ones(
-    costs, count: int
-) -> None:
-    """An unmeasured kernel would be charged 2 ms."""
+def test_kernels_beyond_the_table_size_are_charged_a_learned_cost(costs, count: int) -> None:
+    """The charge must not be the 2 ms of an unmeasured kernel."""
     mean, most = costs("crowd", count, 10, 20_000)
     assert 20_000 <= mean <= 40_000 and most <= 40_000, (mean, most)
 
@@ -66,11 +62,11 @@ LOOKS = [
 
 
 @pytest.mark.parametrize(("kernels", "looks"), LOOKS)
-def test_the_clock_is_looked_at_before_long_kernels_and_one_in_four(costs, kernels: list, looks: list) -> None:
+def test_clock_is_read_before_long_kernels_and_every_fourth_launch(costs, kernels: list, looks: list) -> None:
     assert costs("looks", *kernels) == looks
 
 
-def test_little_work_goes_without_a_look(costs) -> None:
+def test_little_kernel_time_passes_between_clock_readings(costs) -> None:
     """At most 15 us of kernel time run between two clock readings, as README.md states."""
     for took in (200, 1000, 4999, 5000, 60_000):
         unasked = most = 0
@@ -96,7 +92,7 @@ PAUSES = [
 
 
 @pytest.mark.parametrize(("words", "answers"), [row[1:] for row in PAUSES], ids=[row[0] for row in PAUSES])
-def test_pauses_are_found(costs, words: list, answers: list) -> None:
+def test_pauses_are_detected(costs, words: list, answers: list) -> None:
     assert costs("pauses", GAP, *words) == answers
 
 
@@ -112,7 +108,7 @@ BUDGETS = [
 
 
 @pytest.mark.parametrize(("balance", "rate", "cost", "waited", "longest"), BUDGETS)
-def test_who_is_out_of_budget_waits_until_there_is_some_and_no_longer(
+def test_launch_waits_only_until_the_budget_is_positive(
     costs, balance: int, rate: int, cost: int, waited: int, longest: int
 ) -> None:
     answer, waits, then = costs("decides", balance, rate, cost, waited)
@@ -134,8 +130,6 @@ LEARNED = [
 
 
 @pytest.mark.parametrize(("took", "known", "cost"), [row[1:] for row in LEARNED], ids=[row[0] for row in LEARNED])
-def test_a_kernel_is_known_unless_some_launches_take_far_longer_than_most(
-    costs, took: list, known: int, cost: tuple
-) -> None:
+def test_kernel_is_known_unless_its_durations_vary_widely(costs, took: list, known: int, cost: tuple) -> None:
     answer, ns = costs("learns", *took)
     assert answer == known and cost[0] <= ns <= cost[1], (answer, ns)

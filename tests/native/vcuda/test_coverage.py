@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every function of the driver has a class in coverage.txt, and the library is what the table says it is."""
+"""Every function of the driver has a class in coverage.txt, and the library's hooks match this table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def named(*classes: str) -> set[str]:
     return {row.name for row in ROWS if row.verdict in classes}
 
 
-def test_the_table_is_in_order() -> None:
+def test_table_is_sorted_and_its_reasons_are_used() -> None:
     names = [row.name for row in ROWS]
     assert names == sorted(set(names)), "sorted, each name once"
     assert len(REASONS) == len(set(REASONS))
@@ -33,22 +33,22 @@ def test_the_table_is_in_order() -> None:
     assert {source for row in ROWS for source in row.where} == set(driver_names.SOURCES)
 
 
-def test_hooked_and_denied_are_what_is_replaced() -> None:
-    """A hook that the table does not know, or the reverse: change coverage.txt with hooks.def."""
+def test_hooked_and_denied_functions_match_hooks_def() -> None:
+    """The hooks of hooks.def are the hooked and denied functions of coverage.txt: change both files together."""
     assert named("hooked", "denied") == HOOKED
 
 
-def test_the_built_library_exports_what_is_hooked(built: None) -> None:
+def test_library_exports_exactly_the_hooks(built: None) -> None:
     assert driver_names.exported(LIBRARY) == HOOKED | NVML | {"dlopen", "dlsym", "dlvsym"}
 
 
-def test_the_simulated_driver_is_in_the_table() -> None:
+def test_table_lists_every_function_of_the_simulated_driver() -> None:
     recorded = {row.name for row in ROWS if "535" in row.where}
     assert driver_names.exported(SIMULATOR / "libcuda.so.1") == recorded
 
 
 @pytest.mark.parametrize("source", driver_names.SOURCES)
-def test_nvidias_own_names_are_in_the_table(source: str) -> None:
+def test_table_lists_every_function_of_nvidia(source: str) -> None:
     try:
         found = driver_names.names_of(source)
     except driver_names.Unavailable as why:
@@ -59,7 +59,7 @@ def test_nvidias_own_names_are_in_the_table(source: str) -> None:
     assert recorded - found == set(), f"{source} has no such names"
 
 
-def test_no_other_form_of_a_hooked_nvml_function_is_unhooked() -> None:
+def test_every_version_of_a_hooked_nvml_function_is_hooked() -> None:
     """An unhooked version of a hooked NVML function would show another container's figures."""
     try:
         folder = driver_names.headers("13.5")
@@ -69,7 +69,7 @@ def test_no_other_form_of_a_hooked_nvml_function_is_unhooked() -> None:
     assert driver_names.unknown_nvml(folder) == set()
 
 
-def test_a_name_that_the_newest_headers_have_and_the_table_lacks_is_said(
+def test_compare_newest_reports_names_missing_in_the_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """Runs the comparison of `make newest-headers` on headers in a local folder."""
@@ -93,8 +93,8 @@ def test_a_name_that_the_newest_headers_have_and_the_table_lacks_is_said(
     assert "nvmlDeviceGetMemoryInfo_v9: no class" in capsys.readouterr().out
 
 
-def test_forms_of_one_function_are_of_one_class() -> None:
-    """A per-thread-stream variant that is treated otherwise than its sibling would be a bypass."""
+def test_variants_of_a_function_have_the_same_class() -> None:
+    """A per-thread-stream variant needs the class of its plain function; a different class would be a bypass."""
     by_name = {row.name: row for row in ROWS}
     pairs = 0
     for row in ROWS:
@@ -111,7 +111,7 @@ def counts() -> str:
     return f"{len(ROWS)} names: {total['hooked']} hooked, {total['passed']} passed, {total['denied']} denied"
 
 
-def test_the_readme_has_the_counts() -> None:
+def test_readme_states_the_counts() -> None:
     print(counts())
     by_reason = Counter((row.verdict, row.reason) for row in ROWS)
     for verdict, reason in REASONS:
@@ -147,14 +147,14 @@ def answers_of(pointers: Path, env: dict, asked: list[str]) -> list[str]:
 
 
 def compare(host: Host, pointers: Path, **environment: str) -> tuple[int, int]:
-    """Answers how many answers are the driver's own, and how many of its functions are replaced by the same of ours."""
+    """Returns how many lookups give the driver's own function and how many give the library's hook of that function."""
     asked = questions()
     answers = [answers_of(pointers, host.env(preload=preload, **environment), asked) for preload in (False, True)]
     own = replaced = 0
     wrong = []
     for question, bare, hooked in zip(asked, *answers, strict=True):
         expected = bare.split()
-        for at in (1, 5):  # the object's name, followed by the symbol's
+        for at in (1, 5):  # the index of the object's name; the symbol's name follows
             if expected[at + 1] in HOOKED:
                 expected[at] = "libvgpu.so"
                 replaced += 1
@@ -166,15 +166,15 @@ def compare(host: Host, pointers: Path, **environment: str) -> tuple[int, int]:
     return own, replaced
 
 
-def test_every_name_keeps_its_variant(host: Host, pointers: Path) -> None:
+def test_lookup_keeps_the_variant_of_every_function(host: Host, pointers: Path) -> None:
     own, replaced = compare(host, pointers)
     print(f"{own} answers of the driver passed, {replaced} replaced by the same variant")
     assert own > 20000 and replaced > 5000
 
 
 @pytest.mark.parametrize("source", driver_names.LIBRARIES)
-def test_every_name_of_a_real_driver_keeps_its_variant(host: Host, pointers: Path, source: str) -> None:
-    """NVIDIA's own driver answers this question without a GPU."""
+def test_lookup_keeps_the_variant_with_a_real_driver(host: Host, pointers: Path, source: str) -> None:
+    """NVIDIA's real driver library answers lookups without a GPU."""
     try:
         library = driver_names.libcuda(source)
     except driver_names.Unavailable as why:
@@ -184,8 +184,8 @@ def test_every_name_of_a_real_driver_keeps_its_variant(host: Host, pointers: Pat
     assert own > 20000 and replaced > 5000
 
 
-def test_the_simulated_driver_answers_as_the_real_one(host: Host, pointers: Path) -> None:
-    """Which function a name, version and flag stand for; what the simulated one answers is recorded by hand."""
+def test_simulated_driver_looks_up_like_the_real_driver(host: Host, pointers: Path) -> None:
+    """Lookups by name, version and flags give the same function in the simulated driver and in NVIDIA's driver."""
     try:
         library = driver_names.libcuda("535")
     except driver_names.Unavailable as why:
@@ -193,6 +193,6 @@ def test_the_simulated_driver_answers_as_the_real_one(host: Host, pointers: Path
     asked = [question for question in questions() if int(question.split()[1]) <= 12020]
     simulated = answers_of(pointers, host.env(preload=False), asked)
     real = answers_of(pointers, host.env(preload=False, LD_LIBRARY_PATH=str(library.parent)), asked)
-    # Status, object, symbol, what was found; and the same of the old form, which has no fourth.
+    # Each line: status, object, symbol, query result; then status, object and symbol of the old cuGetProcAddress.
     different = [(q, one, other) for q, one, other in zip(asked, simulated, real, strict=True) if one != other]
     assert different[:20] == []

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our own declarations of the driver API against NVIDIA's cuda.h: sizes, offsets, numbers and parameters.
+"""The library's declarations of the driver API match NVIDIA's cuda.h: sizes, offsets, numbers and parameters.
 
-One program holds both: ours come first, every name of ours renamed, then cuda.h. What differs does not compile, so the
-compiler is the judge. NVIDIA's header must take it for the driver's own inclusion; then it declares the old forms too.
+The tests compile one program that contains the library's declarations under new names, cuda.h, and static assertions
+that compare both. A difference is a compile error. The program defines __CUDA_API_VERSION_INTERNAL, so that cuda.h also
+declares old versions of functions.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from conftest import ROOT
 
 SOURCES = ROOT / "native/vcuda/src/driver"
 PLAIN = {"char", "unsigned", "int", "long", "short", "float", "double", "void", "size_t", "const", "struct"}
-# A pointer to nothing is passed on as it came, so what it points to is not declared.
+# The library only passes on pointers to these structures, so it does not declare their members.
 OPAQUE = {"CUctxCreateParams", "CUexecAffinityParam"}
 
 
@@ -31,11 +32,11 @@ def our_abi() -> str:
 
 
 def our_types() -> dict[str, list[str]]:
-    """Names of typedefs, with the members of those that are structures in full."""
+    """Returns typedef name → names of its members; the list is empty for a typedef without declared members."""
     text, found = our_abi(), {}
     for body, name in re.findall(r"typedef struct \{(.*?)\n\} (\w+);", text, re.DOTALL):
         flat, nested = body, 1
-        while nested:  # the innermost first
+        while nested:  # replaces the innermost structure first
             flat, nested = re.subn(r"(?:struct|union) \{[^{}]*\} (\w+);", r"int \1;", flat)
         members = []
         for line in flat.split(";"):
@@ -101,7 +102,7 @@ def program(folder: Path) -> str:
             continue
         lines.append(check(f"sizeof(ours_{name}) == sizeof({name})", f'"size of {name}"'))
         for member in members:
-            if member == "reserved":  # a later CUDA gives a part of it a name
+            if member == "reserved":  # later CUDA versions name parts of the reserved words
                 continue
             same = f"__builtin_offsetof(ours_{name}, {member}) == __builtin_offsetof({name}, {member})"
             lines.append(check(same, f'"{name}.{member}"'))
@@ -141,7 +142,7 @@ def headers(request: pytest.FixtureRequest) -> Path:
         pytest.skip(str(why))
 
 
-def test_our_declarations_are_those_of_cuda_h(headers: Path, tmp_path: Path) -> None:
+def test_declarations_match_cuda_h(headers: Path, tmp_path: Path) -> None:
     text = program(headers)
     done = compiled(text, headers, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -160,9 +161,11 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("ours, other", BROKEN, ids=["member", "number", "size"])
-def test_a_declaration_that_differs_is_found(headers: Path, tmp_path: Path, ours: str, other: str) -> None:
-    """The negative control: with one thing changed in our header the program does not compile."""
+@pytest.mark.parametrize(
+    "ours, other", BROKEN, ids=["member offset changed", "number changed", "structure size changed"]
+)
+def test_comparison_finds_a_changed_declaration(headers: Path, tmp_path: Path, ours: str, other: str) -> None:
+    """The negative control: with one change in the library's header the program does not compile."""
     text = (SOURCES / "cuda_abi.h").read_text()
     assert ours in text
     (tmp_path / "cuda_abi.h").write_text(text.replace(ours, other))
@@ -171,8 +174,8 @@ def test_a_declaration_that_differs_is_found(headers: Path, tmp_path: Path, ours
     assert "static assertion failed" in done.stderr or "static_assert" in done.stderr or "has no member" in done.stderr
 
 
-def test_functions_that_no_header_declares_are_few() -> None:
-    """Graphics headers and names that only the driver has; each is known by name, or it is misspelt."""
+def test_every_declared_name_is_in_a_header() -> None:
+    """Every declared name is in cuda.h, except functions of graphics headers: a misspelt name would be missing."""
     declared: set[str] = set()
     unknown = set(our_numbers())
     for source in driver_names.HEADERS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory kept in use by an object other than a handle or a mapping, and pools of unusual kinds."""
+"""Memory that only a sparse array or a multicast object keeps in use stays charged. Invalid pools are refused."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ NOWHERE, DEVICE, HOST_MEMORY = 0, 1, 2
 
 @pytest.mark.parametrize("route", ["link", "proc"])
 @pytest.mark.parametrize("per_thread", [0, 1])
-def test_a_tile_of_a_sparse_array_keeps_its_memory(host: Host, route: str, per_thread: int) -> None:
+def test_tile_of_a_sparse_array_keeps_its_memory_charged(host: Host, route: str, per_thread: int) -> None:
     puppet = host.puppet(route).start()
     before = host.on_card()
     say(puppet, "sparse 10 4096 4096")
-    assert host.charged() == host.on_card() == before, "it has no memory of its own"
+    assert host.charged() == host.on_card() == before, "a sparse array has no memory of its own"
     handle = puppet.get("create", SIZE, 0)
     say(puppet, f"tile 10 {handle} {MAP} {per_thread}", f"release-handle {handle}")
-    assert host.on_card() == before + SIZE, "the driver gave the memory back: this proves nothing"
+    assert host.on_card() == before + SIZE, "the driver released the memory, so the test proves nothing"
     assert host.charged() == host.on_card()
     say(puppet, f"tile 10 {handle} {UNMAP} {per_thread}")
     assert host.on_card() == before
-    assert host.charged() >= host.on_card(), "nobody counts tiles: it stays charged until exit"
+    assert host.charged() >= host.on_card(), (
+        "the library does not count tiles: the memory stays charged until the process exits"
+    )
 
 
-def test_tiles_do_not_pass_the_limit(host: Host) -> None:
+def test_tiles_do_not_exceed_the_limit(host: Host) -> None:
     puppet = host.puppet().start()
     size = 512 * MIB
     for number in range(20):
@@ -43,7 +45,7 @@ def test_tiles_do_not_pass_the_limit(host: Host) -> None:
 
 @pytest.mark.parametrize("route", ["link", "proc"])
 @pytest.mark.parametrize("bound", ["multicast-bind 10 {0}", "multicast-bind-address 10 {1}"])
-def test_a_multicast_object_binds_and_has_no_memory(host: Host, route: str, bound: str) -> None:
+def test_memory_bound_to_a_multicast_object_stays_charged(host: Host, route: str, bound: str) -> None:
     host.become(PROFILE.replace("V100-16GB", "H100-80GB"))
     puppet = host.puppet(route).start()
     before = [host.on_card(0), host.on_card(1)]
@@ -57,12 +59,12 @@ def test_a_multicast_object_binds_and_has_no_memory(host: Host, route: str, boun
     assert host.charged() >= host.on_card() == before[0]
 
 
-def test_a_card_without_multicast_says_so(host: Host) -> None:
+def test_multicast_is_refused_on_a_card_without_it(host: Host) -> None:
     for preload in (False, True):
         assert host.puppet(preload=preload).start().result(f"multicast 10 {SIZE} 2") == NOT_SUPPORTED
 
 
-def test_a_pool_of_managed_memory_without_a_device_is_refused(host: Host) -> None:
+def test_managed_pool_without_a_device_is_refused(host: Host) -> None:
     """The pool's memory may migrate to any GPU, so the library cannot know which slice to charge."""
     puppet = host.puppet().start()
     for place in (NOWHERE, HOST_MEMORY):
@@ -71,6 +73,6 @@ def test_a_pool_of_managed_memory_without_a_device_is_refused(host: Host) -> Non
     say(puppet, f"pool-of 10 {PINNED} {DEVICE}")
 
 
-def test_what_is_no_pool_is_the_drivers_to_refuse(host: Host) -> None:
+def test_invalid_pool_gets_the_drivers_error(host: Host) -> None:
     for preload in (False, True):
         assert host.puppet(preload=preload).start().result(f"frompool-nothing 10 {SIZE}") == INVALID

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code loaded at once or lazily, and the heaps of a context: charged what the driver took, at once or a
-step of growth later."""
+"""Loaded code and the heaps of a context are charged as many bytes as the driver took.
+
+Code that the driver loads lazily is charged with the next allocation.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ SIZE = 3 * MIB + 5
 LAZY = {"CUDA_MODULE_LOADING": "LAZY"}
 STACK, FIFO, HEAP = 0, 1, 2
 
-# words that load code, words that unload it, environment
+# case → puppet commands that load code, commands that unload the code, environment
 WAYS = {
     "library, kernel launched": ((f"library 10 {SIZE}", "kernel 20 10", "launch 20"), ("library-unload 10",), {}),
     "library from a file": ((f"library-file 10 {SIZE}", "kernel 20 10", "launch 20"), ("library-unload 10",), {}),
@@ -46,24 +48,24 @@ def step(puppet: Puppet) -> None:
 
 @pytest.mark.parametrize("route", ["link", "proc"])
 @pytest.mark.parametrize("way", WAYS)
-def test_code_is_charged_a_step_later_and_given_back(host: Host, way: str, route: str) -> None:
+def test_loaded_code_is_charged_and_uncharged(host: Host, way: str, route: str) -> None:
     loads, unloads, environment = WAYS[way]
     puppet = host.puppet(route, **environment).start()
     before = host.on_card()
     for _unused in range(2):
         say(puppet, *loads, "sync")
-        assert host.on_card() >= before + SIZE, "the driver took nothing: this proves nothing"
+        assert host.on_card() >= before + SIZE, "the driver took no memory, so the test proves nothing"
         step(puppet)
         assert host.charged() == host.on_card()
         say(puppet, *loads[1:], "sync")
         step(puppet)
-        assert host.charged() == host.on_card(), "asked again"
+        assert host.charged() == host.on_card(), "a second use of the loaded code charges nothing more"
         say(puppet, *unloads)
         assert host.charged() == host.on_card() == before
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_code_goes_with_its_context(host: Host, way: str) -> None:
+def test_destroyed_context_uncharges_its_code(host: Host, way: str) -> None:
     loads, unloads, environment = WAYS[way]
     puppet = host.puppet(**environment)
     assert puppet.result("init") == OK
@@ -79,7 +81,7 @@ def test_code_goes_with_its_context(host: Host, way: str) -> None:
         assert host.charged() == host.on_card()
 
 
-def test_a_library_in_two_contexts(host: Host) -> None:
+def test_library_in_two_contexts_is_charged_to_both_devices(host: Host) -> None:
     puppet = host.puppet()
     assert puppet.result("init") == OK
     first, second = puppet.get("ctx", 0), puppet.get("ctx", 1)
@@ -96,10 +98,10 @@ def test_a_library_in_two_contexts(host: Host) -> None:
     assert [host.charged(0), host.charged(1)] == [host.on_card(0), host.on_card(1)] == before
 
 
-# A part that is asked for is looked for with the next allocation, one that a launch brought with a wait, seconds later.
+# columns: commands that load code late, seconds until the library measures this code
 @pytest.mark.parametrize(("brings", "later"), [(("kernel-function 21 20",), 0.0), (("launch 20", "sync"), 2.1)])
-def test_late_code_that_does_not_fit(host: Host, brings: tuple, later: float) -> None:
-    """It cannot be unloaded alone: it stays, and nothing more is granted, also where another process gives back."""
+def test_late_code_over_the_limit_blocks_allocations(host: Host, brings: tuple, later: float) -> None:
+    """Late code cannot be refused. While it exceeds the limit, the library refuses every allocation."""
     other, puppet = host.puppet().start(), host.puppet().start()
     say(other, f"alloc 30 {4 * MIB}", "alloc 31 1")
     puppet.get("alloc", LIMIT - host.on_card() - MIB)
@@ -119,7 +121,7 @@ def test_late_code_that_does_not_fit(host: Host, brings: tuple, later: float) ->
 
 
 @pytest.mark.parametrize("how", ["image", "library"])
-def test_a_load_in_a_process_that_holds_too_much(host: Host, how: str) -> None:
+def test_load_is_refused_in_a_process_over_its_limit(host: Host, how: str) -> None:
     puppet = host.puppet().start()
     puppet.get("alloc", LIMIT - host.on_card() - 2 * MIB)
     say(puppet, f"library 10 {SIZE}", "kernel 20 10", "launch 20", "sync")
@@ -130,7 +132,7 @@ def test_a_load_in_a_process_that_holds_too_much(host: Host, how: str) -> None:
     say(puppet, "library-unload 10", f"{how} 30 4096")
 
 
-# what is done again and again → does each ask NVML?
+# repeated puppet commands → whether each repetition queries NVML
 ASKS = {
     "kernel 20 10": False,
     "kernel-function 21 20": False,
@@ -145,8 +147,8 @@ TIMES = 40
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
 @pytest.mark.parametrize("words", ASKS)
-def test_a_symbol_asks_nvml_nothing_and_a_load_does(host: Host, words: str) -> None:
-    """Programs that load eagerly look thousands of kernels up. A question to this NVML sleeps for 5 ms."""
+def test_only_module_loads_query_nvml(host: Host, words: str) -> None:
+    """A program may look up thousands of kernels, so a lookup must not query NVML, which takes 5 ms here."""
     host.become(PROFILE.replace("[gpu]", "hostile = slow-nvml\n[gpu]"))
     asked = []
     for times in (1, 1 + TIMES):
@@ -157,12 +159,12 @@ def test_a_symbol_asks_nvml_nothing_and_a_load_does(host: Host, words: str) -> N
         say(puppet, *words.split(";") * times)
         puppet.end()
         asked.append(trace.read_text().count("tv_nsec=5000000"))
-    assert asked[0] > 2, "no question is seen: this proves nothing"
+    assert asked[0] > 2, "strace shows no NVML query, so the test proves nothing"
     assert (asked[1] - asked[0] >= TIMES) == ASKS[words]
     assert ASKS[words] or asked[1] == asked[0], asked
 
 
-def test_a_kernel_that_is_not_there(host: Host) -> None:
+def test_missing_kernel_charges_nothing(host: Host) -> None:
     puppet = host.puppet().start()
     say(puppet, f"library 10 {SIZE}")
     before = host.on_card()
@@ -182,7 +184,7 @@ def test_stacks_are_charged_when_their_size_is_set(host: Host, route: str) -> No
     assert host.charged() == host.on_card() == 0
 
 
-def test_stacks_are_held_to_the_limit(host: Host) -> None:
+def test_stack_size_over_the_limit_is_refused(host: Host) -> None:
     puppet = host.puppet().start()
     say(puppet, f"set-limit {STACK} 2048")
     puppet.get("alloc", LIMIT - host.on_card() - MIB)
@@ -194,8 +196,8 @@ def test_stacks_are_held_to_the_limit(host: Host) -> None:
 
 
 @pytest.mark.parametrize("which", [FIFO, HEAP])
-def test_a_heap_stays_when_the_module_goes(host: Host, which: int) -> None:
-    """It came with the module, and goes with the context."""
+def test_heap_stays_charged_until_its_context_ends(host: Host, which: int) -> None:
+    """The driver allocates the heap when it loads a module and frees the heap with the context."""
     puppet = host.puppet().start()
     before = host.on_card()
     say(puppet, f"set-limit {which} {64 * MIB}", f"image 10 {SIZE}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad arguments get the driver's own answer, in every state of the program; and nothing of the process is changed."""
+"""Invalid calls get the driver's own error in every state, and the library changes no state of the process."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ WRONG = [
     "cuDeviceTotalMem_v2 0 0",
     "cuMemGetInfo_v2 0 @10",
 ]
-# Puppet commands that lead to a state, and the state's error. If arguments are wrong too, which one is reported is the
-# driver's secret, so either is right.
+# state → puppet commands that lead to the state, the error of every call in the state. The driver's order of checks is
+# unknown, so a call with invalid arguments may return the state's error or the argument's error.
 STATES = {
     "not initialised": ((), 3),
     "no context": (("init",), 201),
@@ -77,14 +77,16 @@ STATES = {
 
 
 def hooked() -> list[str]:
-    """Hooks that this driver has and that can be called with nothing; but not those that read a name, or would take the
-    state away that the others are to be called in."""
+    """Returns the hooked functions of this driver that can be called without arguments.
+
+    The list omits functions that read a name and functions that change the current context.
+    """
     other = re.compile("ProcAddress|Ctx(Set|Pop|Push)")
     return [r.name for r in ROWS if r.verdict != "passed" and "535" in r.where and not other.search(r.name)]
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_the_drivers_own_errors(host: Host, state: str) -> None:
+def test_invalid_calls_get_the_drivers_errors(host: Host, state: str) -> None:
     lines = [f"call {name}" for name in hooked()] + [f"call {line}" for line in WRONG]
     words, own = STATES[state]
     answers = []
@@ -118,8 +120,8 @@ before = state()
 """
 
 
-def test_nothing_of_the_process_is_changed(host: Host) -> None:
-    """The first call changes no state of the process, except descriptors, which the driver opens without us too."""
+def test_first_calls_change_no_process_state(host: Host) -> None:
+    """The first calls change the process state no more than the bare driver does, which opens descriptors."""
     code = STATE + (
         "cuda = ctypes.CDLL('libcuda.so.1'); context, pointer = ctypes.c_void_p(), ctypes.c_uint64()\n"
         "assert cuda.cuInit(0) == 0 and cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0\n"
@@ -138,7 +140,7 @@ def test_nothing_of_the_process_is_changed(host: Host) -> None:
     assert found[1].startswith("[True, True, True, True, ")
 
 
-# verb that allocates, its arguments → every legal call that frees it
+# columns: the puppet command that allocates, its arguments, a legal command that frees the memory
 PAIRS = [
     ("alloc", f"{3 * MIB}", "free"),
     ("alloc", f"{3 * MIB}", "free-async"),
@@ -154,7 +156,9 @@ PAIRS = [
 
 @pytest.mark.parametrize("route", ["link", "proc"])
 @pytest.mark.parametrize("allocate, arguments, free", PAIRS)
-def test_any_legal_call_frees(host: Host, route: str, allocate: str, arguments: str, free: str) -> None:
+def test_every_legal_free_uncharges_the_memory(
+    host: Host, route: str, allocate: str, arguments: str, free: str
+) -> None:
     puppet = host.puppet(route).start()
     before = host.on_card()
     for _unused in range(3):

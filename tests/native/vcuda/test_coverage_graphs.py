@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory nodes of graphs: charged what the driver reserves for graphs, held to the limit, given back by a trim."""
+"""Graph memory: the driver's reservation is charged, the limit covers it, and a trim uncharges it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from conftest import LIMIT, MIB, OK, OOM, Host, Puppet
 
 SIZE = 64 * MIB
-# How a graph comes by its memory: words that make it in register 10; the node's address is then in register 20 or 11.
+# case → puppet commands that create a graph in register 10. The memory's address is in register 20, or 11 if captured.
 MADE = {
     "node": ("graph 10", f"graph-alloc 20 10 {SIZE} 0"),
     "general node": ("graph 10", f"graph-add 20 10 {SIZE} 0"),
@@ -16,7 +16,13 @@ MADE = {
     "captured, per-thread streams": (f"capture 10 {SIZE} 0 1",),
     "captured and freed": (f"capture 10 {SIZE} 1 0",),
 }
-FORMS = {0: "with flags", 1: "old", 2: "v2", 3: "with parameters", 4: "with parameters, per-thread streams"}
+FORMS = {
+    0: "cuGraphInstantiateWithFlags",
+    1: "cuGraphInstantiate",
+    2: "cuGraphInstantiate_v2",
+    3: "cuGraphInstantiateWithParams",
+    4: "cuGraphInstantiateWithParams_ptsz",
+}
 
 
 def say(puppet: Puppet, *lines: str) -> None:
@@ -26,13 +32,13 @@ def say(puppet: Puppet, *lines: str) -> None:
 
 @pytest.mark.parametrize("route", ["link", "proc"])
 @pytest.mark.parametrize("made", MADE)
-def test_what_a_graph_takes_is_charged(host: Host, made: str, route: str) -> None:
+def test_graph_memory_is_charged(host: Host, made: str, route: str) -> None:
     puppet = host.puppet(route).start()
     before = host.on_card()
     say(puppet, *MADE[made])
-    assert host.charged() == host.on_card() == before, "a node is an address, no memory"
+    assert host.charged() == host.on_card() == before, "a memory node reserves an address but no memory"
     say(puppet, "instantiate 30 10 0", "launch-graph 30 0", "sync")
-    assert host.on_card() >= before + SIZE, "the driver took nothing: this proves nothing"
+    assert host.on_card() >= before + SIZE, "the driver took no memory, so the test proves nothing"
     assert host.charged() == host.on_card()
     assert puppet.say("info")[1] == LIMIT - host.on_card()
     if "freed" in made:
@@ -48,7 +54,7 @@ def test_what_a_graph_takes_is_charged(host: Host, made: str, route: str) -> Non
 
 
 @pytest.mark.parametrize("form", FORMS, ids=FORMS.get)
-def test_every_way_to_instantiate_is_held_to_the_limit(host: Host, form: int) -> None:
+def test_instantiation_over_the_limit_is_refused(host: Host, form: int) -> None:
     puppet = host.puppet("proc").start()
     say(puppet, "graph 10", f"graph-alloc 20 10 {SIZE} 0", f"instantiate 30 10 {form}")
     assert host.charged() == host.on_card()
@@ -60,7 +66,7 @@ def test_every_way_to_instantiate_is_held_to_the_limit(host: Host, form: int) ->
 
 
 @pytest.mark.parametrize("word", ["upload 30 0", "upload 30 1", "launch-graph 30 0", "launch-graph 30 1"])
-def test_what_was_trimmed_comes_back_only_if_there_is_room(host: Host, word: str) -> None:
+def test_trimmed_graph_is_refused_until_its_memory_fits(host: Host, word: str) -> None:
     puppet = host.puppet().start()
     say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "launch-graph 30 0", "sync", "trim 0")
     free = LIMIT - host.on_card()
@@ -71,7 +77,7 @@ def test_what_was_trimmed_comes_back_only_if_there_is_room(host: Host, word: str
     assert host.charged() == host.on_card() == LIMIT == host.peak()
 
 
-def test_at_the_limit_a_graph_runs_again_and_again(host: Host) -> None:
+def test_graph_runs_repeatedly_at_the_limit(host: Host) -> None:
     """A graph launch reuses the memory that the device keeps for graphs, so it needs no further free memory."""
     puppet = host.puppet().start()
     say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "launch-graph 30 0", "sync")
@@ -81,7 +87,7 @@ def test_at_the_limit_a_graph_runs_again_and_again(host: Host) -> None:
         assert host.charged() == host.on_card() == LIMIT
 
 
-def test_what_graphs_keep_makes_room_for_an_allocation(host: Host) -> None:
+def test_allocation_reclaims_unused_graph_memory(host: Host) -> None:
     """Before it refuses an allocation, the library asks the driver to release memory that no graph uses."""
     puppet = host.puppet().start()
     say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "launch-graph 30 0", "sync")
@@ -89,7 +95,7 @@ def test_what_graphs_keep_makes_room_for_an_allocation(host: Host) -> None:
     assert host.charged() == host.on_card() == LIMIT
 
 
-def test_a_launch_that_is_captured_brings_its_memory(host: Host) -> None:
+def test_captured_graph_launch_is_charged_its_memory(host: Host) -> None:
     """A captured launch becomes a child graph, whose memory nodes are charged with the parent graph."""
     puppet = host.puppet().start()
     say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "exec-destroy 30", "trim 0")
@@ -98,7 +104,7 @@ def test_a_launch_that_is_captured_brings_its_memory(host: Host) -> None:
     assert host.charged() == host.on_card() > before
 
 
-def test_graphs_on_both_devices(host: Host) -> None:
+def test_graph_with_nodes_on_both_devices_is_charged_to_both(host: Host) -> None:
     puppet = host.puppet().start(0)
     puppet.get("ctx", 1)
     before = [host.on_card(0), host.on_card(1)]
@@ -107,21 +113,21 @@ def test_graphs_on_both_devices(host: Host) -> None:
     assert [host.charged(0), host.charged(1)] == [host.on_card(0), host.on_card(1)]
 
 
-def test_memory_of_graphs_goes_with_the_context(host: Host) -> None:
+def test_destroyed_context_uncharges_graph_memory(host: Host) -> None:
     puppet = host.puppet().start()
     say(puppet, *MADE["node"], "instantiate 30 10 0", "launch-graph 30 0", "sync", "ctx-destroy 1")
     assert host.charged() == host.on_card() == 0
 
 
-def test_without_the_library_a_graph_takes_what_it_wants(host: Host) -> None:
-    """The negative control."""
+def test_without_the_library_a_graph_exceeds_the_limit(host: Host) -> None:
+    """The negative control: without the library graph memory exceeds the limit."""
     puppet = host.puppet(preload=False).start()
     say(puppet, "graph 10", f"graph-alloc 20 10 {LIMIT} 0", "instantiate 30 10 0", "launch-graph 30 0", "sync")
     assert host.on_card() > LIMIT
 
 
 @pytest.mark.parametrize("word", ["graph-alloc 20 10 0 0", f"graph-alloc 20 10 {SIZE} 99", "instantiate 30 20 0"])
-def test_the_drivers_own_errors(host: Host, word: str) -> None:
+def test_invalid_graph_calls_get_the_drivers_errors(host: Host, word: str) -> None:
     answers = []
     for preload in (False, True):
         puppet = host.puppet(preload=preload).start()

@@ -26,7 +26,7 @@ def two(host: Host) -> tuple[Puppet, Puppet]:
     return host.puppet().start(), host.puppet().start()
 
 
-def test_what_is_opened_is_not_charged_twice(host: Host, two: tuple) -> None:
+def test_imported_memory_is_charged_once(host: Host, two: tuple) -> None:
     maker, user = two
     say(maker, f"alloc 10 {SIZE}")
     before = host.on_card()
@@ -41,13 +41,13 @@ def test_what_is_opened_is_not_charged_twice(host: Host, two: tuple) -> None:
 
 @pytest.mark.parametrize("freed", ["free 10", "free-async 10"])
 @pytest.mark.parametrize("closed", ["call cuIpcCloseMemHandle $20", "end", "kill"])
-def test_freed_memory_stays_charged_while_it_is_open(host: Host, two: tuple, freed: str, closed: str) -> None:
+def test_freed_memory_stays_charged_while_it_is_imported(host: Host, two: tuple, freed: str, closed: str) -> None:
     maker, user = two
     say(maker, f"alloc 10 {SIZE}")
     before = host.on_card()
     say(user, f"ipc-open 20 {lend(maker, 10)}")
     say(maker, freed)
-    assert host.on_card() == before, "the driver gave it back: this proves nothing"
+    assert host.on_card() == before, "the driver released the memory, so the test proves nothing"
     assert host.charged() == host.on_card()
     rest = LIMIT - host.on_card()
     assert maker.refused("alloc", rest + 1) == OOM
@@ -58,13 +58,13 @@ def test_freed_memory_stays_charged_while_it_is_open(host: Host, two: tuple, fre
         contexts = host.physical()[user.process.pid]
         user.process.kill() if closed == "kill" else user.end()
         user.process.wait(20)
-    if not contexts:  # the library looks for dead processes periodically, and when an allocation does not fit
+    if not contexts:  # the library checks for dead processes periodically and before it refuses an allocation
         assert maker.say("info")[1] == rest + SIZE
     say(maker, f"alloc 11 {rest + SIZE + contexts}")
     assert host.charged() == host.on_card() == LIMIT
 
 
-def test_lending_again_and_again_does_not_pass_the_limit(host: Host, two: tuple) -> None:
+def test_repeated_exports_do_not_exceed_the_limit(host: Host, two: tuple) -> None:
     """Without a record of open imports, the memory of each round would become free for the next round."""
     maker, user = two
     for number in range(20):
@@ -77,8 +77,8 @@ def test_lending_again_and_again_does_not_pass_the_limit(host: Host, two: tuple)
     assert host.charged() == host.on_card() <= LIMIT
 
 
-def test_without_the_library_there_is_no_end_of_it(host: Host) -> None:
-    """The negative control: without the library repeated exports exceed the limit."""
+def test_without_the_library_repeated_exports_exceed_the_limit(host: Host) -> None:
+    """The negative control: without the library, repeated exports exceed the limit."""
     maker, user = host.puppet(preload=False).start(), host.puppet(preload=False).start()
     for number in range(10):
         say(maker, f"alloc 10 {SIZE}")
@@ -88,7 +88,7 @@ def test_without_the_library_there_is_no_end_of_it(host: Host) -> None:
 
 
 @pytest.mark.parametrize("end", ["end", "kill"])
-def test_a_dead_makers_memory_stays_charged_while_it_is_open(host: Host, two: tuple, end: str) -> None:
+def test_memory_of_a_dead_exporter_stays_charged_while_it_is_imported(host: Host, two: tuple, end: str) -> None:
     """The dead exporter's other memory is released. The simulated driver also frees the exported memory.
 
     Hardware keeps exported memory, so it stays charged.
@@ -104,15 +104,17 @@ def test_a_dead_makers_memory_stays_charged_while_it_is_open(host: Host, two: tu
     say(user, f"alloc 30 {LIMIT - context - SIZE}", "free 30")
     third = host.puppet().start()  # a new process must not take the ledger slot in which the memory is charged
     assert third.refused("alloc", LIMIT - 2 * context - SIZE + 1) == OOM
-    assert host.charged() == 2 * context + SIZE, "as the node reads it"
+    assert host.charged() == 2 * context + SIZE, (
+        "the node's own sum of the ledger must also contain the exported memory"
+    )
     say(user, "call cuIpcCloseMemHandle $20")
     assert host.charged() == 2 * context
     say(third, f"alloc 30 {LIMIT - 2 * context}")
     assert host.charged() == host.on_card() == LIMIT
 
 
-def test_a_child_has_nothing_open(host: Host, two: tuple) -> None:
-    """A child that outlives its parent does not keep what the parent had open."""
+def test_forked_child_has_no_open_imports(host: Host, two: tuple) -> None:
+    """A forked child that outlives its parent does not keep the parent's imports charged."""
     maker, user = two
     say(maker, f"alloc 10 {SIZE}")
     say(user, f"ipc-open 20 {lend(maker, 10)}")
@@ -126,7 +128,7 @@ def test_a_child_has_nothing_open(host: Host, two: tuple) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def test_no_ledger_no_open(host: Host, two: tuple) -> None:
+def test_import_without_a_ledger_is_refused(host: Host, two: tuple) -> None:
     maker, user = two
     say(maker, f"alloc 10 {SIZE}")
     handle = lend(maker, 10)
@@ -143,7 +145,7 @@ def apart(host: Host) -> Puppet:
 
 
 @pytest.mark.parametrize("made_here", [False, True])
-def test_memory_of_another_container_is_refused(host: Host, apart: Puppet, made_here: bool) -> None:
+def test_import_from_another_container_is_refused(host: Host, apart: Puppet, made_here: bool) -> None:
     user, bare = host.puppet().start(), host.puppet(preload=False).start()
     if made_here:  # the container has exported another handle itself
         say(user, f"alloc 10 {MIB}")
@@ -152,7 +154,9 @@ def test_memory_of_another_container_is_refused(host: Host, apart: Puppet, made_
     handle = lend(apart, 10)
     assert user.result(f"ipc-open 20 {handle}") == NOT_SUPPORTED
     assert "another container" in user.errors()
-    assert bare.result(f"ipc-open 20 {handle}") == OK, "the driver refuses it: this proves nothing"
+    assert bare.result(f"ipc-open 20 {handle}") == OK, (
+        "the driver refuses the handle itself, so the test proves nothing"
+    )
     say(bare, "call cuIpcCloseMemHandle $20")
     # The refused import left nothing open: the exporting process's free returns the memory to the GPU.
     before = host.on_card()
@@ -160,7 +164,7 @@ def test_memory_of_another_container_is_refused(host: Host, apart: Puppet, made_
     assert host.on_card() == before - SIZE
 
 
-def test_two_containers_get_no_more_than_their_limits_by_lending(host: Host, apart: Puppet) -> None:
+def test_exports_between_containers_do_not_exceed_their_limits(host: Host, apart: Puppet) -> None:
     """Memory that another container could import would be charged to no container after the exporter's free."""
     user = host.puppet().start()
     for number in range(10):
@@ -171,7 +175,7 @@ def test_two_containers_get_no_more_than_their_limits_by_lending(host: Host, apa
     assert host.on_card() == 2 * context
 
 
-def test_a_maker_that_cannot_say_that_it_made_a_handle_tells_why(host: Host, two: tuple) -> None:
+def test_exporter_without_descriptors_logs_why_the_import_fails(host: Host, two: tuple) -> None:
     maker, user = two
     say(maker, f"alloc 10 {SIZE}")
     usual = resource.prlimit(maker.process.pid, resource.RLIMIT_NOFILE)
@@ -181,10 +185,12 @@ def test_a_maker_that_cannot_say_that_it_made_a_handle_tells_why(host: Host, two
     said = maker.errors()
     assert str(host.ledger) in said and "ulimit -n" in said
     resource.prlimit(maker.process.pid, resource.RLIMIT_NOFILE, usual)
-    assert user.result(f"ipc-open 20 {lend(maker, 10)}") == OK, "the next time that it is asked for it is known"
+    assert user.result(f"ipc-open 20 {lend(maker, 10)}") == OK, (
+        "the next export of the handle succeeds, so the import succeeds"
+    )
 
 
-def test_what_is_no_handle_is_the_drivers_to_refuse(host: Host) -> None:
+def test_invalid_handle_gets_the_drivers_error(host: Host) -> None:
     user = host.puppet().start()
     assert user.result("ipc-open 20 " + " ".join("7" * 8)) == INVALID
     assert user.errors() == ""
@@ -194,7 +200,7 @@ def maps(puppet: Puppet) -> int:
     return len(Path(f"/proc/{puppet.process.pid}/maps").read_text().splitlines())
 
 
-def test_a_handle_is_known_as_long_as_its_memory_is_there(host: Host, two: tuple) -> None:
+def test_exported_handle_is_known_until_its_memory_is_freed(host: Host, two: tuple) -> None:
     maker, user = two
     say(maker, f"alloc 10 {SIZE}", f"alloc 11 {SIZE}")
     say(user, f"ipc-open 20 {lend(maker, 11)}")
@@ -205,9 +211,9 @@ def test_a_handle_is_known_as_long_as_its_memory_is_there(host: Host, two: tuple
         assert lend(maker, 10) == handle
         assert (user, third)[number % 2].result(f"ipc-open 21 {handle}") == OK
         say((user, third)[number % 2], "call cuIpcCloseMemHandle $21")
-        if number % 2:  # what one still has open is known to others too
+        if number % 2:  # an import that the user still has open must not hide the handle from the third process
             say(maker, "free 10")
             say(maker, f"alloc 10 {SIZE}")
-    assert maps(maker) <= before + 2, "what says that a handle is ours goes with its memory"
+    assert maps(maker) <= before + 2, "the mapping that marks an exported handle is removed with the memory"
     say(maker, "free 11")
     assert third.result(f"ipc-open 22 {lend(maker, 10)}") == OK

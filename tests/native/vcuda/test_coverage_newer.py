@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver of CUDA 13.5, and forms of functions that are newer than the library: charged as the older ones are, or with
-the next allocation, by whatever way they are looked up."""
+"""A driver of CUDA 13.5 has versions of functions that are newer than the library.
+
+The library charges a version that it knows at the call, and the memory of an unknown version with the next allocation,
+however the program looks the function up.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def linked(built: None, driver: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A puppet that is linked to this driver."""
+    """Returns the path of a puppet program that is linked to the newer driver."""
     flags = (f"-L{driver}", "-l:libcuda.so.1", "-l:libnvidia-ml.so.1", "-ldl", "-lpthread")
     return str(compile_program(tmp_path_factory.mktemp("linked"), "puppet", *PUPPET, flags=flags))
 
@@ -39,11 +42,11 @@ def newer(host: Host, driver: Path, tmp_path: Path) -> Host:
     return host
 
 
-# --- functions that have a hook ---
+# --- newer functions that have a hook ---
 
 
 class Way(NamedTuple):
-    """Puppet commands before the call, the call's arguments, and commands after which the memory is in use."""
+    """A newer function: puppet commands before the call, the arguments, and commands after which memory is in use."""
 
     before: tuple
     arguments: str
@@ -67,7 +70,7 @@ TAKES = {
 
 @pytest.mark.parametrize("how", ["linked", "proc"])
 @pytest.mark.parametrize("name", TAKES)
-def test_what_it_takes_or_keeps_is_charged(newer: Host, linked: str, name: str, how: str) -> None:
+def test_memory_of_newer_functions_is_charged(newer: Host, linked: str, name: str, how: str) -> None:
     way = TAKES[name]
     puppet = newer.puppet(program=linked).start()
     before = newer.on_card()
@@ -76,11 +79,11 @@ def test_what_it_takes_or_keeps_is_charged(newer: Host, linked: str, name: str, 
     say(puppet, *way.before)
     assert puppet.result(f"{how} {name} {way.arguments}") == OK
     say(puppet, *way.after)
-    assert newer.on_card() >= before + SIZE, "the driver took or kept nothing: this proves nothing"
+    assert newer.on_card() >= before + SIZE, "the driver took or kept no memory, so the test proves nothing"
     assert newer.charged() == newer.on_card()
 
 
-# --- memory of a card under other names ---
+# --- memory locations that name a part of a GPU ---
 
 LOCALITY_DOMAIN = 6
 PART_OF_GPU_1 = LOCALITY_DOMAIN | (1 | 3 << 8) << 32
@@ -88,7 +91,7 @@ PART_OF_GPU_1 = LOCALITY_DOMAIN | (1 | 3 << 8) << 32
 
 @pytest.mark.parametrize("how", ["linked", "proc"])
 @pytest.mark.parametrize("call", ["cuMemCreate", "cuMemPoolCreate"])
-def test_a_part_of_a_gpu_is_charged_to_it(newer: Host, linked: str, call: str, how: str) -> None:
+def test_memory_on_a_part_of_a_gpu_is_charged_to_the_gpu(newer: Host, linked: str, call: str, how: str) -> None:
     puppet = newer.puppet(program=linked).start()
     say(puppet, *[f"put {50 + i} 0" for i in range(12)], "put 50 1", f"put 51 {PART_OF_GPU_1}")
     before = newer.on_card(1)
@@ -97,11 +100,11 @@ def test_a_part_of_a_gpu_is_charged_to_it(newer: Host, linked: str, call: str, h
     assert status == OK
     if call == "cuMemPoolCreate":
         say(puppet, f"linked cuMemAllocFromPoolAsync @11 {SIZE} $10 0", "sync")
-    assert newer.on_card(1) >= before + SIZE, "the driver took nothing: this proves nothing"
+    assert newer.on_card(1) >= before + SIZE, "the driver took no memory, so the test proves nothing"
     assert newer.charged(1) == newer.on_card(1)
 
 
-# --- a program that knows this driver: programs/newer.c ---
+# --- programs/newer.c, a program that calls the newer functions ---
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,9 @@ WAYS = ["link", "proc", "handle", "next", "default"]
 
 @pytest.mark.parametrize("capture", ["cig", "cig-per-thread", "recapture", "recapture-per-thread"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_capture_begun_by_it_has_the_programs_nodes_alone(newer: Host, program: Path, way: str, capture: str) -> None:
+def test_capture_by_a_newer_function_has_only_the_programs_nodes(
+    newer: Host, program: Path, way: str, capture: str
+) -> None:
     """Outside a capture each launch of this long kernel is throttled and followed by an event of the library."""
     devices = [{"uuid": uuid, "memory_bytes": 1 << 34, "sm_percent": 5} for uuid in newer.uuids]
     newer.write_limits(devices=devices, core_policy="force")
@@ -129,11 +134,11 @@ def test_a_capture_begun_by_it_has_the_programs_nodes_alone(newer: Host, program
     assert run(newer, program, way, capture) == (0, "200 nodes\n")
 
 
-# --- a form that the library does not know ---
+# --- a version of a function that the library does not know ---
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_an_unknown_form_took_is_charged_with_the_next_allocation(newer: Host, program: Path, way: str) -> None:
+def test_memory_of_an_unknown_version_is_charged_with_the_next_allocation(newer: Host, program: Path, way: str) -> None:
     with subprocess.Popen(
         [program, way, "memory"], env=newer.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as process:
@@ -141,14 +146,16 @@ def test_what_an_unknown_form_took_is_charged_with_the_next_allocation(newer: Ho
         for number in range(4):
             assert process.stdout.readline() == f"{number}\n"
             if number == 2:
-                assert newer.on_card() >= newer.charged() + 3 * 64 * MIB, "it is charged already: this proves nothing"
+                assert newer.on_card() >= newer.charged() + 3 * 64 * MIB, (
+                    "the memory is charged already, so the test proves nothing"
+                )
             if number == 3:
                 assert newer.charged() == newer.on_card()
             process.stdin.write("\n")
     assert process.returncode == 0
 
 
-def test_a_table_of_names_knows_every_form() -> None:
+def test_table_lists_every_version_of_a_hooked_function() -> None:
     """No version of a hooked function is passed through: the library would take it for an unknown later version."""
     by_name = {row.name: row for row in ROWS}
     hooked = {FORM.sub("", row.name) for row in ROWS if row.verdict == "hooked"}
@@ -161,7 +168,7 @@ ARM = ("aarch64-linux-gnu-gcc", "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 
 @pytest.mark.own_build
 @pytest.mark.parametrize(("compiler", "runs"), [("gcc", ()), ("clang", ()), (ARM[0], ARM[1:])])
-def test_an_entry_hands_all_of_a_call_on(tmp_path: Path, compiler: str, runs: tuple) -> None:
+def test_entry_passes_all_arguments_of_a_call(tmp_path: Path, compiler: str, runs: tuple) -> None:
     missing = [name for name in (compiler, *runs[:1]) if not shutil.which(name)]
     if missing:
         pytest.skip(f"no {missing[0]} here")

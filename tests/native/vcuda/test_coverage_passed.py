@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that are passed on although they bind memory or queue work: the card's use stays what is accounted."""
+"""Functions without a hook that bind memory or queue work: after each call the charge equals the use of the card."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from test_coverage_graphs import say
 
 SIZE = 8 * MIB
 BOTH_DEVICES = 1  # CUmemLocation of device 0, as one number
-EVERYWHERE = 0xFFFFFFFF  # CU_DEVICE_CPU, -1
-# Register 10 holds plain memory, 11 managed memory, 2 the context of the other device, 50 an access to device 0.
+EVERYWHERE = 0xFFFFFFFF  # CU_DEVICE_CPU (-1)
+# Registers: 10 device memory, 11 managed memory, 2 the context of device 1, 50 an access descriptor of device 0.
 CALLS = """
 cuStreamCreate @20 1
 cuStreamCreateWithPriority @21 1 0
@@ -64,8 +64,8 @@ cuStreamSynchronize $20
 cuEventDestroy_v2 $22
 cuStreamDestroy_v2 $20
 """
-# Copies, fills, marks and calls of the host: registers 12 and 13 are arrays, 30 pinned memory of the host, 200 and 240
-# describe a copy in two and three dimensions, 280 the latter between contexts.
+# Copies, fills, events and host callbacks. Registers: 12 and 13 arrays, 30 pinned host memory, 200 a 2D copy
+# descriptor, 240 a 3D copy descriptor, 280 a 3D copy descriptor between contexts.
 QUEUED = """
 cuMemcpy $11 $10 65536
 cuMemcpyAsync $11 $10 65536 $20
@@ -116,9 +116,9 @@ BOX = ("0 0 0 0 2 0 $10 0 {0} 1024 64 0 0 0 0 2 0 $11 0 {0} 1024 64", "512 64 1"
 QUEUING = {"copies", "orders", "host-callback"}
 # Reasons of the coverage table whose functions can bind memory; functions with other reasons cannot.
 BINDING = {"managed", "host-memory", "handles", "address", "shared", "exported", "pool-setting"}
-# Functions of these reasons that no row above calls, and where they are called or why they cannot be.
+# Functions with these reasons that CALLS omits → the test that calls them, or why no test can.
 ELSEWHERE = {
-    "cuIpcOpenEventHandle": "its handle is passed by value, and no memory stands behind it",
+    "cuIpcOpenEventHandle": "its handle is passed by value, and it refers to no memory",
     "cuMemImportFromShareableHandle": "test_memory.py",
 }
 
@@ -127,7 +127,7 @@ def base(name: str) -> str:
     return re.sub(r"_v\d+$", "", STREAM_VARIANT.sub("", name))
 
 
-def test_what_is_passed_takes_nothing_that_is_not_accounted(host: Host) -> None:
+def test_unhooked_memory_functions_take_no_uncharged_memory(host: Host) -> None:
     puppet = host.puppet().start()
     assert puppet.get("ctx", 1) == 2
     say(puppet, "set 1", f"alloc 10 {SIZE}", f"managed 11 {SIZE}", f"create 60 {SIZE} 0", "pool 61 0")
@@ -135,19 +135,19 @@ def test_what_is_passed_takes_nothing_that_is_not_accounted(host: Host) -> None:
     before = host.on_card()
     for line in CALLS.strip().splitlines():
         status = puppet.result(f"call {line}")
-        assert status == OK, f"{line}: the simulated driver answers {status}, this proves nothing"
-        # Managed memory stays charged where the program sends it to the host: it may come back at any touch.
+        assert status == OK, f"{line}: the simulated driver returns {status}, so the test proves nothing"
+        # Managed memory stays charged after a prefetch to the host: any access from the GPU may move it back.
         away = SIZE if "Prefetch" in line and " 0xffffffff " in line else 0
         for gpu in (0, 1):
             assert host.charged(gpu) == host.on_card(gpu) + (0 if gpu else away), line
-    assert host.on_card() == before, "something has stayed"
+    assert host.on_card() == before, "the calls left memory on the card"
 
 
 def structure(first: int, *members: str) -> list[str]:
     return [f"put {first + i} {word}" for i, word in enumerate(" ".join(members).split())]
 
 
-def test_what_is_queued_takes_nothing_that_is_not_accounted(host: Host) -> None:
+def test_unhooked_work_takes_no_memory(host: Host) -> None:
     puppet = host.puppet().start()
     say(puppet, "set 1", f"alloc 10 {SIZE}", f"managed 11 {SIZE}", "array 12 1024 64 32", "array 13 1024 64 32")
     say(puppet, *(f"call {line}" for line in CALLS.strip().splitlines()[:4]), f"call cuMemHostAlloc @30 {SIZE} 0")
@@ -156,7 +156,7 @@ def test_what_is_queued_takes_nothing_that_is_not_accounted(host: Host) -> None:
     before = host.on_card()
     for line in QUEUED.strip().splitlines():
         status = puppet.result(f"call {line}")
-        assert status == OK, f"{line}: the simulated driver answers {status}, this proves nothing"
+        assert status == OK, f"{line}: the simulated driver returns {status}, so the test proves nothing"
         assert host.charged() == host.on_card() == before, line
 
 
@@ -172,7 +172,7 @@ def test_every_function_that_queues_work_is_called() -> None:
     assert wanted - called == set()
 
 
-def test_memory_of_the_host_is_not_the_cards(host: Host) -> None:
+def test_host_memory_is_not_charged(host: Host) -> None:
     puppet = host.puppet().start()
     before = host.on_card()
     say(puppet, f"call cuMemHostAlloc @30 {2 * LIMIT} 0")
@@ -180,7 +180,7 @@ def test_memory_of_the_host_is_not_the_cards(host: Host) -> None:
 
 
 def answers_nothing() -> set[str]:
-    """Functions that the simulated driver exports and does not do."""
+    """Returns the functions that the simulated driver exports as stubs without an effect."""
     generated = (ROOT / "native/build/obj/gpusim/cuda/generated/stubs.c").read_text()
     return set(re.findall(r"CUresult (\w+)\(void\) \{ return", generated))
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each row of the coverage table that allocates, by its link and by cuGetProcAddress: charged what the driver took, and
-held to the limit."""
+"""Every function of the coverage table that allocates memory is charged and limited.
+
+Each function is called by its link-time symbol and by the address from cuGetProcAddress.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,11 @@ LAZY = {"CUDA_MODULE_LOADING": "LAZY"}
 
 
 class Way(NamedTuple):
-    """How to call a function that allocates: puppet commands ``before``, ``arguments``, commands ``after`` which the
-    memory exists. Register 10 gets the result, registers from 50 hold structures. It takes at least ``least`` bytes."""
+    """How to call a function that allocates at least ``least`` bytes.
+
+    ``before`` and ``after`` are puppet commands around the call; the memory exists once ``after`` has run. Register 10
+    gets the result; registers from 50 on contain structures.
+    """
 
     arguments: str
     before: tuple = ()
@@ -108,20 +113,20 @@ ALLOCATES = {
 OTHERWISE = {
     "cuCtxAttach": "counts a reference; test_frees.py",
     "cuModuleGetGlobal_v2": "the simulated driver loads a module's data with the module; test_coverage_code.py",
-    "cuMemMap": "its handle is charged; test_memory.py",
-    "cuMemRetainAllocationHandle": "the same; test_memory.py",
-    "cuMemPoolCreate": "takes nothing before its first allocation; test_memory.py",
-    "cuMemMapArrayAsync": "keeps what is charged; test_coverage_bound.py",
-    "cuMemMapArrayAsync_ptsz": "the same",
-    "cuMulticastBindAddr": "the same",
-    "cuMulticastBindMem": "the same",
-    "cuIpcGetMemHandle": "charged to its maker once; test_coverage_ipc.py",
-    "cuIpcOpenMemHandle": "the same",
-    "cuIpcOpenMemHandle_v2": "the same",
-    "cuMemExportToShareableHandle": "charged to its maker once; test_shareable.py",
-    "cuMemImportFromShareableHandle": "the same",
-    "cuMemPoolExportToShareableHandle": "the same",
-    "cuMemPoolImportFromShareableHandle": "the same",
+    "cuMemMap": "the mapped handle is charged already; test_memory.py",
+    "cuMemRetainAllocationHandle": "the handle is charged already; test_memory.py",
+    "cuMemPoolCreate": "a pool takes no memory before its first allocation; test_memory.py",
+    "cuMemMapArrayAsync": "binds memory that is charged already; test_coverage_bound.py",
+    "cuMemMapArrayAsync_ptsz": "binds memory that is charged already; test_coverage_bound.py",
+    "cuMulticastBindAddr": "binds memory that is charged already; test_coverage_bound.py",
+    "cuMulticastBindMem": "binds memory that is charged already; test_coverage_bound.py",
+    "cuIpcGetMemHandle": "the exporting process is charged once; test_coverage_ipc.py",
+    "cuIpcOpenMemHandle": "the exporting process is charged once; test_coverage_ipc.py",
+    "cuIpcOpenMemHandle_v2": "the exporting process is charged once; test_coverage_ipc.py",
+    "cuMemExportToShareableHandle": "the exporting process is charged once; test_shareable.py",
+    "cuMemImportFromShareableHandle": "the exporting process is charged once; test_shareable.py",
+    "cuMemPoolExportToShareableHandle": "the exporting process is charged once; test_shareable.py",
+    "cuMemPoolImportFromShareableHandle": "the exporting process is charged once; test_shareable.py",
 }
 GIVES_BACK = ("Free", "Destroy", "Unload", "Unmap", "Release", "Reset", "Detach", "Trim", "CloseMemHandle")
 TAKES = {"context", "code", "memory", "shared", "kept", "graph-memory", "heaps"}
@@ -129,7 +134,7 @@ TAKES = {"context", "code", "memory", "shared", "kept", "graph-memory", "heaps"}
 LATE = {"cuModuleGetFunction", "cuKernelGetFunction", *(name for name in ALLOCATES if name.startswith("cuLibrary"))}
 
 
-def test_no_row_that_allocates_is_left_out() -> None:
+def test_every_allocating_hook_has_a_row() -> None:
     """A new hook that allocates memory needs a row in ALLOCATES or OTHERWISE."""
     silent = answers_nothing()
     wanted = {
@@ -140,7 +145,9 @@ def test_no_row_that_allocates_is_left_out() -> None:
     }
     assert len(wanted) > 50
     assert wanted - ALLOCATES.keys() - OTHERWISE.keys() == set()
-    assert ALLOCATES.keys() - wanted == {"cuGraphLaunch", "cuGraphLaunch_ptsz"}, "hooked as launches"
+    assert ALLOCATES.keys() - wanted == {"cuGraphLaunch", "cuGraphLaunch_ptsz"}, (
+        "ALLOCATES also has two functions that the table lists as launches"
+    )
     assert ALLOCATES.keys() & OTHERWISE.keys() == set()
 
 
@@ -152,14 +159,14 @@ def result(puppet: Puppet, how: str, name: str) -> int:
 
 @pytest.mark.parametrize("how", ["linked", "proc"])
 @pytest.mark.parametrize("name", ALLOCATES)
-def test_it_is_charged(host: Host, name: str, how: str) -> None:
+def test_allocating_function_is_charged(host: Host, name: str, how: str) -> None:
     way = ALLOCATES[name]
     puppet = host.puppet(**way.environment).start()
     say(puppet, *way.before)
     before = host.on_card()
     assert host.charged() == before
     assert result(puppet, how, name) == OK
-    assert host.on_card() >= before + way.least, "the driver took nothing: this proves nothing"
+    assert host.on_card() >= before + way.least, "the driver took no memory, so the test proves nothing"
     if name in LATE:
         step(puppet)
     assert host.charged() == host.on_card()
@@ -167,7 +174,7 @@ def test_it_is_charged(host: Host, name: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["linked", "proc"])
 @pytest.mark.parametrize("name", ALLOCATES)
-def test_it_is_held_to_the_limit(host: Host, name: str, how: str) -> None:
+def test_allocating_function_over_the_limit_is_refused(host: Host, name: str, how: str) -> None:
     way = ALLOCATES[name]
     puppet = host.puppet(**way.environment).start()
     say(puppet, *way.before)
@@ -179,8 +186,8 @@ def test_it_is_held_to_the_limit(host: Host, name: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALLOCATES)
-def test_without_the_library_it_takes_what_it_wants(host: Host, name: str) -> None:
-    """The negative control of both."""
+def test_without_the_library_the_function_exceeds_the_limit(host: Host, name: str) -> None:
+    """The negative control of the two tests above."""
     way = ALLOCATES[name]
     puppet = host.puppet(preload=False, **way.environment).start()
     say(puppet, *way.before)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries opened with RTLD_DEEPBIND, as taichi opens its own, find libc's dlsym and the driver before ours."""
+"""A library opened with RTLD_DEEPBIND, as in taichi, finds libc's dlsym and the driver before the preloaded hooks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def program(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize(("size", "preload", "answer"), CASES)
-def test_it_is_held_to_the_limit(host: Host, program: Path, size: int, preload: bool, answer: int) -> None:
-    """dlopen also uses the run path of the calling library."""
+def test_deepbound_library_is_limited(host: Host, program: Path, size: int, preload: bool, answer: int) -> None:
+    """The limit applies to the opened library. Its path is found through the run path of the calling program."""
     command = [program, str(size)]
     done = subprocess.run(command, env=host.env(preload=preload), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{answer}\n", "")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library next to a driver that holds the container's control group to a limit itself (branch 615).
+"""The library works with a driver that itself limits the memory of the container's control group (branch 615).
 
-Two accounts, one promise: memory of an oversold slice goes to host memory only where the card is full, and what is
-shown as free can be had. The yardstick is the simulated driver's own account.
+Memory of an oversold slice spills to host memory only if the card is full, and memory shown as free can be allocated.
+The tests compare the library's figures with the account of the simulated driver.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Container:
         command = [*enter(self.path), sys.executable, "-c", SHOWN]
         done = subprocess.run(command, env=self.env(), check=True, stdout=subprocess.PIPE, text=True)
         rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
-        assert rows[0] == rows[1], "both forms show the same"
+        assert rows[0] == rows[1], "both versions of nvmlDeviceGetMemoryInfo return the same figures"
         return rows[0]
 
     def charged(self) -> int:
@@ -143,8 +143,8 @@ def on_the_card(host: Host) -> int:
 
 
 @pytest.mark.parametrize("driver", [False, True])
-def test_an_oversold_slice_stays_on_an_empty_card(host: Host, container, driver: bool) -> None:
-    """With and without the driver's limit: the GPU's real size decides, not the size that the driver shows."""
+def test_oversold_slice_stays_on_an_empty_card(host: Host, container, driver: bool) -> None:
+    """The library uses the GPU's real size, not the size that the driver shows under its limit."""
     slice_mib = 230
     device = {"card_bytes": SMALL} if driver else {}
     one = container("one", slice_mib, oversubscribe=True, device=device)
@@ -155,8 +155,8 @@ def test_an_oversold_slice_stays_on_an_empty_card(host: Host, container, driver:
     assert on_the_card(host) == one.charged() == slice_mib * MIB
 
 
-def test_two_oversold_slices_leave_each_other_room_for_contexts(host: Host, container) -> None:
-    """The reserve is made for the slices that the card may have been sold in: two of 230 MiB, twice a context each."""
+def test_two_oversold_slices_reserve_memory_for_contexts(host: Host, container) -> None:
+    """The library reserves space for two contexts of each slice: two slices of 230 MiB reserve four contexts."""
     pair = [container(name, 230, oversubscribe=True, device={"card_bytes": SMALL}) for name in ("a", "b")]
     for one in pair:
         one.hold(one.size)
@@ -167,8 +167,8 @@ def test_two_oversold_slices_leave_each_other_room_for_contexts(host: Host, cont
     assert sum(one.charged() for one in pair) == 460 * MIB
 
 
-def test_a_slice_as_large_as_the_card_spills_at_its_end(host: Host, container) -> None:
-    """One slice is larger than the GPU (S > 1), and the driver's limit is at most the GPU's size."""
+def test_slice_larger_than_the_card_spills_at_its_end(host: Host, container) -> None:
+    """The slice is larger than the GPU, and the driver's limit can be at most the GPU's size."""
     one = container("one", 300, oversubscribe=True, device={"card_bytes": SMALL})
     one.hold(SMALL)
     one.start()
@@ -180,13 +180,13 @@ WAYS = ["plain", "pooled", "pitched", "created"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_shown_as_free_can_be_had(host: Host, container, way: str) -> None:
-    """The driver counts 30 MiB that the ledger does not: NVML shows them as used once the driver has refused."""
+def test_memory_shown_as_free_can_be_allocated(host: Host, container, way: str) -> None:
+    """The driver's limit is 30 MiB smaller: after the driver's first refusal NVML shows these 30 MiB as used."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(170 * MIB)
     one.start()
     granted = one.fill(way=way)
-    assert granted == 170 * MIB - CONTEXT, "the driver refused, not the library"
+    assert granted == 170 * MIB - CONTEXT, "the driver must refuse the next allocation, not the library"
     assert one.charged() == 170 * MIB
     assert one.shown_by_nvml() == [200 * MIB, 200 * MIB, 0]
     assert one.ask("cu.info()") == [0, 200 * MIB]
@@ -197,12 +197,14 @@ def test_what_is_shown_as_free_can_be_had(host: Host, container, way: str) -> No
         assert one.fill() == 20 * MIB
 
 
-def test_the_figure_follows_the_driver(host: Host, container) -> None:
-    """Each cuMemGetInfo updates the figure, also back to zero."""
+def test_memory_info_updates_the_used_figure(host: Host, container) -> None:
+    """Each cuMemGetInfo updates the memory that NVML shows as used by the driver's limit, also down to zero."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(170 * MIB)
     one.start()
-    assert one.shown_by_nvml() == [200 * MIB, CONTEXT, 196 * MIB], "not known yet"
+    assert one.shown_by_nvml() == [200 * MIB, CONTEXT, 196 * MIB], (
+        "the driver's limit is unknown before the first cuMemGetInfo"
+    )
     assert one.ask("cu.info()") == [166 * MIB, 200 * MIB]
     assert one.shown_by_nvml() == [200 * MIB, 34 * MIB, 166 * MIB]
     one.hold(200 * MIB)
@@ -210,7 +212,7 @@ def test_the_figure_follows_the_driver(host: Host, container) -> None:
     assert one.shown_by_nvml() == [200 * MIB, CONTEXT, 196 * MIB]
 
 
-def test_a_limit_above_the_slice_takes_nothing_from_it(host: Host, container) -> None:
+def test_driver_limit_above_the_slice_does_not_shrink_it(host: Host, container) -> None:
     """The driver's limit has headroom for memory that only the driver counts; the slice's size is shown."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(230 * MIB)
@@ -220,8 +222,8 @@ def test_a_limit_above_the_slice_takes_nothing_from_it(host: Host, container) ->
     assert one.ask("fill(plain, MIB)") == 0
 
 
-def test_without_the_drivers_limit_nothing_is_kept(host: Host, container) -> None:
-    """A neighbour fills the card: NVML shows the slice's own account, as on every older driver."""
+def test_without_a_driver_limit_nvml_shows_the_ledger(host: Host, container) -> None:
+    """If a neighbour fills the card, NVML shows only the slice's own account, as on older drivers."""
     one, other = container("one", 200), container("other", 200)
     one.start()
     other.start()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that no card has, and frees, ends and resets at the wrong moment: the bare driver's own codes, and an exact
-account after each call."""
+"""Tests allocations of huge sizes, and frees, destructions and resets at the wrong moment.
+
+Each call must return the same code as the bare driver, and the charged bytes must match the card after each call.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from test_coverage_routes import DEVICE, FLOAT, pair, words
 
 ALL = (1 << 64) - 1
 HALF = 1 << 63
-ROOT = (1 << 32) + 1  # its square is past 2^64 by little
+ROOT = (1 << 32) + 1  # the square of ROOT is slightly above 2^64
 NV12, HALF_FLOAT, BC7 = 0xB0, 0x10, 0x9D
 SIZES = (ALL, ALL - 511, ALL - (2 * MIB) + 1, HALF, ROOT * ROOT % (1 << 64) + HALF)
 SHAPES = [
@@ -37,7 +39,7 @@ DESCRIPTION = [
 ]
 GRAPH = words(60, DEVICE, DEVICE, *[0] * 11)
 
-# Rows: puppet commands that prepare registers, the call with a huge size.
+# columns: puppet commands that prepare registers, the call with a huge size
 HUGE = [
     *[
         ((), f"{name} @10 {size}{more}")
@@ -58,7 +60,7 @@ HUGE = [
     *[(words(50, w, h, pair(kind, 1)), "cuArrayCreate_v2 @10 @50") for w, h in PITCHED for kind in KINDS],
     *[(("graph 30", *GRAPH, f"put 73 {size}", "put 74 0"), "cuGraphAddMemAllocNode @10 $30 0 0 @60") for size in SIZES],
 ]
-# Calls with a size beyond an existing object.
+# Calls whose size or address is beyond an existing object.
 BEYOND = [
     f"call cuMemMap $3 {2 * MIB} {ALL - (2 * MIB) + 1} $2 0",
     f"call cuMemMap $3 {ALL - (2 * MIB) + 1} {2 * MIB} $2 0",
@@ -75,8 +77,8 @@ BEYOND = [
 ]
 
 
-def test_no_size_comes_round(host: Host) -> None:
-    """Bytes that are too many for 64 bits are refused, and nothing of them stays charged."""
+def test_huge_sizes_are_refused_and_leave_no_charge(host: Host) -> None:
+    """The driver refuses sizes that overflow 64 bits, and the library leaves no byte of them charged."""
     answers: list[list[int]] = []
     for preload in (False, True):
         puppet = host.puppet(preload=preload).start()
@@ -92,21 +94,23 @@ def test_no_size_comes_round(host: Host) -> None:
         if preload:
             say(puppet, f"alloc 10 {LIMIT - before}", "free 10")
         puppet.end()
-    # Over the limit and wrong too: either may be reported.
+    # A call can be invalid and over the limit: the library may then return OOM instead of the driver's code.
     wrong = [
         (needs, call, bare, ours)
         for (needs, call), bare, ours in zip(HUGE, *answers, strict=True)
         if ours != bare and (bare == OK or ours != OOM)
     ]
     assert wrong == []
-    assert sum(answer != OK for answer in answers[0]) > len(HUGE) - len(SIZES) - 1, "a graph's node is only an address"
+    assert sum(answer != OK for answer in answers[0]) > len(HUGE) - len(SIZES) - 1, (
+        "only graph allocation nodes may succeed: a node reserves an address, no memory"
+    )
 
 
 THERE = (f"alloc 1 {4 * MIB}", f"create 2 {2 * MIB} 0", f"reserve 3 {8 * MIB}", "pool 4 0", f"map 3 {2 * MIB} 2")
 SEQUENCES = {
-    "sizes beyond what is there": (0, *THERE, *BEYOND, f"unmap 3 {2 * MIB}", "release-handle 2", "free 1"),
-    "freed in another context of the device": (0, f"alloc 10 {8 * MIB}", "ctx 2 0", "free 10", "ctx-destroy 2"),
-    "freed in a context of another device": (
+    "sizes beyond existing objects": (0, *THERE, *BEYOND, f"unmap 3 {2 * MIB}", "release-handle 2", "free 1"),
+    "memory freed in another context of the device": (0, f"alloc 10 {8 * MIB}", "ctx 2 0", "free 10", "ctx-destroy 2"),
+    "memory freed in a context of another device": (
         0,
         f"alloc 10 {8 * MIB}",
         "ctx 2 1",
@@ -114,11 +118,24 @@ SEQUENCES = {
         "free 10",
         "ctx-destroy 2",
     ),
-    "freed with no context": (0, f"alloc 10 {8 * MIB}", "call cuCtxPopCurrent_v2 @5", "free 10", "set 5", "free 10"),
-    "freed by another thread": (0, f"alloc 10 {8 * MIB}", "aside free 10", "free 10"),
-    "freed in order by another thread": (0, f"async 10 {8 * MIB}", "aside free-async 10", "free-async 10", "sync"),
-    "allocated by a thread that is gone": (0, "get-ctx 5", "aside set 5", f"aside alloc 10 {MIB}", "free 10"),
-    "a context ended by another thread": (
+    "memory freed with no current context": (
+        0,
+        f"alloc 10 {8 * MIB}",
+        "call cuCtxPopCurrent_v2 @5",
+        "free 10",
+        "set 5",
+        "free 10",
+    ),
+    "memory freed by another thread": (0, f"alloc 10 {8 * MIB}", "aside free 10", "free 10"),
+    "stream-ordered memory freed by another thread": (
+        0,
+        f"async 10 {8 * MIB}",
+        "aside free-async 10",
+        "free-async 10",
+        "sync",
+    ),
+    "memory allocated by a thread that has ended": (0, "get-ctx 5", "aside set 5", f"aside alloc 10 {MIB}", "free 10"),
+    "context destroyed by another thread": (
         0,
         "get-ctx 5",
         f"alloc 10 {8 * MIB}",
@@ -141,7 +158,7 @@ SEQUENCES = {
         "call cuCtxPopCurrent_v2 @6",
         "info",
     ),
-    "a context ended below another": (
+    "context destroyed below another on the stack": (
         0,
         "get-ctx 5",
         f"alloc 10 {8 * MIB}",
@@ -156,7 +173,7 @@ SEQUENCES = {
         "free 11",
         "ctx-destroy 2",
     ),
-    "a context ended twice": (
+    "context destroyed twice": (
         0,
         "get-ctx 5",
         f"alloc 10 {8 * MIB}",
@@ -165,7 +182,7 @@ SEQUENCES = {
         "free 10",
         "call cuCtxDetach $5",
     ),
-    "a primary context ended as another": (
+    "primary context passed to cuCtxDestroy": (
         0,
         "retain 2 0",
         "set 2",
@@ -180,7 +197,7 @@ SEQUENCES = {
         "release 0",
         "free 12",
     ),
-    "reset while several hold it": (
+    "primary context reset while retained several times": (
         1,
         "retain 2 0",
         "retain 3 0",
@@ -202,7 +219,7 @@ SEQUENCES = {
         "free 10",
         "release 0",
     ),
-    "reset by another thread": (
+    "primary context reset by another thread": (
         1,
         "retain 2 0",
         "set 2",
@@ -217,7 +234,7 @@ SEQUENCES = {
         "reset 99",
         "release 0",
     ),
-    "released by another thread": (
+    "primary context released by another thread": (
         1,
         "aside retain 2 0",
         "set 2",
@@ -227,7 +244,7 @@ SEQUENCES = {
         "aside release 0",
         f"alloc 10 {MIB}",
     ),
-    "reset of a device that has a created context": (
+    "reset of a device that also has a created context": (
         0,
         f"alloc 10 {8 * MIB}",
         "retain 2 0",
@@ -237,7 +254,7 @@ SEQUENCES = {
         f"alloc 10 {MIB}",
         "free 10",
     ),
-    "arrays and levels": (
+    "arrays and mipmaps destroyed by the wrong call": (
         0,
         "array 10 512 512 32",
         "mipmap 11 512 512 8",
@@ -248,7 +265,7 @@ SEQUENCES = {
         "array-destroy 10",
         "mipmap-destroy 11",
     ),
-    "handles and mappings": (
+    "handles released and mapped in the wrong order": (
         0,
         f"create 2 {4 * MIB} 0",
         f"reserve 3 {8 * MIB}",
@@ -272,7 +289,7 @@ def translated(line: str) -> str:
 
 
 @pytest.mark.parametrize("what", SEQUENCES)
-def test_at_the_wrong_moment(host: Host, what: str) -> None:
+def test_calls_at_the_wrong_moment_return_the_drivers_codes(host: Host, what: str) -> None:
     bare_start, *lines = SEQUENCES[what]
     answers: list[list] = []
     for preload in (False, True):
@@ -299,9 +316,11 @@ QUEUED = (
 )
 
 
-def test_a_pool_is_charged_for_what_is_freed_behind_other_work(host: Host) -> None:
-    """Behind a kernel that never ends. Whether a pool that is trimmed or destroyed then lets go of it is the driver's
-    to say (this one does, at once): charged is what is on the card."""
+def test_pool_stays_charged_for_a_buffer_freed_behind_a_running_kernel(host: Host) -> None:
+    """A buffer freed behind an endless kernel stays charged while the driver keeps its memory.
+
+    The simulated driver frees the memory at once when the pool is trimmed or destroyed; the charge must follow.
+    """
     puppet = host.puppet().start()
     say(puppet, *QUEUED[:3])
     loaded = host.charged()

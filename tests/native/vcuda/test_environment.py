@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables: with a limits file they only tighten; without one they rule alone; nonsense is a line and is ignored."""
+"""Variables only tighten a limits file and set the limits without a file. Invalid values are logged and ignored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIGHTER = [
 
 
 @pytest.mark.parametrize(("variables", "first", "second"), TIGHTER)
-def test_with_a_limits_file_variables_only_tighten(host: Host, variables: dict, first: int, second: int) -> None:
+def test_variables_only_tighten_a_limits_file(host: Host, variables: dict, first: int, second: int) -> None:
     puppet = host.puppet(**variables)
     assert puppet.result("init") == OK
     assert [puppet.say("total 0"), puppet.say("total 1")] == [[OK, first], [OK, second]]
@@ -47,7 +47,7 @@ def test_with_a_limits_file_variables_only_tighten(host: Host, variables: dict, 
     ["", "0", "0m", "-1", "2t", "2gb", "1.5g", "g", "0x100", "99999999999999999999", "17179869184g", " 2g", "2g "],
 )
 @pytest.mark.parametrize("name", [ALL, FIRST])
-def test_what_cannot_be_parsed_is_a_line_and_ignored(host: Host, name: str, value: str) -> None:
+def test_invalid_value_is_logged_and_ignored(host: Host, name: str, value: str) -> None:
     puppet = host.puppet(**{name: value})
     assert puppet.result("init") == OK
     assert puppet.say("total 0") == [OK, LIMIT]
@@ -66,7 +66,9 @@ def test_what_cannot_be_parsed_is_a_line_and_ignored(host: Host, name: str, valu
         ({ALL: "nonsense"}, CARD, CARD),
     ],
 )
-def test_without_a_limits_file_the_environment_rules(host: Host, variables: dict, first: int, second: int) -> None:
+def test_without_a_limits_file_the_environment_sets_the_limits(
+    host: Host, variables: dict, first: int, second: int
+) -> None:
     host.ledger.unlink()
     puppet = host.puppet(limits=False, **variables)
     assert puppet.result("init") == OK
@@ -88,7 +90,7 @@ def test_without_a_limits_file_processes_share_the_ledger_of_the_variable(host: 
 
 
 @pytest.mark.parametrize(("allowed", "total"), [(True, CARD), (False, LIMIT)])
-def test_control_is_disabled_only_where_the_file_allows_it(host: Host, allowed: bool, total: int) -> None:
+def test_control_is_disabled_only_if_the_limits_file_permits_it(host: Host, allowed: bool, total: int) -> None:
     host.write_limits(allow_disable_control=allowed)
     puppet = host.puppet(CUDA_DISABLE_CONTROL="true")
     assert puppet.result("init") == OK
@@ -97,7 +99,7 @@ def test_control_is_disabled_only_where_the_file_allows_it(host: Host, allowed: 
 
 # columns: part of a log line, lowest log level that prints the line
 LINES = [
-    ("CUDA_TASK_PRIORITY", 0),  # nonsense is always reported
+    ("CUDA_TASK_PRIORITY", 0),  # an invalid variable is logged at every level
     ("no thread to settle", 1),
     ("over the limit", 2),
     ("] call: cuCtxCreate_v2", 3),
@@ -111,7 +113,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("level", range(6))
-def test_log_levels(host: Host, level: int) -> None:
+def test_log_level_selects_the_lines(host: Host, level: int) -> None:
     """Each log level has the lines of the lower levels. The driver rounds allocations up and no thread can start."""
     host.become(PROFILE.replace("[gpu]", f"allocation_granularity = {2 * MIB}\n[gpu]"))
     none = compile_program(host.folder, "nothreads.so", "nothreads.c", flags=("-shared", "-fPIC"))
@@ -129,7 +131,7 @@ def test_log_levels(host: Host, level: int) -> None:
     assert all(line.startswith("libvgpu.so[") for line in said.splitlines())
 
 
-def test_the_limits_file_sets_the_log_level(host: Host) -> None:
+def test_limits_file_sets_the_log_level(host: Host) -> None:
     host.write_limits(log_level=3)
     assert "a context on" in host.puppet().start().errors()
 
@@ -143,11 +145,11 @@ VISIBLE = [
 
 
 @pytest.mark.parametrize(("visible", "order"), VISIBLE)
-def test_limits_follow_the_uuid_whatever_is_visible(host: Host, visible: str, order: list) -> None:
+def test_limits_follow_the_uuid_of_a_visible_gpu(host: Host, visible: str, order: list) -> None:
     sizes = [3 * GIB, 5 * GIB]
     devices = [{"uuid": uuid, "memory_bytes": size} for uuid, size in zip(host.uuids, sizes)]
     host.limits.write_bytes(layouts.pack_limits({"allocation": "t", "devices": devices}))
-    # The variable counts as the container counts its GPUs, whatever this process sees of them.
+    # The variable's index counts the container's GPUs, not the GPUs that are visible to this process.
     puppet = host.puppet(CUDA_VISIBLE_DEVICES=visible.format(*host.uuids), **{SECOND: "4g"})
     assert puppet.result("init") == OK
     sizes[1] = 4 * GIB
@@ -157,14 +159,14 @@ def test_limits_follow_the_uuid_whatever_is_visible(host: Host, visible: str, or
         puppet.get("alloc", 100 * MIB + gpu)
         assert host.charged(gpu) == host.on_card(gpu) > 100 * MIB
         assert puppet.say("info") == [OK, sizes[gpu] - host.on_card(gpu), sizes[gpu]]
-    # NVML goes on to show all GPUs in its own order.
+    # NVML still shows all GPUs in its own order.
     for gpu in range(2):
         assert puppet.say(f"nvml {gpu}")[1:4] == [sizes[gpu], host.on_card(gpu), sizes[gpu] - host.on_card(gpu)]
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_title_over_the_environment_changes_nothing(host: Host, relative: bool) -> None:
-    """The environment is overwritten and the folder left between the first call and the child that opens the ledger."""
+def test_overwritten_environment_changes_nothing(host: Host, relative: bool) -> None:
+    """The program overwrites its environment and changes its folder before its child opens the ledger."""
     path = os.path.relpath(host.ledger) if relative else str(host.ledger)
     puppet = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=path)
     assert puppet.result("total 0") != OK

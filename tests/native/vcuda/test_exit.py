@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program exits with open launches: no thread of the library calls the driver after its teardown, and none hangs."""
+"""A program exits with open launches: no thread of the library hangs or calls the driver after its teardown."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def late_calls(node: Node) -> int:
 
 
 @pytest.mark.parametrize("exits", [50, pytest.param(1000, marks=pytest.mark.slow)])
-def test_no_call_comes_after_the_drivers_end(node: Node, program: Path, exits: int) -> None:
+def test_library_makes_no_call_after_the_drivers_teardown(node: Node, program: Path, exits: int) -> None:
     for _turn in range(exits):
         ends(node, program, "main")
     assert late_calls(node) == 0
@@ -56,18 +56,18 @@ def test_no_call_comes_after_the_drivers_end(node: Node, program: Path, exits: i
 
 @pytest.mark.parametrize("percent", [50, 0])
 @pytest.mark.parametrize("how", ["handler", "destroy"])
-def test_handlers_of_the_program_use_the_gpu(node: Node, program: Path, how: str, percent: int) -> None:
+def test_exit_handlers_can_use_the_gpu(node: Node, program: Path, how: str, percent: int) -> None:
     for _turn in range(5):
         assert ends(node, program, how, percent) == "handled\n"
     assert late_calls(node) == 0
 
 
-def test_a_thread_that_launches_during_the_exit_goes_on(node: Node, program: Path) -> None:
+def test_thread_can_launch_during_the_exit(node: Node, program: Path) -> None:
     for _turn in range(5):
         assert ends(node, program, "thread") == "handled\n"
 
 
 @pytest.mark.parametrize(("how", "threads"), [("one", 0), ("few", 1)])
-def test_the_thread_starts_with_the_second_fence(node: Node, program: Path, how: str, threads: int) -> None:
+def test_controller_thread_starts_with_the_second_fence(node: Node, program: Path, how: str, threads: int) -> None:
     """The library starts no thread for one launch: unshare(CLONE_NEWUSER) works only in a single-threaded process."""
     assert ends(node, program, how) == f"{threads}\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory imported by cuImportExternalMemory; a descriptor of cuMemCreate memory can be imported this way too."""
+"""Memory imported by cuImportExternalMemory, which also imports descriptors of cuMemCreate memory, is charged once."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def map_all(user: Puppet, size: int = SIZE) -> None:
 
 
 STEPS = {
-    "maker releases": (0, f"release-handle {MEMORY}"),
-    "maker closes": (0, f"close-fd {HANDLE}"),
-    "user destroys": (1, f"call cuDestroyExternalMemory ${EXTERNAL}"),
-    "user frees": (1, f"free {BUFFER}"),
+    "exporter releases its handle": (0, f"release-handle {MEMORY}"),
+    "exporter closes its descriptor": (0, f"close-fd {HANDLE}"),
+    "importer destroys the import": (1, f"call cuDestroyExternalMemory ${EXTERNAL}"),
+    "importer frees the buffer": (1, f"free {BUFFER}"),
 }
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(STEPS))[::3])
-def test_charged_once_as_long_as_anybody_has_it(host: Host, three: tuple, order: tuple) -> None:
+def test_external_memory_is_charged_once_until_its_last_use_ends(host: Host, three: tuple, order: tuple) -> None:
     maker, user = three[:2]
     before = host.on_card()
     make(maker)
@@ -50,7 +50,7 @@ def test_charged_once_as_long_as_anybody_has_it(host: Host, three: tuple, order:
     charged_until_the_last(host, three, before, STEPS, order)
 
 
-def test_a_buffer_that_could_not_be_freed_stays_charged(host: Host, three: tuple) -> None:
+def test_buffer_stays_charged_after_a_failed_free(host: Host, three: tuple) -> None:
     maker, user, watcher = three
     before = host.on_card()
     make(maker)
@@ -69,21 +69,23 @@ def test_a_buffer_that_could_not_be_freed_stays_charged(host: Host, three: tuple
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_an_import_outlives_its_maker(host: Host, three: tuple, killed: bool) -> None:
+def test_import_stays_charged_after_the_exporters_exit(host: Host, three: tuple, killed: bool) -> None:
     maker, user, watcher = three
     context = host.physical()[watcher.process.pid]
     make(maker)
     take(maker, user)
     assert attempt(user) == OK
     end(maker, killed)
-    assert host.on_card() == 2 * context + SIZE, "on this driver it is gone with its maker: this proves nothing"
+    assert host.on_card() == 2 * context + SIZE, (
+        "the driver released the memory with the exporter, so the test proves nothing"
+    )
     assert account(watcher) == on_the_node(host) == host.on_card()
     assert watcher.refused("alloc", LIMIT - 2 * context - SIZE + 1) == OOM
     end(user, killed)
     assert account(watcher) == host.on_card() == context
 
 
-def test_import_after_import_does_not_pass_the_limit(host: Host, three: tuple) -> None:
+def test_repeated_imports_do_not_exceed_the_limit(host: Host, three: tuple) -> None:
     """The import closes the descriptor, so a search for open descriptors would not find the memory's user."""
     maker, user, _watcher = three
     status, got = OK, 0
@@ -100,7 +102,7 @@ def test_import_after_import_does_not_pass_the_limit(host: Host, three: tuple) -
     assert host.on_card() <= LIMIT
 
 
-def test_without_the_library_it_has_no_end(host: Host) -> None:
+def test_without_the_library_repeated_imports_exceed_the_limit(host: Host) -> None:
     """The negative control: without the library repeated imports exceed the limit."""
     maker, user = host.puppet(preload=False).start(), host.puppet(preload=False).start()
     for _unused in range(10):
@@ -112,7 +114,7 @@ def test_without_the_library_it_has_no_end(host: Host) -> None:
 
 
 @pytest.mark.parametrize("made_here", [False, True])
-def test_memory_of_another_container_is_refused(host: Host, made_here: bool) -> None:
+def test_external_memory_of_another_container_is_refused(host: Host, made_here: bool) -> None:
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
     maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
@@ -125,10 +127,10 @@ def test_memory_of_another_container_is_refused(host: Host, made_here: bool) -> 
     assert attempt(user) == NOT_SUPPORTED
     assert "another container" in user.errors()
     say(user, f"close-fd {TAKEN}")  # a refused import leaves the descriptor to the program
-    assert attempt(bare) == OK, "the driver refuses it: this proves nothing"
+    assert attempt(bare) == OK, "the driver refuses the import itself, so the test proves nothing"
 
 
-def test_what_carries_no_mark_is_charged_to_the_importer(host: Host) -> None:
+def test_unmarked_memory_is_charged_to_the_importer(host: Host) -> None:
     """The exporting process runs without the library, like memory of Vulkan; the importing process is charged."""
     maker, user = host.puppet(preload=False).start(), host.puppet().start()
     make(maker)
@@ -149,7 +151,7 @@ def test_what_carries_no_mark_is_charged_to_the_importer(host: Host) -> None:
     assert host.charged() == LIMIT - SIZE + MIB
 
 
-def test_what_is_no_descriptor_is_the_drivers_to_refuse(host: Host) -> None:
+def test_invalid_descriptor_gets_the_drivers_error(host: Host) -> None:
     user = host.puppet().start()
     before = host.charged()
     say(user, f"put {TAKEN} 4095")
@@ -158,7 +160,7 @@ def test_what_is_no_descriptor_is_the_drivers_to_refuse(host: Host) -> None:
     assert host.charged() == before
 
 
-def test_a_child_charges_for_what_it_imports_itself(host: Host, three: tuple) -> None:
+def test_forked_child_is_not_charged_its_parents_imports(host: Host, three: tuple) -> None:
     maker, user, watcher = three
     before = host.on_card()
     make(maker)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fences on a driver that fails: none is waited for without end, no event is forgotten, none used after its context."""
+"""On a failing driver no fence stays open forever, no event leaks, and no event is used after its context ends."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ WHAT = ["record", "sticky", "destroyed", "vanished", "launched", "refused", "tim
 
 
 @pytest.mark.parametrize("what", WHAT)
-def test_a_driver_that_fails(fences: Path, what: str) -> None:
+def test_fences_survive_a_failing_driver(fences: Path, what: str) -> None:
     done = subprocess.run(
         [fences, what],
-        env={"ASAN_OPTIONS": "detect_leaks=0"},  # the program counts what is live itself
+        env={"ASAN_OPTIONS": "detect_leaks=0"},  # the program counts its live events itself
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -48,13 +48,13 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("what", ["context", "capture", "streams", "failed", "threads"])
-def test_no_mark_of_a_segment_that_ends_early_is_lost(flows: Path, what: str) -> None:
-    """The launches' side of it: the marks are counted, and what a thread had is given back with it."""
+def test_event_of_a_segment_that_ends_early_does_not_leak(flows: Path, what: str) -> None:
+    """The launch path frees every event of a segment without a fence, also when the thread ends."""
     done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-2000:]
 
 
-# how often the thread wants to wake, in us → may it be late?
+# columns: the interval in us at which the controller requests a wake-up, whether the wake-up may be late
 @pytest.mark.parametrize(("every", "late"), [(50, True), (250, True), (2000, True), (10000, True), (100000, False)])
 def test_wake_ups_are_bounded(tmp_path_factory: pytest.TempPathFactory, every: int, late: bool) -> None:
     program = compile_program(tmp_path_factory.mktemp("wakes"), "wakes", "wakes.c", flags=SANITIZED)
@@ -62,11 +62,11 @@ def test_wake_ups_are_bounded(tmp_path_factory: pytest.TempPathFactory, every: i
         done = subprocess.run([program, str(seed), str(every)], stdout=subprocess.PIPE, text=True, check=True)
         most, latest, early = map(int, done.stdout.split())
         assert early == 0
-        assert most <= 125, "of the 500 a second that the library may cost"
+        assert most <= 125, "the library allows itself at most 500 wake-ups a second"
         assert latest <= (10000 if late else 0)
 
 
-def test_no_fence_is_forgotten_where_the_thread_is_replaced(tmp_path: Path) -> None:
+def test_replaced_controller_thread_settles_every_fence(tmp_path: Path) -> None:
     controller = str(ROOT / "native/vcuda/src/compute/controller.c")
     program = compile_program(tmp_path, "replaced", "replaced.c", controller, flags=(*SANITIZED, "-lpthread"))
     done = subprocess.run([program, "1"], capture_output=True, text=True, check=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad limits files and ledgers: no context is created, and one line says why."""
+"""With an invalid limits file or ledger the library creates no context and logs the reason."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ BAD_LIMITS: dict = {
     "empty": lambda path: path.write_bytes(b""),
     "truncated in the header": lambda path: path.write_bytes(path.read_bytes()[:100]),
     "truncated in the devices": lambda path: path.write_bytes(path.read_bytes()[:200]),
-    "foreign": lambda path: path.write_bytes(b"#!/bin/sh\n" * 500),
-    "torn content": lambda path: set_field(path, "priority", 0, crc=False),
-    "torn crc": lambda path: set_field(path, "crc32", 1),
+    "content of another file type": lambda path: path.write_bytes(b"#!/bin/sh\n" * 500),
+    "content changed without a new CRC": lambda path: set_field(path, "priority", 0, crc=False),
+    "CRC changed": lambda path: set_field(path, "crc32", 1),
     "odd sequence": lambda path: set_field(path, "sequence", 3),
-    "for a later reader": lambda path: set_field(path, "min_reader", 2),
+    "requires a newer reader": lambda path: set_field(path, "min_reader", 2),
     "version 0": lambda path: set_field(path, "version", 0),
     "too many devices": lambda path: set_field(path, "device_count", 17),
     "devices past the end": lambda path: set_field(path, "device_offset", 4090),
     "unknown policy": lambda path: set_field(path, "core_policy", 7),
     "more than all SMs": lambda path: set_field(path, "devices", 101),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "denied": lambda path: path.write_bytes(
+    "a folder instead of the file": lambda path: (path.unlink(), path.mkdir()),
+    "deny flag set": lambda path: path.write_bytes(
         layouts.pack_limits(dict(plain(layouts.parse_limits(path.read_bytes())), deny=True))
     ),
 }
@@ -59,29 +59,31 @@ def assert_closed(host: Host, **options: object) -> None:
 
 
 @pytest.mark.parametrize("fault", BAD_LIMITS)
-def test_bad_limits_fail_closed_with_a_line(host: Host, fault: str) -> None:
+def test_bad_limits_allow_no_context_and_are_logged(host: Host, fault: str) -> None:
     good = host.limits.read_bytes()
     BAD_LIMITS[fault](host.limits)
     puppet = assert_closed(host)
     lines = [line for line in puppet.errors().splitlines() if "no context" in line]
     assert lines and all("libvgpu.so" in line and str(host.limits) in line for line in lines)
-    # The file can be mended without a restart of the program.
+    # A repaired file takes effect without a restart of the program.
     if host.limits.is_dir():
         host.limits.rmdir()
-    if fault == "denied":  # a whole file that is mapped: changed in place, as the node does
+    if (
+        fault == "deny flag set"
+    ):  # the program has mapped this valid file, so it is changed in place, as the node's software does
         layouts.rewrite_limits(str(host.limits), plain(layouts.parse_limits(good)))
     else:
         host.limits.write_bytes(good)
     puppet.get("ctx", 0)
 
 
-def test_limits_of_a_later_version_are_obeyed(host: Host) -> None:
+def test_limits_of_a_later_version_are_enforced(host: Host) -> None:
     set_field(host.limits, "version", 2)
     puppet = host.puppet().start()
     assert puppet.say("info")[2] == LIMIT
 
 
-def test_a_writer_that_dies_leaves_the_last_limits(host: Host) -> None:
+def test_half_written_limits_keep_the_last_limits(host: Host) -> None:
     puppet = host.puppet().start()
     with host.limits.open("r+b") as limits:
         limits.seek(layouts.fields.LIMITS_FIELDS["sequence"][0])
@@ -92,15 +94,18 @@ def test_a_writer_that_dies_leaves_the_last_limits(host: Host) -> None:
     assert "torn" in puppet.errors()
 
 
-# Faults of a ledger; with each of them no context is created.
+# fault → function that damages the ledger. With each fault no context is created.
 BAD_LEDGERS: dict = {
-    "foreign": lambda path: path.write_bytes(b"not a ledger" * 40000),
+    "content of another file type": lambda path: path.write_bytes(b"not a ledger" * 40000),
     "truncated": lambda path: os.truncate(path, 4096 + 320),
     "later version": lambda path: patch(path, layouts.fields.LEDGER_FIELDS["min_reader"][0], 9),
-    "other slots": lambda path: patch(path, layouts.fields.LEDGER_FIELDS["slot_count"][0], 2),
-    "other stride": lambda path: patch(path, layouts.fields.LEDGER_FIELDS["slot_size"][0], 1),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "a link": lambda path: (path.rename(path.with_suffix(".real")), path.symlink_to(path.with_suffix(".real"))),
+    "different slot count": lambda path: patch(path, layouts.fields.LEDGER_FIELDS["slot_count"][0], 2),
+    "different slot size": lambda path: patch(path, layouts.fields.LEDGER_FIELDS["slot_size"][0], 1),
+    "a folder instead of the file": lambda path: (path.unlink(), path.mkdir()),
+    "a symbolic link instead of the file": lambda path: (
+        path.rename(path.with_suffix(".real")),
+        path.symlink_to(path.with_suffix(".real")),
+    ),
 }
 
 
@@ -111,14 +116,14 @@ def patch(path: Path, offset: int, value: int) -> None:
 
 
 @pytest.mark.parametrize("fault", BAD_LEDGERS)
-def test_bad_ledgers_fail_closed_with_a_line(host: Host, fault: str) -> None:
+def test_bad_ledgers_allow_no_context_and_are_logged(host: Host, fault: str) -> None:
     BAD_LEDGERS[fault](host.ledger)
     puppet = assert_closed(host)
     assert any(str(host.ledger) in line and "no context" in line for line in puppet.errors().splitlines())
 
 
-def test_a_replaced_ledger_makes_nobody_dead(host: Host) -> None:
-    """A cleaner of /tmp may replace the ledger; locks of the new file say nothing about users of the mapped file."""
+def test_replaced_ledger_drops_no_charge_of_a_live_process(host: Host) -> None:
+    """If the ledger is replaced, locks of the new file must not decide which users of the mapped file are alive."""
     first, second = host.puppet().start(), host.puppet().start()
     first.get("alloc", 2500 * MIB)
     held = host.on_card()
@@ -132,7 +137,7 @@ def test_a_replaced_ledger_makes_nobody_dead(host: Host) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"\0" * layouts.fields.LEDGER_FILE_SIZE])
-def test_an_empty_ledger_is_laid_out(host: Host, content: bytes) -> None:
+def test_empty_ledger_is_initialised(host: Host, content: bytes) -> None:
     host.ledger.write_bytes(content)
     puppet = host.puppet().start()
     assert host.charged() == host.on_card() > 0
@@ -142,12 +147,12 @@ def test_an_empty_ledger_is_laid_out(host: Host, content: bytes) -> None:
 
 
 def in_namespace(*commands: str) -> tuple:
-    """Returns a command prefix that runs these commands, then its arguments, in a new mount namespace."""
+    """Returns a command prefix that runs these commands and then the prefixed command in a new mount namespace."""
     script = "set -e; mount --make-rprivate /; " + "; ".join(commands) + '; exec "$@"'
     return ("unshare", "--mount", "sh", "-c", script, "sh")
 
 
-def test_a_full_file_system_fails_closed(host: Host) -> None:
+def test_full_file_system_allows_no_context(host: Host) -> None:
     room = host.folder / "room"
     room.mkdir()
     wrapper = in_namespace(
@@ -157,13 +162,13 @@ def test_a_full_file_system_fails_closed(host: Host) -> None:
     assert "No space left" in puppet.errors()
 
 
-def test_a_read_only_ledger_fails_closed(host: Host) -> None:
+def test_read_only_ledger_file_allows_no_context(host: Host) -> None:
     wrapper = in_namespace(f"mount --bind {host.ledger} {host.ledger}", f"mount -o remount,ro,bind {host.ledger}")
     puppet = assert_closed(host, wrapper=wrapper)
     assert "Read-only" in puppet.errors()
 
 
-# --- as in a container: our ld.so.preload is in force -------------------------------------------------------------
+# --- in a container: ld.so.preload loads the library -------------------------------------------------------------
 
 
 def container(
@@ -171,7 +176,7 @@ def container(
 ) -> tuple:
     """Returns a command prefix that sets up a container's /etc/ld.so.preload and /dev/vgpu in a mount namespace.
 
-    ``then``: shell commands that a tenant runs in it.
+    ``then``: shell commands that a tenant runs in the namespace.
     """
     root, share = host.folder / folder, host.folder / folder / "share"
     for one in ("etc", "dev", "share", "above/0"):
@@ -203,15 +208,15 @@ def container(
 FORCED = {"preload": False, "limits": False}
 
 
-def test_in_a_container_files_at_their_places_rule(host: Host) -> None:
+def test_in_a_container_the_mounted_files_set_the_limits(host: Host) -> None:
     puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED).start()
     assert puppet.say("info") == [OK, LIMIT - host.on_card(), LIMIT]
     assert host.charged() == host.on_card() > 0
     assert puppet.refused("alloc", LIMIT) == OOM
 
 
-def test_in_a_container_the_environment_names_no_other_files(host: Host) -> None:
-    """A tenant's own limits and ledger are not looked at, and neither is a higher limit of the environment."""
+def test_in_a_container_variables_name_no_other_files(host: Host) -> None:
+    """The library ignores limits files and ledgers named by the tenant, and higher limits in the environment."""
     own = host.folder / "own"
     own.mkdir()
     generous = layouts.pack_limits(
@@ -231,8 +236,8 @@ def test_in_a_container_the_environment_names_no_other_files(host: Host) -> None
     assert not (own / "ledger").exists()
 
 
-def test_in_a_container_a_process_without_descriptors_gets_no_other_files(host: Host) -> None:
-    """The preload file cannot be opened at the first call: that does not mean that it is not there."""
+def test_in_a_container_a_process_without_descriptors_gets_no_context(host: Host) -> None:
+    """For lack of descriptors the library cannot open the preload file, but must not treat the file as missing."""
     own = host.folder / "own"
     own.mkdir()
     generous = [{"uuid": uuid, "memory_bytes": 16000 * MIB} for uuid in host.uuids]
@@ -251,12 +256,12 @@ def test_in_a_container_a_process_without_descriptors_gets_no_other_files(host: 
 
 
 @pytest.mark.parametrize("missing", ["limits", "ledger"])
-def test_in_a_container_a_missing_file_fails_closed(host: Host, missing: str) -> None:
+def test_in_a_container_a_missing_file_allows_no_context(host: Host, missing: str) -> None:
     puppet = assert_closed(host, wrapper=container(host, PRELOAD, **{missing: False}), **FORCED)
     assert any(f"/dev/vgpu/0/{missing}" in line for line in puppet.errors().splitlines())
 
 
-def test_in_a_container_a_live_change_comes_through_the_bind_mount(host: Host) -> None:
+def test_in_a_container_a_live_change_of_the_limits_takes_effect(host: Host) -> None:
     puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED).start()
     changed = plain(layouts.parse_limits(host.limits.read_bytes()))
     for device in changed["devices"]:
@@ -266,7 +271,7 @@ def test_in_a_container_a_live_change_comes_through_the_bind_mount(host: Host) -
     assert puppet.refused("alloc", 2048 * MIB) == OOM
 
 
-def test_without_limits_and_without_our_preload_nothing_happens(host: Host) -> None:
+def test_without_limits_and_preload_file_the_library_does_nothing(host: Host) -> None:
     puppet = host.puppet(limits=False).start()
     puppet.get("alloc", LIMIT + MIB)
     assert host.charged() == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever takes memory and whatever gives it back, in any order: what is charged is what the driver holds."""
+"""Every combination of allocation and free, in any order, leaves the ledger equal to the driver's account."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ pytestmark = pytest.mark.slow
 SIZE = 6 * MIB + 5
 UNITS = 6 * MIB
 STREAM, POOL, GRAPH, EXEC, PLACE = 2, 3, 4, 5, 6
-# name: puppet commands that allocate into register 10
+# kind → puppet commands that allocate memory into register 10
 PLAIN = {
-    "plain": [f"alloc 10 {SIZE}"],
-    "32 bit": [f"alloc1 10 {SIZE}"],
+    "cuMemAlloc": [f"alloc 10 {SIZE}"],
+    "cuMemAlloc, first version": [f"alloc1 10 {SIZE}"],
     "managed": [f"managed 10 {SIZE}"],
-    "pitch": ["pitch 10 1000 777"],
-    "exported": [f"alloc 10 {SIZE}", "call cuIpcGetMemHandle @200 $10"],
+    "pitched memory": ["pitch 10 1000 777"],
+    "memory exported by IPC": [f"alloc 10 {SIZE}", "call cuIpcGetMemHandle @200 $10"],
 }
 ORDERED = {
-    "the device's pool": [f"async 10 {SIZE}"],
-    "the device's pool, per thread": [f"async-ptsz 10 {SIZE}"],
-    "a pool of its own": [f"pool {POOL} 0", f"frompool 10 {SIZE} {POOL}"],
-    "a stream": [f"call cuStreamCreate @{STREAM} 1", f"call cuMemAllocAsync @10 {SIZE} ${STREAM}"],
+    "default pool of the device": [f"async 10 {SIZE}"],
+    "default pool, per-thread stream": [f"async-ptsz 10 {SIZE}"],
+    "separate pool": [f"pool {POOL} 0", f"frompool 10 {SIZE} {POOL}"],
+    "allocation in a separate stream": [
+        f"call cuStreamCreate @{STREAM} 1",
+        f"call cuMemAllocAsync @10 {SIZE} ${STREAM}",
+    ],
 }
 OF_A_GRAPH = {
-    "an open node of a graph": [
+    "graph memory that is not freed in the graph": [
         f"graph {GRAPH}",
         f"graph-alloc 10 {GRAPH} {UNITS} 0",
         f"instantiate {EXEC} {GRAPH} 0",
@@ -49,46 +52,62 @@ OTHERS = {
     "array": ["array 10 1024 333 32"],
     "mipmapped array": ["mipmap 10 1024 512 8"],
 }
-# Puppet commands that free everything, once the device is synchronized.
+# free → puppet commands that free all of the memory; a synchronization follows.
 BY_POINTER = {
     "cuMemFree": ["free 10"],
     "cuMemFreeAsync": ["free-async 10"],
-    "cuMemFreeAsync, per thread": ["call cuMemFreeAsync_ptsz $10 0"],
-    "in another stream": ["call cuStreamCreate @7 1", "call cuMemFreeAsync $10 $7", "call cuStreamSynchronize $7"],
+    "cuMemFreeAsync in the per-thread stream": ["call cuMemFreeAsync_ptsz $10 0"],
+    "cuMemFreeAsync in another stream": [
+        "call cuStreamCreate @7 1",
+        "call cuMemFreeAsync $10 $7",
+        "call cuStreamSynchronize $7",
+    ],
 }
 ENDS = {"cuCtxDestroy": ["ctx-destroy 1"], "cuCtxDetach": ["call cuCtxDetach $1"]}
 PRIMARY_ENDS = {
     "cuDevicePrimaryCtxReset": ["reset 0"],
     "cuDevicePrimaryCtxRelease": ["release 0"],
-    "cuDevicePrimaryCtxRelease, the first form": ["call cuDevicePrimaryCtxRelease 0"],
-    "cuDevicePrimaryCtxReset, the first form": ["call cuDevicePrimaryCtxReset 0"],
+    "cuDevicePrimaryCtxRelease, first version": ["call cuDevicePrimaryCtxRelease 0"],
+    "cuDevicePrimaryCtxReset, first version": ["call cuDevicePrimaryCtxReset 0"],
 }
 POOL_FIRST = {
-    "the pool first": [f"pool-destroy {POOL}", "free-async 10"],
-    "the pool last": ["free 10", f"pool-destroy {POOL}"],
+    "pool destroyed before its memory": [f"pool-destroy {POOL}", "free-async 10"],
+    "pool destroyed after its memory": ["free 10", f"pool-destroy {POOL}"],
 }
 EXEC_FIRST = {
-    "the graph first": [f"exec-destroy {EXEC}", f"graph-destroy {GRAPH}", "free 10", "sync", "trim 0"],
-    "trimmed while it lives": ["free 10", "sync", "trim 0", f"exec-destroy {EXEC}", "trim 0"],
-    "freed in order, then trimmed": ["free-async 10", "sync", f"exec-destroy {EXEC}", "trim 0"],
+    "graph destroyed before its memory": [
+        f"exec-destroy {EXEC}",
+        f"graph-destroy {GRAPH}",
+        "free 10",
+        "sync",
+        "trim 0",
+    ],
+    "graph memory trimmed before the graph is destroyed": [
+        "free 10",
+        "sync",
+        "trim 0",
+        f"exec-destroy {EXEC}",
+        "trim 0",
+    ],
+    "graph memory freed in stream order and trimmed": ["free-async 10", "sync", f"exec-destroy {EXEC}", "trim 0"],
 }
 BY_KIND = {
-    "handle": {"release": ["release-handle 10"]},
+    "handle": {"handle released": ["release-handle 10"]},
     "handle and mapping": {
-        "handle first": ["release-handle 10", f"unmap {PLACE} {UNITS}"],
-        "mapping first": [f"unmap {PLACE} {UNITS}", "release-handle 10"],
-        "one more handle": [
+        "handle released before the unmap": ["release-handle 10", f"unmap {PLACE} {UNITS}"],
+        "handle released after the unmap": [f"unmap {PLACE} {UNITS}", "release-handle 10"],
+        "mapping retained as a second handle": [
             f"retain-handle 11 {PLACE}",
             "release-handle 10",
             f"unmap {PLACE} {UNITS}",
             "release-handle 11",
         ],
     },
-    "array": {"destroy": ["array-destroy 10"]},
-    "mipmapped array": {"destroy": ["mipmap-destroy 10"]},
-    "32 bit": {"cuMemFree, the first form": ["free1 10"]},
-    "a pool of its own": POOL_FIRST,
-    "an open node of a graph": EXEC_FIRST,
+    "array": {"array destroyed": ["array-destroy 10"]},
+    "mipmapped array": {"array destroyed": ["mipmap-destroy 10"]},
+    "cuMemAlloc, first version": {"cuMemFree, first version": ["free1 10"]},
+    "separate pool": POOL_FIRST,
+    "graph memory that is not freed in the graph": EXEC_FIRST,
 }
 PAIRS = [*itertools.product(PLAIN, BY_POINTER), *itertools.product(ORDERED, BY_POINTER)]
 PAIRS += [(kind, free) for kind, frees in BY_KIND.items() for free in frees]
@@ -104,16 +123,16 @@ def agree(host: Host) -> int:
 
 
 @pytest.mark.parametrize(("kind", "free"), PAIRS)
-def test_every_legal_pair_gives_back_all(host: Host, kind: str, free: str) -> None:
+def test_every_legal_free_uncharges_every_allocation(host: Host, kind: str, free: str) -> None:
     puppet = host.puppet().start()
-    if kind == "a pool of its own" and free in BY_POINTER:
+    if kind == "separate pool" and free in BY_POINTER:
         before = agree(host)
         say(puppet, *TAKES[kind], *BY_POINTER[free], "sync", f"pool-destroy {POOL}")
     else:
         frees = BY_KIND.get(kind, {}).get(free) or BY_POINTER[free]
         before = agree(host)
         say(puppet, *TAKES[kind])
-        assert agree(host) >= before + UNITS // 8, "the driver took nothing: this proves nothing"
+        assert agree(host) >= before + UNITS // 8, "the driver took no memory, so the test proves nothing"
         say(puppet, *frees, "sync")
     if kind in ORDERED:
         say(puppet, "call cuDeviceGetDefaultMemPool @20 0", "call cuMemPoolTrimTo $20 0")
@@ -123,7 +142,7 @@ def test_every_legal_pair_gives_back_all(host: Host, kind: str, free: str) -> No
 
 @pytest.mark.parametrize("kind", COLLECTED)
 @pytest.mark.parametrize("end", [*ENDS, *PRIMARY_ENDS])
-def test_a_context_takes_all_with_it(host: Host, kind: str, end: str) -> None:
+def test_destroyed_context_uncharges_its_memory(host: Host, kind: str, end: str) -> None:
     puppet = host.puppet()
     say(puppet, "init", *(["ctx 1 0"] if end in ENDS else ["retain 1 0", "set 1"]))
     context = agree(host)
@@ -133,7 +152,7 @@ def test_a_context_takes_all_with_it(host: Host, kind: str, end: str) -> None:
     assert agree(host) == 0
 
 
-def test_memory_of_the_host_is_nobodys(host: Host) -> None:
+def test_host_memory_is_not_charged_or_freed(host: Host) -> None:
     puppet = host.puppet().start()
     before = agree(host)
     say(puppet, f"call cuMemAllocHost_v2 @10 {SIZE}", f"call cuMemHostAlloc @11 {SIZE} 0")
@@ -143,7 +162,7 @@ def test_memory_of_the_host_is_nobodys(host: Host) -> None:
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, *ORDERED])
-def test_what_is_freed_twice_is_given_back_once(host: Host, kind: str) -> None:
+def test_double_free_is_credited_once(host: Host, kind: str) -> None:
     puppet = host.puppet().start()
     say(puppet, f"alloc 40 {100 * MIB}", *TAKES[kind], "free 10", "sync")
     for word in ("free 10", "free-async 10"):
@@ -152,11 +171,11 @@ def test_what_is_freed_twice_is_given_back_once(host: Host, kind: str) -> None:
     agree(host)
 
 
-# --- in any order, made up by hypothesis -------------------------------------------------------------------------
+# --- random sequences, generated by hypothesis -----------------------------------------------------------------------
 
 
 class OneProcess(RuleBasedStateMachine):
-    programs: Path  # set by the test
+    programs: Path  # the test sets this attribute
     library = str(LIBRARY)
 
     def __init__(self) -> None:
@@ -166,7 +185,7 @@ class OneProcess(RuleBasedStateMachine):
         self.host.write_limits()
         self.puppet: Puppet = self.host.puppet(route="proc", LD_PRELOAD=self.library)
         self.next = 100
-        self.held: dict = {}  # register → ways to free it
+        self.held: dict = {}  # register → puppet commands that free its memory
         self.graphs: list = []  # registers of executable graphs
 
     def teardown(self) -> None:
@@ -250,7 +269,7 @@ class OneProcess(RuleBasedStateMachine):
         self.enter()
 
 
-def test_in_any_order(programs: Path) -> None:
+def test_random_sequences_keep_the_ledger_exact(programs: Path) -> None:
     run(
         type("Machine", (OneProcess,), {"programs": programs}),
         settings=settings(
@@ -265,9 +284,9 @@ def test_in_any_order(programs: Path) -> None:
     )
 
 
-def test_a_library_that_books_no_free_is_found(programs: Path, tmp_path: Path) -> None:
-    """The negative control."""
-    file, before, after, _unused = MUTANTS["no credit for a free"]
+def test_sequences_find_a_library_that_does_not_credit_a_free(programs: Path, tmp_path: Path) -> None:
+    """The negative control: the sequences find a library that does not credit a free."""
+    file, before, after, _unused = MUTANTS["free not credited"]
     library = str(broken(tmp_path, file, before, after))
     machine = type("Machine", (OneProcess,), {"programs": programs, "library": library})()
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slow read of NVML's figures delays an allocation for milliseconds at most, and readers that come one after
-the other hold it up no longer than one does.
+"""A slow NVML query delays an allocation by milliseconds at most, and several consecutive queries delay it no longer
+than a single query does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 from conftest import SOURCES, Host, compile_program
 
 
-def test_an_allocation_goes_on_where_nvml_does_not_answer(host: Host) -> None:
+def test_allocation_continues_while_nvml_does_not_respond(host: Host) -> None:
     program = compile_program(host.folder, "gate", "gate.c", str(SOURCES / "account/gate.c"), flags=("-lpthread",))
     done = subprocess.run([program], env=host.env(preload=False), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")

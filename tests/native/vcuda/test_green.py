@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Green contexts (driver 550): a part of the SMs, charged and throttled as every context is."""
+"""Green contexts (driver 550) have a part of the SMs. They are charged and throttled like all contexts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from test_coverage_graphs import say
 DRIVER = BUILD / "gpusim-550"
 OF_550 = PROFILE.replace("535.261.03", "550.163.01").replace("12.2", "12.4")
 RESOURCE, GROUPS, PART, DESCRIPTION = 200, 230, 240, 270
-GREEN, CONTEXT = 280, 300  # + its number
+GREEN, CONTEXT = 280, 300  # first registers; a green context's number is added
 
 
 @pytest.fixture
@@ -77,14 +77,14 @@ def agree(host: Host) -> int:
     return host.on_card()
 
 
-def test_the_driver_gives_a_part_of_the_sms(host: Host) -> None:
+def test_green_context_gets_a_part_of_the_sms(host: Host) -> None:
     puppet = started(host)
     assert green(puppet) == OK
     say(puppet, f"call cuGreenCtxGetDevResource ${GREEN} @{RESOURCE} 1")
     assert puppet.say(f"show {RESOURCE + 12} 1")[1] & 0xFFFFFFFF == 16
 
 
-def test_it_is_charged_with_the_primary_context_that_it_makes(host: Host) -> None:
+def test_green_context_is_charged_with_the_primary_context_it_creates(host: Host) -> None:
     puppet = started(host)
     say(puppet, "retain 1 0")
     primary = agree(host)
@@ -92,7 +92,7 @@ def test_it_is_charged_with_the_primary_context_that_it_makes(host: Host) -> Non
     assert agree(host) == 0
     assert green(puppet) == OK
     one = agree(host)
-    assert one > primary, "it takes nothing of its own: this proves less"
+    assert one > primary, "a green context takes no memory of its own, so the test proves less"
     assert green(puppet, 1) == OK
     assert agree(host) == 2 * one - primary
     leave(puppet)
@@ -104,7 +104,7 @@ def test_it_is_charged_with_the_primary_context_that_it_makes(host: Host) -> Non
 
 
 @pytest.mark.parametrize("order", ["green first", "primary first", "reset"])
-def test_it_keeps_the_primary_context(host: Host, order: str) -> None:
+def test_green_context_keeps_the_primary_context(host: Host, order: str) -> None:
     puppet = started(host)
     say(puppet, "retain 1 0")
     primary = agree(host)
@@ -115,7 +115,9 @@ def test_it_keeps_the_primary_context(host: Host, order: str) -> None:
     if order == "green first":
         leave(puppet)
         say(puppet, "set 1")
-        assert primary + 27 * MIB <= agree(host) < both, "what was allocated under it is the primary context's"
+        assert primary + 27 * MIB <= agree(host) < both, (
+            "memory allocated in the green context belongs to the primary context"
+        )
         say(puppet, "free 50", "release 0")
     elif order == "primary first":
         say(puppet, "release 0")
@@ -126,9 +128,9 @@ def test_it_keeps_the_primary_context(host: Host, order: str) -> None:
     assert agree(host) == 0
 
 
-def test_memory_of_any_number_of_them_goes_with_the_primary_context(host: Host) -> None:
+def test_reset_frees_the_memory_of_many_green_contexts(host: Host) -> None:
     puppet = started(host)
-    for number in range(0, 40 * 70, 40):  # a pair of registers each
+    for number in range(0, 40 * 70, 40):  # each green context uses two registers
         assert green(puppet, number) == OK
         enter(puppet, number)
         say(puppet, f"alloc {GREEN + number + 1} {MIB}", "set 0")
@@ -137,7 +139,7 @@ def test_memory_of_any_number_of_them_goes_with_the_primary_context(host: Host) 
     assert agree(host) == 0
 
 
-def test_memory_of_it_is_held_to_the_limit(host: Host) -> None:
+def test_limits_memory_of_a_green_context(host: Host) -> None:
     puppet = started(host)
     assert green(puppet) == OK
     enter(puppet)
@@ -154,20 +156,20 @@ def test_memory_of_it_is_held_to_the_limit(host: Host) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 8 * MIB])
-def test_one_that_does_not_fit_is_refused(host: Host, left: int) -> None:
+def test_refuses_a_green_context_over_the_limit(host: Host, left: int) -> None:
     puppet = started(host)
     say(puppet, "retain 1 0", "set 1")
     say(puppet, f"alloc 50 {LIMIT - agree(host) - left}")
     assert green(puppet) == (OK if left else OOM)
     assert agree(host) <= LIMIT
     before = agree(host)
-    other = started(host)  # nor its primary context
+    other = started(host)  # a new process has no room for its primary context
     assert green(other) == OOM
     assert agree(host) == before
 
 
-def test_none_is_made_while_the_limits_say_deny(host: Host) -> None:
-    """Although its primary context is there already, and stays."""
+def test_refuses_a_green_context_while_the_limits_deny(host: Host) -> None:
+    """The primary context already exists and stays."""
     puppet = started(host)
     say(puppet, "retain 1 0")
     before = agree(host)
@@ -182,7 +184,7 @@ def test_none_is_made_while_the_limits_say_deny(host: Host) -> None:
     assert agree(host) == before
 
 
-def test_where_nvml_shows_no_process_it_is_charged_no_less(host: Host) -> None:
+def test_green_context_is_charged_if_nvml_shows_no_process(host: Host) -> None:
     folder = host.folder / "lib"
     folder.mkdir()
     known = (SIMULATOR / "libnvidia-ml.so.1").read_bytes()
@@ -196,8 +198,8 @@ def test_where_nvml_shows_no_process_it_is_charged_no_less(host: Host) -> None:
 
 @pytest.mark.parametrize("way", ["green", "green-default"])
 @pytest.mark.parametrize("percent", [40, 0])
-def test_launches_in_it_are_charged(host: Host, way: str, percent: int) -> None:
-    """300 kernels of 50 us for all SMs, which take five times as long on 16 of 80."""
+def test_launches_in_a_green_context_are_charged(host: Host, way: str, percent: int) -> None:
+    """The program launches 300 kernels that take 50 us on all 80 SMs, and five times as long on 16 SMs."""
     node = Node(host)
     container = Container(node, "a", percent, core_policy="force")
     program = compile_program(node.folder, "green", "green.c", flags=LINKED)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limited launches during destroyed contexts, captures, forks and signals; the control runs without a limit."""
+"""Limited launches survive destroyed contexts, captures, forks and signals. The control runs without a limit."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def run(node: Node, container: Container, what: str) -> None:
 
 @pytest.mark.parametrize("percent", [40, 0])
 @pytest.mark.parametrize("what", ["contexts", "streams", "captures", "fork", "signals", "exit", "behind", "broken"])
-def test_a_limited_program_ends_as_it_would(node: Node, what: str, percent: int) -> None:
+def test_limited_program_ends_normally(node: Node, what: str, percent: int) -> None:
     container = Container(node, "a", percent, core_policy="force")
     run(node, container, what)
     assert bool(container.said()["used_ns"]) == bool(percent)
 
 
-# what, percent of the other device; launches of 50 us on the limited one that nobody may miss
+# columns: case, limit of device 1 in percent, minimum number of launches of 50 us charged to device 0
 @pytest.mark.parametrize(("what", "other", "launches"), [("threads", 40, 900), ("popped", 0, 800), ("popped", 40, 800)])
-def test_no_launch_goes_uncharged(node: Node, what: str, other: int, launches: int) -> None:
+def test_every_launch_is_charged(node: Node, what: str, other: int, launches: int) -> None:
     percents = zip(node.host.uuids, (40, other))
     devices = [{"uuid": uuid, "memory_bytes": LIMIT, "sm_percent": percent} for uuid, percent in percents]
     container = Container(node, "a", 40, core_policy="force", devices=devices)
@@ -52,7 +52,7 @@ def test_no_launch_goes_uncharged(node: Node, what: str, other: int, launches: i
 
 
 @pytest.mark.parametrize("percent", [0, 50])
-def test_a_way_to_launch_that_an_old_driver_lacks(host: Host, tmp_path: Path, percent: int) -> None:
+def test_missing_launch_function_of_an_old_driver_stays_unknown(host: Host, tmp_path: Path, percent: int) -> None:
     """A launch function that an old driver does not have stays unknown, also after other launches."""
     folder = tmp_path / "old"
     shutil.copytree(SIMULATOR, folder)

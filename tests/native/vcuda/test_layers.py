@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/c_layers.py on the library, and on copies of it in which one file calls where it must not."""
+"""tools/c_layers.py accepts the library, and rejects copies of the library with one forbidden call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conftest import ROOT, SOURCES, object_of, sources_of
 
 @pytest.fixture
 def copy(built: None, tmp_path: Path) -> Path:
-    """Sources and objects, in src and obj."""
+    """Returns a folder with a copy of the library's sources (src) and object files (obj)."""
     shutil.copytree(SOURCES, tmp_path / "src")
     for source in sources_of():
         built_object = tmp_path / "obj" / f"{source.relative_to(SOURCES)}.o"
@@ -24,7 +24,7 @@ def copy(built: None, tmp_path: Path) -> Path:
 
 
 def plant(copy: Path, file: str, text: str) -> None:
-    """More text at the end of a source, which is compiled again."""
+    """Appends text to a source file and compiles the file again."""
     source = copy / "src" / file
     source.write_text(f"{source.read_text()}\n{text}\n")
     command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-fPIC", f"-I{copy / 'src'}", f"-I{SOURCES.parent / 'include'}"]
@@ -36,29 +36,29 @@ def layers(copy: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_library_calls_downwards_only(copy: Path) -> None:
+def test_library_has_only_calls_to_lower_packages(copy: Path) -> None:
     done = layers(copy)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(line.startswith("loop, allowed: ") for line in done.stdout.splitlines())
 
 
 PLANTED = {
-    "a call of a higher package": (
+    "call to a higher package": (
         "account/ledger.c",
         "void pools_settle(bool trim); void planted(void); void planted(void) { pools_settle(false); }",
         "account/ledger.c calls up to memory/pool.c: pools_settle",
     ),
-    "a variable of a higher package": (
+    "variable of a higher package": (
         "limits/log.c",
         "extern void *vgpu_real[]; void *planted(void); void *planted(void) { return vgpu_real[0]; }",
         "limits/log.c calls up to driver/driver.c: vgpu_real",
     ),
-    "a call of the process from the account": (
+    "call from account/ to process.c": (
         "account/charge.c",
         "int vgpu_enter_nvml(void); int planted(void); int planted(void) { return vgpu_enter_nvml(); }",
         "account/charge.c calls up to process.c: vgpu_enter_nvml",
     ),
-    "a loop in a package that has none": (
+    "call cycle in a package": (
         "context/measure.c",
         "void context_reset(void); void planted(void); void planted(void) { context_reset(); }",
         "context: context/context.c, context/measure.c",
@@ -67,7 +67,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("what", PLANTED)
-def test_a_planted_call_is_refused(copy: Path, what: str) -> None:
+def test_forbidden_call_is_rejected(copy: Path, what: str) -> None:
     file, text, words = PLANTED[what]
     plant(copy, file, text)
     done = layers(copy)
@@ -75,7 +75,7 @@ def test_a_planted_call_is_refused(copy: Path, what: str) -> None:
     assert words in done.stderr
 
 
-def test_the_tables_alone_are_exempt(copy: Path) -> None:
+def test_only_tables_are_exempt(copy: Path) -> None:
     plant(copy, "events.c", "void planted_there(void); void planted_there(void) {}")
     assert layers(copy).returncode == 0
     call = "void planted_there(void); void planted(void); void planted(void) { planted_there(); }"
@@ -84,7 +84,7 @@ def test_the_tables_alone_are_exempt(copy: Path) -> None:
     assert (done.returncode, "memory/pool.c calls up to events.c: planted_there" in done.stderr) == (1, True)
 
 
-def test_a_package_without_a_place_in_the_order_is_refused(copy: Path) -> None:
+def test_unknown_package_is_rejected(copy: Path) -> None:
     (copy / "src/elsewhere").mkdir()
     (copy / "src/elsewhere/new.c").write_text("int planted;\n")
     (copy / "obj/elsewhere").mkdir()
@@ -93,7 +93,7 @@ def test_a_package_without_a_place_in_the_order_is_refused(copy: Path) -> None:
     assert (done.returncode, "elsewhere is none of the packages" in done.stderr) == (1, True)
 
 
-def test_sources_that_were_not_built_are_an_error(copy: Path) -> None:
+def test_unbuilt_source_is_an_error(copy: Path) -> None:
     (copy / "obj/events.c.o").unlink()
     done = layers(copy)
     assert (done.returncode, "run make native first" in done.stderr) == (2, True)

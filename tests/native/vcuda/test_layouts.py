@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu_abi.h and abi/fields.py describe the same bytes, and abi/files.py refuses what is none of them."""
+"""vgpu_abi.h and abi/fields.py describe the same file layouts, and abi/files.py rejects invalid files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ CONSTANTS = {
 
 @pytest.fixture(scope="module")
 def c_layout(tmp_path_factory):
-    """name → number, as the C compiler sees the header."""
+    """Returns field or constant → its offset, size or value, as compiled from the C header."""
     lines = []
     for struct_name, (fields, _size) in TABLES.items():
         lines.append(f'printf("sizeof {struct_name} %zu\\n", sizeof(struct {struct_name}));')
@@ -88,21 +88,21 @@ def c_layout(tmp_path_factory):
 
 
 @pytest.mark.parametrize("struct_name", TABLES)
-def test_fields_lie_where_the_header_says(c_layout, struct_name):
+def test_fields_have_the_offsets_of_the_header(c_layout, struct_name):
     fields, size = TABLES[struct_name]
     python = {}
     for name, (offset, fmt) in fields.items():
         python[f"{struct_name}.{name}"] = offset
         python[f"{struct_name}.{name}#"] = struct.calcsize("<" + fmt)
     assert {key: c_layout[key] for key in python} == python
-    # Nothing of the C structure is missing in Python: the fields fill it without a gap.
+    # The fields in Python cover the whole C structure without a gap.
     assert sum(struct.calcsize("<" + fmt) for _unused, fmt in fields.values()) == c_layout[f"sizeof {struct_name}"]
     if size is not None:
         assert c_layout[f"sizeof {struct_name}"] == size
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_constants_are_equal(c_layout, name):
+def test_constants_match_the_header(c_layout, name):
     assert c_layout[name] == CONSTANTS[name]
 
 
@@ -125,7 +125,7 @@ LIMITS = {
 }
 
 
-def test_limits_round_trip():
+def test_packed_limits_parse_to_the_same_values():
     data = layouts.pack_limits(LIMITS)
     assert len(data) == 4096
     assert layouts.parse_limits(data) == dict(LIMITS, version=1, min_reader=1)
@@ -159,13 +159,13 @@ def with_field(name, value, crc=True, at=None):
         (with_field("devices", 101, at=layouts.fields.LIMITS_DEVICE_FIELDS["sm_percent"][0]), "device 0 101 %"),
     ],
 )
-def test_bad_limits_are_refused_with_a_sentence(data, sentence):
+def test_bad_limits_are_rejected_with_a_reason(data, sentence):
     with pytest.raises(layouts.LayoutError, match=sentence):
         layouts.parse_limits(data)
 
 
 def test_limits_of_the_next_version_are_read():
-    """A longer device entry and a later version, still fit for readers of version 1."""
+    """Limits of version 2 with longer device entries are valid for readers of version 1."""
     data = bytearray(layouts.pack_limits(dict(LIMITS, devices=[])))
     for name, value in {"version": 2, "device_count": 2, "device_offset": 256, "device_size": 96}.items():
         struct.pack_into("<I", data, layouts.fields.LIMITS_FIELDS[name][0], value)
@@ -191,12 +191,12 @@ def test_limits_of_the_next_version_are_read():
         ({"devices": [{"uuid": f"GPU-{i}", "memory_bytes": 5} for i in range(17)]}, "17 devices"),
     ],
 )
-def test_values_that_have_no_place_are_refused(change, sentence):
+def test_invalid_values_are_not_packed(change, sentence):
     with pytest.raises(layouts.LayoutError, match=sentence):
         layouts.pack_limits(dict(LIMITS, **change))
 
 
-def test_rewrite_keeps_the_inode_and_ends_even(tmp_path):
+def test_rewrite_keeps_the_inode_and_leaves_an_even_sequence(tmp_path):
     path = tmp_path / "limits"
     path.write_bytes(layouts.pack_limits(LIMITS))
     inode = path.stat().st_ino
@@ -205,20 +205,20 @@ def test_rewrite_keeps_the_inode_and_ends_even(tmp_path):
     assert (found["deny"], found["sequence"], path.stat().st_ino) == (True, 10, inode)
 
 
-def test_a_rewrite_heals_a_torn_file(tmp_path):
+def test_rewrite_repairs_a_torn_file(tmp_path):
     path = tmp_path / "limits"
     path.write_bytes(with_field("sequence", 9))
     layouts.rewrite_limits(str(path), LIMITS)
     assert layouts.parse_limits(path.read_bytes())["sequence"] == 10
 
 
-def test_an_empty_ledger_round_trips():
+def test_packed_empty_ledger_parses_to_the_same_values():
     found = layouts.parse_ledger(layouts.pack_ledger([UUID, "MIG-5"], "a1b2"))
     totals = [{"uuid": u, "used": 0, "context": 0} for u in (UUID, "MIG-5")]
     assert found == {"devices": [UUID, "MIG-5"], "allocation": "a1b2", "slots": [], "totals": totals}
 
 
-def test_slots_of_a_ledger_are_summed():
+def test_ledger_totals_sum_the_slots():
     data = bytearray(layouts.pack_ledger([UUID, "MIG-5"]))
     for slot, (used, context, pid) in {0: (7, 1, 11), 1023: (5, 2, 12)}.items():
         base = layouts.fields.LEDGER_SLOT_OFFSET + slot * layouts.fields.LEDGER_SLOT_SIZE
@@ -239,7 +239,7 @@ def test_bad_ledgers_are_refused(data):
         layouts.parse_ledger(data)
 
 
-def test_an_empty_gpu_page_tells_nothing():
+def test_new_gpu_page_has_no_gate_and_no_heartbeat():
     data = layouts.pack_gpu_page(UUID, "a1b2")
     found = layouts.parse_gpu_page(data)
     assert len(data) == 4096
@@ -247,7 +247,7 @@ def test_an_empty_gpu_page_tells_nothing():
     assert found["heartbeat_ns"] == 0
 
 
-def test_a_gpu_page_is_read_as_the_arbiter_writes_it():
+def test_gpu_page_of_the_arbiter_is_parsed():
     data = bytearray(layouts.pack_gpu_page(UUID))
     for name, value in {"gate": 2, "flags": 3, "rate_ppm": 250000, "turn_end_ns": 7}.items():
         offset, fmt = layouts.fields.GPU_PAGE_FIELDS[name]
@@ -257,7 +257,7 @@ def test_a_gpu_page_is_read_as_the_arbiter_writes_it():
     assert found["turn_end_ns"] == 7
 
 
-def test_a_tenant_page_round_trips():
+def test_packed_tenant_page_parses_to_the_same_values():
     data = bytearray(layouts.pack_tenant_page([UUID, "MIG-5"], "a1b2"))
     struct.pack_into("<qQQ", data, 896 + 192, -5, 6, 7)
     found = layouts.parse_tenant_page(bytes(data))

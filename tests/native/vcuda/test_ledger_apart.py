@@ -16,7 +16,7 @@ APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 @needs_root
-def test_processes_of_one_pid_in_two_namespaces(host: Host) -> None:
+def test_processes_with_equal_pids_are_accounted_separately(host: Host) -> None:
     """Both processes have pid 1 in their namespace; accounting by pid would confuse them."""
     first, second = host.puppet(wrapper=APART).start(), host.puppet(wrapper=APART).start()
     assert first.say("pid") == second.say("pid") == [OK, 1]
@@ -24,7 +24,7 @@ def test_processes_of_one_pid_in_two_namespaces(host: Host) -> None:
     first.get("alloc", LIMIT - host.on_card())
     assert host.charged() == host.on_card() == LIMIT
     assert second.refused("alloc", 1) == OOM
-    shell = first.process.pid  # unshare's; its child is the process
+    shell = first.process.pid  # pid of unshare; its child is the puppet
     os.kill(int(Path(f"/proc/{shell}/task/{shell}/children").read_text()), signal.SIGKILL)
     first.process.wait()
     second.get("alloc", LIMIT - context)
@@ -35,7 +35,7 @@ def test_processes_of_one_pid_in_two_namespaces(host: Host) -> None:
 
 
 def neighbour(host: Host) -> Puppet:
-    """A process of another container, with files of its own."""
+    """Starts a process of another container, which has separate limits and a separate ledger."""
     limits, ledger = host.folder / "other.limits", host.folder / "other.ledger"
     devices = [{"uuid": uuid, "memory_bytes": LIMIT} for uuid in host.uuids]
     limits.write_bytes(layouts.pack_limits({"allocation": "other", "devices": devices}))
@@ -48,18 +48,18 @@ def scribbled(path: Path) -> None:
         ledger.write(b"\xff" * layouts.fields.LEDGER_FILE_SIZE)
 
 
-# case: (damage by the tenant, whether its processes can go on; None: SIGBUS kills processes that touch the mapping)
+# damage by the tenant → function, whether the tenant's processes can continue (None: SIGBUS kills them)
 HARM = {
     "grown": (lambda path: os.truncate(path, 64 * MIB), True),
     "truncated": (lambda path: os.truncate(path, 0), None),
     "deleted": (lambda path: path.unlink(), True),
-    "another in its place": (lambda path: (path.unlink(), path.write_bytes(b"")), True),
-    "scribbled over": (scribbled, False),
+    "replaced by an empty file": (lambda path: (path.unlink(), path.write_bytes(b"")), True),
+    "overwritten": (scribbled, False),
 }
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_what_is_done_to_a_ledger_stays_in_its_container(host: Host, harm: str) -> None:
+def test_damaged_ledger_affects_only_its_container(host: Host, harm: str) -> None:
     do, goes_on = HARM[harm]
     tenant, other = host.puppet().start(), neighbour(host)
     tenant.get("alloc", 100 * MIB)

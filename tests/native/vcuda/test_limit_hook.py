@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-limit-hook: which limit a container gets, which configuration counts, and when the container must not start.
+"""vgpu-limit-hook sets the driver's memory limit of a container, and refuses a container without a known limit.
 
-The container is a process in a real control group and a bundle of the runtime's; what holds is the simulated driver's
-word (``gpusimctl limits``) and what a program in the group could allocate. tests/integration has real containers.
+The container is a process in a real control group with an OCI bundle. The tests read the limits from the simulated
+driver (``gpusimctl limits``) and allocate memory in the group. tests/integration uses real containers.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def node(request, programs: Path, tmp_path: Path, root, group):
     host.close()
 
 
-def test_a_container_is_held_to_its_slice(node: Node, group) -> None:
+def test_container_is_limited_to_its_slice(node: Node, group) -> None:
     """The limit is set before the first process runs; a program without the library gets exactly the slice."""
     path = group("c")
     share = node.allocation("a1", 5000)
@@ -144,21 +144,21 @@ def test_a_container_is_held_to_its_slice(node: Node, group) -> None:
     assert os.stat(node.allocations / "a1/driver-limit").st_mode & 0o777 == 0o600
 
 
-# case: allocations as (name, MiB per GPU), mounted sources, expected limit in MiB per GPU
+# case → allocations as (name, MiB per GPU), further mounted paths, expected limit: GPU → MiB
 SUMS = {
-    "one mount of several": ([("a", [5000])], ["a/rw/ledger", "a/ro"], {0: 5000}),
+    "several mounts of one allocation": ([("a", [5000])], ["a/rw/ledger", "a/ro"], {0: 5000}),
     "two slices of one GPU": ([("a", [5000]), ("b", [3000])], [], {0: 8000}),
-    "one of each GPU": ([("a", [5000, 4000])], [], {0: 5000, 1: 4000}),
+    "one slice on each GPU": ([("a", [5000, 4000])], [], {0: 5000, 1: 4000}),
     "two allocations, two GPUs": ([("a", [5000, 1000]), ("b", [700, 4000])], [], {0: 5700, 1: 5000}),
-    "more than the card": ([("a", [9000]), ("b", [9000])], [], {0: CARD}),
+    "slices larger than the card": ([("a", [9000]), ("b", [9000])], [], {0: CARD}),
     "an oversold slice": ([("a", [20000])], [], {0: CARD}),
-    "no limit": ([("a", [0])], [], {0: MAX // MIB}),
-    "no limit and a slice": ([("a", [0]), ("b", [3000])], [], {0: MAX // MIB}),
+    "slice without a limit": ([("a", [0])], [], {0: MAX // MIB}),
+    "slices with and without a limit": ([("a", [0]), ("b", [3000])], [], {0: MAX // MIB}),
 }
 
 
 @pytest.mark.parametrize("case", SUMS)
-def test_several_allocations_are_summed_by_gpu(node: Node, group, case: str) -> None:
+def test_limits_of_several_allocations_are_summed_by_gpu(node: Node, group, case: str) -> None:
     allocations, more, expected = SUMS[case]
     sources = [node.allocation(name, *mib) for name, mib in allocations]
     for name in more:
@@ -172,7 +172,7 @@ def test_several_allocations_are_summed_by_gpu(node: Node, group, case: str) -> 
     assert node.active("a")["shared_with"] == len(allocations) - 1
 
 
-def test_an_allocation_without_a_folder(node: Node, group) -> None:
+def test_allocation_with_only_a_record_is_limited(node: Node, group) -> None:
     """An allocation of another sharing mode has only a record, mounted as a file."""
     path = group("c")
     done = node.run(node.container(path, node.allocation("f00d", 7680, alone=True)))
@@ -191,12 +191,12 @@ DETOURS = {
     "a symbolic link": link,
     "a path with ..": lambda node: node.allocations / "../allocations/a/ro",
     "a path with //": lambda node: f"{node.allocations}//a/ro",
-    "the folder itself": lambda node: node.allocations / "a",
+    "the folder above the mount": lambda node: node.allocations / "a",
 }
 
 
 @pytest.mark.parametrize("case", DETOURS)
-def test_a_detour_leads_to_the_allocation(node: Node, group, case: str) -> None:
+def test_differently_spelled_mount_finds_the_allocation(node: Node, group, case: str) -> None:
     node.allocation("a", 5000)
     path = group("c")
     done = node.run(node.container(path, DETOURS[case](node)))
@@ -231,22 +231,25 @@ def no_such_gpu(node: Node) -> list:
 
 
 REFUSED = {
-    "no mount of ours": (lambda node: ["/etc/hosts"], "no mount of the container lies below"),
-    "unknown": (lambda node: [node.allocation("a", 5000), node.allocations / "ffff/ro"], "allocation ffff, which"),
-    "no allocation": (mounts_all, "which is no allocation of"),
-    "a hidden file": (lambda node: [node.allocations / ".lock"], "which is no allocation of"),
-    "limits of another": (of_another, 'the limits of allocation a are those of "b"'),
+    "no mount of an allocation": (lambda node: ["/etc/hosts"], "no mount of the container lies below"),
+    "unknown allocation": (
+        lambda node: [node.allocation("a", 5000), node.allocations / "ffff/ro"],
+        "allocation ffff, which",
+    ),
+    "mount of the folder of all allocations": (mounts_all, "which is no allocation of"),
+    "mount of a hidden file": (lambda node: [node.allocations / ".lock"], "which is no allocation of"),
+    "limits of another allocation": (of_another, 'the limits of allocation a are those of "b"'),
     "torn limits": (torn, "it is torn"),
-    "not ready": (lambda node: [node.allocation("a", 5000, deny=True)], "its limits say deny"),
-    "MIG": (mig, "the driver limits no MIG device"),
-    "a GPU that is not there": (no_such_gpu, "to nvmlDeviceGetHandleByUUID"),
+    "limits that deny": (lambda node: [node.allocation("a", 5000, deny=True)], "its limits say deny"),
+    "MIG device": (mig, "the driver limits no MIG device"),
+    "unknown GPU": (no_such_gpu, "to nvmlDeviceGetHandleByUUID"),
 }
 
 
 @pytest.mark.parametrize("enforce", ["driver", "auto"])
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_container_whose_limit_is_not_known_does_not_start(node: Node, group, case: str, enforce: str) -> None:
-    """Under `auto` it starts, and the line says that the library alone holds it."""
+def test_container_with_an_unknown_limit_does_not_start(node: Node, group, case: str, enforce: str) -> None:
+    """With `--enforce auto` the container starts, and the hook logs that the library alone limits its memory."""
     make, said = REFUSED[case]
     done = node.run(node.container(group("c"), *make(node)), enforce)
     assert said in done.stderr
@@ -255,8 +258,8 @@ def test_a_container_whose_limit_is_not_known_does_not_start(node: Node, group, 
     assert ("does not start" if enforce == "driver" else "the library alone holds") in done.stderr
 
 
-def test_nothing_of_the_tenants_counts(node: Node, group) -> None:
-    """Variables, annotations and labels of the container, and names inside it."""
+def test_hook_ignores_the_tenants_settings(node: Node, group) -> None:
+    """The hook ignores the variables and annotations that the tenant sets."""
     path = group("c")
     tenants = {
         "process": {"env": ["NVIDIA_GPU_MEMORY_LIMIT=15000", "NVIDIA_GPU_MEMORY_REQUEST=15000", "VGPU_ALLOCATION=b"]},
@@ -269,20 +272,20 @@ def test_nothing_of_the_tenants_counts(node: Node, group) -> None:
 
 
 FAULTS = {
-    "dropped in silence": (["memacct-drop-next"], "", "does not hold"),
-    "no such library": ([], "/nonexistent.so", "NVML of the host cannot be loaded"),
-    "an older driver": ([], str(SIMULATOR / "libnvidia-ml.so.1"), "has no nvmlDeviceSetMemoryLimits_v1"),
+    "limit silently dropped by the driver": (["memacct-drop-next"], "", "does not hold"),
+    "missing NVML": ([], "/nonexistent.so", "NVML of the host cannot be loaded"),
+    "driver without limits": ([], str(SIMULATOR / "libnvidia-ml.so.1"), "has no nvmlDeviceSetMemoryLimits_v1"),
 }
 
 
 @pytest.mark.parametrize("enforce", ["driver", "auto"])
 @pytest.mark.parametrize("case", FAULTS)
-def test_what_does_not_hold_is_not_claimed(node: Node, group, case: str, enforce: str) -> None:
+def test_hook_reports_no_limit_that_the_driver_did_not_set(node: Node, group, case: str, enforce: str) -> None:
     fault, nvml, said = FAULTS[case]
     if fault:
         node.ctl(*fault)
         if node.backend == "misc":
-            said = "nvmlDeviceGetMemoryLimits_v1 after the set"  # neither it nor an ancestor has one
+            said = "nvmlDeviceGetMemoryLimits_v1 after the set"  # neither the group nor an ancestor has a limit
     done = node.run(node.container(group("c"), node.allocation("a", 5000)), enforce, **({"nvml": nvml} if nvml else {}))
     assert said in done.stderr
     if enforce == "driver":
@@ -294,13 +297,13 @@ def test_what_does_not_hold_is_not_claimed(node: Node, group, case: str, enforce
         assert said in node.active("a")["reason"]
 
 
-def test_a_host_without_version_two(node: Node, group) -> None:
+def test_host_without_cgroup_v2_is_an_error(node: Node, group) -> None:
     done = node.run(node.container(group("c"), node.allocation("a", 5000)), cgroup_root="/nonexistent")
     assert done.returncode == 1
     assert "is version 2 of control groups mounted at /nonexistent?" in done.stderr
 
 
-def test_a_slice_is_one_containers(node: Node, group) -> None:
+def test_second_container_with_the_same_slice_is_refused(node: Node, group) -> None:
     """The driver limits control groups: two containers with one slice could use it twice by bypassing the library."""
     share = node.allocation("a", 5000)
     first, second = group("first"), group("second")
@@ -320,8 +323,8 @@ def test_a_slice_is_one_containers(node: Node, group) -> None:
     assert (0, again.stat().st_ino) in node.limits()
 
 
-def test_a_stale_limit_is_overwritten(node: Node, group) -> None:
-    """misc: a new group may inherit a removed group's limit, so the hook also sets "no limit" explicitly."""
+def test_stale_limit_is_overwritten(node: Node, group) -> None:
+    """misc: a new group may inherit a removed group's limit, so the hook also sets "no limit"."""
     if node.backend != "misc":
         pytest.skip("dmem knows a group by more than its address")
     node.ctl("memacct-stale", "0", "300")
@@ -336,10 +339,12 @@ def test_a_stale_limit_is_overwritten(node: Node, group) -> None:
     [
         ("dmem misc", "dmem misc", ""),
         ("dmem misc", "", "is not on in"),
-        ("", "", ""),  # the kernel has neither controller: the check of the host reports that
+        ("", "", ""),  # the kernel has neither controller; the host check reports this
     ],
 )
-def test_controllers_on_the_way_down(node: Node, tmp_path: Path, group, above: str, leaf: str, said: str) -> None:
+def test_hook_enables_the_controllers_of_parent_groups(
+    node: Node, tmp_path: Path, group, above: str, leaf: str, said: str
+) -> None:
     """A plain folder imitates the group tree, as no test kernel has the controllers. The driver refuses it later."""
     path = group("c")
     state = node.container(path, node.allocation("a", 5000))
@@ -370,7 +375,7 @@ STATES = [
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_no_state(node: Node, state: str) -> None:
+def test_invalid_state_is_an_error(node: Node, state: str) -> None:
     done = node.run(state)
     assert done.returncode == 1
     assert "standard input is no state of a container" in done.stderr
@@ -380,7 +385,7 @@ WORDS = [[], ["--help"], ["--allocations"], ["--enforce", "never"], ["--what", "
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_words(built, words: list) -> None:
+def test_invalid_arguments_print_the_usage(built, words: list) -> None:
     done = subprocess.run([HOOK, *words], capture_output=True, text=True, check=False)
     assert done.returncode == (0 if words == ["--help"] else 64)
     assert "usage: vgpu-limit-hook" in done.stdout + done.stderr

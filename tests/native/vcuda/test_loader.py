@@ -11,7 +11,7 @@ import pytest
 import sanitizing
 from conftest import LIMIT, LINKED, SOURCES, Host, Puppet, compile_program
 
-PATIENCE = 20  # seconds; without the library each of these takes 0.3
+PATIENCE = 20  # seconds; without the library each program takes 0.3 s
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +35,13 @@ def ended(host: Host, constructor: tuple[Path, Path], what: str, **options: obje
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return ("waits for ever",)
+        return ("timeout",)
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("percent", [0, 50], ids=["memory alone", "share"])
+@pytest.mark.parametrize("percent", [0, 50], ids=["memory limit", "memory and compute limit"])
 @pytest.mark.parametrize("what", ["context", "late", "nvml", "launch"])
-def test_a_constructor_that_uses_the_gpu_beside_a_first_call(
+def test_constructor_and_first_call_do_not_deadlock(
     host: Host, constructor: tuple[Path, Path], what: str, percent: int
 ) -> None:
     devices = [{"uuid": uuid, "memory_bytes": LIMIT, "sm_percent": percent} for uuid in host.uuids]
@@ -50,23 +50,23 @@ def test_a_constructor_that_uses_the_gpu_beside_a_first_call(
     assert ended(host, constructor, what) == (0, "ok\n", "")
 
 
-# --- a library that reports its locks, and a double of the loader's functions: sanitizing.py ---
+# --- the library reports its locks to loader_watch.so, which wraps the loader's functions (sanitizing.py) ---
 
 
 @pytest.fixture(scope="module")
 def watched(built: None) -> str:
-    """Returns LD_PRELOAD: the loader's double and the library that reports its locks."""
+    """Returns the value of LD_PRELOAD: loader_watch.so and the library that reports its locks."""
     sanitizing.build_watched()
     return f"{sanitizing.WATCHED}/loader_watch.so:{sanitizing.WATCHED}/libvgpu.so"
 
 
-# A call that a program makes, with a lock as the library has them held or not → whether the double ends it.
+# call of the planted program, with or without a library lock held → whether loader_watch.so aborts the program
 CALLS = {"dlopen": True, "dlsym": True, "dropped": False, "free": False}
 
 
 @pytest.mark.own_build
 @pytest.mark.parametrize("call", CALLS)
-def test_the_double_finds_a_call_with_a_lock_held(watched: str, tmp_path: Path, call: str) -> None:
+def test_watcher_finds_a_loader_call_with_a_lock_held(watched: str, tmp_path: Path, call: str) -> None:
     """The negative control of the test below and of ``--sanitizer loader``."""
     log = str(SOURCES / "limits/log.c")
     flags = ("-DPLANTED", "-DVGPU_WATCH", str(sanitizing.WATCHED / "loader_watch.so"), "-ldl")
@@ -95,7 +95,7 @@ def used(puppet: Puppet) -> None:
 @pytest.mark.own_build
 @pytest.mark.parametrize("route", ["link", "handle", "proc"])
 @pytest.mark.parametrize("program", ["puppet", "puppet-unlinked"])
-def test_no_lock_is_held_in_a_call_of_the_loader(host: Host, watched: str, program: str, route: str) -> None:
+def test_library_holds_no_lock_in_a_loader_call(host: Host, watched: str, program: str, route: str) -> None:
     if program == "puppet-unlinked" and route == "link":
         route = "dlsym-of-libc"
     puppet = host.puppet(route, program=program, LD_PRELOAD=watched, VGPU_WATCH_FOUND=str(host.folder))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of the library: on the standard error that the program had when it first used the GPU, or nowhere."""
+"""The library logs only to the standard error that the program had at its first GPU call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import Host
 
-# LIBCUDA_LOG_LEVEL 3: each hooked call is a line.
+# At LIBCUDA_LOG_LEVEL 3 the library logs each hooked call.
 PROGRAM = """
 import ctypes, os, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -26,20 +26,26 @@ call()
 """
 TAKES_2 = "assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) == 2"
 
-# case: (code before the first call, code after it, lines on standard error, lines in the file that then has number 2)
+# case → code before the first call, code after the first call, expected lines on standard error, expected lines in a
+# file that reuses descriptor 2
 WAYS = {
-    "standard error stays": ("", "", 2, 0),
+    "standard error stays open": ("", "", 2, 0),
     "standard error is moved and restored": ("", "os.dup2(2, 9); os.close(2); os.dup2(9, 2)", 2, 0),
-    "standard error is closed": ("", "os.close(2)", 1, 0),
-    "a file takes number 2": ("", f"os.close(2); {TAKES_2}", 1, 0),
-    "standard error was closed": ("os.close(2)", TAKES_2, 0, 0),
-    "a forked child's file": ("", f"os.fork() and os._exit(os.wait()[1] >> 8); os.close(2); {TAKES_2}", 1, 0),
+    "standard error is closed after the first call": ("", "os.close(2)", 1, 0),
+    "a file reuses descriptor 2": ("", f"os.close(2); {TAKES_2}", 1, 0),
+    "standard error was closed before the first call": ("os.close(2)", TAKES_2, 0, 0),
+    "a file reuses descriptor 2 in a forked child": (
+        "",
+        f"os.fork() and os._exit(os.wait()[1] >> 8); os.close(2); {TAKES_2}",
+        1,
+        0,
+    ),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stream", ["pipe", "file"])
-def test_no_line_goes_where_the_program_did_not_ask_for_it(host: Host, stream: str, way: str) -> None:
+def test_lines_go_only_to_the_first_standard_error(host: Host, stream: str, way: str) -> None:
     before, then, lines, taken = WAYS[way]
     errors, database = host.folder / "errors", host.folder / "database"
     command = [sys.executable, "-c", PROGRAM.format(before=before, then=then), database]

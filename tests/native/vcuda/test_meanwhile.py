@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Concurrent creation of contexts and loading of code: each is charged once, and none that fits alone is refused."""
+"""Contexts and code created concurrently are charged once, and the library refuses none that fits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from conftest import LIMIT, LINKED, MIB, PROFILE, Host, compile_program, layouts
 from module_utils.abi import fields
 
-PATIENCE_S = 8  # enough for a wait of a second per context
+PATIENCE_S = 8  # includes a wait of up to 1 s per context
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def program(programs: Path) -> Path:
 
 @pytest.fixture
 def tooled(host: Host) -> Host:
-    """Returns a host whose driver calls a tool back."""
+    """Returns a host whose driver runs callbacks of a tool."""
     host.become(PROFILE.replace("[gpu]", "hostile = callbacks\n[gpu]"))
     return host
 
@@ -67,7 +67,9 @@ def learned(host: Host) -> int:
 
 
 @pytest.mark.parametrize("way", ["nested", "slow"])
-def test_a_context_that_another_one_comes_with(tooled: Host, context: int, program: Path, way: str) -> None:
+def test_context_created_inside_another_creation_is_charged(
+    tooled: Host, context: int, program: Path, way: str
+) -> None:
     with Program(tooled, program, way) as running:
         assert running.said() == "0 0 0"
         assert tooled.charged() == tooled.on_card() == 2 * context
@@ -78,9 +80,11 @@ def test_a_context_that_another_one_comes_with(tooled: Host, context: int, progr
 
 
 @pytest.mark.parametrize("way", ["retained", "making"])
-def test_a_primary_context_that_another_thread_is_making(tooled: Host, context: int, program: Path, way: str) -> None:
+def test_primary_context_retained_concurrently_is_charged_once(
+    tooled: Host, context: int, program: Path, way: str
+) -> None:
     """Both threads retain the primary context; the charge ends with the second release, even if a retain was missed."""
-    tooled.puppet().start().end()  # now the container knows what one costs
+    tooled.puppet().start().end()  # now the ledger contains the size of a context
     with Program(tooled, program, way) as running:
         assert running.said() == "0 0 0"
         assert tooled.charged() == tooled.on_card() == context
@@ -93,11 +97,13 @@ def test_a_primary_context_that_another_thread_is_making(tooled: Host, context: 
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_who_never_comes_back_from_the_driver(tooled: Host, context: int, program: Path, known: bool) -> None:
-    """A thread never returns from cuCtxCreate, and other threads wait for it only once.
+def test_thread_that_never_returns_from_the_driver_blocks_no_other_thread(
+    tooled: Host, context: int, program: Path, known: bool
+) -> None:
+    """A thread never returns from cuCtxCreate; other threads wait for this thread only once.
 
-    Its context is charged if the container has learned the size of a context. Otherwise the watcher reports the
-    process, because the context exceeds the tolerance of watch/rule.py (64 MiB or 1/16).
+    The thread's context is charged if the container has learned the size of a context. Otherwise the watcher reports
+    the process, because the context exceeds the tolerance of watch/rule.py (64 MiB or 1/16).
     """
     if known:
         tooled.puppet().start().end()
@@ -109,7 +115,7 @@ def test_who_never_comes_back_from_the_driver(tooled: Host, context: int, progra
 
 
 @pytest.mark.parametrize("hostile", ["", "slow-nvml"])
-def test_one_of_two_loads_that_do_not_fit_together(host: Host, program: Path, hostile: str) -> None:
+def test_exactly_one_of_two_concurrent_loads_over_the_limit_succeeds(host: Host, program: Path, hostile: str) -> None:
     if hostile:
         host.become(PROFILE.replace("[gpu]", f"hostile = {hostile}\n[gpu]"))
     puppet = host.puppet().start()

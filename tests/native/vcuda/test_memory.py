@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of one process: every way to get it is charged what the driver really took; every way to free it frees it."""
+"""In one process every allocation is charged as many bytes as the driver took, and every free is credited."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ROUTES = ["link", "handle", "default", "next", "self", "dlsym-of-libc", "dlvsym-
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_the_first_byte_past_the_limit_is_refused(host: Host, route: str) -> None:
+def test_first_byte_over_the_limit_is_refused(host: Host, route: str) -> None:
     puppet = host.puppet(route).start()
     context = host.on_card()
-    assert context > 0, "the simulated context costs nothing: contexts are not tested"
+    assert context > 0, "the simulated context takes no memory, so contexts are not tested"
     puppet.get("alloc", LIMIT - context - 1)
     puppet.get("alloc", 1)
     assert puppet.refused("alloc", 1) == OOM
@@ -24,15 +24,15 @@ def test_the_first_byte_past_the_limit_is_refused(host: Host, route: str) -> Non
     assert puppet.say("info") == [OK, 0, LIMIT]
 
 
-def test_without_the_library_the_card_is_the_limit(host: Host) -> None:
-    """The negative control: what the tests above see is the library's doing."""
+def test_without_the_library_only_the_card_is_the_limit(host: Host) -> None:
+    """The negative control: without the library an allocation may exceed the limit."""
     puppet = host.puppet(preload=False).start()
     puppet.get("alloc", LIMIT)
     assert host.on_card() > LIMIT
 
 
-def test_a_pool_at_the_limit_never_holds_more(host: Host) -> None:
-    """Pools take whole units of the card; the peak that the driver keeps of this process is the judge."""
+def test_pool_at_the_limit_takes_no_more_memory(host: Host) -> None:
+    """Pools allocate whole units of the card, so the test checks the process's peak use as the driver reports it."""
     puppet = host.puppet().start()
     blocks = []
     while True:
@@ -50,52 +50,52 @@ def test_a_pool_at_the_limit_never_holds_more(host: Host) -> None:
     assert host.peak() == LIMIT
 
 
-def test_contexts_count_only_where_they_should(host: Host) -> None:
+def test_contexts_are_not_charged_if_they_do_not_count(host: Host) -> None:
     host.write_limits(count_context=False)
     puppet = host.puppet().start()
     puppet.get("alloc", LIMIT)
     assert puppet.refused("alloc", 1) == OOM
 
 
-def test_a_context_that_does_not_count_takes_no_room_from_what_comes_later(host: Host) -> None:
-    """Allocations in steps: between them it is looked up what the card holds beyond the charge."""
+def test_uncounted_context_does_not_reduce_later_allocations(host: Host) -> None:
+    """Between allocations the library looks for uncharged memory on the card; the context must not count as such."""
     host.write_limits(count_context=False)
     puppet = host.puppet().start()
     context, step = host.on_card(), 32 * MIB
-    assert context > 2 * step, "too little to be missed: this proves less"
+    assert context > 2 * step, "the context is too small for a step, so the test proves less"
     while host.on_card() + step <= LIMIT + context - step:
         puppet.get("alloc", step)
     assert host.on_card() > LIMIT
     assert puppet.refused("alloc", 3 * step) == OOM
 
 
-# verb, its arguments, how it is freed; {0} is the register.
+# kind → puppet command that allocates, its arguments, command that frees; {0} is the register
 WAYS = {
-    "plain": ("alloc", (7 * MIB + 3,), "free {0}"),
+    "cuMemAlloc": ("alloc", (7 * MIB + 3,), "free {0}"),
     "managed": ("managed", (5 * MIB + 1,), "free {0}"),
-    "32 bit": ("alloc1", (3 * MIB + 1,), "free1 {0}"),
+    "cuMemAlloc, first version": ("alloc1", (3 * MIB + 1,), "free1 {0}"),
     "pitch": ("pitch", (1000, 777), "free {0}"),
-    "narrow pitch": ("pitch", (4, 100000), "free {0}"),
-    "vmm": ("create", (4 * MIB, 0), "release-handle {0}"),
+    "narrow pitched memory": ("pitch", (4, 100000), "free {0}"),
+    "cuMemCreate": ("create", (4 * MIB, 0), "release-handle {0}"),
     "array": ("array", (1024, 333, 0x20), "array-destroy {0}"),
-    "array of halves": ("array", (100000, 0, 0x10), "array-destroy {0}"),
+    "array of half floats": ("array", (100000, 0, 0x10), "array-destroy {0}"),
     "3d array": ("array3d", (64, 32, 16), "array-destroy {0}"),
     "mipmap": ("mipmap", (256, 128, 8), "mipmap-destroy {0}"),
-    "mipmap of no levels": ("mipmap", (2048, 1024, 0), "mipmap-destroy {0}"),
-    "mipmap of too many": ("mipmap", (512, 256, 60), "mipmap-destroy {0}"),
-    "freed in order": ("alloc", (6 * MIB,), "free-async {0}"),
+    "mipmap without levels": ("mipmap", (2048, 1024, 0), "mipmap-destroy {0}"),
+    "mipmap with too many levels": ("mipmap", (512, 256, 60), "mipmap-destroy {0}"),
+    "cuMemAlloc freed in stream order": ("alloc", (6 * MIB,), "free-async {0}"),
 }
 
 
 @pytest.mark.parametrize("route", ["link", "proc"])
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_charged_is_what_the_driver_took(host: Host, way: str, route: str) -> None:
+def test_charge_equals_the_memory_that_the_driver_took(host: Host, way: str, route: str) -> None:
     verb, arguments, freed = WAYS[way]
     puppet = host.puppet(route).start()
     before = host.on_card()
     assert host.charged() == before
     register = puppet.get(verb, *arguments)
-    assert host.on_card() > before, "the driver took nothing: this proves nothing"
+    assert host.on_card() > before, "the driver took no memory, so the test proves nothing"
     assert host.charged() == host.on_card()
     assert puppet.say("info")[1] == LIMIT - host.on_card()
     assert puppet.result(freed.format(register)) == OK
@@ -104,7 +104,7 @@ def test_what_is_charged_is_what_the_driver_took(host: Host, way: str, route: st
 
 
 @pytest.mark.parametrize("way", [name for name in WAYS if name not in ("mipmap", "3d array")])
-def test_each_way_is_held_to_the_limit(host: Host, way: str) -> None:
+def test_allocation_over_the_limit_is_refused(host: Host, way: str) -> None:
     verb, arguments, _unused = WAYS[way]
     puppet = host.puppet().start()
     puppet.get("alloc", LIMIT - host.on_card() - MIB // 8)
@@ -115,7 +115,7 @@ def test_each_way_is_held_to_the_limit(host: Host, way: str) -> None:
 
 @pytest.mark.parametrize("verb", ["async", "async-ptsz"])
 @pytest.mark.parametrize("freed", ["free-async {0}", "free {0}"])
-def test_stream_ordered_memory(host: Host, verb: str, freed: str) -> None:
+def test_stream_ordered_memory_is_charged_and_uncharged(host: Host, verb: str, freed: str) -> None:
     puppet = host.puppet("proc").start()
     before = host.on_card()
     register = puppet.get(verb, 9 * MIB)
@@ -128,7 +128,7 @@ def test_stream_ordered_memory(host: Host, verb: str, freed: str) -> None:
     puppet.get(verb, 9 * MIB)
 
 
-def test_a_pool_of_ones_own(host: Host) -> None:
+def test_separate_pool_is_charged_and_uncharged(host: Host) -> None:
     puppet = host.puppet().start()
     before = host.on_card()
     pool = puppet.get("pool", 0)
@@ -144,7 +144,7 @@ def test_a_pool_of_ones_own(host: Host) -> None:
     assert host.charged() == host.on_card() == before
 
 
-def test_physical_memory_lives_until_its_last_handle_and_mapping(host: Host) -> None:
+def test_physical_memory_is_charged_until_its_last_handle_or_mapping(host: Host) -> None:
     puppet = host.puppet().start()
     before, size = host.on_card(), 4 * MIB
     handle, address = puppet.get("create", size, 0), puppet.get("reserve", size)
@@ -158,8 +158,8 @@ def test_physical_memory_lives_until_its_last_handle_and_mapping(host: Host) -> 
 
 
 @pytest.mark.parametrize("imported", [False, True])
-def test_exported_memory_stays_charged(host: Host, imported: bool) -> None:
-    """It lives as long as a shareable handle of it, or an import, is open: releasing the handle frees nothing."""
+def test_exported_memory_stays_charged_after_its_release(host: Host, imported: bool) -> None:
+    """Exported memory exists while a shareable handle or import is open, so releasing its own handle frees nothing."""
     puppet = host.puppet().start()
     size = 700 * MIB
     for number in range((LIMIT - host.on_card()) // size):
@@ -176,7 +176,7 @@ def test_exported_memory_stays_charged(host: Host, imported: bool) -> None:
     assert host.charged() == host.on_card() == 0
 
 
-def test_memory_of_the_other_device_is_charged_there(host: Host) -> None:
+def test_memory_on_another_device_is_charged_to_that_device(host: Host) -> None:
     puppet = host.puppet().start(0)
     puppet.get("create", 4 * MIB, 1)
     assert host.charged(1) == host.on_card(1) == 4 * MIB
@@ -184,11 +184,11 @@ def test_memory_of_the_other_device_is_charged_there(host: Host) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_context_takes_its_memory_with_it(host: Host, first: int) -> None:
+def test_context_destruction_uncharges_its_memory(host: Host, first: int) -> None:
     puppet = host.puppet()
     assert puppet.result("init") == OK
     context = puppet.get("ctx", first)
-    for verb, arguments, _unused in (WAYS["plain"], WAYS["managed"], WAYS["array"]):
+    for verb, arguments, _unused in (WAYS["cuMemAlloc"], WAYS["managed"], WAYS["array"]):
         puppet.get(verb, *arguments)
     assert host.charged(first) == host.on_card(first) > 0
     assert puppet.result(f"ctx-destroy {context}") == OK
@@ -196,7 +196,7 @@ def test_a_context_takes_its_memory_with_it(host: Host, first: int) -> None:
 
 
 @pytest.mark.parametrize("end", ["release 0", "reset 0"])
-def test_the_primary_context_is_charged_once(host: Host, end: str) -> None:
+def test_primary_context_is_charged_once(host: Host, end: str) -> None:
     puppet = host.puppet()
     assert puppet.result("init") == OK
     context = puppet.get("retain", 0)
@@ -212,14 +212,14 @@ def test_the_primary_context_is_charged_once(host: Host, end: str) -> None:
     assert host.charged() == host.on_card() == 0
 
 
-def test_a_second_context_is_charged_too(host: Host) -> None:
+def test_second_context_is_charged(host: Host) -> None:
     puppet = host.puppet().start()
     cost = host.on_card()
     puppet.get("ctx", 0)
     assert host.charged() == host.on_card() == 2 * cost
 
 
-def test_modules_count_with_the_contexts(host: Host) -> None:
+def test_modules_are_charged(host: Host) -> None:
     puppet = host.puppet().start()
     before = host.on_card()
     module = puppet.get("module", 20 * MIB)
@@ -231,7 +231,7 @@ def test_modules_count_with_the_contexts(host: Host) -> None:
     assert host.charged() == host.on_card() < LIMIT - 20 * MIB
 
 
-def test_a_context_that_does_not_fit_is_refused(host: Host) -> None:
+def test_context_over_the_limit_is_refused(host: Host) -> None:
     puppet = host.puppet().start()
     puppet.get("alloc", LIMIT - host.on_card() - MIB)
     assert puppet.refused("ctx", 0) == OOM
@@ -242,7 +242,7 @@ def test_a_context_that_does_not_fit_is_refused(host: Host) -> None:
     assert host.charged() == host.on_card() <= LIMIT
 
 
-def test_a_slice_smaller_than_a_context_gets_none(host: Host) -> None:
+def test_slice_smaller_than_a_context_gets_no_context(host: Host) -> None:
     host.write_limits(memory=10 * MIB)
     puppet = host.puppet()
     assert puppet.result("init") == OK
@@ -251,7 +251,7 @@ def test_a_slice_smaller_than_a_context_gets_none(host: Host) -> None:
     assert host.charged() == host.on_card() == 0
 
 
-def test_a_device_that_is_not_in_the_limits_gets_no_context(host: Host) -> None:
+def test_device_missing_in_the_limits_gets_no_context(host: Host) -> None:
     host.limits.write_bytes(
         layouts.pack_limits({"devices": [{"uuid": host.uuids[1], "memory_bytes": LIMIT}], "allocation": "t"})
     )
@@ -262,7 +262,7 @@ def test_a_device_that_is_not_in_the_limits_gets_no_context(host: Host) -> None:
     puppet.get("ctx", 1)
 
 
-def test_a_live_change_takes_effect_without_a_restart(host: Host) -> None:
+def test_live_change_takes_effect_without_a_restart(host: Host) -> None:
     puppet = host.puppet().start()
     held = puppet.get("alloc", 1000 * MIB)
     changed = layouts.parse_limits(host.limits.read_bytes())
@@ -281,12 +281,12 @@ def test_a_live_change_takes_effect_without_a_restart(host: Host) -> None:
 
 
 def libraries(host: Host, nvml: str) -> dict:
-    """A folder of libraries like a container's: the driver, and NVML as it is there."""
+    """Creates a folder with the driver's libraries as in a container, with NVML as named. Returns LD_LIBRARY_PATH."""
     folder = host.folder / "lib"
     folder.mkdir()
     (folder / "libcuda.so.1").symlink_to(SIMULATOR / "libcuda.so.1")
     if nvml == "shows no processes":
-        # As some drivers do inside a container; here the names are spelled so that nobody finds them.
+        # Some drivers show no process inside a container. Here the functions get names that no program looks up.
         known = (SIMULATOR / "libnvidia-ml.so.1").read_bytes()
         assert known.count(b"RunningProcesses") > 3
         (folder / "libnvidia-ml.so.1").write_bytes(known.replace(b"RunningProcesses", b"RunningProcessez"))
@@ -294,7 +294,7 @@ def libraries(host: Host, nvml: str) -> dict:
 
 
 @pytest.mark.parametrize("nvml", ["is missing", "shows no processes"])
-def test_contexts_are_measured_where_nvml(host: Host, nvml: str) -> None:
+def test_contexts_are_measured_if_nvml(host: Host, nvml: str) -> None:
     environment = libraries(host, nvml)
     neighbour = host.puppet(preload=False).start()
     neighbour.get("alloc", 100 * MIB)
@@ -321,8 +321,8 @@ def context_bytes(host: Host) -> int:
 
 
 @pytest.mark.parametrize("nvml", ["is missing", "shows no processes"])
-def test_a_context_that_was_undone_teaches_nothing(host: Host, nvml: str) -> None:
-    """Its size may have been a neighbour's doing: it must not stay with the container."""
+def test_refused_context_leaves_no_learned_size(host: Host, nvml: str) -> None:
+    """The ledger must not keep the measured size of a refused context: a neighbour may have caused the size."""
     environment = libraries(host, nvml)
     host.write_limits(memory=10 * MIB)
     puppet = host.puppet("handle", program="puppet-unlinked", **environment)
@@ -332,7 +332,7 @@ def test_a_context_that_was_undone_teaches_nothing(host: Host, nvml: str) -> Non
 
 
 @pytest.mark.parametrize("nvml", ["shows no processes", "shows all"])
-def test_a_size_that_a_neighbour_spoilt_is_corrected(host: Host, nvml: str) -> None:
+def test_wrong_learned_context_size_is_corrected(host: Host, nvml: str) -> None:
     """A neighbour made the learned size of a context too high; the next process measures again and corrects it."""
     environment = libraries(host, nvml) if nvml != "shows all" else {}
     patch_context_bytes(host, 2000 * MIB)

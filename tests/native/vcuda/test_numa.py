@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines whose GPUs' memory is a NUMA node of the host (Grace): who asks for memory on that node gets the card's."""
+"""On machines such as Grace a GPU's memory is a NUMA node of the host: memory on this node is charged to the GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from test_oversubscription import HELPERS, SMALL, SOLD, Tenant
 
 NUMA, CURRENT = 3, 4  # CU_MEM_LOCATION_TYPE_HOST_NUMA, …_CURRENT
 PIECE = 64 * MIB
-# GPU 0 is node 1, GPU 1 is node 2; the machine that runs the tests has no more nodes than these two may have.
+# In the simulated host the memory of GPU 0 is NUMA node 1, and the memory of GPU 1 is node 2.
 GRACE = SMALL.replace("context_mib = 4", "context_mib = 4\nnuma_node = 1", 1) + "numa_node = 2\n"
 
 
@@ -37,7 +37,7 @@ def start(programs: Path, tmp_path: Path):
     host.close()
 
 
-def test_the_gpus_own_node_is_charged_to_the_gpu(start: Callable) -> None:
+def test_memory_on_the_gpus_node_is_charged_to_the_gpu(start: Callable) -> None:
     host, one = start()
     before = one.charged()
     for count in (1, 2, 3):
@@ -45,27 +45,27 @@ def test_the_gpus_own_node_is_charged_to_the_gpu(start: Callable) -> None:
         assert one.charged() - before == count * PIECE
     assert host.on_card() == one.charged()
     assert one.ask(f"create({PIECE}, place={NUMA}, node=1)") == OOM
-    assert one.ask(f"create({PIECE})") == OOM, "it is one account"
+    assert one.ask(f"create({PIECE})") == OOM, "node memory and GPU memory share one limit"
     assert one.ask("cu.info()[0]") == SOLD - one.charged()
     assert one.ask("cu.raw('cuMemRelease', p)") == OK
     assert host.on_card() == one.charged() == before + 2 * PIECE
 
 
-def test_without_the_library_it_is_the_cards_memory(start: Callable) -> None:
-    """The negative control: what the simulated driver gives there is on the card."""
+def test_without_the_library_node_memory_is_on_the_card(start: Callable) -> None:
+    """The negative control: the simulated driver allocates memory of this node on the card."""
     host, one = start(wrapper=("env", "-u", "LD_PRELOAD"))
     assert [one.ask(f"create({PIECE}, place={NUMA}, node=1)") for _unused in range(4)] == [OK, OK, OK, OOM]
     assert host.on_card() > 3 * PIECE
 
 
-def test_a_gpu_that_is_not_the_slices_is_refused(start: Callable) -> None:
+def test_node_of_a_gpu_outside_the_slice_is_refused(start: Callable) -> None:
     host, one = start()
     assert one.ask(f"create({PIECE}, place={NUMA}, node=2)") == NOT_PERMITTED
     assert host.on_card(1) == 0
 
 
 @pytest.mark.parametrize(("place", "node"), [(NUMA, 0), (CURRENT, 0), (CURRENT, 1)])
-def test_memory_of_the_host_is_charged_nowhere(start: Callable, place: int, node: int) -> None:
+def test_host_memory_is_not_charged_to_a_gpu(start: Callable, place: int, node: int) -> None:
     _host, one = start()
     before = one.charged()
     assert one.ask(f"create({2 * SOLD}, place={place}, node={node})") in (OK, OOM)
@@ -76,11 +76,11 @@ def test_memory_of_the_host_is_charged_nowhere(start: Callable, place: int, node
 # The test imitates the kernel's list of nodes: node 3 has no CPUs, node 4 has CPUs.
 NODES = "mount -t tmpfs none /sys/devices/system/node && cd /sys/devices/system/node && mkdir node3 node4 && "
 LIST = ("unshare", "-m", "sh", "-c", NODES + 'echo > node3/cpulist && echo 0-3 > node4/cpulist && exec "$@"', "sh")
-INVALID_DEVICE = 101  # the simulated driver has no such node
+INVALID_DEVICE = 101  # the simulated driver's error for an unknown node
 
 
 @pytest.mark.parametrize(("node", "answer"), [(3, NOT_SUPPORTED), (4, INVALID_DEVICE), (5, INVALID_DEVICE)])
-def test_a_node_without_processors_that_is_no_gpu_here_is_refused(start: Callable, node: int, answer: int) -> None:
+def test_node_without_cpus_is_refused(start: Callable, node: int, answer: int) -> None:
     """A node without CPUs may be another container's GPU and is refused. Other nodes are passed to the driver."""
     _host, one = start(profile=SMALL, wrapper=LIST)
     assert one.ask(f"create({PIECE}, place={NUMA}, node={node})") == answer

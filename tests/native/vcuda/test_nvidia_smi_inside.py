@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's own nvidia-smi in a slice: driver 535 and 550 unchanged, and one that nobody measured."""
+"""NVIDIA's unchanged nvidia-smi in a slice, with drivers 535 and 550 and with an unknown driver version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FETCH = ROOT / "tests" / "native" / "fetch_nvidia_smi.sh"
 
 
 class Smi:
-    """The program of one Debian suite, on a host whose driver says that it is of the same version."""
+    """Runs nvidia-smi of one Debian suite on a simulated host whose driver reports the same version."""
 
     def __init__(self, folder: Path, tmp_path: Path, programs: Path, version: str = "") -> None:
         self.program = folder / "nvidia-smi"
@@ -40,7 +40,7 @@ class Smi:
         return [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
 
     def box(self, **options: object) -> list:
-        """Rows of the box of processes: GPU, pid, type, name, MiB."""
+        """Returns the rows of nvidia-smi's process table: GPU, pid, type, name, MiB."""
         rows = re.findall(r"\|\s+(\d+)\s+N/A\s+N/A\s+(\d+)\s+(\S+)\s+(\S+)\s+(\d+)MiB \|", self(**options))
         return sorted([int(gpu), int(pid), kind, name, int(size)] for gpu, pid, kind, name, size in rows)
 
@@ -60,7 +60,7 @@ def smi(request: pytest.FixtureRequest, tmp_path: Path, programs: Path):
     smi.host.close()
 
 
-def test_totals_and_the_box_of_processes_are_the_slices(smi: Smi) -> None:
+def test_nvidia_smi_shows_the_slice_and_its_processes(smi: Smi) -> None:
     host = smi.host
     stranger = host.puppet(preload=False).start()
     stranger.get("alloc", 900 * MIB)
@@ -80,11 +80,13 @@ def test_totals_and_the_box_of_processes_are_the_slices(smi: Smi) -> None:
     assert smi.query("gpu", "memory.total,memory.used,memory.free") == [
         [str(total), str(size), str(total - size)] for size in sizes
     ]
-    assert stranger.process.pid in [row[1] for row in smi.box(preload=False)], "outside the stranger is seen"
+    assert stranger.process.pid in [row[1] for row in smi.box(preload=False)], (
+        "without the library the neighbour is listed"
+    )
     assert len(smi.box(preload=False)) == 3
 
 
-def test_a_process_of_another_namespace_has_the_viewers_number(smi: Smi) -> None:
+def test_process_of_another_namespace_is_shown_by_the_viewers_pid(smi: Smi) -> None:
     if os.geteuid() != 0:
         pytest.skip("a pid namespace needs root")
     apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -111,7 +113,7 @@ SLOTS = "[i for i in range(1, smi_table()[0] // 8) if object_of(smi_table()[i]).
 
 
 @pytest.mark.parametrize("version", TABLES)
-def test_a_private_table_is_changed_only_where_it_was_measured(tmp_path: Path, programs: Path, version: str) -> None:
+def test_private_table_is_replaced_only_for_known_driver_versions(tmp_path: Path, programs: Path, version: str) -> None:
     host = Host(tmp_path, programs, re.sub("driver_version = .*", f"driver_version = {version}", PROFILE))
     try:
         host.write_limits()
@@ -121,7 +123,7 @@ def test_a_private_table_is_changed_only_where_it_was_measured(tmp_path: Path, p
         host.close()
 
 
-def test_a_table_of_another_size_is_none_that_was_measured(tmp_path: Path, programs: Path) -> None:
+def test_private_table_of_another_size_is_not_replaced(tmp_path: Path, programs: Path) -> None:
     """If a later build has a longer private table, its entries are unknown and none is replaced."""
     host = Host(tmp_path, programs)
     try:
@@ -140,7 +142,7 @@ def test_a_table_of_another_size_is_none_that_was_measured(tmp_path: Path, progr
         host.close()
 
 
-def test_on_a_driver_that_nobody_measured_the_box_is_the_drivers(tmp_path: Path, programs: Path) -> None:
+def test_unknown_driver_keeps_its_process_table(tmp_path: Path, programs: Path) -> None:
     smi = Smi(fetched("bookworm"), tmp_path, programs, version="999.10.01")
     try:
         puppet = smi.host.puppet().start()
@@ -152,7 +154,7 @@ def test_on_a_driver_that_nobody_measured_the_box_is_the_drivers(tmp_path: Path,
         smi.host.close()
 
 
-def test_a_gpu_outside_the_slice_shows_no_memory(smi: Smi) -> None:
+def test_gpu_outside_the_slice_shows_no_memory(smi: Smi) -> None:
     import layouts
 
     devices = [{"uuid": smi.host.uuids[1], "memory_bytes": LIMIT}]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVML inside a slice: own processes only, under their own pids, and utilisation relative to the share.
 
-The truth is what the same question answers outside, without the library, and what the simulated driver accounts.
+The tests compare the results with the same query without the library and with the simulated driver's account.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LISTS = [
 ]
 
 
-def test_every_list_of_processes_has_the_containers_own_alone(host: Host) -> None:
+def test_process_lists_show_only_the_container(host: Host) -> None:
     stranger = host.puppet(preload=False).start()
     stranger.get("alloc", 700 * MIB)
     own = [host.puppet().start() for _unused in range(2)]
@@ -51,7 +51,7 @@ def test_every_list_of_processes_has_the_containers_own_alone(host: Host) -> Non
     assert ask(host, questions[2], questions[9], preload=False) == [[0, 3, everybody]] * 2
 
 
-def test_a_list_that_does_not_fit_tells_its_length(host: Host) -> None:
+def test_too_short_process_list_returns_the_needed_length(host: Host) -> None:
     own = [host.puppet().start() for _unused in range(2)]
     questions = [f"lists('{name}', {entry}, {room})" for name, entry, compute in LISTS if compute for room in (0, 1)]
     questions += ["details(0, 0)", "details(0, 1)"]
@@ -59,7 +59,7 @@ def test_a_list_that_does_not_fit_tells_its_length(host: Host) -> None:
     assert len(own) == 2
 
 
-def test_the_dead_and_the_lists_errors(host: Host) -> None:
+def test_dead_process_is_not_listed_and_errors_are_the_drivers(host: Host) -> None:
     own = host.puppet().start()
     question = "lists('nvmlDeviceGetComputeRunningProcesses_v3', Two)"
     assert ask(host, question)[0][1] == 1
@@ -79,17 +79,17 @@ PIDS = "[e[0] for e in lists('nvmlDeviceGetComputeRunningProcesses_v3', Two)[2]]
 
 
 @needs_root
-def test_pids_are_those_of_the_viewers_namespace(host: Host) -> None:
+def test_listed_pids_are_of_the_viewers_namespace(host: Host) -> None:
     outer, inner = host.puppet().start(), host.puppet(wrapper=APART).start()
     assert inner.say("pid")[1] == 1
     shell = inner.process.pid
     number = int(Path(f"/proc/{shell}/task/{shell}/children").read_text())
     held = {row["pid"]: row for row in layouts.read_ledger(str(host.ledger))["slots"]}
-    assert sorted(held) == sorted([1, outer.process.pid]), "each is in the ledger as it sees itself"
+    assert sorted(held) == sorted([1, outer.process.pid]), "the ledger has each process's pid in its own namespace"
     assert sorted(ask(host, PIDS)[0]) == sorted([outer.process.pid, number])
     enter = ("nsenter", "-t", str(number), "-p", "-m")
-    assert ask(host, PIDS, prefix=enter) == [[1]], "who is outside cannot be seen from inside"
-    assert ask(host, PIDS, prefix=APART) == [[]], "nor from another namespace"
+    assert ask(host, PIDS, prefix=enter) == [[1]], "inside a pid namespace, processes outside are not listed"
+    assert ask(host, PIDS, prefix=APART) == [[]], "a second namespace sees no process of the first"
     # In a pid namespace with the parent's /proc no process is listed, and no wrong pid either.
     assert ask(host, PIDS, prefix=("unshare", "--pid", "--fork")) == [[]]
 
@@ -110,7 +110,7 @@ def advance_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Clocked(Host):
-    """A host whose clock the test moves, and workers on it."""
+    """A host whose simulated clock the test advances, with worker processes."""
 
     def __init__(self, folder: Path, programs: Path, advance: Path) -> None:
         super().__init__(folder, programs, CLOCKED)
@@ -161,7 +161,7 @@ FIGURES = [
 ]
 
 
-def test_a_busy_neighbour_is_not_shown(clocked: Clocked) -> None:
+def test_utilisation_hides_a_busy_neighbour(clocked: Clocked) -> None:
     idle, neighbour = clocked.worker("0"), clocked.worker("inf", preload=False)
     clocked.advance(1000)
     rates, by_pid, info, gpu, memory = ask(clocked, *FIGURES)
@@ -179,7 +179,7 @@ def test_a_busy_neighbour_is_not_shown(clocked: Clocked) -> None:
     [(0, "default"), (100, "force"), (50, "default"), (33, "force"), (10, "default"), (10, "disable")],
 )
 def test_utilisation_is_relative_to_the_share(clocked: Clocked, percent: int, policy: str) -> None:
-    """A kernel of 200 ms: a part of the card's time, and what part that is of the slice."""
+    """A kernel of 200 ms uses a part of the card's time; NVML shows this part relative to the slice's share."""
     clocked.share(percent, policy)
     worker = clocked.worker("200000")
     clocked.advance(1000)
@@ -187,7 +187,7 @@ def test_utilisation_is_relative_to_the_share(clocked: Clocked, percent: int, po
     share = 100 if policy == "disable" or percent == 0 else percent
     [[pid, sm, memory]] = truth[1]
     assert pid == worker
-    assert 1 <= sm <= 40, "the driver's own figure of its samples with 200 ms of work"
+    assert 1 <= sm <= 40, "the driver's own utilisation must show the 200 ms of work"
     expected = [min(100, sm * 100 // share), min(100, memory * 100 // share)]
     rates, by_pid, info, gpu, mem = ask(clocked, *FIGURES)
     assert rates == expected
@@ -197,7 +197,7 @@ def test_utilisation_is_relative_to_the_share(clocked: Clocked, percent: int, po
     assert len(gpu) == len(truth[3])
 
 
-def test_two_of_the_container_are_added(clocked: Clocked) -> None:
+def test_utilisation_sums_the_containers_processes(clocked: Clocked) -> None:
     clocked.share(50)
     workers = [clocked.worker("inf"), clocked.worker("inf")]
     neighbour = clocked.worker("inf", preload=False)
@@ -210,7 +210,7 @@ def test_two_of_the_container_are_added(clocked: Clocked) -> None:
     assert rates == [min(100, sum(figures)) for figures in zip(*mine)] if mine else [0, 0]
 
 
-def test_accounting_has_the_living_of_the_container(clocked: Clocked) -> None:
+def test_accounting_lists_live_processes_of_the_container(clocked: Clocked) -> None:
     clocked.share(50)
     subprocess.run(
         [
@@ -232,8 +232,8 @@ def test_accounting_has_the_living_of_the_container(clocked: Clocked) -> None:
     assert inside == [[worker], [min(100, outside[1][0] * 2)], "NVML_ERROR_NOT_FOUND"]
 
 
-def test_the_later_form_of_accounting_has_no_neighbour(clocked: Clocked, tmp_path: Path) -> None:
-    """NVML of driver 615."""
+def test_accounting_stats_v2_hides_a_neighbour(clocked: Clocked, tmp_path: Path) -> None:
+    """NVML of driver 615 has nvmlDeviceGetAccountingStats_v2."""
     clocked.driver_env["LD_LIBRARY_PATH"] = str(newer_driver(tmp_path / "newer"))
     clocked.share(50)
     mode = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetAccountingMode(n.nvmlDeviceGetHandleByIndex(0), 1)"
@@ -248,12 +248,12 @@ def test_the_later_form_of_accounting_has_no_neighbour(clocked: Clocked, tmp_pat
     assert ask(clocked, *asked) == [double, [not_found, 0, 0]]
 
 
-def test_where_the_driver_speaks_of_other_pids_utilisation_is_not_known(clocked: Clocked) -> None:
+def test_utilisation_is_unsupported_if_the_driver_lists_other_pids(clocked: Clocked) -> None:
     """If the driver lists no process or the host's pids, utilisation is not reported, so no other container's is."""
     worker = clocked.worker("inf")
     clocked.advance(1000)
     assert ask(clocked, "rates()")[0][0] >= 90
-    with clocked.ledger.open("r+b") as ledger:  # the driver's list has no such process
+    with clocked.ledger.open("r+b") as ledger:  # writes a pid that the driver does not list
         ledger.seek(layouts.fields.LEDGER_SLOT_OFFSET + layouts.fields.LEDGER_SLOT_FIELDS["pid"][0])
         assert struct.unpack("<I", ledger.read(4)) == (worker,)
         ledger.seek(-4, os.SEEK_CUR)
@@ -261,10 +261,10 @@ def test_where_the_driver_speaks_of_other_pids_utilisation_is_not_known(clocked:
     assert ask(clocked, *FIGURES) == ["NVML_ERROR_NOT_SUPPORTED"] * 2 + [[3, 0, []]] + ["NVML_ERROR_NOT_SUPPORTED"] * 2
 
 
-# --- what the slice does not have ---------------------------------------------------------------------------------
+# --- GPUs outside the slice, and figures that stay unchanged ---
 
 
-def test_a_gpu_that_the_limits_do_not_name_is_not_permitted(host: Host) -> None:
+def test_gpu_missing_in_the_limits_is_not_permitted(host: Host) -> None:
     devices = [{"uuid": host.uuids[1], "memory_bytes": LIMIT}]
     host.limits.write_bytes(layouts.pack_limits({"allocation": "t", "devices": devices}))
     stranger = host.puppet(preload=False).start()
@@ -272,7 +272,7 @@ def test_a_gpu_that_the_limits_do_not_name_is_not_permitted(host: Host) -> None:
     memory = ["nvmlDeviceGetMemoryInfo(gpu({}))", "nvmlDeviceGetMemoryInfo(gpu({}), version=nvmlMemory_v2)"]
     others = ["rates()", "lists('nvmlDeviceGetComputeRunningProcesses_v3', Two)"]
     count, *denied = ask(host, "nvmlDeviceGetCount()", *(one.format(0) for one in memory), *others)
-    assert count == 2, "the order and number of the GPUs stay as the runtime gives them"
+    assert count == 2, "the count and order of the GPUs stay unchanged"
     assert denied == ["NVML_ERROR_NO_PERMISSION"] * 3 + [[0, 0, []]]
     assert [one["total"] for one in ask(host, *(one.format(1) for one in memory))] == [LIMIT, LIMIT]
     puppet = host.puppet()
@@ -290,7 +290,7 @@ def test_broken_limits_show_nothing(host: Host, fault: str) -> None:
     assert ask(host, *question) == ["NVML_ERROR_NO_PERMISSION", [0, 0, []]]
 
 
-def test_the_cards_bar_and_sensors_stay_the_cards(host: Host) -> None:
+def test_bar_and_sensors_stay_unchanged(host: Host) -> None:
     questions = [
         "nvmlDeviceGetBAR1MemoryInfo(gpu(0)).bar1Total",
         "nvmlDeviceGetTemperature(gpu(0), 0)",
@@ -301,7 +301,7 @@ def test_the_cards_bar_and_sensors_stay_the_cards(host: Host) -> None:
     assert ask(host, *questions) == ask(host, *questions, preload=False)
 
 
-# --- the entries that we declare -----------------------------------------------------------------------------------
+# --- the structures that the library declares ---
 
 STRUCTURES = {
     "nvmlMemory_t": "c_nvmlMemory_t",
@@ -318,7 +318,7 @@ STRUCTURES = {
 }
 
 
-def test_structures_are_those_of_nvidia_ml_py(tmp_path: Path) -> None:
+def test_structures_match_nvidia_ml_py(tmp_path: Path) -> None:
     import ctypes
 
     import pynvml

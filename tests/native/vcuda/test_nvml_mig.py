@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slice of a MIG device: its memory, its GPU's, its processes; test_visible.py runs CUDA in one.
+"""NVML shows a slice of a MIG device: the device's memory, the GPU's memory, and the processes.
 
-A process of the container is played here by one that holds a slot of the ledger, as any process of it could.
+The test process acts as a process of the container: it takes a slot of the ledger. test_visible.py tests CUDA in a MIG
+device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def mig(tmp_path: Path, programs: Path):
-    """A host of two A100, the first of them cut: `host.mig` are the UUIDs, 3g.40gb, 2g.20gb, 1g.10gb."""
+    """Yields a host of two A100; GPU 0 has the MIG devices 3g.40gb, 2g.20gb and 1g.10gb, whose UUIDs are `host.mig`."""
     folder = fetched("bookworm")
     version = (folder / "version").read_text().strip()
     profile = f"driver_version = {version}\ncuda_version = 12.2\n[gpu]\nmodel = A100-80GB\ncount = 2\n"
@@ -53,7 +54,7 @@ def slices(host: Host, sizes: dict) -> None:
 
 
 class Member:
-    """This test's own process as one of the container, with so many bytes on each device of the ledger."""
+    """Registers the test process in the ledger as a process of the container, with these bytes on each device."""
 
     def __init__(self, host: Host, *used: int) -> None:
         self.stream = host.ledger.open("r+b")
@@ -78,7 +79,7 @@ LIST = (
 )
 
 
-def test_a_mig_device_and_its_gpu_show_the_slice(mig) -> None:
+def test_mig_device_and_its_gpu_show_the_slice(mig) -> None:
     first, second, third = mig.mig
     slices(mig, {first: 10 * GIB, third: 3 * GIB})
     member = Member(mig, 2 * GIB, 5 * MIB)
@@ -88,7 +89,7 @@ def test_a_mig_device_and_its_gpu_show_the_slice(mig) -> None:
         [10 * GIB, 2 * GIB, 8 * GIB],
         denied,
         [3 * GIB, 5 * MIB, 3 * GIB - 5 * MIB],
-        [13 * GIB, 2 * GIB + 5 * MIB, 11 * GIB - 5 * MIB],  # the GPU is what the slice has of it
+        [13 * GIB, 2 * GIB + 5 * MIB, 11 * GIB - 5 * MIB],  # the GPU shows the sum of the slice's MIG devices
         denied,
     ]
     instances = ask(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ACTIVE_OOM_KILLER: the limit of a running container is lowered, and a process of it is killed."""
+"""ACTIVE_OOM_KILLER: if the limit of a running container is lowered, the library kills a process over the limit."""
 
 from __future__ import annotations
 
@@ -38,16 +38,20 @@ def pair(host: Host):
     return start
 
 
-# oom_killer of the limits file, the variable
+# columns: oom_killer in the limits file, the variable ACTIVE_OOM_KILLER
 SWITCHES = [(True, None), (True, "false"), (False, "true"), (False, "1")]
 
 
 @pytest.mark.parametrize(("file", "variable"), SWITCHES)
-def test_the_one_that_holds_the_most_ends_at_its_next_call(host: Host, pair, file: bool, variable: str | None) -> None:
+def test_process_with_the_most_memory_is_killed_at_its_next_call(
+    host: Host, pair, file: bool, variable: str | None
+) -> None:
     host.write_limits(oom_killer=file)
     large, small = pair(**({"ACTIVE_OOM_KILLER": variable} if variable else {}))
     lower(host, 2000 * MIB)
-    assert [ended(small), ended(small)] == [False, False], "who holds less stays, also when it looks first"
+    assert [ended(small), ended(small)] == [False, False], (
+        "the process with less memory must survive, even if it calls first"
+    )
     assert small.refused("alloc", 1) == OOM
     assert ended(large)
     [line] = [line for line in large.errors().splitlines() if "is killed" in line]
@@ -58,7 +62,7 @@ def test_the_one_that_holds_the_most_ends_at_its_next_call(host: Host, pair, fil
     small.get("alloc", 2000 * MIB - held)
 
 
-def test_the_next_one_follows_where_that_was_not_enough(host: Host, pair) -> None:
+def test_next_process_is_killed_if_the_usage_is_still_too_high(host: Host, pair) -> None:
     host.write_limits(oom_killer=True)
     large, small = pair()
     lower(host, 500 * MIB)
@@ -67,8 +71,8 @@ def test_the_next_one_follows_where_that_was_not_enough(host: Host, pair) -> Non
     assert host.puppet().start().say("info")[2] == 500 * MIB
 
 
-def test_the_first_process_of_a_container_ends_too(host: Host) -> None:
-    """Pid 1 of a pid namespace: the kernel drops every signal that it sends to itself, SIGKILL among them."""
+def test_pid_1_of_a_container_is_killed(host: Host) -> None:
+    """The kernel drops signals, even SIGKILL, that pid 1 of a pid namespace sends to itself."""
     host.write_limits(oom_killer=True)
     first = host.puppet(wrapper=("unshare", "--pid", "--fork", "--kill-child")).start()
     first.get("alloc", 1000 * MIB)
@@ -80,8 +84,8 @@ def test_the_first_process_of_a_container_ends_too(host: Host) -> None:
 
 
 @pytest.mark.parametrize("variables", [{}, {"ACTIVE_OOM_KILLER": "false"}, {"ACTIVE_OOM_KILLER": "maybe"}])
-def test_off_it_only_refuses(host: Host, pair, variables: dict) -> None:
-    """The negative control, and the default."""
+def test_disabled_oom_killer_only_refuses_allocations(host: Host, pair, variables: dict) -> None:
+    """The negative control, which is also the default setting."""
     large, small = pair(**variables)
     lower(host, 500 * MIB)
     assert [ended(large), ended(small)] == [False, False]
@@ -89,7 +93,7 @@ def test_off_it_only_refuses(host: Host, pair, variables: dict) -> None:
     assert large.say("info") == [OK, 0, 500 * MIB]
 
 
-def test_switched_on_while_it_is_over(host: Host, pair) -> None:
+def test_oom_killer_enabled_while_over_the_limit_kills_a_process(host: Host, pair) -> None:
     large, small = pair()
     lower(host, 2000 * MIB)
     assert not ended(large)
@@ -99,15 +103,15 @@ def test_switched_on_while_it_is_over(host: Host, pair) -> None:
     assert [ended(small), ended(large), ended(small)] == [False, True, False]
 
 
-def test_nobody_is_ended_while_it_fits(host: Host, pair) -> None:
+def test_no_process_is_killed_within_the_limit(host: Host, pair) -> None:
     host.write_limits(oom_killer=True)
     puppets = pair()
-    assert puppets[0].refused("alloc", LIMIT) == OOM, "asking for too much is no crime"
+    assert puppets[0].refused("alloc", LIMIT) == OOM, "a refused allocation must not kill the process"
     lower(host, host.on_card())
     assert [ended(one) for one in puppets] == [False, False]
 
 
-def test_a_refusal_ends_nobody(host: Host) -> None:
+def test_refused_allocation_kills_no_process(host: Host) -> None:
     """A framework may ask for too much, free memory and ask again; usage never exceeds the limit, so none is killed."""
     host.write_limits(oom_killer=True)
     puppet = host.puppet(ACTIVE_OOM_KILLER="true").start()
@@ -120,7 +124,7 @@ def test_a_refusal_ends_nobody(host: Host) -> None:
     assert not ended(puppet)
 
 
-def test_what_a_pool_keeps_for_later_is_given_back_before_anybody_ends(host: Host) -> None:
+def test_unused_pool_memory_is_released_before_a_process_is_killed(host: Host) -> None:
     host.write_limits(oom_killer=True)
     puppet = host.puppet().start()
     pool = puppet.get("pool", 0)

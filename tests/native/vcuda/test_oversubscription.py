@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A card that was sold almost twice: a slice gets its whole limit, and right data, also when the card is full.
+"""An oversold card: each slice gets its whole limit and keeps its data intact, even if the card is full.
 
-The yardstick is the simulated driver's own account of what lies on the card, and the bytes themselves.
+The tests check the simulated driver's account of the card and the bytes in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conftest import MIB, OOM, ROOT, SIMULATOR, Host
 
 PROGRAM = ROOT / "tests" / "native" / "gpusim" / "cuda_program.py"
 CARD, CONTEXT = 256 * MIB, 4 * MIB
-SOLD = 230 * MIB  # each of two slices: S = 1.8
+SOLD = 230 * MIB  # size of each of two slices: the card is sold 1.8 times
 SMALL = """\
 driver_version = 535.261.03
 cuda_version = 12.2
@@ -33,7 +33,7 @@ context_mib = 4
 
 
 class Tenant:
-    """A program of its own container: ask() evaluates Python with the driver API at hand."""
+    """A program in a separate container. ask() evaluates a Python expression that can call the driver API."""
 
     def __init__(
         self, host: Host, name: str, oversubscribe: bool = True, gpus: int = 2, wrapper: tuple = (), **options: object
@@ -99,7 +99,7 @@ HELPERS = [
 ]
 WAYS = ["plain", "later", "pitched"]
 MAPPED = [*WAYS, "mapped"]
-# A driver of CUDA 12.1 makes no physical memory of the host's.
+# In CUDA 12.1 cuMemCreate cannot create host memory.
 FORMER = "driver_version = 530.41.03\ncuda_version = 12.1\n" + SMALL.split("\n", 2)[2]
 
 
@@ -129,10 +129,10 @@ def tenant(host: Host):
 
 
 @pytest.mark.parametrize("way", MAPPED)
-def test_a_slice_gets_its_whole_limit_after_another_filled_the_card(host: Host, tenant, way: str) -> None:
+def test_slice_gets_its_whole_limit_on_a_full_card(host: Host, tenant, way: str) -> None:
     first = tenant("first")
     assert first.fill("plain", 2 * MIB, SOLD) == (SOLD - CONTEXT) // (2 * MIB)
-    assert first.charged() == SOLD, "it is held to its limit as ever"
+    assert first.charged() == SOLD, "the limit still applies to the tenant"
     second = tenant("second")
     granted = second.fill(way, 2 * MIB, SOLD)
     assert granted == (SOLD - CONTEXT) // (2 * MIB)
@@ -140,15 +140,15 @@ def test_a_slice_gets_its_whole_limit_after_another_filled_the_card(host: Host, 
     assert host.on_card() <= CARD < first.charged() + second.charged()
     assert second.ask("cu.info()") == [0, SOLD]
     assert second.ask(f"one({way}, 2 * MIB)") == OOM
-    # Both have what they wrote, also after kernels ran.
+    # Both tenants' data is intact, also after kernels ran.
     for one in (first, second):
         one.ask("cu.launch(cu.kernel(1000), times=3)")
         one.ask("cu.cuCtxSynchronize()")
         assert one.ask("whole()") is True
 
 
-def test_without_oversubscription_the_same_task_fails(host: Host, tenant) -> None:
-    """The negative control: this is what a card that was sold twice does elsewhere."""
+def test_without_oversubscription_a_slice_gets_only_the_rest_of_the_card(host: Host, tenant) -> None:
+    """The negative control: without oversubscription the second slice gets only the rest of the card."""
     first = tenant("first", oversubscribe=False)
     first.fill("plain", 2 * MIB, SOLD)
     second = tenant("second", oversubscribe=False)
@@ -158,14 +158,14 @@ def test_without_oversubscription_the_same_task_fails(host: Host, tenant) -> Non
     assert second.ask("cu.info()[0]") == CARD - host.on_card() < SOLD - second.charged()
 
 
-def test_a_variable_switches_it_off(host: Host, tenant) -> None:
+def test_variable_disables_oversubscription(host: Host, tenant) -> None:
     tenant("first").fill("plain", 2 * MIB, SOLD)
     second = tenant("second", CUDA_OVERSUBSCRIBE="false")
     assert second.fill("plain", 2 * MIB, SOLD) < SOLD // (2 * MIB) // 2
     assert second.fill("plain", 2 * MIB, SOLD) == 0
 
 
-def test_a_neighbour_without_the_library_may_fill_the_card(host: Host, tenant) -> None:
+def test_slice_gets_its_whole_limit_next_to_an_unlimited_neighbour(host: Host, tenant) -> None:
     second = tenant("second")
     stranger = host.puppet(preload=False).start()
     stranger.get("alloc", CARD - host.on_card())
@@ -176,20 +176,20 @@ def test_a_neighbour_without_the_library_may_fill_the_card(host: Host, tenant) -
 
 FREES = {
     "plain": "[cu.cuMemFree_v2(at) for at, size in held]",
-    "in stream order": "[cu.cuMemFreeAsync(at, 0) for at, size in held]; cu.cuCtxSynchronize()",
-    "with its context": "cu.cuCtxDestroy_v2(context); context = cu.context()",
+    "freed in stream order": "[cu.cuMemFreeAsync(at, 0) for at, size in held]; cu.cuCtxSynchronize()",
+    "freed with the context": "cu.cuCtxDestroy_v2(context); context = cu.context()",
 }
 
 
 @pytest.mark.parametrize("free", FREES)
 @pytest.mark.parametrize("way", WAYS)
-def test_any_legal_call_gives_it_back(host: Host, tenant, way: str, free: str) -> None:
+def test_every_legal_free_uncharges_host_memory(host: Host, tenant, way: str, free: str) -> None:
     stranger = host.puppet(preload=False).start()
     one = tenant("one")
     stranger.get("alloc", CARD - host.on_card())
     for _unused in range(2):
         assert one.fill(way, 2 * MIB, SOLD) == (SOLD - CONTEXT) // (2 * MIB)
-        if free != "with its context":
+        if free != "freed with the context":
             one.ask(FREES[free])
         else:
             stranger.result("free 2")
@@ -200,20 +200,20 @@ def test_any_legal_call_gives_it_back(host: Host, tenant, way: str, free: str) -
     assert host.physical()[one.process.pid] == CONTEXT
 
 
-def test_what_was_mapped_is_given_back(host: Host, tenant) -> None:
+def test_unmapped_host_memory_is_uncharged(host: Host, tenant) -> None:
     stranger = host.puppet(preload=False).start()
     one = tenant("one")
     stranger.get("alloc", CARD - host.on_card())
     for _unused in range(2):
         assert one.fill("mapped", 2 * MIB, SOLD) == (SOLD - CONTEXT) // (2 * MIB)
         assert one.charged() == SOLD and host.physical()[one.process.pid] == CONTEXT
-        assert one.ask("create(2 * MIB)") == OOM, "it is held to its limit as ever"
+        assert one.ask("create(2 * MIB)") == OOM, "the limit still applies to the tenant"
         one.ask("[unmap(at, size) for at, size in held]")
         one.ask("held.clear()")
         assert one.charged() == CONTEXT
 
 
-def test_what_others_may_have_lies_on_the_card(host: Host, tenant) -> None:
+def test_shareable_memory_is_always_on_the_card(host: Host, tenant) -> None:
     """Memory with a shareable handle type (1: descriptor) is never placed in host memory."""
     one = tenant("one")
     host.puppet(preload=False).start().get("alloc", CARD - host.on_card() - 8 * CONTEXT)
@@ -223,7 +223,7 @@ def test_what_others_may_have_lies_on_the_card(host: Host, tenant) -> None:
 
 
 @pytest.mark.parametrize(("profile", "shown"), [(SMALL, SOLD - CONTEXT), (FORMER, None)])
-def test_free_is_what_can_be_had_by_every_call(host: Host, tenant, profile: str, shown: int | None) -> None:
+def test_shown_free_memory_can_be_allocated_by_every_call(host: Host, tenant, profile: str, shown: int | None) -> None:
     """If the driver has no host memory for cuMemCreate, the shown free memory is the GPU's free memory."""
     host.become(profile)
     stranger = host.puppet(preload=False).start()
@@ -234,7 +234,7 @@ def test_free_is_what_can_be_had_by_every_call(host: Host, tenant, profile: str,
     assert granted * 2 * MIB == (shown or 20 * MIB)
 
 
-def test_the_pointer_is_a_device_pointer(host: Host, tenant) -> None:
+def test_pointer_to_host_memory_is_a_device_pointer(host: Host, tenant) -> None:
     one = tenant("one")
     host.puppet(preload=False).start().get("alloc", CARD - host.on_card() - CONTEXT)
     one.ask("at = cu.alloc(3 * MIB)")
@@ -244,7 +244,7 @@ def test_the_pointer_is_a_device_pointer(host: Host, tenant) -> None:
     assert one.ask("cu.out(U64, 'cuMemGetAddressRange_v2', ctypes.byref(s), at + 5) == at and s.value") == 3 * MIB
 
 
-def test_what_cannot_lie_in_host_memory_meets_the_drivers_answer(host: Host, tenant) -> None:
+def test_array_on_a_full_card_gets_the_drivers_error(host: Host, tenant) -> None:
     one = tenant("one")
     host.puppet(preload=False).start().get("alloc", CARD - host.on_card() - CONTEXT)
     before = one.charged()
@@ -254,7 +254,7 @@ def test_what_cannot_lie_in_host_memory_meets_the_drivers_answer(host: Host, ten
     assert one.charged() == before
 
 
-def test_a_context_is_measured_right_beside_memory_that_is_elsewhere(host: Host, tenant) -> None:
+def test_context_is_measured_correctly_next_to_host_memory(host: Host, tenant) -> None:
     one = tenant("one")
     host.puppet(preload=False).start().get("alloc", CARD - host.on_card() - 3 * CONTEXT)
     assert one.fill("plain", 2 * MIB, 20 * MIB) == 10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SM limit, policy, priority, OOM killer, oversubscription, log level: file and environment, as a truth table."""
+"""Truth table of limits file and environment: SM limit, policy, priority, OOM killer, oversubscription, log level."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Rules:
-    """A running process that prints the settings that it applies now."""
+    """A running process that prints its effective settings on request."""
 
     def __init__(self, program: Path, folder: Path, file: dict | None, variables: dict) -> None:
         env = {name: value for name, value in variables.items() if value is not None}
@@ -77,7 +77,7 @@ def rules(program: Path, tmp_path: Path):
 
 # columns: limits file (None: no file), variables, effective settings
 TABLE = [
-    # --- the SM limit of devices 0 and 1: lowered, never raised; 0 and 100 are no limit
+    # --- SM limit of devices 0 and 1: a variable only lowers the limit; 0 and 100 mean no limit
     ({"sm": (33, 50)}, {}, {"sm0": 33, "sm1": 50}),
     ({"sm": (0, 100)}, {}, {"sm0": 0, "sm1": 0}),
     ({"sm": (33, 50)}, {SM: "40"}, {"sm0": 33, "sm1": 40}),
@@ -92,7 +92,7 @@ TABLE = [
     (None, {SM: "40", SM_0: "0"}, {"control": ON, "sm0": 0, "sm1": 40}),
     (None, {SM: "40", SM_0: "60"}, {"control": ON, "sm0": 60, "sm1": 40}),
     (None, {SM: "0"}, {"control": OFF, "sm0": 0, "sm1": 0}),
-    # --- the policy: disable → default → force
+    # --- policy: a variable only moves towards force (disable → default → force)
     *[
         ({"core_policy": file}, {POLICY: variable}, {"policy": holds})
         for file, variable, holds in [
@@ -113,7 +113,7 @@ TABLE = [
     (None, {SM: "40", POLICY: "force"}, {"policy": FORCE}),
     (None, {SM: "40", POLICY: "disable"}, {"policy": DISABLE}),
     (None, {POLICY: "force"}, {"control": OFF}),
-    # --- the priority: 0 high → 1 low; low where nobody says anything
+    # --- priority: a variable only moves from high (0) to low (1); the default is low
     ({"priority": 0}, {}, {"priority": 0}),
     ({"priority": 0}, {PRIORITY: "0"}, {"priority": 0}),
     ({"priority": 0}, {PRIORITY: "1"}, {"priority": 1}),
@@ -122,7 +122,7 @@ TABLE = [
     (None, {SM: "40"}, {"priority": 1}),
     (None, {SM: "40", PRIORITY: "0"}, {"priority": 0}),
     (None, {SM: "40", PRIORITY: "1"}, {"priority": 1}),
-    # --- the OOM killer: only on
+    # --- OOM killer: a variable can only enable it
     ({"oom_killer": True}, {}, {"killer": 1}),
     ({"oom_killer": True}, {KILLER: "false"}, {"killer": 1}),
     ({"oom_killer": False}, {KILLER: "true"}, {"killer": 1}),
@@ -131,32 +131,34 @@ TABLE = [
     (None, {SM: "40", KILLER: "1"}, {"killer": 1}),
     (None, {SM: "40", KILLER: "false"}, {"killer": 0}),
     (None, {KILLER: "true"}, {"control": OFF}),
-    # --- oversubscription: only off
+    # --- oversubscription: a variable can only disable it
     ({"oversubscribe": True}, {}, {"oversubscribe": 1}),
     ({"oversubscribe": True}, {OVERSUBSCRIBE: "true"}, {"oversubscribe": 1}),
     ({"oversubscribe": True}, {OVERSUBSCRIBE: "false"}, {"oversubscribe": 0}),
     ({"oversubscribe": False}, {OVERSUBSCRIBE: "true"}, {"oversubscribe": 0}),
     (None, {OVERSUBSCRIBE: "true"}, {"control": ON, "oversubscribe": 1}),
     (None, {OVERSUBSCRIBE: "false"}, {"control": OFF, "oversubscribe": 0}),
-    # --- the log level is no limit: the variable wins
+    # --- log level: the variable overrides the limits file
     *[({"log_level": 1}, {LEVEL: str(level)}, {"level": level}) for level in range(6)],
     ({"log_level": 4}, {}, {"level": 4}),
     (None, {SM: "40"}, {"level": 1}),
     (None, {LEVEL: "5"}, {"control": OFF, "level": 5}),
-    # --- nothing at all
+    # --- neither a limits file nor a variable
     (None, {}, {"control": OFF, "policy": DEFAULT, "priority": 1, "killer": 0, "oversubscribe": 0, "sm0": 0, "sm1": 0}),
 ]
 
 
 @pytest.mark.parametrize(("file", "variables", "holds"), TABLE)
-def test_the_environment_only_tightens_a_file_and_rules_alone(rules, file: dict | None, variables: dict, holds: dict):
+def test_environment_tightens_a_file_and_sets_the_limits_without_a_file(
+    rules, file: dict | None, variables: dict, holds: dict
+):
     one = rules(file, variables)
     found = one.ask()
     assert {key: found[key] for key in holds} == holds
     assert one.lines() == []
 
 
-# What is in force while a variable is nonsense: the file, or the value of a variable that is not.
+# Limits files that stay effective next to an invalid variable.
 TIGHT = {"sm": (33, 50), "core_policy": "force", "priority": 1, "oom_killer": True, "oversubscribe": False}
 LOOSE = {"sm": (33, 50), "core_policy": "disable", "priority": 0, "oom_killer": False, "oversubscribe": True}
 NONSENSE = {
@@ -173,7 +175,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize("file", [TIGHT, LOOSE], ids=["tight", "loose"])
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NONSENSE.items() for value in values])
-def test_nonsense_is_one_line_and_changes_nothing(rules, file: dict, name: str, value: str) -> None:
+def test_invalid_variable_is_logged_once_and_ignored(rules, file: dict, name: str, value: str) -> None:
     expected = rules(file, {}).ask()
     one = rules(file, {name: value})
     assert [one.ask(), one.ask()] == [expected, expected]
@@ -181,12 +183,12 @@ def test_nonsense_is_one_line_and_changes_nothing(rules, file: dict, name: str, 
     assert f"libvgpu.so[{one.process.pid}] error: {name}='{value}' is ignored: expected " in one.lines()[0]
 
 
-def test_nonsense_for_one_device_leaves_it_what_holds_for_all(rules) -> None:
+def test_invalid_variable_of_a_device_falls_back_to_the_common_variable(rules) -> None:
     one = rules(None, {SM: "40", SM_0: "most"})
     assert (one.ask()["sm0"], len(one.lines())) == (40, 1)
 
 
-def test_a_live_change_is_seen_at_the_next_look(rules) -> None:
+def test_live_change_is_seen_at_the_next_read(rules) -> None:
     one = rules(LOOSE, {SM: "45"})
     assert one.ask() == dict(one.ask(), policy=DISABLE, priority=0, killer=0, oversubscribe=1, sm0=33, sm1=45)
     layouts.rewrite_limits(str(one.limits), described(dict(TIGHT, sm=(60, 7))))
@@ -195,7 +197,7 @@ def test_a_live_change_is_seen_at_the_next_look(rules) -> None:
     assert one.ask() == dict(one.ask(), policy=DISABLE, priority=0, killer=0, oversubscribe=1, sm0=33, sm1=45)
 
 
-def test_a_device_that_the_file_does_not_name_has_no_share_of_its_own(rules) -> None:
-    """Its memory is refused, so nothing runs there; the variable for all devices holds all the same."""
+def test_device_missing_in_the_file_has_the_common_share(rules) -> None:
+    """The variable for all devices still applies. The device's memory is refused, so no kernel runs on the device."""
     one = rules({"devices": [{"uuid": "GPU-2", "memory_bytes": 1 << 30, "sm_percent": 10}]}, {SM: "40"})
     assert (one.ask()["sm0"], one.ask()["sm1"]) == (40, 40)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-probe: green in a slice, red where a part of the slice is missing, and its figures are the driver's."""
+"""vgpu-probe passes in a complete slice, fails if a part of the slice is missing, and reports the driver's figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEMORY = [
     "freed",
     "neighbours",
 ]
-# A share takes seconds to measure on each GPU: only where it matters.
+# The share check takes seconds on each GPU, so few tests run it.
 NAMES = [*MEMORY, "share"]
 
 
@@ -38,8 +38,8 @@ def verdicts(report: dict) -> dict:
     return {one["name"]: one["verdict"] for one in report["checks"]}
 
 
-def test_a_slice_is_held(host: Host) -> None:
-    status, report = run(host, "--checks", ",".join(NAMES))  # the bypasses: test_bypass.py
+def test_probe_passes_in_a_slice(host: Host) -> None:
+    status, report = run(host, "--checks", ",".join(NAMES))  # test_bypass.py tests the bypass checks
     assert verdicts(report) == dict.fromkeys(NAMES, "passed")
     assert (status, report["version"]) == (0, 1)
     assert [(one["index"], one["uuid"], one["total_cuda"], one["total_nvml"]) for one in report["devices"]] == [
@@ -53,42 +53,42 @@ def test_a_slice_is_held(host: Host) -> None:
         ("kernel", 0, "ns", True),
         ("kernel", 1, "ns", True),
     ]
-    assert host.on_card() == host.charged() == 0, "the probe left something behind"
+    assert host.on_card() == host.charged() == 0, "the probe left memory on the card"
 
 
-def test_each_way_to_allocate_is_gone(host: Host) -> None:
+def test_probe_tries_every_allocator(host: Host) -> None:
     _status, report = run(host, "--checks", "every-allocator")
     (found,) = report["checks"]
     assert (found["verdict"], found["found"]) == ("passed", LIMIT), found
     assert ", cuArrayCreate, a graph's node, a capture: none" in found["detail"]
 
 
-def test_an_environment_that_asks_for_more_changes_no_share(host: Host) -> None:
-    host.write_limits(core_policy="force")  # there the probe asks for no policy
+def test_environment_does_not_raise_the_share(host: Host) -> None:
+    host.write_limits(core_policy="force")  # under this policy the probe sets no policy variable
     _status, report = run(host, "--checks", "share")
     (found,) = report["checks"]
     assert (found["verdict"], found["expected"]) == ("passed", 33), found
 
 
 @pytest.mark.parametrize("mib", [700, 1000])
-def test_a_slice_too_small_for_four_contexts_is_held_too(host: Host, mib: int) -> None:
+def test_probe_passes_in_a_slice_too_small_for_four_contexts(host: Host, mib: int) -> None:
     host.write_limits(memory=mib << 20)
     status, report = run(host, "--checks", ",".join(MEMORY))
     assert verdicts(report) == dict.fromkeys(MEMORY, "passed"), report
     assert status == 0
 
 
-def test_without_the_preload_the_limits_are_violated(host: Host) -> None:
+def test_without_the_preload_every_check_is_violated(host: Host) -> None:
     status, report = run(host, preload=False)
     assert status == 1
     found = verdicts(report)
     assert found.pop("visible-devices") == "passed"
-    found.pop("graphics")  # what this machine has is no matter of the library's
+    found.pop("graphics")  # the graphics check depends on the machine, not on the library
     assert set(found.values()) == {"violated"}
     assert next(one for one in report["checks"] if one["name"] == "limit-exact")["found"] == CARD
 
 
-def test_without_a_limits_file_nothing_is_held(host: Host) -> None:
+def test_without_a_limits_file_every_check_is_violated(host: Host) -> None:
     status, report = run(host, limits=False, preload=False)
     assert status == 1
     found = verdicts(report)
@@ -96,14 +96,14 @@ def test_without_a_limits_file_nothing_is_held(host: Host) -> None:
     assert set(found.values()) == {"violated"}
 
 
-def test_without_a_ledger_nothing_is_held(host: Host) -> None:
+def test_without_a_ledger_the_memory_checks_fail(host: Host) -> None:
     host.ledger.write_bytes(b"gone" * 100000)
     status, report = run(host, "--checks", ",".join(MEMORY))
     assert status == 1
     assert "passed" not in {verdicts(report)[name] for name in ("totals", "limit-exact", "four-processes", "freed")}
 
 
-def test_a_gpu_that_is_not_in_the_limits_is_seen(host: Host) -> None:
+def test_probe_reports_a_gpu_missing_in_the_limits(host: Host) -> None:
     device = {"uuid": host.uuids[0], "memory_bytes": LIMIT}
     host.limits.write_bytes(layouts.pack_limits({"allocation": "t", "devices": [device]}))
     _unused, report = run(host, "--checks", "visible-devices")
@@ -119,20 +119,20 @@ def test_without_a_driver_no_check_is_run(host: Host) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "names"), [("totals", ["totals"]), ("freed,totals", ["totals", "freed"])])
-def test_checks_can_be_chosen(host: Host, arguments: str, names: list) -> None:
+def test_probe_runs_only_the_chosen_checks(host: Host, arguments: str, names: list) -> None:
     _unused, report = run(host, "--checks", arguments)
     assert list(verdicts(report)) == names
 
 
 @pytest.mark.parametrize("arguments", [["--checks", "no-such"], ["--checks"], ["--what"]])
-def test_bad_arguments_are_told(host: Host, arguments: list) -> None:
+def test_invalid_arguments_print_the_usage(host: Host, arguments: list) -> None:
     done = subprocess.run([PROBE, *arguments], stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 64
     assert "usage" in done.stderr
 
 
-def test_a_slice_larger_than_the_card_is_measured_below_it(host: Host) -> None:
-    """Sold twice: what the card has is reached, so the limit is lowered to be reached first."""
+def test_probe_lowers_the_limit_of_a_slice_larger_than_the_card(host: Host) -> None:
+    """On an oversold card the probe lowers the limit, so that the limit is reached before the card is full."""
     host.write_limits(memory=2 * CARD, oversubscribe=True)
     status, report = run(host, "--checks", ",".join(MEMORY))
     assert verdicts(report) == dict.fromkeys(MEMORY, "passed"), report
@@ -140,13 +140,13 @@ def test_a_slice_larger_than_the_card_is_measured_below_it(host: Host) -> None:
     found = {one["name"]: one for one in report["checks"]}
     assert found["totals"]["found"] == 2 * CARD
     assert found["limit-exact"]["found"] == found["limit-exact"]["expected"] <= CARD // 2
-    # Where nothing was sold twice, a card that is full too early is a violation.
+    # Without oversubscription, a card that is full before the limit is a violation.
     host.write_limits(memory=2 * CARD)
     _unused, report = run(host, "--checks", "limit-exact,four-processes")
     assert set(verdicts(report).values()) == {"violated"}
 
 
-def test_a_neighbour_who_fills_the_card_is_no_violation_of_an_oversold_slice(host: Host) -> None:
+def test_full_card_is_no_violation_of_an_oversold_slice(host: Host) -> None:
     host.write_limits(memory=10773 << 20, oversubscribe=True)
     neighbour = host.puppet(preload=False).start()
     neighbour.get("alloc", 10000 << 20)
@@ -154,7 +154,7 @@ def test_a_neighbour_who_fills_the_card_is_no_violation_of_an_oversold_slice(hos
     assert verdicts(report) == {"limit-exact": "passed", "four-processes": "passed"}, report
 
 
-def test_a_full_slice_is_held_for_a_look_from_outside(host: Host) -> None:
+def test_probe_keeps_the_slice_full_for_the_hold_time(host: Host) -> None:
     command = [PROBE, "--json", "--checks", "limit-exact", "--hold", "20000"]
     probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.PIPE)
     try:
@@ -168,6 +168,6 @@ def test_a_full_slice_is_held_for_a_look_from_outside(host: Host) -> None:
 
 
 @pytest.mark.parametrize("hold", ["", "-1", "1s", "60001"])
-def test_nonsense_is_no_time_to_hold(host: Host, hold: str) -> None:
+def test_invalid_hold_time_is_refused(host: Host, hold: str) -> None:
     done = subprocess.run([PROBE, "--hold", hold], env=host.env(), stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr[:6]) == (64, b"usage:")

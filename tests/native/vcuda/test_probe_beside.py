@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two probes in two containers of a GPU: what one made the other cannot have, and a library that lets it is found."""
+"""Two probes in two containers of a GPU: neither container can import the other's memory, and a defect is found."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ pytestmark = pytest.mark.slow
 PIECE = 64 * MIB
 OURS, THEIRS = "import-beside", "export-beside"
 
-# name of the defect: container with the defect, source file, original code, replacement code, verdict, bytes
+# defect → container with the defect, source file, original code, replacement code, verdict, imported bytes
 REFUSED = "if (origin == SHAREABLE_FOREIGN)\n"
 FOREIGN = 'return memory_refuse("an import of memory that another container made");'
 KEPT = "if (object->import || !open_elsewhere(object))"
 MUTANTS = {
-    "nothing": (OURS, "vmm_shared.c", REFUSED, REFUSED, "passed", 0),
-    "a descriptor from elsewhere": (OURS, "vmm_shared.c", REFUSED, "if (0)\n", "violated", PIECE),
-    "it comes as another interface's": (OURS, "external.c", FOREIGN, "return CUDA_SUCCESS;", "violated", PIECE),
-    "a pool from elsewhere": (OURS, "pool.c", "bool foreign = ", "bool foreign = 0 && ", "violated", PIECE),
-    "an IPC handle from elsewhere": (OURS, "ipc.c", "return ours ? opened", "return 1 ? opened", "violated", PIECE),
-    "descriptors that others have are forgotten": (THEIRS, "vmm.c", KEPT, "if (1)", "violated", PIECE),
+    "no defect": (OURS, "vmm_shared.c", REFUSED, REFUSED, "passed", 0),
+    "foreign descriptor imported": (OURS, "vmm_shared.c", REFUSED, "if (0)\n", "violated", PIECE),
+    "foreign external memory imported": (OURS, "external.c", FOREIGN, "return CUDA_SUCCESS;", "violated", PIECE),
+    "foreign pool imported": (OURS, "pool.c", "bool foreign = ", "bool foreign = 0 && ", "violated", PIECE),
+    "foreign IPC handle opened": (OURS, "ipc.c", "return ours ? opened", "return 1 ? opened", "violated", PIECE),
+    "exported memory uncharged at release": (THEIRS, "vmm.c", KEPT, "if (1)", "violated", PIECE),
 }  # fmt: skip
 
 
 def meet(host: Host, ours: str, theirs: str, memory: int = LIMIT) -> tuple[dict, dict]:
-    """The check's result in each of two containers, with these libraries."""
+    """Runs the probe in two containers with these libraries, and returns the importer's and the exporter's check."""
     socket = str(host.folder / "socket")
     other = host.folder / "other-ledger"
     host.write_limits(memory)
@@ -53,27 +53,27 @@ def meet(host: Host, ours: str, theirs: str, memory: int = LIMIT) -> tuple[dict,
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_what_another_container_made_is_not_to_be_had(host: Host, tmp_path: Path, mutant: str) -> None:
+def test_import_from_another_container_is_refused_or_found(host: Host, tmp_path: Path, mutant: str) -> None:
     who, file, old, new, verdict, bytes_found = MUTANTS[mutant]
     library = str(broken(tmp_path, file, old, new))
     libraries = {OURS: PRELOAD, THEIRS: PRELOAD, who: library}
     taken, made = meet(host, libraries[OURS], libraries[THEIRS])
     assert (taken["verdict"], taken["expected"], taken["found"]) == (verdict, 0, bytes_found), taken
     assert made["verdict"] == "passed", made
-    if mutant == "nothing":
+    if mutant == "no defect":
         assert taken["detail"].count("answers 801") == 4, taken
-        # What the taker's descriptor keeps on the card is not granted again; a pool and IPC memory are gone.
+        # Memory that the importer's descriptors keep on the card is not granted again; pool and IPC memory is freed.
         assert made["found"] == 2 * PIECE
-    assert host.on_card() == host.charged() == 0, "the probes left something behind"
+    assert host.on_card() == host.charged() == 0, "the probes left memory on the card"
 
 
-def test_without_the_library_nothing_is_limited(host: Host) -> None:
+def test_without_the_library_the_import_check_is_violated(host: Host) -> None:
     taken, _made = meet(host, "", PRELOAD)
     assert (taken["verdict"], taken["expected"]) == ("violated", LIMIT), taken
     assert taken["found"] > LIMIT
 
 
-def test_in_a_small_slice_less_is_handed_over(host: Host) -> None:
+def test_small_slice_exports_less_memory(host: Host) -> None:
     taken, made = meet(host, PRELOAD, PRELOAD, memory=700 * MIB)
     assert taken["verdict"] == "passed", taken
     assert 0 < made["found"] < 2 * PIECE
@@ -100,7 +100,7 @@ int bind(int made, const struct sockaddr *address, socklen_t length)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_the_door_is_open_to_all_and_nothing_else_is(host: Host, tmp_path: Path, swapped: bool) -> None:
+def test_socket_is_open_to_all_users_and_no_other_file_is(host: Host, tmp_path: Path, swapped: bool) -> None:
     """Any user can connect, as users differ between containers; a file put in the socket's place stays unchanged."""
     source, shim, file = tmp_path / "swapped.c", tmp_path / "swapped.so", tmp_path / "secret"
     source.write_text(SWAPPED)
@@ -116,7 +116,7 @@ def test_the_door_is_open_to_all_and_nothing_else_is(host: Host, tmp_path: Path,
             time.sleep(0.01)
         found = door.lstat()
         os.killpg(running.pid, signal.SIGKILL)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "what lay in the way was opened to all"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "the probe changed the mode of another file"
     assert stat.S_ISLNK(found.st_mode) if swapped else stat.S_IMODE(found.st_mode) == 0o777
 
 
@@ -126,7 +126,7 @@ def listens(door: Path) -> bool:
     return any(line.endswith(f" {door}") and line.split()[3] == "00010000" for line in lines)
 
 
-def test_a_probe_that_meets_nobody_says_so(host: Host) -> None:
+def test_probe_without_a_partner_is_not_run(host: Host) -> None:
     done = subprocess.run(
         [PROBE, "--json", "--checks", f"{OURS},{THEIRS}"],
         env=host.env(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-probe against libraries that were broken on purpose: the check that is there for it turns red."""
+"""vgpu-probe runs against libraries with a deliberate defect, and the check for this defect must fail."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TIGHTER = "(alone || policy_tightness(asked) > policy_tightness(snapshot->policy
 SMALLER = "if (asked > 0 && (unsigned)asked < percent)"
 ALLOCATORS = "every-allocator"
 
-# All checks but the share's, which takes seconds on each GPU.
+# All checks except the compute share's check, which takes seconds on each GPU.
 CHECKS = [
     "totals",
     "visible-devices",
@@ -49,31 +49,31 @@ CHECKS = [
     "freed",
 ]
 
-# name of the defect: source file, original code, replacement code, checks that must fail
+# defect → source file, original code, replacement code, checks that must fail
 MUTANTS = {
-    "nothing": ("counters.h", FITS, FITS, set()),
-    "one byte more": ("counters.h", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),
-    "no lock": ("counters.h", TAKEN, "if (1) return true; " + TAKEN, {"four-processes"}),
-    "no credit for a free": ("memory.c", CREDITED, "0", {"freed"}),
+    "no defect": ("counters.h", FITS, FITS, set()),
+    "limit raised by one byte": ("counters.h", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),
+    "no lock around check and charge": ("counters.h", TAKEN, "if (1) return true; " + TAKEN, {"four-processes"}),
+    "free not credited": ("memory.c", CREDITED, "0", {"freed"}),
     "managed memory uncharged": ("memory.c", MANAGED, MANAGED + PASSED, {ALLOCATORS}),
-    "a way that grants nothing": ("async.c", POOLED, POOLED + " return CUDA_ERROR_OUT_OF_MEMORY;", {ALLOCATORS}),
-    "no credit for a context": ("context.c", CREDIT, ";", {"freed"}),
-    "a context that no hook saw uncharged": ("unaccounted.c", BEYOND, "0", {"private-context"}),
-    "charged for the check alone": (
+    "pool allocation always refused": ("async.c", POOLED, POOLED + " return CUDA_ERROR_OUT_OF_MEMORY;", {ALLOCATORS}),
+    "destroyed context not credited": ("context.c", CREDIT, ";", {"freed"}),
+    "unseen context uncharged": ("unaccounted.c", BEYOND, "0", {"private-context"}),
+    "allocation uncharged after the check": (
         "memory.c",
         ALLOCATED,
         ALLOCATED
         + "    ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);\n"
         + "    if (!status) { counters_leave(counters); return 0; }\n",
-        {"four-processes", "freed"},  # one process alone is charged again by what NVML shows for it
+        {"four-processes", "freed"},  # a single process is charged again, from the usage that NVML reports
     ),
-    "memory of graphs uncharged": ("graph_memory.c", ADMITTED, ADMITTED.replace("mark_used();", ""), {ALLOCATORS}),
-    "a capture uncharged": ("async.c", "return graph_memory_captured(control);", "return CUDA_SUCCESS;", {ALLOCATORS}),
-    "the environment chooses the policy": ("limits.c", TIGHTER, TIGHTER.replace(" > ", " != "), {"share"}),
-    "the environment chooses the share": ("limits.c", SMALLER, "if (asked > 0)", {"share"}),
-    "no share": ("limiter.c", SHARE, SHARE.replace("= limits", "= 0 * limits"), {"share"}),
-    "dlsym of libc": ("route.c", LOADER, "NULL; (void)self;", {"dlsym-route"}),
-    "dlvsym": ("libvgpu.map", "        dlvsym;\n", "", {"dlsym-route"}),
+    "graph memory uncharged": ("graph_memory.c", ADMITTED, ADMITTED.replace("mark_used();", ""), {ALLOCATORS}),
+    "capture uncharged": ("async.c", "return graph_memory_captured(control);", "return CUDA_SUCCESS;", {ALLOCATORS}),
+    "environment loosens the policy": ("limits.c", TIGHTER, TIGHTER.replace(" > ", " != "), {"share"}),
+    "environment raises the share": ("limits.c", SMALLER, "if (asked > 0)", {"share"}),
+    "share not limited": ("limiter.c", SHARE, SHARE.replace("= limits", "= 0 * limits"), {"share"}),
+    "dlsym not replaced": ("route.c", LOADER, "NULL; (void)self;", {"dlsym-route"}),
+    "dlvsym not exported": ("libvgpu.map", "        dlvsym;\n", "", {"dlsym-route"}),
 }  # fmt: skip
 
 
@@ -108,10 +108,10 @@ def broken(folder: Path, name: str, old: str, new: str, *more: tuple[str, str, s
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_probe_finds(host: Host, tmp_path: Path, mutant: str) -> None:
+def test_probe_finds_the_defect(host: Host, tmp_path: Path, mutant: str) -> None:
     name, old, new, expected = MUTANTS[mutant]
-    host.write_limits(core_policy="force")  # there the probe's environment asks for no policy
-    library = broken(tmp_path, name, old, new, *([WINDOW] if mutant == "no lock" else []))
+    host.write_limits(core_policy="force")  # under this policy the probe's environment sets no policy variable
+    library = broken(tmp_path, name, old, new, *([WINDOW] if mutant == "no lock around check and charge" else []))
     env = host.env(preload=False, LD_PRELOAD=str(library))
     done = subprocess.run(
         [PROBE, "--json", "--checks", ",".join([*CHECKS, *expected])],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe's kernel for measuring a share: the predicted duration equals the duration of the launched kernel."""
+"""For measuring a share, the probe chooses a kernel whose predicted duration equals its real duration."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from conftest import HERE, ROOT
 SOURCE = ROOT / "native/vcuda"
 CARDS = [
     # columns: case, base time of a kernel in µs, time of a loop round in µs, whether the kernel is near 500 µs
-    ("as the probe expects", 5, 0.005, True),
-    ("ten times as fast", 5, 0.0005, True),
-    ("a hundred times as slow", 5, 0.5, True),
-    ("next to a neighbour whose kernels are waited for", 3000, 0.005, False),
-    ("a slow one next to a neighbour", 2000, 0.1, False),
-    ("a round that takes no time", 1, 0, False),
+    ("GPU as fast as expected", 5, 0.005, True),
+    ("GPU ten times as fast", 5, 0.0005, True),
+    ("GPU a hundred times as slow", 5, 0.5, True),
+    ("GPU with a busy neighbour", 3000, 0.005, False),
+    ("slow GPU with a busy neighbour", 2000, 0.1, False),
+    ("loop round that takes no time", 1, 0, False),
     ("kernels of a second", 1e6, 10, False),
 ]
 
@@ -36,7 +36,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("about", "base_us", "round_us", "near"), CARDS, ids=[one[0] for one in CARDS])
-def test_what_a_kernel_is_taken_for(program: Path, about: str, base_us: float, round_us: float, near: bool) -> None:
+def test_predicted_duration_matches_the_kernel(
+    program: Path, about: str, base_us: float, round_us: float, near: bool
+) -> None:
     done = subprocess.run([program, str(base_us), str(round_us)], capture_output=True, text=True, check=True)
     rounds, took = done.stdout.split()
     assert int(rounds) > 0

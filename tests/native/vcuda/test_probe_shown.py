@@ -23,7 +23,7 @@ def check(host: Host, name: str, **options: object) -> dict:
 
 
 @pytest.mark.parametrize("limits", [{}, {"count_context": False}], ids=["contexts counted", "contexts free"])
-def test_a_neighbour_is_not_shown(host: Host, limits: dict) -> None:
+def test_check_passes_if_a_neighbour_is_hidden(host: Host, limits: dict) -> None:
     host.write_limits(**limits)
     stranger, own = host.puppet(preload=False).start(), host.puppet().start()
     stranger.get("alloc", 700 * MIB)
@@ -35,16 +35,16 @@ def test_a_neighbour_is_not_shown(host: Host, limits: dict) -> None:
     assert str(stranger.process.pid) in bare["detail"], "the negative control"
 
 
-# name of the defect: source file, original code, replacement code, expected words of the finding
+# defect → source file, original code, replacement code, expected words in the check's detail
 MUTANTS = {
-    "a list of processes is the driver's": (
+    "process list not filtered": (
         "nvml_processes.c",
         "LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_t, FILL_2, true)",
         "EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigned *c, nvmlProcessInfo_t *p)"
         " { return REAL(nvmlDeviceGetComputeRunningProcesses_v2)(d, c, p); }",
         "RunningProcesses_v2 shows process",
     ),
-    "the card's memory in use is shown": (
+    "used memory of the whole card shown": (
         "query.c",
         ".total = shown.total, .used = shown.used, .free = shown.free};\n    return status",
         ".total = shown.total, .used = memory->used, .free = shown.free};\n    return status",
@@ -54,7 +54,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_library_that_is_broken_is_found(host: Host, tmp_path: Path, mutant: str) -> None:
+def test_check_finds_a_library_that_shows_a_neighbour(host: Host, tmp_path: Path, mutant: str) -> None:
     name, old, new, words = MUTANTS[mutant]
     stranger = host.puppet(preload=False).start()
     stranger.get("alloc", 700 * MIB)
@@ -75,8 +75,8 @@ def nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("names", [[], VIDEO[:1], VIDEO])
-def test_libraries_of_graphics_are_named(host: Host, nothing: Path, tmp_path: Path, names: list) -> None:
-    """The test machine's own graphics libraries are named too."""
+def test_check_names_graphics_libraries(host: Host, nothing: Path, tmp_path: Path, names: list) -> None:
+    """The check also names graphics libraries of the test machine itself."""
     own = check(host, GRAPHICS)["found"]
     folder = tmp_path / "handed-in"
     folder.mkdir()
@@ -88,7 +88,7 @@ def test_libraries_of_graphics_are_named(host: Host, nothing: Path, tmp_path: Pa
     assert all(name in found["detail"] for name in names)
 
 
-def test_a_library_that_ends_its_process_is_there(host: Host, tmp_path: Path) -> None:
+def test_check_names_a_graphics_library_that_aborts(host: Host, tmp_path: Path) -> None:
     source = "#include <stdlib.h>\n__attribute__((constructor)) static void end(void) { abort(); }\n"
     command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-x", "c", "-", "-o", str(tmp_path / VIDEO[0])]
     subprocess.run(command, input=source, text=True, check=True)
@@ -96,7 +96,7 @@ def test_a_library_that_ends_its_process_is_there(host: Host, tmp_path: Path) ->
     assert found["verdict"] == "open" and VIDEO[0] in found["detail"], found
 
 
-def test_what_is_open_here_fails_nothing(host: Host, nothing: Path, tmp_path: Path) -> None:
+def test_open_graphics_check_does_not_fail_the_probe(host: Host, nothing: Path, tmp_path: Path) -> None:
     (tmp_path / VIDEO[0]).symlink_to(nothing)
     environment = host.env(LD_LIBRARY_PATH=f"{SIMULATOR}:{tmp_path}")
     command = [PROBE, "--json", "--checks", f"totals,{GRAPHICS}"]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit is the container's: races, kills, forks, execs and threads. The driver's own account is the judge."""
+"""All processes of a container share one limit, despite races, kills, forks, execs and threads.
+
+The tests compare the ledger with the simulated driver's account.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from test_files import plain
 
 
 @pytest.mark.parametrize(("processes", "rounds"), [(2, 400), (4, 300)])
-def test_no_race_gets_past_the_limit(host: Host, processes: int, rounds: int) -> None:
+def test_concurrent_allocations_do_not_exceed_the_limit(host: Host, processes: int, rounds: int) -> None:
     """In each round all processes request memory at once, and next to the contexts only one request fits."""
     piece = (LIMIT - 4 * 400 * MIB) * 2 // 3
     command = [host.programs / "racers", PRELOAD, str(processes), str(rounds), str(piece), str(LIMIT)]
@@ -27,10 +30,10 @@ def test_no_race_gets_past_the_limit(host: Host, processes: int, rounds: int) ->
     ran, over, greatest, grants = (int(word) for word in done.stdout.split())
     assert (ran, over) == (rounds, 0)
     assert greatest <= LIMIT
-    assert grants == rounds, "one of them must get it in every round"
+    assert grants == rounds, "exactly one process must get the memory in every round"
 
 
-def test_the_same_race_without_the_library_goes_over(host: Host) -> None:
+def test_without_the_library_concurrent_allocations_exceed_the_limit(host: Host) -> None:
     piece = (LIMIT - 4 * 400 * MIB) * 2 // 3
     command = [host.programs / "racers", "", "4", "5", str(piece), str(LIMIT)]
     done = subprocess.run(
@@ -49,8 +52,8 @@ def test_all_processes_of_the_container_share_one_limit(host: Host) -> None:
     assert first.refused("alloc", 1) == second.refused("alloc", 1) == OOM
 
 
-def test_a_killed_process_gives_its_quota_back_at_once(host: Host) -> None:
-    """And without a new process: the survivor alone finds out."""
+def test_killed_process_is_uncharged_at_once(host: Host) -> None:
+    """The surviving process notices the death itself; no new process is needed."""
     victim, survivor = host.puppet().start(), host.puppet().start()
     victim.get("alloc", LIMIT - host.on_card())
     assert survivor.refused("alloc", 1) == OOM
@@ -65,7 +68,7 @@ def survivor_bytes(host: Host, survivor: object) -> int:
     return host.physical()[survivor.process.pid]  # type: ignore[attr-defined]
 
 
-def test_an_ended_process_gives_its_quota_back(host: Host) -> None:
+def test_ended_process_is_uncharged(host: Host) -> None:
     for _unused in range(3):
         puppet = host.puppet().start()
         puppet.get("alloc", LIMIT - host.on_card())
@@ -84,7 +87,7 @@ def slot_word(host: Host, pid: int) -> int:
     raise AssertionError(f"process {pid} has no slot")
 
 
-def test_a_process_killed_inside_the_lock_holds_nobody_up(host: Host) -> None:
+def test_process_killed_inside_the_lock_blocks_no_other_process(host: Host) -> None:
     """The test sets up the worst state: a killed process holds the lock, and slot and total disagree."""
     victim, survivor = host.puppet().start(), host.puppet().start()
     word = slot_word(host, victim.process.pid)
@@ -99,7 +102,7 @@ def test_a_process_killed_inside_the_lock_holds_nobody_up(host: Host) -> None:
     assert host.charged() == host.on_card() == LIMIT
 
 
-def test_a_word_that_no_process_wrote_is_no_lock(host: Host) -> None:
+def test_invalid_lock_word_is_ignored(host: Host) -> None:
     puppet = host.puppet().start()
     with host.ledger.open("r+b") as ledger:
         ledger.seek(layouts.fields.LEDGER_FIELDS["lock"][0])
@@ -108,9 +111,9 @@ def test_a_word_that_no_process_wrote_is_no_lock(host: Host) -> None:
     assert host.charged() == host.on_card()
 
 
-def test_a_forked_child_is_a_process_of_its_own(host: Host) -> None:
+def test_forked_child_is_charged_separately(host: Host) -> None:
     parent = host.puppet()
-    # Before the driver is initialised, as CUDA demands of a child that uses it; the library has started already.
+    # CUDA requires that a child that uses the driver is forked before cuInit. The library has started already.
     assert parent.result("total 0") != OK
     child = parent.say("fork")[1]
     assert child != parent.process.pid
@@ -121,7 +124,7 @@ def test_a_forked_child_is_a_process_of_its_own(host: Host) -> None:
     assert parent.refused("alloc", LIMIT) == OOM
 
 
-def test_a_child_does_not_keep_its_parents_slot(host: Host) -> None:
+def test_forked_child_does_not_keep_its_parents_slot(host: Host) -> None:
     parent = host.puppet().start()
     parent.get("alloc", 100 * MIB)
     child = parent.say("fork-away")[1]
@@ -135,11 +138,11 @@ def test_a_child_does_not_keep_its_parents_slot(host: Host) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_new_image_starts_without_the_old_ones_charge(host: Host) -> None:
+def test_exec_uncharges_the_old_program(host: Host) -> None:
     puppet = host.puppet().start()
     puppet.get("alloc", LIMIT - host.on_card())
     assert puppet.process.stdin
-    puppet.process.stdin.write("exec link\n")  # the new image of the same process goes on with the conversation
+    puppet.process.stdin.write("exec link\n")  # the new program of the same process continues to read commands
     assert puppet.result("init") == OK
     assert host.charged() == host.on_card() == 0
     puppet.start()
@@ -147,7 +150,7 @@ def test_a_new_image_starts_without_the_old_ones_charge(host: Host) -> None:
     puppet.get("alloc", LIMIT - host.on_card())
 
 
-def test_closing_all_descriptors_does_not_escape(host: Host) -> None:
+def test_closing_all_descriptors_keeps_the_charge(host: Host) -> None:
     puppet = host.puppet().start()
     puppet.get("alloc", 1000 * MIB)
     held = host.on_card()
@@ -158,7 +161,7 @@ def test_closing_all_descriptors_does_not_escape(host: Host) -> None:
     assert other.free_bytes() == LIMIT - held - survivor_bytes(host, other)
 
 
-def test_threads_leave_nothing_behind(host: Host) -> None:
+def test_threads_leave_no_charge(host: Host) -> None:
     puppet = host.puppet()
     assert puppet.result("init") == OK
     context = puppet.get("ctx", 0)
@@ -166,14 +169,14 @@ def test_threads_leave_nothing_behind(host: Host) -> None:
     status, granted = puppet.say(f"threads 8 3000 {MIB} {context}")
     assert (status, granted) == (OK, 8 * 3000)
     assert host.charged() == host.on_card() == before
-    # At the limit only some are granted, and none beyond it.
+    # Near the limit only some allocations succeed, and none exceeds the limit.
     puppet.get("alloc", LIMIT - before - 3 * MIB)
     puppet.say(f"threads 8 1000 {MIB} {context}")
     assert host.charged() == host.on_card() == LIMIT - 3 * MIB
 
 
-def test_every_slot_taken_means_no_context(host: Host) -> None:
-    """The slots' bytes are held by this test, as 1024 other processes would."""
+def test_full_ledger_allows_no_context(host: Host) -> None:
+    """The test locks the bytes of all 1024 ledger slots, as 1024 other processes would."""
     import fcntl
 
     with host.ledger.open("r+b") as ledger:
@@ -188,8 +191,8 @@ def test_every_slot_taken_means_no_context(host: Host) -> None:
     puppet.get("ctx", 0)
 
 
-def test_kills_at_random_moments_stop_nobody_and_lose_nothing(host: Host) -> None:
-    """One of four busy processes is killed, again and again, without a new one in between; the others must go on."""
+def test_kills_at_random_moments_block_no_process_and_leave_no_charge(host: Host) -> None:
+    """In each round one of four busy processes is killed, and the three others must continue."""
     import random
     import time
 
@@ -207,7 +210,7 @@ def test_kills_at_random_moments_stop_nobody_and_lose_nothing(host: Host) -> Non
         victim.process.wait()
         survivors = [worker for worker in workers if worker is not victim]
         for worker in survivors:
-            # Its loop ends, every one of its pieces was granted, and then it can have all that is left.
+            # The survivor's loop ends and all its allocations succeeded. Then a survivor can allocate all of the rest.
             assert worker.process.stdout
             assert worker.process.stdout.readline().split() == ["0", "200000"]
         survivors[0].get("alloc", LIMIT - host.on_card())
@@ -218,7 +221,7 @@ def test_kills_at_random_moments_stop_nobody_and_lose_nothing(host: Host) -> Non
 
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
-def test_an_allocation_that_fits_makes_no_system_call(host: Host) -> None:
+def test_allocation_within_the_limit_makes_no_system_call(host: Host) -> None:
     calls = {}
     for rounds in (100, 20100):
         trace = host.folder / f"trace.{rounds}"
@@ -230,18 +233,18 @@ def test_an_allocation_that_fits_makes_no_system_call(host: Host) -> None:
         puppet.end()
         calls[rounds] = len(trace.read_text().splitlines())
     assert host.charged() == 0
-    # The table of blocks and the like may grow once; 20 000 pairs may not.
+    # Tables may grow a few times, but 20 000 pairs of calls must not each make a system call.
     assert calls[20100] - calls[100] < 200, calls
 
 
-def test_kills_during_start_up_leave_a_ledger_that_works(host: Host) -> None:
+def test_kills_during_start_up_leave_a_usable_ledger(host: Host) -> None:
     import random
     import time
 
     choice = random.Random(7)
     for round_number in range(15):
         if round_number % 5 == 0:
-            host.ledger.write_bytes(b"")  # with the laying out of the file in it
+            host.ledger.write_bytes(b"")  # an empty ledger: the processes also initialise the file
         starting = [host.puppet() for _unused in range(5)]
         for puppet in starting:
             assert puppet.process.stdin
@@ -257,8 +260,8 @@ def test_kills_during_start_up_leave_a_ledger_that_works(host: Host) -> None:
     assert host.charged() == host.on_card() == LIMIT
 
 
-def test_a_holder_that_does_not_run_stops_nobody_for_good(host: Host) -> None:
-    """A process frozen inside the lock, made by hand: an allocation is refused, a free works and is booked later."""
+def test_frozen_lock_holder_blocks_no_process_forever(host: Host) -> None:
+    """A simulated frozen process holds the lock: allocations are refused, and a free is credited later."""
     frozen, other = host.puppet().start(), host.puppet().start()
     block = other.get("alloc", 50 * MIB)
     before = host.charged()
@@ -271,16 +274,18 @@ def test_a_holder_that_does_not_run_stops_nobody_for_good(host: Host) -> None:
     write_lock(slot_word(host, frozen.process.pid))
     assert other.refused("alloc", MIB) == OOM
     assert other.result(f"free {block}") == OK
-    assert host.charged() == before, "nothing is booked without the lock"
+    assert host.charged() == before, "without the lock the free must not be credited yet"
     write_lock(0)
     other.get("alloc", MIB)
     assert host.charged() == host.on_card() == before - 49 * MIB
 
 
 @pytest.mark.parametrize("line", ["ctx 1 0", "retain 1 0", f"create 1 {2 * MIB} 0"])
-def test_what_is_withdrawn_before_there_is_a_slot_admits_nobody(host: Host, line: str) -> None:
-    """The node withdraws an allocation, then looks who holds a slot. A process that gets one later must see it. The
-    moment between the question and the slot is held open by hand: the lock of the ledger stands in the way."""
+def test_deny_set_before_the_slot_refuses_the_process(host: Host, line: str) -> None:
+    """The node sets deny and then lists the slots. A process that gets its slot later must see the deny flag.
+
+    The test holds the ledger's lock, so that the process waits between its check of the limits and its slot.
+    """
     other, late = host.puppet().start(), host.puppet()
     assert late.result("init") == OK
     limits = plain(layouts.parse_limits(host.limits.read_bytes()))
@@ -310,8 +315,8 @@ def test_what_is_withdrawn_before_there_is_a_slot_admits_nobody(host: Host, line
     late.get("ctx", 0)
 
 
-def test_a_kill_at_any_instruction_of_an_allocation_loses_nothing(host: Host) -> None:
-    """Single-stepped; every 13th instruction here, another stride by hand covers the rest."""
+def test_kill_at_any_instruction_of_an_allocation_leaves_no_charge(host: Host) -> None:
+    """The stepper kills the process at every 13th instruction of an allocation."""
     done = subprocess.run(
         [host.programs / "stepper", PRELOAD, "13", str(LIMIT)],
         env=host.env(preload=False),

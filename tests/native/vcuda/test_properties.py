@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences of allocations, frees, starts, ends, kills, forks and live changes of the limit, made up by hypothesis.
+"""Hypothesis generates sequences of allocations, frees, starts, exits, kills, forks and live changes of the limit.
 
-After each step three accounts are equal to the byte: a model of a few lines, the ledger, and what the simulated driver
-says is on the card.
+After each step three accounts must be equal: the model in this file, the ledger, and the simulated driver's account of
+the card.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from hypothesis.stateful import (
 from test_probe_finds import MUTANTS, broken
 
 EXAMPLES = int(os.environ.get("VGPU_PROPERTY_EXAMPLES", "12"))
-MOST = 4  # processes at a time
-PAIRS = 20  # of an allocation and its free, before one of them is killed
+MOST = 4  # maximum number of processes
+PAIRS = 20  # number of allocations, each with a free, that are queued before the kill
 FREE = {"alloc": "free", "managed": "free", "create": "release-handle"}
 SIZES = st.one_of(
     st.sampled_from([1, 511, 512, 4096, MIB - 1, MIB, 2 * MIB, 1000 * MIB]),
@@ -40,7 +40,7 @@ SIZES = st.one_of(
 
 
 class Process:
-    """A puppet, and what the model says that it holds."""
+    """A puppet process with the memory that the model expects it to have."""
 
     def __init__(self, puppet: object, context: int) -> None:
         self.puppet, self.context = puppet, context
@@ -51,7 +51,7 @@ class Process:
 
 
 class Container(RuleBasedStateMachine):
-    programs: Path  # set by the test
+    programs: Path  # the test sets this attribute
     library = PRELOAD
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Container(RuleBasedStateMachine):
         self.limit = LIMIT
         self.living: list = []
         self.children: list = []
-        self.context = 0  # known after the first
+        self.context = 0  # size of a context; known after the first process
 
     def total(self) -> int:
         return sum(process.held() for process in self.living)
@@ -93,7 +93,7 @@ class Container(RuleBasedStateMachine):
         status = puppet.refused("ctx", 0)
         if status != OK:
             assert status == OOM
-            assert self.context, "the first one fits under every limit here"
+            assert self.context, "the first context fits under every limit of this test"
             assert self.total() + self.context > self.limit
             puppet.end()
             return
@@ -226,12 +226,12 @@ def check(programs: Path, **attributes: object) -> None:
     )
 
 
-def test_the_accounts_agree_after_every_step(programs: Path) -> None:
+def test_accounts_agree_after_every_step(programs: Path) -> None:
     check(programs)
 
 
-def test_a_library_that_books_no_free_is_found(programs: Path, tmp_path: Path) -> None:
-    """The negative control."""
-    file, before, after, _unused = MUTANTS["no credit for a free"]
+def test_checks_find_a_library_that_does_not_credit_a_free(programs: Path, tmp_path: Path) -> None:
+    """The negative control: the sequences find a library that does not credit a free."""
+    file, before, after, _unused = MUTANTS["free not credited"]
     with pytest.raises(AssertionError):
         check(programs, library=str(broken(tmp_path, file, before, after)))

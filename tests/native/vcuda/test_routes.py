@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library in a process: which functions it replaces, and what it leaves unchanged."""
+"""The library replaces the driver's functions on every lookup route, and leaves programs without CUDA unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def symbols(path: Path, *options: str) -> list:
     return [line.split()[-1] for line in done.stdout.splitlines()]
 
 
-def test_only_the_intended_names_are_exported(built: None) -> None:
+def test_library_exports_only_the_intended_names(built: None) -> None:
     expected = {"dlopen", "dlsym", "dlvsym", *(symbol for symbol, *_unused in HOOKED), *NVML}
     assert set(symbols(LIBRARY, "--defined-only")) == expected
 
@@ -51,14 +51,14 @@ def test_no_symbol_is_newer_than_glibc_2_17(built: None, path: Path) -> None:
     assert {one for one in versions if tuple(int(part) for part in one.split(".")) > (2, 17)} == set()
 
 
-def test_the_library_needs_libc_alone(built: None) -> None:
+def test_library_needs_only_libc(built: None) -> None:
     done = subprocess.run(["readelf", "-d", LIBRARY], stdout=subprocess.PIPE, text=True, check=True)
     assert re.findall(r"NEEDED.*\[(.*)\]", done.stdout) == ["libc.so.6"]
 
 
 @pytest.mark.parametrize("route", ["link", "handle", "proc"])
-def test_every_hook_of_this_driver_stands_behind_its_name(host: Host, route: str) -> None:
-    """With dlsym as the program sees it: a name that the driver has is ours, one that it lacks stays unknown."""
+def test_each_route_leads_to_the_hooks(host: Host, route: str) -> None:
+    """On each route the limit applies, so the program has called the library's hook."""
     assert set(symbols(SIMULATOR / "libcuda.so.1", "--defined-only")) & {symbol for symbol, *_unused in HOOKED}
     puppet = host.puppet(route).start()
     assert puppet.say("info")[2] == LIMIT
@@ -91,7 +91,7 @@ VERSIONS = [
 
 
 def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Path) -> None:
-    """For every name, version and flag: where the driver gives one of its symbols, we give ours of the same symbol."""
+    """For every name, version and flag the library returns its hook of the function that the driver would return."""
     names = sorted(
         {name for _unused, name, *_unused in HOOKED} | {"cuInit", "cuLaunchKernel", "cuMemcpyHtoD", "cuNoSuchFunction"}
     )
@@ -112,7 +112,7 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
     replaced = 0
     for question, bare, hooked in zip(asked, answers[False], answers[True]):
         expected = bare.split()
-        for at in (1, 5):  # the object's name, followed by the symbol's
+        for at in (1, 5):  # the index of the object's name; the symbol's name follows
             if expected[at + 1] in ours:
                 expected[at] = "libvgpu.so"
                 replaced += 1
@@ -137,7 +137,7 @@ LATER = [
 
 
 @pytest.mark.parametrize("limits", [True, False])
-def test_a_form_of_a_later_cuda_is_never_an_older_one(host: Host, pointers: Path, limits: bool) -> None:
+def test_lookup_of_a_later_version_never_returns_an_older_version(host: Host, pointers: Path, limits: bool) -> None:
     soname = ("-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1")
     compile_program(host.folder, "libcuda.so.1", "later.c", flags=soname)
     env = host.env(limits=limits, LD_LIBRARY_PATH=str(host.folder))
@@ -154,14 +154,16 @@ def test_a_form_of_a_later_cuda_is_never_an_older_one(host: Host, pointers: Path
         else:
             words = ["0", *expected.split()]
             assert (new[: len(words)], old[: len(words)]) == (words, words), (name, version)
-            assert len(words) == 3 or new[2].endswith("_v9") is False, "an older form, or the driver's own"
+            assert len(words) == 3 or new[2].endswith("_v9") is False, (
+                "the library returned an older version or the driver's own function"
+            )
     refused = [line for line in done.stderr.splitlines() if "is refused" in line]
     assert bool(refused) == limits
     assert all("libvgpu.so" in line for line in refused)
 
 
 @pytest.mark.parametrize("preload", [False, True])
-def test_a_later_form_of_what_hands_out_functions_is_not_found(host: Host, preload: bool) -> None:
+def test_later_version_of_cu_get_proc_address_is_not_found(host: Host, preload: bool) -> None:
     """Through such a function the program would get the driver's own functions."""
     soname = ("-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1")
     compile_program(host.folder, "libcuda.so.1", "later.c", flags=soname)
@@ -176,13 +178,13 @@ def test_a_later_form_of_what_hands_out_functions_is_not_found(host: Host, prelo
 
 
 @pytest.mark.parametrize("route", ["handle", "proc", "dlsym-of-libc"])
-def test_a_program_that_opens_the_driver_itself(host: Host, route: str) -> None:
+def test_program_that_opens_the_driver_itself_is_limited(host: Host, route: str) -> None:
     puppet = host.puppet(route, program="puppet-unlinked").start()
     assert puppet.say("info")[2] == LIMIT
     assert puppet.refused("alloc", LIMIT) == OOM
 
 
-def test_a_driver_under_another_path_is_the_driver(host: Host) -> None:
+def test_driver_at_another_path_is_hooked(host: Host) -> None:
     copy = host.folder / "mine.so"
     shutil.copy(SIMULATOR / "libcuda.so.1", copy)
     puppet = host.puppet(f"copy:{copy}", program="puppet-unlinked").start()
@@ -191,14 +193,14 @@ def test_a_driver_under_another_path_is_the_driver(host: Host) -> None:
 
 
 def renamed(folder: Path) -> Path:
-    """A copy of the driver that gives itself another name, as one sed makes it."""
+    """Creates a copy of the driver whose soname is another name of the same length."""
     copy = folder / "libcudb.so.1"
     copy.write_bytes((SIMULATOR / "libcuda.so.1").read_bytes().replace(b"libcuda.so.1\0", b"libcudb.so.1\0"))
     return copy
 
 
 @pytest.mark.parametrize("route", ["copy:{copy}", "link", "default", "next", "self"])
-def test_a_driver_under_another_name_is_the_driver(host: Host, route: str) -> None:
+def test_driver_with_another_name_is_hooked(host: Host, route: str) -> None:
     copy = renamed(host.folder)
     program = "puppet-unlinked"
     if not route.startswith("copy:"):  # a program that was linked against the copy
@@ -211,8 +213,8 @@ def test_a_driver_under_another_name_is_the_driver(host: Host, route: str) -> No
     assert host.charged() == host.on_card() <= LIMIT
 
 
-def test_a_driver_under_another_name_beside_the_driver(host: Host) -> None:
-    """Calls go to the true one, which this program has not initialised: nothing of the card is had."""
+def test_renamed_copy_next_to_the_driver_creates_no_context(host: Host) -> None:
+    """The library calls the real driver, which the program has not initialised, so no context is created."""
     preload = f"{PRELOAD}:{SIMULATOR}/libcuda.so.1"
     puppet = host.puppet(f"copy:{renamed(host.folder)}", program="puppet-unlinked", preload=False, LD_PRELOAD=preload)
     assert puppet.result("init") == OK
@@ -220,11 +222,11 @@ def test_a_driver_under_another_name_beside_the_driver(host: Host) -> None:
     assert host.on_card() == 0
 
 
-def test_a_library_before_the_driver_that_loads_it_late(host: Host) -> None:
-    """It has the driver's names and cuInit too, and hands each call on to the driver that it opens at the first one."""
+def test_shim_that_loads_the_driver_late_is_hooked(host: Host) -> None:
+    """The shim exports the driver's names and passes calls to the driver, which it opens at the first call."""
     shim = compile_program(host.folder, "shim.so", "shim.c", flags=("-shared", "-fPIC", "-ldl"))
     puppet = host.puppet(f"copy:{shim}", program="puppet-unlinked")
-    assert puppet.say("info")[0] == NOT_INITIALIZED  # the first call of all: by it the driver comes, behind the hooks
+    assert puppet.say("info")[0] == NOT_INITIALIZED  # this first call loads the driver
     puppet.start()
     puppet.get("alloc", MIB)
     assert puppet.refused("alloc", LIMIT) == OOM
@@ -236,7 +238,7 @@ def other(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("order", ["{library}:{other}", "{other}:{library}"])
-def test_another_interposer_works_beside(host: Host, order: str) -> None:
+def test_another_interposer_works_with_the_library(host: Host, order: str) -> None:
     preload = order.format(library=PRELOAD, other=other(host.folder))
     puppet = host.puppet(preload=False, LD_PRELOAD=preload).start()
     puppet.get("alloc", MIB)
@@ -246,8 +248,8 @@ def test_another_interposer_works_beside(host: Host, order: str) -> None:
         assert puppet.errors().count("other: cuMemAlloc_v2") == 2
 
 
-def test_a_library_opened_for_itself_finds_the_driver_by_default(host: Host) -> None:
-    """Its scope has the driver, the program's has not: the names are there, and ours where we stand before them."""
+def test_locally_opened_library_finds_the_hooks_by_default(host: Host) -> None:
+    """The driver is only in the opened library's scope. RTLD_DEFAULT finds its names there, and the hooks first."""
     plugin = ("-DPLUGIN", "-shared", "-fPIC", f"-L{SIMULATOR}", "-l:libcuda.so.1", "-ldl")
     library = compile_program(host.folder, "local.so", "local.c", flags=plugin)
     program = compile_program(host.folder, "local", "local.c", flags=("-ldl",))
@@ -262,7 +264,7 @@ def test_a_library_opened_for_itself_finds_the_driver_by_default(host: Host) -> 
 
 
 @pytest.mark.parametrize("route", ["default", "self", "link"])
-def test_an_interposer_before_the_library_is_found_first(host: Host, route: str) -> None:
+def test_interposer_before_the_library_is_found_first(host: Host, route: str) -> None:
     preload = f"{other(host.folder)}:{PRELOAD}"
     puppet = host.puppet(route, preload=False, LD_PRELOAD=preload).start()
     puppet.get("alloc", MIB)
@@ -277,7 +279,7 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
-def test_a_program_without_cuda_never_notices(host: Host) -> None:
+def test_program_without_cuda_is_unchanged(host: Host) -> None:
     """No log line, no ledger, no opened file; umask, signals and descriptors are unchanged."""
     state = (
         "import os, signal, sys\n"
@@ -293,9 +295,9 @@ def test_a_program_without_cuda_never_notices(host: Host) -> None:
     assert host.ledger.read_bytes() == before
 
 
-def test_true_opens_nothing_of_ours(host: Host) -> None:
+def test_program_true_opens_no_file_of_the_library(host: Host) -> None:
     if not shutil.which("strace"):
-        host.limits.unlink()  # it would be missed and complained about
+        host.limits.unlink()  # a library that read the limits would log their absence
         done = subprocess.run(["true"], env=host.env(), stderr=subprocess.PIPE, check=True)
         assert done.stderr == b""
         return
@@ -305,7 +307,7 @@ def test_true_opens_nothing_of_ours(host: Host) -> None:
     assert [path for path in opened if "vgpu" in path or "ld.so.preload" in path] == [str(LIBRARY)]
 
 
-def test_without_a_driver_the_names_are_not_there(host: Host) -> None:
+def test_without_a_driver_its_names_are_not_found(host: Host) -> None:
     program = compile_program(host.folder, "absent", "absent.c", flags=("-ldl",))
     answers = [
         subprocess.run([program], env=host.env(preload=preload), stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -315,13 +317,13 @@ def test_without_a_driver_the_names_are_not_there(host: Host) -> None:
     assert "0 cuInit - why" in answers[0] and "1 puts found -" in answers[0]
 
 
-def test_the_driver_is_not_loaded_for_a_program_that_asks_nvml(host: Host) -> None:
+def test_nvml_query_does_not_load_the_cuda_driver(host: Host) -> None:
     puppet = host.puppet("link")
     assert puppet.say("nvml 0")[:2] == [OK, LIMIT]
     assert layouts.parse_ledger(host.ledger.read_bytes())["slots"] == [], "nvidia-smi must not take a slot"
 
 
-def test_two_builds_are_the_same_file(built: None, tmp_path: Path) -> None:
+def test_two_builds_are_identical(built: None, tmp_path: Path) -> None:
     """The role compiles the sources in another folder and the tests compare digests."""
     shutil.copytree(ROOT / "native/vcuda", tmp_path / "native/vcuda")
     subprocess.run(["make", "-s", "-C", tmp_path / "native/vcuda"], check=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts that need no driver, under the address, undefined-behaviour and thread sanitizers."""
+"""The parts of the library that need no driver run under the address, undefined-behaviour and thread sanitizers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def unit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("what", ["parse", "blocks", "ledger", "ledger-kills"])
-def test_unit(unit: Path, tmp_path: Path, what: str, request: pytest.FixtureRequest) -> None:
+def test_unit_program_passes_under_the_sanitizer(
+    unit: Path, tmp_path: Path, what: str, request: pytest.FixtureRequest
+) -> None:
     if what == "parse" and "thread" in request.node.name:
-        return  # one thread only
+        return  # the parser uses only one thread
     arguments = [tmp_path / "ledger"] if what.startswith("ledger") else []
     done = subprocess.run(
         [unit, what, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300, check=False

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arbiter's schedule.c, called step by step through ctypes with the data that each tenant page would have.
+"""The tests call the arbiter's schedule.c step by step through ctypes, with the input that tenant pages would contain.
 
-What is looked at is who stands where afterwards (credit, in ns of device time), and whose gate is open.
+The tests check each tenant's credit (ns of device time) and whether its gate is open.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 class Node:
-    """Tenants of one GPU on a simulated clock. A busy tenant launches or waits for its turn; others stay silent."""
+    """Simulates the tenants of one GPU. Busy tenants launch kernels or wait for their turn; other tenants are idle."""
 
     def __init__(self, library: ctypes.CDLL, *percents: int, **every: bool) -> None:
         self.library, self.schedule, self.now = library, Schedule(holder=-1), 1000 * MS
@@ -133,8 +133,8 @@ class Node:
         return (at[0] - at[1]) / MS
 
 
-def test_who_ran_alone_pays_for_what_it_has_queued(library) -> None:
-    """Tenant 0 runs for 20 ms more while tenant 1 waits; tenant 1 is then 40 ms ahead (20 ms at 50 %)."""
+def test_work_queued_while_alone_is_charged_when_another_tenant_waits(library) -> None:
+    """Tenant 0 runs for 20 ms while tenant 1 waits, so tenant 1 is owed 40 ms more (20 ms at a share of 50 %)."""
     node = Node(library, 50, 50)
     node.run(100, 0)
     node.launch(0, 20)
@@ -143,7 +143,7 @@ def test_who_ran_alone_pays_for_what_it_has_queued(library) -> None:
     assert 0.7 * 40 <= node.lag(1, 0) <= 1.3 * 40
 
 
-def test_who_comes_after_it_has_drained_is_owed_nothing(library) -> None:
+def test_tenant_that_arrives_after_the_queue_drained_is_owed_nothing(library) -> None:
     node = Node(library, 50, 50)
     node.run(100, 0)
     node.run(2, 0)
@@ -154,8 +154,8 @@ def test_who_comes_after_it_has_drained_is_owed_nothing(library) -> None:
 
 
 @pytest.mark.parametrize(("rest_ms", "left"), [(70, 90), (500, 47), (1200, 0)])
-def test_a_pause_clears_no_more_debt_than_waiting_would_have(library, rest_ms: int, left: float) -> None:
-    """100 ms of overuse at a share of 10 % take a second to recover; a pause of 60 ms must not clear it."""
+def test_pause_recovers_overuse_at_the_rate_of_the_share(library, rest_ms: int, left: float) -> None:
+    """At a share of 10 %, 100 ms of overuse take 1 s to recover, so a shorter pause must not clear all of it."""
     node = Node(library, 10, 90)
     node.run(50, 0, 1)
     node.tenant(0).credit = -100 * MS
@@ -164,7 +164,7 @@ def test_a_pause_clears_no_more_debt_than_waiting_would_have(library, rest_ms: i
 
 
 @pytest.mark.parametrize("alone", [0, 1])
-def test_nothing_is_saved_up_by_who_is_idle_or_alone(library, alone: int) -> None:
+def test_idle_or_lone_tenant_accumulates_no_credit(library, alone: int) -> None:
     node = Node(library, 50, 50)
     node.run(50, 0, 1)
     node.tenant(0).credit = 100 * MS
@@ -172,7 +172,7 @@ def test_nothing_is_saved_up_by_who_is_idle_or_alone(library, alone: int) -> Non
     assert node.tenant(0).credit == 0
 
 
-def test_a_kernel_that_outlasts_the_drain_is_paid_whole(library) -> None:
+def test_kernel_that_outlasts_the_drain_is_charged_in_full(library) -> None:
     """A kernel of 100 ms at a share of 50 %: the arbiter waits 25 ms for its end and charges all of it."""
     node = Node(library, 50, 50)
     node.run(200, 0, 1)
@@ -183,7 +183,7 @@ def test_a_kernel_that_outlasts_the_drain_is_paid_whole(library) -> None:
     assert 170 <= before - node.lag(0, 1) <= 230
 
 
-def test_what_was_charged_too_much_for_it_is_given_back_and_no_more(library) -> None:
+def test_overcharge_is_refunded_down_to_the_held_time(library) -> None:
     node = Node(library, 50, 50)
     node.run(200, 0, 1)
     node.until_turn(0, 0, 1)
@@ -195,17 +195,17 @@ def test_what_was_charged_too_much_for_it_is_given_back_and_no_more(library) -> 
     assert 70 <= before - node.lag(0, 1) <= 130
     node.tenant(0).inputs.used_ns -= 10_000 * MS
     node.run(1, 0, 1)
-    assert before - node.lag(0, 1) >= 30  # what it held the GPU for stays charged
+    assert before - node.lag(0, 1) >= 30  # the time for which tenant 0 held the GPU stays charged
 
 
-def test_what_was_used_alone_after_a_late_turn_is_no_debt(library) -> None:
-    """A wrong charge at the end of a turn is corrected only among the tenants that contended in that turn."""
+def test_time_used_alone_after_a_late_turn_is_not_owed(library) -> None:
+    """A wrong charge at the end of a turn is corrected only among tenants that competed in that turn."""
     node = Node(library, 50, 50)
     node.run(200, 0, 1)
     node.until_turn(0, 0, 1)
     node.launch(0, 100)
     node.until_turn(1, 0, 1)
-    node.run(70)  # the other is silent while the rest of it runs: nobody contends any more
+    node.run(70)  # tenant 1 is idle while the rest of the kernel runs: no tenant competes
     node.run(3000, 0)
     node.run(200)
     node.run(200, 1)
@@ -215,13 +215,13 @@ def test_what_was_used_alone_after_a_late_turn_is_no_debt(library) -> None:
     assert node.tenant(0).credit > -200 * MS
 
 
-def test_what_one_says_of_itself_leaves_the_others_as_they_stand(library) -> None:
+def test_forged_usage_of_one_tenant_changes_no_other_balance(library) -> None:
     node = Node(library, 10, 40, 50)
     node.run(300, 0, 1, 2)
     node.until_turn(0, 0, 1, 2)
     node.launch(0, 100)
     node.until_turn(1, 0, 1, 2)
-    node.tenant(1).credit, node.tenant(2).credit = 0, 50 * MS  # the third is owed 100 ms of time more than the second
+    node.tenant(1).credit, node.tenant(2).credit = 0, 50 * MS  # tenant 2 is owed 100 ms more than tenant 1
     node.tenant(0).inputs.used_ns += 2**62
     node.run(0.5, 0, 1, 2)
     assert node.lag(2, 1) == pytest.approx(100, abs=5)
@@ -229,7 +229,7 @@ def test_what_one_says_of_itself_leaves_the_others_as_they_stand(library) -> Non
 
 
 @pytest.mark.parametrize(("owes_ms", "within_ms"), [(25, 100), (35, None)])
-def test_who_has_waited_long_goes_before_its_claim_if_it_owes_little(
+def test_tenant_that_waited_long_gets_a_turn_if_its_overuse_is_small(
     library, owes_ms: int, within_ms: int | None
 ) -> None:
     """At a share of 5 %, 25 ms of overuse take half a second to recover."""
@@ -244,9 +244,9 @@ def test_who_has_waited_long_goes_before_its_claim_if_it_owes_little(
 
 
 @pytest.mark.parametrize(("owed_ms", "soon"), [(3, True), (-3, False)])
-def test_who_comes_for_a_burst_goes_first_if_it_is_owed_it(library, owed_ms: int, soon: bool) -> None:
+def test_short_burst_goes_first_if_the_tenant_has_credit(library, owed_ms: int, soon: bool) -> None:
     node = Node(library, 10, 90)
-    for _unused in range(4):  # it shows what it comes for: 1 ms in a turn, then nothing
+    for _unused in range(4):  # tenant 0 uses 1 ms of each turn, so the schedule learns a short burst
         node.run(10, 1)
         node.tenant(0).inputs.active_ns = node.tenant(0).inputs.waiting_ns = node.now
         node.until_turn(0, 0, 1)

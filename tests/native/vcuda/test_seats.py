@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of many allocations of a GPU get turns of the arbiter: by their pages, written here as tenants write them."""
+"""The arbiter has seats for 64 allocations of a GPU and gives them to active tenants.
+
+The tests write the tenant pages as the tenants' programs do.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ CROWDS = [(40, 0, 40), (20, 20, 40), (100, 0, 60), (0, 100, SEATS)]
 
 
 @pytest.mark.parametrize(("idle", "used", "busy"), CROWDS)
-def test_idle_slices_take_no_turns_from_containers_at_work(node: Node, idle: int, used: int, busy: int) -> None:
+def test_idle_slices_take_no_seats_from_busy_containers(node: Node, idle: int, used: int, busy: int) -> None:
     for number in range(idle):
         Container(node, f"slice-{number}", 1)
     past = [Container(node, f"used-{number}", 1) for number in range(used)]
@@ -76,42 +79,40 @@ def test_idle_slices_take_no_turns_from_containers_at_work(node: Node, idle: int
     at_work = [Container(node, f"work-{number}", 1) for number in range(busy)]
     busily = Busy(at_work)
     node.arbiter()
-    wait_for(
-        lambda: at_once(at_work) == busy, f"a word for each of {busy} containers at work ({at_once(at_work)} have it)"
-    )
-    for _look in range(20):  # and none loses it again
+    wait_for(lambda: at_once(at_work) == busy, f"{busy} busy containers get seats ({at_once(at_work)} have seats)")
+    for _look in range(20):  # no busy container loses its seat
         time.sleep(0.05)
         assert at_once(at_work) == busy
     busily.stop()
 
 
-def test_who_begins_gets_the_place_of_one_that_rests(node: Node) -> None:
+def test_newly_active_container_gets_the_seat_of_an_idle_container(node: Node) -> None:
     containers = [Container(node, f"slice-{number}", 1) for number in range(SEATS + 6)]
     node.arbiter()
-    wait_for(lambda: at_once(containers) == SEATS, "a word for as many as there are places")
+    wait_for(lambda: at_once(containers) == SEATS, "every seat is taken")
     late = [one for one in containers if not served(one)]
     busily = Busy(late)
-    wait_for(lambda: at_once(late) == len(late), "a word for those that begin", 2.0)
+    wait_for(lambda: at_once(late) == len(late), "the newly active containers get seats", 2.0)
     rests = [one for one in containers if not served(one)]
     assert len(rests) == len(late)
     assert {(one.page()["gate"], one.page()["heartbeat_ns"]) for one in rests} == {("none", 0)}
     busily.stop()
 
 
-def test_a_folder_that_goes_frees_its_place(node: Node) -> None:
+def test_removed_allocation_frees_its_seat(node: Node) -> None:
     containers = [Container(node, f"work-{number}", 1) for number in range(SEATS + 1)]
     busily = Busy(containers)
     node.arbiter()
-    wait_for(lambda: at_once(containers) == SEATS, "a word for as many as there are places")
+    wait_for(lambda: at_once(containers) == SEATS, "every seat is taken")
     time.sleep(0.3)
     (without,) = [one for one in containers if not served(one)]
     gone = next(one for one in containers if served(one))
     gone.folder.rename(node.folder / "gone")
-    wait_for(lambda: served(without), "the place of the one that has gone", 3.0)
+    wait_for(lambda: served(without), "the container without a seat gets the free seat", 3.0)
     busily.stop()
 
 
-def test_the_status_of_many_folders_is_true(node: Node) -> None:
+def test_status_lists_all_of_many_allocations(node: Node) -> None:
     for number in range(500):
         Container(node, f"slice-{number}", 1)
     node.arbiter()
@@ -121,7 +122,7 @@ def test_the_status_of_many_folders_is_true(node: Node) -> None:
         assert len({one["allocation"] for one in status["tenants"]}) == 500
 
 
-def test_few_descriptors_are_no_fewer_tenants(node: Node) -> None:
+def test_low_descriptor_limit_hides_no_tenant(node: Node) -> None:
     """A shell allows a program 1024 descriptors; each folder takes two."""
     for number in range(60):
         Container(node, f"slice-{number}", 1)
@@ -135,8 +136,8 @@ def test_few_descriptors_are_no_fewer_tenants(node: Node) -> None:
     assert len({one["allocation"] for one in json.loads(done.stdout)["tenants"]}) == 60
 
 
-def test_a_page_tells_nothing_of_neighbours(node: Node) -> None:
-    """Neither how many there are nor how many are at work; what an arbiter before this one wrote is cleared."""
+def test_page_reveals_no_neighbours(node: Node) -> None:
+    """The page has no number of neighbours or of busy neighbours; the arbiter clears numbers of an older arbiter."""
     containers = [Container(node, f"work-{number}", 20) for number in range(3)]
     pages = [one.folder / f"gpu-{node.host.uuids[0]}" for one in containers]
     for page in pages:
@@ -145,13 +146,13 @@ def test_a_page_tells_nothing_of_neighbours(node: Node) -> None:
             file.write(struct.pack("<2I", 7, 5))
     busily = Busy(containers)
     node.arbiter()
-    wait_for(lambda: at_once(containers) == 3, "a word for each")
+    wait_for(lambda: at_once(containers) == 3, "each container gets a seat")
     assert {page.read_bytes()[NEIGHBOURS] for page in pages} == {bytes(8)}
     busily.stop()
 
 
 class Waiters:
-    """Threads of a container that wait on its gpu page."""
+    """Threads of a container that wait for a change of the container's GPU page."""
 
     def __init__(self, node: Node, container: Container, threads: int) -> None:
         program = compile_program(node.folder, "waiters", "waiters.c", flags=("-lpthread",))
@@ -172,14 +173,14 @@ class Waiters:
 
 
 @pytest.mark.parametrize("threads", [3, 500])
-def test_one_change_of_a_page_wakes_few(node: Node, threads: int) -> None:
-    """However many wait: the arbiter has other tenants. The library's own waiters wake one another (limiter.c)."""
+def test_page_change_wakes_a_limited_number_of_waiters(node: Node, threads: int) -> None:
+    """The arbiter wakes at most 64 waiters of a page, to save time. These wake the other waiters (limiter.c)."""
     container = Container(node, "crowd", 20)
     arbiter = node.arbiter()
     waiters = Waiters(node, container, threads)
     before = waiters.woken()
-    arbiter.terminate()  # its last word is one change of each page
+    arbiter.terminate()  # at its exit the arbiter changes each page once
     assert arbiter.wait(10) == 0
-    wait_for(lambda: waiters.woken() - before >= min(threads, WOKEN), "the first to be woken")
+    wait_for(lambda: waiters.woken() - before >= min(threads, WOKEN), "the first waiters are woken")
     time.sleep(0.2)
     assert waiters.woken() - before == min(threads, WOKEN)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers with several shares (of several claims), each with limits and a ledger of its own. A card that two of them
-name has the sum; a share that two containers have is one budget of both. The truth is the simulated driver's account.
+"""Containers with several shares from several claims. Each share has its own limits file and ledger.
+
+The limit of a card is the sum of the container's shares of this card. Two containers with the same share have one
+budget. The tests compare with the simulated driver's account.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def process(host: Host, *shares: Share, **more: str) -> Puppet:
 # --- one container ---------------------------------------------------------------------------------
 
 
-def test_each_card_has_its_share(host: Host) -> None:
+def test_each_card_is_limited_to_its_share(host: Host) -> None:
     first, second = Share(host, "first", {0: A}), Share(host, "second", {1: B})
     puppet = process(host, first, second)
     assert puppet.say("info") == [OK, A - host.on_card(0), A]
@@ -94,28 +96,28 @@ def test_each_card_has_its_share(host: Host) -> None:
     assert [first.charged(0), second.charged(1)] == [0, 0]
 
 
-def test_a_card_of_two_shares_has_the_sum(host: Host) -> None:
+def test_card_of_two_shares_has_the_sum_as_limit(host: Host) -> None:
     first, second = Share(host, "first", {0: A}), Share(host, "second", {0: B})
     puppet = process(host, first, second)
     context = host.on_card()
     assert puppet.say("info") == [OK, A + B - context, A + B]
     assert puppet.say("total 0") == [OK, A + B]
     assert puppet.refused("alloc", A + B - context + 1) == OOM
-    block = puppet.get("alloc", A + B - context)  # no share alone has so much
+    block = puppet.get("alloc", A + B - context)  # larger than any single share
     assert [first.charged(), second.charged()] == [A, B] and host.on_card() == A + B
     assert puppet.refused("alloc", 1) == OOM
     assert puppet.result(f"free {block}") == OK
-    assert [first.charged(), second.charged()] == [context, 0], "what came last goes first"
+    assert [first.charged(), second.charged()] == [context, 0], "a free is credited to the last share first"
     small = [puppet.get("alloc", 500 * MIB) for _unused in range(8)]
     assert first.charged() == A and first.charged() + second.charged() == host.on_card()
-    for one in small[::2]:  # blocks of both, in another order than they came
+    for one in small[::2]:  # frees blocks of both shares in another order than they were allocated
         assert puppet.result(f"free {one}") == OK
         assert first.charged() + second.charged() == host.on_card()
     assert second.charged() == 0
 
 
 @pytest.mark.parametrize("names", [({0: A}, {0: B, 1: B}), ({1: B}, {0: A}), ({0: A, 1: A}, {1: B})])
-def test_shares_of_more_than_one_card(host: Host, names: tuple) -> None:
+def test_shares_of_several_cards_are_summed_per_card(host: Host, names: tuple) -> None:
     shares = [Share(host, f"share{at}", of) for at, of in enumerate(names)]
     puppet = process(host, *shares)
     for gpu in (0, 1):
@@ -127,7 +129,7 @@ def test_shares_of_more_than_one_card(host: Host, names: tuple) -> None:
         assert sum(one.charged(gpu) for one in shares) == host.on_card(gpu) == limit
 
 
-def test_a_card_of_no_share_is_refused(host: Host) -> None:
+def test_card_without_a_share_is_refused(host: Host) -> None:
     puppet = process(host, Share(host, "first", {0: A}), Share(host, "second", {0: B}))
     assert puppet.refused("ctx", 1) == NOT_PERMITTED
     assert puppet.say("total 1") == [OK, 0]
@@ -135,7 +137,7 @@ def test_a_card_of_no_share_is_refused(host: Host) -> None:
 
 
 @pytest.mark.parametrize(("variable", "limit"), [("4g", 4096 * MIB), ("9g", A + B)])
-def test_the_environment_tightens_the_sum(host: Host, variable: str, limit: int) -> None:
+def test_environment_tightens_the_sum(host: Host, variable: str, limit: int) -> None:
     shares = Share(host, "first", {0: A}), Share(host, "second", {0: B})
     puppet = process(host, *shares, CUDA_DEVICE_MEMORY_LIMIT=variable)
     assert puppet.say("info") == [OK, limit - host.on_card(), limit]
@@ -143,7 +145,7 @@ def test_the_environment_tightens_the_sum(host: Host, variable: str, limit: int)
     assert puppet.refused("alloc", 1) == OOM
 
 
-def test_nvml_shows_the_sum_and_each_process_once(host: Host) -> None:
+def test_nvml_lists_a_process_of_two_shares_once(host: Host) -> None:
     shares = Share(host, "first", {0: A}), Share(host, "second", {0: B})
     puppet = process(host, *shares)
     puppet.get("alloc", A)
@@ -155,7 +157,7 @@ def test_nvml_shows_the_sum_and_each_process_once(host: Host) -> None:
 
 
 @pytest.mark.parametrize("cards", [({0: A}, {1: B}), ({0: A, 1: A}, {0: B}), ({1: B}, {0: A, 1: A})])
-def test_the_probe_measures_the_sum(host: Host, cards: tuple) -> None:
+def test_probe_measures_the_sum(host: Host, cards: tuple) -> None:
     shares = [Share(host, f"share{at}", of) for at, of in enumerate(cards)]
     checks = ["totals", "visible-devices", "limit-exact", "every-allocator", "four-processes", "freed"]
     status, report = run(host, "--checks", ",".join(checks), **files(*shares))
@@ -165,7 +167,7 @@ def test_the_probe_measures_the_sum(host: Host, cards: tuple) -> None:
     assert [one.charged(gpu) for one in shares for gpu in one.of] == [0] * sum(len(one.of) for one in shares)
 
 
-def test_a_program_is_throttled_by_the_pages_of_its_cards_first_share(host: Host) -> None:
+def test_program_is_throttled_by_the_page_of_the_cards_first_share(host: Host) -> None:
     """The limit is the sum of the shares: 20 + 30 percent of the first GPU, 30 percent of the second."""
     shares = Share(host, "first", {1: A}, 30), Share(host, "second", {0: A}, 20), Share(host, "third", {0: A}, 30)
     for one in shares:
@@ -189,7 +191,7 @@ STRICT = [({"deny": True}, False), ({"deny": False}, True)]
 
 @pytest.mark.parametrize(("change", "allowed"), STRICT)
 @pytest.mark.parametrize("place", [0, 1])
-def test_one_share_that_denies_denies(host: Host, change: dict, allowed: bool, place: int) -> None:
+def test_deny_of_one_share_refuses_every_context(host: Host, change: dict, allowed: bool, place: int) -> None:
     shares = [Share(host, "first", {0: A}), Share(host, "second", {1: B})]
     shares[place].change(**change)
     puppet = host.puppet(**files(*shares))
@@ -200,7 +202,7 @@ def test_one_share_that_denies_denies(host: Host, change: dict, allowed: bool, p
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_live_change_of_any_share_counts(host: Host, place: int) -> None:
+def test_live_change_of_any_share_takes_effect(host: Host, place: int) -> None:
     shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
     puppet = process(host, *shares)
     shares[place].change({0: 2500 * MIB})
@@ -211,7 +213,7 @@ def test_a_live_change_of_any_share_counts(host: Host, place: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_share_that_is_lowered_ends_who_holds_the_most_of_it(host: Host, place: int) -> None:
+def test_lowered_share_kills_the_process_over_the_limit(host: Host, place: int) -> None:
     shares = [Share(host, "first", {0: A}, oom_killer=True), Share(host, "second", {0: B})]
     puppet = process(host, *shares)
     puppet.get("alloc", A + B - host.on_card())
@@ -221,10 +223,10 @@ def test_a_share_that_is_lowered_ends_who_holds_the_most_of_it(host: Host, place
     assert [one.charged() for one in shares] == [0, 0]
 
 
-def test_a_child_takes_slots_of_its_own(host: Host) -> None:
+def test_forked_child_takes_separate_slots(host: Host) -> None:
     shares = Share(host, "first", {0: A}), Share(host, "second", {0: B})
     parent = host.puppet(**files(*shares))
-    assert parent.result("total 0") != OK  # the library has begun, and the driver has not
+    assert parent.result("total 0") != OK  # the library has started, but the driver is not initialised
     child = parent.say("fork")[1]
     parent.start()
     parent.get("alloc", A + B - host.on_card())
@@ -232,7 +234,7 @@ def test_a_child_takes_slots_of_its_own(host: Host) -> None:
     assert parent.refused("alloc", 1) == OOM
 
 
-def test_a_child_does_not_keep_its_parents_slots(host: Host) -> None:
+def test_forked_child_does_not_keep_its_parents_slots(host: Host) -> None:
     shares = Share(host, "first", {0: A}), Share(host, "second", {0: B})
     parent = process(host, *shares)
     parent.get("alloc", A)
@@ -250,7 +252,7 @@ def test_a_child_does_not_keep_its_parents_slots(host: Host) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_share_of_two_containers_is_one_budget(host: Host, order: tuple) -> None:
+def test_share_of_two_containers_is_one_budget(host: Host, order: tuple) -> None:
     """The first container has both shares, in either order; the second container has only the second share."""
     shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
     one = process(host, *(shares[at] for at in order))
@@ -273,7 +275,7 @@ def test_a_share_of_two_containers_is_one_budget(host: Host, order: tuple) -> No
     assert one.refused("alloc", 1) == OOM and host.on_card() == A + B
 
 
-def test_who_is_killed_gives_all_back(host: Host) -> None:
+def test_killed_process_is_uncharged_in_all_shares(host: Host) -> None:
     shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
     one, other = process(host, *shares), process(host, shares[1])
     one.get("alloc", A + B - host.on_card())
@@ -285,7 +287,7 @@ def test_who_is_killed_gives_all_back(host: Host) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_kill_at_any_moment_loses_nothing(host: Host, seed: int) -> None:
+def test_kill_at_a_random_moment_leaves_no_charge(host: Host, seed: int) -> None:
     """A kill may fall between the charges in two ledgers; a later process can use the whole sum again."""
     shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
     victim = process(host, *shares)
@@ -311,7 +313,7 @@ def _ignore_the_end(puppet: Puppet, lines: list[str]) -> None:
         puppet.send(*lines)
 
 
-def test_locks_in_either_order_never_wait_for_each_other(host: Host) -> None:
+def test_locks_in_opposite_order_do_not_deadlock(host: Host) -> None:
     """Two containers have the same two shares in opposite order, so their locks are taken in opposite order too."""
     shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
     puppets = [process(host, *shares), process(host, *reversed(shares))]
@@ -325,7 +327,7 @@ def test_locks_in_either_order_never_wait_for_each_other(host: Host) -> None:
     assert all("held by a process" not in puppet.errors() for puppet in puppets)
 
 
-def test_memory_that_is_lent_is_its_makers_in_whichever_ledger(host: Host) -> None:
+def test_exported_memory_is_charged_to_the_exporter_in_either_ledger(host: Host) -> None:
     """A container with both shares exports memory by an IPC handle to a container with the second share alone."""
     shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
     maker, user = process(host, *shares), process(host, shares[1])
@@ -345,14 +347,14 @@ def test_memory_that_is_lent_is_its_makers_in_whichever_ledger(host: Host) -> No
     assert shares[1].charged() == host.on_card() == B
 
 
-def test_a_handle_of_another_container_is_refused(host: Host) -> None:
+def test_ipc_handle_of_another_container_is_refused(host: Host) -> None:
     first, second, third = (Share(host, name, {0: B}) for name in ("first", "second", "third"))
     maker, user = process(host, third), process(host, first, second)
     assert maker.result(f"alloc 10 {MIB}") == OK
     assert user.result(f"ipc-open 20 {lend(maker, 10)}") == NOT_SUPPORTED
 
 
-# --- fail closed -----------------------------------------------------------------------------------
+# --- invalid shares allow no context --------------------------------------------------------------------------------
 
 
 def torn(share: Share) -> None:
@@ -366,16 +368,16 @@ def newer(share: Share) -> None:
 
 
 FAULTS = {
-    "torn": (torn, "limits: it is torn"),
-    "missing": (lambda share: share.limits.unlink(), "limits: it cannot be opened"),
-    "a newer version": (newer, "needs a reader of version 9"),
-    "a ledger that is none": (lambda share: share.ledger.write_bytes(b"x" * layouts.LEDGER_FILE_SIZE), "ledger"),
+    "torn limits": (torn, "limits: it is torn"),
+    "missing limits": (lambda share: share.limits.unlink(), "limits: it cannot be opened"),
+    "limits of a newer version": (newer, "needs a reader of version 9"),
+    "invalid ledger": (lambda share: share.ledger.write_bytes(b"x" * layouts.LEDGER_FILE_SIZE), "ledger"),
 }
 
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_one_share_closes_all(host: Host, place: int, fault: str) -> None:
+def test_invalid_share_allows_no_context_on_any_card(host: Host, place: int, fault: str) -> None:
     shares = [Share(host, "first", {0: A}), Share(host, "second", {1: B})]
     spoil, reason = FAULTS[fault]
     spoil(shares[place])
@@ -387,7 +389,7 @@ def test_a_fault_of_one_share_closes_all(host: Host, place: int, fault: str) -> 
 
 
 MISNAMED = [
-    (lambda one: f"{one}:{one}", lambda one: f"{one}"),  # a ledger too few
+    (lambda one: f"{one}:{one}", lambda one: f"{one}"),  # one ledger is missing
     (lambda one: f"{one}:{one}", lambda one: f"{one}:{one}:{one}"),
     (lambda one: ":".join([str(one)] * 9), lambda one: ":".join([str(one)] * 9)),
     (lambda one: f"{one}:{one}", lambda one: f"{one}:{one}"),  # the same ledger twice
@@ -395,7 +397,7 @@ MISNAMED = [
 
 
 @pytest.mark.parametrize("at", range(len(MISNAMED)))
-def test_lists_that_do_not_fit_close(host: Host, at: int) -> None:
+def test_inconsistent_file_lists_allow_no_context(host: Host, at: int) -> None:
     share = Share(host, "first", {0: A})
     limits, ledgers = MISNAMED[at]
     variables = {
@@ -408,13 +410,13 @@ def test_lists_that_do_not_fit_close(host: Host, at: int) -> None:
     assert "no context is created" in puppet.errors()
 
 
-# --- as in a container: numbered folders -----------------------------------------------------------
+# --- numbered folders, as in a container -----------------------------------------------------------
 
 
 def container(host: Host, shares: dict[int, Share], places: int = 12, then: tuple = ()) -> tuple:
     """Returns a command prefix that mounts each share at /dev/vgpu/<number>; other numbers are empty folders.
 
-    ``then``: shell commands that a tenant runs in it.
+    ``then``: shell commands that a tenant runs in the namespace.
     """
     root = host.folder / "root"
     for one in ("etc", "dev", *(f"above/{number}" for number in range(places))):
@@ -452,7 +454,7 @@ def test_in_a_container_every_numbered_folder_is_a_share(host: Host, numbers: tu
     assert [one.charged() for one in shares.values()] == [A] * len(numbers)
 
 
-# What a tenant does to the second of two shares, at /dev/vgpu/7; what the line says.
+# columns: commands of a tenant that manipulate the second share at /dev/vgpu/7, expected log text
 TENANTS = [
     (("mount -o remount,bind,rw /dev/vgpu/7",), "/dev/vgpu/7 is mounted writable"),
     (("mount --bind /dev/null /dev/vgpu/7/limits",), "/dev/vgpu/7/limits: another file is mounted on it"),
@@ -463,7 +465,7 @@ TENANTS = [
 
 @needs_root
 @pytest.mark.parametrize("at", range(len(TENANTS)))
-def test_in_a_container_a_share_is_the_nodes_or_nothing_goes(host: Host, at: int) -> None:
+def test_in_a_container_a_manipulated_share_allows_no_context(host: Host, at: int) -> None:
     shares = {0: Share(host, "first", {0: A}), 7: Share(host, "second", {0: A})}
     other = Share(host, "other", {0: A})
     commands, reason = TENANTS[at]
@@ -475,7 +477,7 @@ def test_in_a_container_a_share_is_the_nodes_or_nothing_goes(host: Host, at: int
 
 
 @needs_root
-def test_in_a_container_of_nine_shares_nothing_goes(host: Host) -> None:
+def test_in_a_container_nine_shares_allow_no_context(host: Host) -> None:
     shares = {number: Share(host, f"share{number}", {0: 100 * MIB}) for number in range(9)}
     puppet = host.puppet(wrapper=container(host, shares), **FORCED)
     assert puppet.result("init") == OK
@@ -484,7 +486,7 @@ def test_in_a_container_of_nine_shares_nothing_goes(host: Host) -> None:
 
 
 @needs_root
-def test_a_share_that_a_tenant_unmounts_counts_no_more(host: Host) -> None:
+def test_unmounted_share_lowers_the_limit(host: Host) -> None:
     shares = {0: Share(host, "first", {0: A}), 7: Share(host, "second", {0: A})}
     then = ("umount /dev/vgpu/7/ledger", "umount /dev/vgpu/7")
     puppet = host.puppet(wrapper=container(host, shares, then=then), **FORCED).start()

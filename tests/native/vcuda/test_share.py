@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute shares in real time on the simulated GPU, read from its own log. The tight figures are test_model.py's."""
+"""Compute shares in real time, read from the log of the simulated GPU. test_model.py tests exact figures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_launch_is_limited(node: Node, way: str) -> None:
+def test_every_launch_function_is_limited(node: Node, way: str) -> None:
     process = Container(node, "a", 25, core_policy="force").start(way, us=200)
     time.sleep(0.5)
     (share,) = node.judged([process], lambda found: near(found[0], 25), 1.0, 25 + OVER)
@@ -67,7 +67,7 @@ OFF = [
 
 
 @pytest.mark.parametrize(("limits", "env", "holds"), OFF)
-def test_what_turns_it_on_and_off(node: Node, limits: dict, env: dict, holds: bool) -> None:
+def test_limits_and_variables_enable_the_limiter(node: Node, limits: dict, env: dict, holds: bool) -> None:
     process = Container(node, "a", **limits).start(us=100, **env)
     time.sleep(0.3)
 
@@ -86,14 +86,14 @@ def test_processes_and_threads_of_a_container_share_one_share(node: Node) -> Non
     assert near(sum(found), 30, 15), found
 
 
-def test_without_a_tenant_page_each_process_keeps_the_share(node: Node) -> None:
+def test_without_a_tenant_page_a_process_gets_the_share(node: Node) -> None:
     process = Container(node, "a", 30, pages=False, core_policy="force").start(us=100)
     time.sleep(0.3)
     found = node.judged([process], lambda found: near(found[0], 30), most=30 + OVER)
     assert near(found[0], 30), found
 
 
-def test_a_live_change_of_the_limit(node: Node) -> None:
+def test_live_change_of_the_share_takes_effect(node: Node) -> None:
     container = Container(node, "a", 20, core_policy="force")
     process = container.start(us=100)
     time.sleep(0.3)
@@ -108,7 +108,7 @@ def test_a_live_change_of_the_limit(node: Node) -> None:
         assert right(found), (percent, found)
 
 
-def test_used_is_what_the_gpu_ran(node: Node) -> None:
+def test_charged_time_is_the_gpu_time(node: Node) -> None:
     """The charged time is the time that the GPU ran.
 
     While the program waits for a CPU between two launches, the GPU is idle and the time is charged: up to 7 % too much
@@ -123,7 +123,7 @@ def test_used_is_what_the_gpu_ran(node: Node) -> None:
     assert 0.95 <= min(ratios) <= 1.25, ratios
 
 
-def test_throttled_is_counted_only_where_launches_wait(node: Node) -> None:
+def test_throttled_time_is_counted_only_for_waiting_launches(node: Node) -> None:
     held = Container(node, "a", 25, core_policy="force")
     process = held.start(seconds=2, us=100)
     process.wait(20)
@@ -161,7 +161,7 @@ def test_two_containers_get_their_shares(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("env", "expected"), [({"CUDA_DEVICE_SM_LIMIT": "20"}, 20), ({}, 50)])
-def test_a_share_lowered_by_the_environment_holds_in_company(node: Node, env: dict, expected: float) -> None:
+def test_share_lowered_by_the_environment_holds_next_to_a_neighbour(node: Node, env: dict, expected: float) -> None:
     lowered, other = Container(node, "lowered", 50), Container(node, "other", 50)
     node.arbiter()
     processes = [lowered.start(us=100, **env), other.start(us=100)]
@@ -188,7 +188,7 @@ def test_high_priority_by_file_and_environment(node: Node, priority: int, env: d
     assert right(found), found
 
 
-def test_who_is_alone_gets_all_unless_it_is_forced(node: Node) -> None:
+def test_lone_container_gets_the_whole_gpu_unless_forced(node: Node) -> None:
     free, forced = Container(node, "free", 30), Container(node, "forced", 30, core_policy="force")
     node.arbiter()
     process = free.start(us=100)
@@ -212,9 +212,7 @@ COUNTED = [
 
 
 @pytest.mark.parametrize(("policy", "company", "part"), COUNTED, ids=["alone", "forced", "in company"])
-def test_the_arbiter_counts_how_long_a_container_might_have_all(
-    node: Node, policy: dict, company: bool, part: tuple
-) -> None:
+def test_arbiter_counts_the_time_with_the_whole_gpu(node: Node, policy: dict, company: bool, part: tuple) -> None:
     """The arbiter counts by its heartbeat clock. During this time the watcher reports no overuse of the container."""
     one, other = Container(node, "one", 30, **policy), Container(node, "other", 30)
     node.arbiter()
@@ -229,8 +227,8 @@ def test_the_arbiter_counts_how_long_a_container_might_have_all(
     assert part[0] <= counted <= part[1] + 0.01
 
 
-def test_a_killed_tenant_frees_the_gpu(node: Node) -> None:
-    """It dies in the middle of its turn, with work queued and its demand written."""
+def test_killed_tenant_frees_the_gpu(node: Node) -> None:
+    """The tenant is killed while it has queued work and its page requests turns."""
     containers = [Container(node, "dies", 50), Container(node, "stays", 50)]
     node.arbiter()
     processes = [container.start(us=200) for container in containers]
@@ -243,7 +241,7 @@ def test_a_killed_tenant_frees_the_gpu(node: Node) -> None:
     assert node.judged(processes, lambda found: found[1] > 70, 1.0)[1] > 70
 
 
-def test_an_arbiter_that_dies_leaves_everybody_at_most_its_share(node: Node) -> None:
+def test_killed_arbiter_leaves_each_tenant_at_most_its_share(node: Node) -> None:
     containers = [Container(node, "small", 30), Container(node, "large", 70)]
     arbiter = node.arbiter()
     processes = [container.start(us=200) for container in containers]
@@ -256,13 +254,13 @@ def test_an_arbiter_that_dies_leaves_everybody_at_most_its_share(node: Node) -> 
     )
     assert small <= 30 + OVER and large <= 70 + OVER, (small, large)
     assert small > 15 and large > 35, (small, large)
-    node.arbiter()  # its lock died with it
+    node.arbiter()  # the killed arbiter's lock is free
     time.sleep(0.7)
     small, large = node.judged(processes, lambda found: parted(*found))
     assert parted(small, large), (small, large)
 
 
-def test_an_arbiter_that_is_ended_hands_back_at_once(node: Node) -> None:
+def test_terminated_arbiter_clears_the_gates_at_once(node: Node) -> None:
     container = Container(node, "a", 30)
     arbiter = node.arbiter()
     assert container.page()["gate"] == "open"
@@ -271,7 +269,7 @@ def test_an_arbiter_that_is_ended_hands_back_at_once(node: Node) -> None:
     assert (container.page()["gate"], container.page()["heartbeat_ns"]) == ("none", 0)
 
 
-def test_two_arbiters_of_one_node(node: Node) -> None:
+def test_second_arbiter_of_a_node_is_refused(node: Node) -> None:
     Container(node, "a", 30)
     node.arbiter()
     done = subprocess.run(
@@ -280,7 +278,7 @@ def test_two_arbiters_of_one_node(node: Node) -> None:
     assert done.returncode == 1 and "another arbiter" in done.stderr
 
 
-def test_allocations_that_come_and_go_are_noticed(node: Node) -> None:
+def test_arbiter_notices_new_allocations(node: Node) -> None:
     node.arbiter()
     container = Container(node, "late", 30)
     wait_for(lambda: container.page()["gate"] == "open", "the new allocation's page")
@@ -290,8 +288,8 @@ def test_allocations_that_come_and_go_are_noticed(node: Node) -> None:
     assert [tenant["allocation"] for tenant in node.status()["tenants"]] == ["late"] * len(node.host.uuids)
 
 
-def test_what_a_tenant_writes_harms_nobody_else(node: Node) -> None:
-    """A page of garbage, one that is cut short, and one that claims the GPU for ever."""
+def test_forged_tenant_page_harms_no_other_tenant(node: Node) -> None:
+    """The tenants write a page of garbage, an empty page, and a page that claims the GPU forever."""
     liars = [Container(node, f"liar{i}", 10) for i in range(3)]
     honest = Container(node, "honest", 60)
     arbiter = node.arbiter()
@@ -309,7 +307,7 @@ def test_what_a_tenant_writes_harms_nobody_else(node: Node) -> None:
 
 
 class Liar(threading.Thread):
-    """Writes one field of the container's own page again and again, as any process of it may."""
+    """Writes one field of the container's tenant page repeatedly, as any process of the container can."""
 
     def __init__(self, container: Container, field: int, value: int) -> None:
         super().__init__(daemon=True)
@@ -336,10 +334,8 @@ BALANCE, ACCRUED, USED = 0, 8, 16
     ("field", "value", "least"),
     [(BALANCE, 10**15, 10), (BALANCE, 1, 10), (ACCRUED, 1, 10), (USED, 0, 10), (BALANCE, -(10**15), 0)],
 )
-def test_a_lie_in_ones_own_page_brings_nothing_where_no_arbiter_speaks(
-    node: Node, field: int, value: int, least: float
-) -> None:
-    """Nobody gives turns, so the library counts for itself. To lie against oneself still works."""
+def test_forged_page_gains_nothing_without_an_arbiter(node: Node, field: int, value: int, least: float) -> None:
+    """Without an arbiter the library accounts itself. A forged negative balance still slows the tenant."""
     liar = Container(node, "liar", 20)
     process = liar.start(us=100)
     lies = Liar(liar, field, value)
@@ -352,7 +348,7 @@ def test_a_lie_in_ones_own_page_brings_nothing_where_no_arbiter_speaks(
         assert share < 5
 
 
-def test_the_arbiter_is_idle_while_nobody_computes(node: Node) -> None:
+def test_arbiter_is_idle_without_gpu_work(node: Node) -> None:
     for i in range(8):
         Container(node, f"a{i}", 12)
     arbiter = node.arbiter()
@@ -365,4 +361,4 @@ def test_the_arbiter_is_idle_while_nobody_computes(node: Node) -> None:
 
     before = ticks()
     time.sleep(2.0)
-    assert ticks() - before <= 6  # of 200 ticks: 3 % of one processor, where busy looking takes most of it
+    assert ticks() - before <= 6  # 6 of 200 ticks are 3 % of a CPU; busy polling would use most of the CPU

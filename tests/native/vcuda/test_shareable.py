@@ -43,15 +43,15 @@ def account(watcher: Puppet, *living: Puppet) -> int:
 def end(puppet: Puppet, killed: bool) -> None:
     puppet.process.kill() if killed else puppet.end()
     puppet.process.wait(20)
-    time.sleep(0.12)  # the library looks for dead processes only every tenth of a second
+    time.sleep(0.12)  # the library checks for dead processes every 0.1 s
 
 
 STEPS = {
-    "maker releases": (0, f"release-handle {MEMORY}"),
-    "maker closes": (0, f"close-fd {HANDLE}"),
-    "user closes": (1, f"close-fd {TAKEN}"),
-    "user unmaps": (1, f"unmap {PLACE} {SIZE}"),
-    "user releases": (1, f"release-handle {IMPORT}"),
+    "exporter releases its handle": (0, f"release-handle {MEMORY}"),
+    "exporter closes its descriptor": (0, f"close-fd {HANDLE}"),
+    "importer closes its descriptor": (1, f"close-fd {TAKEN}"),
+    "importer unmaps the memory": (1, f"unmap {PLACE} {SIZE}"),
+    "importer releases its handle": (1, f"release-handle {IMPORT}"),
 }
 
 
@@ -69,7 +69,7 @@ def charged_until_the_last(host: Host, three: tuple, before: int, steps: dict, o
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(STEPS))[::5])
-def test_charged_as_long_as_anybody_has_it(host: Host, three: tuple, order: tuple) -> None:
+def test_shared_memory_is_charged_once_until_its_last_use_ends(host: Host, three: tuple, order: tuple) -> None:
     maker, user = three[:2]
     before = host.on_card()
     make(maker)
@@ -81,7 +81,7 @@ def test_charged_as_long_as_anybody_has_it(host: Host, three: tuple, order: tupl
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("holds", ["a handle", "an import", "both"])
 @pytest.mark.parametrize("maker_first", [False, True])
-def test_a_death_frees_what_nobody_else_has(
+def test_death_of_the_last_user_frees_shared_memory(
     host: Host, three: tuple, killed: bool, holds: str, maker_first: bool
 ) -> None:
     maker, user, watcher = three
@@ -94,13 +94,15 @@ def test_a_death_frees_what_nobody_else_has(
         say(user, f"close-fd {TAKEN}")
     first, second = (maker, user) if maker_first else (user, maker)
     end(first, killed)
-    assert host.on_card() == 2 * context + SIZE, "on this driver it is gone with either: this proves nothing"
+    assert host.on_card() == 2 * context + SIZE, (
+        "the driver released the memory with one process, so the test proves nothing"
+    )
     assert account(watcher) == host.on_card()
     assert watcher.refused("alloc", LIMIT - 2 * context - SIZE + 1) == OOM
     if not maker_first:
         say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
         assert account(watcher, maker) == host.on_card() == 2 * context
-    third = host.puppet().start()  # it may not take the slot that the memory is charged in
+    third = host.puppet().start()  # a new process must not take the slot in which the memory is charged
     assert account(watcher, third) == host.on_card() == 3 * context + SIZE * maker_first
     end(second, killed)
     assert account(watcher) == host.on_card() == 2 * context
@@ -113,7 +115,7 @@ def on_the_node(host: Host) -> int:
     return sum(one["used"] + one["context"] for one in layouts.read_ledger(str(host.ledger))["totals"])
 
 
-def test_an_observer_sees_what_the_dead_had_exported(host: Host) -> None:
+def test_observer_sees_memory_of_a_dead_exporter(host: Host) -> None:
     """The observer (like nvidia-smi) has no slot in the ledger: it reads the ledger and repairs nothing."""
     maker, user, onlooker = host.puppet().start(), host.puppet().start(), host.puppet()
     context = host.physical()[user.process.pid]
@@ -121,12 +123,12 @@ def test_an_observer_sees_what_the_dead_had_exported(host: Host) -> None:
     take(maker, user)
     end(maker, True)
     kept = host.on_card()
-    assert kept == context + SIZE, "on this driver it is gone with its maker: this proves nothing"
+    assert kept == context + SIZE, "the driver released the memory with the exporter, so the test proves nothing"
     assert onlooker.say("nvml 0")[1:4] == [LIMIT, kept, LIMIT - kept]
     assert on_the_node(host) == kept
     say(user, f"close-fd {TAKEN}")
     assert onlooker.say("nvml 0")[1:4] == [LIMIT, context, LIMIT - context]
-    assert on_the_node(host) == host.on_card() == context, "what nobody has any more is not counted either"
+    assert on_the_node(host) == host.on_card() == context, "memory without a remaining user must not be counted"
 
 
 POOL, BLOCK = 40, 41
@@ -136,11 +138,13 @@ IMPORT_POOL = f"call cuMemPoolImportFromShareableHandle @{IMPORT} ${TAKEN} 1 0"
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("holds", ["a handle", "an import", "nothing"])
-def test_a_pool_that_others_have_outlives_its_maker(host: Host, three: tuple, killed: bool, holds: str) -> None:
+def test_shared_pool_stays_charged_after_the_exporters_death(
+    host: Host, three: tuple, killed: bool, holds: str
+) -> None:
     maker, user, watcher = three
     context = host.physical()[watcher.process.pid]
     say(maker, f"pool-shared {POOL} 0", f"frompool {BLOCK} {SIZE // 2} {POOL}", EXPORT_POOL)
-    say(maker, f"frompool {BLOCK + 1} {SIZE} {POOL}", f"free-async {BLOCK}", "sync")  # it grows, and shrinks again
+    say(maker, f"frompool {BLOCK + 1} {SIZE} {POOL}", f"free-async {BLOCK}", "sync")  # the pool grows and shrinks again
     assert account(watcher) == host.on_card() == 3 * context + SIZE
     take(maker, user)
     if holds != "a handle":
@@ -156,7 +160,7 @@ def test_a_pool_that_others_have_outlives_its_maker(host: Host, three: tuple, ki
     say(watcher, f"alloc 30 {LIMIT - context}")
 
 
-def test_a_pool_of_another_container_is_refused(host: Host) -> None:
+def test_pool_of_another_container_is_refused(host: Host) -> None:
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
     maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
@@ -166,10 +170,10 @@ def test_a_pool_of_another_container_is_refused(host: Host) -> None:
         take(maker, puppet)
     assert user.result(IMPORT_POOL) == NOT_SUPPORTED
     assert "another container" in user.errors()
-    assert bare.result(IMPORT_POOL) == OK, "the driver refuses it: this proves nothing"
+    assert bare.result(IMPORT_POOL) == OK, "the driver refuses the import itself, so the test proves nothing"
 
 
-def test_handles_made_again_and_again_leave_nothing(host: Host, three: tuple) -> None:
+def test_repeated_exports_leave_no_charge(host: Host, three: tuple) -> None:
     maker, user, watcher = three
     before = host.on_card()
     for _unused in range(40):
@@ -181,7 +185,7 @@ def test_handles_made_again_and_again_leave_nothing(host: Host, three: tuple) ->
     assert account(watcher, maker) == host.on_card() == before
 
 
-def test_handing_on_does_not_pass_the_limit(host: Host, three: tuple) -> None:
+def test_exports_of_dead_processes_do_not_exceed_the_limit(host: Host, three: tuple) -> None:
     """Each exporting process dies and leaves its handle to a process without CUDA; the memory stays charged."""
     keeper = three[1]
     status, number = OK, 0
@@ -199,8 +203,8 @@ def test_handing_on_does_not_pass_the_limit(host: Host, three: tuple) -> None:
     assert host.on_card() <= LIMIT
 
 
-def test_without_the_library_it_has_no_end(host: Host) -> None:
-    """The negative control: without the library this exceeds the limit."""
+def test_without_the_library_exports_of_dead_processes_exceed_the_limit(host: Host) -> None:
+    """The negative control: without the library, repeated exports exceed the limit."""
     keeper = host.puppet(preload=False).start()
     for number in range(10):
         maker = host.puppet(preload=False).start()
@@ -210,7 +214,7 @@ def test_without_the_library_it_has_no_end(host: Host) -> None:
     assert host.on_card() > LIMIT
 
 
-def test_several_handles_of_one_memory(host: Host, three: tuple) -> None:
+def test_memory_with_several_handles_is_charged_until_the_last_is_closed(host: Host, three: tuple) -> None:
     maker, user, watcher = three
     before = host.on_card()
     make(maker)
@@ -224,22 +228,24 @@ def test_several_handles_of_one_memory(host: Host, three: tuple) -> None:
     assert account(watcher, maker) == host.on_card() == before
 
 
-def test_a_handle_of_another_container_is_refused(host: Host) -> None:
+def test_handle_of_another_container_is_refused(host: Host) -> None:
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
     maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
     user, bare = host.puppet().start(), host.puppet(preload=False).start()
-    make(user)  # handles are marked here
+    make(user)  # from now on the library marks handles in this container
     make(maker)
     for puppet in (user, bare):
         take(maker, puppet)
     assert user.result(f"import {IMPORT} {TAKEN}") == NOT_SUPPORTED
     assert "another container" in user.errors()
-    assert bare.result(f"import {IMPORT} {TAKEN}") == OK, "the driver refuses it: this proves nothing"
+    assert bare.result(f"import {IMPORT} {TAKEN}") == OK, (
+        "the driver refuses the import itself, so the test proves nothing"
+    )
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_a_foreign_handle_is_refused_although_none_was_made_here(host: Host, first: bool) -> None:
+def test_foreign_handle_is_refused_in_a_container_without_own_handles(host: Host, first: bool) -> None:
     """An import that is never mapped would keep the memory of a dead exporting process, charged to no process."""
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
@@ -257,7 +263,7 @@ def test_a_foreign_handle_is_refused_although_none_was_made_here(host: Host, fir
     assert host.on_card() == host.charged()
 
 
-def test_where_a_handle_shows_no_mark_an_import_is_charged_once_more(host: Host) -> None:
+def test_mapped_import_of_an_unmarked_handle_is_charged(host: Host) -> None:
     """The container has unmarked handles of its own, so the library cannot tell which container made this handle."""
     with host.ledger.open("r+b") as ledger:
         ledger.seek(layouts.fields.LEDGER_FIELDS["shareable_unmarked"][0])
@@ -280,7 +286,7 @@ def test_where_a_handle_shows_no_mark_an_import_is_charged_once_more(host: Host)
     assert user.result(f"map {PLACE} {SIZE} {IMPORT}") == OOM
 
 
-def test_a_maker_whose_handles_cannot_be_marked_stays_charged(host: Host) -> None:
+def test_exporter_of_unmarked_handles_stays_charged(host: Host) -> None:
     maker = host.puppet().start()
     before = host.on_card()
     with host.ledger.open("r+b") as ledger:
@@ -294,12 +300,12 @@ def test_a_maker_whose_handles_cannot_be_marked_stays_charged(host: Host) -> Non
     assert host.charged() == before + SIZE
 
 
-MARKS = 1 << 62  # where the library sets its own
+MARKS = 1 << 62  # file offset of the library's lock marks
 
 
 @contextlib.contextmanager
 def locked(maker: Puppet, first: int, count: int) -> Iterator[None]:
-    """A lock that somebody holds next to the marks, in the file where all handles lie. 0: to its end."""
+    """Holds a read lock on ``count`` bytes (0: to the end) of the file in which the library marks handles by locks."""
     descriptor = os.open(f"/proc/{maker.process.pid}/fd/{maker.say(f'show {HANDLE} 1')[1]}", os.O_RDWR)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, first, count, 0))
@@ -312,23 +318,23 @@ def locked(maker: Puppet, first: int, count: int) -> Iterator[None]:
 @pytest.mark.parametrize(
     "first, count",
     [(MARKS, MARKS - 1), (MARKS >> 1, 0), (MARKS >> 1, MARKS)],
-    ids=["all marks", "before them and all", "before them and some"],
+    ids=["lock over all marks", "lock before and over all marks", "lock before and over some marks"],
 )
-def test_a_lock_over_all_marks_hides_none(host: Host, first: int, count: int, made_here: bool) -> None:
-    """Any container that has the device's node may set one: what was made here is found, what was not is refused."""
+def test_lock_over_the_marks_does_not_hide_the_origin(host: Host, first: int, count: int, made_here: bool) -> None:
+    """Any container with the device node can set such a lock. Foreign handles must still be recognised and refused."""
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
     other = {} if made_here else {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(elsewhere)}
     maker, user = host.puppet(**other).start(), host.puppet().start()
-    make(user)  # so that handles of this container are known
+    make(user)  # this container now has marked handles
     make(maker)
     take(maker, user)
     with locked(maker, first, count):
         assert user.result(f"import {IMPORT} {TAKEN}") == (OK if made_here else NOT_SUPPORTED)
 
 
-def test_a_lock_over_all_marks_keeps_what_was_let_go_charged(host: Host, three: tuple) -> None:
-    """As long as it is held, and nothing is granted by it."""
+def test_lock_over_the_marks_keeps_released_memory_charged(host: Host, three: tuple) -> None:
+    """The released memory stays charged as long as the lock is held."""
     maker, _user, watcher = three
     before = host.on_card()
     make(maker)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is shown: the limit as the total, the container's charge as used, and never a free figure that wraps."""
+"""CUDA and NVML show the limit as total memory, the container's charge as used, and never a negative free figure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_nvml_and_cuda_show_the_same_slice(host: Host) -> None:
     assert puppet.say("total 0") == [OK, LIMIT]
 
 
-def test_others_on_the_card_are_not_shown(host: Host) -> None:
+def test_neighbours_on_the_card_are_not_shown(host: Host) -> None:
     stranger = host.puppet(preload=False).start()
     stranger.get("alloc", 3000 * MIB)
     puppet = host.puppet().start()
@@ -34,7 +34,7 @@ def test_others_on_the_card_are_not_shown(host: Host) -> None:
     assert stranger.say("info")[2] > LIMIT
 
 
-def test_free_never_wraps_when_the_limit_falls_below_what_is_used(host: Host) -> None:
+def test_free_memory_is_zero_if_the_limit_falls_below_the_usage(host: Host) -> None:
     puppet = host.puppet().start()
     puppet.get("alloc", 2000 * MIB)
     changed = layouts.parse_limits(host.limits.read_bytes())
@@ -47,7 +47,7 @@ def test_free_never_wraps_when_the_limit_falls_below_what_is_used(host: Host) ->
     assert puppet.refused("alloc", 1) == OOM
 
 
-def test_what_a_killed_process_used_is_not_shown(host: Host) -> None:
+def test_memory_of_a_killed_process_is_not_shown(host: Host) -> None:
     victim, observer = host.puppet().start(), host.puppet()
     victim.get("alloc", 2000 * MIB)
     assert observer.say("nvml 0")[2] == host.on_card() > 2000 * MIB
@@ -56,17 +56,17 @@ def test_what_a_killed_process_used_is_not_shown(host: Host) -> None:
     assert observer.say("nvml 0")[1:4] == [LIMIT, 0, LIMIT]
 
 
-def test_an_unlimited_device_keeps_the_drivers_figures(host: Host) -> None:
+def test_unlimited_device_keeps_the_drivers_figures(host: Host) -> None:
     devices = [{"uuid": host.uuids[0], "memory_bytes": 0, "unlimited": True}]
     host.limits.write_bytes(layouts.pack_limits({"allocation": "t", "devices": devices}))
     puppet = host.puppet().start()
     assert puppet.say("total 0") == [OK, CARD]
     puppet.get("alloc", LIMIT + MIB)
-    assert host.charged() == host.on_card(), "it is charged all the same"
+    assert host.charged() == host.on_card(), "memory of an unlimited device is charged too"
 
 
 def test_all_slices_of_a_card_can_be_full_at_once(host: Host) -> None:
-    """Three containers of a third each: none meets a full card."""
+    """Each of three containers can fill its third of the card."""
     tenants = []
     for i in range(3):
         ledger = host.folder / f"ledger.{i}"
@@ -78,7 +78,7 @@ def test_all_slices_of_a_card_can_be_full_at_once(host: Host) -> None:
     assert sorted(host.physical().values()) == [LIMIT] * 3
 
 
-def test_without_a_ledger_the_slice_is_empty_not_the_card(host: Host) -> None:
+def test_without_a_ledger_nvml_shows_an_empty_slice(host: Host) -> None:
     host.ledger.unlink()
     assert host.puppet().say("nvml 0")[1:4] == [LIMIT, 0, LIMIT]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No memory of the host for the library's tables: a charge that nobody can give back is said, and stays until exit."""
+"""An allocation that the library has no host memory to record is logged and stays charged until exit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from test_coverage_graphs import say
 pytestmark = pytest.mark.own_build  # the test interposes the allocator, as a sanitizer does
 
 SIZE = 4 * MIB
-# puppet command while no host memory is left → (commands before it, commands that would free the memory)
+# puppet command while no host memory is left → commands before it, commands that free the GPU memory
 MADE = {
     f"alloc 20 {SIZE}": ((), ("free 20",)),
     # cuMemCreate and cuMemMap are undone instead: test_vmm.py
@@ -18,7 +18,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("call", MADE)
-def test_what_cannot_be_remembered_is_said_and_stays_charged(host: Host, call: str) -> None:
+def test_unrecorded_allocation_is_logged_and_stays_charged(host: Host, call: str) -> None:
     starve = compile_program(host.folder, "starve.so", "starve.c", flags=("-shared", "-fPIC", "-ldl"))
     starved = host.folder / "starved"
     before, gone = MADE[call]
@@ -32,6 +32,6 @@ def test_what_cannot_be_remembered_is_said_and_stays_charged(host: Host, call: s
     assert host.charged() == held
     say(puppet, *gone)
     assert host.on_card() == held - SIZE
-    assert host.charged() >= host.on_card(), "never less than what is held"
+    assert host.charged() >= host.on_card(), "the charge must never be below the memory on the card"
     puppet.end()
     assert host.charged() == 0

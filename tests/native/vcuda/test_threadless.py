@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No thread can be started to settle what launches took, or no further one: shares hold, and nobody waits for it."""
+"""The library can start no controller thread, or only one: shares still hold and no thread blocks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ends(node: Node, threads: int, source: str, word: str, percent: int = PERCEN
 
 @pytest.mark.parametrize("threads", [0, 1])
 @pytest.mark.parametrize("how", ["waits", "asks", "runs"])
-def test_long_kernels_are_charged_what_they_take(node: Node, how: str, threads: int) -> None:
+def test_long_kernels_are_charged_their_duration(node: Node, how: str, threads: int) -> None:
     container, said = ends(node, threads, "polls.c", how)
     real_ms, gpu_ms = map(int, said.split())
     assert gpu_ms < 1.3 * PERCENT / 100 * real_ms, "more than the share"
@@ -52,7 +52,7 @@ def test_long_kernels_are_charged_what_they_take(node: Node, how: str, threads: 
 
 
 @pytest.mark.parametrize("threads", [0, 1])
-def test_a_locked_context_keeps_no_other_from_being_settled(node: Node, threads: int) -> None:
+def test_locked_context_does_not_delay_settling_on_another_gpu(node: Node, threads: int) -> None:
     """The only settling thread is inside the driver; a thread that waits for the other GPU settles that GPU itself."""
     node.host.become(PROFILE.replace("[gpu]", "hostile = context-lock\n[gpu]"))
     container, said = ends(node, threads, "apart.c", str(LAUNCHES), 50)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver that takes more than it is asked for: what is on the card is charged, a step of growth later at most."""
+"""A driver that rounds allocations up: the memory on the card is charged after at most one step of further growth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from conftest import HERE, LIMIT, MIB, OK, OOM, PROFILE, SIMULATOR, Host, Puppet
 
 UNIT = 2 * MIB
-STEP = LIMIT // 32 + UNIT  # of allocations; a piece just above half a unit takes twice what was asked for
+STEP = LIMIT // 32 + UNIT  # growth after which the library compares its charge with the card
 
 
 @pytest.fixture
@@ -30,12 +30,14 @@ def fill(puppet: Puppet, size: int, most: int = 4000) -> list:
 
 
 @pytest.mark.parametrize("size", [UNIT // 2 + 1, UNIT + 1])
-def test_pieces_just_above_the_unit_do_not_hold_more_than_the_slice(rounding: Host, size: int) -> None:
+def test_rounded_allocations_do_not_exceed_the_slice(rounding: Host, size: int) -> None:
     puppet = rounding.puppet().start()
     context = rounding.charged()
     registers = fill(puppet, size)
     assert rounding.on_card() <= LIMIT + 2 * STEP
-    assert rounding.on_card() - context > 1.9 * size * len(registers) > 0, "this driver does take twice the bytes"
+    assert rounding.on_card() - context > 1.9 * size * len(registers) > 0, (
+        "the driver must take twice the requested bytes"
+    )
     assert puppet.refused("alloc", UNIT) == OOM
     for register in registers:
         assert puppet.result(f"free {register}") == OK
@@ -43,7 +45,7 @@ def test_pieces_just_above_the_unit_do_not_hold_more_than_the_slice(rounding: Ho
     assert puppet.free_bytes() == LIMIT - context
 
 
-def test_nor_where_contexts_do_not_count(rounding: Host) -> None:
+def test_rounded_allocations_do_not_exceed_the_slice_without_contexts(rounding: Host) -> None:
     rounding.write_limits(count_context=False)
     puppet = rounding.puppet().start()
     context = rounding.on_card()
@@ -51,14 +53,14 @@ def test_nor_where_contexts_do_not_count(rounding: Host) -> None:
     assert rounding.on_card() - context <= LIMIT + 2 * STEP
 
 
-def test_two_processes_share_what_is_rounded_up(rounding: Host) -> None:
+def test_rounded_allocations_of_two_processes_do_not_exceed_the_slice(rounding: Host) -> None:
     puppets = [rounding.puppet().start() for _unused in range(2)]
     fill(puppets[0], UNIT + 1, 300)
     fill(puppets[1], UNIT + 1)
     assert LIMIT - STEP < rounding.on_card() <= LIMIT + 4 * STEP
 
 
-def test_with_the_context_it_is_gone(rounding: Host) -> None:
+def test_destroyed_context_uncharges_rounded_memory(rounding: Host) -> None:
     puppet = rounding.puppet()
     assert puppet.result("init") == OK
     puppet.get("retain", 0)
@@ -69,7 +71,7 @@ def test_with_the_context_it_is_gone(rounding: Host) -> None:
     assert rounding.charged() == rounding.on_card() == 0
 
 
-def test_a_killed_process_leaves_nothing_of_it(rounding: Host) -> None:
+def test_killed_process_leaves_no_rounded_charge(rounding: Host) -> None:
     victim, survivor = rounding.puppet().start(), rounding.puppet().start()
     fill(victim, UNIT + 1, 100)
     assert rounding.charged() > 190 * UNIT
@@ -78,7 +80,7 @@ def test_a_killed_process_leaves_nothing_of_it(rounding: Host) -> None:
     assert survivor.free_bytes() == LIMIT - rounding.on_card()
 
 
-def test_a_driver_that_takes_what_it_is_asked_for_is_charged_that(host: Host) -> None:
+def test_driver_without_rounding_is_charged_the_requested_bytes(host: Host) -> None:
     puppet = host.puppet().start()
     context = host.charged()
     registers = fill(puppet, UNIT + 1, 300)
@@ -97,7 +99,7 @@ def hidden(rounding: Host) -> dict:
 
 
 @pytest.mark.parametrize("size", [UNIT // 2 + 1, UNIT + 1])
-def test_where_nvml_shows_no_process_the_addresses_tell(rounding: Host, hidden: dict, size: int) -> None:
+def test_rounding_is_learned_from_addresses_if_nvml_shows_no_process(rounding: Host, hidden: dict, size: int) -> None:
     """Memory that a neighbour allocates and frees meanwhile must not be charged to the slice."""
     neighbour = rounding.puppet(preload=False).start()
     puppet = rounding.puppet("handle", **hidden).start()
@@ -117,7 +119,7 @@ def test_where_nvml_shows_no_process_the_addresses_tell(rounding: Host, hidden: 
 
 
 @pytest.mark.parametrize("hides", [False, True])
-def test_small_blocks_share_a_unit(host: Host, rounding: Host, hidden: dict, hides: bool) -> None:
+def test_small_blocks_in_one_unit_are_charged_once(host: Host, rounding: Host, hidden: dict, hides: bool) -> None:
     """A thousand blocks of 512 bytes lie in one unit of 2 MiB, which is charged once."""
     environment = {"LD_LIBRARY_PATH": hidden["LD_LIBRARY_PATH"]} if hides else {}
     puppet = host.puppet("handle", program="puppet-unlinked", **environment).start()
@@ -129,8 +131,8 @@ def test_small_blocks_share_a_unit(host: Host, rounding: Host, hidden: dict, hid
 
 
 @pytest.mark.parametrize("preload", [True, False])
-def test_memory_that_comes_by_other_ways_than_cuda_is_charged(host: Host, preload: bool) -> None:
-    """Such as a video decoder's, where a container is given one: it leaves that much less for CUDA, a step later."""
+def test_memory_of_other_interfaces_than_cuda_is_charged(host: Host, preload: bool) -> None:
+    """Memory of other interfaces, such as a video decoder, reduces the memory for CUDA after a step of growth."""
     other, piece = 1000 * MIB, 16 * MIB
     command = [sys.executable, HERE / "programs" / "beside.py", str(other), str(piece), str(LIMIT // piece)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -140,4 +142,4 @@ def test_memory_that_comes_by_other_ways_than_cuda_is_charged(host: Host, preloa
         process.stdin.close()
     assert granted > 100
     assert held >= other + granted * piece
-    assert (held <= LIMIT + STEP) == preload, "without the library there is no end: the negative control"
+    assert (held <= LIMIT + STEP) == preload, "only with the library may the use stay within the limit"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A context that no hook saw, made by the driver's own function as NVIDIA's runtime does by a private table.
+"""Unseen contexts: a program creates a context by the driver's own function, so the call bypasses the hooks.
 
-It is charged when a hook first meets it, as far as the limit has room; as long as some of it has none nothing is
-granted.
+NVIDIA's runtime creates contexts through a private table in this way. The first hooked call afterwards charges the
+context up to the limit. While a part of the context is uncharged, the library refuses every allocation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from test_coverage_graphs import say
 
 @functools.cache
 def offset(name: str) -> str:
-    """Where the driver's function lies in its file."""
+    """Returns the offset of a driver function in the driver's file."""
     command = ["nm", "-D", "--defined-only", SIMULATOR / "libcuda.so.1"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return next("0x" + line.split()[0] for line in done.stdout.splitlines() if line.split()[2].split("@")[0] == name)
@@ -28,7 +28,7 @@ RETAIN, RELEASE, CREATE = "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease
 
 
 def retain(puppet: Puppet, device: int = 0) -> int:
-    """The primary context of a device, current, without a hooked call that makes one."""
+    """Creates a device's primary context without a hooked call, makes it current, and returns its register."""
     register = puppet.register()
     assert puppet.result("init") == OK
     assert puppet.result(f"driver {offset(RETAIN)} @{register} {device}") == OK
@@ -38,7 +38,7 @@ def retain(puppet: Puppet, device: int = 0) -> int:
 
 @pytest.fixture
 def context(host: Host) -> int:
-    """Bytes of a context on the card, as the simulated driver counts them."""
+    """Returns the size in bytes of a context on the card, as the simulated driver counts it."""
     puppet = host.puppet(preload=False).start()
     size = host.on_card()
     puppet.end()
@@ -46,7 +46,7 @@ def context(host: Host) -> int:
 
 
 @pytest.mark.parametrize("how", ["alloc", "managed", "pitch", "array", "async", "create", "module"])
-def test_the_first_allocation_charges_the_context(host: Host, context: int, how: str) -> None:
+def test_first_allocation_charges_the_unseen_context(host: Host, context: int, how: str) -> None:
     puppet = host.puppet()
     retain(puppet)
     size = 2 * MIB
@@ -55,7 +55,7 @@ def test_the_first_allocation_charges_the_context(host: Host, context: int, how:
     assert host.charged() == host.on_card() >= context + size
 
 
-def test_the_slice_holds_the_context_and_no_byte_more(host: Host, context: int) -> None:
+def test_limit_includes_the_unseen_context(host: Host, context: int) -> None:
     puppet = host.puppet()
     retain(puppet)
     while puppet.refused("alloc", 64 * MIB) == OK:
@@ -64,14 +64,14 @@ def test_the_slice_holds_the_context_and_no_byte_more(host: Host, context: int) 
     assert puppet.refused("alloc", LIMIT - host.on_card() + 1) == OOM
 
 
-def test_a_public_retain_of_it_charges_it(host: Host, context: int) -> None:
+def test_public_retain_charges_the_unseen_context(host: Host, context: int) -> None:
     puppet = host.puppet()
     retain(puppet)
     puppet.get("retain", 0)
     assert host.charged() == host.on_card() == context
 
 
-def test_a_context_that_does_not_fit_gets_no_memory(host: Host, context: int) -> None:
+def test_unseen_context_over_the_limit_gets_no_memory(host: Host, context: int) -> None:
     first, second = host.puppet().start(), host.puppet()
     first.get("alloc", LIMIT - context - MIB)
     retain(second)
@@ -79,7 +79,7 @@ def test_a_context_that_does_not_fit_gets_no_memory(host: Host, context: int) ->
     assert host.charged() <= LIMIT
 
 
-def test_a_created_one_is_charged_until_it_is_destroyed(host: Host, context: int) -> None:
+def test_unseen_created_context_is_charged_until_its_destruction(host: Host, context: int) -> None:
     puppet = host.puppet()
     assert puppet.result("init") == OK
     assert puppet.result(f"driver {offset(CREATE)} @40000 0 0") == OK
@@ -90,7 +90,7 @@ def test_a_created_one_is_charged_until_it_is_destroyed(host: Host, context: int
     assert host.charged() == host.on_card() == 0
 
 
-def test_one_beside_a_hooked_one(host: Host, context: int) -> None:
+def test_charges_an_unseen_context_next_to_a_hooked_context(host: Host, context: int) -> None:
     puppet = host.puppet().start()
     assert puppet.result(f"driver {offset(CREATE)} @40000 0 0") == OK
     puppet.get("alloc", 16 * MIB)
@@ -100,7 +100,7 @@ def test_one_beside_a_hooked_one(host: Host, context: int) -> None:
     assert host.charged() == host.on_card()
 
 
-def test_reset_ends_its_charge(host: Host, context: int) -> None:
+def test_reset_uncharges_the_unseen_context(host: Host, context: int) -> None:
     puppet = host.puppet()
     retain(puppet)
     puppet.get("alloc", MIB)
@@ -109,7 +109,7 @@ def test_reset_ends_its_charge(host: Host, context: int) -> None:
     assert host.charged() == host.on_card() == 0
 
 
-def test_released_past_the_hooks_it_is_uncharged_with_the_next(host: Host, context: int) -> None:
+def test_allocation_uncharges_a_context_whose_release_bypassed_the_hooks(host: Host, context: int) -> None:
     puppet = host.puppet()
     register = retain(puppet)
     memory = puppet.get("alloc", MIB)
@@ -121,7 +121,7 @@ def test_released_past_the_hooks_it_is_uncharged_with_the_next(host: Host, conte
     assert host.charged() == host.on_card() == context + 64 * MIB
 
 
-def test_every_device_has_its_own(host: Host, context: int) -> None:
+def test_each_device_charges_its_own_unseen_context(host: Host, context: int) -> None:
     puppet = host.puppet()
     for device in (0, 1):
         retain(puppet, device)
@@ -129,7 +129,7 @@ def test_every_device_has_its_own(host: Host, context: int) -> None:
     assert [host.charged(gpu) for gpu in (0, 1)] == [context + MIB] * 2
 
 
-def test_under_deny_no_memory_comes_to_it(host: Host) -> None:
+def test_unseen_context_gets_no_memory_while_the_limits_deny(host: Host) -> None:
     host.write_limits(deny=True)
     puppet = host.puppet()
     retain(puppet)
@@ -137,7 +137,7 @@ def test_under_deny_no_memory_comes_to_it(host: Host) -> None:
     assert host.charged() == 0
 
 
-def test_contexts_that_do_not_count_are_not_charged(host: Host) -> None:
+def test_unseen_context_is_not_charged_if_contexts_do_not_count(host: Host) -> None:
     host.write_limits(count_context=False)
     puppet = host.puppet()
     retain(puppet)
@@ -146,7 +146,7 @@ def test_contexts_that_do_not_count_are_not_charged(host: Host) -> None:
 
 
 def hide(host: Host) -> dict:
-    """The environment of a container in which NVML shows no process."""
+    """Returns the puppet options for a container in which NVML shows no process."""
     folder = host.folder / "lib"
     folder.mkdir()
     (folder / "libcuda.so.1").symlink_to(SIMULATOR / "libcuda.so.1")
@@ -155,7 +155,7 @@ def hide(host: Host) -> dict:
     return {"route": "handle", "program": "puppet-unlinked", "LD_LIBRARY_PATH": str(folder)}
 
 
-def test_where_nvml_shows_no_process_it_is_charged_a_context(host: Host, context: int) -> None:
+def test_unseen_context_is_charged_a_learned_size_if_nvml_shows_no_process(host: Host, context: int) -> None:
     """The first context is measured with a second context; later contexts are charged the learned size."""
     hidden = hide(host)
     for count in (1, 2):
@@ -165,10 +165,10 @@ def test_where_nvml_shows_no_process_it_is_charged_a_context(host: Host, context
         assert host.charged() == host.on_card() == count * (context + 2 * MIB)
 
 
-# --- whichever hook meets it first, in a slice of 1 GiB of an A100 whose contexts take 412 MiB ------------------------
+# --- any hook may be the first: a slice of 1 GiB of an A100, on which a context takes 412 MiB ------------------------
 
 GIB, CONTEXT, CODE = 1024 * MIB, 412 * MIB, 3 * MIB
-DATA = 8192  # of the module that is loaded past the hooks; not seen where NVML hides the process
+DATA = 8192  # data of the module whose load bypasses the hooks; the library misses it if NVML hides the process
 
 
 @pytest.fixture
@@ -212,9 +212,7 @@ def unseen(puppet: Puppet, make: str) -> None:
 @pytest.mark.parametrize("hides", [False, True], ids=["shown", "hidden"])
 @pytest.mark.parametrize("make", [RETAIN, CREATE])
 @pytest.mark.parametrize("calls", ORDERS, ids="+".join)
-def test_in_every_order_of_calls_the_slice_holds_it_and_what_fits_beside_it(
-    a100: Host, calls: tuple, make: str, hides: bool
-) -> None:
+def test_any_first_hooked_call_charges_the_unseen_context(a100: Host, calls: tuple, make: str, hides: bool) -> None:
     puppet = a100.puppet(**hide(a100) if hides else {})
     assert puppet.result("init") == OK
     unseen(puppet, make)
@@ -222,17 +220,19 @@ def test_in_every_order_of_calls_the_slice_holds_it_and_what_fits_beside_it(
     for call in calls:
         say(puppet, *CALLS[call])
         others += CONTEXT if call == "retain" and make == CREATE else 0
-        assert a100.charged() >= CONTEXT, f"met by {call}"
+        assert a100.charged() >= CONTEXT, f"the first hooked call is {call}"
     granted = 0
     while puppet.refused("alloc", 4 * MIB) == OK:
         granted += 4 * MIB
-    assert a100.on_card() <= GIB + (2 * MIB if hides else 0), "all but the module's data, in a unit of the driver"
+    assert a100.on_card() <= GIB + (2 * MIB if hides else 0), (
+        "only the data of the module, in one unit of the driver, may be uncharged"
+    )
     assert GIB - CONTEXT - others - 2 * CODE - 4 * MIB <= granted <= GIB - CONTEXT - others
 
 
 @pytest.mark.parametrize("make", [RETAIN, CREATE])
-def test_without_the_library_it_takes_what_it_wants(a100: Host, make: str) -> None:
-    """The negative control."""
+def test_without_the_library_an_unseen_context_exceeds_the_limit(a100: Host, make: str) -> None:
+    """The negative control: an unseen context and memory exceed the slice."""
     puppet = a100.puppet(preload=False)
     assert puppet.result("init") == OK
     unseen(puppet, make)
@@ -242,7 +242,7 @@ def test_without_the_library_it_takes_what_it_wants(a100: Host, make: str) -> No
 
 @pytest.mark.parametrize("hides", [False, True], ids=["shown", "hidden"])
 @pytest.mark.parametrize("call", ["set", "stream", "launch", "alloc"])
-def test_one_that_does_not_fit_takes_the_room_that_comes(a100: Host, call: str, hides: bool) -> None:
+def test_unseen_context_over_the_limit_is_charged_as_memory_is_freed(a100: Host, call: str, hides: bool) -> None:
     environment = hide(a100) if hides else {}
     first, second = a100.puppet(**environment).start(), a100.puppet(**environment)
     size = GIB - CONTEXT - 10 * MIB
@@ -252,7 +252,7 @@ def test_one_that_does_not_fit_takes_the_room_that_comes(a100: Host, call: str, 
     unseen(second, RETAIN)
     for words in CALLS[call]:
         second.result(words)
-    assert a100.charged() == GIB, "as far as the limit has room"
+    assert a100.charged() == GIB, "the context is charged up to the limit"
     assert [second.refused(*words) for words in (("alloc", 1), ("image", 4096))] == [OOM, OOM]
     say(first, "free 2")
     assert second.refused("alloc", 1) == OOM, "there is no room for all of the context yet"
@@ -262,8 +262,8 @@ def test_one_that_does_not_fit_takes_the_room_that_comes(a100: Host, call: str, 
     assert a100.charged() == a100.on_card() - (DATA if hides else 0) <= GIB
 
 
-def test_no_context_is_current_where_memory_is_made(a100: Host) -> None:
-    """What NVML shows is charged all the same, with the first step."""
+def test_unseen_context_is_charged_when_no_context_is_current(a100: Host) -> None:
+    """The first allocation charges the usage that NVML shows, even if no context is current."""
     puppet = a100.puppet()
     assert puppet.result("init") == OK
     unseen(puppet, RETAIN)

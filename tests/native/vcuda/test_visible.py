@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever CUDA_VISIBLE_DEVICES says, a device is charged to its own slice, and CUDA and NVML show the same of it."""
+"""With any CUDA_VISIBLE_DEVICES each device is charged to its own slice, and CUDA and NVML show the same figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nvml_inside import ask
 from test_coverage_graphs import say
 from test_nvml_mig import DEVICE, MEMORY
 
-mig = test_nvml_mig.mig  # the fixture
+mig = test_nvml_mig.mig  # imports the fixture
 needs_mig = pytest.mark.skipif(os.geteuid() != 0, reason="MIG mode is changed by root only")
 GIB = 1 << 30
 FOUR = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 4\n"
@@ -75,7 +75,7 @@ def gpus(programs: Path, tmp_path: Path):
     host.close()
 
 
-# CUDA_VISIBLE_DEVICES with {n} for the UUID of NVML's GPU n → what is seen of them, in order
+# CUDA_VISIBLE_DEVICES, with {n} for the UUID of NVML's GPU n → numbers of the visible GPUs in CUDA's order
 GPUS = {
     "2,0": [2, 0],
     "3, 1 ,0": [3, 1, 0],
@@ -96,13 +96,13 @@ GPUS = {
 
 
 @pytest.mark.parametrize("visible", GPUS)
-def test_gpus_by_index_uuid_and_prefix(gpus: Host, visible: str) -> None:
+def test_visible_gpus_are_limited_to_their_slices(gpus: Host, visible: str) -> None:
     sizes = {uuid: (3 + number) * GIB for number, uuid in enumerate(gpus.uuids)}
     slices(gpus, sizes)
     value = visible.format(*gpus.uuids)
     expected = [gpus.uuids[number][4:] for number in GPUS[visible]]
     bare = gpus.puppet(preload=False, CUDA_VISIBLE_DEVICES=value)
-    assert seen(bare) == expected, "the driver sees others"
+    assert seen(bare) == expected, "the bare driver sees other devices"
     bare.end()
     puppet = gpus.puppet(CUDA_VISIBLE_DEVICES=value)
     held_to_its_slice(gpus, puppet, sizes)
@@ -136,7 +136,7 @@ MIG = {
 
 @needs_mig
 @pytest.mark.parametrize("visible", MIG)
-def test_mig_devices(mig, visible: str | None) -> None:
+def test_visible_mig_devices_are_limited_to_their_slices(mig, visible: str | None) -> None:
     sizes = {mig.mig[0]: 9 * GIB, mig.mig[1]: 4 * GIB, mig.mig[2]: 2 * GIB, mig.uuids[1]: 6 * GIB}
     slices(mig, sizes)
     instances = ask(
@@ -153,7 +153,7 @@ def test_mig_devices(mig, visible: str | None) -> None:
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible.format(*mig.mig, **names)}
     expected = [(mig.uuids[1] if one == "gpu" else mig.mig[one])[4:] for one in MIG[visible]]
     bare = mig.puppet(preload=False, **env)
-    assert seen(bare) == expected, "the driver sees others"
+    assert seen(bare) == expected, "the bare driver sees other devices"
     bare.end()
     puppet = mig.puppet(**env)
     held_to_its_slice(mig, puppet, sizes)
@@ -161,8 +161,8 @@ def test_mig_devices(mig, visible: str | None) -> None:
 
 
 @needs_mig
-def test_instances_of_one_gpu_are_slices_of_their_own(mig) -> None:
-    """Three containers' worth of one GPU; what one takes is not another's, and the instance itself bounds it."""
+def test_mig_devices_of_one_gpu_have_separate_limits(mig) -> None:
+    """Each MIG device has its own limit and size, and a device outside the container is refused."""
     sizes = {mig.mig[0]: 9 * GIB, mig.mig[2]: 2 * GIB}
     slices(mig, sizes)
     first, third = (mig.puppet(CUDA_VISIBLE_DEVICES=mig.mig[number]).start() for number in (0, 2))
@@ -175,15 +175,15 @@ def test_instances_of_one_gpu_are_slices_of_their_own(mig) -> None:
     assert ask(mig, MEMORY.format("gpu(0)")) == [[11 * GIB, 11 * GIB, 0]]
     second = mig.puppet(CUDA_VISIBLE_DEVICES=mig.mig[1])
     assert second.result("init") == OK
-    assert second.refused("ctx", 0) == NOT_PERMITTED, "not of this container"
+    assert second.refused("ctx", 0) == NOT_PERMITTED, "this MIG device is not in the container's limits"
     bare = mig.puppet(preload=False, CUDA_VISIBLE_DEVICES=mig.mig[2]).start()
-    assert bare.refused("alloc", 10 * GIB) == OOM, "a 1g.10gb has no more"
+    assert bare.refused("alloc", 10 * GIB) == OOM, "a MIG device 1g.10gb has no more memory"
     assert bare.result(f"alloc 30 {7 * GIB}") == OK
 
 
 @needs_mig
 @pytest.mark.parametrize("env", [{"CUDA_DEVICE_MEMORY_LIMIT": "3g"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "3072m"}])
-def test_without_a_limits_file_too(mig, env: dict) -> None:
+def test_mig_device_is_limited_by_variables_without_a_limits_file(mig, env: dict) -> None:
     mig.ledger.unlink(missing_ok=True)
     puppet = mig.puppet(limits=False, CUDA_VISIBLE_DEVICES=mig.mig[1], **env).start()
     context = mig.on_card()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vmm.c on a driver that stands still, hands values out again, or gives more than there is memory to remember."""
+"""vmm.c with a driver that blocks, reuses handle values, or grants memory that the library has no memory to record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("what", "call"), CASES)
-def test_virtual_memory(unit: Path, what: str, call: str) -> None:
-    """In the cases "order" the driver waits up to twenty seconds until the other GPU was used."""
+def test_vmm_accounts_correctly(unit: Path, what: str, call: str) -> None:
+    """In the "order" cases the driver waits up to 20 s until another thread has used the other GPU."""
     done = subprocess.run([unit, what, call], stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")

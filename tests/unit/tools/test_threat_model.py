@@ -142,7 +142,7 @@ def test_bypass_table_by_container_kind_is_complete() -> None:
         (r"test_attacker.py::test_no_other_identity_is_had", "test_attacker.py::reads", "is_had: on no row"),
         (r"`dlsym-route`", "", "nothing tries it"),
         (r"`dlsym-route`", "`dlsym-rout`", "dlsym-rout is no check and no test"),
-        (r"test_seats.py::test_one_change", "test_seats.py::test_one_chance", "is no check and no test"),
+        (r"test_seats.py::test_page_change", "test_seats.py::test_page_chance", "is no check and no test"),
         (r"tests/native/vcuda/test_seats.py::", "tests/native/vcuda/test_seat.py::", "is no check and no test"),
         (r"\| open: only the kernel", "| prevented: only the kernel", "claims something, and nothing tries it"),
         (r"\| nothing: no simulated driver", "| `freed` | x", "5 cells"),

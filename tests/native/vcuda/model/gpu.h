@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GPU of the model: contexts in time slices, one first-in-first-out queue each, and a log of what really ran. */
+/* The simulated GPU of the model: contexts run in time slices, each context has a FIFO queue, and a log has the busy time. */
 #ifndef MODEL_GPU_H
 #define MODEL_GPU_H
 
@@ -12,8 +12,9 @@
 
 struct item {
     uint64_t left; /* remaining kernel time in ns; 0 for an event */
-    uint64_t aside, until; /* ns that the stream is busy without the GPU (a copy, a host callback); when that ends */
-    uint64_t *passed; /* an event writes its time here */
+    uint64_t aside; /* ns for which a copy or host callback occupies the stream but not the GPU */
+    uint64_t until; /* time at which that copy or host callback ends */
+    uint64_t *passed; /* the GPU writes the time of the event here */
 };
 
 struct context {
@@ -26,7 +27,7 @@ struct gpu {
     uint64_t slice_ns, switch_ns, end_ns;
     int holder, contexts;
     struct context context[CONTEXTS];
-    uint32_t *bins[CONTEXTS]; /* the log: busy ns in each millisecond */
+    uint32_t *bins[CONTEXTS]; /* the log: per context, the busy ns of each millisecond */
     uint64_t busy[CONTEXTS], switching;
 };
 

@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A discrete-event model of tenants on one GPU. The limiter's arithmetic is the library's and the arbiter's own object
- * code, and so is how often the thread that settles may wake; what is modelled is the GPU (gpu.c), the launching threads,
- * when that thread would look, and the delays of wake-ups.
- * Shares are read from the GPU's log. The answer is one JSON object; "charged" is what the library charged, in parts of
- * what the GPU ran, at the least and at the most of any window of max(1 s, 20 times the longest kernel) after --warm.
+ * A discrete-event model of tenants on one GPU. The model links the real object code of the library and the arbiter for
+ * the limiter's arithmetic, the schedule, and the wake-up rate of the controller thread. The model simulates the GPU
+ * (gpu.c), the launching threads, the times at which the controller checks fences, and the delays of wake-ups.
+ *
+ * The program prints one JSON object. Shares come from the GPU's log. "charged" is the least and the largest ratio of
+ * charged time to busy GPU time over all windows of max(1 s, 20 times the longest kernel) after --warm.
  *
  *   model [--seconds S] [--warm S] [--seed N] [--slice US] [--switch US] [--jitter PERCENT] [--no-arbiter] TENANT...
  *
  *   TENANT   key=value,...   share=PERCENT (100: no limit)  policy=default|force|disable  priority=0|1
- *                            kernels=US[:US...]  onekey=1 (they are one kernel, of one shape)  streak=N (each N times in
- *                            its turn; 0: drawn at random)  copy=US (what its stream does after each, beside the GPU)
- *                            blocks=N[:N...] (grids, drawn for each launch)  gap=US (host time after each kernel)
- *                            burst=N,rest=US (N kernels, then a pause)
- *                            change=SECOND:PERCENT (a live change of the limit)  start=SECOND  stop=SECOND  copies=N
+ *                            kernels=US[:US...] (durations)  onekey=1 (all kernels have the same handle)
+ *                            streak=N (N launches of each kernel in rotation; 0: a random kernel for each launch)
+ *                            copy=US (a copy in the stream after each kernel, which uses no GPU time)
+ *                            blocks=N[:N...] (grid sizes; a random size for each launch)
+ *                            gap=US (host time after each kernel)  burst=N,rest=US (N kernels, then a pause)
+ *                            change=SECOND:PERCENT (a live change of the limit)  start=SECOND  stop=SECOND
+ *                            copies=N (N tenants of this kind)
  */
 #include "gpu.h"
 #include "compute/pace.h"
@@ -36,7 +39,7 @@ struct fence {
 };
 
 struct tenant {
-    /* from the TENANT argument */
+    /* settings from the TENANT argument */
     uint32_t share_ppm, change_ppm;
     bool force, disable;
     int priority, kernel_count;
@@ -46,7 +49,7 @@ struct tenant {
     uint64_t rest, copy;
     bool one_key;
     unsigned streak;
-    /* state of the library */
+    /* state of the library in the tenant's process */
     struct vgpu_tenant_device page;
     struct schedule_output gpu_page;
     struct costs costs;
@@ -57,7 +60,7 @@ struct tenant {
     uint64_t fence_head, fence_tail;
     struct wakes wakes; /* wake-ups of the controller thread */
     uint64_t soon, helped;
-    /* state of the launching thread */
+    /* state of the tenant's launching thread */
     uint64_t next, wants_since, poll, unlimited_wait;
     bool at_gate, waits, syncs;
     int kernel;
@@ -99,7 +102,7 @@ static bool unlimited(const struct tenant *t, uint64_t now)
     return t->disable || share_now(t, now) >= PPM;
 }
 
-/* --- the library's slow path, as in limiter.c -------------------------------------------------------------- */
+/* --- the slow path of a launch, as in limiter.c -------------------------------------------------------------- */
 
 static void close_segment(struct tenant *t, int index, uint64_t now)
 {
@@ -124,7 +127,7 @@ static void close_segment(struct tenant *t, int index, uint64_t now)
     segment_start(&t->open);
 }
 
-/* Returns when settle.c would check the fences again. */
+/* Returns the time at which settle.c would check the fences again. */
 static uint64_t look_again(struct tenant *t, uint64_t now, bool finished)
 {
     const struct fence *first = &t->fences[t->fence_head % FENCES];
@@ -174,7 +177,7 @@ static void controller(struct tenant *t, uint64_t now)
 /* Tries one launch. Returns false if the launch must wait until t->next or for the gate. */
 static bool launch(struct tenant *t, int index, uint64_t now)
 {
-    const char *functions = NULL; /* base of kernel handles whose spacing is that of a real driver */
+    const char *functions = NULL; /* base address of the kernel handles; a real driver places handles 0x240 apart */
     uint64_t cost, until;
     uint32_t key = cost_key(functions + 0x55d1c0a01000 + 0x240 * (t->one_key ? 0 : t->kernel), t->blocks[t->grid], 1, 1, 256);
     double factor = 1.0 + jitter / 100.0 * (2.0 * chance() - 1.0);
@@ -232,7 +235,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     fence->begin = 0;
     gpu_put(&gpu, index, 0, &fence->begin);
     segment_add(&t->open, item, cost);
-    gpu_advance(&gpu, now + LAUNCH_NS); /* an idle GPU passes the begin mark before the kernel comes */
+    gpu_advance(&gpu, now + LAUNCH_NS); /* an idle GPU passes the begin event before the kernel is queued */
     gpu_put(&gpu, index, real, NULL);
     if (alone || t->open.predicted >= SEGMENT_NS)
         close_segment(t, index, now + LAUNCH_NS);
@@ -246,7 +249,7 @@ static void thread(struct tenant *t, int index, uint64_t now)
         t->next = NEVER;
         return;
     }
-    if (gpu_depth(&gpu, index) > 1024) { /* the driver's own queue is full */
+    if (gpu_depth(&gpu, index) > 1024) { /* the driver's queue is full: the launch call blocks */
         t->next = now + 20 * US;
         return;
     }
@@ -256,7 +259,7 @@ static void thread(struct tenant *t, int index, uint64_t now)
             return;
         }
         t->syncs = false;
-        if (now > t->helped + FENCE_HELP_NS) { /* fence_waited() */
+        if (now > t->helped + FENCE_HELP_NS) { /* as fence_waited() does in the library */
             t->helped = now;
             settle_open(t, now);
         }
@@ -367,7 +370,7 @@ static int parse(char *text)
     return 1;
 }
 
-/* max(1 s, 20 times the longest kernel) */
+/* Returns the window in ns: max(1 s, 20 times the longest kernel), rounded up to STEP_NS. */
 static uint64_t window_of(const struct tenant *t)
 {
     uint64_t window = 1000 * MS;

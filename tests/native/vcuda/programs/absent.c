@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A program without the driver that looks for it by every handle; prints what it finds and whether dlerror knows why. */
+/* Looks up functions by every dlsym handle on a host without the driver. Prints for each whether it is found and
+ * whether dlerror() reports a reason. */
 #include <dlfcn.h>
 #include <stdio.h>
 

@@ -68,7 +68,7 @@ static void *drains(void *unused)
     MUST(cuCtxSetCurrent(gpu[0].context));
     launch(0, 4);
     MUST(cuLaunchHostFunc(gpu[0].stream, callback, NULL));
-    launch(0, 4); /* the fences of these launches stay open */
+    launch(0, 4); /* without synchronization, so the fences of these launches stay open */
     MUST(cuStreamSynchronize(gpu[0].stream));
     return NULL;
 }
@@ -84,7 +84,7 @@ int main(int argc, char **argv)
     sem_init(&other_done, 0, 0);
     pthread_create(&thread, NULL, drains, NULL);
     sem_wait(&begun);
-    usleep(20000); /* the thread that settles GPU 0's fences is inside the driver now */
+    usleep(20000); /* the controller thread, which settles GPU 0's fences, is blocked in the driver now */
     MUST(cuCtxSetCurrent(gpu[1].context));
     for (int round = 0; round < 4; round++) {
         launch(1, launches / 4);

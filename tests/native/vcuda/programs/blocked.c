@@ -3,9 +3,9 @@
  * A program whose driver calls block or nest: blocked MODE. Each mode prints the results of its calls, waits until standard
  * input closes, and exits without cleanup.
  *
- *   free      one thread frees memory behind a kernel that never ends; then another allocates, a third loads a module
- *   slow      one thread loads code for seconds; meanwhile another makes a context, allocates and loads there
- *   load      the driver calls a tool back while it loads a module; the tool loads a module of its own
+ *   free      one thread frees memory behind an endless kernel; meanwhile other threads allocate and load a module
+ *   slow      one thread loads code for seconds; meanwhile another creates a context, allocates and loads code
+ *   load      the driver calls a tool back while it loads a module; the tool loads its own module
  *   library   the driver calls the tool back while it loads a library onto the GPU
  *   create    the driver calls the tool back while it creates a context; the tool retains and uses the primary context
  *   second    the driver calls the tool back while it creates a context; the tool creates and destroys a context

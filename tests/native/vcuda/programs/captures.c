@@ -27,7 +27,7 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
 CUresult cuLaunchKernel(CUfunction function, SHAPE, CUstream stream, void **parameters, void **extra);
-void *unhooked(const char *name); /* unhooked.c */
+void *unhooked(const char *name); /* defined in unhooked.c */
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads of one process that contend. Runs the case that its argument names, prints one line, and stays until
- * its standard input ends, so that the accounts can be compared.
+ * Runs concurrent threads in one process: contenders CASE ROUNDS. Prints one line and waits until standard input
+ * closes, so that the test can compare the ledger with the driver's account.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -85,7 +85,7 @@ static int forked(void)
     pthread_create(&thread, NULL, create, NULL);
     while (!ledgers())
         usleep(1000);
-    usleep(50000); /* by now the thread has closed the descriptor used to join and holds the one used to wait */
+    usleep(50000); /* by now the thread has closed its first descriptor of the ledger and uses another to wait */
     if (!ledgers())
         return -1;
     pid_t child = fork();
@@ -104,7 +104,7 @@ static void together(int count, void *(*work)(void *))
         pthread_join(threads[i], NULL);
 }
 
-/* Contexts and modules are made, and nine of ten ended, while two threads allocate and free large pieces. */
+/* Creates contexts and modules and destroys nine of ten, while two threads allocate and free large blocks. */
 static void among_churn(void)
 {
     pthread_t threads[2];

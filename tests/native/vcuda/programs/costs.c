@@ -3,12 +3,12 @@
  * Calls the library's inline functions of the launch path without a driver or a clock.
  *   costs entries BASE STEP COUNT GX GY  prints how many entries of the cost table COUNT functions use
  *   costs looks NS...                    kernels of NS each in one segment: prints for each launch whether the clock is read
- *   costs pauses GAP TICKS...            launches at these readings after one at BEGAN; "-": one that nobody looks for.
- *                                        For each that is looked for: 1 there was no pause, 0 there was
- *   costs decides BALANCE RATE COST WAITED  a launch at NOW with such a bucket: may it go (0), and if not, for how long it
- *                                        waits and what the bucket holds then
- *   costs learns NS...                   launches of one kernel, each measured alone: is it known (1) after all of them, and
- *                                        what is it taken for?
+ *   costs pauses GAP TICKS...            launches at these clock readings, after a launch at BEGAN. "-": a launch that
+ *                                        does not read the clock. Prints for each reading: 0 after a pause, else 1
+ *   costs decides BALANCE RATE COST WAITED  decides about one launch with this budget: prints 0 if it goes, else 1; the
+ *                                        wait in ns; and the budget after the wait
+ *   costs learns NS...                   launches of one kernel, each measured alone: prints 1 if the kernel is known
+ *                                        afterwards, else 0, and the learned cost in ns
  */
 #include <stdio.h>
 #include <stdlib.h>

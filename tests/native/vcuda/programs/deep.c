@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* deep BYTES: opens inner.so, by a name that only this program's own run path finds, with its own symbols first. */
+/* deep BYTES: opens inner.so with RTLD_DEEPBIND. Only this program's run path leads to inner.so. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A library that looks the driver up by dlsym (or, with LINKED, is linked against it): what an allocation is answered. */
+/* A library that finds the driver by dlsym or, with -DLINKED, is linked to it. Returns the result of an allocation. */
 #include <dlfcn.h>
 #include <stddef.h>
 

@@ -95,7 +95,7 @@ API CUresult cuLogicalEndpointBindAddr(unsigned id, CUdevice device, cuuint64_t 
     return status == CUDA_SUCCESS ? cuMulticastBindAddr(object, place, (CUdeviceptr)address, bytes, flags) : status;
 }
 
-/* In place of graphics: how many nodes were captured. */
+/* Instead of graphics parameters the program passes this pointer, which gets the number of captured nodes. */
 static size_t *nodes_to;
 
 #define CAPTURES(suffix, begin, end) \
@@ -119,12 +119,12 @@ static size_t *nodes_to;
 CAPTURES(, cuStreamBeginCapture_v2, cuStreamEndCapture)
 CAPTURES(_ptsz, cuStreamBeginCapture_v2_ptsz, cuStreamEndCapture_ptsz)
 
-/* --- memory of a card under other names --------------------------------------------------------------------- */
+/* --- memory locations that name a part of a card --------------------------------------------------------------------- */
 
 CUresult gpusim_cuMemCreate(HANDLE *handle, size_t bytes, const CUmemAllocationProp *properties, unsigned long long flags);
 CUresult gpusim_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties);
 
-/* A part of device 1, and NUMA node 9, which is the memory of device 0. */
+/* Translates a location that names a part of device 1, or NUMA node 9, which is the memory of device 0. */
 static void on_card(CUmemLocation *location)
 {
     if (location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN && location->id == (1 | 3 << 8))
@@ -147,7 +147,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *propertie
     return gpusim_cuMemPoolCreate(pool, &own);
 }
 
-/* --- forms that this library cannot know ------------------------------------------------------------------ */
+/* --- versions that the library does not know ------------------------------------------------------------------ */
 
 /* Parameters fill every register and the stack, so that an entry that loses a parameter is found. */
 API CUresult cuMemAlloc_v9(CUdeviceptr *pointer, size_t bytes, int two, int three, int four, int five, double half, double third,
@@ -158,7 +158,7 @@ API CUresult cuMemAlloc_v9(CUdeviceptr *pointer, size_t bytes, int two, int thre
     return cuMemAlloc_v2(pointer, bytes);
 }
 
-/* --- what is handed out ------------------------------------------------------------------------------------ */
+/* --- cuGetProcAddress ------------------------------------------------------------------------------------ */
 
 static const struct {
     const char *name;

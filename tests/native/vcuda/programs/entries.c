@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* src/routes/newer_entry.S alone: each entry hands all of a call on to its function, and marks every device due. */
+/* Tests src/routes/newer_entry.S alone: each entry passes all arguments to its function and marks every
+ * device for a check. */
 #include "account/counters.h"
 
 #include <stdio.h>

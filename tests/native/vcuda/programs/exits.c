@@ -125,7 +125,7 @@ int main(int argc, char **argv)
     }
     if (!strcmp(how, "thread"))
         pthread_create(&thread, NULL, launches, NULL);
-    launch(150 + getpid() % 50); /* varies at which moment of the settling thread's cycle the process exits */
+    launch(150 + getpid() % 50); /* varies the moment in the controller thread's cycle at which the process exits */
     usleep((useconds_t)getpid() % 7 * 300);
     return 0;
 }

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fence.c on a driver that fails: fences WHAT. This file's driver knows the context of each event and whether the context is
- * alive: using an event of a destroyed context aborts the program, and leaked events are counted.
+ * Tests the library's fence.c on a driver that fails. Usage: fences CASE. This file has its own driver, which knows
+ * the context of each event. The driver aborts the program if an event of a destroyed context is used, and counts
+ * live events.
  *
- *   record     no event can be recorded (destroyed stream): the launch is charged as predicted, and nothing leaks
+ *   record     the driver records no event (destroyed stream): each launch is charged its prediction, and no event leaks
  *   sticky     the context has a permanent error while fences are open
  *   destroyed  contexts are destroyed with open fences, more contexts than the library can track at once
- *   vanished   contexts are destroyed with open fences by a call that the library does not see
- *   refused    the driver refuses to destroy the context, again and again
+ *   vanished   contexts are destroyed with open fences by a call that bypasses the library
+ *   refused    the driver refuses every request to destroy the context
  *   captured   a stream is being captured: the library records no event in the stream
  *   strict     the thread's capture mode cannot be relaxed: the library queries no event and waits for none
- *   marks      segments begin and never get a fence, because the context or the capture changed: no event is lost
+ *   marks      segments begin but get no fence, because the context or the capture changed: no event leaks
  *   launched   another thread launches while the context is being destroyed
- *   times      event times cannot be read for a while: later launches are charged by measurement again
+ *   times      event times are unreadable for a while; then launches are charged the measured time again
  */
 #include "compute/limiter.h"
 #include "context/context.h"
@@ -30,7 +31,7 @@
         } \
     } while (0)
 
-/* --- the driver ---------------------------------------------------------------------------------------------- */
+/* --- this file's driver ---------------------------------------------------------------------------------------- */
 
 struct CUctx_st {
     bool alive;
@@ -40,14 +41,15 @@ struct CUctx_st {
 struct CUevent_st {
     struct CUevent_st *next;
     CUcontext context;
-    double ms; /* time of the record; negative: not recorded */
+    double ms; /* GPU time at which the event was recorded; negative: not recorded */
 };
 
 static bool capturing, relaxes = true;
 static int relaxed; /* 1: the thread's capture mode is RELAXED */
 static CUcontext current;
 static CUresult record_answer, time_answer;
-static double gpu_ms = 1, done_ms = 1e9; /* time of the next record; events recorded after done_ms are still pending */
+static double gpu_ms = 1; /* GPU time that the next recorded event gets */
+static double done_ms = 1e9; /* events recorded after this GPU time are still pending */
 static int live_events;
 
 static CUresult use(CUevent event)
@@ -147,7 +149,7 @@ static void end_context(CUcontext context)
     context->alive = false;
 }
 
-/* --- the rest of the library -------------------------------------------------------------------------------- */
+/* --- stubs of the rest of the library ---------------------------------------------------------------------- */
 
 void *vgpu_real[FUNCTION_COUNT];
 struct costs vgpu_costs;
@@ -166,13 +168,14 @@ CUcontext green_enters(CUcontext context)
     return context; /* no context is a green context */
 }
 
-/* The driver's capture state. The library checks it before it records an event, and queries no event if RELAXED fails. */
+/* Returns the simulated capture state. The library reads the capture state before it records an event. */
 bool capture_of(CUstream stream, bool per_thread)
 {
     (void)stream;
     (void)per_thread;
     return capturing;
 }
+/* Relaxes the thread's capture mode. If this fails, the library must query no event. */
 bool capture_relax(int *mode)
 {
     relaxed += relaxes;
@@ -185,7 +188,7 @@ void capture_restore(int mode)
 }
 void controller_tell(uint64_t now)
 {
-    (void)now; /* there is no settling thread: the program settles the fences */
+    (void)now; /* there is no controller thread: the program calls fence_settle() */
 }
 void controller_reset(void)
 {
@@ -195,7 +198,7 @@ void tenant_correct(struct limited *limited, uint64_t predicted, uint64_t real)
     (void)limited;
     charged += (int64_t)(real - predicted);
 }
-struct thread_calls vgpu_threads; /* there is no settling thread: the program settles the fences */
+struct thread_calls vgpu_threads; /* empty: there is no controller thread */
 _Atomic int vgpu_log_level = LOG_ERROR;
 void vgpu_log_line(enum log_level level, const char *format, ...)
 {
@@ -225,7 +228,7 @@ static void fence_settle(void)
     }
 }
 
-/* Does what limiter.c does for one launch of a kernel with a known cost of 100 us. Returns false if no fence was recorded. */
+/* Launches a kernel as limiter.c does; its predicted cost is 100 us. Returns false if no fence was recorded. */
 static bool launch(CUcontext context, double really_us)
 {
     static struct flow flow;
@@ -247,7 +250,7 @@ static bool launch(CUcontext context, double really_us)
     return end != NULL;
 }
 
-/* Nothing is waited for, and the arbiter learns so. */
+/* Asserts that no fence is open and that the arbiter sees an idle tenant. */
 static void at_rest(uint32_t passed)
 {
     CHECK(atomic_load(&limited.queued) == 0);
@@ -256,7 +259,7 @@ static void at_rest(uint32_t passed)
     CHECK(lane == 0);
 }
 
-/* The last of ten launches of 130 us each is charged so. */
+/* Asserts that after ten launches of 130 us the next launch is charged 130 us, not the predicted 100 us. */
 static void works(CUcontext context)
 {
     for (int i = 0; i < 10; i++) {
@@ -293,10 +296,10 @@ static void does_sticky(void)
     CHECK(atomic_load(&limited.queued) == 300 * 100 * US);
     int held = live_events;
     CHECK(held >= 600);
-    context->broken = (CUresult)214; /* uncorrectable ECC error */
+    context->broken = (CUresult)214; /* CUDA_ERROR_ECC_UNCORRECTABLE */
     fence_settle();
     at_rest(passed + 300);
-    CHECK(live_events <= 64 + 1); /* the pool, and the base of time */
+    CHECK(live_events <= 64 + 1); /* the event pool (64) and the event that is the time base */
     for (int i = 0; i < 100; i++)
         CHECK(!launch(context, 100));
     CHECK(live_events <= 64 + 1);
@@ -325,7 +328,7 @@ static void does_destroyed(bool seen)
     works(begin_context());
 }
 
-/* Stands between two steps of the library: whenever it has given memory back, another thread may have its turn. */
+/* Simulates another thread: while `launches_into` is set, up to two calls of free() in the library launch a kernel. */
 static CUcontext launches_into;
 static int frees_before, launched;
 void __real_free(void *pointer);
@@ -356,7 +359,7 @@ static void does_launched(void)
         fence_context_leaving(&(struct leaving){.context = context});
         launches_into = NULL;
         end_context(context);
-        CUcontext next = begin_context(); /* before anybody looks */
+        CUcontext next = begin_context(); /* before the fences are settled */
         done_ms = 1e9;
         CHECK(launch(next, 100));
         fence_settle();
@@ -375,7 +378,7 @@ static void does_refused(void)
         done_ms = gpu_ms;
         for (int i = 0; i < 20; i++)
             CHECK(launch(context, 100));
-        fence_context_leaving(&(struct leaving){.context = context}); /* and cuCtxDestroy answers that it is in use */
+        fence_context_leaving(&(struct leaving){.context = context}); /* then cuCtxDestroy fails: the context stays */
         CHECK(atomic_load(&limited.queued) == 0);
         CHECK(live_events == 0);
         done_ms = 1e9;
@@ -392,7 +395,7 @@ static void does_times(void)
         int64_t before = charged;
         CHECK(launch(context, 130));
         fence_settle();
-        CHECK(charged - before == (int64_t)(100 * US)); /* as predicted */
+        CHECK(charged - before == (int64_t)(100 * US)); /* the predicted cost */
     }
     CHECK(live_events <= 64 + 1);
     time_answer = CUDA_SUCCESS;
@@ -439,10 +442,10 @@ static void does_marks(void)
         fence_drop_mark(fence_mark(current, NULL, false));
     }
     CHECK(live_events <= 2);
-    struct mark *held = fence_mark(context, NULL, false); /* a flow's, when its context ends */
+    struct mark *held = fence_mark(context, NULL, false); /* a flow holds this event when the context ends */
     fence_context_leaving(&(struct leaving){.context = context});
     end_context(context);
-    begin_context(); /* in its place */
+    begin_context(); /* the new context replaces the destroyed context */
     fence_drop_mark(held);
     works(current);
     current = other;

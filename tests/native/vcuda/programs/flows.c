@@ -24,7 +24,7 @@
         } \
     } while (0)
 
-/* --- the rest of the library -------------------------------------------------------------------------------- */
+/* --- stubs of the rest of the library -------------------------------------------------------------------------------- */
 
 static int out; /* number of begin events that flows own */
 static bool capturing;
@@ -95,7 +95,7 @@ void fence_put(struct limited *one, struct flow *flow, struct mark *end)
     flow->begin = NULL;
 }
 
-/* --- a program ------------------------------------------------------------------------------------------------- */
+/* --- the program ------------------------------------------------------------------------------------------------- */
 
 #define KERNEL cost_key((const void *)0x55d1c0a01000, 1, 1, 1, 256)
 
@@ -106,7 +106,7 @@ static void launch(uintptr_t stream, CUresult answer)
     limiter_after(&ticket, answer);
 }
 
-/* Measured as often as it takes until several launches make a segment. */
+/* Measures the kernel repeatedly, until several launches can share a segment. */
 static void learn(void)
 {
     struct settler settler = {0};
@@ -131,7 +131,7 @@ static void *ends(void *unused)
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
-    bool seen = false; /* a segment was open when it happened */
+    bool seen = false; /* a segment was open in at least one round */
     learn();
     for (int i = 0; i < 400; i++) {
         uintptr_t stream = !strcmp(what, "streams") ? 1 + (uintptr_t)i % 32 : 1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gate.c alone: a reader shuts the gate and queries NVML, which does not answer. An allocation that waited too long forces its
- * way through, and the reader can see this. A short wait ends without force. A reader that shuts the gate repeatedly must
- * let waiting allocations through in between.
+ * Tests gate.c alone: a reader shuts the gate and queries NVML, which does not respond. An allocation that waited too
+ * long forces its way through, and the reader can see this. A short wait ends without force. A reader that shuts the
+ * gate repeatedly must let waiting allocations through in between.
  */
 #include "account/account.h"
 #include "events.h"

@@ -14,7 +14,7 @@ CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuLaunchKernel(CUfunction function, SHAPE, CUstream stream, void **parameters, void **extra);
 
-/* Found by name: the library's tests are linked with a driver that has none of these. */
+/* These functions are looked up by name, because the driver that the tests link to does not have them. */
 #include <dlfcn.h>
 
 static CUresult call(const char *name, void *a, void *b, void *c, size_t d, size_t e, size_t f)

@@ -60,5 +60,5 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuu
     CUresult status = get(name, function, version);
     if (result)
         *result = status == CUDA_SUCCESS ? 0 : 1;
-    return CUDA_SUCCESS; /* as the real one: the pointer and *result say what was found */
+    return CUDA_SUCCESS; /* as in the real driver; the pointer and *result report whether it was found */
 }

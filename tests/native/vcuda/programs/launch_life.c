@@ -179,7 +179,7 @@ static void forks(void)
         launch(stream, 20);
         pid_t child = fork();
         if (child == 0) {
-            /* Whatever the driver says: the child must not hang, nor crash. */
+            /* The driver may return any error, but the child must not hang or crash. */
             CUresult result = cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL);
             _exit(result == 0 ? 9 : 0);
         }
@@ -226,7 +226,7 @@ static void *launch_on(void *stream)
     MUST(cuCtxSetCurrent(context));
     for (int i = 0; i < 1000000 && status == CUDA_SUCCESS; i++)
         status = cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL);
-    for (int i = 0; i < 1000; i++) /* the error stays, and each call answers it at once */
+    for (int i = 0; i < 1000; i++) /* the error is permanent: each call returns it at once */
         if (status != (CUresult)214 || cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL) != status) {
             fprintf(stderr, "launch_life: a launch after an ECC error does not answer 214, first %d\n", status);
             _exit(7);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Launches whose last parameters, those on the stack, decide the answer: "ok", or which launch was answered wrongly. Each
- * is repeated, for the first goes another way than those that follow.
+ * Makes launches whose result depends on the last parameters, which are on the stack. Prints "ok", or the launch with a
+ * wrong result. Each launch is repeated, because the library handles the first launch in another code path.
  */
 #include "driver/cuda_abi.h"
 

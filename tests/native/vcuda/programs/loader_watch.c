@@ -38,7 +38,7 @@ int main(int argc, char **argv)
 static __thread const void *held[DEEPEST];
 static __thread int depth;
 
-/* A child has no lock of its parent's; the library clears their words. */
+/* After a fork the child holds no lock of its parent: the library resets its locks. */
 static void in_child(void)
 {
     depth = 0;

@@ -10,7 +10,8 @@
  *   thrown    a tool leaves cuCtxCreate by longjmp; then another thread creates contexts
  *
  * On any driver:
- *   loads BYTES  two threads load code of that size concurrently, forty times; prints how often both failed, and both succeeded
+ *   loads BYTES  two threads load code of that size concurrently, forty times; prints how often both
+ *                failed and how often both succeeded
  */
 #include "driver/cuda_abi.h"
 
@@ -36,7 +37,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer);
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleUnload(CUmodule module);
 
-#define LONGER_US 1500000 /* longer than another thread waits */
+#define LONGER_US 1500000 /* longer than a thread waits for another thread's context */
 #define SOON_US 200000
 
 static CUcontext first, second;
@@ -124,7 +125,7 @@ static void *makes_many(void *unused)
     return NULL;
 }
 
-/* Two threads that load concurrently; which of them waits for the other makes no difference. */
+/* One of two threads that load code concurrently. Either thread may wait for the other. */
 struct loader {
     pthread_barrier_t *barrier;
     const char *image;

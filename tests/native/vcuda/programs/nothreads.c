@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded: a machine on which no process gets another thread. */
+/* Preloaded: pthread_create() fails, as on a machine that allows no further thread. */
 #include <errno.h>
 
 int pthread_create(void *thread, const void *attributes, void *(*start)(void *), void *argument);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The raw functions of NVML, with structures as nvml.h has them: executed inside gpusim_nvml/ask_nvml.py.
+"""Calls raw NVML functions with the structures of nvml.h. gpusim_nvml/ask_nvml.py executes this file.
 
-Each answers [status, count, entries] where the function fills a list that the caller made, else plain figures.
+For an NVML function that fills a list the helpers return [status, count, entries], otherwise plain figures.
 """
 
 import ctypes
@@ -88,20 +88,20 @@ class Found(ctypes.Structure):
 
 
 def object_of(address):
-    """The file that a function lies in."""
+    """Returns the path of the shared object that contains the function."""
     found = Found()
     return found.file.decode() if ctypes.CDLL(None).dladdr(POINTER(address), ctypes.byref(found)) else ""
 
 
 def smi_table():
-    """The private table of nvidia-smi: its size in bytes, then functions."""
+    """Returns NVML's private table for nvidia-smi: the table size in bytes, then function addresses."""
     table, uuid = ctypes.POINTER(ULONG)(), bytes.fromhex("c4fe3e6cc98f6c4ea327ee696e12f7c4")
     assert lib.nvmlInternalGetExportTable(ctypes.byref(table), uuid) == 0
     return table
 
 
 def stats_v2(pid):
-    """Of nvmlDeviceGetAccountingStats_v2: [status, GPU's percent, sum of the samples]."""
+    """Calls nvmlDeviceGetAccountingStats_v2 and returns [status, GPU utilisation in percent, sum of the samples]."""
     fields = [
         ("pid", UINT),
         *((name, UINT) for name in ("running", "gpu", "memory")),

@@ -15,7 +15,7 @@ CUresult cuLaunchKernelEx(const void *config, CUfunction function, void **parame
 
 int main(void)
 {
-    static const unsigned long long config[8]; /* larger than any */
+    static const unsigned long long config[8]; /* larger than any launch configuration */
     CUcontext context;
     CUmodule module;
     CUfunction function;

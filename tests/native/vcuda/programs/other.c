@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Another tool's interposer: counts allocations and goes on to the next definition, as such tools do. */
+/* An interposer of another tool: reports each allocation on stderr and calls the next definition of the function. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 int puts_of_other(const char *text);
 int puts_of_other(const char *text)
 {
-    /* A name that the library does not care about, twice: the answer is the same. */
+    /* Two lookups of a function that the library does not hook must return the same address. */
     int (*first)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "puts");
     int (*second)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "puts");
     return first && first == second ? second(text) : -1;

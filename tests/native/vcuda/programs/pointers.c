@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prints for each line "NAME VERSION FLAGS" of standard input what cuGetProcAddress_v2 and cuGetProcAddress answer: the
- * status, and the object and symbol that the pointer belongs to.
+ * Reads lines "NAME VERSION FLAGS" from standard input and looks each function up by cuGetProcAddress_v2 and
+ * cuGetProcAddress. Prints for both lookups the status, and the object and symbol that the returned pointer belongs to.
  */
 #include <dlfcn.h>
 #include <stdio.h>

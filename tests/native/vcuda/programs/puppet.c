@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reads commands from standard input, makes the driver calls, and prints one answer line per command. Pointers and handles
+ * Reads commands from standard input, makes the driver calls, and prints one result line per command. Pointers and handles
  * are kept in numbered registers, and a test names the registers.
  *
  *   puppet ROUTE        e.g. puppet link, puppet proc
  *
- * ROUTE says how the program looks up the driver's functions. The first word of an answer is the CUresult.
+ * ROUTE says how the program looks up the driver's functions. The first word of a result line is the CUresult.
  */
 #include "words.h"
 
@@ -61,7 +61,7 @@ struct churn {
     unsigned granted;
 };
 
-/* Allocates and frees in a loop; counts what was granted. */
+/* Allocates and frees in a loop, and counts the successful allocations. */
 static void *churn(void *data)
 {
     struct churn *work = data;
@@ -100,7 +100,7 @@ static int threads(unsigned count, unsigned rounds, size_t bytes, CUcontext cont
     return 1;
 }
 
-/* Answers 0 for a word that it does not know. */
+/* Allocates by the named command. Returns 0 if it does not know the command. */
 static int allocate(const char *verb, int to, unsigned long long a, unsigned long long b, unsigned long long c)
 {
     CUdeviceptr pointer = 0;
@@ -235,7 +235,7 @@ static int ask(const char *verb, unsigned long long a, char *text)
     } else if (strcmp(verb, "pid") == 0) {
         printf("0 %d\n", (int)getpid());
     } else if (strcmp(verb, "title") == 0) {
-        /* What setproctitle does: the environment moves away and its place is written over. */
+        /* As setproctitle() does: copies the environment and overwrites its old place. */
         char **old = environ, *first = old[0];
         size_t count = 0;
         while (old[count])
@@ -257,7 +257,7 @@ static int ask(const char *verb, unsigned long long a, char *text)
             close(fd);
         puts("0");
     } else if (strcmp(verb, "fork") == 0) {
-        /* The child goes on with the same conversation; the parent waits aside. */
+        /* The child continues to read commands; the parent waits for the child's exit. */
         int status;
         pid_t child = fork();
         if (child == 0) {
@@ -267,7 +267,7 @@ static int ask(const char *verb, unsigned long long a, char *text)
         waitpid(child, &status, 0);
         _exit(0);
     } else if (strcmp(verb, "fork-away") == 0) {
-        /* A child that holds whatever it inherited, for as long as the test wants. */
+        /* Creates a child that keeps all inherited descriptors and mappings until the test kills it. */
         pid_t child = fork();
         if (child == 0) {
             close(STDIN_FILENO);
@@ -297,7 +297,7 @@ static void obey(char *line)
     if (sscanf(line, "%31s %n", verb, &offset) < 1)
         return;
     sscanf(line + offset, "%llu %llu %llu %llu", &a, &b, &c, &d);
-    if (strcmp(verb, "aside") == 0) { /* aside LINE: what another thread does, while this one waits */
+    if (strcmp(verb, "aside") == 0) { /* aside LINE: another thread executes the command, while this thread waits */
         pthread_t thread;
         pthread_create(&thread, NULL, obey_there, line + offset);
         pthread_join(thread, NULL);
@@ -320,7 +320,7 @@ int main(int argc, char **argv)
 {
     char line[256];
     setvbuf(stdout, NULL, _IOLBF, 0);
-    /* Unbuffered: after a fork or exec the next reader must find the next line. */
+    /* Standard input is unbuffered, so that after a fork or exec the next reader gets the next line. */
     setvbuf(stdin, NULL, _IONBF, 0);
     if (argc != 2 || !route_fill(&cu, argv[1]))
         return 2;

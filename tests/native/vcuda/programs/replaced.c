@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * controller.c alone, with contexts of this file: replaced SEED. Threads put fences while the settling thread repeatedly blocks
- * inside the driver and is replaced. Each fence must be settled soon. Prints how often a thread blocked for so long.
+ * Tests controller.c alone, with contexts of this file: replaced SEED. Threads add fences while the controller thread
+ * repeatedly blocks inside the driver and is replaced. Each fence must be settled soon. Prints how often a controller
+ * thread blocked.
  */
 #include "compute/limiter.h"
 
@@ -12,9 +13,9 @@
 #include <unistd.h>
 
 enum { CONTEXTS = 3, THREADS = 3, ROUNDS = 4, PUTS = 150 };
-#define FORGOTTEN_NS (10000 * MS) /* a machine that is busy with other things comes to it by then */
+#define FORGOTTEN_NS (10000 * MS) /* generous, because the test machine may be busy */
 
-/* --- the rest of the library ---------------------------------------------------------------------------------- */
+/* --- stubs of the rest of the library ---------------------------------------------------------------------------------- */
 
 void *vgpu_real[FUNCTION_COUNT];
 struct thread_calls vgpu_threads;
@@ -34,7 +35,7 @@ uint64_t limiter_now(void)
 
 static _Atomic int put_into[CONTEXTS], open_fences, times_stuck;
 static pthread_mutex_t settling[CONTEXTS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER};
-static _Atomic unsigned stuck_us; /* in the first context */
+static _Atomic unsigned stuck_us; /* time for which settling the first context blocks */
 
 bool fence_open(void)
 {
@@ -111,7 +112,7 @@ int main(int argc, char **argv)
     unsigned seed = argc > 1 ? (unsigned)atoi(argv[1]) : 1, seeds[THREADS];
     vgpu_threads.create = pthread_create;
     vgpu_threads.detach = pthread_detach;
-    put(1); /* the thread starts with the second one */
+    put(1); /* the controller thread starts with the second fence */
     put(1);
     for (int round = 0; round < ROUNDS; round++) {
         pthread_t threads[THREADS];
@@ -123,7 +124,8 @@ int main(int argc, char **argv)
         for (int i = 0; i < THREADS; i++)
             pthread_join(threads[i], NULL);
         until_settled();
-        for (int single = 0; single < 20; single++) { /* each finds the thread asleep, or about to be */
+        /* Each single fence finds the controller thread asleep or about to sleep. */
+        for (int single = 0; single < 20; single++) {
             usleep((unsigned)rand_r(&seed) % 8000);
             put((unsigned)rand_r(&seed) % CONTEXTS);
             until_settled();

@@ -9,7 +9,7 @@
 typedef CUresult (*get_proc)(const char *, void **, int, cuuint64_t, int *);
 typedef void *(*lookup)(void *, const char *);
 
-#ifndef UNLINKED /* a program that has the driver by dlopen alone */
+#ifndef UNLINKED /* UNLINKED: the program is not linked to the driver and opens it by dlopen */
 static void fill_link(struct api *api)
 {
 #define FN(symbol, name, version, stream, parameters) api->symbol = symbol;
@@ -56,7 +56,7 @@ int route_fill(struct api *api, const char *route)
     } else if (strncmp(route, "copy:", 5) == 0) {
         fill_by(api, dlopen(route + 5, RTLD_LAZY | RTLD_LOCAL), dlsym);
     } else if (strcmp(route, "dlsym-of-libc") == 0) {
-        /* A program that fetches dlsym itself by dlsym, from libc's handle. */
+        /* The program gets dlsym from libc's handle, by dlsym. */
         lookup look = (lookup)dlsym(dlopen("libc.so.6", RTLD_LAZY), "dlsym");
         fill_by(api, dlopen("libcuda.so.1", RTLD_LAZY), look);
     } else if (strcmp(route, "dlvsym-of-libc") == 0) {

@@ -125,7 +125,7 @@ struct api {
 #undef FN
 };
 
-/* link, handle, default, next, version, copy:<path>, self, proc: fills what the driver has, leaves the rest NULL. */
+/* Fills the functions by a route: link, handle, default, next, self, proc, copy:PATH... Missing functions stay NULL. */
 int route_fill(struct api *api, const char *route);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every function that is replaced, as a linked program has it and as cuGetProcAddress hands it out. */
+/* Returns any hooked function, by its link-time symbol or by the address from cuGetProcAddress. */
 #include "rows.h"
 
 #include <dlfcn.h>

@@ -2,9 +2,9 @@
 #ifndef ROWS_H
 #define ROWS_H
 
-/* A function of hooks.def; NULL: it is none, or the driver has not got it. */
+/* Returns a function of hooks.def by its link-time symbol, or NULL if it is not hooked or the driver lacks it. */
 void *row_linked(const char *symbol);
-/* The same by cuGetProcAddress, asked with the name, version and stream flag that stand for that symbol. */
+/* Returns the function by cuGetProcAddress, called with the name, version and stream flag of the symbol. */
 void *row_by_address(const char *symbol);
 
 #endif

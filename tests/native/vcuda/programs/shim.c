@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A library with the driver's function names that opens the driver at the first call, as programs use that also run
- * without a driver. */
+/* A library with the driver's function names that opens the driver at the first call. Programs that also run without a
+ * driver use such libraries. */
 #include "routes.h"
 
 #include <dlfcn.h>

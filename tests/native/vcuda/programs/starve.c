@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded: while the file STARVED is there, no table of blocks of the library gets memory of the host. */
+/* Preloaded: while the file named by STARVED exists, calloc() fails for the library's tables of blocks. */
 #include "account/blocks.h"
 
 #include <dlfcn.h>
@@ -16,6 +16,6 @@ __attribute__((visibility("default"))) void *calloc(size_t count, size_t size)
         return NULL;
     unsigned char *room = malloc(bytes ? bytes : 1);
     for (size_t i = 0; room && i < bytes; i++)
-        ((volatile unsigned char *)room)[i] = 0; /* no memset: a compiler makes a calloc of both */
+        ((volatile unsigned char *)room)[i] = 0; /* no memset: the compiler would merge malloc and memset into calloc */
     return room;
 }

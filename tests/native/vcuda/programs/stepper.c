@@ -78,7 +78,7 @@ static pid_t start(char **argv, const char *role, int in, int out)
 {
     pid_t child = fork();
     if (child == 0) {
-        /* A survivor that outlived this program would keep its standard error open, and its reader waiting. */
+        /* A survivor that outlived this program would keep standard error open and block the reader. */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (in >= 0)
             dup2(in, STDIN_FILENO);

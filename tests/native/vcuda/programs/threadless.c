@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded: the library under test gets as many threads as THREADS says, then EAGAIN, as under a limit of processes. The
- * program's own threads are all made. */
+/* Preloaded: the library under test can create THREADS threads and then gets EAGAIN, as under a process limit.
+ * The program itself can create any number of threads. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>

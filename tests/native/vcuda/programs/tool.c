@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A tool as a profiler is one: the driver loads it (CUDA_INJECTION64_PATH), and calls it back inside loads and inside the making
- * of contexts. There it loads a module of its own and starts that kernel, by the functions that every program calls. They are
- * looked for by name, also in a driver that the program has opened for itself alone.
+ * A tool like a profiler: the driver loads the tool (CUDA_INJECTION64_PATH) and calls it back while it loads code and creates
+ * contexts. The callback loads the tool's own module through the public driver functions. The tool finds these functions by
+ * name, also in a driver that the program opened with RTLD_LOCAL.
  */
 #include "../../../../native/gpusim/cuda/private.h"
 
@@ -23,10 +23,10 @@ static void called_back(void *data, enum gpusim_moment moment, void *handle)
     void *module, *function, *popped;
     (void)data;
     if (moment == GPUSIM_LIBRARY_LOADED)
-        return; /* of no context */
+        return; /* a library belongs to no context */
     if (moment == GPUSIM_CONTEXT_CREATED && push(handle))
         return;
-    if (load(&module, ".gpusim kernel tool 1\n") == 0) /* refused while a capture forbids it */
+    if (load(&module, ".gpusim kernel tool 1\n") == 0) /* fails while a capture forbids loads */
         get_function(&function, module, "tool");
     if (moment == GPUSIM_CONTEXT_CREATED)
         pop(&popped);
@@ -51,7 +51,7 @@ int InitializeInjection(void)
         return 0;
     int status = ((const struct gpusim_private *)table)->subscribe(called_back, NULL);
     if (status == NOT_INITIALIZED)
-        return 0; /* another driver works here, under another name */
+        return 0; /* the program uses another driver, which has another name */
     if (status) {
         fprintf(stderr, "tool: this driver takes no subscriber\n");
         abort();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver's own functions, past every hook. With src/driver/elf.c. */
+/* Returns the driver's own functions, bypassing the hooks. Needs src/driver/elf.c. */
 #include "driver/real.h"
 
 #include <stdio.h>

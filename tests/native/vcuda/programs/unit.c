@@ -184,9 +184,9 @@ static void blocks(void)
 
 #define LIMIT 1000000ull
 #define MEMBERS 4
-static _Atomic uint64_t *held; /* bytes that each process really uses, in shared memory */
+static _Atomic uint64_t *held; /* bytes that each member really uses, in shared memory */
 
-static unsigned killed; /* members that are killed: the first one, or none */
+static unsigned killed; /* number of members that are killed: 1 (the first member) or 0 */
 
 static void *churn(void *data)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vmm.c on the driver in this file:
+ * Tests vmm.c with the driver in this file:
  *   vmm_unit order CALL   a call for GPU 0 blocks in the driver; exits with 1 if GPU 1 cannot be used meanwhile
- *   vmm_unit poor CALL    the library has no host memory to record an allocation: it releases it and returns an error
+ *   vmm_unit poor CALL    the library has no host memory to record an allocation: it frees the memory and returns an error
  *   vmm_unit stress       threads create, map, unmap and release; the driver reuses the value of each handle at once
  *   vmm_unit fail         the driver refuses a release and an unmap: nothing changes
  */
@@ -105,7 +105,7 @@ bool __wrap_block_put(struct block_map *map, const struct block *block)
     return !poor && __real_block_put(map, block);
 }
 
-/* --- a driver ------------------------------------------------------------------------------------------------ */
+/* --- the driver ------------------------------------------------------------------------------------------------ */
 
 #define OBJECTS 64
 #define SLOT (4 * MIB)
@@ -114,8 +114,8 @@ bool __wrap_block_put(struct block_map *map, const struct block *block)
 static pthread_mutex_t driver_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     int handles, mappings, device;
-} objects[OBJECTS]; /* handle: its index + 1 */
-static int mapped[OBJECTS]; /* slot of addresses → handle */
+} objects[OBJECTS]; /* a handle is an index of this array plus 1 */
+static int mapped[OBJECTS]; /* index: address range; value: handle mapped there, or 0 */
 static bool refuses;
 static const char *slow = "";
 static sem_t inside, released;

@@ -49,7 +49,7 @@ int main(int argc, char **argv)
     }
     while (waiting < threads)
         usleep(1000);
-    usleep(100000); /* from the count to the wait itself */
+    usleep(100000); /* each thread counts itself shortly before it waits */
     puts("ready");
     fflush(stdout);
     while (getchar() != EOF) {

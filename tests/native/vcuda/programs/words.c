@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* More commands of the puppet: graphs and their memory, code, heaps, memory bound elsewhere. Each function prints the answer
- * line and returns 1, or returns 0 if it does not know the command. */
+/* More commands of the puppet program: graphs, graph memory, code, heaps, and memory bound to other objects. Each function
+ * prints the result line and returns 1, or returns 0 if it does not know the command. */
 #include "words.h"
 
 #include "rows.h"
@@ -41,7 +41,7 @@ static CUDA_MEM_ALLOC_NODE_PARAMS memory_of(size_t bytes, int device)
         .poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}}, .bytesize = bytes};
 }
 
-/* The address goes to register `to`, the node to the next one. */
+/* Adds an allocation node. Writes the address to register `to` and the node to register `to` + 1. */
 static CUresult add_memory(const struct api *cu, unsigned long long *reg, int to, CUgraph graph, size_t bytes, int device,
                            int general)
 {
@@ -64,7 +64,7 @@ static CUresult add_memory(const struct api *cu, unsigned long long *reg, int to
     return status;
 }
 
-/* The graph goes to register `to`, the address to the next one. */
+/* Captures an allocation. Writes the graph to register `to` and the address to register `to` + 1. */
 static CUresult capture(const struct api *cu, unsigned long long *reg, int to, size_t bytes, int freed, int per_thread)
 {
     CUstream stream;
@@ -84,7 +84,7 @@ static CUresult capture(const struct api *cu, unsigned long long *reg, int to, s
     return status != CUDA_SUCCESS ? status : ended;
 }
 
-/* A launch in a capture becomes a child graph. */
+/* Captures the launch of a graph: the launched graph becomes a child graph of `graph`. */
 static CUresult capture_launch(const struct api *cu, CUgraph *graph, CUgraphExec exec)
 {
     CUstream stream;
@@ -144,7 +144,7 @@ int graph_word(const struct api *cu, unsigned long long *reg, const char *verb, 
     return 1;
 }
 
-/* Libraries keep pointing to their image. */
+/* Returns a code image of `bytes` bytes. The buffer is static because libraries keep a pointer to their image. */
 static const char *image(unsigned long long bytes)
 {
     static char text[352];
@@ -155,7 +155,7 @@ static const char *image(unsigned long long bytes)
     return text;
 }
 
-/* The caller unlinks it. */
+/* Writes the text to a new temporary file and its name to `path`. The caller unlinks the file. */
 static bool to_file(char *path, const char *text)
 {
     strcpy(path, "/tmp/vgpu-image-XXXXXX");
@@ -244,7 +244,7 @@ int bind_word(const struct api *cu, unsigned long long *reg, const char *verb, u
         status = CALL(cuMulticastBindAddr, reg[a], 0, reg[b], c, 0);
     else if (strcmp(verb, "multicast-unbind") == 0)
         status = CALL(cuMulticastUnbind, reg[a], 0, 0, b);
-    else if (strcmp(verb, "pool-of") == 0) { /* kind of memory, kind of place */
+    else if (strcmp(verb, "pool-of") == 0) { /* pool-of REGISTER ALLOCATION-TYPE LOCATION-TYPE: creates a memory pool */
         CUmemPoolProps properties = {.allocType = (int)b, .location = {(int)c, 0}};
         status = CALL(cuMemPoolCreate, (CUmemoryPool *)&reg[a], &properties);
     } else if (strcmp(verb, "frompool-nothing") == 0) {
@@ -257,10 +257,15 @@ int bind_word(const struct api *cu, unsigned long long *reg, const char *verb, u
 }
 
 /*
- * call NAME ARGUMENT…: any function whose arguments fit into registers of 8 bytes. 7: a number; $7: register 7; @7: its address;
- * 'k: a word's own letters; %7: an image of code of 7 bytes; #7: the name of a file with it; &f: a function of libc. A structure passed by value that
- * has 8 bytes is written as one number. linked NAME …, proc NAME …: a replaced function by its link, by cuGetProcAddress.
- * driver OFFSET …: the function at that place of libcuda.so.1, as NVIDIA's runtime calls private ones: no hook sees it.
+ * call NAME ARGUMENT...    calls any function whose arguments fit into registers of 8 bytes
+ * linked NAME ARGUMENT...  calls a hooked function by its link-time symbol
+ * proc NAME ARGUMENT...    calls a hooked function by the address from cuGetProcAddress
+ * driver OFFSET ARGUMENT...  calls the function at this offset in libcuda.so.1. As with NVIDIA's runtime and its private
+ *                          functions, the call bypasses the hooks.
+ *
+ * An argument is 7: a number; $7: the value of register 7; @7: the address of register 7; 'k: the string "k"; %7: a code
+ * image of 7 bytes; #7: the name of a file with such an image; &f: the address of the libc function f. A structure of
+ * 8 bytes that is passed by value is written as one number.
  */
 static int base_of_driver(struct dl_phdr_info *object, size_t size, void *base)
 {
@@ -283,7 +288,7 @@ static void *function_of(const char *verb, const char *name)
 int call_word(unsigned long long *reg, const char *verb, char *text)
 {
     unsigned long long value[11] = {0};
-    if (strcmp(verb, "put") == 0) { /* put REGISTER NUMBER, or $ANOTHER */
+    if (strcmp(verb, "put") == 0) { /* put REGISTER NUMBER or put REGISTER $REGISTER: sets the first register */
         char *end;
         unsigned long long to = strtoull(text, &end, 0);
         char *other = strchr(end, '$');
@@ -291,11 +296,11 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         puts("0");
         return 1;
     }
-    if (strcmp(verb, "close-fd") == 0) { /* close-fd REGISTER */
+    if (strcmp(verb, "close-fd") == 0) { /* close-fd REGISTER: closes the descriptor in the register */
         printf("%d\n", close((int)reg[strtoull(text, NULL, 0)]));
         return 1;
     }
-    if (strcmp(verb, "take-fd") == 0) { /* take-fd REGISTER PID FD: as if that process had sent it by a socket */
+    if (strcmp(verb, "take-fd") == 0) { /* take-fd REGISTER PID FD: duplicates descriptor FD of process PID */
         unsigned to;
         int pid, fd;
         if (sscanf(text, "%u %d %d", &to, &pid, &fd) != 3)
@@ -308,7 +313,7 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         printf("%d %d\n", taken < 0, taken);
         return 1;
     }
-    if (strcmp(verb, "ipc-open") == 0) { /* ipc-open REGISTER and the eight words of the handle */
+    if (strcmp(verb, "ipc-open") == 0) { /* ipc-open REGISTER WORD...: opens the IPC handle that the eight words form */
         CUipcMemHandle handle;
         char *end;
         unsigned long long to = strtoull(text, &end, 0);
@@ -320,12 +325,12 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         printf("%d\n", open(&reg[to], handle, 1));
         return 1;
     }
-    if (strcmp(verb, "gl") == 0) { /* from now on there is an OpenGL context */
+    if (strcmp(verb, "gl") == 0) { /* gl: glXGetCurrentContext returns a context from now on */
         gl_context = true;
         puts("0");
         return 1;
     }
-    if (strcmp(verb, "show") == 0) { /* show REGISTER COUNT */
+    if (strcmp(verb, "show") == 0) { /* show REGISTER COUNT: prints COUNT registers from REGISTER on */
         char *end;
         unsigned long long from = strtoull(text, &end, 0), count = strtoull(end, NULL, 0);
         printf("0");
@@ -352,7 +357,7 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
             value[i] = (unsigned long long)path;
     }
     typedef unsigned long long one;
-    /* Eleven, for a launch has so many: what lies on the stack where nothing was passed would be its stream. */
+    /* Every call passes eleven arguments, as many as cuLaunchKernel has, so that no argument is unset stack memory. */
     int (*function)(one, one, one, one, one, one, one, one, one, one, one);
     *(void **)&function = function_of(verb, name);
     printf("%d\n", function ? function(value[0], value[1], value[2], value[3], value[4], value[5], value[6], value[7],

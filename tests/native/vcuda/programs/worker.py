@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold a context on a GPU, memory, and one kernel, until standard input ends: worker.py ORDINAL BYTES KERNEL_US.
+"""Keeps a context, memory and one kernel on a GPU until standard input closes: worker.py ORDINAL BYTES KERNEL_US.
 
-KERNEL_US is `inf` or a number, 0 for no kernel. Prints its own pid when all is under way.
+KERNEL_US is the kernel's duration: a number, `inf`, or 0 for no kernel. Prints the pid after the launch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 
 def main() -> None:
-    """Take what the arguments say, tell, wait."""
+    """Creates the context, allocates, launches, prints the pid, and waits."""
     ordinal, size, kernel = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     cuda = ctypes.CDLL("libcuda.so.1")
     context, module, function, pointer = (ctypes.c_void_p() for _unused in range(4))
@@ -32,7 +32,7 @@ def main() -> None:
         call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
     print(os.getpid(), flush=True)
     sys.stdin.read()
-    os._exit(0)  # a kernel without end is not waited for
+    os._exit(0)  # exits without waiting for an endless kernel
 
 
 main()
