@@ -355,8 +355,8 @@ class SliceCheck:
         return out
 
     def _judge(self, one: dict[str, Any], observation: watcher.Observation, cut: str) -> dict[str, Any]:
-        """Judges one bypass by the watcher's polls. ``cut``: the reason if the bypass ran for less time than the watcher
-        needs; polls during a slow start of the container do not count.
+        """Judges one bypass by the watcher's polls. ``cut``: the reason if the bypass ran for less time than the
+        watcher needs; polls during a slow start of the container do not count.
         """
         if one["name"] in observation.named:
             seconds, text = observation.named[one["name"]]
@@ -402,8 +402,8 @@ class SliceCheck:
         return self._beside(verdicts.IMPORT, MEET_S + self.runner.overhead_s, meet)
 
     def _beside(self, name: str, least_s: float, work: Callable[[SliceCheck], dict[str, Any]]) -> dict[str, Any]:
-        """Leases another free slice of this GPU and returns the result of ``work`` with that slice. ``least_s``: seconds
-        of ``duration`` that must remain.
+        """Leases another free slice of this GPU and returns the result of ``work`` with that slice. ``least_s``:
+        seconds of ``duration`` that must remain.
         """
         if self._left_s() < least_s:
             self.left_out.append(name)

@@ -91,8 +91,8 @@ class ContainerdRunner(EngineRunner):
 
 
 def remove_traces(ctr: str, over: str = "") -> bool:
-    """Removes the containers of this run and of killed runs, and the namespace NAMESPACE if no run uses it. ``over``: the
-    id of a run that is known to have ended. Returns whether containerd listed its containers; other faults are not
+    """Removes the containers of this run and of killed runs, and the namespace NAMESPACE if no run uses it. ``over``:
+    the id of a run that is known to have ended. Returns whether containerd listed its containers; other faults are not
     reported.
     """
     ask = [ctr, "--namespace", NAMESPACE]

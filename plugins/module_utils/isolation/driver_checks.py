@@ -108,7 +108,8 @@ class Tenant:
         return f"a tenant without our library ended: {said or self._process.returncode}"
 
     def end(self) -> None:
-        """Kills the tenant and its child. The child is in the same session and holds its GPU memory until it is gone."""
+        """Kills the tenant and its child. The child is in the same session and holds its GPU memory until it is gone.
+        """
         deadline = time.monotonic() + GONE_S
         with contextlib.suppress(ProcessLookupError, PermissionError):
             while time.monotonic() < deadline:
@@ -164,8 +165,8 @@ def _remove(group: str) -> None:
 
 
 class DriverChecks:
-    """Runs the checks of one waiting container, given its control group. ``crowded``: why its memory must not be filled,
-    empty if it may.
+    """Runs the checks of one waiting container, given its control group. ``crowded``: why its memory must not be
+    filled, empty if it may.
     """
 
     def __init__(self, account: Account, uuid: str, claimed: str, crowded: str = "") -> None:
@@ -175,8 +176,8 @@ class DriverChecks:
         self._crowded = crowded
 
     def run(self, group: str, pid: int, hard: int, wanted: Callable[[str], bool]) -> list[dict[str, Any]]:
-        """Returns the checks that ``wanted`` accepts. ``pid``: the container's first process; ``hard``: the limit of its
-        group in bytes.
+        """Returns the checks that ``wanted`` accepts. ``pid``: the container's first process; ``hard``: the limit of
+        its group in bytes.
         """
         steps = (
             (driver_verdicts.REFUSES, lambda: self.refuses(group, hard)),
@@ -224,8 +225,8 @@ class DriverChecks:
         return Sum(taken, used, room, fault)
 
     def root(self, group: str, pid: int, hard: int) -> dict[str, Any]:
-        """Tests whether a process with the container's capabilities may set the group's limit. It sets the present value,
-        so that nothing changes.
+        """Tests whether a process with the container's capabilities may set the group's limit. It sets the present
+        value, so that nothing changes.
         """
         code, call, capabilities = -1, "", 0
         try:

@@ -62,8 +62,9 @@ class Deltas(NamedTuple):
 
 
 def of_driver(claimed: str, seen: DriverLimit, expected: Expected, name: str = LIMIT) -> dict[str, Any]:
-    """Judges the driver's limit of the container's own control group. ``claimed``: the enforcement that the device plugin
-    reports. A claimed limit that the driver does not have is a violation, even if the library enforces its limit.
+    """Judges the driver's limit of the container's own control group. ``claimed``: the enforcement that the device
+    plugin reports. A claimed limit that the driver does not have is a violation, even if the library enforces its
+    limit.
     """
     wanted = f"soft 0, hard {expected.memory_mib * MIB}"
     if seen.hard is None:

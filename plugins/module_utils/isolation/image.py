@@ -66,8 +66,8 @@ def paths_of(programs: Iterable[str]) -> list[str]:
 
 
 def pack(probe: str) -> bytes:
-    """Returns the root as a tar. ``probe``: the program that will run in the root; the slice mounts it, so the tar holds
-    only its libraries. The same files of the host give the same bytes. Raises ImageError.
+    """Returns the root as a tar. ``probe``: the program that will run in the root; the slice mounts it, so the tar
+    holds only its libraries. The same files of the host give the same bytes. Raises ImageError.
     """
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as out:

@@ -30,7 +30,8 @@ ROOTS = "/var/lib/vgpu/isolation-"
 # Prefix of the record of an engine and a run. The record exists from before docker or podman creates something until
 # all of it is removed. For containerd the run's folder serves as the record.
 RECORDS = "/var/lib/vgpu/check-"
-# Files that show an engine in use, so that a query changes nothing: docker's daemon runs, podman's storage has an image.
+# Files that show an engine in use, so that a query changes nothing: docker's daemon runs, podman's storage has an
+# image.
 IN_USE = {DOCKER: "/var/run/docker.pid", PODMAN: "/var/lib/containers/storage/*-images/images.json"}
 # Docker and podman write a container's creation time in this format; podman adds fractions of a second.
 CREATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([+-]\d{4})")

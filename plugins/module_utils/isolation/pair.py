@@ -67,8 +67,8 @@ def run_both(
     two programs wait for each other themselves. If one slice cannot be prepared, the program starts in neither, and
     the fault is raised, a RunnerError or another. A slice that already works is waited for.
 
-    A thread prepares ``theirs``. ``ours`` is prepared when ``theirs`` waits for its start: a runner may fork, and a fork
-    while the thread works may copy a held lock that is never released in the child.
+    A thread prepares ``theirs``. ``ours`` is prepared when ``theirs`` waits for its start: a runner may fork, and a
+    fork while the thread works may copy a held lock that is never released in the child.
     """
     laid_out, go, given_up = threading.Event(), threading.Event(), threading.Event()
     found: list[Outcome] = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a tenant without libvgpu.so: a process in a container's control group that calls the driver directly.
 
-driver_checks.py starts this program from its text. The program enters the group before it loads a library of the driver.
-It then writes one line of JSON for each line of JSON that it reads, and ends at the end of its input. All sizes are in
-bytes. ``code`` is the driver's return value; 0 means granted.
+driver_checks.py starts this program from its text. The program enters the group before it loads a library of the
+driver. It then writes one line of JSON for each line of JSON that it reads, and ends at the end of its input. All sizes
+are in bytes. ``code`` is the driver's return value; 0 means granted.
 """
 
 from __future__ import annotations

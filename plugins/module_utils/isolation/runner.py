@@ -95,7 +95,8 @@ class EngineRunner:
         raise NotImplementedError
 
     def _start(self, container: str, argv: Sequence[str]) -> list[str]:
-        """Returns the client's command that starts the container, forwards its streams and ends with its exit status."""
+        """Returns the client's command that starts the container, forwards its streams and ends with its exit status.
+        """
         raise NotImplementedError
 
     def _pid_now(self, container: str) -> int:
@@ -294,7 +295,8 @@ class PodmanRunner(DockerRunner):
         cdi_devices: Sequence[str] = (),
     ) -> None:
         super().__init__(docker, image, mounts, environment, devices, cdi_devices)
-        # The root, the probe and the library are the host's files; they do not have the SELinux label of container files.
+        # The root, the probe and the library are the host's files; they do not have the SELinux label of container
+        # files.
         self._options += ["--security-opt", "label=disable"]
 
     def _remove(self, container: str) -> None:

@@ -247,8 +247,8 @@ def _clean(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_namespace(checks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the probe's checks of a run without a container. An open check of graphics gets a note: the libraries that
-    the probe found are the host's.
+    """Returns the probe's checks of a run without a container. An open check of graphics gets a note: the libraries
+    that the probe found are the host's.
     """
     why = "this was a namespace of the host, with its libraries; a container has those that its runtime mounts"
     return [
@@ -376,8 +376,8 @@ def open_way(name: str) -> dict[str, Any]:
 
 
 def of_reader(name: str, rc: int, out: str, err: str, expected: Expected) -> dict[str, Any]:
-    """Judges the output of an NVIDIA program inside the slice: one line ``uuid, MiB`` for each GPU. Exit statuses 126 and
-    127: the program does not exist there.
+    """Judges the output of an NVIDIA program inside the slice: one line ``uuid, MiB`` for each GPU. Exit statuses 126
+    and 127: the program does not exist there.
     """
     wanted = f"{expected.uuid}, {expected.memory_mib}"
     if rc in (126, 127):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks whether the node's watcher names a bypass while it runs: polls the plugin during the probe.
 
-A finding counts if it names the leased allocation and one of its processes, or a parent of that process, is in the mount
-namespace of this run. So findings of an earlier run prove nothing.
+A finding counts if it names the leased allocation and one of its processes, or a parent of that process, is in the
+mount namespace of this run. So findings of an earlier run prove nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class AllNamed(Exception):
 
 
 class Observation:
-    """Observes one run of the probe. ``ask`` returns the report of ``vgpuctl watch``, None if the call fails. ``names``:
-    bypass → name of its process; ``reasons``: bypass → the finding that must name it; without a reason any finding
-    counts. ``named``: bypass → seconds from the start until the watcher named it, and the finding's text.
+    """Observes one run of the probe. ``ask`` returns the report of ``vgpuctl watch``, None if the call fails.
+    ``names``: bypass → name of its process; ``reasons``: bypass → the finding that must name it; without a reason any
+    finding counts. ``named``: bypass → seconds from the start until the watcher named it, and the finding's text.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class Observation:
         return str(self.last["fault"]) if self.last else "the device plugin does not answer"
 
     def poll(self, pid: int) -> None:
-        """Reads the watcher's report, at most once in ASK_S seconds. ``pid``: any process of the run. Raises AllNamed."""
+        """Reads the watcher's report, at most once in ASK_S seconds. ``pid``: any process of the run. Raises AllNamed.
+        """
         if self._clock() - self._asked < ASK_S:
             return
         inside = namespace_of(pid, self._proc)

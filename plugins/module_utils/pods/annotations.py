@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The annotations by which device plugin and scheduler tell each other about GPUs.
+"""Reads and writes the annotations by which device plugin and scheduler exchange the state of GPUs.
 
 ``vgpu.fleet/gpus`` on a node, written by its device plugin: the GPUs that pods may ask parts of, and the
 policy of its kubelet's topology manager where that is known.
@@ -32,9 +32,10 @@ class PlanError(ValueError):
 
 
 class NodeGpu(NamedTuple):
-    """Describes a GPU of a node. ``memory_mib``: of the card; ``capacity_mib``: what all its pods together may get;
-    ``slots``: how many containers may share the GPU, and the equal slice. ``links``: (UUID, score) of better linked
-    GPUs, higher is nearer; ``numa``: -1 if unknown.
+    """Describes a GPU of a node. ``memory_mib``: memory of the card; ``capacity_mib``: memory that all its pods
+    together may get; ``slots``: how many containers may share the GPU; ``slice_mib``, ``slice_cores``: the equal slice,
+    in MiB and percent. ``links``: (UUID, score) of better linked GPUs, a higher score is nearer; ``numa``: NUMA node,
+    -1 if unknown.
     """
 
     uuid: str
@@ -60,8 +61,10 @@ NO_POLICY = Topology()
 
 
 class Device(NamedTuple):
-    """A container's part of one GPU; cores 0: no limit, 100: the GPU exclusively. ``memory_mib`` is promised;
-    ``burst_mib`` more it may use while nobody was promised that (burst.py)."""
+    """Describes a container's part of one GPU. ``cores``: percent of compute, 0: no limit, 100: the GPU exclusively.
+    ``memory_mib``: promised memory; ``burst_mib``: memory that the container may use in addition while it is promised
+    to no container (burst.py).
+    """
 
     uuid: str
     memory_mib: int
@@ -89,8 +92,9 @@ Plan = Sequence[Part]
 
 
 def use_of(plan: Plan) -> dict[str, Use]:
-    """A pod's use of each GPU. Init containers run one after the other, together with the sidecars that started
-    before them; then all other containers run. The moment with the greatest use counts."""
+    """Returns a pod's highest use of each GPU by UUID. Init containers run one after the other, together with the
+    sidecars that started before them; then the other containers run. The moment with the highest use counts.
+    """
     running: dict[str, Use] = {}
     sidecars: dict[str, Use] = {}
     for part in plan:
@@ -127,7 +131,7 @@ def write_plan(plan: Plan) -> str:
         {"name": part.container, "kind": part.kind, "gpus": [list(one[:3]) for one in part.devices]} for part in plan
     ]
     for one, part in zip(containers, plan):
-        # A key of its own: a program that does not know it goes by what is promised.
+        # A separate key: a program that does not know this key uses the promised memory alone.
         if any(device.burst_mib for device in part.devices):
             one["burst"] = [device.burst_mib for device in part.devices]
     return json.dumps({"version": VERSION, "containers": containers}, separators=(",", ":"))
@@ -230,8 +234,9 @@ def read_gpus(text: str) -> tuple[NodeGpu, ...]:
 
 
 def read_topology(text: str) -> Topology:
-    """What a text that ``read_gpus`` takes says of the kubelet. Older plugins say nothing; what a later one says
-    and is not known here is as nothing."""
+    """Returns the kubelet's topology settings from a text that ``read_gpus`` accepts. Older plugins write none; an
+    unknown policy of a later plugin counts as none.
+    """
     found = json.loads(text).get("topology")
     found = found if isinstance(found, dict) else {}
     policy, scope = found.get("policy"), found.get("scope")
