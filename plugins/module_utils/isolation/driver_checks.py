@@ -108,8 +108,7 @@ class Tenant:
         return f"a tenant without our library ended: {said or self._process.returncode}"
 
     def end(self) -> None:
-        """Kills the tenant and its child. The child is in the same session and holds its GPU memory until it is gone.
-        """
+        """Kills the tenant and its child, which is in the same session and holds its GPU memory until it is gone."""
         deadline = time.monotonic() + GONE_S
         with contextlib.suppress(ProcessLookupError, PermissionError):
             while time.monotonic() < deadline:

@@ -182,8 +182,7 @@ def has_runtime(docker: str) -> bool:
 
 
 def cdi_device(uuid: str, folders: Sequence[str]) -> str:
-    """Returns the CDI name by which podman injects the GPU; the device plugin writes its CDI file. Raises RunnerError.
-    """
+    """Returns the CDI name of the GPU for podman; the device plugin writes its CDI file. Raises RunnerError."""
     for path in [one for folder in folders for one in sorted(glob.glob(f"{folder}/*.json"))]:
         try:
             with open(path, encoding="utf-8") as stream:

@@ -95,8 +95,7 @@ class EngineRunner:
         raise NotImplementedError
 
     def _start(self, container: str, argv: Sequence[str]) -> list[str]:
-        """Returns the client's command that starts the container, forwards its streams and ends with its exit status.
-        """
+        """Returns the command that starts the container, forwards its streams and ends with its exit status."""
         raise NotImplementedError
 
     def _pid_now(self, container: str) -> int:

@@ -82,8 +82,7 @@ class Observation:
         return str(self.last["fault"]) if self.last else "the device plugin does not answer"
 
     def poll(self, pid: int) -> None:
-        """Reads the watcher's report, at most once in ASK_S seconds. ``pid``: any process of the run. Raises AllNamed.
-        """
+        """Reads the watcher's report, at most once in ASK_S. ``pid``: any process of the run. Raises AllNamed."""
         if self._clock() - self._asked < ASK_S:
             return
         inside = namespace_of(pid, self._proc)
