@@ -72,8 +72,8 @@ def _amount(device: Mapping[str, Any], key: str) -> Any:
 
 
 def holders(name: str, found: Iterable[dict[str, Any]], phases: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Pods that have devices of ours on this node: ``{pod, resource, count, phase}``, by the claims of the cluster.
-    ``phases``: of pods by ``namespace/name``.
+    """Returns the pods that use devices of our driver on this node as ``{pod, resource, count, phase}``. ``found``: the
+    claims of the cluster. ``phases``: maps a pod's ``namespace/name`` to its phase.
     """
     out = []
     for claim in found:

@@ -306,8 +306,7 @@ class Setup:
             ) from None
 
     def _remember(self, key: str, more: Any) -> None:
-        """Adds to the record, before the change that the entry describes. The first recorded state of a file is kept.
-        """
+        """Adds to the record before the described change. A file's first recorded state is kept."""
         if not self.desired.record:
             return
         record = self._record()
