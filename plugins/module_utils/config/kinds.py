@@ -58,10 +58,10 @@ def show(value: Any) -> str:
 
 
 def decimal_text(value: Any) -> str | None:
-    """The decimal as its author wrote it, or None where the value is not one.
+    """Returns the decimal as its author wrote it, or None if the value is no decimal.
 
-    YAML hands over a binary float; its shortest repr is the text that was read, while arithmetic on the float
-    itself gives 28 for 100 * 0.29.
+    YAML parses a decimal to a binary float. The float's shortest repr is the text that was read, while arithmetic on
+    the float itself gives 28 for 100 * 0.29.
     """
     if isinstance(value, bool):
         return None
@@ -133,7 +133,8 @@ _PART = re.compile("([0-9]+(?:[.][0-9]*)?|[.][0-9]+)({})".format("|".join(_UNITS
 
 
 def duration_s(value: Any) -> float | None:
-    """Seconds of a duration as Go writes it (``60s``, ``1m30s``), of a number of nanoseconds; None: it is neither."""
+    """Returns the seconds of a duration in Go's notation (``60s``, ``1m30s``) or of a number of nanoseconds, else None.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value * 1e-9
     if value == "0":

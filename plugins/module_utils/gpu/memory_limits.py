@@ -117,8 +117,7 @@ def probe(
 
 
 def _turned_on(group: str, cgroup_root: str) -> str:
-    """Enables the controller in the scratch group if the kernel has it. Returns why that failed, empty if it did not.
-    """
+    """Enables the controller in the scratch group if the kernel has it. Returns why that failed, else an empty text."""
     controller = backend(cgroup_root)
     if controller not in _words(os.path.join(cgroup_root, "cgroup.controllers")) or controller in _words(
         os.path.join(group, "cgroup.controllers")
