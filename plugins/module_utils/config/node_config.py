@@ -134,7 +134,8 @@ FILE = Record(
                         "passDeviceSpecs": Bool(),
                         "deviceListStrategy": Either(STRATEGY, ListOf(STRATEGY)),
                         "deviceIDStrategy": Choice("uuid", "index"),
-                        # Where the driver is to enforce limits that no library keeps: its folder has the hook.
+                        # Folder of the library's files, which include the hook that sets the driver's limits. Set if
+                        # the driver must enforce limits in a sharing mode without the library.
                         "libraryRoot": ABSOLUTE,
                         "memoryEnforcement": schema.VARIABLES["vgpu_memory_enforcement"].kind,
                         "cdiAnnotationPrefix": Text(),
@@ -269,7 +270,7 @@ def _replicas_of_mig(clean: dict[str, Any]) -> dict[str, Any]:
 
 def _section(clean: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
     section = {"renameByDefault": clean["vgpu_rename_by_default"], "resources": entries}
-    # For MPS, false is left out: an unset value would mean true in NVIDIA's plugin, so only true is written.
+    # For MPS, false is left out, so that the default of NVIDIA's plugin applies there, which is true.
     if clean["vgpu_fail_requests_greater_than_one"] or clean["vgpu_sharing"] != "mps":
         section["failRequestsGreaterThanOne"] = clean["vgpu_fail_requests_greater_than_one"]
     return section
