@@ -133,7 +133,8 @@ _PART = re.compile("([0-9]+(?:[.][0-9]*)?|[.][0-9]+)({})".format("|".join(_UNITS
 
 
 def duration_s(value: Any) -> float | None:
-    """Returns the seconds of a duration in Go's notation (``60s``, ``1m30s``) or of a number of nanoseconds, or None.
+    """Returns the seconds of a duration in Go's notation (``60s``, ``1m30s``) or of a number of nanoseconds.
+    Returns None for any other value.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value * 1e-9

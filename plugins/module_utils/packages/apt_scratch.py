@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies apt's sources and lists to a separate folder, so that check mode can query an archive and change nothing.
 
-The lists start as a copy of the host's: what has not changed is not fetched again.
+The lists start as a copy of the host's lists, so apt fetches only changed lists.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ LISTS = "/var/lib/apt/lists"
 
 
 def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str | None], main: str) -> list[str]:
-    """Write them below ``folder`` and return the options by which apt reads them there.
+    """Writes sources and lists below ``folder`` and returns the options by which apt reads them there.
 
-    ``sources``: text by path of the host's source files; ``changed``: of the files that would be written, None for
-    those that would go, keys and indexes included; ``main``: the path of the one source file that has no folder.
+    ``sources``: path → text of the host's source files; ``changed``: path → text of files that would be written, keys
+    and indexes included, None for files that would be removed; ``main``: the path of sources.list.
     """
     # apt fetches as a separate user, who must be able to read the folder.
     os.chmod(folder, 0o755)
