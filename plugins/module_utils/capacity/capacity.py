@@ -70,8 +70,8 @@ def observe(
 
 
 def refusal(path: str) -> str:
-    """Returns why nothing answers on a socket, empty if something does. A killed program leaves the
-    socket's file behind.
+    """Returns why no program accepts connections on a socket, empty if a program does. The socket's file alone proves
+    nothing: a killed program leaves it behind.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(5.0)
@@ -236,8 +236,8 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
 
 
 def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[str, Any]) -> list[sharing.Piece]:
-    """Returns the slices to expect while some are in use: a GPU that waits for its slices keeps
-    those of its former split.
+    """Returns the expected slices. A GPU with used slices of a former split keeps that split until they are free, so
+    the slices of the former split are expected.
     """
     status = seen["plugin"] or {}
     for uuid in status.get("waiting") or []:

@@ -215,7 +215,7 @@ def _where(one: dict[str, Any]) -> str:
 
 def card(plugin: Mapping[str, Any] | None, uuid: str, now: float) -> dict[str, Any]:
     """Returns for one GPU: ``utilisation`` in percent, ``temperature`` in degrees Celsius (None: not known), and
-    ``xids`` since the plugin began, the last one first: ``xid``, ``count``, and ``last``, its time in UTC.
+    ``xids`` since the plugin's start, the latest first: ``xid``, ``count``, and ``last``, its time in UTC.
 
     ``plugin``: the output of ``vgpuctl status --json``, None if there is none. ``now``: its time in seconds since 1970.
     """

@@ -106,7 +106,7 @@ class Int(Kind):
 
 
 class Scaling(Kind):
-    """A decimal above 0, kept as text because its exact digits count."""
+    """Reads a decimal above 0 and returns its text, because its exact digits count."""
 
     expected = 'a decimal above 0, such as 1.5 or "0.29"'
 
@@ -146,7 +146,7 @@ def duration_s(value: Any) -> float | None:
 
 
 class Duration(Kind):
-    """A duration of NVIDIA's files, kept as it is written."""
+    """Reads a duration of NVIDIA's files and returns it unchanged."""
 
     expected = "a duration such as 60s or 1m30s, or a number of nanoseconds"
 
@@ -169,7 +169,7 @@ class Choice(Kind):
 
 
 class Text(Kind):
-    """A text; patterns end with \\Z, because $ also matches before a last line break."""
+    """Reads a text. Patterns end with \\Z, because $ also matches before a last line break."""
 
     def __init__(self, expected: str = "a text", pattern: str = "") -> None:
         self.expected = expected
@@ -209,7 +209,7 @@ class ListOf(Kind):
 
 
 class Record(Kind):
-    """A mapping with a fixed set of keys; any other key is an error that names the nearest valid one."""
+    """Reads a mapping with a fixed set of keys. For any other key the error names the nearest valid key."""
 
     expected = "a mapping"
 
@@ -236,7 +236,7 @@ class Record(Kind):
 
 
 class Mapping(Kind):
-    """A mapping whose keys the user chooses."""
+    """Reads a mapping whose keys the user chooses."""
 
     expected = "a mapping"
 

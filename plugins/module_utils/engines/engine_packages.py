@@ -22,7 +22,7 @@ DISTRIBUTION = {
 REPOSITORY = {"docker": ["docker-ce", "docker-ce-cli", "containerd.io"], "containerd": ["containerd.io"]}
 UNITS = {"docker": "docker.service", "containerd": "containerd.service"}
 DOCKER_UNIT = "docker.service"
-# The services of each other engine; a node of k3s or RKE2 runs one of its two.
+# The services of each engine other than docker. A node of k3s or RKE2 runs one of the two services.
 ENGINE_UNITS = {
     "containerd": ["containerd.service"],
     "crio": ["crio.service"],

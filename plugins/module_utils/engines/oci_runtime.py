@@ -46,8 +46,8 @@ def read(
 
 
 def _below(host: Host, name: str) -> str:
-    """Returns the runtime's program name. NVIDIA's runtime calls another runtime: the first existing one of those that
-    its file names.
+    """Returns the name of the runtime program that finally starts containers. NVIDIA's runtime calls another runtime:
+    the first runtime in NVIDIA's configuration file that exists on the host.
     """
     if "nvidia" not in name:
         return name.rpartition("/")[2]

@@ -24,7 +24,7 @@ from .runner import ASK_S, SHELL, START_S, RunnerError
 LIBRARY, OLD_LIBRARY = "/dev/vgpu/lib", "/usr/local/lib/vgpu/libvgpu.so"
 # The probe is mounted separately in the slice, so that it also exists where the library is not mounted.
 PROBE = "/dev/vgpu-probe"
-# Milliseconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
+# Milliseconds for which a fill is held, so that a poll sees it even on a busy host with seconds between two polls.
 HOLD_MS = 3000
 # Slice memory for each bypass that runs together with others: a context on a large card, and the bypass's allocation.
 ROOM_MIB = 512
@@ -155,8 +155,8 @@ class SliceCheck:
         return [one for one in checks if not named or one["name"] in [*named, "probe"]]
 
     def _left_s(self) -> float:
-        """Returns the seconds of ``duration`` that remain for one program, after the time that its container takes to
-        start and end. Returns ``timeout`` at most, and if no duration is set.
+        """Returns the seconds that one program may run: the remaining ``duration`` without the time that its container
+        takes to start and end, at most ``timeout``. Without a ``duration`` returns ``timeout``.
         """
         duration, timeout = self._params["duration"], float(self._params["timeout"])
         left = self._begun + duration - time.monotonic() - self.runner.overhead_s

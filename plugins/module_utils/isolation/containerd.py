@@ -80,7 +80,7 @@ class ContainerdRunner(EngineRunner):
         self._tell("tasks", "kill", "--signal", "SIGKILL", container)
 
     def _remove(self, container: str) -> None:
-        """Removes the container. An exited container is already gone, because it was run with --rm."""
+        """Removes the container. An exited container no longer exists, because it was run with --rm."""
         try:
             known = self._say("containers", "list", "--quiet").stdout.split()
         except RunnerError:

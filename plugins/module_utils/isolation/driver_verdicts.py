@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges the driver's enforcement for a container's control group from the host's and a tenant's observations. The
-tenant runs without libvgpu.so. Pure. What is claimed (``driver-dmem``, ``driver-misc``) must hold; figures are
-bytes.
+tenant runs without libvgpu.so. Pure. A claimed enforcement (``driver-dmem``, ``driver-misc``) that the driver does not
+provide is a violation. Figures are bytes.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Engines:
         self._params = params
         self._made: dict[str, str] = {}  # engine → image or folder
         self._begun: set[str] = set()
-        self._silent: dict[str, str] = {}  # client → how it did not answer
+        self._silent: dict[str, str] = {}  # client → message about its missing reply
         # For the report: the image of the containers, and why no engine of higher priority was used.
         self.image = ""
         self.reasons: list[str] = []

@@ -64,7 +64,7 @@ def run_both(
     ours: Any, theirs: Any, argv: Sequence[str], timeout: float, their_argv: Sequence[str] = ()
 ) -> tuple[Outcome, Outcome]:
     """Runs a program in both slices and returns both outcomes. Both run ``argv`` if ``their_argv`` is empty; else the
-    two programs wait for each other themselves. If one slice cannot be prepared, the program starts in neither, and
+    two programs wait for each other themselves. If one slice cannot be prepared, no program starts, and
     the fault is raised, a RunnerError or another. A slice that already works is waited for.
 
     A thread prepares ``theirs``. ``ours`` is prepared when ``theirs`` waits for its start: a runner may fork, and a

@@ -29,7 +29,8 @@ OWNERS = (
 )
 # Plugins of other vendors' devices with images of such a name.
 FOREIGN = re.compile(r"(?:^|/)(?:rocm|amd|intel|mellanox|xilinx)(?:/|-)")
-# Other programs that come in the same images: NVIDIA's discovery and its helpers, HAMi's scheduler and monitor.
+# Programs in the same images that are no device plugins: NVIDIA's discovery and its helpers, HAMi's scheduler and
+# monitor.
 NO_PLUGIN = ("gpu-feature-discovery", "config-manager", "mps-control-daemon", "scheduler", "vGPUmonitor")
 RESOURCE_OPTION = re.compile(r"\A--resource-name[= ](\S+)\Z")
 RESOURCE_VARIABLE = "RESOURCE_NAME"

@@ -85,9 +85,9 @@ def asks_for(pod: dict[str, Any], prefix: str) -> bool:
 def to_evict(pods: list[dict[str, Any]], only: str, force: bool, lose_data: bool) -> list[dict[str, Any]]:
     """Returns the pods that a drain evicts. ``only``: prefix of resource names, empty for every pod.
 
-    Pods of DaemonSets, static pods and finished pods stay, because a drain cannot move them. Raises DrainError for pods
-    that would be lost: pods without a controller (unless ``force``), or with data in an emptyDir (unless
-    ``lose_data``).
+    Pods of DaemonSets, static pods and finished pods stay, because a drain cannot move them. Raises DrainError, before
+    any change, for pods that would be lost: pods without a controller (unless ``force``), or with data in an emptyDir
+    (unless ``lose_data``).
     """
     chosen, faults = [], []
     for pod in pods:

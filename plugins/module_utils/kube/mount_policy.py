@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files: the rule of
-pods/mounts.py in CEL, evaluated inside the API server, so that there is no moment without it.
+pods/mounts.py in CEL. The API server evaluates the policy itself, so the rule always applies.
 
 Each owner writes a policy of its own name: OF_SCHEDULER covers the resource names of the scheduler's configuration,
 OF_DEVICE_PLUGIN the resources of the nodes of the role device_plugin (an annotation records them), and OF_CLAIMS the

@@ -19,7 +19,7 @@ RECORDS = "/var/lib/vgpu/allocations.json"
 
 
 def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
-    """Returns those of ``versions`` below ``root`` that are in use. Reads the maps of every process, so call it rarely.
+    """Returns the used versions of ``versions`` below ``root``. Reads the maps of every process, so call it rarely.
 
     If the device plugin's records exist and cannot be read, every version counts as in use.
     """

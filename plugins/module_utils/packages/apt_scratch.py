@@ -36,7 +36,8 @@ def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str |
             written[folder + path] = text
             continue
         for other in others:
-            # A source names its key by its path, and an index of files by its folder below the root.
+            # Move these paths into the folder: a source names its key by a path, and an index of package files by its
+            # folder relative to the root.
             inside = os.path.dirname(other) if other.startswith(apt_index.FOLDER) else other
             text = text.replace(inside.lstrip("/"), (folder + inside).lstrip("/"))
         name = "sources.list" if path == main else os.path.join("sources.list.d", os.path.basename(path))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses and writes versions, pins, repository files and locks of RPM systems. Pure.
 
-A version is written as rpm writes it, ``epoch:version-release``, without the epoch where it is 0.
+Versions have rpm's notation ``epoch:version-release``, without an epoch of 0.
 """
 
 from __future__ import annotations

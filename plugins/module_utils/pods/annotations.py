@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes the annotations by which device plugin and scheduler exchange the state of GPUs.
 
-``vgpu.fleet/gpus`` on a node, written by its device plugin: the GPUs that pods may ask parts of, and the
-policy of its kubelet's topology manager where that is known.
-``vgpu.fleet/plan`` on a pod, written by the scheduler in the very request that binds the pod, so that a pod has it
-exactly when it has a node. ``vgpu.fleet/given`` on a pod, written by the device plugin where the kubelet took other
-GPUs than planned, and by the scheduler that grants another size (resizes.py): it wins over the plan. All are JSON with
-a version; memory is in MiB, cores in percent.
-``vgpu.fleet/drained-gpus`` on a node, written by an administrator: UUIDs of GPUs that get no more pods, with commas.
+``vgpu.fleet/gpus`` on a node: the device plugin writes the GPUs of which pods may request parts, and, if known, the
+policy of the kubelet's topology manager.
+``vgpu.fleet/plan`` on a pod: the scheduler writes the planned GPUs in the same request that binds the pod, so a pod has
+a plan exactly when it has a node.
+``vgpu.fleet/given`` on a pod: the allocated GPUs, which override the plan. The device plugin writes them if the kubelet
+chose other GPUs than planned, and the scheduler writes them when it grants another size (resizes.py).
+These three are JSON with a version; memory is in MiB, cores in percent.
+``vgpu.fleet/drained-gpus`` on a node: an administrator lists the UUIDs of GPUs that get no more pods, with commas.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MAX_MIB = 1 << 24
 
 
 class PlanError(ValueError):
-    """An annotation that cannot be read; the text says what is wrong with it."""
+    """An annotation cannot be read; the text describes the fault."""
 
 
 class NodeGpu(NamedTuple):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the parts of GPUs that a pod requests by annotations in the format of the KAI Scheduler: ``gpu-memory`` (MiB)
 or ``gpu-fraction`` (of the memory of a card), on ``gpu-fraction-num-devices`` GPUs, for one container; or for each
-container ``nvidia.com/container.NAME.gpu-memory.limit`` and ``.request`` (bytes as Kubernetes writes them), on one
+container ``nvidia.com/container.NAME.gpu-memory.limit`` and ``.request`` (bytes in Kubernetes' notation), on one
 GPU.
 
 Annotations have no fixed kind as resources have, and other programs may use such short names. A pod whose

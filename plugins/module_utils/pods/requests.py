@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a pod's request for GPUs, in any of the field's dialects, into one form.
+"""Reads a pod's request for GPUs, in the dialect of any supported scheduler, into one form.
 
-``read_pod`` takes a pod as the API server sends it and returns an ``Ask`` for each container that wants GPUs, or raises
-``DialectError`` with one finding for each fault, its path the field of the pod. An Ask says nothing about a node:
-``size_on`` computes what it means on one card.
+``read_pod`` reads a pod as the API server sends it and returns an ``Ask`` for each container that requests GPUs, or
+raises ``DialectError`` with one finding for each fault; a finding's path is the field of the pod. An Ask does not
+depend on a node: ``size_on`` computes its size on one card.
 
 Dialects: ``hami`` (nvidia.com/gpumem and kin), ``alibaba`` (aliyun.com/gpu-mem), ``tencent`` (tencent.com/vcuda-core),
 ``qgpu`` (tke.cloud.tencent.com/qgpu-memory), ``volcano`` (volcano.sh/vgpu-number), ``kai`` (annotation gpu-fraction),
