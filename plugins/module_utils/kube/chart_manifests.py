@@ -28,9 +28,9 @@ ARBITER_RIGHTS = ("DAC_OVERRIDE", "SYS_NICE")
 
 
 class Carried(NamedTuple):
-    """Describes what the DaemonSet brings to a node. ``variables``: the text of a JSON object with ``vgpu_*``
-    variables; the pod makes node.yaml of them. ``digest``: digest of that text, empty to compute it. ``limited``:
-    resources whose pods must not mount over our files.
+    """Describes the settings of the DaemonSet. ``variables``: the text of a JSON object with ``vgpu_*`` variables, from
+    which the pod makes node.yaml. ``digest``: digest of that text, empty to compute it. ``limited``: resources whose
+    pods must not mount over our files.
     """
 
     variables: str

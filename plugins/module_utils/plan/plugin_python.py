@@ -95,8 +95,8 @@ def missing(choice: Choice, found: dict[str, Any]) -> list[str]:
 
 
 def to_go_on_with(choice: Choice, running: str, real: Mapping[str, str], versions: Mapping[str, str]) -> str:
-    """Returns the Python for the rest of a play whose own Python the removal of the packages deletes; empty if it
-    stays, or if there is no other.
+    """Returns another Python for the remaining tasks of a play, if removing the packages deletes the Python that runs
+    the play's modules. Empty if that Python is not deleted, or if no other Python exists.
 
     ``running``: the Python that runs the play's modules here. ``real``: maps each path to its real path. ``versions``:
     the version that each candidate reports. Without a setting ansible-core uses a host's newest Python, so possibly the
