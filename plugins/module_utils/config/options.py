@@ -15,7 +15,7 @@ from .kinds import Mapping as MappingKind
 from .kinds import Text as ExactText
 
 MOST = 2**31 - 1
-# Spellings of a boolean that Ansible's filter bool and its argument check both accept.
+# Spellings of true and of false that Ansible's filter bool and its argument check both accept.
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 

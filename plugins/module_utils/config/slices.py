@@ -25,7 +25,8 @@ ADVISED_SPLIT = (("GTX 1080 Ti", 5), ("RTX 2080 Ti", 5), ("T4", 7), ("A100", 15)
 MODEL_SUFFIXES = ("ti", "super")
 
 
-# Memory that no scheduler allocates on a GPU whose claims have individual sizes: the isolation check uses this memory.
+# Memory that no scheduler allocates on a GPU whose claims have individual sizes: RESERVE_MIB, at most the memory
+# divided by RESERVE_PART. The isolation check uses this memory.
 RESERVE_MIB, RESERVE_PART = 1024, 16
 
 

@@ -67,9 +67,10 @@ PROBE_BYPASSES = (
     "bypass-ledger-lie",
     "bypass-ledger-boast",
 )
-# Checks that need more than the probe.
+# SHARE: the probe's check of a slice's compute share. BESIDE: the same check in two slices at once. PERCENT: their
+# unit.
 SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
-# The import of memory that a second slice exported, and the probe's check in that slice.
+# IMPORT: the check whether a slice can import memory of a second slice. EXPORT: the probe's check in the second slice.
 IMPORT, EXPORT = "import-beside", "export-beside"
 # Percent of the GPU's time by which a measured share may exceed its limit, as in the probe.
 SHARE_TOLERANCE = 5
@@ -131,7 +132,7 @@ NAMED_FOR = {BYPASS + "covered": "foreign-mount"}
 GRAPHICS = "graphics"
 
 
-# Exit status and message of an older probe that does not know a check.
+# Exit status, and beginning of the message, of an older probe that does not know a check or an option.
 BAD_ARGUMENTS, USAGE = 64, "usage: vgpu-probe"
 NO_CHECK = re.compile(r"there is (no check '[^']*')")
 

@@ -33,7 +33,7 @@ MEMORY_REQUEST = "vgpu.fleet/memory-request"
 ANNOTATIONS = (PLAN, GIVEN, RESIZED, FORMER)
 # Prefixes of resource names that request GPUs. With prefixes the webhook also sees and refuses mistyped names.
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
-# Annotations that request GPUs, unless the pod belongs to KAI's scheduler.
+# ASKING: annotations that request GPUs. NOT_OF: scheduler whose pods are excluded, because KAI reads them itself.
 ASKING, NOT_OF = ("gpu-memory", "gpu-fraction", MEMORY_REQUEST), "kai-scheduler"
 ASKING_PREFIX = "nvidia.com/container."
 # Label of a namespace that chooses whether its pods get claims for their requests.

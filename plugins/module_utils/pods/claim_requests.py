@@ -25,8 +25,8 @@ NEXT = f"ask otherwise, or label the pod {ALLOCATION}: {EXTENDER}"
 # The webhook adds these to a pod: the label that selects the pod, and the annotation with the requests of its claims.
 LABEL, WANTED = "vgpu.fleet/claims", "wanted"
 ANNOTATION = "vgpu.fleet/claims"
-# Maximum claims of one pod, and maximum bytes of a CEL expression (Kubernetes allows 10 KiB), with room for other
-# parts.
+# Maximum claims of one pod, and maximum bytes of a CEL expression. Kubernetes allows 10 KiB for an expression; the rest
+# is a margin.
 MOST_CLAIMS, LONGEST_EXPRESSION = 16, 8 * 1024
 MOST_SELECTORS, MOST = 4, 1 << 40
 
