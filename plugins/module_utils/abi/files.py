@@ -311,7 +311,7 @@ def read_ledger(path: str) -> dict[str, Any]:
 def ledger_in_use(path: str) -> bool:
     """Returns whether a process holds a slot of the ledger. Asks the kernel, because a tenant can write the file.
 
-    A ledger that cannot be opened counts as unused.
+    A ledger that cannot be opened counts as unused, except if a process of the container holds a lease on it.
     """
     try:
         fd = open_shared(path)

@@ -67,8 +67,7 @@ PROBE_BYPASSES = (
     "bypass-ledger-lie",
     "bypass-ledger-boast",
 )
-# SHARE: the probe's check of a slice's compute share. BESIDE: the same check in two slices at once. PERCENT: their
-# unit.
+# The probe's check of a slice's compute share, the same check in two slices at once, and the unit of both checks.
 SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
 # IMPORT: the check whether a slice can import memory of a second slice. EXPORT: the probe's check in the second slice.
 IMPORT, EXPORT = "import-beside", "export-beside"
