@@ -181,7 +181,7 @@ TENANT = Kind("tenant page", TENANT_MAGIC, TENANT_VERSION, TENANT_MIN_READER, TE
 
 
 class LayoutError(ValueError):
-    """Bytes or values that cannot be a limits file or a ledger; the text is a sentence for the operator."""
+    """Bytes or values do not fit a limits file, a ledger or a page; the text is a sentence for the operator."""
 
 
 def put_field(buffer: bytearray, base: int, fields: Fields, name: str, *values: Any) -> None:
@@ -239,8 +239,8 @@ def whole_number(value: Any, top: int, what: str) -> int:
 
 
 def header_of(data: bytes, kind: Kind, size: int) -> Callable[[str], Any]:
-    """What reads the fields of a header of so many bytes by name. LayoutError where it is of no such file, or of one
-    that this version must not read.
+    """Returns a function that reads a header's fields by name. ``size``: bytes that the header needs. Raises
+    LayoutError if the data is no file of this kind, or has a version that this reader must not read.
     """
     if len(data) < size:
         raise LayoutError(f"the {kind.what} holds {len(data)} bytes, its header is {size}")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits file and the ledger that a container receives, and by their names all else that it shares with the node.
+"""Packs and parses the limits file and the ledger that a container shares with the node. Re-exports the functions for
+the GPU page and the tenant page.
 
-Where each field lies is in fields.py, the pages are in pages.py; the twin of the three is
-native/vcuda/include/vgpu_abi.h. Who lives in a ledger is in ledger_locks.py. Pure but for the functions at the end,
-which read or change files in place.
+fields.py defines the offsets of the fields, pages.py the two pages, and native/vcuda/include/vgpu_abi.h the same layout
+in C. ledger_locks.py finds the living processes of a ledger. The functions that take a path read or change files in
+place; the others are pure.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def limits_crc(data: bytes | bytearray) -> int:
 
 
 def pack_limits(limits: Mapping[str, Any]) -> bytes:
-    """The limits file of an allocation.
+    """Returns the bytes of an allocation's limits file. Raises LayoutError for invalid values.
 
     Keys: ``allocation``, ``devices`` (a list of ``uuid``, ``memory_bytes``, ``sm_percent``, ``unlimited``,
     ``card_bytes``), and, each with a default: ``count_context`` (True), ``deny``, ``oom_killer``,
@@ -202,7 +203,8 @@ def open_shared(path: str, access: int = os.O_RDONLY) -> int:
 
 
 def parse_ledger(data: bytes) -> dict[str, Any]:
-    """Devices, the slots that hold anything, and their sums; what only the kernel knows (liveness) is in read_ledger.
+    """Returns the devices, the used slots and their sums. read_ledger also removes the slots of dead processes, which
+    only the kernel knows.
 
     Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "pid_namespace", "used": [..], "context":
     [..], "exported": [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices; what is
@@ -230,9 +232,9 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
 
 
 def is_ledger_of(path: str, uuids: Sequence[str], allocation: str) -> bool:
-    """Whether a file is the ledger of these devices and this allocation, by its head alone: at a hundredth of what its
-    slots cost. One of this version has its slots where this version puts them. Slots that lie behind the size of a
-    ledger are none: a tenant can grow its file, and nobody reads what is there.
+    """Returns whether a file is the ledger of these devices and this allocation. Reads only the head, at a hundredth of
+    the cost of the slots. A ledger of this version must also have its slots at this version's offsets. Slots beyond
+    LEDGER_FILE_SIZE are invalid: a tenant can enlarge its file, and no reader reads that part.
 
     Raises OSError, and LayoutError for what parse_ledger refuses.
     """
@@ -278,9 +280,9 @@ def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[
 
 
 def read_ledger(path: str) -> dict[str, Any]:
-    """parse_ledger of a file, without the slots of dead processes. ``exported``: bytes of each device that dead
-    processes had exported, as long as another process holds any of them: they stay charged, and are in ``totals``. The
-    library reads no slot from ``slot_high`` on, so nothing is exported there.
+    """Returns parse_ledger of a file without the slots of dead processes. ``exported``: bytes for each device that dead
+    processes had exported; they stay charged, and count in ``totals``, as long as another process holds any exported
+    memory. Slots from ``slot_high`` on count as not exported, because the library does not read them.
     """
     fd = open_shared(path)
     try:
@@ -309,7 +311,7 @@ def read_ledger(path: str) -> dict[str, Any]:
 def ledger_in_use(path: str) -> bool:
     """Returns whether a process holds a slot of the ledger. Asks the kernel, because a tenant can write the file.
 
-    A ledger that cannot be opened counts as unused.
+    A ledger that cannot be opened counts as unused, except if a process of the container holds a lease on it.
     """
     try:
         fd = open_shared(path)
@@ -324,8 +326,8 @@ def ledger_in_use(path: str) -> bool:
 
 
 def rewrite_ledger(path: str, uuids: Sequence[str], allocation: str) -> None:
-    """Empty a ledger in place, for a container that starts may have it mounted; only while nobody uses it. The head
-    comes last: until then nobody reads a slot. Raises OSError.
+    """Empties a ledger in place, because a starting container may have mounted the file. Call it only while no process
+    uses the ledger. The head is written last: until then no reader reads a slot. Raises OSError.
     """
     data = pack_ledger(uuids, allocation)
     fd = open_shared(path, os.O_RDWR)
@@ -353,7 +355,8 @@ def says(data: bytes, limits: Mapping[str, Any]) -> bool:
 
 
 def rewrite_limits(path: str, limits: Mapping[str, Any]) -> None:
-    """Change a limits file in place while containers have it mapped; a first one is written to a new file instead.
+    """Changes a limits file in place while containers have it mapped. The first version of a limits file must be
+    written to a new file instead.
 
     The order of the three writes is the contract with the readers: odd sequence, body, even sequence.
     """

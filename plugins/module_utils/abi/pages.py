@@ -55,9 +55,9 @@ def _tenant_page(uuids: Sequence[str]) -> bytes:
 
 
 def parse_tenant_page(data: bytes) -> dict[str, Any]:
-    """``{"allocation", "devices": [{"uuid", "balance_ns", "used_ns", ...}]}``; times in ns of CLOCK_MONOTONIC.
+    """Returns ``{"allocation", "devices": [{"uuid", "balance_ns", "used_ns", ...}]}``; times in ns of CLOCK_MONOTONIC.
 
-    The tenant can write this file: every figure is what it says about itself.
+    The tenant can write this file, so every figure is only the tenant's own report.
     """
     get = header_of(data, fields.TENANT, fields.TENANT_FIELDS["devices"][0])
     count, offset, stride = get("device_count"), get("device_offset"), get("device_size")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capacity: the slices that a host should have against those that the device plugin made and the kubelet knows.
+"""Compares the slices that a host should have with the slices that the device plugin made and the kubelet knows.
 
-Expected is computed from node.yaml and the GPUs that NVML lists. Advertised is what the kubelet's own checkpoint holds,
-where there is a kubelet; else what the running device plugin says. The checkpoint outlives the kubelet, so a kubelet
-that does not answer, or that does not know the plugin, advertises nothing. Pure but for ``observe``.
+``expected`` is computed from node.yaml and the GPUs that NVML lists. ``advertised`` comes from the kubelet's
+checkpoint, or from the running device plugin if the host has no kubelet. The checkpoint outlives the kubelet, so
+``advertised`` is empty if the kubelet does not answer or does not know the plugin. Pure except ``observe`` and
+``refusal``.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def observe(
 
 
 def refusal(path: str) -> str:
-    """Returns why nothing answers on a socket, empty if something does. A killed program leaves the
-    socket's file behind.
+    """Returns why no program accepts connections on a socket, empty if a program does. The socket's file alone proves
+    nothing: a killed program leaves it behind.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(5.0)
@@ -135,7 +136,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
 
 
 def missing(seen: dict[str, Any]) -> dict[str, str]:
-    """Source that did not answer → why: without it nothing is said of what it alone knows."""
+    """Maps each source that gave no data to the reason. The report omits what only that source could show."""
     found = {}
     if not seen["nvml"]["ok"]:
         found["nvml"] = str(seen["nvml"]["error"])
@@ -214,7 +215,7 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
     answer["expected"] = [piece._asdict() for piece in pieces]
     answer["resources"] = sharing.resources_of(pieces, config)
     if node_config.by_claims(config):
-        # The value counts the slots of the node's cards; the kubelet knows no resource of such a node.
+        # Compare the devices for claims instead, because the kubelet knows no resource of such a node.
         answer.update(
             resource=capacity_running.CLAIM_DRIVER,
             resources=[],
@@ -235,8 +236,8 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
 
 
 def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[str, Any]) -> list[sharing.Piece]:
-    """Returns the slices to expect while some are in use: a GPU that waits for its slices keeps
-    those of its former split.
+    """Returns the expected slices. A GPU with used slices of a former split keeps that split until they are free, so
+    the slices of the former split are expected.
     """
     status = seen["plugin"] or {}
     for uuid in status.get("waiting") or []:

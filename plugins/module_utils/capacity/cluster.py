@@ -2,7 +2,8 @@
 """Compares the nodes' resources in Kubernetes with the resources that the nodes themselves advertise. Pure, on the
 API's own objects.
 
-The kubelet tells the API server what changed within its own period, ten seconds by default; who compares waits for it.
+The kubelet reports changes to the API server once in its own period, ten seconds by default; the caller must wait for
+that report before the comparison.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def _whole(value: Any) -> int | None:
 
 
 def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[dict[str, str]]:
-    """Differences of one node. ``offered``: ``{resources: {name: count}, withheld: count}`` as the node itself says;
-    withheld are pieces that it tells the kubelet are not healthy now.
+    """Returns the differences of one node. ``offered``: ``{resources: {name: count}, withheld: count}`` by the node's
+    own report; ``withheld``: expected slices that the node does not advertise now, for example unhealthy ones.
     """
     if not seen["found"]:
         remedy = "give the name that kubectl get nodes lists (device_plugin_node_name), or join the host to the cluster"

@@ -11,15 +11,15 @@ from ..pods import quantity
 from .running import CLAIM_DRIVER, MIB, entry
 
 LOOK = "vgpuctl status says why; journalctl -u vgpu-device-plugin"
-# (name in a device's capacity, what it is called here, how much of it one unit is)
+# Columns: name in a device's capacity; key of the expected value; factor from the expected value to the device's unit.
 CAPACITIES = (("memory", "memory_mib", MIB), ("slots", "slots", 1))
 
 
 def compare(
     name: str, found: Sequence[dict[str, Any]], wanted: Sequence[dict[str, Any]], lost: Iterable[str] = ()
 ) -> list[dict[str, str]]:
-    """Differences of one node. ``found``: its ResourceSlices of our driver; ``wanted``: of claims.py; ``lost``:
-    UUIDs of GPUs of which another finding tells.
+    """Returns the differences of one node. ``found``: its ResourceSlices of our driver; ``wanted``: the expected
+    devices of claims.py; ``lost``: UUIDs of lost GPUs, which another finding reports.
     """
     where = f"{name} {CLAIM_DRIVER}"
     pools = [one["spec"].get("pool") or {} for one in found]
@@ -72,8 +72,8 @@ def _amount(device: Mapping[str, Any], key: str) -> Any:
 
 
 def holders(name: str, found: Iterable[dict[str, Any]], phases: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Pods that have devices of ours on this node: ``{pod, resource, count, phase}``, by the claims of the cluster.
-    ``phases``: of pods by ``namespace/name``.
+    """Returns the pods that use devices of our driver on this node as ``{pod, resource, count, phase}``. ``found``: the
+    claims of the cluster. ``phases``: maps a pod's ``namespace/name`` to its phase.
     """
     out = []
     for claim in found:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what runs on a host with its records: ledgers, NVML, the kubelet's account, the watcher, the library of each
-container, and the variables of the host's group; and what a card shows now. Pure.
+"""Compares the running containers of a host with their records, and node.yaml with the group's variables. Sources are
+the ledgers, NVML, the kubelet's checkpoint, the watcher and the library of each container. Also returns a card's
+present figures. Pure.
 
-A difference is ``{what, where, expected, found, remedy}``. A note has the same shape and is no fault: it goes away with
-the pod that it names.
+A difference is ``{what, where, expected, found, remedy}``. A note has the same keys and is no fault: it disappears when
+the pod that it names ends.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any, Mapping
 MIB = 1 << 20
 # The driver name of claims (Dynamic Resource Allocation).
 CLAIM_DRIVER = "gpu.vgpu.fleet"
-# Tolerance by which the library's charges may exceed the driver's figure. The watcher has the same tolerance in the
-# other direction.
+# Tolerance by which the ledgers' charges may exceed the driver's figure: LEAST_MIB, or the charges divided by PART if
+# that is more. The watcher has the same tolerance in the other direction.
 LEAST_MIB, PART = 64, 16
 ABSENT = "not set"
-# Keys without a vgpu_ variable: the role vcuda's folder of the library.
+# Keys of node.yaml that no vgpu_ variable sets: the folder of the library, which the role vcuda chooses.
 NOT_OF_THE_GROUP = ("sharing.vcuda.libraryRoot",)
 
 
@@ -28,13 +29,13 @@ def entry(what: str, where: str, expected: Any, found: Any, remedy: str) -> dict
 
 
 def wanted(wanted_text: str | None, text: str | None, path: str) -> list[dict[str, str]]:
-    """A file of the node against what the variables of its group make of it; key by key."""
+    """Compares a node's configuration file with the text that the group's variables produce, key by key."""
     if not wanted_text or text is None:
         return []
     try:
         ours, theirs = _flat(json.loads(wanted_text)), _flat(json.loads(text))
     except ValueError:
-        return []  # another finding reports the unreadable file
+        return []  # Another finding reports the unreadable file.
     keys = [
         key
         for key in sorted({*ours, *theirs})
@@ -69,11 +70,11 @@ def names(usages: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the users of slices: for each limited container and GPU ``by``, ``uuid``, ``slices``, ``limit_mib``,
-    ``used_mib`` and ``processes``; then the other slices in use, of which the last three are not known, as of whole
-    GPUs.
+    """Returns a row for each limited container and GPU: ``by`` (the user), ``uuid``, ``slices``, ``limit_mib``,
+    ``used_mib`` and ``processes``. Further rows are for other slices in use, such as whole GPUs; their last three
+    values are None.
 
-    ``slices``: as ``vgpuctl slices`` has them, with the holder's name.
+    ``slices``: the slices as ``vgpuctl slices`` lists them, with the holder's name.
     """
     held = {str(one["id"]): str(one.get("held_by") or "") for one in slices if one.get("in_use")}
     out: list[dict[str, Any]] = []
@@ -99,10 +100,10 @@ def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dic
 
 
 def ledgers(usages: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Returns the GPUs for which the live slots of all ledgers charge more than the driver reports in use: a ledger is
-    stale.
+    """Returns a difference for each GPU for which the ledgers charge more memory than the driver reports in use: then a
+    ledger is stale.
 
-    ``gpus``: rows of vgpu_capacity_info. What is sold more than once may lie in host memory and is left out.
+    ``gpus``: rows of vgpu_capacity_info. Skips oversold GPUs, because part of their slices may be in host memory.
     """
     out = []
     for gpu in gpus:
@@ -120,7 +121,9 @@ def ledgers(usages: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> list[di
 
 
 def held(checkpoint_text: str | None, resources: list[str]) -> dict[str, list[str]] | None:
-    """Pod uid/container → ids that the kubelet has given it under these resources; None where that cannot be read."""
+    """Maps each "pod uid/container" to the slice ids that the kubelet allocated to it under these resources; None if
+    the checkpoint cannot be read.
+    """
     try:
         entries = json.loads(checkpoint_text or "")["Data"].get("PodDeviceEntries") or []
         out: dict[str, list[str]] = {}
@@ -173,7 +176,7 @@ def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[st
     ]
 
 
-# Reason of a finding → (what was expected, what to do); another one is of memory.
+# Reason of a finding → (expected state, remedy). Findings with another reason concern memory and use MEMORY.
 EXPECTED = {
     "more-time": ("its share of the GPU's time", "look at that container; no process is ended for it"),
     "foreign-mount": ("the node's own files at their paths", "look at what that container mounts"),
@@ -190,7 +193,7 @@ def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
     out = []
     for one in (answer or {}).get("findings") or []:
         if one.get("kind") == "lease":
-            continue  # A bypass of a check that runs now.
+            continue  # The isolation check that runs now caused this finding.
         expected, remedy = EXPECTED.get(str(one.get("reason")), MEMORY)
         out.append(entry("process", _where(one), expected, one["text"], remedy))
     return out
@@ -212,13 +215,13 @@ def _where(one: dict[str, Any]) -> str:
 
 def card(plugin: Mapping[str, Any] | None, uuid: str, now: float) -> dict[str, Any]:
     """Returns for one GPU: ``utilisation`` in percent, ``temperature`` in degrees Celsius (None: not known), and
-    ``xids`` since the plugin began, the last one first: ``xid``, ``count``, and ``last``, its time in UTC.
+    ``xids`` since the plugin's start, the latest first: ``xid``, ``count``, and ``last``, its time in UTC.
 
-    ``plugin``: what ``vgpuctl status --json`` said, None: nothing. ``now``: seconds since 1970 when it said so.
+    ``plugin``: the output of ``vgpuctl status --json``, None if there is none. ``now``: its time in seconds since 1970.
     """
     gpus = (plugin or {}).get("gpus") or []
     gpu: Mapping[str, Any] = next((one for one in gpus if one.get("uuid") == uuid), {})
-    # A plugin of a former version tells no age.
+    # A plugin of a former version reports no age.
     xids = sorted(gpu.get("xids") or [], key=lambda one: one.get("age_s") or 0.0)
     return {
         "utilisation": _figure(gpu.get("utilisation")),

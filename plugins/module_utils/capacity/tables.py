@@ -9,10 +9,11 @@ import time
 from typing import Any, Sequence
 
 PASSED, OPEN, DETECTED, VIOLATED, NOT_RUN = "passed", "open", "detected", "violated", "not-run"
-# Faults come first.
+# Verdicts and their words in the order of the report: violations first.
 COUNTED = ((VIOLATED, "VIOLATED"), (PASSED, "passed"), (DETECTED, "detected"), (OPEN, "open"))
+# Maximum letters of a table cell.
 WIDEST = 44
-# The probe's texts begin with the GPU. Tables omit it, because the line of the slice names the GPU.
+# The probe's texts begin with the GPU's UUID. The report omits it, because the line of the slice names the GPU.
 OF_GPU = re.compile(r"^GPU-[0-9a-f-]{36}: ")
 GPU_HEADINGS = ("GPU", "model", "memory MiB", "slices", "MiB each", "SM % each", "advertised", "expected")
 CHECK_HEADINGS = ("check", "verdict", "expected", "found")
@@ -32,7 +33,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    """A value on one line; what is longer than a column of a table may be is cut, the faults tell it whole."""
+    """Returns a value on one line, cut to WIDEST letters. The list of faults shows the whole value."""
     text = "" if value is None else " ".join(str(value).split())
     return text if len(text) <= WIDEST else text[: WIDEST - 3] + "..."
 
@@ -53,8 +54,8 @@ def host_report(
     gpus: bool = False,
     checks: bool = False,
 ) -> list[str]:
-    """Returns the report of a host: its result on one line, then only what differs or did not pass. ``gpus`` and
-    ``checks``: the whole tables of both; the GPUs of a host that differs are always shown.
+    """Returns the lines of a host's report: its result on one line, then only differences and checks that did not pass.
+    ``gpus``, ``checks``: show the whole table of GPUs or checks. A host with differences always gets its GPU table.
     """
     offered, expected = advertised(capacity), len(capacity["expected"])
     teller = "kubelet" if capacity["kubelet"] else "device plugin (no kubelet here)"
@@ -94,7 +95,7 @@ def _slice_report(result: dict[str, Any], whole: bool) -> list[str]:
 
 
 def with_passed(result: dict[str, Any]) -> dict[str, Any]:
-    """A result with rows also for what isolation_brief kept as names."""
+    """Returns a result with rows also for the passed checks, which isolation_brief kept only as names."""
     checks = result.get("checks") or []
     names = {one["name"] for one in checks}
     passed = [name for name in str(result.get("passed") or "").split(", ") if name and name not in names]
@@ -113,8 +114,8 @@ def age(isolation: dict[str, Any], now: float | None = None) -> str:
 
 
 def counted(checks: Sequence[dict[str, Any]]) -> str:
-    """Counts the checks by verdict, with the commonest reason for checks that did not run: ``18 passed, 4 detected, 19
-    not run: the card has no room``.
+    """Describes how many checks had each verdict, with the commonest reason for checks that did not run:
+    ``18 passed, 4 detected, 19 not run: the card has no room``.
     """
     numbers = collections.Counter(one["verdict"] for one in checks)
     parts = [f"{numbers[verdict]} {word}" for verdict, word in COUNTED if numbers[verdict]]
@@ -189,7 +190,7 @@ def isolation_faults(isolation: dict[str, Any]) -> list[str]:
         if result["verdict"] == PASSED:
             continue
         where = result.get("slice") or result.get("uuid") or "any GPU"
-        # A check that was not run is why a slice is not proven, unless one shows that it was exceeded.
+        # Checks that did not run are only counted if the slice is violated; else they are the reason and are listed.
         silent = [one for one in result.get("checks") or [] if one["verdict"] == "not-run"]
         silent = silent if result["verdict"] == "violated" else []
         for one in result.get("checks") or []:

@@ -58,10 +58,10 @@ def show(value: Any) -> str:
 
 
 def decimal_text(value: Any) -> str | None:
-    """The decimal as its author wrote it, or None where the value is not one.
+    """Returns the decimal as its author wrote it, or None if the value is no decimal.
 
-    YAML hands over a binary float; its shortest repr is the text that was read, while arithmetic on the float
-    itself gives 28 for 100 * 0.29.
+    YAML parses a decimal to a binary float. The float's shortest repr is the text that was read, while arithmetic on
+    the float itself gives 28 for 100 * 0.29.
     """
     if isinstance(value, bool):
         return None
@@ -106,7 +106,7 @@ class Int(Kind):
 
 
 class Scaling(Kind):
-    """A decimal above 0, kept as text because its exact digits count."""
+    """Reads a decimal above 0 and returns its text, because its exact digits count."""
 
     expected = 'a decimal above 0, such as 1.5 or "0.29"'
 
@@ -133,7 +133,9 @@ _PART = re.compile("([0-9]+(?:[.][0-9]*)?|[.][0-9]+)({})".format("|".join(_UNITS
 
 
 def duration_s(value: Any) -> float | None:
-    """Seconds of a duration as Go writes it (``60s``, ``1m30s``), of a number of nanoseconds; None: it is neither."""
+    """Returns the seconds of a duration in Go's notation (``60s``, ``1m30s``) or of a number of nanoseconds.
+    Returns None for any other value.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value * 1e-9
     if value == "0":
@@ -144,7 +146,7 @@ def duration_s(value: Any) -> float | None:
 
 
 class Duration(Kind):
-    """A duration of NVIDIA's files, kept as it is written."""
+    """Reads a duration of NVIDIA's files and returns it unchanged."""
 
     expected = "a duration such as 60s or 1m30s, or a number of nanoseconds"
 
@@ -167,7 +169,7 @@ class Choice(Kind):
 
 
 class Text(Kind):
-    """A text; patterns end with \\Z, because $ also matches before a last line break."""
+    """Reads a text. Patterns end with \\Z, because $ also matches before a last line break."""
 
     def __init__(self, expected: str = "a text", pattern: str = "") -> None:
         self.expected = expected
@@ -207,7 +209,7 @@ class ListOf(Kind):
 
 
 class Record(Kind):
-    """A mapping with a fixed set of keys; any other key is an error that names the nearest valid one."""
+    """Reads a mapping with a fixed set of keys. For any other key the error names the nearest valid key."""
 
     expected = "a mapping"
 
@@ -234,7 +236,7 @@ class Record(Kind):
 
 
 class Mapping(Kind):
-    """A mapping whose keys the user chooses."""
+    """Reads a mapping whose keys the user chooses."""
 
     expected = "a mapping"
 

@@ -23,7 +23,7 @@ def held(state: dict[str, Any]) -> list[list[str]]:
     status = state["plugin"]["status"] or {}
     allocations = status.get("allocations") or []
     found = [list(one.get("slice_ids") or []) for one in allocations if one.get("kind") in HOLDERS]
-    # A slice that an engine got by its CDI name has no allocation.
+    # A slice that a container engine got by its CDI name has no allocation.
     recorded = {name for one in allocations for name in one.get("slice_ids") or []}
     return found + [
         [one["id"]] for one in status.get("slices") or [] if one.get("in_use") and one["id"] not in recorded

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node.yaml: NVIDIA's device-plugin configuration file v1 plus ``sharing.vcuda``, read strictly.
+"""Makes and strictly reads node.yaml: NVIDIA's device-plugin configuration file v1 plus ``sharing.vcuda``.
 
-The file is written as JSON, which is YAML, so that a node reads it with the standard library alone.
+The file is written as JSON, which is valid YAML, so that a node reads it with the standard library alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RESOURCE_NAME = "nvidia.com/gpu"
 # Value of vgpu_sharing → section of NVIDIA's file.
 REPLICATED = {"time-slicing": "timeSlicing", "mps": "mps"}
 MPS_ROOT = "/run/nvidia/mps"
-# Variables that are written only where a group sets them.
+# Variables that are written to node.yaml only if they differ from their default.
 NEWER = ("vgpu_memory_enforcement", "vgpu_allocation")
 
 ABSOLUTE = Text("an absolute path", r"^/")
@@ -74,7 +74,8 @@ VCUDA = Record(
     }
 )
 
-# A name without a domain gets NVIDIA's; 63 characters at most, a DNS subdomain after the slash.
+# A resource name of at most 63 characters. A name without a domain gets NVIDIA's domain; the part after the slash is a
+# DNS subdomain.
 NAME = Text(
     "a resource name such as nvidia.com/gpu or gpu",
     r"^(?=.{1,63}\Z)([a-z0-9][-a-z0-9.]*/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?\Z",
@@ -133,7 +134,8 @@ FILE = Record(
                         "passDeviceSpecs": Bool(),
                         "deviceListStrategy": Either(STRATEGY, ListOf(STRATEGY)),
                         "deviceIDStrategy": Choice("uuid", "index"),
-                        # Where the driver is to enforce limits that no library keeps: its folder has the hook.
+                        # Folder of the library's files, which include the hook that sets the driver's limits. Set if
+                        # the driver must enforce limits in a sharing mode without the library.
                         "libraryRoot": ABSOLUTE,
                         "memoryEnforcement": schema.VARIABLES["vgpu_memory_enforcement"].kind,
                         "cdiAnnotationPrefix": Text(),
@@ -163,7 +165,7 @@ FILE = Record(
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; ``findings`` holds every fault, the text is all of them."""
+    """A configuration cannot be used; ``findings`` holds every fault, and the text lists them all."""
 
     def __init__(self, origin: str, findings: Sequence[Finding]) -> None:
         self.origin, self.findings = origin, list(findings)
@@ -183,7 +185,7 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
     for name, variable in schema.VARIABLES.items():
         place = variable.node[:1] if variable.node[:1] == ("flags",) else variable.node[:2]
         if name in NEWER and clean[name] == variable.default:
-            continue  # so that the file of a host whose group does not set it stays as a former version wrote it
+            continue  # At the default value the file stays as a former version wrote it.
         if clean[name] is not None and (place == ("flags",) or (shared and place == schema.VCUDA)):
             _set(config, variable.node, clean[name])
     if not shared and clean["vgpu_memory_enforcement"] == "driver":
@@ -192,7 +194,7 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
         vcuda = config["sharing"]["vcuda"]
         vcuda["libraryRoot"] = library_root
         vcuda["resourceName"] = clean["vgpu_resource_names"].get("count", RESOURCE_NAME)
-        # The scheduler reads the other names; the node reads the priority of a pod, and lists the others.
+        # The scheduler reads the other names. The node reads a pod's priority and lists the remaining resources.
         if clean["vgpu_slice_sizing"] == "requested":
             vcuda.update(_names(clean["vgpu_resource_names"]))
         vcuda["devices"] = [_exception(item) for item in clean["vgpu_devices"]]
@@ -268,7 +270,7 @@ def _replicas_of_mig(clean: dict[str, Any]) -> dict[str, Any]:
 
 def _section(clean: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
     section = {"renameByDefault": clean["vgpu_rename_by_default"], "resources": entries}
-    # Left out where false: for MPS the default of NVIDIA's plugin is true.
+    # For MPS, false is left out, so that the default of NVIDIA's plugin applies there, which is true.
     if clean["vgpu_fail_requests_greater_than_one"] or clean["vgpu_sharing"] != "mps":
         section["failRequestsGreaterThanOne"] = clean["vgpu_fail_requests_greater_than_one"]
     return section
@@ -321,8 +323,8 @@ def load(text: str, origin: str = PATH) -> dict[str, Any]:
 def check(config: Any, origin: str = PATH) -> tuple[dict[str, Any], list[Finding]]:
     """Returns the clean form of a parsed configuration, with warnings. Raises ConfigError with every error.
 
-    Strict, but for a file that says ``compat: nvidia-v1``: that is read as NVIDIA's plugin reads it, and every place
-    where strictness would have refused or acted otherwise is a warning.
+    The check is strict, except for a file with ``compat: nvidia-v1``. Such a file is read as NVIDIA's plugin reads it,
+    and every place where the strict check would refuse or differ gives a warning.
     """
     findings: list[Finding] = []
     if isinstance(config, dict) and config.get("compat") == NVIDIA_V1:
@@ -357,7 +359,9 @@ def _as_nvidia(clean: dict[str, Any], findings: list[Finding]) -> dict[str, Any]
 
 
 def _relaxed(kind: Kind, value: Any, path: str, findings: list[Finding]) -> Any:
-    """Keys in any case, unknown ones dropped with a warning, null as left out."""
+    """Returns a value read as leniently as NVIDIA's plugin does: keys in any letter case; unknown keys are dropped with
+    a warning; null counts as unset.
+    """
     if isinstance(kind, ListOf) and isinstance(value, (list, tuple)):
         return [_relaxed(kind.kind, one, f"{path}[{n}]", findings) for n, one in enumerate(value)]
     if not isinstance(kind, Record) or not isinstance(value, dict):

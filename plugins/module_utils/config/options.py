@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of the variables of roles, made of the roles' argument_specs.yml, and the search for mistyped names.
+"""Makes the kinds of role variables from the roles' argument_specs.yml, and finds mistyped variable names.
 
-An argument specification says type, choices, elements and keys. What it cannot say (ranges, patterns) is in ``TIGHTER``
-and ``RANGES``. Everything here is pure; the files are read by ``plugin_utils/role_tables.py``.
+An argument specification defines type, choices, elements and keys. ``TIGHTER`` and ``RANGES`` define what it cannot
+express: patterns and ranges. Pure; ``plugin_utils/role_tables.py`` reads the files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .kinds import Mapping as MappingKind
 from .kinds import Text as ExactText
 
 MOST = 2**31 - 1
-# Spellings of a boolean that Ansible's filter bool and its argument check both accept.
+# Spellings of true and of false that Ansible's filter bool and its argument check both accept.
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -37,7 +37,9 @@ class Flag(Bool):
 
 
 class Text(ExactText):
-    """A text; a whole number counts as one, as YAML reads ``580``. A decimal does not: YAML reads 3.10 as 3.1."""
+    """Reads a text. A whole number counts as a text, because YAML reads ``580`` as a number. A decimal is an error,
+    because YAML reads 3.10 as 3.1.
+    """
 
     def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
         if isinstance(value, float):
@@ -54,7 +56,7 @@ def path(empty: bool, on_host: bool) -> Kind:
     return Text(expected + (" or an empty text" if empty else ""), rf"^({shape}{'|' if empty else ''})\Z")
 
 
-# Options of type path whose file lies on the controller, or below a home.
+# Options of type path whose file is on the controller, or below a home folder; these paths may be relative.
 ON_CONTROLLER = (
     "device_plugin_cache",
     "report_dir",
@@ -64,7 +66,7 @@ ON_CONTROLLER = (
     "scheduler_manifests_out",
     "vcuda_cache",
 )
-# Minimum and maximum of an int option; an option without an entry has the minimum 0.
+# Minimum and maximum of an int option; an option without an entry has the range 0 to MOST.
 RANGES = {
     "mps_replicas": (1, 1024),
     "scheduler_default_cores": (0, 100),
@@ -72,9 +74,9 @@ RANGES = {
 }
 AUTO_OR_FLAG = Either(Choice("auto"), Flag())
 CHECKSUM = Text("64 hexadecimal digits or an empty text", r"^([0-9a-fA-F]{64})?\Z")
-# What argument_specs.yml has no word for.
-# Of upgrade.yml; Ansible's own word for it is serial.
+# Kind of the variable upgrade_serial of upgrade.yml, which becomes Ansible's keyword serial.
 SERIAL = Text('a number of hosts or a share such as "25%"', r"^[1-9][0-9]*%?\Z")
+# Kinds of variables that argument_specs.yml cannot describe exactly.
 TIGHTER: dict[str, Kind] = {
     "container_runtime_shm_size": Text(
         "a size such as 2G or an empty text", r"^([0-9]+(\.[0-9]+)?[bkmgBKMG]?[bB]?)?\Z"
@@ -130,7 +132,7 @@ def native(value: Any) -> Any:
     return None if value is None else str(value)
 
 
-# A name that starts so can be nobody else's; the other roles have plain words for names.
+# Prefixes that only variables of the collection have. The names of the other roles are plain words.
 OWN_PREFIXES = (
     "vgpu_",
     "vcuda_",
@@ -148,7 +150,7 @@ RENAMED = {
     "upgrade_node": "device_plugin_node_name",
     "verify_kube_node": "device_plugin_node_name",
 }
-# Names of earlier checkouts that nobody has a reason to set: the role keeps them, with two underscores before the name.
+# Variables of earlier versions that users need not set. The roles still use them, with two underscores before the name.
 INTERNAL = (
     "container_runtime_containerd_record",
     "container_runtime_docker_record",
@@ -177,7 +179,7 @@ INTERNAL = (
     "vcuda_arbiter_unit_text",
     "vcuda_build_cache",
 )
-# One letter from vcuda_ and vgpu_, and words that every inventory of GPU hosts may use.
+# Prefixes that are not checked: they differ by one letter from vcuda_ and vgpu_, but inventories of GPU hosts use them.
 OTHERS_PREFIXES = ("cuda_", "gpu_")
 
 

@@ -2,9 +2,9 @@
 """Computes what a node advertises under a configuration: every replica (piece) of every GPU, with its resource, in each
 sharing mode.
 
-One definition for the device plugin, which offers the pieces, and for the modules, which expect them. A GPU is
+The device plugin, which advertises the pieces, and the modules, which expect them, share this definition. A GPU is
 ``{index, uuid, model, memory_mib, mig_enabled, mig: [{index, uuid, profile, memory_mib}]}``; the configuration is
-node.yaml as ``node_config`` reads it. Of entries for one resource the first that matches a device wins.
+node.yaml as ``node_config`` reads it. If several entries for one resource match a device, the first entry wins.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ WHOLE = PREFIX + "gpu"
 VCUDA, TIME_SLICING, MPS, MIG, NONE = "vcuda", "time-slicing", "mps", "mig", "none"
 SHARED_BY_NVIDIA = (TIME_SLICING, MPS)
 SECTIONS = (("timeSlicing", TIME_SLICING), ("mps", MPS))
-# The kubelet's limit on the name after the slash is the same; NVIDIA counts the prefix in.
+# NVIDIA's limit in characters for a resource name with its prefix. The kubelet has the same limit for the part after
+# the slash alone.
 LONGEST_NAME = 63
 
 
 class Piece(NamedTuple):
-    """``id`` is what the kubelet hands out, ``device`` what a runtime knows (a GPU's or MIG device's UUID), ``uuid``
-    the GPU that both are of. Without a limit ``memory_mib`` is the device's and ``sm_percent`` 100.
+    """Describes one replica. ``id``: the id that the kubelet allocates; ``device``: UUID of the GPU or MIG device, for
+    the runtime; ``uuid``: UUID of the GPU. Without a limit ``memory_mib`` is the device's memory and ``sm_percent`` is
+    100.
     """
 
     id: str
@@ -85,13 +87,15 @@ def _limited(device: Device, share: slices.Share, config: dict[str, Any]) -> lis
     try:
         memory, sm_percent = slices.size_of(device.gpu, share)
     except slices.SliceError:
-        return []  # findings_for has reported it
+        return []  # findings_for has reported this fault.
     numbers = range(share.split_count)
     return [_piece(device, f"{device.uuid}::{n}", memory, sm_percent, resource, VCUDA) for n in numbers]
 
 
 def _replicas(device: Device, mode: str, section: dict[str, Any], entry: dict[str, Any]) -> list[Piece]:
-    """Time-slicing limits nothing; the MPS daemon gives each client its part of memory and threads."""
+    """Returns the replicas of a device by one entry. Time-slicing limits nothing, so each replica has the whole device;
+    the MPS daemon limits each client to an equal part of memory and threads.
+    """
     count = int(entry["replicas"])
     resource = normal_name(entry["name"])
     if entry.get("rename"):
@@ -140,7 +144,9 @@ def _devices(gpus: Sequence[dict[str, Any]], config: dict[str, Any], findings: l
 
 
 def _check_single(gpus: Sequence[dict[str, Any]], findings: list[Finding]) -> None:
-    """Strategy single: every GPU in MIG mode, all with one profile; else one resource would mean different things."""
+    """Checks the strategy single: every GPU must be in MIG mode with one common profile, because all MIG devices have
+    the same resource name.
+    """
     enabled = [gpu for gpu in gpus if gpu.get("mig_enabled")]
     if enabled and len(enabled) < len(gpus):
         others = ", ".join(_name(gpu) for gpu in gpus if not gpu.get("mig_enabled"))
@@ -230,7 +236,7 @@ def section_of(mode: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuses_several(mode: str, config: dict[str, Any]) -> bool:
-    """failRequestsGreaterThanOne, unset: false for time-slicing, true for MPS, as NVIDIA's plugin has it."""
+    """Returns failRequestsGreaterThanOne; if unset, false for time-slicing and true for MPS, as in NVIDIA's plugin."""
     said = section_of(mode, config).get("failRequestsGreaterThanOne")
     return mode == MPS if said is None else bool(said)
 

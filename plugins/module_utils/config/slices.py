@@ -25,12 +25,13 @@ ADVISED_SPLIT = (("GTX 1080 Ti", 5), ("RTX 2080 Ti", 5), ("T4", 7), ("A100", 15)
 MODEL_SUFFIXES = ("ti", "super")
 
 
-# Memory that no scheduler allocates on a GPU whose claims have individual sizes: the isolation check uses this memory.
+# Memory that no scheduler allocates on a GPU whose claims have individual sizes: RESERVE_MIB, at most the memory
+# divided by RESERVE_PART. The isolation check uses this memory.
 RESERVE_MIB, RESERVE_PART = 1024, 16
 
 
 class SliceError(ValueError):
-    """A configuration that cannot be carried out on a GPU."""
+    """A configuration cannot be applied to a GPU."""
 
 
 class Share(NamedTuple):
@@ -80,7 +81,7 @@ def vcuda_of(config: dict[str, Any]) -> dict[str, Any] | None:
 def share_of(gpu: dict[str, Any], config: dict[str, Any]) -> Share | None:
     """Returns how a GPU is split. The first exception that matches wins, key by key over the node's values.
 
-    None where the node shares nothing. Cores scaling defaults to the K of that very GPU: no limit.
+    None if the node does not share by vcuda. Cores scaling defaults to the K of the same GPU, which means no limit.
     """
     vcuda = vcuda_of(config)
     if vcuda is None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defines the table of all ``vgpu_*`` variables: type, default, range, and the key of node.yaml that it becomes.
 
-The table is the one definition. The inventory check, node.yaml, the defaults of the roles and the documentation are
-read from it. Any other variable that starts with ``vgpu_`` is an error.
+The table is the only definition: the inventory check, node.yaml, the roles' defaults and the documentation use it. Any
+other variable that starts with ``vgpu_`` is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .kinds import (
 
 PREFIX = "vgpu_"
 MAX_SPLIT = 1024  # slots of a ledger
-# K where pods ask for their sizes and the group sets none: there it only bounds how many containers share a GPU.
+# Default K with vgpu_slice_sizing: requested. There K only bounds how many containers share a GPU.
 REQUESTED_SPLIT = 10
 
 RESOURCE = Text(
@@ -60,7 +60,9 @@ CONFIG_NAME = Text("a name of small letters, digits and dashes", r"^[a-z0-9]([-a
 
 
 class Variable(NamedTuple):
-    """``node`` is the path in node.yaml, empty where the variable does not go there; default None: may stay unset."""
+    """Describes a variable. ``node``: its path in node.yaml, empty if it is not in node.yaml; ``default`` None: the
+    variable may stay unset.
+    """
 
     kind: Kind
     default: Any
@@ -226,17 +228,19 @@ class NamedConfig(Kind):
 
 VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONFIG_NAME, NamedConfig()))
 
-# Value of vgpu_allocation with which pods get GPUs by claims; its only way into a container.
+# CLAIMS: value of vgpu_allocation for claims. WAYS_OF_CLAIMS: the values of vgpu_handover that are possible with
+# claims.
 CLAIMS, WAYS_OF_CLAIMS = "dra", ("auto", "cdi-cri")
 # Settings that a node label cannot choose: they need changes on the host that a running plugin does not make.
 ONLY_FOR_THE_HOST = ("mig_geometry", "mig_replicas", "time_slice", "allocation")
-# Sharing of a host → what a named configuration of it may share by: what needs nothing else on the node.
+# vgpu_sharing of a host → values that its named configurations may use, because they need nothing more on the node.
 BY_LABEL = {
     "vcuda": ("vcuda", "time-slicing", "none"),
     "time-slicing": ("time-slicing", "none"),
     "none": ("none", "time-slicing"),
 }
-# Variables that change nothing with another value of vgpu_sharing; those of sharing.vcuda belong to vcuda.
+# Variable → the values of vgpu_sharing with which it has an effect. Variables of sharing.vcuda need vcuda and are not
+# listed.
 OTHER_MODES = {
     "vgpu_split_count": ("vcuda", "time-slicing", "mps"),
     "vgpu_devices": ("vcuda", "time-slicing", "mps"),
@@ -260,7 +264,7 @@ def defaults() -> dict[str, Any]:
 def read(values: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
     """Returns the clean value of every variable: what ``values`` sets, else the default. Faults go to ``findings``.
 
-    Names in ``values`` that do not start with ``vgpu_`` are none of our business and are left out.
+    Ignores names in ``values`` that do not start with ``vgpu_``, and names in ``vgpu_other_names``.
     """
     clean = defaults()
     others = values.get("vgpu_other_names")
@@ -321,7 +325,7 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
 
 
 def _claims(clean: dict[str, Any]) -> list[Finding]:
-    """What claims cannot do, whatever the host."""
+    """Returns findings for settings that claims do not support, whatever the host."""
     name, found = "vgpu_allocation", []
     if clean["vgpu_sharing"] == "mps":
         message = "dra offers no clients of MPS; leave it at device-plugin, or choose another vgpu_sharing"
@@ -336,7 +340,7 @@ def _claims(clean: dict[str, Any]) -> list[Finding]:
 
 
 def _driver_limits(clean: dict[str, Any]) -> list[Finding]:
-    """What makes the driver unable to keep the limits of a group, whatever the host."""
+    """Returns findings for settings with which the driver cannot enforce limits, whatever the host."""
     name, sharing = "vgpu_memory_enforcement", clean["vgpu_sharing"]
     if sharing in ("mig", "none"):
         cause = "a MIG device's memory is its own" if sharing == "mig" else "whole GPUs have no limit"
@@ -350,13 +354,13 @@ def _driver_limits(clean: dict[str, Any]) -> list[Finding]:
 
 
 def named(clean: dict[str, Any], name: str) -> dict[str, Any]:
-    """The variables of the named configuration ``name``: its own over the host's."""
+    """Returns the variables of the named configuration ``name``; its own values override the host's."""
     own = {PREFIX + key: value for key, value in clean["vgpu_configs"][name].items()}
     return {**clean, **own, "vgpu_configs": {}}
 
 
 def _named_faults(clean: dict[str, Any], name: str) -> list[Finding]:
-    """The findings for one entry of vgpu_configs, by its keys."""
+    """Returns the findings for one entry of vgpu_configs, with paths of its keys."""
     own, path = clean["vgpu_configs"][name], f"vgpu_configs.{name}."
     findings = [
         error(path + key, "a node label cannot choose it; set it for the host's group")
@@ -377,7 +381,7 @@ def _named_faults(clean: dict[str, Any], name: str) -> list[Finding]:
 
 
 def oversold(clean: dict[str, Any]) -> list[Finding]:
-    """The warning about memory scaling above 1; one line, however many exceptions."""
+    """Returns the warning about memory scaling above 1: one warning, however many exceptions."""
     if clean["vgpu_sharing"] != "vcuda":
         return []
     scaled = [path for path, _split, memory, _cores in _shares(clean) if Fraction(memory) > 1]
@@ -386,7 +390,7 @@ def oversold(clean: dict[str, Any]) -> list[Finding]:
 
 
 def _shares(clean: dict[str, Any]) -> list[tuple[str, int, str, str | None]]:
-    """Split count, memory and cores scaling of the host and of each exception, with where they are set."""
+    """Returns (path of the setting, split count, memory scaling, cores scaling) of the host and of each exception."""
     names = list(PER_GPU)
     host = {name: clean[PREFIX + name] for name in names}
     shares = [(PREFIX, host)]
@@ -398,9 +402,10 @@ def _shares(clean: dict[str, Any]) -> list[tuple[str, int, str, str | None]]:
 
 
 def variable_of(node_path: str) -> str | None:
-    """The variable, with the place inside it, that a path of node.yaml came from.
+    """Returns the variable, with the position inside it, from which a path of node.yaml was made; None if there is
+    none.
 
-    ``sharing.vcuda.devices[0].splitCount`` came from ``vgpu_devices[0].split_count``.
+    ``sharing.vcuda.devices[0].splitCount`` was made from ``vgpu_devices[0].split_count``.
     """
     for name, variable in VARIABLES.items():
         path = ".".join(variable.node)
@@ -413,6 +418,6 @@ def variable_of(node_path: str) -> str | None:
 
 
 def camel(name: str) -> str:
-    """split_count as node.yaml spells it: splitCount."""
+    """Returns a name in the spelling of node.yaml: splitCount for split_count."""
     head, *tail = name.split("_")
     return head + "".join(word.capitalize() for word in tail)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which driver a host gets, with which packages and files, from facts alone and before any installation. Pure.
 
-``choose`` takes what ``host_state`` read and what the role's variables want. What cannot work is refused with a
-sentence that names the host's part, what was found and the way out.
+``choose`` reads the state from ``host_state`` and the role's variables. It refuses a combination that cannot work with
+a sentence that names the host's part, the found state and the remedy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import support as driver_support
 from .facts import NOUVEAU_FILE
 
 SOURCES = ("distribution", "cuda", "mirror", "file", "present")
-# nova is the successor of nouveau in new kernels and takes the GPUs the same way.
+# nova replaces nouveau in new kernels and binds the GPUs in the same way.
 NOUVEAU_TEXT = """\
 # Managed by vgpu.fleet: the GPUs belong to NVIDIA's driver.
 blacklist nouveau
@@ -26,9 +26,11 @@ blacklist nova_drm
 """
 GRIDD_FILE = "/etc/nvidia/gridd.conf"
 TOKEN_FILE = "/etc/nvidia/ClientConfigToken/client_configuration_token_vgpu.tok"
-# NVIDIA's documentation says 0744, which lets every user of the host take it. nvidia-gridd, which reads it, is root.
+# NVIDIA's documentation uses 0744, with which every user of the host can read the token. 0600 suffices, because
+# nvidia-gridd, which reads it, runs as root.
 TOKEN_MODE = "0600"
-# Ubuntu's unit starts the daemon with persistence mode off, so that it keeps no driver loaded.
+# Drop-in that turns persistence mode on: Ubuntu's unit starts the daemon with it off, so the driver does not stay
+# loaded.
 PERSISTENCE_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/vgpu.conf"
 PERSISTENCE_TEXT = """\
 # Managed by vgpu.fleet: the driver stays loaded while nobody uses a GPU.
@@ -110,7 +112,9 @@ NOTHING = Choice(None, "none", "", [], {}, [], "", [], [], {}, [], [], [], {}, [
 
 
 def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
-    """``state``: ``os``, ``pci_gpus``, ``nvswitches``, ``driver`` of host_state; ``wanted``: as DEFAULTS."""
+    """Returns the changes for a host. ``state``: ``os``, ``pci_gpus``, ``nvswitches``, ``driver`` of host_state.
+    ``wanted``: the role's settings, with the keys of DEFAULTS.
+    """
     wanted = {**DEFAULTS, **{key: value for key, value in wanted.items() if key in DEFAULTS}}
     refusals = inputs(wanted)
     host = distribution.system(state["os"])
@@ -312,7 +316,7 @@ def _in_the_way(host: System, driver: dict[str, Any]) -> list[str]:
 
 
 def _sources(host: System, wanted: dict[str, Any], kind: str, branch: int | None) -> list[str]:
-    """Combinations of system, source and modules that have no packages."""
+    """Returns a refusal for each combination of system, source and kernel modules that has no packages."""
     if wanted["packages"]:
         return []
     source, said = wanted["source"], []
@@ -339,9 +343,10 @@ def _prebuilt(host: System, wanted: dict[str, Any]) -> bool:
 def _signed(
     host: System, wanted: dict[str, Any], driver: dict[str, Any], flavour: str
 ) -> tuple[bool, list[str], list[str]]:
-    """Whether Ubuntu has a module of a flavour, signed, for the kernel that runs; refusals, warnings.
+    """Returns (whether to use Ubuntu's signed module of a flavour for the running kernel, refusals, warnings).
 
-    Its archive keeps them for kernels of some months. None: the host has not read the archive's lists.
+    Ubuntu's archive keeps such modules only for kernels of the last months. If the host has not read the archive's
+    lists (``signed_modules`` is None), the module counts as available.
     """
     there = driver.get("signed_modules")
     if there is None or flavour in there:
@@ -358,7 +363,9 @@ def _signed(
 
 
 def _secure_boot(host: System, driver: dict[str, Any], kind: str, prebuilt: bool) -> list[str]:
-    """With Secure Boot a kernel loads only modules whose signer it knows: found out before anything is installed."""
+    """Returns a refusal if Secure Boot would refuse the modules: the kernel then loads only modules whose signer it
+    knows. So the fault is found before the installation.
+    """
     if kind == "none" or not driver.get("secure_boot") or prebuilt:
         return []
     if host.family == "sles" and kind == "open":
@@ -388,14 +395,16 @@ def _wants_fabric_manager(state: dict[str, Any], wanted: dict[str, Any]) -> bool
 def _fabric_manager(
     host: System, wanted: dict[str, Any], branch: int | None, names: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Without a fabric manager of exactly the driver's version, CUDA fails with 802 on machines with NVSwitch."""
+    """Returns the fabric manager's packages, and refusals. On machines with NVSwitch CUDA fails with error 802 without
+    a fabric manager of exactly the driver's version.
+    """
     why = "this host has NVSwitch, which needs a fabric manager of exactly the driver's version"
     if host.family == "debian" and wanted["source"] == "distribution":
         return [], [f"{why}, and Debian has none; set nvidia_driver_source to cuda"]
     if branch is None:
         return [], [f"{why}; set nvidia_driver_branch, for its package is named by the branch"]
     version = str(wanted["version"])
-    # A module's package of SLES has the kernel in its version.
+    # Pin to a package whose version is the driver's version: the version of a SLES kmp package also names the kernel.
     user = next((name.partition("=")[0] for name in names if "-kmp-" not in name), "")
     return driver_packages.fabric_manager(
         host, wanted["source"], branch, user, version if "*" not in version else ""
@@ -403,7 +412,9 @@ def _fabric_manager(
 
 
 def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[str, str], list[str], list[str]]:
-    """Files that the driver needs besides its packages, the command that rebuilds the initramfs, kernel arguments."""
+    """Returns the files that the driver needs besides its packages, the command that rebuilds the initramfs, and the
+    kernel arguments.
+    """
     files: dict[str, str] = {}
     initramfs: list[str] = []
     arguments: list[str] = []
@@ -413,11 +424,11 @@ def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[s
             initramfs = ["update-initramfs", "-u", "-k", "all"]
         else:
             initramfs = ["dracut", "--force", "--regenerate-all"]
-            # dracut's image may load nouveau before the root file system, with its modprobe.d, is there.
+            # dracut's image may load nouveau before it mounts the root file system with its modprobe.d.
             arguments = ["rd.driver.blacklist=nouveau", "modprobe.blacklist=nouveau"]
     if host.family == "sles" and kind != "none":
         files[UNSUPPORTED_FILE] = "allow_unsupported_modules 1\n"
-    # Packages that were named may start it in another way.
+    # Packages that the user named may start the persistence daemon in another way.
     if host.family == "ubuntu" and kind != "none" and wanted["persistenced"] and not wanted["packages"]:
         files[PERSISTENCE_FILE] = PERSISTENCE_TEXT
     if wanted["vgpu_guest"]:
@@ -426,14 +437,18 @@ def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[s
 
 
 def memacct_conf(mode: str, registry: str) -> str:
-    """The kernel module's option, with the keys that the loaded driver has: of two lines the last would count alone."""
+    """Returns the kernel module's option line, with the keys that the loaded driver already has: of two such lines only
+    the last counts.
+    """
     kept = [one for one in registry.split(";") if one and not one.startswith("RmMemacctMode=")]
     words = ";".join([*kept, f"RmMemacctMode={MEMACCT[mode]}"])
     return f'# Managed by vgpu.fleet.\noptions nvidia NVreg_RegistryDwords="{words}"\n'
 
 
 def gridd_conf(wanted: dict[str, Any]) -> str:
-    """NVIDIA's licence client of a vGPU guest: a token of the licence service, or an old licence server."""
+    """Returns the configuration of NVIDIA's licence client in a vGPU guest, with the old licence server if one is set.
+    A token of the licence service is a separate file.
+    """
     lines = ["# Managed by vgpu.fleet.", f"FeatureType={FEATURE_TYPES[wanted['vgpu_feature']]}"]
     if wanted["vgpu_license_server"]:
         server, _colon, port = str(wanted["vgpu_license_server"]).partition(":")
@@ -456,12 +471,12 @@ def _components(host: System, wanted: dict[str, Any]) -> list[str]:
 
 
 def touches_host(wanted: dict[str, Any]) -> bool:
-    """Whether there is more to do on the host than packages: files, modules, services."""
+    """Returns whether the host needs more than packages: files, modules or services."""
     return wanted["kernel_module"] != "none" or bool(wanted.get("vgpu_guest"))
 
 
 def reboot_reason(driver: dict[str, Any], kind: str, version: str = "") -> str:
-    """Why the driver on disk can come into force only by a reboot, empty where a reload of modules may do."""
+    """Returns why only a reboot can load the driver on disk; empty if reloading the modules may suffice."""
     if kind == "none":
         return ""
     if driver.get("nouveau"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the driver's state on a host: loaded modules, modules on disk, conflicting modules, trusted keys."""
+"""Reads the driver's state on a host: loaded modules, modules on disk, conflicting installations, trusted keys."""
 
 from __future__ import annotations
 
@@ -93,9 +93,8 @@ def busy(modules: dict[str, tuple[int, list[str]]]) -> bool:
 
 
 def users(host: Host, modules: dict[str, tuple[int, list[str]]], besides: Sequence[str] = ()) -> list[str]:
-    """The processes that use the driver, as ``name (pid)``; where none can be named, what is known of them.
-
-    ``besides``: units whose processes do not count.
+    """Returns the processes that use the driver, as ``name (pid)``. If the kernel shows a use but no process,
+    returns one entry that says so. ``besides``: units whose processes do not count.
     """
     if not busy(modules):
         return []
@@ -143,7 +142,9 @@ def secure_boot(host: Host) -> bool:
 
 
 def signing_key(host: Host) -> str | None:
-    """``enrolled`` or ``missing`` of the key that modules built here are signed with; None where there is no key."""
+    """Returns whether the firmware trusts the key that signs modules built on this host: ``enrolled`` or ``missing``;
+    None if there is no key.
+    """
     for path in SIGNING_KEYS:
         if host.file(path) is not None:
             answer = host.run(["mokutil", "--test-key", path])
@@ -152,9 +153,11 @@ def signing_key(host: Host) -> str | None:
 
 
 def signed_modules(host: Host) -> list[str] | None:
-    """The driver flavours of Ubuntu's archive with a module for the kernel that runs, such as ``580-server-open``.
+    """Returns the driver flavours of Ubuntu's archive with a module for the running kernel, such as
+    ``580-server-open``.
 
-    None on other systems, and where the package lists name no such module for any kernel: nobody has read them yet.
+    None on other systems, and if the package lists name no such module for any kernel: the host has not read the lists
+    yet.
     """
     system = host.os_release()
     if system["id"] != "ubuntu":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names the driver's packages in each distribution and repository. Pure.
 
-``name=version`` pins; ``name=*`` takes any version; ``name=@other`` takes the driver version that ``other`` has, which
-the fabric manager must equal to the last digit.
+``name=version`` pins a version; ``name=*`` allows any version; ``name=@other`` pins the driver version of the package
+``other``, because the fabric manager must equal the driver to the last digit.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from . import repository_keys
 from .support import OPEN_FIRST, PREBUILT
 
 CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
-# Branches that Debian carries, with the part of the package names that tells one from the other.
+# Debian release → {branch: the part of the package names that identifies the branch}.
 DEBIAN = {"12": {535: "", 470: "tesla-470-"}, "13": {550: "", 535: "tesla-535-"}}
-# Ubuntu's -server branches, as its archive had them on 2026-11-23, without those whose packages are empty and bring a
-# later branch.
+# Ubuntu's -server branches in its archive on 2026-11-23. Branches whose packages are empty and install a later branch
+# are left out.
 UBUNTU_SERVER = {
     "20.04": (418, 450, 470, 525, 535, 550, 565, 570),
     "22.04": (418, 450, 470, 525, 535, 550, 565, 570, 575, 580, 590, 595, 615),
     "24.04": (470, 535, 550, 565, 570, 575, 580, 590, 595, 615),
     "26.04": (580, 595, 615),
 }
-# Kernel series of each release; another one is a hardware-enablement kernel, whose packages have other names.
+# Kernel series of each release. A kernel of another series is a hardware-enablement kernel with other package names.
 UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8.", "26.04": "7.0."}
-# From this branch on NVIDIA's repository for Ubuntu has one name for all branches, and another set of packages.
+# From this branch on, packages in NVIDIA's repository for Ubuntu have no branch in their names, and the set differs.
 CUDA_UBUNTU_UNVERSIONED = 590
-# The first branch in NVIDIA's repository of a release that came late.
+# Release → the first branch in NVIDIA's repository for it, for releases that appeared late.
 CUDA_FIRST = {"ubuntu2604": 595}
 # Sources whose package names do not contain the branch.
 REPOSITORIES = ("cuda", "mirror", "file")
@@ -47,14 +47,15 @@ def offered(host: System, source: str) -> tuple[int, ...] | None:
 
 
 def packages(host: System, source: str, branch: int | None, kind: str, prebuilt: bool, version: str) -> list[str]:
-    """All packages of the driver without the fabric manager. ``kind``: open, proprietary, none.
+    """Returns all packages of the driver without the fabric manager. ``kind``: open, proprietary, none.
 
-    ``version``: exact or a pattern, for the packages that carry the driver's version; empty takes the branch's newest.
+    ``version``: exact or a pattern, for packages that have the driver's version; empty selects the branch's newest.
     """
     names, others = NAMES[host.family](host, source, branch, kind, prebuilt)
     pin = version
     if not pin and branch is not None and source in REPOSITORIES:
-        # Of several branches; a stream of dnf says which ones come, and not that what is there is of another.
+        # These sources hold several branches. A dnf stream limits new packages, but does not replace an installed
+        # package of another branch.
         pin = f"{branch}.*"
     pinned = [name if not pin or "=" in name else f"{name}={pin}" for name in names]
     return pinned + [name if not pin or "=" in name else f"{name}=*" for name in others]
@@ -66,7 +67,8 @@ def _debian(host: System, source: str, branch: int | None, kind: str, prebuilt: 
         user = [f"nvidia-{part}smi", f"lib{'nvidia-' if part else ''}{part}cuda1", f"libnvidia-{part}ml1"]
         module = {"open": "nvidia-open-kernel-dkms", "proprietary": f"nvidia-{part}kernel-dkms"}
         if kind == "open":
-            # Security updates of the user space come before those of the open modules, which need it as it was.
+            # Pin the user space to the open modules' version: Debian updates the user space first, and the modules need
+            # the former version.
             user = [f"{name}=@{module[kind]}" for name in user]
     else:
         user = ["nvidia-driver-cuda"]
@@ -74,7 +76,7 @@ def _debian(host: System, source: str, branch: int | None, kind: str, prebuilt: 
     if kind == "none":
         return user, []
     arch = DEBIAN_ARCHITECTURES.get(host.arch, host.arch)
-    # The headers' package of the kernel that runs, and the one that follows its updates: dkms only recommends both.
+    # The headers of the running kernel, and the package that follows kernel updates: dkms only recommends both.
     cloud = "cloud-" if "-cloud-" in host.kernel else ""
     headers = [f"linux-headers-{host.kernel}"] if host.kernel else []
     return [*user, module[kind]], [*headers, f"linux-headers-{cloud}{arch}", "nvidia-persistenced"]
@@ -97,7 +99,9 @@ def _ubuntu(host: System, source: str, branch: int | None, kind: str, prebuilt: 
 
 
 def _ubuntu_unversioned(host: System, kind: str) -> tuple[list[str], list[str]]:
-    """libnvidia-compute has the tools too; the daemon of persistence is a package of its own."""
+    """Returns the packages without a branch in their names: libnvidia-compute includes the tools; the persistence
+    daemon is a separate package.
+    """
     user = ["libnvidia-compute"]
     if kind == "none":
         return user, []
@@ -112,9 +116,10 @@ def ubuntu_flavour(branch: int | None, kind: str) -> str:
 
 
 def other_branches(host: System, source: str, branch: int | None) -> list[str]:
-    """Patterns of what must not come with a branch.
+    """Returns the patterns of packages that must not be installed with a branch.
 
-    Ubuntu lets the packages of a retired branch bring those of a later one, under versions of the retired one.
+    In Ubuntu the packages of a retired branch can install packages of a later branch, under the retired branch's
+    version.
     """
     if host.family != "ubuntu" or source != "distribution" or branch is None:
         return []
@@ -122,7 +127,7 @@ def other_branches(host: System, source: str, branch: int | None) -> list[str]:
 
 
 def _ubuntu_meta(host: System, suffix: str, flavour: str) -> str:
-    """The package that installs the signed module of every later kernel of this flavour."""
+    """Returns the package that installs the signed module for every later kernel of this flavour."""
     return f"{PREBUILT}{suffix[1:]}{flavour}-{_ubuntu_kernel(host)}"
 
 
@@ -144,9 +149,10 @@ def _el(host: System, source: str, branch: int | None, kind: str, prebuilt: bool
 
 
 def _el_headers(host: System) -> list[str]:
-    """Build dependencies of a module for the running kernel. ``kernel-devel-matched`` would install the newest kernel.
+    """Returns the packages that building a module for the running kernel needs. ``kernel-devel-matched`` would install
+    the newest kernel instead.
 
-    Nothing where it is there: rpm keeps several versions of such a package and reports only the newest.
+    Empty if the headers exist: rpm keeps several versions of such a package and reports only the newest.
     """
     if host.headers:
         return []
@@ -182,9 +188,10 @@ def module_stream(host: System, branch: int | None, kind: str) -> str:
 
 
 def fabric_manager(host: System, source: str, branch: int, user_space: str, version: str) -> list[str]:
-    """Fabric manager and its library at exactly the driver's version; ``user_space``: a package that has it.
+    """Returns the fabric manager and its library at exactly the driver's version. ``user_space``: a package that has
+    that version.
 
-    Ubuntu's archive names both by the branch; so does NVIDIA's repository for apt before 580.
+    Ubuntu's archive, and NVIDIA's repository for apt before branch 580, put the branch into both names.
     """
     by_branch = source == "distribution" or branch < 580
     suffix = f"-{branch}" if by_branch and host.manager == "apt" else ""
@@ -204,16 +211,16 @@ def cuda_repository(host: System) -> dict[str, Any]:
 
 
 def hold_patterns(host: System, names: list[str], kernel: bool) -> list[str]:
-    """The packages to hold: exact names for apt and zypper, for dnf patterns that include dependencies.
+    """Returns the packages to hold: exact names for apt and zypper, patterns that include dependencies for dnf.
 
-    ``kernel``: also the kernel that modules were built for; without it these modules follow the kernel. The container
-    toolkit has NVIDIA's name as well, and versions of its own: another role's to hold and to change.
+    ``kernel``: also hold the kernel for which modules were built; without it, the modules follow the kernel and are not
+    held. The patterns exclude the container toolkit, which has its own versions and is managed by another role.
     """
     if host.manager == "apt":
         held = {name.partition("=")[0] for name in names if not name.startswith("linux-headers-")}
         prebuilt = {name for name in held if name.startswith(PREBUILT)}
         if not kernel:
-            # A newer kernel without its module, which is held, boots without GPUs.
+            # If the modules were held, a newer kernel would boot without its module, so without GPUs.
             return sorted(held - prebuilt)
         return sorted(held | {f"linux-{part}{_ubuntu_kernel(host)}" for part in ("", "image-", "headers-") if prebuilt})
     if host.manager == "dnf":

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names the key that signs NVIDIA's repository for each release, and finds whether the collection has the key. Pure.
 
-NVIDIA gives each newer release a key of its own. A fingerprint is in this table where a second source has the same one;
-a key is shipped where its text was had from a public source and has that fingerprint.
+NVIDIA signs the repository of each newer release with a separate key. The table holds a full fingerprint only if a
+second source has the same; the collection ships a key only if its text came from a public source and has that
+fingerprint.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple, Sequence
 
 
 class Key(NamedTuple):
-    """``file``: its name at NVIDIA; ``fingerprint``: 40 digits, or the 8 last ones where no more is known."""
+    """Identifies a key. ``file``: its name at NVIDIA; ``fingerprint``: 40 digits, or the last 8 if no more is known."""
 
     file: str
     fingerprint: str
@@ -34,7 +35,7 @@ CUDA = {
 }
 # The key of the container toolkit's repository, for every release.
 TOOLKIT = Key("gpgkey", "C95B321B61E88C1809C4F759DDCAE044F796ECB0")
-# Keys that the collection has, by fingerprint: files below its root.
+# Fingerprint → path of the shipped key, relative to the collection's root.
 SHIPPED = {
     CUDATOOLS_DEB.fingerprint: "roles/nvidia_driver/files/3bf863cc.asc",
     CUDA["debian13"].fingerprint: "roles/nvidia_driver/files/8793F200.asc",

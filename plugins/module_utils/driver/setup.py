@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets up and reverts what a driver needs on a host besides its packages.
 
-Modprobe files, initramfs, kernel arguments, kernel modules, services. Each step is derived from the host's state, so a
-run that was cut off is finished by the next one.
+It manages modprobe files, initramfs, kernel arguments, kernel modules and services. Each step follows from the host's
+state, so the next run finishes an interrupted run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..host.files import read_bytes, write_bytes
 from ..host.host import Host
 from . import facts as driver_facts
 
-# Files of the initramfs, and of units.
+# Folders of modprobe files, which are also in the initramfs, and of systemd units.
 MODPROBE, UNITS = "/etc/modprobe.d/", "/etc/systemd/system/"
 CDI_REFRESH = "nvidia-cdi-refresh.service"
 # Key of the record: services that a reload has stopped and not started again yet.
@@ -76,7 +76,7 @@ class Setup:
         argv = initramfs.get("argv")
         late = [path for path, text in former.items() if path.startswith(MODPROBE) and self.host.text(path) != text]
         if argv and not self.check_mode and late:
-            # Before the files: once they are as they were, nothing else tells that the initramfs is not.
+            # Record this before the files are restored: afterwards nothing else shows that the initramfs is outdated.
             self._remember("initramfs", {"due": True})
         self._write(former)
         for unit in self._read_units(former):
@@ -116,9 +116,9 @@ class Setup:
         return any(path.startswith(folder) for path in self.files)
 
     def _read_units(self, paths: Iterable[str]) -> list[str]:
-        """Let systemd read drop-ins that it has not read; returns their units.
+        """Reloads systemd if it has not read one of these drop-ins; returns the drop-ins' units.
 
-        Only then: a reload of systemd takes the GPUs from containers that got them in NVIDIA's legacy mode.
+        Reloads only then: a reload of systemd removes the GPUs from containers that got them in NVIDIA's legacy mode.
         """
         drop_ins = {path: os.path.basename(os.path.dirname(path))[:-2] for path in paths if path.startswith(UNITS)}
         found = self.host.units(sorted(set(drop_ins.values())))
@@ -128,7 +128,7 @@ class Setup:
         return units
 
     def _arguments(self) -> None:
-        """Kernel arguments through grubby, which every release of RHEL has; elsewhere a person must add them."""
+        """Adds kernel arguments by grubby, which every release of RHEL has; warns on hosts without it."""
         wanted = list(self.desired.kernel_arguments)
         if not wanted:
             return
@@ -165,7 +165,7 @@ class Setup:
             self._reload(loaded, on_disk)
 
     def _reload(self, loaded: str, on_disk: str) -> None:
-        # Before any service stops: CUDA programs end with their fabric manager.
+        # Check the users before any service stops: CUDA programs fail when their fabric manager stops.
         modules = driver_facts.loaded_modules(self.host)
         if self._in_use(loaded, driver_facts.users(self.host, modules, driver_facts.HOLDERS)):
             return
@@ -235,7 +235,7 @@ class Setup:
         self._forget(STOPPED)
 
     def _start_stopped(self) -> None:
-        """Start what a reload stopped that was cut off before it started it again."""
+        """Starts the services that an interrupted run stopped for a reload and did not start again."""
         stopped = self._record().get(STOPPED, [])
         if not stopped:
             return
@@ -306,7 +306,7 @@ class Setup:
             ) from None
 
     def _remember(self, key: str, more: Any) -> None:
-        """Add to the record before the change that it describes; what it holds of a file is what was there first."""
+        """Adds to the record before the described change. A file's first recorded state is kept."""
         if not self.desired.record:
             return
         record = self._record()

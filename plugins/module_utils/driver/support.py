@@ -16,16 +16,20 @@ OLDEST_DRIVER = (384, 81)
 BRANCHES = (390, 418, 450, 470, 510, 515, 525, 535, 550, 560, 565, 570, 575, 580, 590, 595, 610, 615)
 # The default branch: the newest that still supports Maxwell, Pascal and Volta.
 DEFAULT_BRANCH = 580
-# Open kernel modules: first for data-centre GPUs, then recommended, then the only ones.
+# First branch with open kernel modules, for data-centre GPUs only.
 OPEN_FIRST = 515
+# First branch for which NVIDIA recommends open modules.
 OPEN_RECOMMENDED = 560
+# First branch without proprietary modules.
 OPEN_ONLY = 620
 # Packages of modules that Ubuntu built and signed for one kernel.
 PREBUILT = "linux-modules-nvidia-"
 
 
 class Generation(NamedTuple):
-    """``first`` and ``last`` are driver branches, 0 for no end; ``modules``: which kernel modules drive it."""
+    """Describes a GPU generation. ``first``, ``last``: driver branches that support it, 0: no limit; ``modules``: the
+    kinds of kernel modules that drive it.
+    """
 
     name: str
     first: int
@@ -129,9 +133,8 @@ def fits(branch: int, one: Generation) -> bool:
 
 
 def newest_branch(found: Sequence[tuple[str, Generation]], offered: Sequence[int] = BRANCHES) -> int | None:
-    """The newest of the branches that drives every GPU and is not beyond the default; None where none does.
-
-    A GPU that is newer than the default branch takes the oldest branch that drives it.
+    """Returns the newest branch that drives every GPU and is not newer than DEFAULT_BRANCH. If only newer branches
+    drive every GPU, returns the oldest of them; None if no branch does.
     """
     fitting = [branch for branch in offered if all(fits(branch, one) for _address, one in found)]
     usual = [branch for branch in fitting if branch <= DEFAULT_BRANCH]
@@ -155,7 +158,7 @@ def unsupported(branch: int, found: Sequence[tuple[str, Generation]]) -> list[st
 
 
 def modules_for(branch: int | None, found: Sequence[tuple[str, Generation]]) -> str:
-    """``open`` or ``proprietary``: what NVIDIA recommends for these GPUs, or the only one that drives them."""
+    """Returns ``open`` or ``proprietary``: the kind that NVIDIA recommends for these GPUs, or the only usable kind."""
     if found and all(one.modules == OPEN for _address, one in found):
         return "open"
     if any(one.modules == PROPRIETARY for _address, one in found) or branch is None or branch < OPEN_FIRST:

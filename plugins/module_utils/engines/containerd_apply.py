@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures containerd with the desired runtime and restarts it, or restores the former file.
 
-``prepare`` reads, merges and asks ``containerd config dump`` about the candidate; it changes nothing, so check mode
-stops after it. ``carry_out`` writes, restarts and looks, and puts the former file back where containerd does not come
-up. Pods live through a restart: their shims are processes of their own.
+``prepare`` reads, merges and checks the candidate by ``containerd config dump``. It changes nothing, so check mode
+stops after it. ``carry_out`` writes, restarts and verifies, and restores the former file if containerd does not start.
+Pods survive a restart, because their shims are separate processes.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class Applier:
         if not record or not os.path.exists(record):
             return False
         if self.options.absent:
-            # Our record goes last, so a run was killed between its file and its restart. A containerd that still starts
-            # everything by NVIDIA's program would start nothing once that program is removed.
+            # The record is removed last, so it shows that a run was killed between the file and the restart. The
+            # running containerd still starts every container by NVIDIA's program, which may be removed next.
             return True
         return bool(started) and os.stat(record).st_mtime > float(started or 0)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets NVIDIA's runtime in the text of a containerd configuration, of versions 1, 2 and 3. Pure.
 
-containerd 1.6 and 1.7 merge drop-in files by plugin: one that names the CRI plugin replaces its whole section, cgroup
-driver, sandbox image and CNI folders included. So there the keys are set in the main file. From 2.0 tables are merged,
-and where the main file imports a folder, a file of our own in it has only our keys, in the main file's version.
+containerd 1.6 and 1.7 merge drop-in files by plugin: a drop-in file for the CRI plugin replaces the plugin's whole
+section, with cgroup driver, sandbox image and CNI folders. So for these versions the keys go into the main file. From
+2.0 on containerd merges tables: if the main file imports a folder, a separate file there holds only our keys, in the
+main file's version.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Desired(NamedTuple):
     name: str = "nvidia"
     path: str = "/usr/bin/nvidia-container-runtime"
     default: bool = True
-    # None: as the file has it for runc.
+    # None: the same value as the file has for runc.
     systemd_cgroup: bool | None = None
 
 
@@ -58,9 +59,9 @@ def version_of(text: str) -> int:
 
 
 def fresh(daemon: tuple[int, ...], desired: Desired) -> str:
-    """The text of a file where there is none, of the version that the daemon has as its own.
+    """Returns the text of a new main file, in the daemon's own file version.
 
-    runc gets the cgroup driver of NVIDIA's runtime: pods that name a runtime may be started by either.
+    runc gets the same cgroup driver as NVIDIA's runtime, because either may start a pod that names its runtime.
     """
     version = 3 if daemon >= (2,) else 2
     text = f"version = {version}\n"
@@ -75,10 +76,11 @@ def fresh(daemon: tuple[int, ...], desired: Desired) -> str:
 
 
 def systemd_cgroup(given: Any, kubelet: Any, text: str | None) -> bool | None:
-    """The cgroup driver of the runtime. ``given``: auto, true or false; ``kubelet``: ``kubelet_engine`` of host_state.
+    """Returns whether the runtime uses systemd's cgroup driver; None: the value that the file has for runc. ``given``:
+    auto, true or false; ``kubelet``: ``kubelet_engine`` of host_state.
 
-    None: as the file has it for runc. auto is what the kubelet that runs says; where none runs and the file says
-    nothing of runc, it is systemd's, which kubeadm gives its kubelets.
+    auto means the running kubelet's driver. Without a running kubelet and without a value for runc in the file, it
+    means systemd, the default of kubeadm.
     """
     if str(given).lower() != "auto":
         return str(given).lower() in ("true", "yes", "on", "1")
@@ -168,7 +170,7 @@ def drop_in(main: str, desired: Desired) -> str:
 
 
 def hide_template(text: str) -> tuple[str, dict[str, str]]:
-    """A Go template with its lines of commands as comments, and those lines by their comment."""
+    """Returns a Go template with its command lines replaced by comments, and a map from each comment to its line."""
     lines: dict[str, str] = {}
     out = []
     for number, line in enumerate(text.split("\n")):
@@ -185,10 +187,10 @@ def show_template(text: str, lines: dict[str, str]) -> str:
 
 
 def undo(text: str, former: str | None, ours: str, desired: Desired) -> str | None:
-    """The text without us. ``former``: what was there before, ``ours``: what we wrote.
+    """Returns the text without our changes. ``former``: the text before our change, ``ours``: the text that we wrote.
 
-    Where nobody changed the file since, it is byte for byte the former one; else only our keys go, and a key that had
-    another value gets it back.
+    If the file has not changed since, the result is exactly ``former``. Else only our keys are removed, and a key that
+    had another value before gets that value back.
     """
     if text == ours:
         return former
@@ -253,6 +255,6 @@ def crio(desired: Desired) -> str:
 
 
 def rancher(desired: Desired) -> str:
-    """A drop-in file of k3s or RKE2. Both find NVIDIA's program when they start and name its runtime nvidia."""
+    """Returns a drop-in file of k3s or RKE2. Both find NVIDIA's program at their start and name its runtime nvidia."""
     head = "# Written by the role vgpu.fleet.container_runtime; changes are overwritten.\n"
     return head + (f"default-runtime: {desired.name}\n" if desired.default else "")

@@ -2,7 +2,8 @@
 """Configures docker by daemon.json and reloads or restarts the daemon, or restores the former file.
 
 ``prepare`` reads, compares, checks and decides; it changes nothing, so check mode stops after it. ``carry_out`` writes,
-signals and verifies, and puts everything back where the daemon does not follow. The host is behind DockerHost.
+signals and verifies, and restores everything if the daemon does not apply the file. DockerHost gives access to the
+host.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Applier:
 
     def __init__(self, options: Options, host: DockerHost) -> None:
         self.options, self.host = options, host
-        # A link stays a link: what it points to is replaced.
+        # A symbolic link stays: its target is replaced.
         self.target = os.path.realpath(options.path)
         self.before: str | None = None
         self.after: str | None = None
@@ -54,7 +55,7 @@ class Applier:
         self.containers: list[str] = []
         self.warnings: list[str] = []
         self.restored = False
-        # Whether the daemon was started with the new file: only then does the former one need a restart.
+        # Whether the daemon was restarted with the new file: only then restoring the former file needs a restart.
         self.restarted = False
         self.record_before: bytes | None = None
 
@@ -80,7 +81,7 @@ class Applier:
         found = daemon_check.problems(document, argv)
         missing = [one for one in daemon_check.problems(document, argv, self.host.is_program) if one not in found]
         if self.options.check_mode:
-            # On a bare host the roles before this one would have installed the program.
+            # In check mode the earlier roles did not install the program, so its absence is only a warning.
             self.warnings.extend(missing)
         else:
             found += missing
@@ -180,7 +181,7 @@ class Applier:
             write_text(self.target, self.after)
 
     def follow(self) -> None:
-        """Makes the daemon reload the file and checks that it did."""
+        """Makes the daemon apply the file by a reload or a restart, and checks that it did."""
         if self.applied == "none":
             return
         document = daemon_json.parse(self.after)
@@ -192,7 +193,7 @@ class Applier:
         if self.applied == "reload":
             try:
                 self.host.reload()
-                # A reload of a faulty file exits 0 and keeps the old values: only the answer counts.
+                # A reload of a faulty file exits 0 and keeps the old values, so check the daemon's reported values.
                 self.host.wait(shown, min(self.options.timeout, 15.0))
                 return
             except DockerHostError:
@@ -217,7 +218,7 @@ class Applier:
             self.put_record_back()
         with contextlib.suppress(DockerHostError):
             if not self.restarted and self.host.info() is not None:
-                # It keeps its former settings: a restart would end containers that the policy keeps.
+                # The daemon still has its former settings. A restart would end containers that the policy protects.
                 self.host.reload()
             else:
                 self.host.restart()

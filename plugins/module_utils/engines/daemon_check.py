@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a daemon.json before it is written, for errors that dockerd reports only at its start.
 
-``dockerd --validate`` does not exist in 20.10, and the later ones pass a default runtime that nobody defined, a missing
-runtime program, the reserved name runc, and both path and runtimeType. Pure, given how to find a program.
+``dockerd --validate`` does not exist in 20.10. In later versions it accepts an undefined default runtime, a missing
+runtime program, the reserved name runc, and both path and runtimeType. Pure; the caller passes the check for a program.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def conflicts(document: dict[str, Any], argv: Sequence[str]) -> list[str]:
     """Returns the options given both as a flag and in the file: dockerd then does not start, even
     if the values are equal.
     """
-    # Flags and file are merged for runtimes alone.
+    # dockerd merges flags and file only for runtimes.
     both = [key for key in flag_values(argv) if key in document and key != "runtimes"]
     return [
         f'"{key}" is in the file and on dockerd\'s command line too; dockerd refuses that even with equal values: '

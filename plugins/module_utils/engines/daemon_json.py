@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docker's daemon.json owned key by key: read, merge, what a change needs, what the running daemon has not applied.
+"""Reads and merges Docker's daemon.json key by key. Finds whether a change needs a reload or a restart, and which keys
+the running daemon has not applied.
 
-Pure functions over text and data. The module docker_daemon applies them to a host, the plan predicts with them.
-Writing daemon.json as text goes through json_text, so foreign keys keep their bytes. daemon_record.py undoes.
+Pure functions over text and data. The module docker_daemon applies them to a host, the plan predicts with them. The
+text is changed by json_text, so foreign keys keep their bytes. daemon_record.py reverts changes.
 """
 
 from __future__ import annotations
@@ -37,22 +38,23 @@ RELOADABLE = frozenset(
         "shutdown-timeout",
     )
 )
-# A feature of these names is registered when the daemon starts, though the map itself is reloaded.
+# Features that the daemon registers only at its start, although it reloads the map of features.
 START_FEATURES = frozenset(("cdi", "containerd-snapshotter"))
 # Runtimes that a daemon has without configuration.
 BUILTIN_RUNTIMES = frozenset(
     ("runc", "io.containerd.runc.v1", "io.containerd.runc.v2", "io.containerd.runtime.v1.linux")
 )
 
-# Exists from before the file is written until the daemon has taken it over: a change that the daemon's answers do not
-# show (default-shm-size) is so finished after a kill all the same. In /run, for a reboot takes the file over anyway.
+# This file exists from before daemon.json is written until the daemon has applied it. So after a kill the next run also
+# finishes changes that the daemon does not report (default-shm-size). It is in /run, because a reboot applies
+# daemon.json anyway.
 PENDING = "/run/vgpu-docker-daemon.pending"
 
 _MISSING = object()
 
 
 class DaemonJsonError(ValueError):
-    """daemon.json cannot be used. ``line`` and ``column`` are None where the fault has no place in the text."""
+    """daemon.json cannot be used. ``line`` and ``column`` are None if the fault has no position in the text."""
 
     def __init__(self, message: str, line: int | None = None, column: int | None = None) -> None:
         super().__init__(message)
@@ -133,10 +135,10 @@ def parse(text: str | None) -> dict[str, Any]:
 def merge(
     text: str | None, settings: dict[str, Any], remove: Iterable[Sequence[str]] = ()
 ) -> tuple[str | None, list[Change]]:
-    """The text with ``settings`` merged in and ``remove`` taken out, and the changes that makes.
+    """Returns the text with ``settings`` merged and the keys of ``remove`` removed, and the changes.
 
-    Objects are merged key by key, anything else is replaced. Without a change the very same text comes back. What is
-    written has no byte order mark: dockerd 20.10 does not start with one.
+    Objects are merged key by key, other values are replaced. Without a change the text is returned unchanged. A changed
+    text has no byte order mark, because dockerd 20.10 does not start with one.
     """
     check_settings(settings)
     body = split(text)[1]
@@ -219,10 +221,10 @@ def needs_restart(changes: Iterable[Any]) -> list[str]:
 
 
 def unapplied(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str] = ()) -> list[Unapplied]:
-    """Keys of the file's document that the running daemon (the JSON of ``docker info``) does not show.
+    """Returns the keys of the file's document that the running daemon has not applied, by the JSON of ``docker info``.
 
-    Only what docker info tells can be seen: default-shm-size, for one, is in no answer of the daemon.
-    A play that was killed between the write and the reload is found by this.
+    Only keys that docker info reports can be checked; it does not report default-shm-size, for example. This finds a
+    play that was killed between the write and the reload.
     """
     found: list[Unapplied] = []
     running = dict(info.get("Runtimes") or {})
@@ -245,7 +247,7 @@ def unapplied(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str
         ("live-restore", info.get("LiveRestoreEnabled"), False),
     ):
         wanted = document.get(key, default)
-        # A flag on the command line counts where the file does not set the key.
+        # If the file does not set the key, a flag on the command line may set it.
         if shown is not None and wanted != shown and (key in document or key not in flags):
             found.append(Unapplied(key, wanted, shown, "reload" if key in document else "restart"))
     return found

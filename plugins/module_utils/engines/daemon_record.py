@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records the changes of daemon.json, and reverts them by the record.
 
-Where the file was not edited since, the removal restores the former bytes (or no file). Where it was, each key of ours
-that still has our value gets its former value back, and the edits stay.
+If the file was not edited since, the removal restores the former bytes (or no file). If it was, each of our keys that
+still has our value gets its former value back, and the edits stay.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def leaves(path: Path, value: Any) -> Iterable[tuple[Path, Any]]:
 def update(
     record: dict[str, Any] | None, text: str | None, new_text: str | None, changes: list[Change]
 ) -> dict[str, Any]:
-    """The record after ``text`` becomes ``new_text``. What an earlier record knows of the first state stays.
+    """Returns the record for the change from ``text`` to ``new_text``. It keeps the first state of an earlier record.
 
-    It is written before the file: after a kill in between, the file still equals ``before`` and nothing is lost.
+    The caller writes the record before the file: after a kill in between, the file is unchanged and nothing is lost.
     """
     fresh = record is None
     known: dict[str, Any] = record or {"version": VERSION, "before": text, "exact": True, "members": []}

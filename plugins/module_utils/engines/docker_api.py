@@ -11,7 +11,7 @@ from typing import Any
 SOCKET = "/run/docker.sock"
 # A daemon on a loaded node may take more than ten seconds, and an unanswered request causes a restart.
 ANSWER_S = 60.0
-# Fields of the daemon's answer that the plan compares.
+# Fields of the reply to /info that the plan compares.
 FIELDS = ("ServerVersion", "DefaultRuntime", "Runtimes", "CgroupDriver", "LiveRestoreEnabled", "ContainersRunning")
 
 

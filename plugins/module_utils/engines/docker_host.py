@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docker on this host, behind one narrow seam: its unit, its command line, its answers, its signals.
+"""Controls docker on this host through one small interface: its unit, its command line, its API, reload and restart.
 
-The engine's socket is asked directly (docker_api), for Debian 13 has the docker command in a package of its own, and
-some versions of the command exit 0 while the daemon is down. Nothing here starts a stopped daemon but ``restart``: the
-socket unit would, on the first connection, so the socket is only asked while the service is active.
+Queries go directly to the engine's socket (docker_api): Debian 13 has the docker command in a separate package, and
+some versions of the command exit 0 while the daemon is down. Only ``restart`` starts a stopped daemon. The socket unit
+would start the daemon on the first connection, so the socket is queried only while the service is active.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class DockerHost:
         self.service, self.address, self.proc = service, address, proc
 
     def unit(self) -> dict[str, str]:
-        """LoadState, ActiveState, SubState, UnitFileState, MainPID and Result of the service; empty without systemd."""
+        """Returns systemd's LoadState, ActiveState, SubState, UnitFileState, MainPID and Result of the service; empty
+        without systemd.
+        """
         wanted = "LoadState,ActiveState,SubState,UnitFileState,MainPID,Result"
         code, text = run(["systemctl", "show", self.service + ".service", "--property", wanted])
         return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line) if code == 0 else {}
@@ -115,7 +117,7 @@ class DockerHost:
             )
 
     def journal(self) -> str:
-        """Returns the daemon's last message above routine level."""
+        """Returns up to eight of the daemon's last messages, without those of level info."""
         code, text = run(["journalctl", "-u", self.service + ".service", "-n", "40", "--no-pager", "-o", "cat"])
         lines = [line for line in text.splitlines() if code == 0 and ("level=" not in line or "level=info" not in line)]
         return "\n".join(lines[-8:])
@@ -138,8 +140,9 @@ class DockerHost:
 
 
 def shims(proc: str = "/proc") -> list[str]:
-    """Docker's containers by the programs that hold them, which live and die without the daemon: the first twelve
-    digits of each id. containerd's namespace of docker is moby; before containerd 1.3 the id was in the work folder.
+    """Returns the first twelve digits of each docker container's id, from the shim processes, which run independently
+    of the daemon. Docker's containerd namespace is moby; before containerd 1.3 the id is in the path of the work
+    folder.
     """
     found = []
     for pid in filter(str.isdigit, os.listdir(proc)):

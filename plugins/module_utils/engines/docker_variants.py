@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docker that /etc/docker/daemon.json does not configure: a snap, somebody's rootless daemon, podman's stand-in.
-
-A role that wrote daemon.json on such a host would report success and change nothing that runs.
+"""Finds kinds of docker that /etc/docker/daemon.json does not configure: a snap, a user's rootless daemon, podman under
+the command name docker. On such a host a role that writes daemon.json would report success without any effect.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ PODMAN_PACKAGE = "/usr/share/doc/podman-docker"
 
 
 def find(host: Host) -> dict[str, Any]:
-    """``{"snap": bool, "podman": bool, "rootless": [user or uid]}`` from the host's files."""
+    """Returns ``{"snap": bool, "podman": bool, "rootless": [user or uid]}`` from the host's files."""
     rootless = {uid for uid in host.names("/run/user") if "docker.sock" in host.names(f"/run/user/{uid}")}
     named = {
         user

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolves ``container_runtime_engine: auto`` on a host, and names the collection's file that an engine reads. Pure.
 
-The kubelet decides where one runs. Where none runs yet, the engines that are there do: a host that is to join a cluster
-later must not get docker in front of its containerd.
+If a kubelet runs, its configured engine is used. Else the installed engines decide: a host that will join a cluster
+later must not get docker in addition to its containerd.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ AUTO = "auto"
 KUBELET_UNIT = "kubelet.service"
 # From this version on a kubelet has no dockershim.
 WITHOUT_DOCKERSHIM = (1, 24)
-# Docker comes with a containerd of its own, so it goes before it; k3s and RKE2 bring their own as well.
+# Priority of installed engines. Docker, k3s and RKE2 install their own containerd, so they precede containerd.
 ORDER = ("k3s", "rke2", "crio", "docker", "containerd")
+# Priority on a host with a kubelet that does not run yet.
 BEFORE_A_KUBELET = ("k3s", "rke2", "crio", "containerd", "docker")
-# CRI-O, k3s and RKE2 read a file of ours next to theirs.
+# CRI-O, k3s and RKE2 read our file in addition to their own files.
 DROP_INS = {
     "crio": "/etc/crio/crio.conf.d/99-vgpu.conf",
     "k3s": "/etc/rancher/k3s/config.yaml.d/99-vgpu.yaml",
@@ -30,7 +31,7 @@ RECORDS = {"docker": "docker_record", "containerd": "containerd_record"}
 
 
 class Engine(NamedTuple):
-    """``reason``: why an engine is chosen that nothing on the host asks for; else empty."""
+    """Names the chosen engine. ``reason``: why an engine was chosen that the host does not have; else empty."""
 
     name: str
     reason: str = ""
@@ -49,7 +50,9 @@ def files(engine: str) -> list[str]:
 
 
 def resolve(wanted: dict[str, Any], state: dict[str, Any]) -> Engine:
-    """``state``: ``units``, ``files``, ``kubelet``, ``kubelet_engine`` of host_state, with the units of ``units``."""
+    """Returns the engine for a host. ``state``: ``units`` (at least those of ``units()``), ``files``, ``kubelet`` and
+    ``kubelet_engine`` of host_state.
+    """
     if wanted["engine"] != AUTO:
         return Engine(wanted["engine"])
     running = (state.get("kubelet_engine") or {}).get("engine")

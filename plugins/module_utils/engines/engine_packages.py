@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the packages of the container engine for a host without an engine. Pure.
 
-An engine that somebody else installed, such as Docker's own docker-ce, is used as it is: another package of it would
-take its place under the containers that run.
+An engine that is already installed, such as Docker's own docker-ce, stays unchanged: another package of the engine
+would replace it under the running containers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DISTRIBUTION = {
 REPOSITORY = {"docker": ["docker-ce", "docker-ce-cli", "containerd.io"], "containerd": ["containerd.io"]}
 UNITS = {"docker": "docker.service", "containerd": "containerd.service"}
 DOCKER_UNIT = "docker.service"
-# The services of each other engine; a node of k3s or RKE2 runs one of its two.
+# The services of each engine other than docker. A node of k3s or RKE2 runs one of the two services.
 ENGINE_UNITS = {
     "containerd": ["containerd.service"],
     "crio": ["crio.service"],
@@ -45,13 +45,14 @@ DEFAULTS: dict[str, Any] = {
     "packages_record": "",
     "docker_record": "",
 }
-# Systems that are not in the driver's tables and take packages of one that is.
+# Families whose packages also fit systems that the driver's tables do not list.
 APT_LIKE = {"debian", "ubuntu"}
 
 
 class Choice(NamedTuple):
-    """``manager``: apt, dnf, zypper; ``packages``: none where the engine is there; ``refusal``: why there is no way;
-    ``components``: of the distribution, where apt may have to look for them.
+    """Describes the packages to install. ``manager``: apt, dnf or zypper; ``packages``: empty if the engine is
+    installed; ``refusal``: why no package is known; ``components``: components of the distribution that apt may have to
+    enable.
     """
 
     manager: str
@@ -72,7 +73,9 @@ def names(wanted: dict[str, Any]) -> list[str]:
 
 
 def family_of(system: dict[str, str]) -> str:
-    """``debian``, ``ubuntu``, ``el``, ``sles`` of ``host_state``'s ``os``; empty where the collection knows no way."""
+    """Returns the family of ``host_state``'s ``os``: ``debian``, ``ubuntu``, ``el`` or ``sles``; empty if the system is
+    not supported.
+    """
     known = distribution.system(system)
     if known:
         return known.family
@@ -102,7 +105,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
     by_system = REPOSITORY if wanted["repository"] else DISTRIBUTION.get(family_of(state["os"]), {})
     brings = by_system.get(engine, [])
     there = bool((state["units"].get(UNITS[engine]) or {}).get("present"))
-    # Packages that were begun and not finished are still ours to bring to their end: the record comes before them.
+    # The record is written before the installation, so it shows an interrupted installation that must be finished.
     ours = state["files"].get(wanted["packages_record"] or "") is not None
     has = {name for name in names(wanted) if state["packages"].get(name)}
     if there and not has & set(brings) and (has or not ours):

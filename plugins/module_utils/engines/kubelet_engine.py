@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the engine that starts the containers of this host's pods, from its kubelet's configuration.
 
-A role that gives NVIDIA's runtime to another engine reports success, and no pod gets a GPU. A second engine, docker,
-changes the firewall under the pods.
+If a role configures NVIDIA's runtime in another engine, it reports success and no pod gets a GPU. Installing docker as
+a second engine also changes the firewall rules of the pods.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ CGROUP_IN_CONFIG = re.compile(VALUE % "cgroupDriver", re.MULTILINE)
 # From this version on there is no dockershim, and an unconfigured kubelet takes containerd.
 WITHOUT_DOCKERSHIM = (1, 24)
 CONTAINERD = "unix:///run/containerd/containerd.sock"
-# Programs with a kubelet in them, which have a containerd of their own.
+# Programs that contain a kubelet and their own containerd → engine.
 RANCHER = {"k3s-server": "k3s", "k3s-agent": "k3s", "rke2": "rke2"}
 RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
 
 
 def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
-    """``{"engine", "endpoint", "cgroup_driver"}`` of the kubelet that runs, None where none does.
+    """Returns ``{"engine", "endpoint", "cgroup_driver"}`` of the running kubelet, None if no kubelet runs.
 
-    ``version``: of the host's kubelet; ``engine``: docker, containerd, crio, k3s, rke2, empty of an endpoint that
-    nobody knows; ``cgroup_driver``: systemd or cgroupfs, empty where its configuration does not say.
+    ``version``: of the host's kubelet; ``engine``: docker, containerd, crio, k3s or rke2, empty for an unknown
+    endpoint; ``cgroup_driver``: systemd or cgroupfs, empty if the configuration does not name it.
     """
     running: dict[str, str] = {}
     network = host.link("/proc/1/ns/net")
@@ -87,7 +87,7 @@ def engine_of(endpoint: str, rancher: Sequence[str] = ()) -> str:
 
 
 def findings(found: dict[str, Any] | None, wanted: str, there: bool) -> tuple[list[str], list[str]]:
-    """Errors that stop the host, and warnings. ``there``: whether the wanted engine is on the host."""
+    """Returns errors that stop the host, and warnings. ``there``: whether the desired engine is on the host."""
     engine = (found or {}).get("engine")
     if not found or not engine or engine == wanted:
         return [], []

@@ -23,8 +23,8 @@ KEY = r"""^\s*%s\s*=\s*["']([^"'\s]+)["']"""
 def read(
     host: Host, kubelet: dict[str, Any] | None, docker: dict[str, Any] | None, containerd: str | None
 ) -> dict[str, str]:
-    """``{"engine", "runtime"}``, each empty where nothing says it. ``kubelet``, ``docker`` and ``containerd``: the
-    kubelet's engine, docker's info and containerd's file, as host_state has them.
+    """Returns ``{"engine", "runtime"}``, each empty if unknown. ``kubelet``, ``docker``, ``containerd``: the kubelet's
+    engine, docker's info and the text of containerd's file, as host_state has them.
     """
     engine = str((kubelet or {}).get("engine") or "")
     if not engine:
@@ -38,7 +38,7 @@ def read(
         name = next((found for found in (_last(text, "runtime") for text in texts) if found), "")
         name = name or _first(host, CRUN, RUNC)
     elif engine:
-        # k3s and rke2 have a runc of their own, and a file that is made again at each start.
+        # k3s and rke2 include their own runc and write their containerd file again at each start.
         name = _containerd(containerd) if engine == "containerd" and containerd else RUNC
     else:
         name = ""
@@ -46,7 +46,9 @@ def read(
 
 
 def _below(host: Host, name: str) -> str:
-    """NVIDIA's runtime starts the first that is there of those that its file names."""
+    """Returns the name of the runtime program that finally starts containers. NVIDIA's runtime calls another runtime:
+    the first runtime in NVIDIA's configuration file that exists on the host.
+    """
     if "nvidia" not in name:
         return name.rpartition("/")[2]
     found = re.search(r"^\s*runtimes\s*=\s*\[([^\]]*)\]", host.text(TOOLKIT) or "", re.MULTILINE)

@@ -16,18 +16,19 @@ FIRST_BRANCH = 615
 # crun enables some controllers for a container, but neither dmem nor misc.
 CRUN = "crun"
 NOT_TRIED = "nothing was tried on this host yet"
-# Sharing modes whose containers are given a limit; a MIG device's memory is its own, and whole GPUs have none.
+# Sharing modes whose containers get a memory limit. A MIG device needs none, because its memory is separate; whole GPUs
+# have none.
 LIMITED = ("vcuda", "time-slicing", "mps")
 
 
 class Facts(NamedTuple):
     """Holds the facts of a host on which the decision depends. ``probed``: (backend, why not) of gpu/memory_limits.py;
-    None where nothing was tried.
+    None if no probe ran.
 
-    ``branch``: of the driver, 0: unknown. ``cards``: GPUs before Turing. ``handover``: empty where containers get their
+    ``branch``: of the driver, 0: unknown. ``cards``: GPUs before Turing. ``handover``: empty if containers get their
     GPUs by CDI, else the reason why not. ``cgroup2``: whether version 2 of control groups is mounted at their root.
-    ``controllers``: dmem and misc, as far as the kernel has them; None: unknown. ``engine`` and ``runtime``: who starts
-    containers; empty: unknown.
+    ``controllers``: dmem and misc, as far as the kernel has them; None: unknown. ``engine``, ``runtime``: the container
+    engine and the OCI runtime that it calls; empty: unknown.
     """
 
     branch: int

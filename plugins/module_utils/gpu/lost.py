@@ -12,11 +12,11 @@ ADVICE = "look at the kernel log for Xid; reset or replace it, and it comes back
 def find(
     readable: Sequence[dict[str, Any]], unreadable: Sequence[dict[str, Any]], status: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """Returns ``{index, uuid, reason, counted}`` of each lost GPU, by index. ``uuid`` is empty where nobody ever read
-    it.
+    """Returns ``{index, uuid, reason, counted}`` of each lost GPU, by index. ``uuid`` is empty if it was never read;
+    ``counted``: whether the driver still counts the GPU.
 
-    ``readable`` and ``unreadable``: what NVML says now (``gpus`` and ``lost`` of nvml.read); ``status``: of the device
-    plugin, which remembers what it offered.
+    ``readable``, ``unreadable``: NVML's present lists (``gpus`` and ``lost`` of nvml.read). ``status``: status of the
+    device plugin, which remembers the GPUs that it advertised.
     """
     here = {gpu["uuid"] for gpu in readable}
     faults = {one["index"]: str(one["error"]) for one in unreadable}

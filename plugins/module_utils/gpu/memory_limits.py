@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits of control groups that the driver itself enforces (branch 615 and newer): NVML's two calls, and the
-probe of a host. Neither structure has a version; figures are bytes; a group is the absolute path of its folder.
+"""Sets and reads memory limits of control groups that the driver itself enforces (branch 615 and newer), by NVML's two
+calls, and probes whether a host supports them. Neither structure has a version; figures are bytes; a group is the
+absolute path of its folder.
 
-What a call answers is no proof: a set may do nothing and answer success, and a group that was never set
-answers NOT_SUPPORTED. Set and read back on a group of one's own tells a host that can from one that cannot.
+A return value proves nothing: a set may report success without an effect, and a get on a group without a limit returns
+NOT_SUPPORTED. Only setting a limit on a new group and reading it back shows whether a host supports limits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class _Get(ctypes.Structure):
 
 
 class Limits(NamedTuple):
-    """``hard`` is UNLIMITED where there is no limit; ``used``: what the driver charges the group for now."""
+    """Holds limits and use of a group in bytes. ``hard``: UNLIMITED if there is no limit; ``used``: the memory that the
+    driver charges to the group now.
+    """
 
     soft: int
     hard: int
@@ -49,12 +52,16 @@ def _checked(library: Any, name: str, handle: Any, argument: ctypes.Structure) -
 
 
 def set_limits(library: Any, handle: Any, group: str, hard: int, soft: int = 0) -> None:
-    """``library``: libnvidia-ml as ctypes has it. Raises NvmlError. In force only where ``get_limits`` says so."""
+    """Sets the limits of a group. ``library``: libnvidia-ml, loaded by ctypes. Raises NvmlError. Success does not prove
+    that the limit is active: check it with ``get_limits``.
+    """
     _checked(library, "nvmlDeviceSetMemoryLimits_v1", handle, _Set(os.fsencode(group), soft, hard))
 
 
 def get_limits(library: Any, handle: Any, group: str) -> Limits:
-    """Raises NvmlError; NOT_SUPPORTED may mean that neither the group nor one above it has a limit."""
+    """Returns the limits of a group. Raises NvmlError; NOT_SUPPORTED may mean that neither the group nor a group above
+    it has a limit.
+    """
     found = _Get(os.fsencode(group), 0, 0, 0)
     _checked(library, "nvmlDeviceGetMemoryLimits_v1", handle, found)
     return Limits(found.soft, found.hard, found.used)
@@ -110,7 +117,7 @@ def probe(
 
 
 def _turned_on(group: str, cgroup_root: str) -> str:
-    """Enables the controller in the scratch group if the kernel has it."""
+    """Enables the controller in the scratch group if the kernel has it. Returns why that failed, else an empty text."""
     controller = backend(cgroup_root)
     if controller not in _words(os.path.join(cgroup_root, "cgroup.controllers")) or controller in _words(
         os.path.join(group, "cgroup.controllers")

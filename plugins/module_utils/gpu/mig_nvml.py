@@ -15,9 +15,9 @@ from .nvml import CtypesReader, NvmlError
 
 NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND, FUNCTION_NOT_FOUND, IN_USE = 3, 2, 6, 13, 19
 INSUFFICIENT_SIZE, INSUFFICIENT_RESOURCES = 7, 23
-PROFILES = 16  # NVML numbers its kinds of profiles from 0; those it does not know answer INVALID_ARGUMENT
+PROFILES = 16  # NVML numbers its kinds of profiles from 0; for an unknown kind it returns INVALID_ARGUMENT.
 MOST = 8  # instances of one profile on a GPU
-# The compute profile that takes all slices of a GPU instance, by their number.
+# Number of slices of a GPU instance → the compute profile that uses all of them.
 WHOLE = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
 
 
@@ -181,8 +181,8 @@ class Mig(CtypesReader):
         ]
 
     def set_mode(self, index: int, on: bool) -> None:
-        """Switches MIG and checks that the mode is active. If the mode waits for a GPU reset, the
-        error names the remedy.
+        """Switches MIG and checks that the mode is active. If it is not, for example because it waits for a GPU reset,
+        withdraws the pending mode and raises NvmlError.
         """
         handle, activation = self.handle(index), ctypes.c_uint()
         self._call("nvmlDeviceSetMigMode", handle, ctypes.c_uint(int(on)), ctypes.byref(activation))

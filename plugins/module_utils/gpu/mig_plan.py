@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans the steps from a GPU's present MIG instances to the desired ones, or explains why none are possible. Pure.
 
-A geometry is a mapping of profile to count, such as ``{"1g.10gb": 3, "3g.40gb": 1}``. An instance that is wanted stays
-as it is; only what is too many goes, and the largest of what is missing comes first, for NVML places each where it fits
-and a small one may lie in a large one's way.
+A geometry maps profile to count, such as ``{"1g.10gb": 3, "3g.40gb": 1}``. Instances that the geometry needs stay; only
+surplus instances are destroyed. Missing instances are created largest first: NVML places each where it fits, and a
+small instance could block the placement of a large one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, Sequence
 
 
 class Steps(NamedTuple):
-    """``mode``: on or off, None where it stays; ``destroy``: instance ids; ``create``: profile names in order."""
+    """Holds the steps for one GPU. ``mode``: the new MIG mode, None if it stays; ``destroy``: instance ids; ``create``:
+    profile names in order.
+    """
 
     mode: bool | None
     destroy: list[int]
@@ -63,7 +65,7 @@ def _memory(gpu: dict[str, Any], profile: str) -> int:
 def fits(name: str, profiles: dict[str, Any], geometry: dict[str, int]) -> list[str]:
     """Returns errors for a geometry that exceeds the GPU's counts by NVML. NVML does the placement."""
     if not profiles:
-        return []  # NVML of some drivers names no profiles before MIG is on
+        return []  # The NVML of some drivers lists no profiles before MIG is on.
     said = []
     for profile, count in geometry.items():
         known = profiles.get(profile)
@@ -78,8 +80,8 @@ def fits(name: str, profiles: dict[str, Any], geometry: dict[str, int]) -> list[
 
 
 def busy(name: str, gpu: dict[str, Any], steps: Steps) -> list[str]:
-    """Returns the processes that the steps would kill: all on the GPU if its mode changes, else
-    those in destroyed instances.
+    """Returns an error if the steps would disturb processes: any process on the GPU if its mode changes, else a process
+    in a destroyed instance or in no known instance.
     """
     whole = steps.mode is not None
     held = [one for one in gpu["processes"] if whole or one["instance"] is None or one["instance"] in steps.destroy]

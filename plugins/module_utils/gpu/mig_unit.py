@@ -13,7 +13,7 @@ GEOMETRY = "/etc/vgpu/mig.json"
 FOLDER = "/usr/local/lib/vgpu-mig"
 UNIT = "vgpu-mig.service"
 UNIT_PATH = "/etc/systemd/system/" + UNIT
-# The program's modules. They are read, not imported: the plan needs only their text.
+# The program consists of the text of these modules. This file reads them without importing them.
 SOURCES = ("config/kinds", "config/slices", "gpu/nvml", "gpu/mig_nvml", "gpu/mig_plan", "gpu/mig_apply")
 
 CDI_REFRESH = "nvidia-cdi-refresh.service"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the service of NVIDIA's MPS control daemon: limits for each client, and how many clients a GPU takes. Pure.
 
-Names and places are those that NVIDIA's device plugin expects below its ``mpsRoot``. A memory limit of MPS holds for
-each process, not for each container, and MPS keeps clients apart in memory and not in faults: a fatal fault of one ends
-all clients of its server.
+Names and paths are those that NVIDIA's device plugin expects below its ``mpsRoot``. A memory limit of MPS applies to
+each process, not to each container. MPS isolates the memory of clients but not their faults: a fatal fault of one
+client ends all clients of its server.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def files(
         # Name GPUs by UUID: the daemon counts indexes among the GPUs that it sees, not among the host's.
         f"Environment=CUDA_VISIBLE_DEVICES={uuids}",
         f"ExecStartPre=/bin/mkdir -p {pipe} {log} {root}/shm",
-        # Clients in containers share this folder as their /dev/shm. Its options are those of a container's own.
+        # Containers of MPS clients share this folder as their /dev/shm, with the options of a container's own /dev/shm.
         f"ExecStartPre=-/bin/mount -t tmpfs -o mode=1777,size=1g,nosuid,nodev,noexec vgpu-mps {root}/shm",
         *(mode if exclusive else []),
         "ExecStart=/usr/bin/nvidia-cuda-mps-control -f",
@@ -106,8 +106,9 @@ def files(
 
 
 def start_script(commands: Sequence[str]) -> str:
-    """Waits for the daemon and gives it the limits; a limit that it refuses ends the service, never a silent no "
-    "limit."""
+    """Returns the script that waits for the daemon and sends it the limits. If the daemon refuses a limit, the script
+    fails and the service stops, so that clients never run without a limit.
+    """
     lines = [
         "# Managed by vgpu.fleet. Limits of every client, given to the control daemon once it answers.",
         "set -eu",

@@ -28,7 +28,7 @@ MEANINGS = {
 
 
 class NvmlError(Exception):
-    """A call to NVML that failed; ``code`` is its nvmlReturn_t."""
+    """A call to NVML failed; ``code`` is its nvmlReturn_t."""
 
     def __init__(self, code: int, call: str) -> None:
         self.code = code
@@ -220,10 +220,8 @@ def mig_devices(source: Any, handle: Any, card_bytes: int) -> list[dict[str, Any
 
 
 def mig_profile(name: str, gpu_slices: int, compute_slices: int, memory_mib: int, card_bytes: int) -> str:
-    """Returns the profile of a MIG device: the last word of its name where the driver puts it there, else by NVIDIA's
-    rule.
-
-    That rule takes memory as eighths of the card in whole GiB.
+    """Returns the profile of a MIG device: the last word of its name if the driver writes it there, else by NVIDIA's
+    rule, which counts memory in eighths of the card, in whole GiB.
     """
     said = re.search(r" MIG (\S+)$", name)
     if said:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the unit that sets the driver's time slice between processes on a GPU at every boot. Pure.
 
-The policy belongs to the loaded driver and is lost with it, so a unit sets it and its stop gives the default back. NVML
-has no public call for it; NVIDIA's own program has one.
+The loaded driver holds the policy and loses it when it is unloaded. So a unit sets the policy, and stopping the unit
+restores the default. NVML has no public call for the policy; nvidia-smi can set it.
 """
 
 from __future__ import annotations

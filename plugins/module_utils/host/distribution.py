@@ -11,8 +11,9 @@ EL_LIKE = {"rhel", "rocky", "almalinux", "centos", "ol"}
 
 
 class System(NamedTuple):
-    """``family``: debian, ubuntu, el, sles; ``release`` as ``DEBIAN`` and ``UBUNTU`` spell it; ``headers``: whether the
-    headers of the running kernel are installed."""
+    """Describes a host's system. ``family``: debian, ubuntu, el or sles; ``release``: in the spelling of ``DEBIAN`` and
+    ``UBUNTU``, the major version for el and sles; ``headers``: whether the running kernel's headers are installed.
+    """
 
     family: str
     release: str

@@ -18,7 +18,7 @@ import time
 from typing import Any, Callable, NamedTuple, Sequence
 
 NVIDIA_VENDOR = "0x10de"
-# PCI classes of things that compute or draw: VGA controller, 3D controller, display controller.
+# PCI classes of GPUs: VGA controller, 3D controller, display controller.
 DISPLAY_CLASSES = ("0x0300", "0x0302", "0x0380")
 
 
@@ -132,9 +132,8 @@ class Host:
         }
 
     def node_name(self) -> str:
-        """The name by which a kubelet registers the host unless configured otherwise. Empty where the kernel has none.
-
-        The whole of the kernel's host name, with a domain where it has one, in lower case.
+        """Returns the name by which a kubelet registers the host unless configured otherwise: the kernel's whole host
+        name, with its domain if it has one, in lower case. Empty if the kernel has no host name.
         """
         return (self.text("/proc/sys/kernel/hostname") or "").strip().lower()
 
@@ -161,9 +160,9 @@ class Host:
         return {"loaded_version": version.group(1) if version else None, "nouveau": "nouveau" in modules}
 
     def packages(self, names: Sequence[str]) -> dict[str, str | None]:
-        """The installed version of each package, None where it is not fully installed.
+        """Returns the installed version of each package, None if it is not fully installed.
 
-        A name that holds ``*`` is a pattern and stands for every installed package that it matches.
+        A name with ``*`` is a pattern that selects every matching installed package.
         """
         if not names:
             return {}
@@ -238,7 +237,7 @@ def unit_facts(fields: dict[str, str]) -> dict[str, bool]:
 
 
 def dpkg_versions(status: str, names: Sequence[str]) -> dict[str, str | None]:
-    """Versions from the text of dpkg's status file; only "install ok installed" counts as installed.
+    """Returns the versions from the text of dpkg's status file; only the state "installed" counts.
 
     A package that dpkg left half configured must be installed again, so it is reported as absent.
     """

@@ -4,8 +4,8 @@
 The mount points are those of a container, with no more below /dev: a folder that a container could move can be moved
 here too. /dev is a fresh tmpfs, as runtimes make it.
 
-For hosts without a container runtime at hand. Nothing is written on the host: a mount point that does not exist is made
-on a tmpfs that covers its folder in the new namespace alone, with the folder's other entries bound into it.
+Used on hosts without a container runtime. Nothing is written on the host: a missing mount point is made on a tmpfs that
+covers its folder in the new namespace alone, and the folder's other entries are bound into that tmpfs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLONE_NEWNS = 0x00020000
 MS_RDONLY, MS_NOSUID, MS_NODEV = 0x1, 0x2, 0x4
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
 
-# Nodes that every container has; GPU nodes come on top, of the slice's GPUs alone.
+# Device nodes that every container has. The nodes of the slice's GPUs are added.
 DEVICE_NODES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_FOLDERS = ("shm", "pts", "mqueue")
 GPU_CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
@@ -184,8 +184,8 @@ def run(
     before_start: Callable[[int], None],
     while_running: Callable[[int], None],
 ) -> Outcome:
-    """Runs ``argv`` in a namespace. ``before_start`` sees the laid-out process before the program starts in it;
-    ``while_running`` is called with its pid again and again until it ends. Raises NamespaceError.
+    """Runs ``argv`` in a namespace. ``before_start`` gets the pid when the namespace is prepared and before the program
+    starts. ``while_running`` gets the pid every LOOK_S seconds until the program ends. Raises NamespaceError.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         ready_r, ready_w = os.pipe()

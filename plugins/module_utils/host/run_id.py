@@ -16,9 +16,9 @@ MARK = re.compile(r"(\d+)\.(\d+)\.([0-9a-f]+)")
 BOOT_DIGITS = 12
 # Run ids of former versions: a pid alone; still older versions had no run id.
 FORMER = re.compile(r"\d*")
-# Seconds: unmarked artefacts older than this are stale, for no such run took as long. Also the amount by which the
-# clock may have been set between the start of a process and what it made.
+# Seconds after which an object without a run id is stale, because no run took that long.
 LONGEST_S = 3600.0
+# Seconds by which the clock may have been set between the start of a process and the creation of its object.
 SET_S = 60.0
 # Index in /proc/<pid>/stat, counted from the field after the name.
 START = 19

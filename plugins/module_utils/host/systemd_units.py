@@ -52,7 +52,8 @@ class UnitFiles:
         for path in changed:
             write_bytes(self.path(path), wanted[path].encode("utf-8"))
         if unread or any(path.endswith(self.unit) for path in changed):
-            # systemd rereads units only where one changed: a reload takes GPUs from containers of legacy mode.
+            # Reload systemd only if the unit changed: a reload removes the GPUs from containers of NVIDIA's legacy
+            # mode.
             self.must("daemon-reload")
         if not enabled:
             self.must("enable", self.unit)
@@ -88,9 +89,10 @@ class UnitFiles:
         return fields.get("NeedDaemonReload") == "yes", bool(started) and newest > began
 
     def try_restart(self, units: Sequence[str]) -> list[str]:
-        """Restart the units that run; returns what went wrong. One that is absent or does not run is left alone.
+        """Restarts the running units and returns the faults. A unit that is absent or does not run stays as it is.
 
-        One that does its work and ends, such as NVIDIA's of CDI files, never runs: it does its work again if enabled.
+        Exception: a oneshot unit, such as NVIDIA's unit for CDI files, ends after its work, so it is started again if
+        it is enabled.
         """
         faults = []
         for unit in units:

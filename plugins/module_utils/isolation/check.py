@@ -20,15 +20,15 @@ from .engines import NAMESPACE, Engines, Lease
 from .plugin_client import Plugin, PluginError
 from .runner import ASK_S, SHELL, START_S, RunnerError
 
-# The folder of the library's version in the slice; and the file alone, in an answer of an older plugin.
+# Paths in the slice: the folder of the library's version, and the library file that an older device plugin mounts.
 LIBRARY, OLD_LIBRARY = "/dev/vgpu/lib", "/usr/local/lib/vgpu/libvgpu.so"
 # The probe is mounted separately in the slice, so that it also exists where the library is not mounted.
 PROBE = "/dev/vgpu-probe"
-# Milliseconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
+# Milliseconds for which a fill is held, so that a poll sees it even on a busy host with seconds between two polls.
 HOLD_MS = 3000
 # Slice memory for each bypass that runs together with others: a context on a large card, and the bypass's allocation.
 ROOM_MIB = 512
-# Seconds for which a share is measured while another slice is busy; a slice of all SMs has none.
+# Seconds for which a compute share is measured while another slice is busy; a slice of all SMs has no share limit.
 BESIDE_S = 5.0
 # Seconds in which two slices wait for each other, fill, exchange a handle and judge.
 MEET_S = 2.0
@@ -36,8 +36,8 @@ MEET_S = 2.0
 IDLE = [SHELL, "-c", ":"]
 # Milliseconds for which a bypass keeps its memory if the driver did not refuse it, until the group's sum was read.
 SUM_MS = 2000
-# Seconds of the second lease that slow engines take besides the program: each creates, starts, ends and removes a
-# container, and one container waits for the other.
+# Seconds that the lease of the second slice needs in addition to the program's time-out: a slow engine creates, starts,
+# ends and removes each container, and the first container waits for the second.
 ENGINE_S = isolation_pair.WAIT_S + START_S + 4 * ASK_S
 NO_LIMIT_PERCENT = 100
 MOST_TTL_S = 3600  # the plugin's longest lease
@@ -74,8 +74,8 @@ class SliceCheck:
         status: dict[str, Any],
         engines: Engines | None = None,
     ) -> None:
-        """``params``: the options of the module vgpu_isolation; ``engines``: those of its run. Raises BadOption and
-        RunnerError.
+        """``params``: the options of the module vgpu_isolation; ``engines``: the engines of the module's run. Raises
+        BadOption and RunnerError.
         """
         self._engines = engines or Engines(params)
         self._plugin = plugin
@@ -93,7 +93,7 @@ class SliceCheck:
         self._minors = [gpu["minor"]]
         self._expected = verdicts.Expected(self.slice["uuid"], self.slice["memory_mib"])
         every = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
-        # A mount of /dev/null names a GPU to the NVIDIA runtime; the process has no such file.
+        # A mount of /dev/null only names a GPU to the NVIDIA runtime; the process does not see that file.
         self._promised = [one for one in every if one.host_path != "/dev/null"]
         self._words = [one for one in every if one.host_path == "/dev/null"]
         paths = [one.container_path for one in self._promised]
@@ -137,7 +137,7 @@ class SliceCheck:
         return Mount(PROBE, os.path.join(folder, os.path.basename(PROBE)), True)
 
     def run(self) -> list[dict[str, Any]]:
-        """Runs the checks that a slice must pass to their end; the bypasses only within ``duration``."""
+        """Runs all checks and returns their results. Only the bypasses stop when ``duration`` has passed."""
         asked = [name for name in self._params["checks"] if name not in verdicts.OWN]
         ways = [name for name in asked if name.startswith(verdicts.BYPASS)]
         wanted = [name for name in asked if name not in ways] or (["totals"] if ways else list(verdicts.PROBE_CHECKS))
@@ -155,8 +155,8 @@ class SliceCheck:
         return [one for one in checks if not named or one["name"] in [*named, "probe"]]
 
     def _left_s(self) -> float:
-        """Seconds that are left of ``duration`` for a program, where its container is made and removed in them too;
-        without one as many as a run may take.
+        """Returns the seconds that one program may run: the remaining ``duration`` without the time that its container
+        takes to start and end, at most ``timeout``. Without a ``duration`` returns ``timeout``.
         """
         duration, timeout = self._params["duration"], float(self._params["timeout"])
         left = self._begun + duration - time.monotonic() - self.runner.overhead_s
@@ -177,7 +177,7 @@ class SliceCheck:
             if watch is not None:
                 watch.poll(pid)
 
-        # The lease is long enough for one more run of the probe after this.
+        # The lease of the slice lasts long enough for one more run of the probe after this deadline.
         deadline = time.monotonic() + self._params["timeout"]
         argv = [PROBE, "--json", "--checks", ",".join(wanted)]
         outcome = self.runner.run(argv, float(self._params["timeout"]), before_start, while_running)
@@ -230,7 +230,7 @@ class SliceCheck:
                 wanted = [one for one in driver_verdicts.OF_TENANTS if not named or one in named]
                 checks = [verdicts.check(one, verdicts.NOT_RUN, "", "", detail=str(fault)) for one in wanted]
         if seen[0].hard is None:
-            # Nobody can try a limit that is not there, and who asks for one of these alone must read that.
+            # A missing limit cannot be tested. A user who requested one of these checks by name must see that.
             checks = [driver_verdicts.of_driver(self._claimed, seen[0], self._expected, one) for one in named]
             checks = [one for one in checks if one["name"] in driver_verdicts.OF_TENANTS]
         return [driver_verdicts.of_restart(self._claimed, self._limit, seen[0], self._expected), *checks]
@@ -254,8 +254,8 @@ class SliceCheck:
         return self._beside(driver_verdicts.BESIDE, MEET_S + 2 * self.runner.overhead_s, work)
 
     def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
-        """Fills the slice again for a while, where no poll saw a fill: one may be over between two polls, and a
-        whole run of few checks too. Returns the violated checks of that fill.
+        """Fills the slice again for HOLD_MS if no poll saw a fill: a fill, or a whole run of few checks, may start and
+        end between two polls. Returns the violated checks of the second fill.
         """
         blind = not filled or watch.fault or watch.untold
         if blind or verdicts.seen(watch.most_bytes, filled) or time.monotonic() > deadline:
@@ -267,12 +267,12 @@ class SliceCheck:
         return [one for one in checks if one["verdict"] == verdicts.VIOLATED]
 
     def _try_bypasses(self, ways: list[str]) -> list[dict[str, Any]]:
-        """Bypasses that must be prevented run while another process fills the slice: then none is granted anything. The
-        unpreventable ones get what they ask for, so they run in an empty slice and take no other tenant's memory; but
-        for one, which runs alone and where there is no other tenant.
+        """Runs the bypasses. A bypass that must be prevented runs while another process fills the slice: it must get no
+        memory. An unpreventable bypass gets its memory, so it runs in an empty slice and uses no other tenant's memory.
+        The exception, PAST_THE_SLICE, runs alone and only if no other slice of the GPU is in use.
         """
         if self._by_driver:
-            # The driver refuses them all in a full slice, and then none takes another tenant's memory.
+            # In a full slice the driver refuses every bypass, so no bypass uses another tenant's memory.
             checks = self._by_sum(self._try(ways))
             self.left_out += [one["name"] for one in checks if one["left_out"]]
             return checks
@@ -288,7 +288,9 @@ class SliceCheck:
         return checks
 
     def _by_sum(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Bypasses that the driver did not refuse go again, each for a while, and the sum of the group is judged."""
+        """Repeats the bypasses that the driver did not refuse, holds each for SUM_MS, and judges the sum of the control
+        group's memory.
+        """
         opened = [one["name"] for one in found if one["verdict"] == verdicts.OPEN]
         if not opened:
             return found
@@ -353,12 +355,14 @@ class SliceCheck:
         return out
 
     def _judge(self, one: dict[str, Any], observation: watcher.Observation, cut: str) -> dict[str, Any]:
-        """``cut``: why it ran for less time than the watcher needs; polls during a slow start do not count."""
+        """Judges one bypass by the watcher's polls. ``cut``: the reason if the bypass ran for less time than the
+        watcher needs; polls during a slow start of the container do not count.
+        """
         if one["name"] in observation.named:
             seconds, text = observation.named[one["name"]]
             return verdicts.of_watcher(one, seconds, observation.polls, observation.needed, "", text)
         if one["verdict"] != verdicts.OPEN:
-            return one  # it allocated nothing that a poll could see
+            return one  # The bypass allocated nothing that a poll could see.
         return verdicts.of_watcher(one, None, observation.polls, observation.needed, observation.fault or cut)
 
     def _ask_watcher(self) -> dict[str, Any] | None:
@@ -371,7 +375,7 @@ class SliceCheck:
         """Measures the compute share again while a tenant of the check is busy in another free slice of the GPU."""
         percent = self.slice["sm_percent"]
         if not 0 < percent < NO_LIMIT_PERCENT:
-            # As the probe says of the share alone: nothing to hold.
+            # The probe's check ``share`` reports the same: without a share there is no limit to keep.
             return verdicts.check(verdicts.BESIDE, verdicts.PASSED, 0, 0, "shares", "no share is set")
 
         def measure(other: SliceCheck) -> dict[str, Any]:
@@ -398,7 +402,9 @@ class SliceCheck:
         return self._beside(verdicts.IMPORT, MEET_S + self.runner.overhead_s, meet)
 
     def _beside(self, name: str, least_s: float, work: Callable[[SliceCheck], dict[str, Any]]) -> dict[str, Any]:
-        """The result of ``work`` with another free slice of this GPU; ``least_s`` of the time must be left."""
+        """Leases another free slice of this GPU and returns the result of ``work`` with that slice. ``least_s``:
+        seconds of ``duration`` that must remain.
+        """
         if self._left_s() < least_s:
             self.left_out.append(name)
             return verdicts.left_out(name, self._params["duration"])
@@ -438,7 +444,7 @@ class SliceCheck:
 
 @contextlib.contextmanager
 def observed(uuid: str) -> Iterator[Any]:
-    """Returns a reader of the host's NVML. Raises RunnerError if the host has no NVML that starts."""
+    """Yields a reader of the host's NVML and closes it afterwards. Raises RunnerError if NVML is missing or fails."""
     watch = observer.watch(uuid)
     if watch is None or watch.fault:
         raise RunnerError(watch.fault if watch else "the host has no libnvidia-ml.so.1")

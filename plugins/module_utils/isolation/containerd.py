@@ -23,13 +23,13 @@ EMPTY_FOLDERS = (
     f"/run/containerd/io.containerd.runtime.v2.task/{NAMESPACE}",
     f"/var/lib/containerd/io.containerd.runtime.v2.task/{NAMESPACE}",
 )
-# Matches a line of ctr's list of tasks: name, pid, state.
+# Number of words in a line of ctr's list of tasks: name, pid, state.
 TASK_WORDS = 3
 
 
 class ContainerdRunner(EngineRunner):
-    """``root``: a folder with a root for containers, of slice_image. ``runtime``: the program that hands the GPU in,
-    named as runc's.
+    """Runs programs in a container of containerd. ``root``: a folder with the container's root file system, made by
+    image.py. ``runtime``: the program that injects the GPU; ctr starts it in place of runc.
     """
 
     name = "containerd"
@@ -38,7 +38,8 @@ class ContainerdRunner(EngineRunner):
     def __init__(self, ctr: str, root: str, runtime: str, mounts: Sequence[Mount], environment: dict[str, str]) -> None:
         self._ctr = [ctr, "--namespace", NAMESPACE]
         self._root = root
-        # As docker starts them: a setuid program gets its owner's rights, else a check of it would show nothing.
+        # Docker also allows new privileges: a setuid program gets its owner's rights. Otherwise the setuid bypass would
+        # show nothing.
         self._options = ["--rm", "--rootfs", "--allow-new-privs", "--runc-binary", runtime, "--label", f"{LABEL}=1"]
         for name, value in sorted(dict({"PATH": PATH, "HOME": "/"}, **environment).items()):
             self._options += ["--env", f"{name}={value}"]
@@ -79,7 +80,7 @@ class ContainerdRunner(EngineRunner):
         self._tell("tasks", "kill", "--signal", "SIGKILL", container)
 
     def _remove(self, container: str) -> None:
-        """Removes the container. An exited container is already gone, because it was run with --rm."""
+        """Removes the container. An exited container no longer exists, because it was run with --rm."""
         try:
             known = self._say("containers", "list", "--quiet").stdout.split()
         except RunnerError:
@@ -90,9 +91,9 @@ class ContainerdRunner(EngineRunner):
 
 
 def remove_traces(ctr: str, over: str = "") -> bool:
-    """Takes away our containers and those that killed runs left, and our name at containerd where no run uses it.
-    ``over``: the mark of a run that is known to have ended. Returns whether containerd listed its containers; other
-    faults are not reported.
+    """Removes the containers of this run and of killed runs, and the namespace NAMESPACE if no run uses it. ``over``:
+    the id of a run that is known to have ended. Returns whether containerd listed its containers; other faults are not
+    reported.
     """
     ask = [ctr, "--namespace", NAMESPACE]
     try:

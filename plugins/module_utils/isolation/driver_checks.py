@@ -2,8 +2,8 @@
 """Tests the limits that the driver itself enforces for a container's control group, with tenants that run without
 libvgpu.so.
 
-A tenant is raw_client.py, a process of the host that puts itself into the container's group while the container waits:
-the driver goes by the group, so it is held as a static program of the container would be.
+A tenant is raw_client.py, a process of the host that enters the container's control group while the container waits.
+The driver limits the group, so it limits the tenant like a statically linked program of the container.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from . import driver_verdicts, raw_client
 from .driver_verdicts import Deltas, Sum
 from .verdicts import MIB
 
-# CHILD begins the names of test groups below the container's group. PIECE is the bytes of one test allocation.
+# Prefix of the names of test groups below the container's group.
 CHILD = "vgpu-check"
+# Bytes of one test allocation.
 PIECE = 64 * MIB
 # A tenant allocates at most this much beyond the limit, because that memory belongs to the neighbours.
 BEYOND = 64 * MIB
-# Seconds for one answer: a context on a card that sleeps; and until a group that its process left can be removed.
+# Seconds to wait for one reply of a tenant: a context on a sleeping card takes long.
 ANSWER_S = 60.0
+# Seconds to wait until a tenant's processes are gone and its control group can be removed.
 GONE_S = 5.0
 # Variables that would load the library, or hide the GPU.
 OURS = ("LD_PRELOAD", "LD_BIND_NOW", "CUDA_", "NVIDIA_VISIBLE", "VGPU_", "GPU_CORE_", "ACTIVE_")
 
 
 class TenantError(Exception):
-    """A tenant cannot be started; the text gives the reason."""
+    """A tenant or its control group cannot be created, or the tenant failed; the text gives the reason."""
 
 
 class Account:
@@ -106,7 +108,7 @@ class Tenant:
         return f"a tenant without our library ended: {said or self._process.returncode}"
 
     def end(self) -> None:
-        """Its child too: it is in its session, and holds what it took until it is gone."""
+        """Kills the tenant and its child, which is in the same session and holds its GPU memory until it is gone."""
         deadline = time.monotonic() + GONE_S
         with contextlib.suppress(ProcessLookupError, PermissionError):
             while time.monotonic() < deadline:
@@ -162,7 +164,9 @@ def _remove(group: str) -> None:
 
 
 class DriverChecks:
-    """The checks of one container that waits, whose group is named. ``crowded``: why its memory must not be filled."""
+    """Runs the checks of one waiting container, given its control group. ``crowded``: why its memory must not be
+    filled, empty if it may.
+    """
 
     def __init__(self, account: Account, uuid: str, claimed: str, crowded: str = "") -> None:
         self._account = account
@@ -171,7 +175,9 @@ class DriverChecks:
         self._crowded = crowded
 
     def run(self, group: str, pid: int, hard: int, wanted: Callable[[str], bool]) -> list[dict[str, Any]]:
-        """``pid``: the container's first process; ``hard``: the limit of its group."""
+        """Returns the checks that ``wanted`` accepts. ``pid``: the container's first process; ``hard``: the limit of
+        its group in bytes.
+        """
         steps = (
             (driver_verdicts.REFUSES, lambda: self.refuses(group, hard)),
             (driver_verdicts.CHILDREN, lambda: self.children(group, hard)),
@@ -186,7 +192,9 @@ class DriverChecks:
         return driver_verdicts.of_sum(name, self._claimed, hard, self._fill(group, [group], hard, full))
 
     def children(self, group: str, hard: int) -> dict[str, Any]:
-        """Two tenants in two groups below the container's: the first takes a quarter, the second all that it gets."""
+        """Runs two tenants in two groups below the container's group: the first allocates a quarter of the limit, the
+        second allocates until the driver refuses.
+        """
         name = driver_verdicts.CHILDREN
         try:
             with children(group, 2) as below:
@@ -202,7 +210,7 @@ class DriverChecks:
         try:
             with tenants(*groups) as made:
                 for place, one in enumerate(made):
-                    # A context that no longer fits was refused as memory is.
+                    # The driver refuses a context that no longer fits like any allocation.
                     if not one.granted("open", uuid=self._uuid):
                         continue
                     last = place == len(made) - 1
@@ -216,8 +224,8 @@ class DriverChecks:
         return Sum(taken, used, room, fault)
 
     def root(self, group: str, pid: int, hard: int) -> dict[str, Any]:
-        """A process with the container's capabilities sets the group's limit to its present value,
-        so that nothing changes.
+        """Tests whether a process with the container's capabilities may set the group's limit. It sets the present
+        value, so that nothing changes.
         """
         code, call, capabilities = -1, "", 0
         try:
@@ -242,7 +250,7 @@ class DriverChecks:
                 one.must("managed", size=PIECE)
                 found = found._replace(group=self._account.used(group) - before, card=self._account.card()[1] - on_card)
         except NvmlError:
-            found = found._replace(ordinary=0)  # it has no account of the group
+            found = found._replace(ordinary=0)  # The driver has no account of the group.
         except TenantError as fault:
             found = found._replace(fault=str(fault))
         return driver_verdicts.of_managed(self._claimed, found)
@@ -262,7 +270,7 @@ class DriverChecks:
         return driver_verdicts.of_orphan(self._claimed, code, call, found)
 
     def beside(self, group: str, hard: int, neighbour: str) -> dict[str, Any]:
-        """The neighbour has a context of its own meanwhile; ``neighbour``: its group."""
+        """Fills this group while a tenant in the group ``neighbour`` has a context and memory; returns the check."""
         seen: dict[str, tuple[int, int, int]] = {}
 
         def look(when: str) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges the driver's enforcement for a container's control group from the host's and a tenant's observations. The
-tenant runs without libvgpu.so. Pure. What is claimed (``driver-dmem``, ``driver-misc``) must hold; figures are
-bytes.
+tenant runs without libvgpu.so. Pure. A claimed enforcement (``driver-dmem``, ``driver-misc``) that the driver does not
+provide is a violation. Figures are bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DriverLimit(NamedTuple):
 
 class Sum(NamedTuple):
     """Holds how much the tenants of a group allocated until the driver refused. ``taken``: by their own count;
-    ``used``: the driver's; ``room``: the card's free memory then; ``fault``: why nothing is shown.
+    ``used``: by the driver's count; ``room``: the card's free memory then; ``fault``: why nothing was measured.
     """
 
     taken: int = 0
@@ -49,8 +49,9 @@ class Sum(NamedTuple):
 
 
 class Deltas(NamedTuple):
-    """How much more was in use after an allocation of ``size``, by the driver's account of the group and of the card.
-    ``ordinary``: of the group, for as much ordinary memory; ``fault``: why nothing is shown.
+    """Holds the growth of used memory after an allocation of ``size``. ``group``, ``card``: growth by the driver's
+    account of the group and of the card; ``ordinary``: the group's growth after ordinary memory of the same size;
+    ``fault``: why nothing was measured.
     """
 
     size: int
@@ -61,9 +62,9 @@ class Deltas(NamedTuple):
 
 
 def of_driver(claimed: str, seen: DriverLimit, expected: Expected, name: str = LIMIT) -> dict[str, Any]:
-    """The limit of the container's own control group, by the driver. ``claimed``: what the device plugin says enforces.
-
-    Where the driver is said to and does not, that is a violation, whatever the library holds.
+    """Judges the driver's limit of the container's own control group. ``claimed``: the enforcement that the device
+    plugin reports. A claimed limit that the driver does not have is a violation, even if the library enforces its
+    limit.
     """
     wanted = f"soft 0, hard {expected.memory_mib * MIB}"
     if seen.hard is None:
@@ -82,9 +83,10 @@ def of_restart(claimed: str, first: DriverLimit, again: DriverLimit, expected: E
 
 
 def of_bypass(one: dict[str, Any], claimed: str, hard: int | None = None, most: int | None = None) -> dict[str, Any]:
-    """The verdict of a bypass that the driver is claimed to refuse. ``most``: the greatest sum of its group while it
-    ran, by the driver and by its list of processes; ``hard``: the limit. What a bypass got counts only where the sum
-    passes the limit: an oversold slice, part of which lies in host memory, leaves room on the card.
+    """Judges a bypass that the driver should refuse. ``most``: the greatest sum of the control group while the bypass
+    ran, by the driver's account and its list of processes; ``hard``: the limit. Granted memory is a violation only if
+    it was not counted or if the sum exceeds the limit: an oversold slice, part of which is in host memory, leaves room
+    on the card.
     """
     if one["verdict"] != OPEN:
         return one
@@ -127,7 +129,9 @@ def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, 
 
 
 def of_managed(claimed: str, found: Deltas) -> dict[str, Any]:
-    """Managed memory that lies on the card. The driver of 615 charges it to nobody, which is open and reported."""
+    """Judges whether managed memory on the card is charged to the group. Driver 615 charges it to no group; the result
+    is then open and reported.
+    """
     wanted = f"{found.size} charged to the group"
     if found.fault:
         return check(MANAGED, NOT_RUN, wanted, "", "bytes", found.fault)
@@ -159,9 +163,8 @@ def of_orphan(claimed: str, code: int, call: str, found: Deltas) -> dict[str, An
 
 
 def of_beside(claimed: str, filled: dict[str, Any], seen: dict[str, tuple[int, int, int]]) -> dict[str, Any]:
-    """The neighbour's (soft, hard, used) ``before``, ``while`` and ``after`` this slice was filled, which must stay.
-
-    ``filled``: the check of that fill.
+    """Judges whether the neighbour's limit and account stay unchanged while this slice is filled. ``seen``: the
+    neighbour's (soft, hard, used) ``before``, ``while`` and ``after`` the fill; ``filled``: the check of that fill.
     """
     wanted = "the neighbour's limit and account unchanged"
     if len(seen) < len(("before", "while", "after")):

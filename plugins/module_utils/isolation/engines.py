@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine of a host runs the isolation check in a real container, and the root that the container gets.
+"""Chooses the engine of a host that runs the isolation check in a real container, and the container's root.
 
-Where no image is named one is made of the host's own files (image.py): an image of docker or podman, a folder for
-containerd. It is named after the run that made it (host/run_id.py) and removed at its end; the next run removes what a
-killed one left (leftovers.py).
+If no image is named, the root is made of the host's own files (image.py): an image for docker or podman, a folder for
+containerd. Its name holds the id of the run that made it (host/run_id.py). The run removes it at its end; the next run
+removes the leftovers of a killed run (leftovers.py).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Engines:
         self._params = params
         self._made: dict[str, str] = {}  # engine → image or folder
         self._begun: set[str] = set()
-        self._silent: dict[str, str] = {}  # client → how it did not answer
-        # The containers' image, and why no better one was taken; for the report.
+        self._silent: dict[str, str] = {}  # client → message about its missing reply
+        # For the report: the image of the containers, and why no engine of higher priority was used.
         self.image = ""
         self.reasons: list[str] = []
 
@@ -111,7 +111,7 @@ class Engines:
         root = image if named else self._own(engine, client, lease.probe)
         self.image = image if named else OWN_FILES
         if engine == CONTAINERD:
-            # Its runtime reads the variable; the plugin's answer addresses the kubelet.
+            # NVIDIA's runtime reads this variable; the device plugin's reply is meant for the kubelet and may lack it.
             asked = dict({"NVIDIA_VISIBLE_DEVICES": lease.uuid}, **lease.environment)
             if asked["NVIDIA_VISIBLE_DEVICES"] == "void":
                 asked["NVIDIA_VISIBLE_DEVICES"] = lease.uuid
@@ -122,7 +122,9 @@ class Engines:
         return maker(client, root, [*lease.mounts, *words], lease.environment, lease.devices, devices)
 
     def _begin(self, engine: str, client: str) -> None:
-        """Once for all slices of a run. Of a named image too: a container that was left may still hold memory."""
+        """Cleans up an engine once for all slices of a run, also for a named image: a leftover container may still hold
+        GPU memory.
+        """
         if engine in self._begun:
             return
         begin(engine, client)
@@ -180,7 +182,7 @@ def has_runtime(docker: str) -> bool:
 
 
 def cdi_device(uuid: str, folders: Sequence[str]) -> str:
-    """The name by which podman hands the GPU in: the device plugin writes what it means. Raises RunnerError."""
+    """Returns the CDI name of the GPU for podman; the device plugin writes its CDI file. Raises RunnerError."""
     for path in [one for folder in folders for one in sorted(glob.glob(f"{folder}/*.json"))]:
         try:
             with open(path, encoding="utf-8") as stream:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The least root that a container of the isolation check needs, made of the host's own files: a shell that waits for
-our word, glibc, and folders. No registry is asked, nothing of the host is changed.
+"""Makes the smallest root file system for a container of the isolation check from the host's own files: a shell that
+waits for the start signal, glibc, and folders. No registry is queried, and the host's files stay unchanged.
 
-The driver's files are not in it: the engine's NVIDIA runtime, or CDI, hands them in as to every container.
+The root does not contain the driver's files: the engine's NVIDIA runtime, or CDI, mounts them as for every container.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class ImageError(Exception):
 
 
 def needed_by(program: str) -> list[str]:
-    """Paths of the loader and the libraries that a program of the host is started with, as the host's loader says.
+    """Returns the paths of the loader and the libraries of a host program, as the host's loader lists them.
 
-    Raises ImageError where it is not a program with glibc's loader.
+    Raises ImageError if the program is not linked with glibc.
     """
     try:
         done = subprocess.run(
@@ -59,16 +59,15 @@ def paths_of(programs: Iterable[str]) -> list[str]:
     """Returns the programs' libraries and all of glibc that NVIDIA's files need, sorted."""
     found = {path for program in programs for path in needed_by(program)}
     folders = {os.path.dirname(one) for one in found if os.path.basename(one) == GLIBC[0]}
-    # The loader too: programs name it by its path, a second namespace of libraries (dlmopen) looks for it by name.
+    # Add the loader: programs name it by its path, but a second library namespace (dlmopen) searches for it by name.
     loaders = {os.path.basename(one) for one in found if os.path.basename(one).startswith("ld-")}
     found |= {os.path.join(folder, name) for folder in folders for name in (*GLIBC, *loaders)}
     return sorted(one for one in found if os.path.isfile(one))
 
 
 def pack(probe: str) -> bytes:
-    """The root as a tar. ``probe``: the program that will run in it; the slice mounts it, so the tar does not have it.
-
-    The same files of the host give the same bytes. Raises ImageError.
+    """Returns the root as a tar. ``probe``: the program that will run in the root; the slice mounts it, so the tar
+    holds only its libraries. The same files of the host give the same bytes. Raises ImageError.
     """
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as out:
@@ -92,9 +91,8 @@ def pack(probe: str) -> bytes:
 
 
 def lay_out(tar: bytes, folder: str) -> None:
-    """The root as a folder, for an engine that takes one. ``folder`` must not exist, and does not after a fault.
-
-    Raises OSError.
+    """Extracts the root to a folder, for an engine that needs a folder. ``folder`` must not exist; after a fault it is
+    removed. Raises OSError.
     """
     os.makedirs(folder, 0o755)
     try:
@@ -108,7 +106,7 @@ def _extract(tar: bytes, folder: str) -> None:
     with tarfile.open(fileobj=io.BytesIO(tar)) as source:
         if hasattr(
             tarfile, "fully_trusted_filter"
-        ):  # our own archive; the default filter of newer Pythons removes modes
+        ):  # This module made the archive; the default filter of newer Pythons would remove modes.
             source.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
         for one in source.getmembers():
             source.extract(one, folder)

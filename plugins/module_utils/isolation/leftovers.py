@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the leftovers of killed isolation checks at the engines of a host by their run id, and removes them.
 
-A run that has docker or podman make something leaves a record of that first, so that an engine without a record is not
-asked: podman lays out its storage when it is asked for the first time. Former versions left no record; what they left,
-``clean_up`` alone looks for, where an engine has something to ask for.
+A run writes a record before docker or podman creates something. An engine without a record is not queried: the first
+query makes podman create its storage. Former versions wrote no record; only ``clean_up`` and ``left_behind`` search for
+their leftovers, and only at an engine that is in use (IN_USE).
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ ROOTS = "/var/lib/vgpu/isolation-"
 # Prefix of the record of an engine and a run. The record exists from before docker or podman creates something until
 # all of it is removed. For containerd the run's folder serves as the record.
 RECORDS = "/var/lib/vgpu/check-"
-# Files of an engine that a query does not change: the daemon of docker, a storage of podman with an image.
+# Files that show an engine in use, so that a query changes nothing: docker's daemon runs, podman's storage has an
+# image.
 IN_USE = {DOCKER: "/var/run/docker.pid", PODMAN: "/var/lib/containers/storage/*-images/images.json"}
 # Docker and podman write a container's creation time in this format; podman adds fractions of a second.
 CREATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([+-]\d{4})")
 
 
 def begin(engine: str, client: str) -> None:
-    """Prepares an engine before a run creates something there: removes old leftovers and writes the record.
+    """Prepares an engine before a run creates something there: removes old leftovers and, for docker and podman, writes
+    the record.
 
     Raises RunnerError if the engine does not answer.
     """
@@ -85,15 +87,15 @@ def _records(engine: str) -> list[str]:
 
 
 def _left(engine: str, client: str, former: bool) -> Leftover:
-    """``former``: of former versions too. Raises RunnerError where the engine has something of ours, by a record, and
-    does not say what.
+    """Returns the leftovers at an engine. ``former``: also those of former versions, which wrote no record. Raises
+    RunnerError if a record shows that the engine has leftovers and the engine does not list them.
     """
     if engine == CONTAINERD:
-        # Its containers are never without their folder.
+        # Every container of containerd has its folder, so the folders suffice.
         return Leftover([], [one for one in sorted(glob.glob(f"{ROOTS}?*")) if _has_root_ended(one)], [])
     records = _records(engine)
     ask = bool(records) or (former and bool(glob.glob(IN_USE[engine])))
-    if not ask or not os.path.exists(client):  # the leftovers are gone with their engine
+    if not ask or not os.path.exists(client):  # A removed engine has no leftovers.
         return Leftover([], [], records)
     try:
         return Leftover(_containers(client), _images(client), records)
@@ -106,7 +108,7 @@ def _left(engine: str, client: str, former: bool) -> Leftover:
 def _has_root_ended(path: str) -> bool:
     try:
         made = os.lstat(path).st_ctime
-    except FileNotFoundError:  # The run that made the object has ended meanwhile.
+    except FileNotFoundError:  # The run that made the folder has ended and removed it meanwhile.
         return False
     return run_id.has_ended(path[len(ROOTS) :], made=made)
 

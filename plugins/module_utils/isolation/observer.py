@@ -47,7 +47,7 @@ class ProcessReader(CtypesReader):
 
 
 class MemoryWatch:
-    """The most memory that the processes of one mount namespace used on one GPU at any poll, by NVML."""
+    """Records the most memory that the processes of one mount namespace used on one GPU at any poll, by NVML."""
 
     def __init__(self, reader: Any, uuid: str, proc: str = "/proc") -> None:
         self.reader = self._reader = reader
@@ -56,7 +56,7 @@ class MemoryWatch:
         self.fault = ""
         self.polls = 0
         self.most_bytes: int | None = None
-        # A process of the slice was listed without its memory, which this platform does not report.
+        # True if NVML listed a process of the slice without its memory, because this platform does not report it.
         self.untold = False
         try:
             reader.start()
@@ -112,8 +112,8 @@ def group_of(pid: int, cgroup_root: str, proc: str = "/proc") -> str:
 
 
 def driver_limit(reader: Any, uuid: str, group: str) -> DriverLimit:
-    """What the driver enforces for a group. With misc a group without a limit shows the nearest one above it: a limit
-    that the group above shows too is taken for that one's.
+    """Returns the driver's limit of a control group. With misc, a group without a limit shows the limit of the nearest
+    group above it. So a limit equal to the parent group's limit counts as the parent's.
     """
     try:
         reader.start()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in two slices at once: neither begins before both are laid out, and one a little after the other, so
-that both do not measure an undisturbed kernel at the same moment. Makes a folder that both slices see.
+"""Runs programs in two slices at once and creates a folder that both slices see. No program begins before both slices
+are prepared. Two runs of the same program begin AHEAD_S seconds apart, so that they do not measure the undisturbed
+kernel at the same moment.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from .runner import RunnerError
 
 # Seconds to wait until the other slice is ready; longer than an engine's own time-out for starting a container.
 WAIT_S = 90.0
+# Seconds between the starts of two runs of the same program.
 AHEAD_S = 0.7
-# The folder's path in both slices, and its name on the host, next to the device plugin's socket, before the run's mark.
+# Path of the shared folder in both slices.
 MEETING = "/dev/vgpu-beside"
+# Prefix of the shared folder's name on the host, next to the device plugin's socket. The run id follows.
 FOLDER = "beside-"
 
 
@@ -34,7 +37,7 @@ def meeting(run_folder: str) -> Iterator[Mount]:
     path = os.path.join(run_folder, FOLDER + run_id.own())
     try:
         os.mkdir(path, 0o700)
-        os.chmod(path, 0o777)  # the containers' users may be others than the host's
+        os.chmod(path, 0o777)  # The containers may run as other users than the host.
     except OSError as fault:
         raise RunnerError(f"no folder for two slices to meet in: {path}: {fault.strerror}") from None
     try:
@@ -61,11 +64,11 @@ def run_both(
     ours: Any, theirs: Any, argv: Sequence[str], timeout: float, their_argv: Sequence[str] = ()
 ) -> tuple[Outcome, Outcome]:
     """Runs a program in both slices and returns both outcomes. Both run ``argv`` if ``their_argv`` is empty; else the
-    two programs wait for each other themselves. If one slice cannot be prepared, the program starts in neither, and
+    two programs wait for each other themselves. If one slice cannot be prepared, no program starts, and
     the fault is raised, a RunnerError or another. A slice that already works is waited for.
 
-    Theirs is laid out in a thread, and ours when theirs waits for its start: a runner may fork, and a fork during the
-    thread's work may copy a lock that nothing will ever open.
+    A thread prepares ``theirs``. ``ours`` is prepared when ``theirs`` waits for its start: a runner may fork, and a
+    fork while the thread works may copy a held lock that is never released in the child.
     """
     laid_out, go, given_up = threading.Event(), threading.Event(), threading.Event()
     found: list[Outcome] = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tenant that no library of ours is in: a process of a container's control group that asks the driver itself.
+"""Runs a tenant without libvgpu.so: a process in a container's control group that calls the driver directly.
 
-A program of its own, which driver_checks.py starts by its text. It puts itself into the group before it loads anything
-of the driver, then answers one line of JSON for each line of JSON, and ends with its input. Bytes everywhere;
-``code`` is the driver's answer, 0 granted.
+driver_checks.py starts this program from its text. The program enters the group before it loads a library of the
+driver. It then writes one line of JSON for each line of JSON that it reads, and ends at the end of its input. All sizes
+are in bytes. ``code`` is the driver's return value; 0 means granted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 OUT_OF_MEMORY = 2
-# The driver's own pieces; a smaller request costs as much.
+# Bytes of the driver's allocation granularity; a smaller request uses as much memory.
 LEAST = 2 << 20
 GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL
 CAPABILITY_VERSION = 0x20080522
@@ -68,8 +68,8 @@ class Client:
         return {"code": code}
 
     def fill(self, most: int) -> dict[str, Any]:
-        """Takes until the driver refuses the least piece, or until it has ``most``, so that it takes no more of the
-        neighbours' memory. ``refused``: whether that was for want of memory.
+        """Allocates until the driver refuses LEAST bytes or ``most`` bytes are allocated, to leave the neighbours'
+        memory alone. Returned ``refused``: whether the last call failed because memory is short.
         """
         taken, piece, code = 0, most, 0
         while piece >= LEAST and taken < most:
@@ -86,7 +86,7 @@ class Client:
         block = ctypes.c_uint64()
         self._must("cuMemAllocManaged", ctypes.byref(block), ctypes.c_size_t(size), GLOBAL)
         self.blocks.append(block)
-        # Some cards do not know this call.
+        # The return value is ignored: some cards do not support this call.
         self.cuda.cuMemPrefetchAsync(block, ctypes.c_size_t(size), self.device, None)
         self._must("cuMemsetD8_v2", block, ctypes.c_ubyte(1), ctypes.c_size_t(size))
         self._must("cuCtxSynchronize")
@@ -100,7 +100,7 @@ class Client:
 
     @staticmethod
     def orphan() -> dict[str, Any]:
-        """Ends this process; a child that has what it opened goes on in its name."""
+        """Forks and ends the parent process. The child continues with the driver state that the parent opened."""
         creator = os.getpid()
         if os.fork():
             os._exit(0)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in a leased slice, by docker, podman or in a mount namespace, with what Allocate answered and no more.
+"""Runs programs in a leased slice by docker, by podman or in a mount namespace, with only the mounts, devices and
+variables of the Allocate reply.
 
-Which of them a host has, and what image the container is of: engines.py. By containerd: containerd.py.
+engines.py chooses the engine and the container's image. containerd.py runs programs by containerd.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from .observer import namespace_of
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LABEL = "vgpu.isolation"
-# A daemon may answer late, or never: seconds for one answer, and until a container has a pid.
+# Seconds to wait for one reply of an engine, which may come late or never.
 ASK_S = 60.0
+# Seconds to wait until a started container has a pid.
 START_S = 60.0
 # Seconds until a killed process is gone and has released its GPU memory.
 GONE_S = 10.0
 # The shell waits until the host has inspected the container, then execs the program.
 SHELL = "/bin/sh"
 WAIT_FOR_GO = 'read -r go && [ "$go" = go ] && exec "$0" "$@"'
-# Client → likely cause and next step where its engine does not answer.
+# Client → likely cause and next step if its engine does not answer.
 NEXT_STEPS = {
     "docker": "does docker's daemon hang? see: systemctl status docker",
     "ctr": "does containerd hang? see: systemctl status containerd",
@@ -54,10 +56,10 @@ def _nothing(_pid: int) -> None:
 
 
 class NamespaceRunner:
-    """Runs programs in a mount namespace, for hosts without a container runtime."""
+    """Runs programs in a mount namespace of the host, without a container runtime."""
 
     name = "namespace"
-    # Seconds that a run takes before its program begins and after it has ended; as long as the last one.
+    # Seconds that a run takes before its program begins and after it has ended, measured at the last run.
     overhead_s = 0.0
 
     def __init__(self, mounts: Sequence[Mount], minors: Sequence[int], environment: dict[str, str]) -> None:
@@ -79,11 +81,13 @@ class NamespaceRunner:
 
 
 class EngineRunner:
-    """A container of an engine: it starts with a shell that waits, is inspected from outside, and then runs on."""
+    """Runs programs in a container of an engine: the container starts a shell that waits, the host inspects the
+    container, then the shell executes the program.
+    """
 
     name = "engine"
     overhead_s = 0.0
-    # The container's first process and its mount namespace, as long as a run goes.
+    # Pid and mount namespace of the container's first process during a run.
     _first = (0, "")
 
     def _create(self, argv: Sequence[str]) -> str:
@@ -91,7 +95,7 @@ class EngineRunner:
         raise NotImplementedError
 
     def _start(self, container: str, argv: Sequence[str]) -> list[str]:
-        """The command that starts it and hands its streams on, and ends as it ends."""
+        """Returns the command that starts the container, forwards its streams and ends with its exit status."""
         raise NotImplementedError
 
     def _pid_now(self, container: str) -> int:
@@ -183,8 +187,9 @@ class EngineRunner:
         return timed_out
 
     def _end(self) -> None:
-        """Kills the container's first process, and so all of them, where an engine that hangs did not: the slice is
-        given back after this, and a pod would get one that is still full. By its namespace: the pid may be another's.
+        """Kills the container's first process, and thereby all its processes, if a hanging engine did not. The slice is
+        released after this, and a pod must not get a slice that is still full. The mount namespace identifies the
+        process, because its pid may have been reused.
         """
         (pid, inside), self._first = self._first, (0, "")
         if not inside or inside == namespace_of(os.getpid()) or namespace_of(pid) != inside:
@@ -209,10 +214,10 @@ class EngineRunner:
 
 
 class DockerRunner(EngineRunner):
-    """A container of a local image; never pulls. GPUs come by docker's runtime ``nvidia``, or by CDI."""
+    """Runs a container of a local image and never pulls. The GPU comes by docker's runtime ``nvidia``, or by CDI."""
 
     name = "docker"
-    # The runtime that injects the GPU, where the daemon knows it.
+    # The runtime that injects the GPU, used if the daemon knows it.
     runtime = "nvidia"
 
     def __init__(
@@ -289,7 +294,8 @@ class PodmanRunner(DockerRunner):
         cdi_devices: Sequence[str] = (),
     ) -> None:
         super().__init__(docker, image, mounts, environment, devices, cdi_devices)
-        # The root, the probe and the library are the host's own files, without the label that a slice's have.
+        # The root, the probe and the library are the host's files; they do not have the SELinux label of container
+        # files.
         self._options += ["--security-opt", "label=disable"]
 
     def _remove(self, container: str) -> None:
@@ -314,7 +320,7 @@ def ask_engine(program: str, *arguments: str, given: bytes | None = None) -> Any
 
 
 def _command(name: str, arguments: Sequence[str]) -> str:
-    """The client and its command, as a person would type it: without the options before the command and its own."""
+    """Returns the client and its command for a message, without the options before and after the command."""
     words = list(arguments)
     while words and words[0].startswith("-"):
         words = words[2:]

@@ -2,9 +2,10 @@
 """Judges the isolation of a slice by three sources: the probe inside, nvidia-smi inside, the host outside. Pure.
 
 A check is ``{name, verdict, expected, found, unit, detail, left_out}``; the verdict is passed, violated, not-run, open
-or detected; ``left_out``: it was not run because the slice's time was over.
-Open: docs/threat-model.md says that user space cannot prevent it; it is reported and does not fail the slice.
-Detected: the node's watcher named the bypass while it ran. One that it could see and did not name is violated.
+or detected. ``left_out``: the check did not run because the slice's time was over.
+Open: docs/threat-model.md says that user space cannot prevent the bypass; the report shows it, the slice does not fail.
+Detected: the node's watcher named the bypass while it ran. A bypass that the watcher could see and did not name is
+violated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ VERDICTS = (PASSED, VIOLATED, NOT_RUN, OPEN)
 FORMER = "held"
 MIB = 1 << 20
 
-# The checks that the probe must report when all are asked for.
+# The checks that the probe must report when all are requested.
 PROBE_CHECKS = (
     "totals",
     "limit-exact",
@@ -66,9 +67,9 @@ PROBE_BYPASSES = (
     "bypass-ledger-lie",
     "bypass-ledger-boast",
 )
-# Checks that need more than the probe.
+# The probe's check of a slice's compute share, the same check in two slices at once, and the unit of both checks.
 SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
-# The import of memory that a second slice exported, and the probe's check in that slice.
+# IMPORT: the check whether a slice can import memory of a second slice. EXPORT: the probe's check in the second slice.
 IMPORT, EXPORT = "import-beside", "export-beside"
 # Percent of the GPU's time by which a measured share may exceed its limit, as in the probe.
 SHARE_TOLERANCE = 5
@@ -95,16 +96,16 @@ OWN = (
     BESIDE,
     IMPORT,
 )
-# Checks of the probe that take all memory of the slice.
+# Checks of the probe that fill all memory of the slice.
 FILLS = ("limit-exact", "four-processes")
-# The part of a fill, in percent, that a poll must have seen.
+# Percent of a fill that a poll must have seen.
 SEEN_PERCENT = 90
 # Checks whose requirements a host may not meet. Then they do not run, and the verdict does not depend on them.
 OPTIONAL = (
     *("private-context", "device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE, IMPORT),
     *(one for one in DRIVER_CHECKS if one not in ("driver-limit", "driver-limit-restart")),
 )
-# Prefix of the bypasses' names. Each has requirements of its own: a setuid program, room on the card.
+# Prefix of the bypasses' names. Each bypass has its own requirements, for example a setuid program or free GPU memory.
 BYPASS = "bypass-"
 # The only bypasses that may be open, as docs/threat-model.md lists them. If the probe reports another bypass as open,
 # it is a violation.
@@ -130,7 +131,7 @@ NAMED_FOR = {BYPASS + "covered": "foreign-mount"}
 GRAPHICS = "graphics"
 
 
-# Exit status and message of an older probe that does not know a check.
+# Exit status, and beginning of the message, of an older probe that does not know a check or an option.
 BAD_ARGUMENTS, USAGE = 64, "usage: vgpu-probe"
 NO_CHECK = re.compile(r"there is (no check '[^']*')")
 
@@ -175,7 +176,9 @@ def of_mounts(missing: list[str] | None, expected: Sequence[str]) -> dict[str, A
 
 
 def of_device_nodes(found: Sequence[str] | None, gpus: int) -> dict[str, Any]:
-    """``found``: names of the GPU device nodes that the process has. The check gpu-as-leased compares the UUID."""
+    """Judges the number of GPU device nodes that the process has; gpu-as-leased compares the UUID. ``found``: the names
+    of the nodes, None if the process had ended.
+    """
     wanted = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
     if not found:
         why = "this host has no device nodes of GPUs" if found == [] else "the process ended before the host could look"
@@ -217,7 +220,7 @@ def of_probe(
 
 
 def _older(err: str) -> str:
-    """``err``: of a probe that does not know a check or an option."""
+    """Returns the reason and the next step from ``err``, the stderr of a probe that lacks a check or an option."""
     found = NO_CHECK.search(err)
     what = found[1] if found else "no such option"
     return f"the probe of this node knows {what}; its library is of another version: run upgrade.yml first"
@@ -244,7 +247,9 @@ def _clean(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_namespace(checks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the probe's checks of a run without a container, where the libraries are the host's."""
+    """Returns the probe's checks of a run without a container. An open check of graphics gets a note: the libraries
+    that the probe found are the host's.
+    """
     why = "this was a namespace of the host, with its libraries; a container has those that its runtime mounts"
     return [
         dict(one, detail=f"{one['detail']}; {why}") if (one["name"], one["verdict"]) == (GRAPHICS, OPEN) else one
@@ -266,8 +271,8 @@ def seen(most_bytes: int | None, filled_bytes: int) -> bool:
 
 
 def of_outside(most_bytes: int | None, polls: int, fault: str, expected: Expected, filled_bytes: int) -> dict[str, Any]:
-    """The driver's account of the slice's processes against the limit. More is a violation, whatever the probe says.
-    Less passes only where a poll saw what the probe says it filled.
+    """Compares the memory of the slice's processes, by the driver, with the limit. More than the limit is a violation,
+    whatever the probe reports. Less passes only if a poll saw the fill that the probe reports.
     """
     limit = expected.memory_mib * MIB
     if most_bytes is None:
@@ -282,9 +287,9 @@ def of_outside(most_bytes: int | None, polls: int, fault: str, expected: Expecte
 def of_watcher(
     one: dict[str, Any], named_s: float | None, polls: int, needed: int, fault: str, text: str = ""
 ) -> dict[str, Any]:
-    """The verdict of an open bypass by the watcher. ``named_s``: seconds until the watcher named it, None: it did not.
-
-    ``polls`` of the watcher while the bypass ran, ``needed`` of them suffice; ``fault``: why the watcher cannot see.
+    """Judges an open bypass by the watcher's findings. ``named_s``: seconds until the watcher named the bypass, None if
+    it did not. ``polls``: the watcher's polls while the bypass ran; ``needed``: how many polls suffice to name it.
+    ``fault``: why the watcher cannot see the bypass.
     """
     wanted = "named by the watcher"
     if named_s is not None:
@@ -296,13 +301,13 @@ def of_watcher(
 
 
 def left_out(name: str, duration: int) -> dict[str, Any]:
-    """A check that did not run because the slice's time was over; it does not pass, and the report shows it."""
+    """Returns a check that did not run because the slice's time was over. It does not pass, and the report shows it."""
     detail = f"left out: the {duration} s of this slice had passed"
     return check(name, NOT_RUN, "a result", "none", detail=detail, late=True)
 
 
 def kernel_ns(out: str) -> int:
-    """Duration of the undisturbed kernel of the probe's share, as the probe measured it; 0 where it did not."""
+    """Returns the nanoseconds of the undisturbed kernel in the probe's ``share`` report; 0 if it was not measured."""
     try:
         measures = json.loads(out)["measures"]
         return next((int(one["value"]) for one in measures if one["name"] == "kernel"), 0)
@@ -311,11 +316,12 @@ def kernel_ns(out: str) -> int:
 
 
 def of_beside(ours: str, theirs: str) -> dict[str, Any]:
-    """The share that two slices of a GPU got at once, by the reports of the probe's ``share`` in each: neither may get
-    more than its own. A share that a probe did not report does not pass.
+    """Judges the compute shares that two slices of a GPU got at once, from the report of the probe's ``share`` in each
+    slice: no slice may get more than its own share. A share that a probe did not report does not pass.
 
-    A probe counts kernels and measures the duration of one. Where the other was busy at that moment, the duration and
-    thus the share come out too large. So the shorter of both durations counts for both: it is one GPU.
+    A probe counts kernels and measures the duration of one kernel. If the other slice was busy at that moment, the
+    measured duration and thus the share are too large. So the shorter of both durations counts for both slices: they
+    use one GPU.
     """
     took = [kernel_ns(one) for one in (ours, theirs)]
     verdicts, expected, got, said = [], [], [], []
@@ -345,8 +351,9 @@ def _one(out: str, name: str) -> dict[str, Any] | None:
 
 
 def of_import(ours: str, theirs: str, said: str) -> dict[str, Any]:
-    """What a slice could import of another slice's memory, by the reports of the probes in both. The importing probe
-    judges; where it could not, the other may say why. ``said``: the importing probe's stderr.
+    """Returns the importing probe's verdict on whether a slice can import another slice's memory. If that probe could
+    not judge, the exporting probe's detail is added. ``ours``, ``theirs``: the reports of the importing and the
+    exporting probe; ``said``: their stderr.
     """
     taken, made = _one(ours, IMPORT), _one(theirs, EXPORT)
     if taken is None:
@@ -358,18 +365,20 @@ def of_import(ours: str, theirs: str, said: str) -> dict[str, Any]:
 
 
 def neighbours_in_use(name: str) -> dict[str, Any]:
-    """A bypass that did not run because it takes memory beyond the slice, which is the neighbours'."""
+    """Returns a bypass that did not run: it uses memory beyond its slice, which other slices in use need."""
     detail = "other slices of the GPU are in use, and this takes memory beyond its own slice"
     return check(name, NOT_RUN, "a result", "none", detail=detail)
 
 
 def open_way(name: str) -> dict[str, Any]:
-    """A bypass that was granted memory, as far as its run got."""
+    """Returns an open bypass: it got memory, and its run was ended before the probe reported."""
     return check(name, OPEN, "0", "", "bytes")
 
 
 def of_reader(name: str, rc: int, out: str, err: str, expected: Expected) -> dict[str, Any]:
-    """The output of a program of NVIDIA inside the slice: a line ``uuid, MiB`` for each GPU. 126, 127: not there."""
+    """Judges the output of an NVIDIA program inside the slice: one line ``uuid, MiB`` for each GPU. Exit statuses 126
+    and 127: the program does not exist there.
+    """
     wanted = f"{expected.uuid}, {expected.memory_mib}"
     if rc in (126, 127):
         return check(name, NOT_RUN, wanted, "", "MiB", f"{name} is not there")
@@ -379,14 +388,13 @@ def of_reader(name: str, rc: int, out: str, err: str, expected: Expected) -> dic
 
 
 def optional(name: str) -> bool:
-    """Whether a check that did not run leaves the verdict as it is."""
+    """Returns whether the slice's verdict ignores this check if the check did not run."""
     return name in OPTIONAL or name.startswith(BYPASS)
 
 
 def overall(checks: Sequence[dict[str, Any]]) -> str:
-    """One verdict for a slice: violated beats not-run beats passed, and a slice without a check has not passed.
-
-    Open and detected do not count.
+    """Returns one verdict for a slice: violated beats not-run, which beats passed. Open and detected do not count. A
+    slice without a check is not-run.
     """
     verdicts = [
         one["verdict"]
@@ -399,7 +407,7 @@ def overall(checks: Sequence[dict[str, Any]]) -> str:
 
 
 def worst(verdicts: Sequence[str]) -> str:
-    """One verdict for a host."""
+    """Returns one verdict for a host: violated beats not-run, which beats passed; not-run if there is no verdict."""
     if VIOLATED in verdicts:
         return VIOLATED
     return NOT_RUN if NOT_RUN in verdicts or not verdicts else PASSED

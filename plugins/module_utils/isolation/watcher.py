@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks whether the node's watcher names a bypass while it runs: polls the plugin during the probe.
 
-A finding counts where it is of the leased allocation and one of its processes, or one above it, lives in the mount
-namespace of this very run, so that what was found of an earlier one proves nothing.
+A finding counts if it names the leased allocation and one of its processes, or a parent of that process, is in the
+mount namespace of this run. So findings of an earlier run prove nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from .observer import namespace_of, parent_of
 
 # Seconds between two polls; each starts vgpuctl.
 ASK_S = 0.5
-# Polls that the watcher gets beyond those that it needs; with fewer it is not blamed.
+# Polls that the watcher gets in addition to the polls that it needs. After fewer polls a missed bypass is no violation.
 MORE_LOOKS = 3
+# Seconds for which a bypass runs at least.
 LEAST_HOLD_S = 8.0
-# A bypass has a mount namespace of its own, or a first thread that has ended and shows none: then those above it tell
-# whose it is, the probe itself at the latest.
+# Number of processes to inspect, from a bypass upwards. A bypass may have its own mount namespace, or an ended first
+# thread that shows none; then one of its parents, at the latest the probe, shows to which run the bypass belongs.
 MOST_PARENTS = 8
 
 # Maximum length of a process's name in the kernel.
@@ -30,9 +31,9 @@ class AllNamed(Exception):
 
 
 class Observation:
-    """One run of the probe. ``ask`` answers ``vgpuctl watch``, None where that fails; ``names``: bypass → name of its
-    process; ``reasons``: bypass → the finding that it must be named for, any where it has none. ``named``: bypass →
-    seconds from the begin until the watcher named it, and its text.
+    """Observes one run of the probe. ``ask`` returns the report of ``vgpuctl watch``, None if the call fails.
+    ``names``: bypass → name of its process; ``reasons``: bypass → the finding that must name it; without a reason any
+    finding counts. ``named``: bypass → seconds from the start until the watcher named it, and the finding's text.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Observation:
         return str(self.last["fault"]) if self.last else "the device plugin does not answer"
 
     def poll(self, pid: int) -> None:
-        """Polls the watcher once. ``pid``: any process of the run. Raises AllNamed."""
+        """Reads the watcher's report, at most once in ASK_S. ``pid``: any process of the run. Raises AllNamed."""
         if self._clock() - self._asked < ASK_S:
             return
         inside = namespace_of(pid, self._proc)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects in a cluster as they are desired: server-side apply, what it changed, and the removal. Plain data over an
-API object that is handed in.
+"""Applies desired objects to a cluster by server-side apply, reports the changes, and removes objects.
 
-The API object has ``get(path)`` (None where there is no such object), ``apply(path, body, dry_run)`` and
-``delete(path, version)``, and returns mappings as the API server sends them. A ``resourceVersion`` of an object is a
-condition of its write and its removal: the API server refuses where the object is another by now. Server-side apply
-leaves fields that others own alone, such as the certificates that the scheduler puts into its webhooks.
+The caller passes an API object. It has ``get(path)`` (None if there is no such object), ``apply(path, body, dry_run)``
+and ``delete(path, version)``, and returns mappings as the API server sends them. If a desired object has a
+``resourceVersion``, the API server refuses to write or remove an object that has changed since. Server-side apply does
+not change fields of other owners, such as the certificates that the scheduler writes into its webhooks.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import copy
 import re
 from typing import Any, NamedTuple, Sequence
 
-# Fields that the server manages; a difference in these is no change.
+# Fields that the server manages; a difference in these fields is no change.
 KEPT = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
 # Plurals of kinds that end in y.
 PLURALS = {
@@ -74,9 +73,9 @@ def refusals(api: Any, objects: Sequence[dict[str, Any]]) -> str:
 
 
 def apply(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> list[Change]:
-    """Make every object as desired, in order. In check mode the server says what it would do.
+    """Applies every object in order and returns the changes. In check mode the server makes a dry run.
 
-    A namespaced object in a namespace that is not there yet cannot be tried; it is reported as new.
+    Check mode reports a missing object as new without a dry run, because its namespace may not exist yet.
     """
     changes = []
     for one in objects:
@@ -99,16 +98,16 @@ def remove(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> 
                 api.delete(path, one["metadata"].get("resourceVersion", ""))
             former = shown(before)
             if former is not None and one["kind"] == "Secret":
-                # A diff goes to screens and logs.
+                # Hide the data: a diff appears on screens and in logs.
                 former["data"] = dict.fromkeys(former.get("data") or {}, "(not shown)")
             changes.append(Change(title_of(one), former, None))
     return changes
 
 
 def numbers(version: dict[str, Any]) -> tuple[int, int, int]:
-    """Major, minor and patch of what ``/version`` answers: v1.34.2, v1.31.4+k3s1, v1.29.8-eks-a18cd3a.
+    """Returns major, minor and patch from the reply to ``/version``: v1.34.2, v1.31.4+k3s1, v1.29.8-eks-a18cd3a.
 
-    Raises ValueError.
+    Raises ValueError if the reply has no such version.
     """
     found = re.match(r"^v?([0-9]+)\.([0-9]+)\.([0-9]+)(?:[-+]|\Z)", str(version.get("gitVersion") or ""))
     if found is None:

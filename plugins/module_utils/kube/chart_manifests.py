@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes objects of nodes that no playbook prepares: a DaemonSet whose image has library, arbiter and settings.
-
-A node brings its driver and an engine that knows CDI or NVIDIA's runtime. ``tools/chart`` makes the Helm chart and the
-Kustomize base of these objects.
+"""Builds the Kubernetes objects for nodes that no playbook prepares: a DaemonSet that brings the library, the arbiter
+and the settings. A node needs only its driver and an engine that supports CDI or NVIDIA's runtime. ``tools/chart``
+writes the Helm chart and the Kustomize base from these objects.
 """
 
 from __future__ import annotations
@@ -14,24 +13,25 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from . import device_plugin_manifests as plugin
 from . import mount_policy, scheduler_manifests
 
-# A node with this value of our label is emptied by the second DaemonSet.
+# Value of the node label that makes the second DaemonSet remove all our files from the node.
 ABSENT = "absent"
 REMOVAL = plugin.NAME + "-removal"
 VARIABLES, VARIABLES_FILE = "vgpu-variables", "variables.json"
-# Annotation of each pod: the digest of the variables, so that other ones are other pods.
+# Annotation of each pod: the digest of the variables, so that changed variables replace the pods.
 DIGEST = "vgpu.fleet/variables"
 SETUP, ARBITER = "vgpu-node-setup", "vgpu-arbiter"
 SETUP_PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-node-setup"
 # Path of the library's archive in the image.
 ARCHIVES = "/opt/vgpu/library"
-# Capabilities of the arbiter: to open the pages of every user, and to raise its scheduling priority.
+# Capabilities of the arbiter: to open the shared memory pages of every user, and to raise its CPU priority.
 ARBITER_RIGHTS = ("DAC_OVERRIDE", "SYS_NICE")
 
 
 class Carried(NamedTuple):
-    """``variables``: text of a JSON object of ``vgpu_*`` variables, from which the pod makes node.yaml. ``digest``: of
-    that text. ``limited``: resources whose pods must not mount over our files. ``resources``: of the plugin's
-    container."""
+    """Describes the settings of the DaemonSet. ``variables``: the text of a JSON object with ``vgpu_*`` variables, from
+    which the pod makes node.yaml. ``digest``: digest of that text, empty to compute it. ``limited``: resources whose
+    pods must not mount over our files.
+    """
 
     variables: str
     digest: str = ""
@@ -62,7 +62,9 @@ def node_manifests(desired: plugin.Desired, carried: Carried) -> list[dict[str, 
 def scheduler_objects(
     desired: scheduler_manifests.Desired, config: str, pull_secrets: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Returns the scheduler's objects. ``config``: ``desired.config`` as one text; a pod carries its digest."""
+    """Returns the scheduler's objects. ``config``: ``desired.config`` as one text. Its digest is an annotation of the
+    pods, so that a changed configuration replaces them.
+    """
     objects = scheduler_manifests.manifests(desired)
     for one in objects:
         if one["kind"] == "ConfigMap":
@@ -88,14 +90,16 @@ def variables_map(desired: plugin.Desired, carried: Carried) -> dict[str, Any]:
 
 
 def _carrying(desired: plugin.Desired, carried: Carried, daemon_set: dict[str, Any]) -> dict[str, Any]:
-    """The DaemonSet with what a node lacks: its configuration in the pod, the library put on the host, the arbiter."""
+    """Returns the DaemonSet of the plugin with everything that an unprepared node needs: the configuration in the pod,
+    an init container that puts the library on the host, and the arbiter.
+    """
     made = copy.deepcopy(daemon_set)
     template = made["spec"]["template"]
     template["metadata"]["annotations"] = {DIGEST: carried.digest or digest(carried.variables)}
     spec = template["spec"]
     folder = desired.config_path.rpartition("/")[0]
     (program,) = spec["containers"]
-    # Both were folders of the host's; here the pod has them alone.
+    # The plugin's DaemonSet has folders of the host and of a ConfigMap here; this pod makes its own configuration.
     spec["volumes"] = [one for one in spec["volumes"] if one["name"] not in ("etc", "configs")]
     spec["volumes"] += [
         {"name": "etc", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
@@ -116,7 +120,9 @@ def _unless_absent() -> dict[str, Any]:
 
 
 def _setup(desired: plugin.Desired, folder: str) -> dict[str, Any]:
-    """Unpacks the library into a folder of its own and writes node.yaml; a version that nothing uses any more goes."""
+    """Returns the init container that unpacks the library into a folder for its version, writes node.yaml, and removes
+    library versions that no process uses any more.
+    """
     return {
         **_container(desired, SETUP),
         "command": [
@@ -127,7 +133,8 @@ def _setup(desired: plugin.Desired, folder: str) -> dict[str, Any]:
             f"--variables=/etc/{VARIABLES}/{VARIABLES_FILE}",
             f"--config={desired.config_path}",
         ],
-        # It looks into every process of the node for a version in use; one that it cannot see would be removed.
+        # The program inspects every process of the node for library versions in use, which needs privileges. A version
+        # that it cannot see would be removed.
         "securityContext": {"privileged": True},
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
         "volumeMounts": [
@@ -168,27 +175,29 @@ def _container(desired: plugin.Desired, name: str) -> dict[str, Any]:
         "name": name,
         "image": desired.image,
         "imagePullPolicy": desired.pull_policy,
-        # The default lies in /dev; the plugin's container has the host's.
+        # The default path is in /dev, and the plugin's container has the host's /dev.
         "terminationMessagePath": "/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        # No runtime of NVIDIA's has anything to add.
+        # NVIDIA's runtime must not add devices or libraries to this container.
         "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}],
     }
 
 
 def _removing(desired: plugin.Desired, carried: Carried, daemon_set: dict[str, Any]) -> dict[str, Any]:
-    """Empties each node whose label says absent; its pod is ready once the node is clean."""
+    """Returns the DaemonSet that removes our files from each node whose label has the value ABSENT. Its pod is ready
+    when the node is clean.
+    """
     made = copy.deepcopy(daemon_set)
     labels = {"app.kubernetes.io/name": REMOVAL}
     made["metadata"].update(name=REMOVAL, labels=labels)
     made["spec"]["selector"] = {"matchLabels": labels}
-    # Nothing waits for a node that is going.
+    # No workload depends on these pods, so all may be replaced at once.
     made["spec"]["updateStrategy"] = {"type": plugin.ROLLING, "rollingUpdate": {"maxUnavailable": "100%"}}
     made["spec"]["template"]["metadata"] = {"labels": labels}
     spec = made["spec"]["template"]["spec"]
     (program,) = spec["containers"]
     program.pop("ports", None)
-    # The folders of which the program removes files; what is left is removed on the host itself.
+    # The first container needs only the folders in which it removes files; the second removes the rest on the host.
     kept = [one for one in program["volumeMounts"] if one["name"] in ("run", "state", "cdi", "features")]
     spec["volumes"] = [one for one in spec["volumes"] if one["name"] in {"host", *(mount["name"] for mount in kept)}]
     purge = {**program, "name": "purge", "command": [*program["command"], "--purge"], "volumeMounts": kept}

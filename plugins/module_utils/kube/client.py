@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes API by the library ``kubernetes``, for modules that run where the API can be reached."""
+"""Calls the Kubernetes API by the library ``kubernetes``, for modules that run where the API can be reached."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ try:
 except ImportError:
     MISSING = traceback.format_exc()
 
-# Seconds for one answer of the API server; lists come in pages, so that a large cluster is no single answer.
+# Seconds to wait for one reply of the API server.
 ANSWER = 30
+# Objects of a list in one reply, so that a large cluster needs several short replies.
 PAGE = 500
 # Statuses for an object that the user may not read or write, or whose namespace is missing. Other refusals of a dry run
 # predict nothing about the write: a foreign webhook may not support dry runs.
@@ -30,8 +31,9 @@ MANAGER = "vgpu.fleet"
 
 
 class Api:
-    """Calls by path. The dynamic client's request is the one call that all versions of the library have; its discovery
-    of kinds is left out, which asks the API server twice and keeps the answers in a file of /tmp."""
+    """Calls the API server by path. All versions of the library have the dynamic client's ``request``. The client's
+    discovery of kinds is disabled: it calls the API server twice and caches the replies in a file of /tmp.
+    """
 
     def __init__(self, kubeconfig: str, context: str | None) -> None:
         self.client = DynamicClient(config.new_client_from_config(kubeconfig, context), discoverer=lambda *_: None)
@@ -88,9 +90,9 @@ class Api:
         return self._call("PATCH", path, body, "application/apply-patch+yaml", query)
 
     def refusal(self, path: str, body: dict) -> str:
-        """Why the server would not let this user read and apply an object, in its own words; empty where it would.
+        """Returns the server's message if this user may not read or apply an object; empty if the user may.
 
-        Nothing is changed. The server also judges whether the rights that a role gives are rights of this user.
+        Makes a dry run and changes nothing. The server also checks that a role grants only rights that this user has.
         """
         try:
             self.get(path)
@@ -101,7 +103,7 @@ class Api:
         return ""
 
     def trial(self, path: str, body: dict) -> tuple[int, dict | str]:
-        """The answer to the creation of an object that is not stored: (201, as it would be), or (status, why not)."""
+        """Creates an object in a dry run. Returns (201, the object as it would be) or (HTTP status, reason)."""
         try:
             return 201, self._call("POST", path, body, "application/json", {"dryRun": "All"})
         except ApiException as fault:
@@ -129,7 +131,7 @@ def message_of(fault: Any) -> str:
 
 
 def answer(module: AnsibleModule, run: Callable[[Any, Any], dict], fail: Callable[[str], None] | None = None) -> None:
-    """Ends the module with what ``run(module, api)`` returns, or calls ``fail`` with a sentence about what failed."""
+    """Ends the module with the result of ``run(module, api)``, or calls ``fail`` with a sentence about the failure."""
     if MISSING:
         module.fail_json(msg=missing_required_lib("kubernetes"), exception=MISSING)
     params = module.params

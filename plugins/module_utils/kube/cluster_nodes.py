@@ -16,7 +16,7 @@ JOIN = "join the host to the cluster, or set device_plugin_node_name to its name
 
 
 def faults(nodes: Mapping[str, dict[str, Any]], hosts: Mapping[str, str]) -> list[str]:
-    """A line for each GPU host (host → name of its node) whose node is unknown or was not made by site.yml."""
+    """Returns a line for each GPU host (host → name of its node) whose node is unknown or not set up by site.yml."""
     found = []
     for host, name in sorted(hosts.items()):
         node = nodes.get(name)

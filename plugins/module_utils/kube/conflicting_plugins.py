@@ -2,8 +2,9 @@
 """Finds other device plugins of the same GPUs through the API server, with the owner that restarts each, and removes
 those that the user named.
 
-Pure over an API object with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``. A host alone shows a
-socket and a process (state/conflicting_on_host.py); who would start them again after a removal, the cluster knows.
+Pure over an API object with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``. A host shows only the
+plugin's socket and process (state/conflicting_on_host.py). Only the cluster shows the owner that would start the plugin
+again after a removal.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ OWNERS = (
 )
 # Plugins of other vendors' devices with images of such a name.
 FOREIGN = re.compile(r"(?:^|/)(?:rocm|amd|intel|mellanox|xilinx)(?:/|-)")
-# Other programs that come in the same images: NVIDIA's discovery and its helpers, HAMi's scheduler and monitor.
+# Programs in the same images that are no device plugins: NVIDIA's discovery and its helpers, HAMi's scheduler and
+# monitor.
 NO_PLUGIN = ("gpu-feature-discovery", "config-manager", "mps-control-daemon", "scheduler", "vGPUmonitor")
 RESOURCE_OPTION = re.compile(r"\A--resource-name[= ](\S+)\Z")
 RESOURCE_VARIABLE = "RESOURCE_NAME"
@@ -40,8 +42,10 @@ PAUSE = 1.0
 
 
 class ConflictingPlugin(NamedTuple):
-    """``title`` is what a person consents to: "DaemonSet kube-system/x", "ClusterPolicy y", "Pod default/z", "static
-    pod kube-system/z-node". ``path`` of the object on the API server; empty where it cannot be removed there."""
+    """Describes the owner of a conflicting plugin. ``title``: the name by which the user permits its removal, such as
+    "DaemonSet kube-system/x", "ClusterPolicy y", "Pod default/z" or "static pod kube-system/z-node". ``path``: of the
+    object on the API server; empty if the API server cannot remove it.
+    """
 
     title: str
     owner: str
@@ -52,7 +56,7 @@ class ConflictingPlugin(NamedTuple):
 
 
 class ConflictError(Exception):
-    """Conflicting device plugins are there, or one did not go; the text names each with its remedy."""
+    """Conflicting device plugins run, or their pods did not end in time; the text names each plugin."""
 
 
 def find(api: Any, nodes: Iterable[str]) -> list[ConflictingPlugin]:
@@ -137,8 +141,8 @@ def _controller(meta: dict[str, Any]) -> dict[str, Any] | None:
 def judge(
     conflicts: Sequence[ConflictingPlugin], resources: Sequence[str], consent: Sequence[str], ignore: bool
 ) -> tuple[list[ConflictingPlugin], list[str], list[str]]:
-    """(to remove, errors, warnings). Only what offers a resource of ours is refused; what is removed is what somebody
-    named, whatever it offers.
+    """Returns (plugins to remove, errors, warnings). Only a plugin that offers one of ``resources`` is an error. A
+    plugin that ``consent`` names is removed, whatever it offers.
     """
     remove, faults, notes = [], [], []
     for one in conflicts:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes objects of the device plugin as a DaemonSet, as plain data: rights, configurations, pods.
+"""Builds the Kubernetes objects of the device plugin as a DaemonSet, as plain data: rights, configurations, pods.
 
-The pods run on the nodes that carry our label, one on each. The kubelet, a runtime and a container use the host's
-paths, so those folders are mounted under the host's names; the rest of the host is seen below /host, read-only.
+One pod runs on each node with our label. The kubelet, the runtime and containers use the host's paths, so the pod
+mounts these folders under the host's names. The rest of the host is mounted read-only below /host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import re
 from typing import Any, Mapping, NamedTuple, Sequence
 
 NAME = "vgpu-device-plugin"
-# Its keys are named configurations; a node chooses one by the label nvidia.com/device-plugin.config.
+# Name of the ConfigMap. Its keys are named configurations; a node selects one by the label
+# nvidia.com/device-plugin.config.
 CONFIGS = "vgpu-configs"
 NODE_LABEL = "vgpu.fleet/device-plugin"
 LABEL_VALUE = "daemonset"
@@ -21,18 +22,19 @@ LABEL_VALUE = "daemonset"
 TEMPLATE = "vgpu.fleet/template"
 # The update strategy: Kubernetes replaces pods of an old template, or the user who applied it does, node by node.
 ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
-# Annotations, conditions and taint that the program writes on its node, or obeys there.
+# Annotations, conditions and taint that the program writes on its node or reads there.
 ANNOTATIONS, CONDITIONS = ("vgpu.fleet/gpus", "vgpu.fleet/drained-gpus"), ("VgpuConfiguration", "VgpuGpusHealthy")
 TAINT = "vgpu.fleet/gpu-unhealthy"
-# Annotation that names the labels which it set, without their prefix; and one with the resources that it listed.
+# Node annotation that names the labels that the program set, without their prefix LABELS_PREFIX.
 LABELS, LABELS_PREFIX = "vgpu.fleet/labels", "nvidia.com/"
+# Node annotation that names the resources that the program added to the node's capacity.
 CAPACITY = "vgpu.fleet/capacity"
 HOST = "/host"
 LISTEN = "--metrics-listen"
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-device-plugin"
 RBAC = "rbac.authorization.k8s.io"
-# The API server says of a service account's token on which node its pod runs since this version.
+# First version whose API server reports, for a service account's token, the node on which the token's pod runs.
 KNOWS_NODES = (1, 30, 0)
 NODE_OF_TOKEN = "authentication.kubernetes.io/node-name"
 # Characters that the kubelet accepts in a key of a ConfigMap, and therefore in a file name.
@@ -40,8 +42,10 @@ KEY = re.compile(r"^[-._a-zA-Z0-9]{1,253}\Z")
 
 
 class Desired(NamedTuple):
-    """``configs``: file name → text of the named configurations. ``options``: of the program. ``kubelet_dir``: the
-    kubelet's folder on the host. ``restrict``: the API server is 1.30 or newer and holds each pod to its own node."""
+    """Describes the desired DaemonSet. ``configs``: file name → text of the named configurations. ``options``: options
+    of the program. ``kubelet_dir``: the kubelet's folder on the host. ``restrict``: add the policy that restricts each
+    pod to its own node; needs an API server of 1.30 or newer.
+    """
 
     image: str
     namespace: str = "kube-system"
@@ -58,12 +62,12 @@ class Desired(NamedTuple):
 
 
 class ConfigsError(Exception):
-    """Named configurations that one ConfigMap cannot hold; the text names them and the hosts."""
+    """One ConfigMap cannot hold these named configurations; the text names them and the hosts."""
 
 
 def union(by_host: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """The named configurations of all hosts as one map, file name → text. Raises ConfigsError where two hosts mean
-    different things by one name: a ConfigMap is the cluster's.
+    """Returns the named configurations of all hosts as one map, file name → text. Raises ConfigsError if two hosts have
+    different texts for one name, because the cluster has one ConfigMap, or if a name cannot be a key of a ConfigMap.
     """
     out: dict[str, str] = {}
     said_by: dict[str, str] = {}
@@ -91,13 +95,17 @@ def manifests(desired: Desired) -> list[dict[str, Any]]:
 
 
 def node(name: str, present: bool = True) -> dict[str, Any]:
-    """The label by which a node is given a pod, for server-side apply; without it, the label is taken back."""
+    """Returns a Node object with the label that gives the node a pod, for server-side apply. With ``present`` false,
+    the object has no label, and applying it removes the label.
+    """
     labels = {NODE_LABEL: LABEL_VALUE} if present else {}
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
 
 
 def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Patches that remove what the program wrote on a node, as (path below the node, patch); empty for none."""
+    """Returns the patches that remove everything that the program wrote on a node, as (path below the node, patch);
+    empty if there is nothing to remove.
+    """
     out: list[tuple[str, dict[str, Any]]] = []
     annotations = found["metadata"].get("annotations") or {}
     ours = [name for name in ANNOTATIONS if name in annotations]
@@ -112,7 +120,8 @@ def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         out.append(("", {"metadata": dict({"labels": gone} if gone else {}, annotations={LABELS: None})}))
     status = found.get("status") or {}
     if CAPACITY in annotations:
-        # Send both in one request, so that a node never has a label that the annotation does not record.
+        # One patch removes the resources and the annotation, so that the node never has a resource of ours that the
+        # annotation does not record.
         listed = set(str(annotations[CAPACITY]).split(","))
         parts = {key: sorted(listed & set(status.get(key) or {})) for key in ("capacity", "allocatable")}
         taken = {key: dict.fromkeys(part) for key, part in parts.items() if part}
@@ -165,7 +174,7 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
 
 
 def _restriction(desired: Desired) -> list[dict[str, Any]]:
-    """RBAC knows no "its own node": a policy refuses what the pod of one node writes about another."""
+    """Returns a policy that refuses one pod's writes to other nodes and their pods. RBAC cannot express this."""
     api = "admissionregistration.k8s.io/v1"
     user = f"system:serviceaccount:{desired.namespace}:{NAME}"
     mine = f"request.userInfo.extra['{NODE_OF_TOKEN}'][0]"
@@ -207,7 +216,7 @@ def arguments(desired: Desired) -> list[str]:
 
 
 def metrics_port(options: Sequence[str]) -> int | None:
-    """Returns the port at which other hosts can read the metrics, from the last such option; None: none can."""
+    """Returns the port at which other hosts can read the metrics, by the last such option; None if none is open."""
     listens = [one.partition("=")[2] for one in options if one.startswith(LISTEN + "=")]
     address, _colon, port = (listens[-1] if listens else "").rpartition(":")
     return int(port) if port.isdigit() and address not in LOOPBACK else None
@@ -226,12 +235,12 @@ def _volumes(desired: Desired) -> list[tuple[str, dict[str, Any], dict[str, Any]
         host("dev", "/dev", "Directory"),
         host("device-plugins", desired.kubelet_dir + "/device-plugins", "Directory"),
         host("pod-resources", desired.kubelet_dir + "/pod-resources"),
-        # Each allocation has a tmpfs in here, made by the program, which the containers of pods must see.
+        # The program mounts a tmpfs for each allocation in this folder; the containers of pods must see these mounts.
         host("run", "/run/vgpu", mountPropagation="Bidirectional"),
         host("state", "/var/lib/vgpu"),
         host("cdi", "/var/run/cdi"),
         host("library", desired.library_root, readOnly=True),
-        # Not written to, but the runtime makes the next mount point in it.
+        # The program does not write to this folder, but the runtime creates the next mount point in it.
         host("etc", folder),
     ]
     configs = {"configMap": {"name": CONFIGS}}
@@ -246,7 +255,7 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
     volumes = _volumes(desired)
     environment: list[dict[str, Any]] = [
         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-        # No runtime of NVIDIA's has anything to add: the driver's library is taken from the host.
+        # NVIDIA's runtime must not add anything: the program uses the driver's library of the host.
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
     ]
     environment += [{"name": name, "value": str(value)} for name, value in sorted(desired.environment.items())]
@@ -254,12 +263,13 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
         "name": NAME,
         "image": desired.image,
         "imagePullPolicy": desired.pull_policy,
-        # Not the default, which lies in /dev: the runtime would make that file in the host's.
+        # The default path is in /dev, and the runtime would create that file in the host's /dev.
         "terminationMessagePath": "/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": [PROGRAM, *arguments(desired)],
         "env": environment,
-        # Mounts that others see, and the GPUs' device nodes, need it; nothing less has Bidirectional.
+        # The GPUs' device nodes and mounts that other containers see need privileges: without them Kubernetes refuses
+        # Bidirectional.
         "securityContext": {"privileged": True},
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         "volumeMounts": [dict(mount, name=name) for name, _volume, mount in volumes],
@@ -267,9 +277,9 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "serviceAccountName": NAME,
         "priorityClassName": "system-node-critical",
-        # The processes that the driver names are the host's.
+        # The driver reports processes by the host's pids.
         "hostPID": True,
-        # The API server is reached without a network plugin, which may come up later than we do.
+        # The network of the host reaches the API server before the network plugin runs.
         "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
         "terminationGracePeriodSeconds": 10,
@@ -277,7 +287,7 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
         "tolerations": [
             {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
             {"key": "CriticalAddonsOnly", "operator": "Exists"},
-            # Its own, by which pods of tenants are kept off.
+            # The program's own taint, which keeps tenants' pods away from the node.
             {"key": TAINT, "operator": "Exists", "effect": "NoSchedule"},
             *desired.tolerations,
         ],
@@ -286,9 +296,9 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
     }
     port = metrics_port(desired.options)
     if port is not None:
-        # The pod has the network of its host. The name is what a PodMonitor asks for.
+        # The pod uses the network of its host. A PodMonitor selects the port by this name.
         container["ports"] = [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
-    # Never two on a node: the program locks its state, and the second would end at once.
+    # No surge: two pods must never run on a node. The program locks its state, so a second pod would end at once.
     strategy: dict[str, Any] = {"type": ROLLING, "rollingUpdate": {"maxUnavailable": "10%"}}
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode("utf-8")).hexdigest()[:16]
     return {

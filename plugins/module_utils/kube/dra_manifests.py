@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of a cluster for claims (Dynamic Resource Allocation, Kubernetes 1.36): device classes, the policy that
-refuses parameters which our driver would refuse too, the one that keeps volumes away from our files, and what the
-driver needs as a DaemonSet. As a service of the node it needs nothing here: the kubelet's credentials may read the
-claims of its pods and write the slices of its node.
+"""Builds a cluster's objects for claims (Dynamic Resource Allocation, Kubernetes 1.36): device classes, the policy that
+refuses parameters that our driver would refuse, the policy that refuses mounts over our files, and the driver's rights
+if it runs as a DaemonSet. As a service of the node the driver needs no rights here: the kubelet's credentials may read
+the claims of the node's pods and write the slices of the node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DRIVER = resource_drivers.OUR_DRIVER
 CLASS, MIG_CLASS = resource_drivers.OUR_CLASS, "vgpu-mig"
 PARAMETERS_POLICY, SLICES_POLICY, ROLE = "vgpu-claim-parameters", "vgpu-slices-of-their-node", "vgpu-claims"
 PARAMETERS_VERSION, PARAMETERS_KIND = "vgpu.fleet/v1", "Share"
-# Key → what it may be; the twin of the driver's own table, which a test compares.
+# Key → allowed values. The driver has an equal table; a test compares both.
 PARAMETERS: dict[str, tuple[Any, ...]] = {
     "corePolicy": ("disable", "default", "force"),
     "priority": (0, 1),
@@ -30,8 +30,9 @@ NODE_NAME = "authentication.kubernetes.io/node-name"
 
 
 class Desired(NamedTuple):
-    """``extended_resource``: by which name pods without a claim get a default share; empty: by none. ``namespace`` and
-    ``account``: of the driver as a DaemonSet; empty: it is a service of each node.
+    """Describes the desired objects. ``extended_resource``: name of the resource by which pods without a claim get a
+    default share; empty: none. ``namespace``, ``account``: of the driver's DaemonSet; empty if the driver is a service
+    of each node.
     """
 
     extended_resource: str = ""
@@ -49,8 +50,9 @@ def manifests(desired: Desired) -> list[dict[str, Any]]:
 
 
 def classes(extended_resource: str = "") -> list[dict[str, Any]]:
-    """Returns the device classes. Of two classes with one extended resource the younger wins, so only a class for which
-    the user requests it gets the name.
+    """Returns the device classes. The class of shares gets an extended resource only if the user sets one: of two
+    classes with the same extended resource Kubernetes uses the younger, so another driver's class could lose its
+    resource.
     """
     shares = _device_class(CLASS, "gpu")
     if extended_resource:
@@ -68,8 +70,8 @@ def _device_class(name: str, kind: str) -> dict[str, Any]:
 
 
 def parameters_policy() -> list[dict[str, Any]]:
-    """The API server takes whatever parameters say; the pod would wait for a sentence of the driver. Other versions of
-    these objects are converted to the one that is named here.
+    """Returns the policy that refuses invalid parameters. Without it the API server accepts any parameters, and the pod
+    waits until the driver reports the fault. The API server converts other versions of these objects to v1.
     """
     resources = ["resourceclaims", "resourceclaimtemplates", "deviceclasses"]
     spec = {
@@ -105,7 +107,7 @@ def parameters_policy() -> list[dict[str, Any]]:
     return _policy(PARAMETERS_POLICY, spec)
 
 
-# The parameters of a claim, of a template and of a class.
+# CEL: the configurations of a claim template, of a claim or of a device class, whichever the object is.
 _CONFIG = (
     "has(object.spec.spec) ? (has(object.spec.spec.devices.config) ? object.spec.spec.devices.config : []) : "
     "has(object.spec.devices) ? (has(object.spec.devices.config) ? object.spec.devices.config : []) : "
@@ -122,7 +124,7 @@ def _has_kind(place: str) -> str:
 
 
 def rights(namespace: str, account: str) -> list[dict[str, Any]]:
-    """Returns the only rights that the driver needs at the API server."""
+    """Returns the role and its binding with exactly the rights that the driver needs at the API server."""
     rules = [
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
         {
@@ -148,7 +150,9 @@ def rights(namespace: str, account: str) -> list[dict[str, Any]]:
 
 
 def slices_policy(namespace: str, account: str) -> list[dict[str, Any]]:
-    """A role knows no nodes: this holds each pod of the driver to the slices of the node that its token names."""
+    """Returns the policy that lets each pod of the driver write only the slices of the node that its token names. A
+    role cannot express this.
+    """
     user = f"system:serviceaccount:{namespace}:{account}"
     spec = {
         "failurePolicy": "Fail",
@@ -194,5 +198,5 @@ def _meta(name: str) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
-    """Returns a string of CEL; JSON writes it the same."""
+    """Returns a string of CEL; JSON has the same notation."""
     return json.dumps(text)

@@ -7,7 +7,8 @@ import time
 from typing import Any, Callable
 from urllib.parse import quote
 
-# Annotation of a node that we cordoned. A node without it was cordoned by others and stays so.
+# Annotation of a node that the collection cordoned. A cordoned node without it was cordoned by another user and stays
+# cordoned.
 MARK = "vgpu.fleet/cordoned-for"
 MIRROR = "kubernetes.io/config.mirror"
 FINISHED = ("Succeeded", "Failed")
@@ -17,11 +18,11 @@ GONE, FORBIDDEN_NOW = 404, 429
 
 
 class DrainError(Exception):
-    """A node that was not drained; the text says why and what to do."""
+    """A node could not be drained; the text gives the reason and the remedy."""
 
 
 def cordon(api: Any, name: str, reason: str, apply: bool = True) -> bool:
-    """Makes a node unschedulable and marks it as ours. Returns whether anything was changed."""
+    """Makes a node unschedulable and adds the annotation MARK. Returns whether the node was changed."""
     node = read(api, name)
     if (node.get("spec") or {}).get("unschedulable"):
         return False
@@ -82,11 +83,11 @@ def asks_for(pod: dict[str, Any], prefix: str) -> bool:
 
 
 def to_evict(pods: list[dict[str, Any]], only: str, force: bool, lose_data: bool) -> list[dict[str, Any]]:
-    """The pods that a drain evicts. ``only``: prefix of resource names, empty for every pod.
+    """Returns the pods that a drain evicts. ``only``: prefix of resource names, empty for every pod.
 
-    Pods of DaemonSets, static pods and finished pods stay, for a drain cannot move them. Raises DrainError, before
-    anything is changed, for pods that would be lost: without a controller (unless ``force``), or with data in an
-    emptyDir (unless ``lose_data``).
+    Pods of DaemonSets, static pods and finished pods stay, because a drain cannot move them. Raises DrainError, before
+    any change, for pods that would be lost: pods without a controller (unless ``force``), or with data in an emptyDir
+    (unless ``lose_data``).
     """
     chosen, faults = [], []
     for pod in pods:
@@ -118,9 +119,9 @@ def drain(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[str]:
-    """Evicts the pods and waits until they are gone. Returns their names; raises DrainError when time is over.
+    """Evicts the pods and waits until they are gone. Returns their names. Raises DrainError after ``timeout`` seconds.
 
-    A pod is known by its uid: a new one of the same name, of a StatefulSet, is another pod.
+    Pods are identified by uid: a StatefulSet's new pod of the same name is another pod.
     """
     waiting = {pod["metadata"]["uid"]: pod for pod in pods}
     asked: set[str] = set()

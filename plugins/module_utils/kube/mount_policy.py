@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files: the rule of
-pods/mounts.py in CEL, evaluated inside the API server, so that there is no moment without it.
+pods/mounts.py in CEL. The API server evaluates the policy itself, so the rule always applies.
 
-Each owner writes one, under a name of its own: the scheduler for the names of its configuration, the role device_plugin
-for the resources of its nodes, which it writes down in an annotation, and who sets up claims for those. Two that say
-the same do no harm.
+Each owner writes a policy of its own name: OF_SCHEDULER covers the resource names of the scheduler's configuration,
+OF_DEVICE_PLUGIN the resources of the nodes of the role device_plugin (an annotation records them), and OF_CLAIMS the
+containers with claims. Two policies with the same rule do no harm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KNOWS_POLICIES = (1, 30, 0)
 OF_DEVICE_PLUGIN = "vgpu-device-plugin-mounts"
 OF_SCHEDULER = "vgpu-scheduler-mounts"
 OF_CLAIMS = "vgpu-claim-mounts"
-# Annotation of the device plugin's policy: node → resources that its containers are limited by, as JSON.
+# Annotation of the device plugin's policy: JSON, node → resources by which containers get limited slices there.
 NODES = "vgpu.fleet/nodes"
 MESSAGE = f"a volume of this pod lies at, above or below a path {mounts.ADVICE}"
 
@@ -28,9 +28,10 @@ MESSAGE = f"a volume of this pod lies at, above or below a path {mounts.ADVICE}"
 def manifests(
     name: str, resources: Sequence[str], annotations: Mapping[str, str] | None = None, claims: bool = False
 ) -> list[dict[str, Any]]:
-    """The policy and its binding, in the order in which they are applied; removed in the other. ``resources``: by which
-    a container asks for a slice. ``claims``: a container with any claim asks too; whose devices it is for, a pod's text
-    does not say."""
+    """Returns the policy and its binding in the order of their application; they are removed in reverse order.
+    ``resources``: names by which a container requests a slice. ``claims``: the policy also covers every container with
+    a claim, because a pod's text does not show whose devices a claim is for.
+    """
     meta: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/name": name}}
     asks = _asks(resources, claims)
     spec = {
@@ -69,7 +70,9 @@ def manifests(
 
 
 def of_claims(extended_resource: str = "") -> list[dict[str, Any]]:
-    """Containers with claims have places for more shares than they have: what a volume brings there would count."""
+    """Returns the policy for containers with claims. Such a container reads mount points of more shares than it has, so
+    a volume mounted there would count as a share.
+    """
     return manifests(OF_CLAIMS, [extended_resource] if extended_resource else [], claims=True)
 
 
@@ -80,16 +83,18 @@ def of_nodes(nodes: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def ground() -> dict[str, Any]:
-    """A policy that refuses nothing and names no node. It is made first, so that all else is written by its version:
-    of two that make it at once one is refused."""
+    """Returns a device plugin's policy that refuses nothing and names no node. A run creates it first. Later writes
+    then name its resourceVersion, so that the API server refuses one of two simultaneous writers.
+    """
     policy = of_nodes({})[0]
     spec = {"matchConstraints": policy["spec"]["matchConstraints"], "validations": [{"expression": "true"}]}
     return {**policy, "metadata": {"name": OF_DEVICE_PLUGIN}, "spec": spec}
 
 
 def nodes_with(policy: Mapping[str, Any] | None, nodes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """The nodes of a policy that is there, None for none, with these in the place of what it says of them. A node
-    without resources is left out."""
+    """Returns the nodes of an existing policy (None: no policy), with the entries of ``nodes`` replaced. Omits nodes
+    without resources.
+    """
     annotations = ((policy or {}).get("metadata") or {}).get("annotations") or {}
     try:
         known = json.loads(annotations.get(NODES) or "{}")
@@ -107,7 +112,7 @@ def _rule(operation: str, resource: str) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
-    """Returns a string of CEL; JSON writes it the same."""
+    """Returns a string of CEL; JSON has the same notation."""
     return json.dumps(text)
 
 
@@ -126,7 +131,9 @@ def _asks(resources: Sequence[str], claims: bool) -> str:
 
 
 def _containers(kind: str) -> str:
-    """Every pod has containers; a list of the other kinds may be absent."""
+    """Returns CEL: the pod's containers of a kind. Every pod has ``containers``; the lists of other kinds may be
+    absent.
+    """
     if kind == "containers":
         return "object.spec.containers"
     return f"(has(object.spec.{kind}) ? object.spec.{kind} : [])"
@@ -137,7 +144,7 @@ def _any_container(condition: str) -> str:
 
 
 def _all_containers() -> str:
-    # dyn: ephemeral containers are of another type, and the lists could not be joined.
+    # dyn: ephemeral containers have another type, so CEL could not join the lists without it.
     return " + ".join(f"dyn({_containers(kind)})" for kind in mounts.KINDS)
 
 
@@ -152,8 +159,10 @@ def _paths() -> str:
 
 
 def _conflicts() -> str:
-    """One sentence for each path of an asking container that meets a guarded one. [place].exists: the path is taken
-    apart once and not once for each guarded path, for the API server limits what an expression may cost."""
+    """Returns CEL: for each container that requests GPUs, a text with one sentence for each path that conflicts with a
+    guarded path. ``[place].exists`` splits a path once instead of once for each guarded path, because the API server
+    limits the cost of an expression.
+    """
     place = "'/' + p.split('/').filter(s, s != '' && s != '.').map(s, s + '/').join()"
 
     def meets(found: str) -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Returns the commands that find, load and remove images on a node, for the engine that its kubelet reports. Pure.
 
-Only the kubelet knows its engine: a host may have docker and containerd, and an image in the wrong one is not found.
+Only the kubelet reports its engine. A host may have docker and containerd, and the kubelet does not find an image in
+the wrong engine.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ CTR: dict[str, list[str]] = {
 }
 # CRI-O and podman share their images.
 LOADERS = {"docker": "docker", "crio": "podman"}
-# The kubelet's collector of unused images leaves such an image alone; no registry could bring it back.
+# Label that keeps the kubelet from removing an unused image, because no registry has the image.
 PINNED = "io.cri-containerd.pinned=pinned"
 
 
 def engine_of(node: dict[str, Any]) -> str:
-    """docker, containerd, crio, k3s or rke2 of a Node object; empty of one that is not known."""
+    """Returns the engine of a Node object: docker, containerd, crio, k3s or rke2; empty if it is unknown."""
     info = (node.get("status") or {}).get("nodeInfo") or {}
     scheme = str(info.get("containerRuntimeVersion") or "").partition("://")[0]
     version = str(info.get("kubeletVersion") or "")
@@ -33,9 +34,10 @@ def engine_of(node: dict[str, Any]) -> str:
 
 
 def commands(engine: str, repository: str, images: Sequence[str]) -> dict[str, Any]:
-    """Command lines for the node: ``all`` prints every image of ``repository``, one a line; ``load`` ends with a file
-    and ``remove`` with an image, which are added to them; ``images`` has ``find`` (prints nothing where the image is
-    not there) and ``pin`` (empty where the engine has none) for each of ``images``."""
+    """Returns command lines for the node. ``all`` prints every image of ``repository``, one a line. The caller appends
+    a file to ``load`` and an image to ``remove``. ``images`` maps each image to ``find`` (prints nothing if the image
+    is missing) and ``pin`` (empty if the engine cannot pin images).
+    """
     if engine in LOADERS:
         program = LOADERS[engine]
         return {

@@ -2,8 +2,8 @@
 """Makes the ValidatingAdmissionPolicy that protects the annotations of scheduler and device plugin (promised and
 allocated GPUs of a pod): no other user may write, change or remove them, by any resource or subresource.
 
-It is evaluated inside the API server, so that there is no moment without it. API servers before 1.30 have the webhook
-instead, which lets changes pass while no replica answers.
+The API server evaluates the policy itself, so the protection never pauses. API servers before 1.30 use the webhook
+instead, which admits changes while no replica answers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Mapping, Sequence
 
 API = "admissionregistration.k8s.io/v1"
 NAME = "vgpu-scheduler-plans"
-# A Binding's annotations become the pod's; and a subresource takes annotations too, pods/status for one.
+# Requests to check. A Binding's annotations are copied to the pod, and subresources such as pods/status accept
+# annotations too.
 RULES = (
     ("CREATE", ("pods", "pods/binding", "bindings")),
     ("UPDATE", ("pods", "pods/status", "pods/resize", "pods/ephemeralcontainers")),
@@ -22,9 +23,10 @@ NODE = "system:node:"
 
 
 def manifests(writers: Mapping[str, Sequence[str]], fixed: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The policy and its binding, in the order in which they are applied; removed in the other. ``writers``: annotation
-    → users that may write it. Nodes may write all of them, for the kubelet's own credentials are a device plugin's.
-    ``fixed``: those that the creator of a pod may give it, and that no user changes later."""
+    """Returns the policy and its binding in the order of their application; they are removed in reverse order.
+    ``writers``: annotation → users that may write it. Nodes may write all annotations, because a device plugin may use
+    the kubelet's credentials. ``fixed``: annotations that the creator of a pod may set and no user may change later.
+    """
     meta: dict[str, Any] = {"name": NAME, "labels": {"app.kubernetes.io/name": NAME}}
     names, kept = sorted(writers), sorted(fixed)
     has = " || ".join(_has(one, name) for one in _BOTH for name in (*names, *kept))
@@ -36,7 +38,7 @@ def manifests(writers: Mapping[str, Sequence[str]], fixed: Sequence[str] = ()) -
                 for operation, resources in RULES
             ]
         },
-        # Most pods have none of them: the rest is not evaluated then.
+        # Most pods have none of these annotations; the API server then skips the other expressions.
         "matchConditions": [
             {"name": "annotated", "expression": has},
             {"name": "not-a-node", "expression": f"!request.userInfo.username.startsWith({_text(NODE)})"},
@@ -51,7 +53,7 @@ def manifests(writers: Mapping[str, Sequence[str]], fixed: Sequence[str] = ()) -
         ]
         + [
             {
-                # A Binding brings its annotations to the pod too, and is created.
+                # The check of the kind excludes a Binding, whose creation also adds annotations to the pod.
                 "expression": f'(oldObject == null && request.kind.kind == "Pod") || {_same(name)}',
                 "message": f'metadata.annotations["{name}"] stays as it was admitted; create the pod again',
             }
@@ -79,7 +81,7 @@ _BOTH = ("object", "oldObject")
 
 
 def _text(text: str) -> str:
-    """Returns a string of CEL; JSON writes it the same."""
+    """Returns a string of CEL; JSON has the same notation."""
     return json.dumps(text)
 
 
@@ -89,7 +91,7 @@ def _has(one: str, name: str) -> str:
 
 
 def _value(one: str, name: str) -> str:
-    """A list, so that an empty annotation differs from none."""
+    """Returns CEL: the annotation's value in a list, so that an empty annotation differs from a missing one."""
     return f"({_has(one, name)} ? [{one}.metadata.annotations[{_text(name)}]] : [])"
 
 

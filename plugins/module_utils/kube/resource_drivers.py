@@ -9,7 +9,7 @@ from typing import Any, Iterable, Sequence
 from urllib.parse import quote
 
 GROUP = "/apis/resource.k8s.io"
-# The newest first; a server before 1.32 has none of them.
+# API versions of the group, the newest first. A server before 1.32 has none of these versions.
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 # HTTP statuses of a user who may not read these objects.
 REFUSALS = (401, 403)

@@ -57,10 +57,10 @@ def wait(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[str]:
-    """Waits for the Deployment at ``path``, and for the end of its former pods, which may still place pods by a former
-    configuration; empty where it runs, else why not.
+    """Waits until the Deployment at ``path`` runs and its former pods have ended, because they may still place pods by
+    a former configuration. Returns an empty list if the Deployment runs, else the reasons.
 
-    Ends early where an image cannot be had.
+    Ends early if an image cannot be pulled.
     """
     deadline = clock() + seconds
     while True:
@@ -84,10 +84,10 @@ def admission(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[str, str]:
-    """(fault, doubt): whether a pod that asks for ``resource`` is given to ``scheduler``; tried without being stored.
-
-    The certificate and the addresses of a webhook are known to the API server some seconds after its pods are ready.
-    A doubt is a refusal that is not ours: of the user's rights, or of a rule of the cluster.
+    """Tests by a dry run whether a pod that requests ``resource`` is assigned to ``scheduler``. Returns (fault, doubt),
+    both empty if it is. A doubt is a refusal by the user's rights or by another rule of the cluster, so nothing was
+    tested. Repeats the test for up to ``seconds``: the API server learns a webhook's certificate and addresses some
+    seconds after its pods are ready.
     """
     deadline = clock() + seconds
     limits = {"limits": {resource: "1"}}

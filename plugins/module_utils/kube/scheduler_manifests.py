@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes objects of the scheduler, as plain data: rights, configuration, two replicas, service, webhook, and
-the policies that refuse pods which mount over our files and keep what the scheduler wrote on a pod.
+"""Builds the Kubernetes objects of the scheduler, as plain data: rights, configuration, Deployment, service, webhooks,
+a policy that refuses pods which mount over our files, and a policy that protects the scheduler's annotations on pods.
 
-A replica is one pod with a stock kube-scheduler and vgpu-scheduler. The default scheduler is not touched.
+A replica is one pod with an unmodified kube-scheduler and vgpu-scheduler. The default scheduler stays unchanged.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
 # Annotation of each pod: the digest of the configuration.
 DIGEST = "vgpu.fleet/config"
 PLAN, GIVEN = "vgpu.fleet/plan", "vgpu.fleet/given"
-# Annotations of a resize: the request of the pod's owner, the granted request, and the former plan. The greater of
-# former and new plan counts until the node has applied the new plan.
+# Annotations of a resize: the request of the pod's owner, the granted request, and the former plan. The greater size of
+# the former and the new plan counts until the node has applied the new plan.
 RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
 # The memory that a pod is promised below its limit; fixed at the pod's admission.
 MEMORY_REQUEST = "vgpu.fleet/memory-request"
@@ -33,7 +33,7 @@ MEMORY_REQUEST = "vgpu.fleet/memory-request"
 ANNOTATIONS = (PLAN, GIVEN, RESIZED, FORMER)
 # Prefixes of resource names that request GPUs. With prefixes the webhook also sees and refuses mistyped names.
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
-# Annotations that request GPUs, unless the pod belongs to KAI's scheduler.
+# ASKING: annotations that request GPUs. NOT_OF: scheduler whose pods are excluded, because KAI reads them itself.
 ASKING, NOT_OF = ("gpu-memory", "gpu-fraction", MEMORY_REQUEST), "kai-scheduler"
 ASKING_PREFIX = "nvidia.com/container."
 # Label of a namespace that chooses whether its pods get claims for their requests.
@@ -44,9 +44,10 @@ _BOTH = ("object", "oldObject")
 
 
 class Desired(NamedTuple):
-    """``config`` is the scheduler's configuration file (vgpu_scheduler.settings). ``match_conditions``: the API server
-    is 1.28 or newer; without, the webhook cannot tell GPU pods from others and fails open. ``webhook_url``: where the
-    webhook is reached if not by its Service."""
+    """Describes the desired scheduler. ``config``: its configuration file (vgpu_scheduler.settings).
+    ``match_conditions``: the API server is 1.28 or newer; in older servers the webhook receives every pod and therefore
+    fails open. ``webhook_url``: URL of the webhook if the API server does not reach it by its Service.
+    """
 
     image: str
     kube_scheduler_image: str
@@ -70,12 +71,12 @@ class Desired(NamedTuple):
     policies: bool = True
     # Names of namespaces whose pods may read the metrics; none: they are served on no port of the pod.
     metrics_namespaces: Sequence[str] = ()
-    # text or json: of our program; the kube-scheduler's own container keeps its format.
+    # Log format of vgpu-scheduler: text or json. The kube-scheduler's container keeps its own format.
     log_format: str = "text"
 
 
 def resource_names(config: dict[str, Any]) -> list[str]:
-    """Returns every resource by which a pod may ask, the count first."""
+    """Returns every resource by which a pod may request GPUs, the GPU count first."""
     names = config.get("resourceNames") or {}
     count = names.get("count", "nvidia.com/gpu")
     return [
@@ -100,8 +101,9 @@ def resource_names(config: dict[str, Any]) -> list[str]:
 
 
 def extender(config: dict[str, Any], address: str = EXTENDER) -> dict[str, Any]:
-    """The entry under ``extenders``. Only the count is a resource that nodes advertise; the kube-scheduler would find
-    the others on no node, so its configuration leaves them to us."""
+    """Returns the entry under ``extenders`` of the kube-scheduler's configuration. Nodes advertise only the GPU count.
+    The kube-scheduler would find the other resources on no node, so it must ignore them.
+    """
     count, *others = resource_names(config)
     managed = [{"name": count, "ignoredByScheduler": False}]
     managed += [{"name": name, "ignoredByScheduler": True} for name in others]
@@ -111,7 +113,7 @@ def extender(config: dict[str, Any], address: str = EXTENDER) -> dict[str, Any]:
         "prioritizeVerb": "prioritize",
         "bindVerb": "bind",
         "preemptVerb": "preempt",
-        # Above the sum of what the kube-scheduler's own plugins say of CPU and memory.
+        # More than the sum of the scores that the kube-scheduler's own plugins give for CPU and memory.
         "weight": 10,
         "nodeCacheCapable": True,
         "httpTimeout": "10s",
@@ -120,10 +122,10 @@ def extender(config: dict[str, Any], address: str = EXTENDER) -> dict[str, Any]:
 
 
 def kube_options(desired: Desired) -> list[str]:
-    """A pod that waits is tried again after a minute at the latest, and not after five.
+    """Returns the option that makes the kube-scheduler retry a waiting pod after one minute instead of five.
 
-    The kube-scheduler wakes pods when a node joins or offers more, but asks then for all that a pod names, also what
-    its configuration tells it to leave to an extender. No node has that, so pods that name memory sleep on.
+    The kube-scheduler also wakes a waiting pod when a node joins or grows, but only if the node has all resources of
+    the pod, even those that the extender manages. No node has these, so a pod that names memory would stay asleep.
     """
     return ["--pod-max-in-unschedulable-pods-duration=60s"] if desired.wakes else []
 
@@ -232,8 +234,8 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         _rule("core", "secrets", "create"),
         _rule("core", "secrets", "get update", (NAME + "-tls",)),
         _rule("coordination.k8s.io", "leases", "create"),
-        # The leases of the kube-schedulers and of the programs. A replica that receives a call reads the programs'
-        # lease.
+        # The leases of the kube-schedulers and of vgpu-scheduler. A replica that receives a call requests the lease of
+        # vgpu-scheduler.
         _rule("coordination.k8s.io", "leases", "get update", LEASES),
         _rule("coordination.k8s.io", "leases", "patch", LEASES[1:]),
     ]
@@ -261,7 +263,7 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
             "rules": cluster_rules,
         },
         binding("ClusterRoleBinding", NAME, "ClusterRole", NAME),
-        # The rights of a kube-scheduler, which is the other half of each pod.
+        # The rights of the kube-scheduler, the other container of each pod.
         binding("ClusterRoleBinding", NAME + "-kube-scheduler", "ClusterRole", "system:kube-scheduler"),
         binding("ClusterRoleBinding", NAME + "-volume-scheduler", "ClusterRole", "system:volume-scheduler"),
         {"apiVersion": rbac + "/v1", "kind": "Role", "metadata": _meta(desired), "rules": rules},
@@ -272,7 +274,7 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
 
 def _config_map(desired: Desired) -> dict[str, Any]:
     data = {
-        # JSON is YAML.
+        # These files may hold JSON, because JSON is valid YAML.
         "kube-scheduler.yaml": json.dumps(scheduler_configuration(desired), indent=1, sort_keys=True),
         "config.yaml": json.dumps(desired.config, indent=1, sort_keys=True),
     }
@@ -329,7 +331,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
         "livenessProbe": {"httpGet": dict(probe, path="/healthz"), "initialDelaySeconds": 30, "failureThreshold": 6},
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": confined,
-        # Certificates are loaded from a file that lives for a moment.
+        # The program loads its certificates from a temporary file in /tmp.
         "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],
     }
     kube = {
@@ -340,7 +342,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
             *kube_options(desired),
         ],
         "ports": [{"name": "kube-scheduler", "containerPort": KUBE_PORT, "protocol": "TCP"}],
-        # No readinessProbe: the webhook next to it serves without it.
+        # No readinessProbe: the webhook in the same pod must serve even if the kube-scheduler is not ready.
         "livenessProbe": {
             "httpGet": {"scheme": "HTTPS", "port": KUBE_PORT, "path": "/healthz"},
             "initialDelaySeconds": 30,
@@ -388,7 +390,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
         "spec": {
             "replicas": desired.replicas,
             "selector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
-            # Always at least one replica answers admission.
+            # At least one replica always answers admission requests.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "template": template,
         },
@@ -434,9 +436,10 @@ def _network_policy(desired: Desired) -> dict[str, Any]:
 
 
 def gpu_condition(config: dict[str, Any]) -> str:
-    """CEL: whether a container of the pod names a resource of GPU sharing, or the pod asks by an annotation."""
+    """Returns CEL: whether a container of the pod names a resource of GPU sharing, or an annotation requests GPUs."""
     said = config.get("resourceNames") or {}
-    # Names that somebody chose are in it even where a prefix covers them: a chart leaves them to be filled in.
+    # The expression names configured resources even if a prefix covers them, because a chart fills in these names
+    # later.
     chosen = {*said.values(), *([said["count"] + ".shared"] if "count" in said else [])}
     names = [name for name in resource_names(config) if name in chosen or not name.startswith(PREFIXES)]
     words = [f"k.startsWith('{prefix}')" for prefix in PREFIXES] + [f"k == '{name}'" for name in names]
@@ -455,14 +458,16 @@ def gpu_condition(config: dict[str, Any]) -> str:
 
 
 def _resize_condition() -> str:
-    """CEL: whether a request for another size is new or changed."""
+    """Returns CEL: whether a request for another size is new or changed."""
     name = f"'{RESIZE}'"
     now, before = (f"(has({one}.metadata.annotations) && {name} in {one}.metadata.annotations)" for one in _BOTH)
     return f"{now} && !({before} && object.metadata.annotations[{name}] == oldObject.metadata.annotations[{name}])"
 
 
 def webhooks(desired: Desired) -> list[dict[str, Any]]:
-    """Returns the webhooks. They fail closed for pods that request GPUs; the API server does not send other pods."""
+    """Returns the webhook configurations. With ``match_conditions`` the API server sends only pods that request GPUs,
+    and their creation fails closed if ``fail_closed`` is set; without, it sends every pod, and the webhooks fail open.
+    """
     closed = desired.fail_closed and desired.match_conditions
     exempt = [{"key": label, "operator": "NotIn", "values": ["ignore"]} for label in IGNORE_LABELS]
 
@@ -495,7 +500,7 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
 
     mutating = [hook("pods.vgpu.fleet", "/mutate", "CREATE", asks, closed)]
     if desired.config.get("claims"):
-        # A review has no labels of its namespace, so the path says what they are.
+        # An admission review does not hold the namespace's labels, so the URL path carries the label's value.
         is_claims = {"key": ALLOCATION, "operator": "In", "values": [CLAIMS]}
         others = [
             {"key": ALLOCATION, "operator": "Exists"},

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks whether a Kubernetes version can run a device plugin: 1.10 and newer can.
 
-Its kubelet is the first that has device plugins on without being asked (v1beta1; before, behind the feature gate
-DevicePlugins with another protocol), so an older one would never call us, and no pod would get a GPU.
+The kubelet of 1.10 is the first with device plugins enabled by default (protocol v1beta1). Older kubelets need the
+feature gate DevicePlugins and use another protocol: they would never call our plugin, and no pod would get a GPU.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ KUBELETS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet")
 
 
 def of_host(host: Any) -> tuple[int, int] | None:
-    """Major and minor of the kubelet of a ``Host``; None where there is none, or one that does not tell.
+    """Returns major and minor of the kubelet on a ``Host``; None if there is no kubelet or it reports no version.
 
-    That class is not imported: most modules that read a version by this file read no host.
+    This file does not import the class ``Host``, because most modules that use this file read no host.
     """
     for path in KUBELETS:
         if os.access(host.path(path), os.X_OK):
@@ -27,8 +27,8 @@ def of_host(host: Any) -> tuple[int, int] | None:
 
 
 def of_text(text: str) -> tuple[int, int] | None:
-    """Major and minor of ``kubelet --version`` or of a version: "Kubernetes v1.34.2", "v1.29.8-eks-a18cd3a",
-    "v1.9.11+icp"; None where there is none.
+    """Returns major and minor from the output of ``kubelet --version`` or from a version: "Kubernetes v1.34.2",
+    "v1.29.8-eks-a18cd3a", "v1.9.11+icp"; None if the text holds no version.
     """
     found = re.search(r"(?:^|\s)v?([0-9]+)\.([0-9]+)(?:\.[0-9]+)?(?:[-+]\S*)?(?:\s|\Z)", text)
     return (int(found.group(1)), int(found.group(2))) if found else None

@@ -45,8 +45,8 @@ def build(
     """Compiles the sources and moves the archive to its path by one rename, so that an existing archive is always
     whole.
 
-    ``sources`` is the folder with the library's Makefile; it is copied, and nothing is written in it. The Makefile
-    writes what it makes into ``../build``. ``cross``: architecture and compiler where both are not this machine's.
+    ``sources``: the folder with the library's Makefile; it is copied and stays unchanged. The Makefile writes its
+    results to ``../build``. ``cross``: architecture and compiler for another architecture than this machine's.
     """
     cache = os.path.dirname(archive)
     os.makedirs(cache, mode=0o755, exist_ok=True)

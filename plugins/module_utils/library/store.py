@@ -25,13 +25,13 @@ LIBRARY = "libvgpu.so"
 
 
 class StoreError(Exception):
-    """An archive that must not be deployed on this host."""
+    """An archive must not be deployed on this host; the text gives the reason."""
 
 
 def deploy(root: str, version: str, archive: str, checksum: str | None = None) -> list[str]:
-    """Makes the version present and current. Returns what was changed, in sentences.
+    """Installs the version and makes it current. Returns the changes, in sentences.
 
-    ``checksum``: SHA-256 that the archive must have, in hexadecimal digits.
+    ``checksum``: the expected SHA-256 of the archive, in hexadecimal digits. Raises StoreError.
     """
     os.makedirs(root, mode=0o755, exist_ok=True)
     clean_up(root)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds which versions of the vGPU library are in use on a node: mapped, mounted, or promised to a container.
 
-A version may be removed only if none of the three applies. A process maps it (a container that runs, the arbiter); a
-mount namespace holds it (a container whose processes have not loaded it yet); the device plugin's records name it (the
-kubelet starts a container that ended again with the mounts of its first answer, so the version's folder must still be
-there).
+A version may be removed only if none of three cases applies. Mapped: a process maps its files (a running container, the
+arbiter). Mounted: a mount namespace has it (a container whose processes have not loaded it yet). Promised: the device
+plugin's records name it; the kubelet restarts an ended container with the mounts of the plugin's first reply, so the
+version's folder must still exist.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ RECORDS = "/var/lib/vgpu/allocations.json"
 
 
 def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
-    """The versions of ``versions`` below ``root`` that are in use. Reads the maps of every process: call it seldom.
+    """Returns the used versions of ``versions`` below ``root``. Reads the maps of every process, so call it rarely.
 
-    Records that are there and cannot be read keep every version: what they name is not known.
+    If the device plugin's records exist and cannot be read, every version counts as in use.
     """
     # If the root is reached through a link, the kernel reports files by the target folder of the link.
     roots = sorted({root.rstrip("/"), host.real(root)})

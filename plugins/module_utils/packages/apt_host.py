@@ -25,7 +25,7 @@ LOCK = "/var/lib/dpkg/lock-frontend"
 
 
 class AptError(package_manager.PackageError):
-    """apt refused, or would do what was not asked; the text says what and what to do."""
+    """apt refused, or would make an unrequested change; the text gives the reason and the remedy."""
 
 
 class AptHost:
@@ -129,14 +129,14 @@ class AptHost:
 
     def lists_age(self) -> float:
         """Returns the seconds since apt read the package lists; infinity if it never did."""
-        # apt writes there also where nothing has changed.
+        # apt also writes to this folder if no list has changed.
         times = [os.stat(path).st_mtime for path in (f"{apt_scratch.LISTS}/partial",) if os.path.isdir(path)]
         return max(0.0, time.time() - max(times)) if times else math.inf
 
     def update(self, needed: Sequence[str] = ()) -> str:
-        """Read the package lists; the faults of sources that are not needed, empty where there were none.
+        """Reads the package lists. Returns the faults of sources that are not needed, empty if there are none.
 
-        ``needed``: addresses of sources that must be read. Raises AptError where one cannot be.
+        ``needed``: addresses of sources that must be read. Raises AptError if a needed source cannot be read.
         """
         # Without this option apt silently uses old lists if a source cannot be fetched, and reports no fault.
         strict = ["-o", "APT::Update::Error-Mode=any"]
@@ -185,7 +185,7 @@ class AptHost:
                 stream.write(own.read() + "\n")
             stream.write(pins)
             stream.flush()
-            # The folder preferences.d is read as before.
+            # apt still reads the folder preferences.d.
             words += ["--allow-downgrades", "-o", f"Dir::Etc::Preferences={stream.name}"]
             return self.must(what, *words, verb, *packages)
 
@@ -195,13 +195,13 @@ def faults_of(text: str) -> str:
     lines = text.splitlines()
     for place, line in enumerate(lines):
         if line.endswith("unmet dependencies:"):
-            # What follows names the versions that do not go together; the line with E: does not.
+            # The next lines name the conflicting versions; the line with E: does not.
             return "\n".join(lines[place : place + 12])
     faults = []
     for place, line in enumerate(lines):
         if line.startswith(("E:", "W:", "dpkg:", "Err:")):
             faults.append(line)
-            # The reason stands on the next line: "(No space left on device)", "404  Not Found".
+            # The next line has the reason: "(No space left on device)", "404  Not Found".
             if (
                 line.startswith(("dpkg: error", "Err:"))
                 and lines[place + 1 : place + 2]

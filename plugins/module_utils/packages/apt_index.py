@@ -24,10 +24,11 @@ def stanza(control: str, path: str) -> str:
 
 
 def build(name: str, files: Sequence[str], control_of: Callable[[str], str]) -> tuple[str, str, str]:
-    """The repository of these files: its URI, its suite, and the text of the index that belongs there.
+    """Returns the repository of these files: its URI, its suite, and the text of its index.
 
-    In a flat repository the index names files from the URI on, so the URI is the root of the file system and packages
-    stay where they are. ``control_of``: the control file of a package file. Raises OSError where one cannot be read.
+    In a flat repository the index names files relative to the URI. So the URI is the root of the file system, and the
+    package files need not move. ``control_of``: returns the control file of a package file. Raises OSError if a file
+    cannot be read.
     """
     entries = [stanza(control_of(path), path) for path in sorted(files)]
     return "file:/", f"{FOLDER.lstrip('/')}/{name}/", "\n".join(entries)

@@ -33,7 +33,7 @@ def fingerprints(data: bytes) -> list[str]:
 
 
 def _plain(data: bytes) -> bytes:
-    """The bytes within the armour, of every block; its headers and the checksum of each are left out."""
+    """Returns the bytes inside the armour of every block, without headers and checksums; other data unchanged."""
     blocks = re.findall(rb"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(.*?)-----END", data, re.DOTALL)
     if not blocks:
         return data

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies apt's sources and lists to a separate folder, so that check mode can query an archive and change nothing.
 
-The lists start as a copy of the host's: what has not changed is not fetched again.
+The lists start as a copy of the host's lists, so apt fetches only changed lists.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ LISTS = "/var/lib/apt/lists"
 
 
 def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str | None], main: str) -> list[str]:
-    """Write them below ``folder`` and return the options by which apt reads them there.
+    """Writes sources and lists below ``folder`` and returns the options by which apt reads them there.
 
-    ``sources``: text by path of the host's source files; ``changed``: of the files that would be written, None for
-    those that would go, keys and indexes included; ``main``: the path of the one source file that has no folder.
+    ``sources``: path → text of the host's source files; ``changed``: path → text of files that would be written, keys
+    and indexes included, None for files that would be removed; ``main``: the path of sources.list.
     """
     # apt fetches as a separate user, who must be able to read the folder.
     os.chmod(folder, 0o755)
@@ -36,7 +36,8 @@ def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str |
             written[folder + path] = text
             continue
         for other in others:
-            # A source names its key by its path, and an index of files by its folder below the root.
+            # Move these paths into the folder: a source names its key by a path, and an index of package files by its
+            # folder relative to the root.
             inside = os.path.dirname(other) if other.startswith(apt_index.FOLDER) else other
             text = text.replace(inside.lstrip("/"), (folder + inside).lstrip("/"))
         name = "sources.list" if path == main else os.path.join("sources.list.d", os.path.basename(path))

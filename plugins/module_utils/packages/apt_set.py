@@ -31,7 +31,7 @@ class Desired(NamedTuple):
     keep_files: Sequence[str] = ()
     hold: Sequence[str] = ()
     record: str | None = None
-    # Packages that come along where a repository has them.
+    # Packages to install too, if a repository has them.
     optional: Sequence[str] = ()
     # Seconds after which package lists are read again before something is installed.
     cache_valid_time: int = 86400
@@ -142,7 +142,9 @@ class PackageSet:
             self.warnings.append(f"some package lists cannot be read, and apt goes on with older ones:\n{self.unread}")
 
     def addresses(self) -> list[str]:
-        """The addresses of the sources that must be read: those that this set brings, all where a key goes."""
+        """Returns the addresses of the sources that must be readable: those of this set's source, or all sources if a
+        key or an index is removed.
+        """
         if any(text is None and not path.endswith((".list", ".sources")) for path, text in self.files_after.items()):
             return ["://", "file:", "cdrom:", "copy:"]
         ours = self.files_after.get(f"{SOURCES}/{self.desired.name}.sources")
@@ -178,7 +180,7 @@ class PackageSet:
         self.remember({"packages": sorted(self.transaction.install)})
         with self.kept_files():
             self.host.change("install", missing, simulate=False, held=self.own_holds != [])
-        # An archive in a folder may have changed since its lists were read.
+        # Read the installed versions: a repository in a folder may have changed after apt read its lists.
         came = self.host.policy(sorted(self.transaction.install)) if self.transaction.install else {}
         versions = {name: installed(came, name) or version for name, version in self.transaction.install.items()}
         self.transaction = self.transaction._replace(install=versions)
@@ -189,7 +191,7 @@ class PackageSet:
         return list(self.load_record().get("holds", []))
 
     def simulate(self, verb: str, packages: Sequence[str]) -> None:
-        """Simulate a transaction. Refuses one that changes a package that somebody else holds."""
+        """Simulates a transaction. Raises AptError if it changes a package that another user holds."""
         ours = self.own_holds
         self.transaction = apt_text.parse_simulation(self.host.change(verb, packages, simulate=True, held=ours != []))
         touched = {*self.transaction.change, *self.transaction.remove}
@@ -242,7 +244,8 @@ class PackageSet:
             for path, text in files.items()
             if path != ours and any(mark in text for mark in self.desired.stale_sources)
         ]
-        # Keys first: a run that is killed in between finds them by the source files that name them.
+        # Remove keys first: after a kill in between, the next run finds the other keys by the source files that name
+        # them.
         wanted: dict[str, str | None] = dict.fromkeys([*self.stale_keys(files, stale), *stale])
         if self.desired.source is not None:
             source, more = self.own_source(self.desired.source)
@@ -256,10 +259,11 @@ class PackageSet:
         return wanted
 
     def stale_keys(self, files: dict[str, str], stale: Sequence[str]) -> list[str]:
-        """Key files that hold stale keys and no other: those for every source, and those that a stale source names.
+        """Returns the key files to remove: they hold only stale keys, and apt trusts them for every source or a stale
+        source names them.
 
-        One that another source names stays, and so does ours. Those for every source stay, too, where a source that is
-        left over may be signed with them: it names no key and is flat, as NVIDIA's is and each site's copy of it.
+        A key file that another source or our own source names stays. The key files for every source stay too if a
+        remaining source may be signed with them: a flat source that names no key, such as NVIDIA's or a site's copy.
         """
         if not self.desired.stale_keys:
             return []
@@ -333,7 +337,7 @@ class PackageSet:
             names = [split_pin(one)[0] for one in self.desired.packages]
         policy = self.host.policy(names) if names else {}
         there = [name for name in names if policy.get(name, {}).get("installed") is not None]
-        # A package that another of ours replaced is removed already; its configuration is not.
+        # A package of ours that another of ours replaced is already removed, but its configuration files remain.
         there += self.host.leftovers([name for name in record.get("packages", []) if name not in there])
         if there:
             self.remove(there)

@@ -86,9 +86,9 @@ def parse_one_line(text: str) -> list[Source]:
 
 
 def missing_components(sources: Iterable[Source], codename: str, wanted: Sequence[str]) -> list[Source]:
-    """The entries that add the components to the mirrors that the host uses for its own distribution.
+    """Returns the entries that add the components to the mirrors of the host's own distribution.
 
-    URI and key are those of the host: apt refuses everything when one URI has two values of Signed-By.
+    The entries use the host's URI and key: apt refuses all sources if one URI has two values of Signed-By.
     """
     mirrors: dict[tuple[str, str], list[Any]] = {}
     for source in sources:
@@ -116,16 +116,18 @@ def source_file(sources: Iterable[Source]) -> str:
     return HEADER + "\n" + "\n".join(stanzas) if stanzas else ""
 
 
-# apt's words on a source that it cannot read; the address follows.
+# apt's messages about a source that it cannot read; the address follows.
 _UNREADABLE = re.compile(
     r"^E: (Failed to fetch |The repository '|Repository '|Release file for |Some index files failed to download)"
 )
-# A file that the lists name and the archive has no more: they are older than the archive.
+# apt's messages about a file that the lists name and the archive no longer has: the lists are outdated.
 _GONE = re.compile(r"^E: Failed to fetch .* 404\b|^  ?404  Not Found|^E: Unable to fetch some archives", re.MULTILINE)
 
 
 def is_fatal(text: str, needed: Sequence[str]) -> bool:
-    """Returns whether a fault that ``apt-get update`` reported concerns a needed source (addresses in ``needed``)."""
+    """Returns whether ``apt-get update`` reported a fault that is not only an unreadable source outside ``needed``
+    (addresses of needed sources).
+    """
     bases = [address.partition("$")[0].rstrip("/") for address in needed]
     for line in text.splitlines():
         if line.startswith("E:") and not _UNREADABLE.match(line):
@@ -201,7 +203,7 @@ def satisfied(package: str, installed: str | None) -> bool:
 
 
 def unavailable(packages: Iterable[str], policy: dict[str, dict[str, Any]]) -> list[str]:
-    """The packages of which apt knows no version that fits, each with what it does know."""
+    """Returns the packages of which apt knows no fitting version, each with the known versions."""
     found = []
     for package in packages:
         name, pin = split_pin(package)
@@ -216,9 +218,10 @@ def unavailable(packages: Iterable[str], policy: dict[str, dict[str, Any]]) -> l
 
 
 def same_version(packages: Sequence[str], policy: dict[str, dict[str, Any]]) -> list[str]:
-    """The packages with every ``name=@other`` turned into a pin on the upstream version that ``other`` will have.
+    """Returns the packages with every ``name=@other`` replaced by a pin on the upstream version that ``other`` will
+    have.
 
-    A version of ``other`` that nobody knows yet leaves no pin; its own absence is reported anyway.
+    If the version of ``other`` is unknown, the package gets no pin; the missing ``other`` is reported anyway.
     """
     pins = dict(split_pin(one) for one in packages)
     found = []
@@ -247,12 +250,12 @@ def resolve(package: str, policy: dict[str, dict[str, Any]]) -> str:
 
 
 def preferences(packages: Iterable[str]) -> str:
-    """apt preferences by which the dependencies of pinned packages come in the same version.
+    """Returns apt preferences by which the dependencies of pinned packages are installed in the same version.
 
-    Packages of one source depend on each other by exact version, and apt's resolver tries only candidates: a pin on
-    the packages that are named cannot be satisfied as long as the candidates of the others are newer.
+    Packages of one source depend on each other by exact version, and apt's resolver tries only candidates. So a pin on
+    the named packages alone cannot be satisfied while the candidates of their dependencies are newer.
     """
     versions = dict.fromkeys(package.partition("=")[2] for package in packages)
-    # "Package: *" takes no version; a regular expression that every name matches does.
+    # "Package: *" cannot be combined with a version; a regular expression that matches every name can.
     stanzas = [f"Package: /./\nPin: version {version}\nPin-Priority: 1001\n" for version in versions if version]
     return "\n".join(stanzas)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Common parts of package managers: calls of their programs, and the record of what a role installed."""
+"""Calls the programs of package managers, and reads and writes the record of what a role installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class PackageError(Exception):
-    """A package manager refused; the text says what and what to do."""
+    """A package manager refused; the text gives the reason and the remedy."""
 
 
 class Done(NamedTuple):
@@ -25,8 +25,9 @@ class Done(NamedTuple):
 
 
 def run(*arguments: str, environment: Mapping[str, str], together: bool = False) -> Done:
-    """Run a program without a terminal, with messages as they are written in English. ``together``: its faults stand
-    among its output, in the order in which it said them. Raises FileNotFoundError where there is no such program."""
+    """Runs a program without a terminal and with English messages. ``together``: stderr is merged into the output in
+    the order of the writes. Raises FileNotFoundError if there is no such program.
+    """
     done = subprocess.run(
         arguments,
         env={**os.environ, "LC_ALL": "C.UTF-8", "PATH": PATH, **environment},

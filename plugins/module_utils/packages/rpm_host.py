@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs rpm with dnf or zypper on this host. Tests replace this object by another one.
 
-By their command lines: what dnf gives to Python is there for the system's own Python alone, which on RHEL 8 is older
-than what Ansible needs.
+It uses their command lines: dnf's Python library works only with the system's own Python, which on RHEL 8 is older than
+Ansible needs.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ VERSIONLOCK_CONF = "/etc/dnf/plugins/versionlock.conf"
 VERSIONLOCK_LIST = "/etc/dnf/plugins/versionlock.list"
 ZYPPER_LOCKS = "/etc/zypp/locks"
 REPOSITORIES = {"dnf": "/etc/yum.repos.d", "zypper": "/etc/zypp/repos.d"}
-# zypper: a reboot or restart is advised, updates are there; nothing failed.
+# zypper's exit statuses without a failure: success, updates are available, or a reboot or restart is advised.
 ZYPPER_FINE = (0, 100, 101, 102, 103)
 ZYPPER_NOTHING_FOUND = 104
-# Another repository than ours could not be read and was skipped; the request succeeded.
+# zypper's exit status if it skipped an unreadable repository and the request succeeded.
 ZYPPER_LEFT_OUT = 106
 QUERY = "%{NAME} %|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
 
 
 class RpmError(package_manager.PackageError):
-    """dnf, zypper or rpm refused; the text says what and what to do."""
+    """dnf, zypper or rpm refused; the text gives the reason and the remedy."""
 
 
 class RpmHost:
-    """``manager``: dnf or zypper; auto chooses by os-release."""
+    """Runs the package manager. ``manager``: dnf or zypper; auto chooses by os-release."""
 
     def __init__(self, manager: str, lock_timeout: int = 300) -> None:
         self.lock_timeout = lock_timeout
@@ -131,13 +131,13 @@ class RpmHost:
         """Refreshes the index of one repository, or of all."""
         what = f"reading the repository {name}" if name else "reading the repositories"
         if self.manager == "dnf":
-            # A dnf.conf may say that a repository which cannot be read is left out in silence.
+            # dnf.conf may make dnf skip an unreadable repository silently, so switch that off.
             only = ["--disablerepo=*", f"--enablerepo={name}", f"--setopt={name}.skip_if_unavailable=0"] if name else []
             # Not quiet: only the full output has the reason, such as a 404.
             loud = [word for word in self.quiet() if word != "-q"]
             self.must(what, "dnf", *loud, *only, "--refresh", "makecache")
         else:
-            # Without --gpg-auto-import-keys: that takes whatever key the repository itself offers.
+            # Do not use --gpg-auto-import-keys: it accepts any key that the repository offers.
             self.must(what, "zypper", "--non-interactive", "refresh", "--force", *([name] if name else []))
 
     def trust(self, path: str) -> None:
@@ -147,10 +147,10 @@ class RpmHost:
         self.must(f"taking the key {key} away", "rpm", "-e", "--allmatches", key)
 
     def install(self, packages: dict[str, str], files: Sequence[str], keep: Sequence[str] = ()) -> None:
-        """One transaction for exactly these versions, up or down, and nothing that is only recommended.
+        """Installs exactly these versions in one transaction, newer or older, without recommended packages.
 
-        ``keep``: packages that must not change their version. zypper honours its locks; dnf's plugin is off, for it
-        would lock our own packages as well.
+        ``keep``: packages that must not change their version; needed for dnf, whose versionlock plugin is off because
+        it would also lock our own packages. zypper respects its locks itself.
         """
         what = "installing " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
         if self.manager == "dnf":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs a set of packages with its repository on an RPM system, and removes both without a trace.
 
-What ``apt_set`` is for apt: one transaction, a record before each change, and the host as it was where it fails.
+It works like ``apt_set``: one transaction, a record before each change, and after a failure the former state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import rpm_text
 from .pins import matching, split_pin
 from .rpm_host import KEYS, MODULES, REPOSITORIES, RpmError, RpmHost
 
-# The plugin that locks versions, where it is a package of its own.
+# The package of dnf's versionlock plugin, on systems where it is a separate package.
 LOCKER = "python3-dnf-plugin-versionlock"
 
 
@@ -28,7 +28,7 @@ class Desired(NamedTuple):
     stale_sources: Sequence[str] = ()
     hold: Sequence[str] = ()
     record: str | None = None
-    # Packages that come along where a repository has them.
+    # Packages to install too, if a repository has them.
     optional: Sequence[str] = ()
 
 
@@ -109,7 +109,7 @@ class PackageSet:
         if not missing:
             return
         if self.check_mode and (self.source_changed or self.stream_switched):
-            # dnf and zypper cannot be asked for what is in a repository that is not written.
+            # dnf and zypper cannot query a repository whose file is not written yet.
             unknown = ", ".join(split_pin(one)[0] for one in missing)
             why = (
                 "the host does not have their repository yet" if self.source_changed else "their stream is not enabled"
@@ -133,7 +133,7 @@ class PackageSet:
     def change(self, packages: dict[str, str], files: Sequence[str]) -> None:
         """Installs these versions. Refuses to change a package that another user locked."""
         ours = matching(self.host.locks(), self.load_record().get("locks", []))
-        # Somebody else's entry may be a pattern.
+        # A lock of another user may be a pattern.
         keep = sorted({*matching(self.before, set(self.host.locks()) - set(ours))} - {*ours})
         foreign = [name for name in keep if name in packages]
         if foreign:
@@ -145,7 +145,8 @@ class PackageSet:
         self.predict(packages)
         if self.check_mode:
             return
-        # The dependencies that come along are known only afterwards; a kill in between leaves this for the next run.
+        # The dependencies that get installed are known only afterwards. Record the packages before the transaction, so
+        # that after a kill in between the next run finds the dependencies.
         self.remember({"packages": sorted(set(packages) - set(self.before)), "unsettled": sorted(self.before)})
         blocking = sorted(set(ours) & set(packages)) if self.host.manager == "zypper" else []
         if blocking:
@@ -191,7 +192,7 @@ class PackageSet:
             raise RpmError(f"these package files are not on the host: {', '.join(missing)}")
 
     def put_files(self) -> None:
-        """Write and remove repository files, and read the index; ``take_back`` undoes it where that fails."""
+        """Writes and removes repository files, and reads the index. The caller reverts a failure by ``take_back``."""
         files = self.host.repository_files()
         ours, key_path = f"{REPOSITORIES[self.host.manager]}/{self.desired.name}.repo", ""
         wanted: dict[str, str | None] = {
@@ -211,12 +212,13 @@ class PackageSet:
                 self.plan.append(f"{'remove' if text is None else 'write'} {path}")
         if self.check_mode or not self.source_changed:
             return
-        # A file of our name is ours, also where an earlier version of the collection wrote it: removal deletes it.
+        # Record a file with our name as ours (None), even if it existed: an earlier version of the collection wrote it.
+        # So a later removal deletes it.
         mine = {ours, key_path}
         self.remember({"files": {path: None if path in mine else text for path, text in self.files_before.items()}})
         package_manager.write_texts(self.files_after)
         if self.desired.source:
-            # zypper asks nobody for a key that rpm knows already, and refuses every other one.
+            # zypper accepts a key that rpm already trusts without a question, and refuses any other key.
             if self.desired.source.get("key") and self.host.manager == "zypper":
                 self.host.trust(f"{KEYS}/{self.desired.name}.asc")
             self.host.refresh(self.desired.name)
@@ -256,7 +258,9 @@ class PackageSet:
         self.host.module("enable", f"{module}:{stream}")
 
     def take_back(self) -> bool:
-        """Undo what came before the packages; False where packages came, which the next run goes on from."""
+        """Reverts files, keys and the module stream. Returns False without a change if packages were installed or
+        removed: then the next run continues.
+        """
         if _without_keys(self.host.installed()) != _without_keys(self.before):
             return False
         for key in sorted(set(self.host.keys()) - set(self.keys_before)):
@@ -276,7 +280,7 @@ class PackageSet:
         )
         there = [name for name in names if name in self.before]
         self.refuse_dependents(there)
-        # Before the packages, for a lock keeps them.
+        # Release the locks before the packages are removed, because a lock prevents the removal.
         locked = matching(self.host.locks(), record.get("locks", []))
         if locked:
             self.plan += [f"release {name}" for name in locked]
@@ -322,7 +326,7 @@ class PackageSet:
         return package_manager.read_record(self.desired.record)
 
     def remember(self, more: dict[str, Any]) -> None:
-        """Add to the record, before the change that it describes. What was first kept of a file or stream stays."""
+        """Adds to the record before the described change. The first recorded state of a file or stream is kept."""
         if not self.desired.record:
             return
         record = self.load_record()
@@ -340,5 +344,5 @@ class PackageSet:
 
 
 def _without_keys(packages: dict[str, str]) -> dict[str, str]:
-    """rpm keeps the public keys that it trusts as packages."""
+    """Returns the packages without the public keys, which rpm stores as packages gpg-pubkey."""
     return {name: version for name, version in packages.items() if name != "gpg-pubkey"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses and writes versions, pins, repository files and locks of RPM systems. Pure.
 
-A version is written as rpm writes it, ``epoch:version-release``, without the epoch where it is 0.
+Versions have rpm's notation ``epoch:version-release``, without an epoch of 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def compare(one: str, other: str) -> int:
 
 
 def _parts(one: str, other: str) -> int:
-    """rpm's order of versions or releases: numbers by value and above letters, ``~`` below the end, ``^`` above."""
+    """Compares versions or releases in rpm's order: numbers by value, numbers above letters, ``~`` below the end of the
+    text, ``^`` above it.
+    """
     pattern = r"[0-9]+|[A-Za-z]+|~|\^"
     firsts, seconds = re.findall(pattern, one), re.findall(pattern, other)
     for place in range(max(len(firsts), len(seconds))):
@@ -80,7 +82,7 @@ def fits(version: str, pin: str) -> bool:
 
 
 def parse_versions(text: str) -> dict[str, list[str]]:
-    """``name version`` lines, as rpm and dnf are asked for them: name → versions."""
+    """Parses lines ``name version`` of rpm or dnf; maps each name to its versions."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         words = line.split()
@@ -93,7 +95,7 @@ def parse_versions(text: str) -> dict[str, list[str]]:
 
 
 def parse_zypper_search(text: str) -> dict[str, list[str]]:
-    """``zypper --xmlout search -s``: name → versions that a repository has."""
+    """Parses ``zypper --xmlout search -s``; maps each name to the versions that a repository has."""
     found: dict[str, list[str]] = {}
     for tag in re.findall(r"<solvable\b[^>]*>", text):
         fields = dict(re.findall(r'([a-z]+)="([^"]*)"', tag))
@@ -105,7 +107,7 @@ def parse_zypper_search(text: str) -> dict[str, list[str]]:
 
 
 def follow(packages: Sequence[str], there: dict[str, str], known: dict[str, list[str]]) -> list[str]:
-    """The packages with every ``name=@other`` turned into a pin on the version that ``other`` has or will have."""
+    """Returns the packages with every ``name=@other`` replaced by a pin on ``other``'s present or future version."""
     pins = dict(split_pin(one) for one in packages)
     found = []
     for package in packages:
@@ -158,9 +160,10 @@ def resolve(packages: Iterable[str], known: dict[str, list[str]]) -> dict[str, s
 
 
 def companions(changes: dict[str, str], there: dict[str, str], known: dict[str, list[str]]) -> dict[str, str]:
-    """The packages, of those in ``known``, that go along with a change because they have the version of what changes.
+    """Returns the installed packages of ``known`` that must change with a changed package, because both have the same
+    version now.
 
-    They came as its dependencies; zypper downgrades only packages that are named, and then refuses the others.
+    They were installed as its dependencies. zypper downgrades only named packages, and would refuse the transaction.
     """
     found = {}
     for name, versions in known.items():
@@ -209,22 +212,22 @@ _WHOLE = re.compile(r"(.+)-[0-9]+:[^-]+(?:-[^-]+)?\Z")
 
 
 def lock_line(name: str, version: str) -> str:
-    """An entry of dnf's versionlock list, with the epoch even where it is 0, as its plugin writes it."""
+    """Returns an entry of dnf's versionlock list in the plugin's notation, with the epoch even if it is 0."""
     epoch, plain, release = evr(version)
     return f"{name}-{epoch}:{plain}-{release}.*"
 
 
 def is_loose(line: str) -> bool:
-    """Whether an entry of the versionlock list has no epoch: then the entry alone does not show where its name ends."""
+    """Returns whether an entry of the versionlock list has no epoch: then the end of the package name is ambiguous."""
     text = _lock(line)
     return bool(text) and not _WHOLE.match(text)
 
 
 def lock_name(line: str, there: Container[str] = ()) -> str:
-    """The package that an entry of the versionlock list is about; empty for comments, exclusions and empty lines.
+    """Returns the package name in an entry of the versionlock list; empty for comments, exclusions and empty lines.
 
-    People write entries without a version, or without a release, and names hold dashes and digits: of those that the
-    entry may mean, the longest that is installed (``there``) counts. It may be a pattern.
+    Hand-written entries may lack version or release, and names contain dashes and digits. So the longest possible name
+    that is installed (``there``) counts. The name may be a pattern.
     """
     text = _lock(line)
     whole = _WHOLE.match(text)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims of Kubernetes (vgpu_allocation: dra): what they need of a host, as far as the host itself can tell, and the
-line of the plan. Pure.
+"""Checks what claims of Kubernetes (vgpu_allocation: dra) need of a host, as far as the host shows it, and writes the
+plan's line on claims. Pure.
 
-What an API server keeps of a slice no host knows; the program asks by a dry run, and publishes nothing where fields are
-dropped.
+A host does not show which fields of a ResourceSlice the API server stores. The device plugin tests that by a dry run,
+and publishes nothing if the server drops fields.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from ..config import named_configs, node_config
 from .enforcement import CONTAINERD_PACKAGES, handover, numbers
 
-# Before the first the API has no v1 of claims; from the second on shares of a device are on by default.
+# OLDEST: first Kubernetes version with v1 of claims. BY_DEFAULT: first version with shares of a device on by default.
 OLDEST, BY_DEFAULT = (1, 34), (1, 36)
 GATE = "DRAConsumableCapacity"
-# The first containerd that hands CDI devices to containers without being asked.
+# The first containerd that passes CDI devices to containers by default.
 CDI_BY_ITSELF = (2, 0)
 ENABLE_CDI = re.compile(r"^\s*enable_cdi\s*=\s*(true|false)\b", re.MULTILINE)
 DOCKER = (

@@ -17,7 +17,7 @@ from ..gpu import mig_unit, mps, time_slice
 from ..packages.pins import name_of
 from . import plugin_python
 
-# The order in which roles run; each builds on those before it.
+# The order in which roles run; each role depends on the roles before it.
 ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", "mps", "time_slicing", "device_plugin")
 
 # The variables of each role that the plan reads, without the role's prefix, with their defaults.
@@ -78,17 +78,18 @@ def variable(role: str, name: str) -> str:
 
 
 def collect(variables: dict[str, Any]) -> dict[str, Any]:
-    """The desired state of a host. ``variables`` holds valid values of ``vgpu_*`` and of the roles.
+    """Returns the desired state of a host. ``variables``: the host's ``vgpu_*`` variables and role variables.
 
-    Raises node_config.ConfigError where the ``vgpu_*`` variables are not valid.
+    Raises node_config.ConfigError if the ``vgpu_*`` variables are not valid.
     """
     settings = schema.read(variables, [])
     roles = {}
     for role in ROLES:
         if variables.get(role + "_state") is None:
             continue
-        # Whole GPUs need no library; one that is there stays for the containers that use it.
-        # Where the driver is to enforce limits, the hook that sets them comes with it.
+        # Sharing modes other than vcuda need no library; an installed library stays for the containers that use it.
+        # vgpu_memory_enforcement: driver needs the role all the same, because the library's files include the hook that
+        # sets the driver's limits.
         unused = settings["vgpu_sharing"] != "vcuda" and settings["vgpu_memory_enforcement"] != "driver"
         if role == "vcuda" and unused and variables["vcuda_state"] == "present":
             continue
@@ -110,7 +111,7 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
     with this desired state.
     """
     roles = desired["roles"]
-    # The choice of the device plugin's Python packages needs these facts.
+    # Read the versions of all packages that the device plugin's Python may need, because its choice depends on them.
     asked = [plugin_python.may_need(part["packages"]) for role, part in roles.items() if role == "device_plugin"]
     asked += [part.get("packages") or [] for role, part in roles.items() if role != "device_plugin"]
     packages = [name_of(package) for names in asked for package in names]
@@ -123,9 +124,9 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
             if roles["nvidia_driver"]["setup_record"]:
                 options["texts"].append(roles["nvidia_driver"]["setup_record"])
         if not roles["nvidia_driver"]["packages"]:
-            # The choice of their names needs these facts.
+            # The choice of the driver's packages needs the state of these packages.
             options["packages"] += driver_choice.PACKAGE_PATTERNS
-    # An unset key is a warning where cards are shared in slices.
+    # With vcuda, an unset key of the toolkit's file gives a warning, so read the file.
     if "nvidia_docker" in roles and (roles["nvidia_docker"]["config"] or desired["sharing"] == "vcuda"):
         options["texts"].append(roles["nvidia_docker"]["config_path"])
     if "container_runtime" in roles:

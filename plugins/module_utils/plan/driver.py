@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan's part of the role nvidia_driver: packages, host files, kernel modules, reboot. Pure."""
+"""Plans the part of the role nvidia_driver: packages, host files, kernel modules, reboot. Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
 
 
 def _without_smi(state: dict[str, Any]) -> list[str]:
-    """The package database says that a package is there, and not that its program was removed."""
+    """Returns a warning if nvidia-smi is missing although its package is installed. The package database does not show
+    that a program was deleted.
+    """
     there = sorted(name for name, version in state["packages"].items() if version and WITH_SMI.match(name))
     if not there or state["driver"].get("smi", True):
         return []
@@ -84,8 +86,8 @@ def _without_smi(state: dict[str, Any]) -> list[str]:
 
 
 def replaces(change: str) -> bool:
-    """Returns whether a change of this step replaces the version of one of the driver's own
-    packages. File changes are paths.
+    """Returns whether a change replaces the version of one of the driver's own packages. ``change``: a line of the
+    step; lines about files name a path instead.
     """
     foreign = change.startswith(("change /", "change the mode ")) or BESIDE.match(change) is not None
     return change.startswith("change ") and not foreign
@@ -112,7 +114,7 @@ def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], stat
 
 
 def _of_others(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """The warnings for a running driver of other packages, which ours replace."""
+    """Returns a warning if the running driver comes from packages with other names than the chosen ones."""
     ours = {text.partition("=")[0] for text in choice.packages}
     if not state["nvml"]["ok"] or not changes or state["files"].get(wanted.get("record") or ""):
         return []
@@ -137,7 +139,7 @@ def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:
             changes.append(f"write {path}")
         elif found["sha256"] != sha256(text):
             changes.append(f"change {path}")
-    # A changed file of modprobe.d brings it along.
+    # A changed file of modprobe.d rebuilds the initramfs anyway.
     if state["driver"].get("initramfs_old") and not any(driver_setup.MODPROBE in text for text in changes):
         changes.append("rebuild the initramfs, which is older than the file that keeps nouveau away")
     return changes
@@ -158,7 +160,7 @@ def _token(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
 
 
 def _holds(choice: Choice, state: dict[str, Any]) -> list[str]:
-    """Packages that are there and not held; those that the role installs are held by it at once."""
+    """Returns a change for each installed package that is not held. The role holds a package when it installs it."""
     if choice.manager != "apt":
         return []
     held = state.get("held") or []
@@ -166,7 +168,9 @@ def _holds(choice: Choice, state: dict[str, Any]) -> list[str]:
 
 
 def _services(choice: Choice, state: dict[str, Any]) -> list[str]:
-    """Units that are there and do not run; before the packages are, there is nothing to say of them."""
+    """Returns changes for units that do not run, are not enabled, or have not read a changed file. Ignores units that
+    are not installed yet.
+    """
     changes = []
     for name in choice.services:
         unit = state["units"].get(name) or {}
@@ -179,7 +183,7 @@ def _services(choice: Choice, state: dict[str, Any]) -> list[str]:
 
 
 def _cut_off(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Services that a reload of the modules stopped, where it was killed before it started them again."""
+    """Returns changes for services that a killed run stopped for a reload of the modules and did not start again."""
     text = (state.get("texts") or {}).get(wanted.get("setup_record") or "")
     try:
         stopped = json.loads(text or "{}").get(STOPPED) or []

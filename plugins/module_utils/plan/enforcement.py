@@ -2,8 +2,8 @@
 """Decides what will enforce memory on a host, and why: the line of the plan, and the error if the host cannot do what
 is requested.
 
-The rule is gpu/enforcement.py. What only a probe shows is taken from the device plugin that runs: it sets a limit and
-reads it back at each start.
+gpu/enforcement.py has the rule. Facts that only a probe shows come from the running device plugin, which sets a limit
+and reads it back at each start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..gpu.enforcement import DRIVER, Facts, Verdict
 from .modes import gpus_after_mig
 from .part import PRESENT
 
-# The first versions that hand devices to containers by CDI: of the kubelet, docker and containerd.
+# The first versions of the kubelet, docker and containerd that pass devices to containers by CDI.
 CDI_KUBELET, CDI_DOCKER, CDI_CONTAINERD = (1, 29), (25, 0), (1, 7)
 CONTAINERD_PACKAGES = ("containerd.io", "containerd")
 NOT_YET = "the device plugin tries it when it starts"

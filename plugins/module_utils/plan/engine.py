@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan's part of the role container_runtime: docker, containerd, CRI-O, k3s and RKE2. Pure."""
+"""Plans the part of the role container_runtime: docker, containerd, CRI-O, k3s and RKE2. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from ..host.digest import sha256
 from ..text import toml_text
 from .part import NOTHING, PRESENT, Part, packages, undone
 
-# docker knows CDI devices from the first on by a feature that is off, from the second on without one.
+# FIRST_WITH_CDI: first docker with CDI devices, by a feature that is off by default. FIRST_BY_ITSELF: first docker with
+# CDI devices by default.
 FIRST_WITH_CDI, FIRST_BY_ITSELF = (25, 0), (28, 2)
 
 
@@ -106,7 +107,9 @@ def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[st
 
 
 def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], keys: list[str]) -> Part:
-    """The effect of a restart of docker on its containers, and whether the role may restart it."""
+    """Returns the part with the effect of a needed restart of docker on its containers, or an error if the role may not
+    restart docker.
+    """
     info = state["docker"]["info"]
     pending = state["files"].get(daemon_json.PENDING) or {}
     if not keys and pending.get("sha256") == sha256("restart\n"):
@@ -137,7 +140,7 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
 
 
 def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """The removal of our own file; the plan reverts the records itself."""
+    """Returns the removal of our drop-in files; ``undone`` covers the changes in the records."""
     return [f"remove {path}" for path in engine_auto.files(wanted["engine"]) if state["files"].get(path) is not None]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares memory scaling with the host's memory, where data lies that does not fit on a card. Pure."""
+"""Compares memory scaling with the host's memory, which holds the data that does not fit on a card. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..config.kinds import Finding, error, warning
 
 
 def findings(gpus: Sequence[dict[str, Any]], config: dict[str, Any], host_mib: int) -> list[Finding]:
-    """An error for a slice that can never be filled; one warning where all slices together cannot.
+    """Returns an error for each slice that can never be filled; else one warning if all slices together cannot.
 
-    ``host_mib``: all memory of the host, 0 where it is not known.
+    ``host_mib``: all memory of the host, 0 if unknown.
     """
     found: list[Finding] = []
     beyond, first = 0, ""

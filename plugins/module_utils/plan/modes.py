@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan's parts of the roles mig, mps and time_slicing, for host groups that share their GPUs this way. Pure."""
+"""Plans the parts of the roles mig, mps and time_slicing, for hosts that share their GPUs by these modes. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of one role in the plan, and the comparison of packages. Pure."""
+"""Defines one role's part of the plan, and compares desired and installed packages. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRESENT = "present"
 
 
 class Part(NamedTuple):
-    """The changes of one role on a host, maybe none. ``errors`` stop this host alone."""
+    """Describes the changes of one role on a host, possibly none. ``errors`` stop only this host."""
 
     reason: str
     changes: list[str]
@@ -35,7 +35,7 @@ def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list
         name, pin = name_of(package), version_of(package, version)
         found = state["packages"].get(name)
         if pin.startswith("@"):
-            # The version of another package, which a change of that one moves too.
+            # The pin is the version of another package, the leader: a change of the leader changes this package too.
             leader = state["packages"].get(pin[1:])
             pin = upstream(leader) + "*" if leader and (not found or upstream(found) != upstream(leader)) else ""
         if found is None:
@@ -46,7 +46,7 @@ def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list
 
 
 def _matches_pattern(found: str, pin: str) -> bool:
-    """apt takes a pin that ends in * as a prefix."""
+    """Returns whether a version matches an apt pin that ends in * and is therefore a prefix."""
     return pin.endswith("*") and found.startswith(pin[:-1])
 
 

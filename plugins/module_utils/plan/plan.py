@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan: the ordered steps from a host's state to its desired state, each with its reason. Pure.
+"""Makes the plan: the ordered steps from a host's state to its desired state, each with its reason. Pure.
 
-A step is derived from state alone, never from what a run remembers: a play that was killed anywhere leaves a state from
-which the next plan names what is still to do. So a unit that runs with an older file than the one on disk, or a daemon
-that did not take its file over, is a step too.
+A step is derived only from the host's state, never from the memory of a run: after a play was killed at any point, the
+next plan finds the remaining steps. So a unit that started before its file changed, or a daemon that has not applied
+its file, is a step too.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .modes import gpus_after_mig, mig, mps_part, time_slicing
 from .part import NOTHING, PRESENT, Part, undone
 from .toolkit import nvidia_docker
 
-# Ways to run the device plugin other than as a systemd service.
+# Value of device_plugin_deploy that runs the device plugin as a DaemonSet instead of a systemd service.
 DAEMONSET = "daemonset"
-# A warning, no error: docker and containerd start containers unconfined by default.
+# This is a warning and no error, because docker and containerd start containers unconfined by default.
 CONFINED = (
     "SELinux is enforcing, with which nobody has tried slices: the files of a slice have the label of containers, and "
     "one that its engine confines may need `setsebool -P container_use_devices on` for its GPU; look at `ausearch -m "
@@ -36,15 +36,15 @@ CONFINED = (
 )
 # Roles that interrupt running work on the GPUs.
 OF_THE_CARD = ("nvidia_driver", "mig", "mps")
-# Steps without a role of that name: the proof, and the clean-up after it.
+# Steps that are no roles: the check of isolation, and the clean-up after it.
 VERIFY, COLLECT = "verify", "collect"
 
 
 def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """``{steps, roles, warnings, errors, disturbs, outside, memory_enforcement, allocation}``; roles are the names of
-    the steps, ``outside`` those who hold slices and are moved by no drain, the last two are a line each: on who
-    enforces memory, empty where no slices are to be given out, and on claims, empty where the device plugin gives
-    out GPUs.
+    """Returns ``{steps, roles, warnings, errors, disturbs, outside, memory_enforcement, allocation}``. ``roles``: the
+    names of the steps. ``disturbs``: whether a step disturbs running work. ``outside``: holders of slices that no drain
+    moves. ``memory_enforcement``: a line on what enforces memory, empty if no device plugin is to run. ``allocation``:
+    a line on claims, empty if the device plugin allocates GPUs.
     """
     steps: list[dict[str, Any]] = []
     warnings: list[str] = []
@@ -60,7 +60,8 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         if wanted is None:
             continue
         part = PARTS[role](wanted, state, desired)
-        # A role that changes something reads its record first, and would fail in the middle of the run.
+        # An unreadable record is an error if the role changes something: the role reads its record and would fail in
+        # the middle of the run.
         (faults if part.changes else warnings).extend(f"{role}: {text}" for text in _spoiled(wanted, state))
         warnings += [f"{role}: {text}" for text in part.warnings]
         faults += [f"{role}: {text}" for text in part.errors]
@@ -122,7 +123,9 @@ def refusals(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
 def _after_driver(
     desired: dict[str, Any], state: dict[str, Any], steps: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """A device plugin that runs holds the driver that it started with: it is started again after one that changes."""
+    """Returns the step that restarts a running device plugin after a change of the driver, because the plugin keeps the
+    driver's library that it loaded at its start.
+    """
     wanted = desired["roles"].get("device_plugin") or {}
     changes = {step["role"]: step["changes"] for step in steps}
     driver = changes.get("nvidia_driver", [])
@@ -138,7 +141,9 @@ def _after_driver(
 
 
 def _without_driver(desired: dict[str, Any], state: dict[str, Any], roles: Sequence[str]) -> list[str]:
-    """A device plugin that runs, though without NVML, would not start again: leave it until the driver answers."""
+    """Returns an error if the plan would restart the device plugin while NVML does not answer and no step repairs it:
+    the plugin would not start again.
+    """
     wanted = desired["roles"].get("device_plugin") or {}
     waits = not desired["node_config"]["flags"]["failOnInitError"]
     mended = "nvidia_driver" in roles or state["nvml"]["ok"]
@@ -166,7 +171,9 @@ def why_prove(desired: dict[str, Any], state: dict[str, Any], changes: bool) -> 
 
 
 def _collect(desired: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The last step: versions of the library that nothing uses go, once the version that follows them is proven."""
+    """Returns the last step: after the isolation check of the new library version it removes the versions that no
+    process uses.
+    """
     wanted, found = desired["roles"].get("vcuda"), state["vcuda"]
     if not wanted or wanted["state"] != PRESENT:
         return []
@@ -179,7 +186,9 @@ def _collect(desired: dict[str, Any], state: dict[str, Any]) -> list[dict[str, A
 
 
 def check_gpus(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
-    """Findings of the desired state for the host's GPUs. Without a driver only their number on the bus is known."""
+    """Returns the findings of the desired state for the host's GPUs. Without a driver only their number on the bus is
+    known.
+    """
     config, gpus = desired["node_config"], state["gpus"]
     if state["nvml"]["ok"]:
         if not gpus:
@@ -238,8 +247,8 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]
 
 
 def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any, real_root: str) -> Part:
-    """Checks whether the running arbiter was started from the files on disk. A restart leaves
-    tenants their own share.
+    """Checks whether the running arbiter was started from the files on disk. During a restart each tenant keeps its own
+    compute share.
     """
     name = wanted["arbiter_unit"]
     program = "{}/{}/vgpu-arbiter".format(real_root, wanted["version"])
@@ -252,7 +261,7 @@ def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any,
 
 
 def _service_behind(name: str, unit: dict[str, Any], on_disk: Any) -> Part | None:
-    """The reason why a service does not run as its unit file says; None where it does."""
+    """Returns the reason and the change if a service does not run as its unit file says; None if it does."""
     if unit.get("stale"):
         return Part("systemd has not read the unit file", [f"reload systemd and restart {name}"])
     if not unit.get("enabled"):
@@ -281,7 +290,7 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     resources = named_configs.resources(desired)
     conflicts, others = conflicting_on_host.findings(found.get("conflicting_plugins") or [], resources)
     if wanted["conflicting_plugins"] == "ignore" or wanted["conflicting_plugins_remove"]:
-        # The role removes named plugins through the cluster's API, and fails where others are left.
+        # No error here: the role removes the named plugins through the cluster's API, and fails if others remain.
         conflicts, others = [], [*conflicts, *others]
     kubelet = kube_version.refusal(state.get("kubelet"), "the kubelet of this host")
     by_pod = wanted["deploy"] == DAEMONSET
@@ -333,7 +342,7 @@ def _python(wanted: dict[str, Any], state: dict[str, Any]) -> plugin_python.Choi
 
 
 def _plugin_running(wanted: dict[str, Any], unit: dict[str, Any], state: dict[str, Any], on_disk: Any) -> Part:
-    """All files are as wanted: does the program that runs use them?"""
+    """Checks whether the running program uses the files on disk; called when all files are in the desired state."""
     name, status = wanted["unit"], state["plugin"]["status"]
     if wanted["deploy"] == DAEMONSET:
         name = "the pod of the DaemonSet"
@@ -353,7 +362,7 @@ def _plugin_running(wanted: dict[str, Any], unit: dict[str, Any], state: dict[st
 
 
 def describe(plan: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """The plan as lines that a person reads before it is carried out."""
+    """Returns the plan as lines that a person reads before the plan is carried out."""
     here, lost = len(state["gpus"]), len(_lost(state))
     count = f"{here} of {here + lost}" if lost else str(here)
     lines = [f"{count} GPUs: {_models(state['gpus'])}"]

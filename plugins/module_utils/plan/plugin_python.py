@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the Python of a host for the device plugin, and the distribution's packages of that Python. Pure.
 
-The plugin needs 3.11. Where /usr/bin/python3 is older, a newer one of the distribution is installed next to it; the
-system's own stays unchanged.
+The plugin needs Python 3.11. If /usr/bin/python3 is older, a newer Python of the distribution is installed next to it;
+the system's Python stays unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ CANDIDATES = [SYSTEM_PYTHON, *(f"/usr/bin/python3.{minor}" for minor in range(14
 
 
 class Choice(NamedTuple):
-    """``python``: empty where the distribution has none that is new enough. ``version``: that of ``packages``."""
+    """Describes the chosen Python. ``python``: its path, empty if the distribution has none that is new enough.
+    ``version``: the Python version that ``packages`` install.
+    """
 
     python: str
     packages: list[str]
@@ -35,7 +37,7 @@ class Row(NamedTuple):
     system: str
 
 
-# Debian and Ubuntu keep ensurepip in a package of its own. RHEL has python3.12 from 8.10 and 9.4 on; SLES has python311
+# Debian and Ubuntu have ensurepip in a separate package. RHEL has python3.12 from 8.10 and 9.4 on; SLES has python311
 # from 15 SP4 on, in the module Python 3.
 TABLE = {
     ("debian", "12"): Row(SYSTEM_PYTHON, ("python3-venv",), "3.11", "3.11"),
@@ -49,14 +51,17 @@ TABLE = {
     ("el", "10"): Row(SYSTEM_PYTHON, ("python3",), "3.12", "3.12"),
     ("sles", "15"): Row("/usr/bin/python3.11", ("python311",), "3.11", "3.6"),
 }
-# Derivatives and releases that are not in the table: what Debian and Ubuntu have had for long, or nothing.
+# Rows for systems that are not in the table: derivatives of Debian and Ubuntu have python3-venv; others need no
+# package.
 LIKE_DEBIAN = Row(SYSTEM_PYTHON, ("python3-venv",), "", "")
 OTHERS = Row(SYSTEM_PYTHON, (), "", "")
 EVERY_PACKAGE = sorted({package for row in (*TABLE.values(), LIKE_DEBIAN) for package in row.packages})
 
 
 def choose(host: dict[str, Any], python: str = AUTO, packages: str | Sequence[str] = AUTO) -> Choice:
-    """``host``: the ``os`` of host_state. A Python that was named needs no package, unless packages are named too."""
+    """Returns the Python for the device plugin. ``host``: the ``os`` of host_state. A named Python needs no packages,
+    unless packages are named too.
+    """
     row = _row(host)
     own = python in (AUTO, row.python)
     chosen = row.python if python == AUTO else python
@@ -68,7 +73,7 @@ def choose(host: dict[str, Any], python: str = AUTO, packages: str | Sequence[st
 
 
 def small_program(host: dict[str, Any], python: str = AUTO) -> str:
-    """The Python for a program of ours that needs nothing but 3.8: the system's own where it is new enough."""
+    """Returns the Python for a program of ours that only needs Python 3.8: the system's own if it is new enough."""
     if python != AUTO:
         return python
     row = _row(host)
@@ -85,15 +90,17 @@ def may_need(packages: str | Sequence[str]) -> list[str]:
 
 
 def missing(choice: Choice, found: dict[str, Any]) -> list[str]:
-    """``found``: the installed version of each package, None where it is not installed."""
+    """Returns the chosen packages that are not installed. ``found``: the installed version of each package, or None."""
     return [name for name in choice.packages if not found.get(name)]
 
 
 def to_go_on_with(choice: Choice, running: str, real: Mapping[str, str], versions: Mapping[str, str]) -> str:
-    """The Python for the rest of a play whose own goes with the packages; empty where it stays, or no other is there.
+    """Returns another Python for the remaining tasks of a play, if removing the packages deletes the Python that runs
+    the play's modules. Empty if that Python is not deleted, or if no other Python exists.
 
-    ``running``: what runs the play's modules here. ``real``: where each path leads. ``versions``: what each candidate
-    says of itself. Without a setting ansible-core takes a host's newest Python: once it is there, the plugin's.
+    ``running``: the Python that runs the play's modules here. ``real``: maps each path to its real path. ``versions``:
+    the version that each candidate reports. Without a setting ansible-core uses a host's newest Python, so possibly the
+    device plugin's.
     """
     gone = real.get(choice.python, choice.python)
     if choice.python in ("", SYSTEM_PYTHON) or real.get(running, running) != gone:
@@ -105,7 +112,7 @@ def to_go_on_with(choice: Choice, running: str, real: Mapping[str, str], version
 def refusal(host: dict[str, Any], choice: Choice, version: str | None = None) -> str:
     """Returns why this Python cannot be used, empty if it can or if no fault is known yet.
 
-    ``version``: what the program says of itself, None where that is not known, empty where there is no such program.
+    ``version``: the version that the program reports, None if unknown, empty if there is no such program.
     """
     way_out = "install one and name it in device_plugin_python"
     need = "the device plugin needs Python {}.{} or newer".format(*OLDEST)

@@ -41,8 +41,9 @@ NEEDS = (
 
 
 def faults(value: Callable[[str], Any]) -> list[Finding]:
-    """The errors. ``value`` returns the value of a variable, its default where it is not set, and None where nobody
-    can know it yet; then nothing is said."""
+    """Returns the errors. ``value`` returns the value of a variable, its default if it is not set, and None if it is
+    not known yet; an unknown value gives no error.
+    """
     return [*(fault for needs in NEEDS for fault in _missing(needs, value)), *_driver(value)]
 
 
@@ -65,7 +66,7 @@ def _driver(value: Callable[[str], Any]) -> list[Finding]:
         return []
     found = []
     for sentence in driver_choice.inputs(wanted):
-        # Each begins with the variable that it is about.
+        # Each sentence begins with the name of its variable.
         name = re.split(r"[: ]", sentence, maxsplit=1)[0]
         found.append(error(name, sentence[len(name) :].lstrip(": ")))
     return found

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan's part of the role nvidia_docker: the container toolkit, and which containers its
-options grant GPU access. Pure.
+"""Plans the part of the role nvidia_docker: the container toolkit, and checks which containers get GPUs by its options.
+Pure.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def _merged(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[st
 
 
 def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
-    """Findings for the toolkit's options on a host whose cards are shared in slices.
+    """Returns warnings for the toolkit's options on a host whose cards are shared in slices.
 
-    Nothing here is refused: a host may have containers that get whole cards by their environment on purpose.
+    These are no errors: a host may have containers that get whole cards by their environment on purpose.
     """
     wanted = desired["roles"].get("nvidia_docker") or {}
     if desired["sharing"] != "vcuda" or wanted.get("state") != PRESENT:
@@ -60,7 +60,7 @@ def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         text = _merged(wanted, state)[0]
         found = {key: toml_text.get(text, key) for key in UNSET}
     except toml_text.TomlError:
-        return []  # an error of the plan
+        return []  # The plan reports this error.
     in_force = {key: value or UNSET[key] for key, value in found.items()}
     path = wanted["config_path"]
     shown = {key: f"{value or f'none, which is {UNSET[key]},'} in {path}" for key, value in found.items()}
@@ -79,7 +79,7 @@ def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         message = f"expected true, found {shown[BY_ENVIRONMENT]}: pods start without their GPU"
         way_out = "vgpu_handover: envvar needs it true; set that to auto, or the key to true"
         findings.append(warning(f"{VARIABLE}.{BY_ENVIRONMENT}", f"{message}; {way_out}"))
-    # auto falls back on the environment where neither CDI nor mounts are declared.
+    # auto uses the environment if neither CDI nor mounts are declared.
     left = strategy == "auto" and hidden
     if in_force[BY_MOUNTS] != "true" and (left or strategy == "volume-mounts"):
         unless = "unless kubelet and engine hand devices in by CDI, " if left else ""

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The annotations by which device plugin and scheduler tell each other about GPUs.
+"""Reads and writes the annotations by which device plugin and scheduler exchange the state of GPUs.
 
-``vgpu.fleet/gpus`` on a node, written by its device plugin: the GPUs that pods may ask parts of, and the
-policy of its kubelet's topology manager where that is known.
-``vgpu.fleet/plan`` on a pod, written by the scheduler in the very request that binds the pod, so that a pod has it
-exactly when it has a node. ``vgpu.fleet/given`` on a pod, written by the device plugin where the kubelet took other
-GPUs than planned, and by the scheduler that grants another size (resizes.py): it wins over the plan. All are JSON with
-a version; memory is in MiB, cores in percent.
-``vgpu.fleet/drained-gpus`` on a node, written by an administrator: UUIDs of GPUs that get no more pods, with commas.
+``vgpu.fleet/gpus`` on a node: the device plugin writes the GPUs of which pods may request parts, and, if known, the
+policy of the kubelet's topology manager.
+``vgpu.fleet/plan`` on a pod: the scheduler writes the planned GPUs in the same request that binds the pod, so a pod has
+a plan exactly when it has a node.
+``vgpu.fleet/given`` on a pod: the allocated GPUs, which override the plan. The device plugin writes them if the kubelet
+chose other GPUs than planned, and the scheduler writes them when it grants another size (resizes.py).
+These three are JSON with a version; memory is in MiB, cores in percent.
+``vgpu.fleet/drained-gpus`` on a node: an administrator lists the UUIDs of GPUs that get no more pods, with commas.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ MAX_MIB = 1 << 24
 
 
 class PlanError(ValueError):
-    """An annotation that cannot be read; the text says what is wrong with it."""
+    """An annotation cannot be read; the text describes the fault."""
 
 
 class NodeGpu(NamedTuple):
-    """Describes a GPU of a node. ``memory_mib``: of the card; ``capacity_mib``: what all its pods together may get;
-    ``slots``: how many containers may share the GPU, and the equal slice. ``links``: (UUID, score) of better linked
-    GPUs, higher is nearer; ``numa``: -1 if unknown.
+    """Describes a GPU of a node. ``memory_mib``: memory of the card; ``capacity_mib``: memory that all its pods
+    together may get; ``slots``: how many containers may share the GPU; ``slice_mib``, ``slice_cores``: the equal slice,
+    in MiB and percent. ``links``: (UUID, score) of better linked GPUs, a higher score is nearer; ``numa``: NUMA node,
+    -1 if unknown.
     """
 
     uuid: str
@@ -60,8 +62,10 @@ NO_POLICY = Topology()
 
 
 class Device(NamedTuple):
-    """A container's part of one GPU; cores 0: no limit, 100: the GPU exclusively. ``memory_mib`` is promised;
-    ``burst_mib`` more it may use while nobody was promised that (burst.py)."""
+    """Describes a container's part of one GPU. ``cores``: percent of compute, 0: no limit, 100: the GPU exclusively.
+    ``memory_mib``: promised memory; ``burst_mib``: memory that the container may use in addition while it is promised
+    to no container (burst.py).
+    """
 
     uuid: str
     memory_mib: int
@@ -89,8 +93,9 @@ Plan = Sequence[Part]
 
 
 def use_of(plan: Plan) -> dict[str, Use]:
-    """A pod's use of each GPU. Init containers run one after the other, together with the sidecars that started
-    before them; then all other containers run. The moment with the greatest use counts."""
+    """Returns a pod's highest use of each GPU by UUID. Init containers run one after the other, together with the
+    sidecars that started before them; then the other containers run. The moment with the highest use counts.
+    """
     running: dict[str, Use] = {}
     sidecars: dict[str, Use] = {}
     for part in plan:
@@ -127,7 +132,7 @@ def write_plan(plan: Plan) -> str:
         {"name": part.container, "kind": part.kind, "gpus": [list(one[:3]) for one in part.devices]} for part in plan
     ]
     for one, part in zip(containers, plan):
-        # A key of its own: a program that does not know it goes by what is promised.
+        # A separate key: a program that does not know this key uses the promised memory alone.
         if any(device.burst_mib for device in part.devices):
             one["burst"] = [device.burst_mib for device in part.devices]
     return json.dumps({"version": VERSION, "containers": containers}, separators=(",", ":"))
@@ -230,8 +235,9 @@ def read_gpus(text: str) -> tuple[NodeGpu, ...]:
 
 
 def read_topology(text: str) -> Topology:
-    """What a text that ``read_gpus`` takes says of the kubelet. Older plugins say nothing; what a later one says
-    and is not known here is as nothing."""
+    """Returns the kubelet's topology settings from a text that ``read_gpus`` accepts. Older plugins write none; an
+    unknown policy of a later plugin counts as none.
+    """
     found = json.loads(text).get("topology")
     found = found if isinstance(found, dict) else {}
     policy, scope = found.get("policy"), found.get("scope")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds how much of a pod is read. Who writes a pod decides how long its text is, and one program reads the pods of
-all: a pod of a megabyte, each of whose names is mistyped, would hold it up for seconds and be answered by megabytes.
+"""Bounds how much of a pod is read. The author of a pod chooses the length of its text, and one program reads the pods
+of all authors: a pod of 1 MB with only mistyped names would block that program for seconds and get an error of
+megabytes.
 
-The bounds are far above what a pod that runs has; Kubernetes itself bounds annotations, to the same size.
+The bounds are far above the size of usable pods. Kubernetes bounds annotations to the same size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Sequence
 
 from ..config.kinds import Finding, error
 
-# Maximum numbers in one pod: containers of all kinds, resource names of all containers, mounts.
+# Maximum numbers in one pod: containers of all kinds, resource names of all containers, mounts of all containers.
 MOST_CONTAINERS, MOST_RESOURCES, MOST_MOUNTS = 500, 1000, 5000
 # Maximum letters: of a resource name by the API server's rules (253 before the slash and 63 after it), and of all
 # annotations.
@@ -29,7 +30,7 @@ def excess(pod: dict[str, Any]) -> list[Finding]:
     bound exceeded.
     """
     spec = _mapping(pod.get("spec"))
-    # Also what is no list: a reader goes through it all the same.
+    # A mapping or a text in place of a list counts too, because a reader iterates over it as well.
     kinds = [one for one in (spec.get(kind) for kind in KINDS) if isinstance(one, (list, dict, str))]
     count = sum(len(one) for one in kinds)
     if count > MOST_CONTAINERS:
@@ -60,7 +61,7 @@ def read_json(text: Any) -> Any:
         raise ValueError(f"expected text of at most {LONGEST_JSON} letters")
     try:
         found = json.loads(text, object_pairs_hook=_once)
-        # Half of a pair of UTF-16: JSON may escape it, and no answer, event or log could tell of it.
+        # Reject a lone UTF-16 surrogate: JSON may escape it, but no reply, event or log can encode it.
         json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -75,7 +76,9 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def sentence(findings: Sequence[Finding]) -> str:
-    """The first of them, and how many there are more: it is written into the answer for each node of a cluster."""
+    """Returns the first findings as one text, and the number of further findings. The text is short, because the
+    scheduler's reply repeats it for each node of a cluster.
+    """
     text = "; ".join(str(one)[:LONGEST_FINDING] for one in findings[:MOST_FINDINGS])
     return text + (f"; and {len(findings) - MOST_FINDINGS} more" if len(findings) > MOST_FINDINGS else "")
 

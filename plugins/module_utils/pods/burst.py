@@ -2,9 +2,9 @@
 """Reads the memory that a pod is promised below its limit, from the pod's annotation ``vgpu.fleet/memory-request``.
 
 The value is MiB of each GPU: one whole number for each container that asks for GPU memory, or JSON by container,
-``{"main": 2048}``; a container that it leaves out is promised its limit. The limit stays what the container asks for in
-MiB (``nvidia.com/gpumem`` and its like). What is promised is placed and counted, by quota and room; up to the limit a
-container may use what its card has free and nobody was promised. Pure.
+``{"main": 2048}``. A container without an entry is promised its limit. The limit stays the container's request in MiB
+(for example ``nvidia.com/gpumem``). Placement and quota count the promised memory. Up to its limit, a container may
+also use free memory of its card that is promised to no container. Pure.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ EXAMPLE = '2048, or by container {"main": 2048}'
 
 
 def with_request(asks: Sequence[Ask], annotations: dict[str, Any], findings: list[Finding]) -> list[Ask]:
-    """The asks with ``memory`` as it is promised, and ``burst_mib`` what the limit is above it. Faults go to
-    ``findings``, named by the annotation, and then the asks are as they were."""
+    """Returns the asks with the promised ``memory``, and with ``burst_mib``: how far the limit is above it. Adds faults
+    to ``findings`` with the annotation's name; the asks then stay unchanged.
+    """
     if REQUEST not in annotations:
         return list(asks)
     before = len(findings)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translates a pod's request in any dialect into claims of Kubernetes (Dynamic Resource Allocation), as far as claims
-can say it.
+can express it.
 
-Amounts of a claim are absolute: MiB and percent of compute on each of ``count`` different GPUs. What they cannot say is
-an error and never left out: a pod that believes itself alone on its GPU and is not would be worse. Pure.
+Amounts of a claim are absolute: MiB and percent of compute on each of ``count`` different GPUs. A request that claims
+cannot express is an error and never ignored: a pod must not wrongly rely on having its GPU alone. Pure.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ NEXT = f"ask otherwise, or label the pod {ALLOCATION}: {EXTENDER}"
 # The webhook adds these to a pod: the label that selects the pod, and the annotation with the requests of its claims.
 LABEL, WANTED = "vgpu.fleet/claims", "wanted"
 ANNOTATION = "vgpu.fleet/claims"
-# Maximum claims of one pod, and maximum bytes of a CEL expression (Kubernetes allows 10 KiB), with room for other
-# parts.
+# Maximum claims of one pod, and maximum bytes of a CEL expression. Kubernetes allows 10 KiB for an expression; the rest
+# is a margin.
 MOST_CLAIMS, LONGEST_EXPRESSION = 16, 8 * 1024
 MOST_SELECTORS, MOST = 4, 1 << 40
 
 
 class Share(NamedTuple):
-    """Holds the request of one claim: ``count`` different GPUs, and MiB and percent of compute on
-    each (0: the equal part).
+    """Holds the request of one claim: ``gpus`` different GPUs, and MiB and percent of compute (0: the equal part) on
+    each of them.
     """
 
     gpus: int
@@ -42,7 +42,9 @@ class Share(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """``shares``: by container, or by the name of the claim. ``selectors``: CEL that each GPU of the pod must meet."""
+    """Holds the claims of one pod. ``shares``: by container or by the claim's name. ``selectors``: CEL expressions that
+    each GPU of the pod must meet.
+    """
 
     shares: dict[str, Share]
     selectors: tuple[str, ...]
@@ -83,8 +85,10 @@ def write_claims(claims: Claims) -> str:
 
 
 def read_annotation(text: str) -> Claims:
-    """``shares`` by the name of the claim. Tenants may write it too, and get what a pod may ask for by dialects: shares
-    of our class, and no other field of a claim. Raises ValueError, whose text says what was expected and found."""
+    """Parses the annotation; ``shares`` is then by the claim's name. A tenant who writes the annotation gets only what
+    a pod may request by dialects: shares of our device class, and no other field of a claim. Raises ValueError with the
+    expected and the found values.
+    """
     try:
         found = json.loads(text)
         if sorted(found) != ["claims", "selectors"] or not isinstance(found["claims"], dict):
@@ -162,7 +166,7 @@ def _of_container(one: Ask, findings: list[Finding]) -> None:
 
 
 def _of_pod(ask: PodAsk, findings: list[Finding]) -> None:
-    # Low, 1, is what every claim has.
+    # Every claim has the low priority, 1.
     if ask.priority == 0:
         where = next(one.where for one in ask.asks if one.priority == 0)
         findings.append(error(where, f"names the high priority, and claims have the low one; {NEXT}"))
@@ -176,7 +180,9 @@ def _of_pod(ask: PodAsk, findings: list[Finding]) -> None:
 
 
 def _selectors(chosen: preferences.Preferences, findings: list[Finding]) -> list[str]:
-    """CEL on what our driver publishes of a device; the class has seen to it that it is one of ours."""
+    """Returns CEL expressions on the attributes that our driver publishes. The device class already selects our
+    driver's devices.
+    """
     uuid, model = (f"device.attributes[{_text(DRIVER)}].{name}.lowerAscii()" for name in ("uuid", "model"))
     listed = (
         (preferences.USE_UUID, chosen.use_uuids, f"{uuid} in {{}}"),
@@ -196,5 +202,5 @@ def _selectors(chosen: preferences.Preferences, findings: list[Finding]) -> list
 
 
 def _text(value: Any) -> str:
-    """Strings and lists of CEL; JSON writes them the same, but for halves of characters beyond 16 bits."""
+    """Returns a string or list as CEL. JSON has the same notation, except for surrogate escapes, which are avoided."""
     return json.dumps(value, ensure_ascii=False)

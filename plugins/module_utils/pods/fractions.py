@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the parts of GPUs that a pod requests by annotations in the format of the KAI Scheduler: ``gpu-memory`` (MiB)
 or ``gpu-fraction`` (of the memory of a card), on ``gpu-fraction-num-devices`` GPUs, for one container; or for each
-container ``nvidia.com/container.NAME.gpu-memory.limit`` and ``.request`` (bytes as Kubernetes writes them), on one
+container ``nvidia.com/container.NAME.gpu-memory.limit`` and ``.request`` (bytes in Kubernetes' notation), on one
 GPU.
 
 Annotations have no fixed kind as resources have, and other programs may use such short names. A pod whose
-``schedulerName`` is KAI's own is KAI's, with all its annotations. In any other pod they ask, and a value that cannot be
-is an error: the container would have no GPU, and nobody would know why.
+``schedulerName`` is KAI's scheduler belongs to KAI, with all its annotations. In any other pod these annotations are
+requests, and an invalid value is an error: otherwise the container would have no GPU, without a reason.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _of_containers(annotations: dict[str, Any], spec: dict[str, Any], findings: 
 
 
 def _mib(annotations: dict[str, Any], name: str, findings: list[Finding]) -> int:
-    """Returns whole MiB of a quantity in bytes, 0 if the text is not a quantity."""
+    """Returns the MiB of a quantity in bytes. A value that is no whole number of MiB gives 0 and a finding."""
     value = annotations[name]
     number = exact(value)
     mib = number / BYTES_OF_MIB if number is not None else None

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the mounts of a pod that conflict with the files that its container gets with a slice.
 
-A mount at or below one of our paths lies on top of our file. One above holds our mount points, so that another
-container that shares the volume can rename them. Such a sidecar needs no rule of its own: it reaches our mount points
-only through a volume that the container with the slice mounts there as well. A symbolic link in an image can bring a
-mount to our paths by another name; no rule over a pod's text sees that, and the watcher does not rely on one.
+A mount at or below one of our paths hides our file. A mount above our paths holds our mount points, so another
+container that shares the volume can rename them. That other container needs no rule: it reaches our mount points only
+through a volume that the container with the slice mounts there too, and this mount is a conflict. A symbolic link in an
+image can lead a mount to our paths under another name; no rule over a pod's text sees that, so the watcher checks
+independently.
 
 kube/mount_policy.py has the same rule in CEL; one table tests both (tests/doubles/mount_cases.py).
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 from typing import Any, Iterable, NamedTuple, Sequence
 
-# Where the library, limits and preload of an allocation are mounted. The last three are the paths of allocations that
-# were made before /dev/vgpu, which a kubelet mounts again when it restarts such a container.
+# Paths where the library, limits and preload file of an allocation are mounted. Allocations made before /dev/vgpu
+# existed use the last three paths; a kubelet mounts them again when it restarts such a container.
 GUARDED = ("/dev/vgpu", "/etc/ld.so.preload", "/etc/vgpu", "/run/vgpu", "/usr/local/lib/vgpu")
 KINDS = ("initContainers", "containers", "ephemeralContainers")
 ADVICE = 'where vgpu.fleet mounts its own files; mount it elsewhere, by a path without ".."'
@@ -59,10 +60,10 @@ def container_conflicts(container: dict[str, Any]) -> list[Conflict]:
 
 
 def guarded_by(path: str) -> str:
-    """The first path of GUARDED that a path of a container lies at, above or below; "" for none.
+    """Returns the first path of GUARDED that a container's path equals or lies above or below; "" for none.
 
-    A path with ``..`` counts as above all: where it leads depends on the links of the image. A relative path begins
-    at the root, as the kubelet has it.
+    A path with ``..`` conflicts with every guarded path: its target depends on the links of the image. A relative path
+    begins at the root, as in the kubelet.
     """
     parts = path.split("/")
     if ".." in parts:

@@ -2,8 +2,8 @@
 """Reads the node labels that choose which pods get the node's GPUs and in which order GPUs are filled, if pods set
 nothing.
 
-Our own labels win over those of Alibaba's ACK, which are read as aliases. ACK's ways to share (``cgpu``, ``core_mem``,
-``share``, ``mps``) are one here: limits are kept whichever of them the label names.
+Labels of vgpu.fleet override the labels of Alibaba's ACK, which are read as aliases. ACK's sharing modes (``cgpu``,
+``core_mem``, ``share``, ``mps``) all mean ``shared``: vgpu.fleet enforces limits with each of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ ACK_SHARINGS = {
 
 
 class NodeLabels(NamedTuple):
-    """``policy`` orders GPUs for pods that name none. ``sharing``: ``exclusive`` is for pods that take whole GPUs,
-    ``shared`` for those that take parts. Both may be empty."""
+    """Holds the settings of a node's labels. ``policy``: the order of GPUs for pods without a GPU policy. ``sharing``:
+    ``exclusive`` admits pods that use whole GPUs, ``shared`` admits pods that use parts. Both may be empty.
+    """
 
     policy: str = ""
     sharing: str = ""

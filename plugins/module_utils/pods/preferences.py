@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a pod's preferences for its GPUs from annotations: policies for nodes and GPUs, and GPUs by UUID and model.
 
-HAMi's annotations are understood; those of vgpu.fleet win over them. What is not carried out is an error and never
-ignored: a pod that believes itself pinned and is not would be worse.
+HAMi's annotations are understood; the annotations of vgpu.fleet override them. An unsupported preference is an error
+and never ignored: a pod must not wrongly rely on being pinned.
 
 A policy for GPUs may be a chain with commas, as HAMi 2.10 has it. ``binpack``, ``spread`` and ``numa`` are compared in
 the order in which they are written; ``topology`` comes before them and ``mutex`` before all, wherever they stand.
@@ -17,19 +17,20 @@ from ..config.kinds import Finding, error, nearest, show
 BINPACK, SPREAD, TOPOLOGY, NUMA, MUTEX = "binpack", "spread", "topology", "numa", "mutex"
 NODE_POLICY = ("vgpu.fleet/node-policy", "hami.io/node-scheduler-policy")
 GPU_POLICY = ("vgpu.fleet/gpu-policy", "hami.io/gpu-scheduler-policy")
-# Words of HAMi for the same thing.
+# HAMi's word for a policy → our word.
 SAME = {"topology-aware": TOPOLOGY}
 USE_UUID, AVOID_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
 USE_MODEL, AVOID_MODEL = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
 NUMA_BIND = "nvidia.com/numa-bind"
-# Annotations of HAMi and qGPU that ask for what this scheduler does not do, and the values that ask for nothing.
+# Annotations of HAMi and qGPU that this scheduler does not support → their harmless values, which request nothing.
 NOT_DONE = {"nvidia.com/vgpu-mode": ("hami-core",), "tke.cloud.tencent.com/app-class": ("online",)}
 
 
 class Preferences(NamedTuple):
-    """Empty policies are the node's or the scheduler's default; ``gpu_policy`` is a chain with commas. Models are parts
-    of a name, in small letters. ``alone``: on GPUs that no other pod uses when it is placed. ``one_numa``: the GPUs of
-    a container are of one NUMA node."""
+    """Holds a pod's preferences. An empty policy means the default of the node or the scheduler; ``gpu_policy``: a
+    chain with commas. Models are lower-case parts of a model name. ``alone``: the pod uses only GPUs that no other pod
+    uses when it is placed. ``one_numa``: the GPUs of a container belong to one NUMA node.
+    """
 
     node_policy: str = ""
     gpu_policy: str = ""

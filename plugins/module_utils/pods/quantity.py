@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kubernetes quantities as whole numbers, exact: "8", "3k", "2Ki", "1e3", 2500 and also "2500000m".
 
-Extended resources are whole numbers to the API server; what is not one is an error here too, and nothing is rounded.
+The API server accepts only whole numbers for extended resources. Here too another number is an error and never rounded.
 The grammar is that of apimachinery's resource.Quantity.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 from ..config.kinds import show
 
 QUANTITY = re.compile(r"^([+-]?)([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})([A-Za-z]{0,2}|[eE][+-]?[0-9]{1,2})\Z")
-# Characters that the pattern takes. A pod's author chooses the texts that the cache keeps, and a webhook sees them
-# before any other check.
+# Maximum characters that the pattern matches. Longer texts must not reach the cache: a pod's author chooses them, and a
+# webhook reads them before any other check.
 LONGEST = 1 + 40 + 1 + 40 + 4
 DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}

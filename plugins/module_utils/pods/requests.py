@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a pod's request for GPUs, in any of the field's dialects, into one form.
+"""Reads a pod's request for GPUs, in the dialect of any supported scheduler, into one form.
 
-``read_pod`` takes a pod as the API server sends it and returns an ``Ask`` for each container that wants GPUs, or raises
-``DialectError`` with one finding for each fault, its path the field of the pod. An Ask says nothing about a node:
-``size_on`` computes what it means on one card.
+``read_pod`` reads a pod as the API server sends it and returns an ``Ask`` for each container that requests GPUs, or
+raises ``DialectError`` with one finding for each fault; a finding's path is the field of the pod. An Ask does not
+depend on a node: ``size_on`` computes its size on one card.
 
 Dialects: ``hami`` (nvidia.com/gpumem and kin), ``alibaba`` (aliyun.com/gpu-mem), ``tencent`` (tencent.com/vcuda-core),
 ``qgpu`` (tke.cloud.tencent.com/qgpu-memory), ``volcano`` (volcano.sh/vgpu-number), ``kai`` (annotation gpu-fraction),
@@ -24,14 +24,14 @@ from .resources import CARD, MIB, PERCENT, SLICE, UNITS, Ask, Config, Memory
 
 __all__ = ("Ask", "Card", "Config", "DialectError", "Memory", "PodAsk", "Preferences", "Size", "read_pod", "size_on")
 
-# Variables of NVIDIA's toolkit from 1.20 on: limits of the driver, which image and pod may set. They are no request,
-# because a tenant controls them.
+# Variables by which NVIDIA's toolkit sets limits of the driver, from version 1.20 on. Image and pod may set them, so
+# they do not count as a request.
 VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 FAMILY = {"hami": "nvidia", "nvidia": "nvidia", "4paradigm": "nvidia"}
 
 
 class DialectError(ValueError):
-    """A pod that asks for what cannot be; ``findings`` name each field and the reason."""
+    """A pod requests GPUs in an invalid way; ``findings`` name each field and the reason."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = list(findings)
@@ -39,8 +39,10 @@ class DialectError(ValueError):
 
 
 class Card(NamedTuple):
-    """One GPU as sizes depend on it, in MiB and percent: ``memory_mib`` M of the card, ``capacity_mib`` what may be
-    given out (M*S), and the equal slice of the node's configuration."""
+    """Describes the properties of one GPU that sizes depend on. ``memory_mib``: memory M of the card; ``capacity_mib``:
+    memory that may be allocated to pods (M*S); ``slice_mib``, ``slice_cores`` (percent): the equal slice by the node's
+    configuration.
+    """
 
     memory_mib: int
     capacity_mib: int
@@ -58,7 +60,9 @@ class Size(NamedTuple):
 
 
 class PodAsk(NamedTuple):
-    """``asks``: init containers first, in the pod's order. ``priority`` 0 high, 1 low, None where the pod says none."""
+    """Holds the GPU requests of a pod. ``asks``: init containers first, in the pod's order. ``priority``: 0 high, 1
+    low, None if the pod sets none.
+    """
 
     dialect: str
     asks: tuple[Ask, ...]
@@ -115,10 +119,10 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
 
 
 def size_on(ask: Ask, card: Card) -> Size | None:
-    """The size of one GPU of a request on a card; None where it does not fit this card.
+    """Returns the size that a request has on each of its GPUs on such a card; None if it does not fit the card.
 
-    A unit of ``aliyun.com/gpu-mem`` by ``ack`` is the card over its whole GiB, so 4 units of 16160 MiB are
-    floor(4 * 16160 / 15) = 4309 MiB; of a card under 1 GiB there is none.
+    With ``gpu_mem_unit`` ``ack``, a unit of ``aliyun.com/gpu-mem`` is the card's memory divided by its whole GiB: 4
+    units of a card of 16160 MiB are floor(4 * 16160 / 15) = 4309 MiB. A card under 1 GiB fits no such request.
     """
     kind, amount = ask.memory
     cores = ask.cores
@@ -139,7 +143,9 @@ def size_on(ask: Ask, card: Card) -> Size | None:
 
 
 def limit_of(slice_cores: int) -> int:
-    """The cores of an equal slice as an ask counts them: a slice of 100 % has no limit, and owns no GPU."""
+    """Converts the cores of an equal slice to the cores of a Size: a slice of 100 % gives 0, no limit, because it does
+    not own the GPU exclusively.
+    """
     return 0 if slice_cores >= 100 else slice_cores
 
 
@@ -187,7 +193,7 @@ def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:
 
 
 def _variables(container: dict[str, Any], where: str, config: Config) -> list[Finding]:
-    """Variables that look like a request and are none."""
+    """Returns a warning for each variable that looks like a request but is ignored."""
     message = f"is no request, and raises no limit here; ask by {config.memory}"
     env = container.get("env")
     rows = [one if isinstance(one, dict) else {} for one in env] if isinstance(env, list) else []
@@ -212,7 +218,9 @@ def _one_dialect(asks: list[Ask], findings: list[Finding]) -> None:
 
 
 def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], findings: list[Finding]) -> None:
-    """The label belongs to the pod, so with two containers its owner is ambiguous."""
+    """Adds an error if the pod's label with the GPU count above 1 could apply to several containers, and a warning if
+    it applies to none.
+    """
     mine = [ask for ask in asks if ask.dialect == "alibaba"]
     label = pod_resources.GPU_COUNT_LABEL
     where = f'metadata.labels["{label}"]'

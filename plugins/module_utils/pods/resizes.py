@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the GPU size of a running pod by annotations of the pod.
+"""Reads and applies requests to change the GPU size of a running pod, by annotations of the pod.
 
-``vgpu.fleet/resize``, the request, written by the pod's owner: JSON, ``{container: {memory_mib, cores}}``, for each of
-the container's GPUs; what is left out stays. The scheduler that leads judges it, and grants it in one write:
-``vgpu.fleet/given`` is the new plan, ``vgpu.fleet/resized`` the request that was granted, ``vgpu.fleet/former`` what
-the pod had. As long as that is there the greater of both counts; the device plugin takes it away once the limits on the
-node say what was given. So a larger size counts at once, and a smaller one when it is kept. Pure.
+The pod's owner writes the request ``vgpu.fleet/resize``: JSON, ``{container: {memory_mib, cores}}``, for each of the
+container's GPUs; an omitted value stays unchanged. The leading scheduler judges the request and grants it in one write:
+``vgpu.fleet/given`` is the new plan, ``vgpu.fleet/resized`` the granted request, ``vgpu.fleet/former`` the plan before.
+While ``former`` exists, the greater size of both plans counts. The device plugin removes ``former`` when the limits on
+the node match ``given``. So a larger size counts at once, and a smaller size when it is enforced. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the resources of one container by the rules of each dialect.
 
-Values come from limits, else from requests, as every scheduler of the field has it. Units: HAMi and Volcano MiB and
-percent of a card; Alibaba GiB in total over the GPUs of the pod label; Tencent's gpu-manager hundredths of a GPU and
-256 MiB, its qGPU percent and GiB, in total over the GPUs.
+Values come from limits, else from requests, as in all GPU schedulers. Units by dialect:
+HAMi and Volcano: MiB and percent of a card, per GPU.
+Alibaba: GiB in total over the GPUs that the pod's label counts.
+Tencent's gpu-manager: hundredths of a GPU, and units of 256 MiB.
+Tencent's qGPU: percent and GiB, in total over the GPUs.
 """
 
 from __future__ import annotations
@@ -33,26 +35,29 @@ OF_OTHERS = (
     *(VOLCANO, VOLCANO_MEMORY, VOLCANO_PERCENTAGE, VOLCANO_CORES),
 )
 
-# Resources of NVIDIA's own plugin: where our count has another name, these are valid and no typos.
+# Resources of NVIDIA's own device plugin. If our GPU count has another name, these names are valid, not typos.
 OF_NVIDIA = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 
-# Units of a Memory's amount: MiB; percent of a card; whole GiB of a card by ACK; nothing; nothing.
+# Kinds of Memory, with the unit of ``amount``: MIB in MiB, PERCENT in percent of a card, UNITS in ACK's units (a card's
+# memory divided by its whole GiB). CARD (the whole card) and SLICE (an equal slice) have no amount.
 MIB, PERCENT, UNITS, CARD, SLICE = "mib", "percent", "units", "card", "slice"
 MAX_GPUS = 128
-MAX_MIB = 1 << 24  # 16 TiB: far above any card, far below where sums become a question
+MAX_MIB = 1 << 24  # 16 TiB: far above any card, and small enough that sums cannot overflow
 
 
 class Memory(NamedTuple):
-    """Memory on each GPU; ``amount`` is 0 for CARD (all of it) and SLICE (an equal slice of the node)."""
+    """Describes memory on each GPU. ``amount`` is 0 for CARD (all memory) and SLICE (an equal slice of the node)."""
 
     kind: str
     amount: int
 
 
 class Config(NamedTuple):
-    """Names and defaults. ``plain``: what ``gpu`` alone asks for, ``whole`` (each a whole GPU, as NVIDIA and HAMi
-    have it), ``slice`` (equal slices, as 4paradigm has it) or ``default`` (``default_memory_mib``).
-    ``default_memory_mib`` 0 is the whole card; ``default_count`` 0 refuses what names no count."""
+    """Holds the names of resources and their defaults. ``plain``: the meaning of the resource ``gpu`` alone: ``whole``
+    (whole GPUs, as with NVIDIA and HAMi), ``slice`` (equal slices, as with 4paradigm) or ``default``
+    (``default_memory_mib``). ``default_memory_mib`` 0: the whole card; ``default_count`` 0: refuse a request without a
+    count.
+    """
 
     gpu: str = "nvidia.com/gpu"
     memory: str = "nvidia.com/gpumem"
@@ -73,12 +78,12 @@ class Config(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """The request of one container: ``memory`` and ``cores`` (percent) on each of ``gpus`` different GPUs.
+    """Describes the request of one container: ``memory`` and ``cores`` (percent) on each of ``gpus`` different GPUs.
 
-    ``init``: it has ended before the others start; ``sidecar``: it starts with these and stays. ``field`` and ``where``
-    say what a message should name.
-    ``compute``: limited, or shared with the other tenants. ``alone``, ``one_numa``: see Preferences. ``burst_mib``: its
-    limit above ``memory``, which is promised.
+    ``init``: the container ends before the app containers start; ``sidecar``: it starts with the init containers and
+    stays. ``field``, ``where``: the resource and its path, for messages. ``compute``: limited, or shared with the other
+    tenants. ``alone``, ``one_numa``: see Preferences. ``burst_mib``: how far the limit is above ``memory``, the
+    promised memory.
     """
 
     container: str
@@ -121,7 +126,7 @@ def annotation(name: str) -> str:
 
 
 class _Values:
-    """The resources of a container by name; faults are collected, and a faulty value reads as None."""
+    """Reads the resources of a container by name. Collects faults; a faulty value reads as None."""
 
     def __init__(self, container: dict[str, Any], where: str, findings: list[Finding]) -> None:
         resources = _mapping(container.get("resources"))
@@ -218,7 +223,7 @@ def resource_names(config: Config) -> list[str]:
 
 @lru_cache(maxsize=8)
 def _names(config: Config) -> tuple[list[str], tuple[str, ...]]:
-    """Every name by which a pod may ask, and how names begin that are meant to be one of them."""
+    """Returns all resource names by which a pod may request GPUs, and the prefixes that reveal a mistyped name."""
     known = [config.gpu, config.shared, config.memory, config.memory_percentage, config.cores, config.cores_also]
     known += [config.priority, *OF_OTHERS]
     return known, tuple(name.split("/")[0] + "/" + re.split("[-.]", name.split("/")[1])[0][:3] for name in known)
@@ -256,7 +261,7 @@ def _shared(values: _Values, name: str, config: Config) -> Ask | None:
 def _hami(values: _Values, name: str, config: Config, named: list[str]) -> Ask | None:
     count = values.number(config.gpu, 0, MAX_GPUS, "GPUs")
     mib = values.number(config.memory, 1, MAX_MIB // config.memory_factor, "MiB" if config.memory_factor == 1 else "")
-    # 0 percent and 0 cores are HAMi's ways to say "not set".
+    # In HAMi 0 percent and 0 cores mean "not set".
     percent = values.number(config.memory_percentage, 0, 100, "%")
     cores = values.number(config.cores, 0, 100, "%")
     also = values.number(config.cores_also, 0, 100, "%")
@@ -337,8 +342,9 @@ def _tencent(values: _Values, name: str, config: Config) -> Ask | None:
 
 
 def _qgpu(values: _Values, name: str, config: Config) -> Ask | None:
-    """Under 100: a part of one GPU. Whole hundreds: whole GPUs. Between: as few GPUs as that takes, core and memory
-    divided evenly and rounded down, as TKE does it."""
+    """Reads a request of qGPU. Under 100 percent: a part of one GPU. Whole hundreds: whole GPUs. Other values above
+    100: as few GPUs as suffice, with cores and memory divided evenly and rounded down, as in TKE.
+    """
     percent = values.number(QGPU_CORE, 1, 100 * MAX_GPUS, "%")
     gib = values.number(QGPU_MEMORY, 1, MAX_MIB // 1024, "GiB")
     if values.faulty:
@@ -361,7 +367,9 @@ def _qgpu(values: _Values, name: str, config: Config) -> Ask | None:
 
 
 def _volcano(values: _Values, name: str, config: Config, named: list[str]) -> Ask | None:
-    """Each value is of each GPU; without a size the memory of the card, without a share no limit."""
+    """Reads a request of Volcano. Each value applies to each GPU. Without a memory size: the whole card's memory;
+    without cores: no limit.
+    """
     count = values.number(VOLCANO, 1, MAX_GPUS, "GPUs")
     mib = values.number(VOLCANO_MEMORY, 1, MAX_MIB, "MiB")
     percent = values.number(VOLCANO_PERCENTAGE, 0, 100, "%")
@@ -378,7 +386,9 @@ def _volcano(values: _Values, name: str, config: Config, named: list[str]) -> As
 
 
 def _agree(values: _Values, config: Config, count: int, field: str) -> None:
-    """The count may accompany another dialect's names (the webhook adds it), if both agree."""
+    """Adds a fault if the resource ``gpu`` next to another dialect's names differs from their count. The webhook adds
+    that resource, so an equal count is valid.
+    """
     if not values.named(config.gpu):
         return
     named = values.number(config.gpu, 0, MAX_GPUS, "GPUs")

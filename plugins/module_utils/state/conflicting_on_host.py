@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other programs that hand out a host's GPUs to the kubelet: found by their sockets, named by process and static pod.
+"""Finds other programs that advertise a host's GPUs to the kubelet, by their sockets, and names them by process and
+static pod.
 
-The kubelet keeps one owner of a resource, the last that registered: two take it from each other at every restart, and a
-pod gets a whole card where it was promised a slice.
+The kubelet keeps one plugin for a resource, the last that registered. Two plugins of one resource replace each other at
+every restart, and a pod can get a whole card although it was promised a slice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MANIFESTS = "/etc/kubernetes/manifests"
 # NVIDIA's plugin and its forks: one socket for each resource nvidia.com/<name>.
 NVIDIA_SOCKET = re.compile(r"^nvidia-(.+)\.sock\Z")
 NVIDIA = "nvidia.com/"
-# Sockets of plugins with resources of their own → vendor.
+# Sockets of plugins with other resource names → the plugin's name.
 OTHERS = {"aliyungpushare.sock": "gpushare", "vcore.sock": "gpu-manager", "vmemory.sock": "gpu-manager"}
 # The names appear in /proc/<pid>/comm, which holds at most 15 characters.
 PROGRAMS = ("nvidia-device-plugin", "gpushare-device-plugin", "gpu-manager", "volcano-vgpu-device-plugin")
@@ -27,8 +28,8 @@ IMAGE = re.compile(r"^\s*(?:-\s*)?image:\s*[\"']?(\S*(?:device-plugin|gpu-manage
 
 
 def find(host: Host, kubelet_dir: str = KUBELET_DIR) -> list[dict[str, Any]]:
-    """``[{"socket", "resource", "owner"}]`` of the plugins that answer on their sockets; ``resource`` is None where it
-    is one of their own. Reads only.
+    """Returns ``[{"socket", "resource", "owner"}]`` of the plugins that answer on their sockets. ``resource``: None if
+    the plugin uses other names than nvidia.com's. Only reads.
     """
     found = []
     for name in host.names(kubelet_dir):

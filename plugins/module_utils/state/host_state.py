@@ -72,7 +72,7 @@ def read(
 
 
 def running(host: Host, info: dict[str, Any] | None) -> list[str]:
-    """Returns the names of docker's running containers."""
+    """Returns the names of docker's running containers. Queries docker only if ``info`` counts any."""
     return docker_api.containers(host.path(docker_api.SOCKET)) or [] if (info or {}).get("ContainersRunning") else []
 
 

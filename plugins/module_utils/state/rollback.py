@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollback point of an upgrade: what was current before its first change, kept until the upgrade is proven.
+"""Saves and reads the rollback point of an upgrade: the state before the upgrade's first change, kept until isolation
+is proven.
 
-Kept on the host and not in the play, because a play can be killed after it switched to the new version: the next one
-would take the version that was never proven for the former one.
+The host stores it, not the play: a play can be killed after it switched to the new version, and the next play would
+otherwise take that unproven version for the former one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def persist(
 
 
 def named(host: Host, node_config: str) -> dict[str, str]:
-    """The named configurations next to node.yaml, path → text. Those that an upgrade writes match the same pattern."""
+    """Maps the paths of the named configurations next to node.yaml to their texts. An upgrade writes such paths too."""
     folder = configs.configs_folder(node_config)
     shown = [name for name in host.names(folder) if not name.startswith(".")]
     paths = [f"{folder}/{name}" for name in shown if name.endswith(configs.CONFIG_SUFFIX)]
@@ -75,7 +76,7 @@ def kept(host: Host) -> dict[str, Any] | None:
     keys = ("library", "plugin", "node_config", "units")
     if not isinstance(found, dict) or not all(key in found for key in keys):
         return None
-    # A record of an older version does not have these; they stay unchanged then.
+    # A record of an older version has no configs and no daemonset; a rollback then leaves these files unchanged.
     return {**found, "configs": found.get("configs"), "daemonset": found.get("daemonset") or {}}
 
 

@@ -24,13 +24,13 @@ def usage(host: Host) -> list[dict[str, Any]]:
 
 
 def slices(host: Host) -> list[dict[str, Any]]:
-    """Returns every slice with its state and the container that uses it; empty if no device plugin answers."""
+    """Returns every slice with its state and its holder's name; empty if no device plugin answers."""
     found = (_ask(host, "slices", "--json") or {}).get("slices")
     return found if isinstance(found, list) else []
 
 
 def watch(host: Host) -> dict[str, Any] | None:
-    """Returns the findings of the device plugin's watcher, None if there are none."""
+    """Returns the report of the device plugin's watcher, None if no plugin answers or the plugin has no watcher."""
     return _ask(host, "watch", "--json")
 
 

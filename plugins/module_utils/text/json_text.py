@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON as text: read with positions, changed in place.
+"""Reads JSON text with positions and changes single members in place.
 
-A configuration file that people edit by hand is changed member by member, so that all bytes that nobody asked to
-change stay: order, indentation, number literals, escapes. Re-serialising would turn 1e400 into Infinity and show an
-operator a diff of the whole file. Knows nothing about any daemon; daemon_json.py does.
+All other bytes of a hand-edited configuration file stay: order, indentation, number literals, escapes. Serialising the
+whole file again would turn 1e400 into Infinity and show an operator a diff of the whole file. This file is independent
+of docker; daemon_json.py has the rules of daemon.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class JsonTextError(ValueError):
         super().__init__(f"line {self.line}, column {self.column}: {reason}")
 
     def pointer(self) -> str:
-        """The faulty line with a mark under the column, tabs kept so that the mark stays in place."""
+        """Returns the faulty line with a mark under the column. Tabs before it stay, so that the mark aligns."""
         lead = "".join("\t" if char == "\t" else " " for char in self.source[: self.column - 1])
         return f"{self.source}\n{lead}^"
 
@@ -48,7 +48,7 @@ class Member(NamedTuple):
 
 
 class Node:
-    """A value with its place in the text. ``members`` is None unless it is an object."""
+    """Holds a value with its position in the text. ``members`` is None unless the value is an object."""
 
     def __init__(self, start: int, end: int, value: Any, members: list[Member] | None = None) -> None:
         self.start, self.end, self.value, self.members = start, end, value, members
@@ -61,7 +61,7 @@ class Node:
 
 
 class Reader:
-    """Recursive descent over the text; json.loads knows neither where a value lies nor that a key came twice."""
+    """Parses the text by recursive descent: json.loads reports neither a value's position nor a duplicate key."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -157,7 +157,7 @@ class Reader:
 
 
 def whole_number(digits: str) -> Any:
-    """An int; a literal too long for Python's conversion limit stays its own text, which equals nothing."""
+    """Returns the int; a literal too long for Python's conversion limit stays a text, which equals no number."""
     try:
         return int(digits)
     except ValueError:
@@ -165,12 +165,12 @@ def whole_number(digits: str) -> Any:
 
 
 def read(text: str) -> Node:
-    """The document's root node; JsonTextError where the text is not strict JSON or names a key twice."""
+    """Returns the document's root node. Raises JsonTextError if the text is not strict JSON or names a key twice."""
     return Reader(text).document()
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equality as JSON sees it: true is not 1, and 1 is not 1.0. The order of keys does not count."""
+    """Returns whether two values are equal in JSON: true is not 1, 1 is not 1.0, the order of keys does not count."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
@@ -187,7 +187,7 @@ def kind_of(value: Any) -> Any:
 
 
 class Style:
-    """The layout of the text, so that additions are formatted alike."""
+    """Holds the layout of the text, so that additions get the same format."""
 
     def __init__(self, text: str, root: Node) -> None:
         self.newline = "\r\n" if "\r\n" in text else "\n"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets keys in the text of a TOML file and leaves every other byte as it is. Pure.
 
-Python before 3.11 has no TOML parser, and a parser would lose comments and order. This reads TOML line by line: tables,
-keys, and where values end that span lines. What it cannot read it refuses, and it never guesses.
+Python before 3.11 has no TOML parser, and a parser would lose comments and order. This file reads TOML line by line:
+tables, keys, and the last line of values that span several lines. It refuses text that it cannot read.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ TABLE = re.compile(rf"^\s*(\[\[?)\s*({PART}(?:\s*\.\s*{PART})*)\s*(\]\]?)\s*(?:#
 
 
 class TomlError(Exception):
-    """A text that cannot be changed safely; says the line, what was expected and found."""
+    """A text cannot be changed safely; the message names the line, the expected and the found text."""
 
 
 class Entry(NamedTuple):
-    """A key with its value: lines ``first`` to ``last`` (from 0, inclusive), ``start`` where the value begins."""
+    """Holds a key with its value. ``first``, ``last``: its lines, counted from 0, inclusive; ``start``: column of the
+    value in line ``first``.
+    """
 
     key: tuple[str, ...]
     first: int
@@ -110,7 +112,7 @@ def _end_of_value(lines: list[str], first: int, start: int) -> int:
 
 
 def _without_comment(value: str) -> str:
-    """A value of one line without the comment behind it; longer ones are kept as they are."""
+    """Returns a value of one line without its trailing comment; a value of several lines is returned unchanged."""
     if "\n" in value:
         return value
     quote = ""
@@ -142,7 +144,7 @@ def get(text: str, key: str) -> str | None:
 
 
 def put(text: str, key: str, written: str) -> str:
-    """The text with one key set to a value as TOML writes it; every other byte stays."""
+    """Returns the text with one key set to ``written``, a value in TOML's notation; every other byte stays."""
     path = split_key(key)
     found = scan(text)
     lines = text.split("\n")
@@ -201,7 +203,7 @@ def _top(lines: list[str], after: int) -> int:
 
 
 def remove(text: str, key: str) -> str:
-    """The text without one key. A table that is empty then stays: it means nothing."""
+    """Returns the text without one key. A table that becomes empty stays, because it has no effect."""
     entry = scan(text).entries.get(split_key(key))
     if entry is None:
         return text
@@ -211,8 +213,9 @@ def remove(text: str, key: str) -> str:
 
 
 def merge(text: str | None, wanted: dict[str, Any]) -> tuple[str, list[str]]:
-    """The text with every key set, and what changed, in sentences. Keys are dotted: "
-    "``nvidia-container-cli.no-cgroups``."""
+    """Returns the text with every key set, and the changes in sentences. Keys are dotted:
+    ``nvidia-container-cli.no-cgroups``.
+    """
     result, changes = text or "", []
     for key, value in wanted.items():
         before, written = get(result, key), literal(value)
