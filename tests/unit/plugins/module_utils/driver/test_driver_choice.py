@@ -137,11 +137,11 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize("host, gpus, driver, wanted", ALLOWED)
-def test_what_is_allowed(host, gpus, driver, wanted):
+def test_allowed_driver_has_no_refusal(host, gpus, driver, wanted):
     assert chosen(host, gpus, driver, **wanted).refusals == []
 
 
-def test_a_gpu_that_no_table_knows_is_said_and_not_refused():
+def test_gpu_missing_in_the_table_is_a_warning():
     found = chosen("ubuntu24", [NEW])
     assert found.refusals == []
     assert found.branch == 580
@@ -159,7 +159,7 @@ NVLINK5 = [
 
 
 @pytest.mark.parametrize("switches, wanted, packages, told", NVLINK5)
-def test_switches_of_nvlink_5_need_more_than_a_fabric_manager(switches, wanted, packages, told):
+def test_nvlink_5_switches_need_packages_besides_the_fabric_manager(switches, wanted, packages, told):
     host = {**state("ubuntu24", [B200], {"nvlink5": switches}, nvswitches=4), "packages": packages}
     found = driver_choice.choose(host, {"source": "cuda", "branch": "580", **wanted})
     assert found.refusals == []
