@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""daemon.json key by key: what dockerd accepts, what is refused and where, what a merge changes and what it keeps."""
+"""daemon.json key by key: the texts that are accepted or refused, and the changes that a merge makes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_invalid(text: str, line: int, column: int, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_the_offending_line_is_shown_with_a_mark_under_the_column() -> None:
+def test_error_shows_the_line_and_marks_the_column() -> None:
     with pytest.raises(daemon_json.DaemonJsonError) as caught:
         daemon_json.parse(PUBLISHED.replace('    "default-shm', '\t"default-shm'))
     assert str(caught.value).splitlines()[1:] == ['\t"default-shm-size": "2G"', "\t^"]

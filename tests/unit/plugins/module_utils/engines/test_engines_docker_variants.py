@@ -32,5 +32,5 @@ def test_what_is_found(tmp_path, files, expected):
     assert found == {**PLAIN, **expected}
 
 
-def test_a_plain_docker_is_told_nothing():
+def test_standard_docker_has_no_message():
     assert docker_variants.findings(PLAIN) == ([], [])
