@@ -127,7 +127,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("state, wanted, changes, fault, disturbs", ROWS)
-def test_what_is_planned(state, wanted, changes, fault, disturbs):
+def test_changes_of_the_driver(state, wanted, changes, fault, disturbs):
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", **wanted}
     found = plan_driver.nvidia_driver(whole, changed(GOOD, state), {})
     assert list(found.changes) == changes
@@ -189,7 +189,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record, changes", RECORDS)
-def test_what_a_killed_reload_left_stopped_is_a_change(record, changes):
+def test_service_stopped_by_a_killed_reload_is_a_change(record, changes):
     wanted = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "setup_record": "/r"}
     state = {**GOOD, "texts": {"/r": json.dumps(record)}}
     assert plan_driver.nvidia_driver(wanted, state, {}).changes == changes
@@ -228,7 +228,7 @@ BRANCHES = [
 
 
 @pytest.mark.parametrize("users, policy, last, fault", BRANCHES)
-def test_another_branch_disturbs_also_where_all_its_packages_have_other_names(users, policy, last, fault):
+def test_another_branch_disturbs_even_with_other_package_names(users, policy, last, fault):
     there = {"nvidia-utils-535-server": "535.261.03-0ubuntu1", "libnvidia-compute-535-server": "535.261.03-0ubuntu1"}
     state = changed(GOOD, {**UBUNTU, "packages": there, "driver.in_use": users})
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "reboot": policy}
@@ -260,7 +260,7 @@ REPLACES = [
 
 
 @pytest.mark.parametrize("change, told", REPLACES)
-def test_which_changes_put_another_driver_under_what_runs(change, told):
+def test_changes_that_replace_the_running_driver(change, told):
     assert plan_driver.replaces(change) is told
 
 
@@ -278,7 +278,7 @@ OF_ANOTHER_BRANCH = [
 
 
 @pytest.mark.parametrize("state, wanted, changes", OF_ANOTHER_BRANCH)
-def test_what_comes_beside_a_driver_of_another_branch_disturbs_nothing(state, wanted, changes):
+def test_missing_packages_next_to_another_branch_disturb_nothing(state, wanted, changes):
     runs = dict.fromkeys(["driver.loaded_version", "driver.disk_version", "nvml.driver_version"], "550.90.07")
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold": False, **wanted}
     found = plan_driver.nvidia_driver(whole, changed(GOOD, {**runs, "driver.in_use": ["python3 (41)"], **state}), {})
@@ -296,7 +296,7 @@ UNNAMED = [
 
 
 @pytest.mark.parametrize("runs, wanted, words", UNNAMED)
-def test_a_driver_whose_branch_nobody_named_is_told_with_the_way_to_keep_it(runs, wanted, words):
+def test_warning_for_an_unset_branch_names_the_variable(runs, wanted, words):
     packages = dict.fromkeys(["nvidia-driver-cuda", "nvidia-kernel-open-dkms", *HEADERS], f"{runs}-1")
     versions = dict.fromkeys(["driver.loaded_version", "driver.disk_version", "nvml.driver_version"], runs)
     state = changed(GOOD, {**versions, "packages": packages, "driver.in_use": ["python3 (41)"]})

@@ -72,20 +72,20 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("limits", "labels", "variables", "dialect", "count", "size"), ASKED)
-def test_asked(limits, labels, variables, dialect, count, size):
+def test_size_of_each_dialect(limits, labels, variables, dialect, count, size):
     asked = requests.read_pod(pod(limits, labels), Config(**variables))
     (ask,) = asked.asks
     assert (asked.dialect, ask.dialect, ask.gpus, requests.size_on(ask, V100)) == (dialect, dialect, count, size)
     assert ask.compute == ("shared" if ask.cores == 0 else "limited")
 
 
-def test_the_same_from_requests():
+def test_size_is_also_read_from_requests():
     written = pod()
     written["spec"]["containers"][0]["resources"] = {"requests": {GPU: 1, MEM: 3000}}
     assert requests.size_on(requests.read_pod(written).asks[0], V100) == Size(3000, 0)
 
 
-def test_sizes_follow_the_card():
+def test_relative_sizes_follow_the_card():
     (half,) = requests.read_pod(pod({GPU: 1, PERCENT: 50})).asks
     assert requests.size_on(half, DOUBLED) == Size(16160, 0), "percent of what may be given out"
     (units,) = requests.read_pod(pod({ALI: 4})).asks
@@ -149,13 +149,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("limits", "labels", "where", "words"), REFUSED)
-def test_refused_by_field_and_reason(limits, labels, where, words):
+def test_refusal_names_the_field_and_the_reason(limits, labels, where, words):
     with pytest.raises(DialectError) as fault:
         requests.read_pod(pod(limits, labels))
     assert [one for one in fault.value.findings if one.path == where and words in one.message], str(fault.value)
 
 
-def test_nvidias_own_name_beside_a_count_of_another_name_is_not_ours():
+def test_nvidias_resource_is_ignored_if_the_count_has_another_name():
     config = Config(gpu="example.com/gpu")
     assert not requests.read_pod(pod({"nvidia.com/gpu": "1"}), config).wants_gpus
     assert requests.read_pod(pod({"example.com/gpu": "1"}), config).wants_gpus
@@ -163,13 +163,13 @@ def test_nvidias_own_name_beside_a_count_of_another_name_is_not_ours():
         requests.read_pod(pod({"nvidia.com/gpumen": "1"}), config)
 
 
-def test_a_count_must_be_named_where_the_variable_says_so():
+def test_count_is_mandatory_if_configured():
     with pytest.raises(DialectError, match=r"gpumem.*without nvidia.com/gpu"):
         requests.read_pod(pod({MEM: 100}), Config(default_count=0))
 
 
 @pytest.mark.parametrize("limits", [{}, {"cpu": "2", "memory": "1Gi"}, {GPU: 0}, {"nvidia.com/mig-1g.5gb": 1}])
-def test_pods_that_are_none_of_our_business(limits):
+def test_pods_without_our_resources_are_ignored(limits):
     asked = requests.read_pod(pod(limits, {COUNT: "many"}, {"hami.io/gpu-scheduler-policy": "x"}))
     assert not asked.wants_gpus and asked.dialect == ""
 
@@ -182,13 +182,13 @@ def containers(*limits, **more):
     return made
 
 
-def test_several_containers_each_ask():
+def test_each_of_several_containers_has_its_request():
     asked = requests.read_pod(containers({GPU: 1, MEM: 100}, {}, {GPU: 1, CORES: 20}, {GPU: 1}))
     assert [(ask.container, ask.cores) for ask in asked.asks] == [("c0", 0), ("c2", 20), ("c3", 100)]
     assert asked.dialect == "hami"
 
 
-def test_init_containers_have_ended_and_sidecars_have_not():
+def test_sidecars_count_and_init_containers_have_ended():
     made = containers({GPU: 1})
     made["spec"]["initContainers"] = [
         {"name": "first", "resources": {"limits": {GPU: 1}}},
@@ -210,7 +210,7 @@ def test_init_containers_have_ended_and_sidecars_have_not():
         (containers({GPU: 1, "nvidia.com/priority": 0}, {GPU: 1, "nvidia.com/priority": 1}), "different priorities"),
     ],
 )
-def test_containers_that_disagree(made, words):
+def test_containers_of_different_dialects_are_refused(made, words):
     with pytest.raises(DialectError, match=words):
         requests.read_pod(made)
 
