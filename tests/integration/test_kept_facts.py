@@ -8,7 +8,7 @@ from pathlib import Path
 from conftest import Workplace
 
 
-def test_the_package_manager_is_that_of_the_system_that_is_there(place: Workplace, tmp_path: Path) -> None:
+def test_package_manager_follows_the_current_system(place: Workplace, tmp_path: Path) -> None:
     """This machine has apt; the cached fact says zypper. The package is installed already, and check mode changes
     nothing."""
     place.hosts({"some": ["one"]})

@@ -90,7 +90,7 @@ def engine_of(request: pytest.FixtureRequest, engine: str) -> dict:
 @pytest.mark.parametrize(
     ("engine", "kinds", "prevents"), CONTAINERS, ids=["-".join([one[0], *one[1]]) for one in CONTAINERS]
 )
-def test_what_is_prevented_and_what_is_detected(
+def test_bypasses_are_prevented_or_detected_as_documented(
     quick: RealNode, request: pytest.FixtureRequest, engine: str, kinds: tuple[str, ...], prevents: set[str]
 ) -> None:
     options = engine_of(request, engine)
@@ -117,10 +117,10 @@ def mount_points(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("engine", list(OPTIONS))
-def test_the_checks_own_namespace_is_laid_out_as_a_container(
+def test_namespace_of_the_check_has_the_mounts_of_a_container(
     quick: RealNode, request: pytest.FixtureRequest, engine: str
 ) -> None:
-    """A mount that only the check has would prevent a rename that a real container allows."""
+    """An additional mount of the check could prevent a rename that a real container allows."""
     options = engine_of(request, engine)
     mine, container = (mounts_inside(quick, {**options, "runtime": one}) for one in ("namespace", engine))
     assert mine == container

@@ -85,7 +85,7 @@ def refused(node: RealNode, *words: str) -> str:
     return str(fault.value.stderr)
 
 
-def test_a_running_program_gets_more_and_less_and_its_neighbour_notices_nothing(node, slices):
+def test_running_program_is_resized_without_disturbing_its_neighbour(node, slices):
     mine, one, pid = start(node, slices)
     theirs, other, neighbour = start(node, slices)
     offers = offered(node)
