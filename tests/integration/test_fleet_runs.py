@@ -320,7 +320,7 @@ def test_report_calls_a_host_at_most_three_times_and_checks_isolation_on_request
     assert run.code == 0, run.output
     assert hosts_of(run, "vgpu.fleet.verify : Check isolation in a free slice") == (NAMES if checked else set())
     calls = {host: number for host, number in json.loads(counts.read_text()).items() if host in NAMES}
-    # A count of nothing would pass too.
+    # Without this check an empty count would pass.
     assert set(calls) == NAMES and min(calls.values()) >= 2
     assert checked or max(calls.values()) <= MOST_CALLS_OF_A_REPORT, calls
 
@@ -330,7 +330,7 @@ def test_teardown_of_other_roles_does_not_call_docker(fleet: Fleet) -> None:
     assert run.code == 0, run.output
 
 
-def test_a_fault_of_one_host_stops_it_alone(fleet: Fleet) -> None:
+def test_fault_of_one_host_stops_only_that_host(fleet: Fleet) -> None:
     fleet.host("gpu-0001", table_kind="broken")
     fleet.host("gpu-0002", table_kind="behind")
     run = fleet.run("site.yml", "")

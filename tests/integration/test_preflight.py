@@ -246,7 +246,7 @@ def test_all_mistakes_of_a_host_are_reported_together(place: Workplace) -> None:
 def test_a_host_without_mistakes_is_read_once_and_planned(place: Workplace) -> None:
     place.hosts({"t4": ["gpu-1"], "a100": ["gpu-2"]})
     place.group("t4", vgpu_split_count=7)
-    # A version that no host has, of a role that this play is made to believe in.
+    # This play only simulates the role vcuda; no host has this version.
     run = run_preflight(place, vcuda_state="present", vcuda_version="9.9.9-x", vcuda_root=str(place.folder / "none"))
     assert run.code == 0, run.output
     assert run.calls == {"gpu-1": 1, "gpu-2": 1}
@@ -255,7 +255,7 @@ def test_a_host_without_mistakes_is_read_once_and_planned(place: Workplace) -> N
 
 
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
-# nvidia_docker_config of the group, and what is told of it.
+# columns: nvidia_docker_config of the group, words of the warning
 TOOLKIT = [
     ({"accept-nvidia-visible-devices-as-volume-mounts": True}, "expected false, found none, which is true, in"),
     ({ENVIRONMENT: True}, "expected false, found true in"),

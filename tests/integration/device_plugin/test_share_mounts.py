@@ -312,12 +312,12 @@ SIDECARS = [
 ]
 
 
-@pytest.mark.parametrize("read_only", [False, True], ids=["writable here", "read-only here"])
+@pytest.mark.parametrize("read_only", [False, True], ids=["writable volume", "read-only volume"])
 @pytest.mark.parametrize(("about", "does"), SIDECARS, ids=[one[0] for one in SIDECARS])
-def test_a_volume_above_our_folders_and_another_container(
+def test_volume_shared_with_another_container_gets_no_context(
     tenant: Tenant, tmp_path: Path, about: str, does: str, read_only: bool
 ) -> None:
-    """An emptyDir at /dev/vgpu: our mounts lie in it, on folders that the other container may move."""
+    """An emptyDir at /dev/vgpu contains our mounts, on folders that the other container can move."""
     shared = tmp_path / "shared"
     for folder in (shared, shared / "0", shared / "lib"):
         folder.mkdir()
@@ -338,13 +338,13 @@ def test_a_volume_above_our_folders_and_another_container(
     assert "no context is created: /dev/vgpu/0/limits: its folder /dev/vgpu" in result.text
 
 
-# Mounts of one's own, by a user namespace; where the machine gives none to users, nothing can be tried.
+# Mounts by user 1000 in a new user namespace. The test is skipped if the machine refuses user namespaces.
 NAMESPACES = [
-    ("a file over the limits", "mount --bind /evil/limits /dev/vgpu/0/limits", REFUSED),
-    ("a folder over the share", "mount --bind /evil /dev/vgpu/0", REFUSED),
-    ("the preload file covered", "mount --bind /dev/null /etc/ld.so.preload", OUT),
+    ("mount a file over the limits", "mount --bind /evil/limits /dev/vgpu/0/limits", REFUSED),
+    ("mount a folder over the share", "mount --bind /evil /dev/vgpu/0", REFUSED),
+    ("mount over the preload file", "mount --bind /dev/null /etc/ld.so.preload", OUT),
     (
-        "all as the node does it",
+        "mounts equal to the node's, with forged files",
         "mount -t tmpfs none /data && cp /evil/* /data && mount --bind /dev/vgpu/0/ledger /data/ledger "
         "&& mount --rbind /data /dev/vgpu/0 && mount -o remount,bind,ro /dev/vgpu/0",
         FORGED,
@@ -380,7 +380,7 @@ def test_old_allocate_response_has_all_its_files(tenant: Tenant, node: RealNode)
         assert (folder / "ld.so.preload").read_text() == "/usr/local/lib/vgpu/libvgpu.so\n"
         assert (folder / "limits").samefile(folder / "ro/limits")
         node.kubelet.restart_container("one")
-    # With this version's library it gets nothing, and not everything: that one knows the new places alone.
+    # This version's library knows only the new paths, so the container gets no context, not the whole card.
     tenant.mounts = old
     result = tenant.run("/eat")
     assert result.ended == REFUSED, result.text

@@ -281,7 +281,7 @@ RUNNING = [
 
 
 @pytest.mark.parametrize(("about", "spoiled", "what", "words"), RUNNING, ids=[row[0] for row in RUNNING])
-def test_what_runs(about, spoiled, what, words):
+def test_running_containers_are_compared_with_their_records(about, spoiled, what, words):
     found = compared(**{**copy.deepcopy(RUNS), **spoiled})
     assert [one["what"] for one in found["drift"]] == what
     assert words in "\n".join(capacity.sentence(one) for one in found["drift"])

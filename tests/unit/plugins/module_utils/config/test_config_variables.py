@@ -418,7 +418,7 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize("config, path, words", BAD_FILES)
-def test_bad_file_names_file_key_and_way_out(config, path, words):
+def test_bad_file_names_the_file_the_key_and_the_fault(config, path, words):
     with pytest.raises(node_config.ConfigError) as caught:
         node_config.load(json.dumps(config), "/etc/vgpu/node.yaml")
     assert path in {finding.path for finding in caught.value.findings}

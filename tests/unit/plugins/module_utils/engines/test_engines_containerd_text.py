@@ -278,7 +278,7 @@ def test_dump_shows_the_active_runtimes():
 
 
 @pytest.mark.parametrize("default", [True, False])
-def test_crio_gets_a_file_of_its_own(default):
+def test_crio_file_has_the_runtime(default):
     found = tomllib.loads(containerd_text.crio(Desired(default=default)))["crio"]["runtime"]
     assert found.pop("default_runtime", None) == ("nvidia" if default else None)
     assert found == {
@@ -287,6 +287,6 @@ def test_crio_gets_a_file_of_its_own(default):
 
 
 @pytest.mark.parametrize("default", [True, False])
-def test_k3s_and_rke2_are_told_the_default_alone(default):
+def test_k3s_and_rke2_get_only_the_default_runtime(default):
     found = yaml.safe_load(containerd_text.rancher(Desired(default=default)))
     assert found == ({"default-runtime": "nvidia"} if default else None)

@@ -371,8 +371,8 @@ def test_fault_of_two_slices_with_a_shared_folder_is_no_violation(monkeypatch, t
 
     hung, plugin = EngineHangs("/bin/docker", "docker create did not answer"), Plugin()
     for about, more, words in (
-        ("no second slice", {"plugin": Full()}, "no free slice of GPU-1"),
-        ("no plugin any more", {"plugin": Restarted()}, "no plugin at plugin.sock"),
+        ("no free second slice", {"plugin": Full()}, "no free slice of GPU-1"),
+        ("plugin stopped", {"plugin": Restarted()}, "no plugin at plugin.sock"),
         ("no container", {"plugin": plugin, "fault": hung}, "docker create did not answer"),
         ("no time", {"plugin": Plugin(), "duration": 1}, "left out: the 1 s of this slice had passed"),
     ):

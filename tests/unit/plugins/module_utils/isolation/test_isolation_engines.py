@@ -322,7 +322,7 @@ def test_root_of_a_killed_run_that_had_our_pid(host, tmp_path, mark):
 
 
 @pytest.mark.parametrize("listed", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
-def test_root_stays_where_containerd_may_still_use_it(host, tmp_path, monkeypatch, listed):
+def test_root_stays_if_containerd_may_still_use_it(host, tmp_path, monkeypatch, listed):
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     params = host(ctr={"--namespace": f"{listed} if 'list' in words else None"})
     Path(params["nvidia_runtime"]).write_text("")

@@ -307,13 +307,13 @@ def test_verdict_of_a_bypass_in_the_overall_verdict(verdict, whole):
 
 
 @pytest.mark.parametrize(("said", "verdict"), [("held", "passed"), ("passed", "passed"), ("holds", "violated")])
-def test_a_probe_from_before_the_first_release_is_understood(said, verdict):
-    """A node keeps its library until its upgrade, and gets it again by a rollback."""
+def test_verdict_word_of_an_older_probe_is_accepted(said, verdict):
+    """A node keeps its older library until its upgrade, and has it again after a rollback."""
     found = it.of_probe(0, report(checks=[dict(CHECK, verdict=said)]), "", False, EXPECTED, ["totals"])
     assert found[0]["verdict"] == verdict
 
 
-def test_probe_cannot_say_that_the_watcher_saw_it():
+def test_probe_must_not_report_a_detection():
     found = it.of_probe(0, report(checks=[dict(WAY, verdict="detected")]), "", False, EXPECTED, ["bypass-namespace"])
     assert verdicts(found)["bypass-namespace"] == "violated"
 
@@ -321,25 +321,25 @@ def test_probe_cannot_say_that_the_watcher_saw_it():
 @pytest.mark.parametrize(
     ("about", "said", "late"),
     [
-        ("the probe says so", {"verdict": "not-run", "left_out": True}, True),
-        ("it could not be run", {"verdict": "not-run", "left_out": False}, False),
-        ("words say nothing", {"verdict": "not-run", "detail": "left out: 3 seconds had passed"}, False),
-        ("what held was run", {"verdict": "passed", "left_out": True}, False),
-        ("a word that is no answer", {"verdict": "not-run", "left_out": "false"}, False),
+        ("flag true", {"verdict": "not-run", "left_out": True}, True),
+        ("flag false", {"verdict": "not-run", "left_out": False}, False),
+        ("only the detail says left out", {"verdict": "not-run", "detail": "left out: 3 seconds had passed"}, False),
+        ("passed check with the flag", {"verdict": "passed", "left_out": True}, False),
+        ("flag that is a string", {"verdict": "not-run", "left_out": "false"}, False),
     ],
 )
-def test_what_was_left_out(about, said, late):
+def test_only_a_true_flag_marks_a_check_as_left_out(about, said, late):
     (one, *_rest) = it.of_probe(0, report(checks=[{**CHECK, **said}]), "", False, EXPECTED, ["totals"])
     assert one["left_out"] is late
 
 
-def test_what_was_run_or_could_not_be_is_not_left_out():
-    """Only want of time is told as such."""
+def test_checks_with_a_result_or_a_fault_are_not_left_out():
+    """Only a check without time counts as left out."""
     found = [it.equal("totals", 1, 1), it.of_mounts(None, ["/a"]), it.of_device_nodes([], 1), it.open_way("bypass-a")]
     assert [one["left_out"] for one in found] == [False] * 4
 
 
-def test_what_had_no_time_is_left_out():
+def test_check_without_time_is_left_out():
     assert it.left_out("bypass-a", 20)["left_out"] is True
 
 
@@ -364,22 +364,22 @@ def test_device_nodes(tmp_path, names, gpus, found, verdict):
     assert it.overall([CHECK, one]) == ("violated" if verdict == "violated" else "passed")
 
 
-# What a probe says on its stderr that was made before a check was; the last words are told of other faults.
+# The stderr of a probe older than a check. Its last words also occur for other faults.
 USAGE = (
     "usage: vgpu-probe [--json] [--checks NAME,NAME…]\n" + 40 * "--seconds: what has not begun " + "64 bad arguments.\n"
 )
 UNKNOWN = f"vgpu-probe: there is no check 'neighbours'\n{USAGE}"
 OLDER_PROBE = [
-    # about, exit status, stderr, the verdict, a part of the detail
-    ("a check it does not know", 64, UNKNOWN, "not-run", "no check 'neighbours'; its library is of another version"),
-    ("an option it does not know", 64, USAGE, "not-run", "no such option; its library is of another version"),
-    ("another fault with the same words", 1, UNKNOWN, "violated", "exit status 1: "),
-    ("other words", 64, "bad arguments", "violated", "exit status 64: bad arguments"),
+    # columns: label, exit status, stderr, the verdict, words of the detail
+    ("unknown check", 64, UNKNOWN, "not-run", "no check 'neighbours'; its library is of another version"),
+    ("unknown option", 64, USAGE, "not-run", "no such option; its library is of another version"),
+    ("other exit status with the same stderr", 1, UNKNOWN, "violated", "exit status 1: "),
+    ("same exit status with another stderr", 64, "bad arguments", "violated", "exit status 64: bad arguments"),
 ]
 
 
 @pytest.mark.parametrize(("about", "rc", "err", "verdict", "words"), OLDER_PROBE, ids=[one[0] for one in OLDER_PROBE])
-def test_node_with_an_older_library_is_not_proven_and_not_broken(about, rc, err, verdict, words):
+def test_older_probe_is_not_run_and_not_violated(about, rc, err, verdict, words):
     (one,) = it.of_probe(rc, "", err, False, EXPECTED, ["neighbours"])
     assert (one["name"], one["verdict"]) == ("probe", verdict)
     assert words in one["detail"]
@@ -389,33 +389,33 @@ def test_node_with_an_older_library_is_not_proven_and_not_broken(about, rc, err,
 
 KILLED = report().replace('"detail": ""', '"detail": null')
 DETAILS = [
-    # about, the check, the words of its detail
-    ("a mount that is not the host's", it.of_mounts(["/a"], ["/a", "/b"]), "not the host's file inside: /a"),
-    ("all mounts", it.of_mounts([], ["/a"]), ""),
+    # columns: label, the check, words of its detail
+    ("mount of another file", it.of_mounts(["/a"], ["/a", "/b"]), "not the host's file inside: /a"),
+    ("all mounts correct", it.of_mounts([], ["/a"]), ""),
     ("no device nodes", it.of_device_nodes([], 1), "this host has no device nodes of GPUs"),
-    ("no process", it.of_device_nodes(None, 1), "the process ended before the host could look"),
+    ("process ended", it.of_device_nodes(None, 1), "the process ended before the host could look"),
     ("no report", it.of_probe(3, "", "it said why", False, EXPECTED, [])[0], "exit status 3: it said why"),
-    ("no report, words on stdout", it.of_probe(3, "its words", "", False, EXPECTED, [])[0], "exit status 3: its words"),
+    ("no report, text on stdout", it.of_probe(3, "its words", "", False, EXPECTED, [])[0], "exit status 3: its words"),
     ("no report in time", it.of_probe(0, "", "", True, EXPECTED, [])[0], "it ran past its time"),
     ("killed after its report", it.of_probe(-9, KILLED, "", False, EXPECTED, [])[1], "it was ended by signal 9"),
     ("late with its report", it.of_probe(-9, KILLED, "", True, EXPECTED, [])[1], "it ran past its time"),
-    ("what the probe says", it.of_probe(0, KILLED.replace("null", '"why"'), "", False, EXPECTED, [])[0], "why"),
-    ("a detail that is null", it.of_probe(0, KILLED, "", False, EXPECTED, [])[0], ""),
-    ("NVML fails", it.of_outside(None, 0, "GPU is lost", EXPECTED, 1), "GPU is lost"),
-    ("NVML names nobody", it.of_outside(None, 4, "", EXPECTED, 1), "named no process of the slice in 4 polls"),
-    ("a reader that fails", it.of_reader("nvidia-smi", 9, "", "no driver", EXPECTED), "exit status 9: no driver"),
-    ("a reader that works", it.of_reader("nvidia-smi", 0, "GPU-1, 5386", "a warning", EXPECTED), ""),
+    ("detail of the probe", it.of_probe(0, KILLED.replace("null", '"why"'), "", False, EXPECTED, [])[0], "why"),
+    ("detail null", it.of_probe(0, KILLED, "", False, EXPECTED, [])[0], ""),
+    ("failing NVML", it.of_outside(None, 0, "GPU is lost", EXPECTED, 1), "GPU is lost"),
+    ("NVML lists no process", it.of_outside(None, 4, "", EXPECTED, 1), "named no process of the slice in 4 polls"),
+    ("failing reader", it.of_reader("nvidia-smi", 9, "", "no driver", EXPECTED), "exit status 9: no driver"),
+    ("working reader", it.of_reader("nvidia-smi", 0, "GPU-1, 5386", "a warning", EXPECTED), ""),
 ]
 
 
 @pytest.mark.parametrize(("about", "one", "words"), DETAILS, ids=[one[0] for one in DETAILS])
-def test_what_a_person_is_told(about, one, words):
+def test_detail_of_a_check_names_the_fault(about, one, words):
     assert words in one["detail"]
     assert bool(one["detail"]) == bool(words)
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(1, "1 GPU"), (2, "2 GPUs")])
-def test_how_many_gpus_are_wanted(count, wanted):
+def test_expected_text_has_the_number_of_gpus(count, wanted):
     assert it.of_device_nodes(["nvidia0"], count)["expected"] == wanted
 
 
@@ -424,38 +424,56 @@ def beside(name, verdict, detail="") -> str:
 
 
 IMPORTS = [
-    # about, what the probes report: the one that takes, the one that made; the verdict, a part of the detail
+    # columns: label, report of the importing probe, report of the exporting probe, the verdict, words of the detail
     (
-        "refused",
+        "import refused",
         beside("import-beside", "passed", "answers 801"),
         beside("export-beside", "passed"),
         "passed",
         "answers 801",
     ),
     (
-        "had",
+        "import succeeded",
         beside("import-beside", "violated", "answers 0"),
         beside("export-beside", "passed"),
         "violated",
         "answers 0",
     ),
     (
-        "nobody came",
+        "probes did not meet",
         beside("import-beside", "not-run", "no x"),
         beside("export-beside", "not-run", "y"),
         "not-run",
         "x; in",
     ),
-    ("the other said nothing", beside("import-beside", "not-run", "nobody"), "", "not-run", "nobody"),
-    ("the other one alone reports", "", beside("export-beside", "passed"), "not-run", "no check 'import-beside'; its"),
-    ("another check", report(), beside("export-beside", "passed"), "not-run", "no check 'import-beside'; its"),
-    ("a word that is none", beside("import-beside", "fine"), beside("export-beside", "passed"), "violated", "'fine'"),
-    ("open, which it may not be", beside("import-beside", "open"), "", "violated", "must not be open"),
+    ("no report of the exporting probe", beside("import-beside", "not-run", "nobody"), "", "not-run", "nobody"),
+    (
+        "no report of the importing probe",
+        "",
+        beside("export-beside", "passed"),
+        "not-run",
+        "no check 'import-beside'; its",
+    ),
+    (
+        "report without the import check",
+        report(),
+        beside("export-beside", "passed"),
+        "not-run",
+        "no check 'import-beside'; its",
+    ),
+    (
+        "unknown verdict of the import",
+        beside("import-beside", "fine"),
+        beside("export-beside", "passed"),
+        "violated",
+        "'fine'",
+    ),
+    ("import reported as open", beside("import-beside", "open"), "", "violated", "must not be open"),
 ]
 
 
 @pytest.mark.parametrize(("about", "ours", "theirs", "verdict", "words"), IMPORTS, ids=[one[0] for one in IMPORTS])
-def test_what_another_slice_made(about, ours, theirs, verdict, words):
+def test_import_from_another_slice_must_be_refused(about, ours, theirs, verdict, words):
     found = it.of_import(ours, theirs, UNKNOWN.replace("neighbours", "import-beside"))
     assert (found["name"], found["verdict"]) == ("import-beside", verdict)
     assert words in found["detail"]

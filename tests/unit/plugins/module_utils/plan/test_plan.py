@@ -261,11 +261,11 @@ def test_a_host_that_cannot_be_changed_is_refused(state, words):
 
 
 @pytest.mark.parametrize("like", [{"os.id": "ubuntu"}, {"os.id": "linuxmint", "os.id_like": "ubuntu debian"}])
-def test_relatives_of_debian_are_not_refused(like):
+def test_debian_derivatives_are_accepted(like):
     assert made(state=like)["errors"] == []
 
 
-# GPUs of the host, exceptions, levels and paths of what is found.
+# columns: the difference in the host's GPUs, exceptions, (level, path) of each finding
 GPU_ROWS = [
     ({}, [{"match": {"index": 5}, "split_count": 1}], [("error", "sharing.vcuda.devices[0].match")]),
     ({}, [{"match": {"model": "T4"}, "split_count": 1}], [("error", "sharing.vcuda.devices[0].match")]),
@@ -286,24 +286,24 @@ GPU_ROWS = [
 
 
 @pytest.mark.parametrize("state, devices, expected", GPU_ROWS)
-def test_what_the_gpus_say_of_the_desired(state, devices, expected):
+def test_exceptions_must_match_the_gpus(state, devices, expected):
     wanted = desired.collect({**VARIABLES, "vgpu_devices": devices})
     found = plan.check_gpus(wanted, changed(CONVERGED, state))
     assert [(finding.level, finding.path) for finding in found] == expected
 
 
 @pytest.mark.parametrize(("index", "expected"), [(1, []), (5, [("error", "vgpu_configs.big")])])
-def test_a_named_configuration_has_to_fit_the_gpus(index, expected):
+def test_named_configuration_must_match_the_gpus(index, expected):
     configs = {"big": {"devices": [{"match": {"index": index}, "split_count": 1}]}}
     found = plan.check_gpus(desired.collect({**VARIABLES, "vgpu_configs": configs}), CONVERGED)
     assert [(finding.level, finding.path) for finding in found] == expected
 
 
-def test_what_is_read_is_what_is_compared():
+def test_plan_reads_what_it_compares():
     options = desired.reads(desired.collect({**VARIABLES, "nvidia_driver_packages": ["nvidia-smi=535", "libcuda1"]}))
     named = ["docker.io", "libcuda1", "nvidia-docker2", "nvidia-smi"]
     assert options["packages"] == sorted([*named, *plugin_python.EVERY_PACKAGE])
-    # Which engine auto means depends on those that are there.
+    # For engine auto the plan needs the state of every engine.
     engines = ["containerd", "crio", "docker", "k3s-agent", "k3s", "kubelet", "rke2-agent", "rke2-server"]
     services = [*engines, "vgpu-arbiter", "vgpu-device-plugin"]
     assert options["units"] == [f"{name}.service" for name in services]

@@ -275,7 +275,7 @@ def test_preferences_refused(annotations, words):
 
 FRACTION, MEMORY = "gpu-fraction", "gpu-memory"
 DEVICES, NAMED = "gpu-fraction-num-devices", "gpu-fraction-container-name"
-# annotations of KAI, limits of the two containers → which asks, on how many GPUs, and for what of a V100.
+# columns: annotations of KAI, limits of both containers, (requesting container, GPUs, size on a V100)
 FRACTIONS = [
     ({FRACTION: "0.5"}, {}, {}, ("c0", 1, Size(8080, 0))),
     ({FRACTION: "0.27"}, {}, {}, ("c0", 1, Size(4363, 0))),
@@ -283,7 +283,7 @@ FRACTIONS = [
     ({MEMORY: "16161"}, {}, {}, ("c0", 1, None)),
     ({MEMORY: "2000", DEVICES: "3"}, {}, {}, ("c0", 3, Size(2000, 0))),
     ({FRACTION: ".25", DEVICES: "2", NAMED: "c1"}, {}, {}, ("c1", 2, Size(4040, 0))),
-    # As the webhook completes it.
+    # The webhook adds the limit.
     ({FRACTION: "0.5", DEVICES: "2"}, {GPU: "2"}, {}, ("c0", 2, Size(8080, 0))),
 ]
 
@@ -314,7 +314,7 @@ def test_annotations_of_kai(annotations, first, second, expected):
         ({MEMORY: "2000"}, {}, {MEM: "100"}, MEM, "one dialect in all containers"),
     ],
 )
-def test_annotations_of_kai_that_cannot_be(annotations, first, second, where, words):
+def test_invalid_annotations_of_kai_are_refused(annotations, first, second, where, words):
     with pytest.raises(DialectError) as fault:
         requests.read_pod(containers(first, second, annotations=annotations))
     assert [one for one in fault.value.findings if f'"{where}"' in one.path and words in one.message], str(fault.value)
@@ -326,7 +326,7 @@ def of(container, field):
 
 C0, C0_REQUEST = of("c0", "gpu-memory.limit"), of("c0", "gpu-memory.request")
 C1, C1_REQUEST = of("c1", "gpu-memory.limit"), of("c1", "gpu-memory.request")
-# annotations of KAI, limits of the first container → by container the MiB that are promised, and the limit.
+# columns: annotations of KAI, limits of the first container, (promised MiB, limit MiB) by container
 OF_CONTAINERS = [
     ({C0: "2000Mi"}, {}, {"c0": (2000, 2000)}),
     ({C0: "8Gi"}, {}, {"c0": (8192, 8192)}),
@@ -335,9 +335,9 @@ OF_CONTAINERS = [
     ({C0: "8Gi", C0_REQUEST: "8Gi"}, {}, {"c0": (8192, 8192)}),
     ({C0: "8Gi", C0_REQUEST: "2000Mi"}, {}, {"c0": (2000, 8192)}),
     ({C0: "8Gi", C1: "4Gi", C1_REQUEST: "1Gi"}, {}, {"c0": (8192, 8192), "c1": (1024, 4096)}),
-    # As the webhook completes it.
+    # The webhook adds the limit.
     ({C0: "8Gi"}, {GPU: "1"}, {"c0": (8192, 8192)}),
-    # KAI's other names that alone ask for nothing.
+    # Other names of KAI request nothing without a fraction or memory.
     ({C0: "8Gi", DEVICES: "2"}, {}, {"c0": (8192, 8192)}),
 ]
 
@@ -375,36 +375,36 @@ def test_limits_of_containers_by_kai(annotations, first, expected):
         ({C0: "1Gi"}, {}, {MEM: "100"}, MEM, "one dialect in all containers"),
     ],
 )
-def test_limits_of_containers_by_kai_that_cannot_be(annotations, first, second, where, words):
+def test_invalid_limits_of_containers_by_kai_are_refused(annotations, first, second, where, words):
     with pytest.raises(DialectError) as fault:
         requests.read_pod(containers(first, second, annotations=annotations))
     assert [one for one in fault.value.findings if f'"{where}"' in one.path and words in one.message], str(fault.value)
 
 
 @pytest.mark.parametrize("limit", ["0", "8G", "much", None])
-def test_a_limit_that_cannot_be_is_one_fault(limit):
-    """Nothing is said of the request beside it: it would be compared with a number that nobody wrote."""
+def test_invalid_limit_is_one_fault(limit):
+    """The request gets no second message, because without a valid limit there is nothing to compare it with."""
     with pytest.raises(DialectError) as fault:
         requests.read_pod(containers({}, {}, annotations={C0: limit, C0_REQUEST: "2Gi"}))
     assert [one.path for one in fault.value.findings] == [f'metadata.annotations["{C0}"]'], str(fault.value)
 
 
 LIMIT, REQUEST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
-# limits, variables of the container → which of them a warning names.
+# columns: limits, environment variables of the container, the variables that a warning names
 VARIABLES = [
     ({GPU: "1", MEM: "2000"}, [{"name": LIMIT, "value": "15000"}], [LIMIT]),
     ({GPU: "1"}, [{"name": "A", "value": "b"}, {"name": REQUEST, "value": "many"}], [REQUEST]),
     ({GPU: "1"}, [{"name": LIMIT, "valueFrom": {"fieldRef": {}}}, {"name": REQUEST, "value": "1"}], [LIMIT, REQUEST]),
     ({GPU: "1"}, [LIMIT, None], []),
     ({GPU: "1"}, {LIMIT: "1"}, []),
-    # What asks for no GPU is none of our business.
+    # A pod without a GPU request gets no warning.
     ({}, [{"name": LIMIT, "value": "15000"}], []),
 ]
 
 
 @pytest.mark.parametrize(("limits", "env", "named"), VARIABLES)
-def test_variables_of_nvidias_limits_are_no_request(limits, env, named):
-    """Image and pod may set them: they give no container another size, and a person is told."""
+def test_variables_of_nvidias_limits_are_warnings_and_no_request(limits, env, named):
+    """Image and pod may set these variables. They change no size, and a warning names them."""
     plain = containers(limits)
     asked = containers(limits)
     asked["spec"]["containers"][0]["env"] = env
@@ -420,11 +420,11 @@ def test_variables_of_nvidias_limits_are_no_request(limits, env, named):
         ({FRACTION: "0.5"}, {"schedulerName": "kai-scheduler"}),
         ({FRACTION: "many"}, {"schedulerName": "kai-scheduler"}),
         ({C0: "much"}, {"schedulerName": "kai-scheduler"}),
-        # These alone ask for nothing.
+        # These annotations alone request nothing.
         ({DEVICES: "many", NAMED: "x"}, {}),
     ],
 )
-def test_what_is_kais_own_asks_for_nothing_here(annotations, spec):
+def test_pods_of_the_kai_scheduler_are_ignored(annotations, spec):
     assert not requests.read_pod(pod({}, {}, annotations, **spec)).wants_gpus
 
 
@@ -440,11 +440,11 @@ def test_what_is_kais_own_asks_for_nothing_here(annotations, spec):
         ({"avoid_models": ("tesla",)}, "GPU-a", "Tesla T4", False),
     ],
 )
-def test_which_gpu_a_preferences_takes(preferences, uuid, model, taken):
+def test_preferences_select_gpus_by_uuid_and_model(preferences, uuid, model, taken):
     assert requests.Preferences(**preferences).takes(uuid, model) is taken
 
 
-def test_what_leaves_nobody_a_say_is_refused():
+def test_pod_that_bypasses_the_scheduler_or_its_limit_is_refused():
     made = pod({GPU: 1}, nodeName="node-1")
     made["spec"]["containers"][0]["securityContext"] = {"privileged": True}
     found = requests.admission_findings(made, requests.read_pod(made))
@@ -453,7 +453,7 @@ def test_what_leaves_nobody_a_say_is_refused():
     assert requests.admission_findings(made, requests.read_pod(made)) == []
 
 
-def test_warnings_are_no_refusal():
+def test_pod_with_warnings_is_accepted():
     asked = requests.read_pod(pod({CORE: 100, UNITS: 3}, {COUNT: "2"}))
     assert len(asked.warnings) == 2 and asked.wants_gpus
 
@@ -471,8 +471,8 @@ def test_quantities(text, number):
         assert whole(text, 0, 10**9) == number == exact(text)
 
 
-def test_what_is_too_long_for_a_quantity_is_not_remembered():
-    """Labels come to the webhook before the API server has looked at their length."""
+def test_oversized_quantity_is_not_cached():
+    """The webhook gets labels before the API server checks their length."""
     longest = "-" + "1" * 40 + "." + "5" * 40 + "e-10"
     assert len(longest) == quantity.LONGEST and exact(longest) is not None
     before = quantity._exact.cache_info().currsize
